@@ -1,0 +1,353 @@
+//! `Format`: what a decoder needs to turn stored codes into numbers, and nothing else.
+//!
+//! Two formats are equal when they decode equally. How a writer chose scales or rounded is the [`Encoder`](crate::Encoder)'s.
+
+use crate::codebook::Book;
+use crate::e8m0;
+use crate::minifloat::MiniFloat;
+
+/// A code: some bits that stand for one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// IEEE 754 binary32; the code is its bit pattern.
+    F32,
+    /// A floating-point element of at most 16 bits.
+    Float(MiniFloat),
+    /// A two's complement integer of 1 to 8 bits, kept sign-extended in 8 bits.
+    Int(u32),
+    /// An 8-bit two's complement integer `k` that stands for `k/64` (the INT8 element of OCP MX v1.0, section 5.3.4).
+    Fixed64,
+    /// An unsigned power of two, `2^(code-127)`.
+    E8m0,
+}
+
+impl Code {
+    /// Bits that the code takes in packed storage.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Code::F32 => 32,
+            Code::Float(f) => f.bits(),
+            Code::Int(b) => b,
+            Code::Fixed64 | Code::E8m0 => 8,
+        }
+    }
+
+    /// The number that `code` stands for. Integers read the low 8 bits as two's complement.
+    pub fn decode(self, code: u32) -> f32 {
+        match self {
+            Code::F32 => f32::from_bits(code),
+            Code::Float(f) => f.decode(code),
+            Code::Int(_) => f32::from(code as u8 as i8),
+            Code::Fixed64 => f32::from(code as u8 as i8) / 64.0,
+            Code::E8m0 => e8m0::decode(code as u8),
+        }
+    }
+
+    /// Largest finite magnitude on the positive side.
+    pub fn max(self) -> f32 {
+        match self {
+            Code::F32 => f32::MAX,
+            Code::Float(f) => f.max(),
+            Code::Int(b) => ((1i32 << (b - 1)) - 1) as f32,
+            Code::Fixed64 => 127.0 / 64.0,
+            Code::E8m0 => e8m0::decode(254),
+        }
+    }
+
+    /// Bytes of one code where each code has its own storage unit (`cast`'s `n.codes`).
+    pub const fn unit_bytes(self) -> usize {
+        match self.bits() {
+            0..=8 => 1,
+            9..=16 => 2,
+            _ => 4,
+        }
+    }
+}
+
+/// Which elements of a `[rows, cols]` tensor share a scale. Leading axes are folded into rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Blocks {
+    /// One block.
+    Tensor,
+    /// A block per row: an output channel of a weight, a token of an activation, a head vector of a KV cache.
+    Row,
+    /// Consecutive elements of a row; a ragged last group is short.
+    Group(u32),
+    /// Rectangles of `rows × cols`, ragged at the edges.
+    Tile {
+        /// Rows of a tile.
+        rows: u32,
+        /// Columns of a tile.
+        cols: u32,
+    },
+    /// Consecutive elements of the flattened tensor; the last block may be short.
+    Flat(u32),
+}
+
+impl Blocks {
+    /// Shape of the array of blocks: `[1]`, `[rows, 1]`, `[rows, groups]`, `[tile rows, tile cols]` or `[blocks]`.
+    pub fn grid(self, rows: usize, cols: usize) -> Vec<usize> {
+        match self {
+            Blocks::Tensor => vec![1],
+            Blocks::Row => vec![rows, 1],
+            Blocks::Group(g) => vec![rows, cols.div_ceil(g as usize)],
+            Blocks::Tile { rows: r, cols: c } => vec![rows.div_ceil(r as usize), cols.div_ceil(c as usize)],
+            Blocks::Flat(g) => vec![(rows * cols).div_ceil(g as usize)],
+        }
+    }
+
+    /// Number of blocks of a `[rows, cols]` tensor.
+    pub fn count(self, rows: usize, cols: usize) -> usize {
+        self.grid(rows, cols).iter().product()
+    }
+
+    /// Largest number of elements in a block of a `[rows, cols]` tensor.
+    pub fn len(self, rows: usize, cols: usize) -> usize {
+        match self {
+            Blocks::Tensor => rows * cols,
+            Blocks::Row => cols,
+            Blocks::Group(g) => (g as usize).min(cols),
+            Blocks::Tile { rows: r, cols: c } => (r as usize).min(rows) * (c as usize).min(cols),
+            Blocks::Flat(g) => (g as usize).min(rows * cols),
+        }
+    }
+
+    /// Block of the element at (`row`, `col`).
+    pub fn index(self, cols: usize, row: usize, col: usize) -> usize {
+        match self {
+            Blocks::Tensor => 0,
+            Blocks::Row => row,
+            Blocks::Group(g) => row * cols.div_ceil(g as usize) + col / g as usize,
+            Blocks::Tile { rows: r, cols: c } => {
+                (row / r as usize) * cols.div_ceil(c as usize) + col / c as usize
+            }
+            Blocks::Flat(g) => (row * cols + col) / g as usize,
+        }
+    }
+
+    /// Splits one row into runs of consecutive elements that lie in one block, as (block, first column, end column).
+    pub fn runs(self, cols: usize, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            if start >= cols {
+                return None;
+            }
+            let end = self.run_end(cols, row, start);
+            let run = (self.index(cols, row, start), start, end);
+            start = end;
+            Some(run)
+        })
+    }
+
+    fn run_end(self, cols: usize, row: usize, start: usize) -> usize {
+        match self {
+            Blocks::Tensor | Blocks::Row => cols,
+            Blocks::Group(g) | Blocks::Tile { cols: g, .. } => cols.min((start / g as usize + 1) * g as usize),
+            Blocks::Flat(g) => {
+                let (g, at) = (g as usize, row * cols + start);
+                cols.min(start + (g - at % g))
+            }
+        }
+    }
+
+    /// Whether every block lies within one row, so that rows can be processed by themselves.
+    pub const fn within_rows(self) -> bool {
+        matches!(self, Blocks::Row | Blocks::Group(_))
+    }
+}
+
+/// What a stored outer scale means for the numbers below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Sense {
+    /// `value = element · scale`.
+    Multiplier,
+    /// `value = element · (inner / scale)`: compressed-tensors stores NVFP4's global scale as `2688 / amax`.
+    Divisor,
+    /// `value = (element · inner) · (amax / full_scale)`: Transformer Engine stores the tensor's amax itself.
+    Amax {
+        /// Product of the largest element and the largest inner scale, 6 · 448 = 2688 for NVFP4.
+        full_scale: u32,
+    },
+}
+
+/// The scale of a block: its own code, and, where scales are themselves scaled, the level above.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ScaleTree {
+    /// How the scale is stored.
+    pub code: Code,
+    /// What it means.
+    pub sense: Sense,
+    /// The level above: which of *these* scales share one, and that level's own tree.
+    pub outer: Option<(Blocks, Box<ScaleTree>)>,
+}
+
+impl ScaleTree {
+    /// A single level that multiplies.
+    pub const fn leaf(code: Code) -> Self {
+        ScaleTree { code, sense: Sense::Multiplier, outer: None }
+    }
+}
+
+/// Whether codes are shifted before they are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Offset {
+    /// `value = code · scale`.
+    None,
+    /// `value = (code - zero) · scale` with an integer zero point per block, in the signed domain of the code.
+    Zero,
+}
+
+/// A format whose codes are numbers in their own right.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Affine {
+    /// The element.
+    pub code: Code,
+    /// Which elements share a scale. [`Blocks::Tensor`] where there is none.
+    pub blocks: Blocks,
+    /// The scale; `None` for a plain cast.
+    pub scale: Option<ScaleTree>,
+    /// Zero point.
+    pub offset: Offset,
+}
+
+/// A format whose codes are indices into a table: `value = table[code] · scale`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Table {
+    /// The table.
+    pub book: Book,
+    /// Which elements share a scale.
+    pub blocks: Blocks,
+    /// The scale (the block's amax).
+    pub scale: ScaleTree,
+}
+
+/// How a tensor is stored, as far as a reader must know.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// Codes are numbers.
+    Affine(Affine),
+    /// Codes are table indices.
+    Table(Table),
+}
+
+impl Format {
+    /// A plain cast to `code`, without scales.
+    pub const fn plain(code: Code) -> Self {
+        Format::Affine(Affine { code, blocks: Blocks::Tensor, scale: None, offset: Offset::None })
+    }
+
+    /// Which elements share a scale.
+    pub const fn blocks(&self) -> Blocks {
+        match self {
+            Format::Affine(a) => a.blocks,
+            Format::Table(t) => t.blocks,
+        }
+    }
+
+    /// The scale tree, if the format has scales.
+    pub const fn scale(&self) -> Option<&ScaleTree> {
+        match self {
+            Format::Affine(a) => a.scale.as_ref(),
+            Format::Table(t) => Some(&t.scale),
+        }
+    }
+
+    /// Bits of an element's code.
+    pub const fn code_bits(&self) -> u32 {
+        match self {
+            Format::Affine(a) => a.code.bits(),
+            Format::Table(t) => t.book.bits(),
+        }
+    }
+
+    /// Whether there is a zero point per block.
+    pub const fn has_zero(&self) -> bool {
+        matches!(self, Format::Affine(Affine { offset: Offset::Zero, .. }))
+    }
+
+    /// The same format with its innermost scale stored as `code`. A convention that keeps scales in the model's dtype
+    /// (compressed-tensors) uses this before the codes are chosen. Formats without a scale are returned unchanged.
+    pub fn with_scale_code(mut self, code: Code) -> Self {
+        match &mut self {
+            Format::Affine(Affine { scale: Some(scale), .. }) => scale.code = code,
+            Format::Affine(_) => {}
+            Format::Table(t) => t.scale.code = code,
+        }
+        self
+    }
+
+    /// Bits of a `[rows, cols]` tensor in packed storage, scales and zero points included. A zero point takes the bits
+    /// of a code.
+    pub fn total_bits(&self, rows: usize, cols: usize) -> u64 {
+        let blocks = self.blocks().count(rows, cols);
+        let zeros = if self.has_zero() { blocks as u64 * u64::from(self.code_bits()) } else { 0 };
+        (rows as u64) * (cols as u64) * u64::from(self.code_bits()) + zeros + scale_bits(self.scale(), blocks)
+    }
+
+    /// Average bits per element of a `[rows, cols]` tensor, scales and zero points included. 0 for an empty tensor.
+    pub fn bits_per_weight(&self, rows: usize, cols: usize) -> f64 {
+        match rows * cols {
+            0 => 0.0,
+            n => self.total_bits(rows, cols) as f64 / n as f64,
+        }
+    }
+}
+
+fn scale_bits(tree: Option<&ScaleTree>, count: usize) -> u64 {
+    let Some(tree) = tree else { return 0 };
+    let outer = tree.outer.as_ref().map_or(0, |(blocks, outer)| scale_bits(Some(outer), blocks.count(1, count)));
+    count as u64 * u64::from(tree.code.bits()) + outer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::minifloat::{E2M1, E4M3};
+
+    #[test]
+    fn runs_cover_each_row_once_and_agree_with_index() {
+        let all = [
+            Blocks::Tensor,
+            Blocks::Row,
+            Blocks::Group(4),
+            Blocks::Tile { rows: 2, cols: 3 },
+            Blocks::Flat(5),
+            Blocks::Flat(64),
+        ];
+        for blocks in all {
+            let (rows, cols) = (3, 7);
+            for row in 0..rows {
+                let mut next = 0;
+                for (block, start, end) in blocks.runs(cols, row) {
+                    assert_eq!(start, next, "{blocks:?}");
+                    assert!((start..end).all(|c| blocks.index(cols, row, c) == block), "{blocks:?}");
+                    next = end;
+                }
+                assert_eq!(next, cols);
+            }
+            assert_eq!(blocks.index(cols, rows - 1, cols - 1) + 1, blocks.count(rows, cols), "{blocks:?}");
+        }
+    }
+
+    #[test]
+    fn bits_per_weight_counts_every_level() {
+        let global = ScaleTree { code: Code::F32, sense: Sense::Divisor, outer: None };
+        let nvfp4 = Format::Affine(Affine {
+            code: Code::Float(E2M1),
+            blocks: Blocks::Group(16),
+            scale: Some(ScaleTree {
+                code: Code::Float(E4M3),
+                sense: Sense::Multiplier,
+                outer: Some((Blocks::Tensor, Box::new(global))),
+            }),
+            offset: Offset::None,
+        });
+        assert_eq!(nvfp4.total_bits(4, 32), 4 * 32 * 4 + 8 * 8 + 32);
+        assert_eq!(Format::plain(Code::Float(E4M3)).bits_per_weight(3, 5), 8.0);
+    }
+}

@@ -1,0 +1,390 @@
+//! The text of a [`Scheme`]: `ELEMENT[-GRANULARITY][-sym|-asym][:RULE][@static|@dynamic]`, or a named format.
+//!
+//! Printing gives the shortest text that parses back to the same scheme; rounding has no text (it is a run's option).
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::codebook::Book;
+use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree};
+use crate::minifloat::{self, MiniFloat};
+use crate::scheme::{RowName, Rule, Scheme, Source};
+
+/// Why a text is not a scheme.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// No element or named format begins the text.
+    #[error("scheme: found \"{text}\", allowed one of {}", element_names())]
+    Element {
+        /// The text.
+        text: String,
+    },
+    /// A part after the element is not understood.
+    #[error("scheme \"{text}\": found \"{part}\", allowed {allowed}")]
+    Part {
+        /// The text.
+        text: String,
+        /// The part.
+        part: String,
+        /// What may stand there.
+        allowed: String,
+    },
+}
+
+/// Microscaling formats by name.
+const MX: [(&str, Code); 6] = [
+    ("mxfp8-e4m3", Code::Float(minifloat::E4M3)),
+    ("mxfp8-e5m2", Code::Float(minifloat::E5M2)),
+    ("mxfp6-e2m3", Code::Float(minifloat::E2M3)),
+    ("mxfp6-e3m2", Code::Float(minifloat::E3M2)),
+    ("mxfp4", Code::Float(minifloat::E2M1)),
+    ("mxint8", Code::Fixed64),
+];
+
+/// Floating-point elements in the order in which tables list them.
+const FLOATS: [MiniFloat; 9] = [
+    minifloat::F16,
+    minifloat::BF16,
+    minifloat::E4M3,
+    minifloat::E5M2,
+    minifloat::E4M3_FNUZ,
+    minifloat::E5M2_FNUZ,
+    minifloat::E2M3,
+    minifloat::E3M2,
+    minifloat::E2M1,
+];
+
+const BOOKS: [Book; 2] = [Book::Nf4, Book::Fp4Bnb];
+
+/// Integer elements: symmetric or asymmetric.
+const INTS: [(&str, u32); 7] =
+    [("int8", 8), ("int7", 7), ("int6", 6), ("int5", 5), ("int4", 4), ("int3", 3), ("int2", 2)];
+
+/// Default block of a code book (bitsandbytes' default blocksize).
+const BOOK_BLOCK: u32 = 64;
+
+/// Largest group or tile side the grammar takes: far above any in use, far below overflow.
+const MAX_GROUP: u32 = 1 << 24;
+
+/// One representative of everything the grammar can name, default rules, for tables and tests.
+pub fn catalogue() -> Vec<Scheme> {
+    let mut all = vec![Scheme::plain(Code::F32)];
+    all.extend(FLOATS.map(|f| Scheme::plain(Code::Float(f))));
+    all.extend(INTS.map(|(_, bits)| Scheme::int_symmetric(bits, Blocks::Group(128))));
+    all.extend(BOOKS.map(|book| Scheme::table(book, BOOK_BLOCK)));
+    all.extend(MX.map(|(_, code)| Scheme::mx(code)));
+    all.push(Scheme::nvfp4(Rule::Ct));
+    all
+}
+
+/// Parses the scheme of an activation or a KV cache: a row is a token unless it is called a head.
+///
+/// # Errors
+/// As [`Scheme::from_str`].
+pub fn parse_activation(text: &str) -> Result<Scheme, ParseError> {
+    let mut scheme: Scheme = text.parse()?;
+    if scheme.row == RowName::Channel && scheme.format.blocks() == Blocks::Row {
+        scheme.row = RowName::Token;
+    }
+    Ok(scheme)
+}
+
+impl FromStr for Scheme {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let (rest, source) = match text.split_once('@') {
+            None => (text, Source::Dynamic),
+            Some((rest, "dynamic")) => (rest, Source::Dynamic),
+            Some((rest, "static")) => (rest, Source::Static),
+            Some((_, other)) => return Err(part(text, other, "@static or @dynamic")),
+        };
+        let (body, rule) = match rest.split_once(':') {
+            None => (rest, None),
+            Some((body, rule)) => (body, Some(rule)),
+        };
+        let mut scheme = parse_body(text, body, rule)?;
+        scheme.source = source;
+        if let Some(name) = rule {
+            scheme.encoder.rule = parse_rule(text, name, &scheme)?;
+        }
+        Ok(scheme)
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_body(f, self)?;
+        if self.encoder.rule != self.rules()[0]
+            && let Some(name) = self.encoder.rule.name()
+        {
+            write!(f, ":{name}")?;
+        }
+        if self.source == Source::Static {
+            f.write_str("@static")?;
+        }
+        Ok(())
+    }
+}
+
+fn element_names() -> String {
+    let floats = FLOATS.iter().map(|f| f.name);
+    let ints = INTS.iter().map(|(name, _)| *name);
+    let mx = MX.iter().map(|(name, _)| *name);
+    let books = BOOKS.iter().map(|b| b.name());
+    let names: Vec<_> = std::iter::once("f32").chain(floats).chain(ints).chain(books).chain(mx).collect();
+    names.join(", ") + ", nvfp4"
+}
+
+fn part(text: &str, part: &str, allowed: impl Into<String>) -> ParseError {
+    ParseError::Part { text: text.into(), part: part.into(), allowed: allowed.into() }
+}
+
+fn parse_body(text: &str, body: &str, rule: Option<&str>) -> Result<Scheme, ParseError> {
+    if body == "nvfp4" {
+        return Ok(Scheme::nvfp4(if rule == Some("te") { Rule::Te } else { Rule::Ct }));
+    }
+    if let Some(&(_, code)) = MX.iter().find(|(name, _)| *name == body) {
+        return Ok(Scheme::mx(code));
+    }
+    // Names share prefixes (fp8-e4m3, fp8-e4m3fnuz): a name counts only at a hyphen or at the end.
+    let after = |name: &str| match body.strip_prefix(name) {
+        Some("") => Some(""),
+        Some(rest) => rest.strip_prefix('-'),
+        None => None,
+    };
+    if let Some(rest) = after("f32") {
+        return plain_only(text, rest, Code::F32);
+    }
+    for float in FLOATS {
+        if let Some(rest) = after(float.name) {
+            return parse_float(text, rest, float);
+        }
+    }
+    for book in BOOKS {
+        if let Some(rest) = after(book.name()) {
+            return parse_book(text, rest, book);
+        }
+    }
+    for (name, bits) in INTS {
+        if let Some(rest) = after(name) {
+            return parse_int(text, rest, bits);
+        }
+    }
+    Err(ParseError::Element { text: text.into() })
+}
+
+fn plain_only(text: &str, rest: &str, code: Code) -> Result<Scheme, ParseError> {
+    if rest.is_empty() { Ok(Scheme::plain(code)) } else { Err(part(text, rest, "nothing after this element")) }
+}
+
+fn parse_float(text: &str, rest: &str, float: MiniFloat) -> Result<Scheme, ParseError> {
+    let code = Code::Float(float);
+    if rest.is_empty() || float.bits() == 16 {
+        return plain_only(text, rest, code);
+    }
+    let (blocks, row) = parse_blocks(text, rest)?;
+    Ok(Scheme { row, ..Scheme::scaled_float(code, blocks) })
+}
+
+fn parse_book(text: &str, rest: &str, book: Book) -> Result<Scheme, ParseError> {
+    let block = match rest {
+        "" => BOOK_BLOCK,
+        _ => rest
+            .strip_prefix('g')
+            .and_then(parse_size)
+            .ok_or_else(|| part(text, rest, "a block size such as g64 (of the flattened tensor)"))?,
+    };
+    Ok(Scheme::table(book, block))
+}
+
+fn parse_int(text: &str, rest: &str, bits: u32) -> Result<Scheme, ParseError> {
+    let (granularity, asymmetric) = match rest.strip_suffix("asym").map(|g| g.strip_suffix('-').unwrap_or(g)) {
+        Some(granularity) => (granularity, true),
+        None => (rest.strip_suffix("-sym").unwrap_or(rest), false),
+    };
+    let (blocks, row) = parse_blocks(text, granularity)?;
+    let scheme =
+        if asymmetric { Scheme::int_asymmetric(bits, blocks) } else { Scheme::int_symmetric(bits, blocks) };
+    Ok(Scheme { row, ..scheme })
+}
+
+fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowName), ParseError> {
+    let named = match granularity {
+        "tensor" => Some((Blocks::Tensor, RowName::Channel)),
+        "channel" => Some((Blocks::Row, RowName::Channel)),
+        "token" => Some((Blocks::Row, RowName::Token)),
+        "head" => Some((Blocks::Row, RowName::Head)),
+        _ => None,
+    };
+    let group = || granularity.strip_prefix('g').and_then(parse_size).map(Blocks::Group);
+    let tile = || {
+        let (rows, cols) = granularity.strip_prefix('t')?.split_once('x')?;
+        Some(Blocks::Tile { rows: parse_size(rows)?, cols: parse_size(cols)? })
+    };
+    named
+        .or_else(|| group().or_else(tile).map(|blocks| (blocks, RowName::Channel)))
+        .ok_or_else(|| part(text, granularity, "tensor, channel, token, head, a group such as g128 or a tile such as t128x128"))
+}
+
+fn parse_size(digits: &str) -> Option<u32> {
+    let plain = digits.bytes().all(|b| b.is_ascii_digit());
+    digits.parse().ok().filter(|n| plain && (1..=MAX_GROUP).contains(n))
+}
+
+fn parse_rule(text: &str, name: &str, scheme: &Scheme) -> Result<Rule, ParseError> {
+    let allowed = scheme.rules();
+    let rule = Rule::NAMES.iter().find(|(_, n)| *n == name).map(|(rule, _)| *rule);
+    rule.filter(|rule| allowed.contains(rule)).ok_or_else(|| {
+        let names: Vec<_> = allowed.iter().filter_map(|rule| rule.name()).map(|n| format!(":{n}")).collect();
+        part(text, name, if names.is_empty() { "no rule here".into() } else { names.join(", ") })
+    })
+}
+
+fn write_body(f: &mut fmt::Formatter<'_>, scheme: &Scheme) -> fmt::Result {
+    let affine = match &scheme.format {
+        Format::Table(t) => {
+            f.write_str(t.book.name())?;
+            return match t.blocks {
+                Blocks::Flat(BOOK_BLOCK) => Ok(()),
+                blocks => write_blocks(f, blocks, scheme.row),
+            };
+        }
+        Format::Affine(affine) => affine,
+    };
+    match affine {
+        Affine { scale: Some(ScaleTree { code: Code::E8m0, .. }), code, .. } => {
+            let named = MX.iter().find(|(_, c)| c == code);
+            f.write_str(named.map_or("mx", |(name, _)| name))
+        }
+        Affine { scale: Some(ScaleTree { outer: Some(_), .. }), .. } => f.write_str("nvfp4"),
+        Affine { code, blocks, scale, offset } => {
+            write_code(f, *code)?;
+            if scale.is_some() {
+                write_blocks(f, *blocks, scheme.row)?;
+            }
+            if *offset == Offset::Zero { f.write_str("-asym") } else { Ok(()) }
+        }
+    }
+}
+
+fn write_code(f: &mut fmt::Formatter<'_>, code: Code) -> fmt::Result {
+    match code {
+        Code::F32 => f.write_str("f32"),
+        Code::Float(float) => f.write_str(float.name),
+        Code::Int(bits) => write!(f, "int{bits}"),
+        Code::Fixed64 => f.write_str("fixed64"),
+        Code::E8m0 => f.write_str("e8m0"),
+    }
+}
+
+fn write_blocks(f: &mut fmt::Formatter<'_>, blocks: Blocks, row: RowName) -> fmt::Result {
+    match blocks {
+        Blocks::Tensor => f.write_str("-tensor"),
+        Blocks::Row => f.write_str(match row {
+            RowName::Channel => "-channel",
+            RowName::Token => "-token",
+            RowName::Head => "-head",
+        }),
+        Blocks::Group(g) | Blocks::Flat(g) => write!(f, "-g{g}"),
+        Blocks::Tile { rows, cols } => write!(f, "-t{rows}x{cols}"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn canonical(text: &str) -> String {
+        text.parse::<Scheme>().unwrap().to_string()
+    }
+
+    #[test]
+    fn canonical_texts_print_as_they_parse() {
+        for text in [
+            "f32", "bf16", "fp8-e4m3", "fp8-e4m3fnuz", "fp8-e4m3-tensor", "fp8-e5m2-token@static", "fp8-e4m3-t128x128",
+            "int8-channel", "int8-token:restricted", "int4-g128-asym", "int3-g32:torchao", "int2-tensor-asym:torchao",
+            "int8-head", "nf4", "nf4-g128", "fp4-bnb", "mxfp4", "mxfp4:ct", "mxint8:torchao-rceil", "mxfp6-e3m2:even",
+            "nvfp4", "nvfp4:te", "fp6-e2m3", "int5-t1x128",
+        ] {
+            assert_eq!(canonical(text), text);
+        }
+    }
+
+    #[test]
+    fn spelt_out_defaults_print_short() {
+        let cases = [
+            ("int8-channel-sym:full", "int8-channel"),
+            ("int4-g128-asym:ct", "int4-g128-asym"),
+            ("mxfp4:floor", "mxfp4"),
+            ("nvfp4:ct", "nvfp4"),
+            ("nf4-g64", "nf4"),
+            ("int8-token@dynamic", "int8-token"),
+        ];
+        for (long, short) in cases {
+            assert_eq!(canonical(long), short);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, part) in [
+            ("int4-g0", "g0"),
+            ("int4-g+8", "g+8"),
+            ("int4-g99999999999", "g99999999999"),
+            ("int4", ""),
+            ("int4-g32:floor", "floor"),
+            ("mxfp4:full", "full"),
+            ("mxfp4-g16", "g16"),
+            ("nf4-channel", "channel"),
+            ("bf16-tensor", "tensor"),
+            ("int8-token@later", "later"),
+            ("fp8-e4m3-tensor:ct", "ct"),
+        ] {
+            let error = text.parse::<Scheme>().unwrap_err();
+            assert!(
+                matches!(&error, ParseError::Part { part: p, .. } if p == part)
+                    || matches!(&error, ParseError::Element { .. }),
+                "{text}: {error}"
+            );
+        }
+        assert!(matches!("int9-g32".parse::<Scheme>(), Err(ParseError::Element { .. })));
+    }
+
+    #[test]
+    fn only_the_producer_of_the_global_scale_makes_nvfp4_formats_differ() {
+        let format = |text: &str| text.parse::<Scheme>().unwrap().format;
+        assert_ne!(format("nvfp4:ct"), format("nvfp4:te"));
+        assert_eq!(format("mxfp4:ct"), format("mxfp4:rceil"));
+        assert_eq!(format("int8-channel"), format("int8-token:restricted"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_scheme_prints_and_parses_back(
+            which in 0usize..100, rule in 0usize..8, group in 1u32..5000, shape in 0usize..5, fixed in any::<bool>()
+        ) {
+            let all = catalogue();
+            let mut scheme = all[which % all.len()].clone();
+            if let Format::Affine(Affine { blocks, scale: Some(ScaleTree { code: Code::F32, .. }), .. }) = &mut scheme.format {
+                *blocks = [Blocks::Tensor, Blocks::Row, Blocks::Group(group), Blocks::Tile { rows: 3, cols: group },
+                    Blocks::Group(1)][shape];
+            }
+            // nvfp4's two rules are two formats, so only its default is reachable this way.
+            if !scheme.has_outer_scale() {
+                let rules = scheme.rules();
+                scheme.encoder.rule = rules[rule % rules.len()];
+            }
+            scheme.source = if fixed { Source::Static } else { Source::Dynamic };
+            prop_assert_eq!(scheme.to_string().parse::<Scheme>().unwrap(), scheme);
+        }
+
+        #[test]
+        fn no_text_panics(text in "[a-z0-9@:x-]{0,24}") {
+            let _ = text.parse::<Scheme>();
+        }
+    }
+}

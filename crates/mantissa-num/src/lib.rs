@@ -1,0 +1,33 @@
+//! What a number format *is*: bits ↔ value, rounding, [`Scheme`]s, block and packing layouts as data.
+//!
+//! Pure: no I/O, no threads, no unsafe code. It is the specification that every faster path of mantissa is compared with.
+//!
+//! ```
+//! use mantissa_num::{Given, Scheme, quantize};
+//!
+//! let scheme: Scheme = "int4-g32".parse()?;
+//! let x: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7).sin()).collect();
+//! let stored = quantize(&scheme, &x, 2, 32, Given::default())?;
+//! assert_eq!(stored.format.bits_per_weight(2, 32), 5.0);
+//! let error = stored.dequantize()?.iter().zip(&x).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+//! assert!(error <= 0.5 / 7.5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod blockwise;
+pub mod codebook;
+pub mod e8m0;
+pub mod format;
+pub mod grammar;
+pub mod minifloat;
+pub mod pack;
+pub mod round;
+pub mod scheme;
+mod tensor;
+
+pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
+pub use grammar::{ParseError, parse_activation};
+pub use round::Rounding;
+pub use scheme::{Encoder, RowName, Rule, Scheme, Source};
+pub use tensor::{Codes, Given, Quantized, TensorError, code_unit, fake_quantize, quantize};
