@@ -104,6 +104,30 @@ impl Format {
         }
     }
 
+    /// The most, in units of the scale, by which any rule here may miss a finite value: the largest distance between
+    /// neighbouring elements, or, under power-of-two scales, what lies between the largest element and the next power of
+    /// two (OCP's floor rule clips it).
+    pub fn error_bound(&self) -> f32 {
+        let Format::Affine(affine) = self else { return self.largest_gap() };
+        match (affine.code, &affine.scale) {
+            (Code::Int(_), _) => 1.0,
+            (Code::Float(f), Some(ScaleTree { code: Code::E8m0, .. })) => {
+                let clipped = crate::minifloat::pow2(f.max_exponent() + 1) as f32 - f.max();
+                self.largest_gap().max(clipped)
+            }
+            (Code::Float(f), _) if f.bits() > 8 => f.max() - f.decode(f.max_code() - 1),
+            (Code::F32, _) => 0.0,
+            _ => self.largest_gap(),
+        }
+    }
+
+    fn largest_gap(&self) -> f32 {
+        let mut elements: Vec<f32> =
+            (0..1u32 << self.code_bits()).map(|c| self.element(c)).filter(|v| v.is_finite()).collect();
+        elements.sort_by(f32::total_cmp);
+        elements.windows(2).map(|w| w[1] - w[0]).fold(0.0, f32::max)
+    }
+
     /// How a block with this stored scale, zero point and outer scale decodes.
     pub fn decoder(&self, scale: u32, zero: i32, outer: Option<f32>) -> Decoder {
         let Some(tree) = self.scale() else { return Decoder { zero: 0.0, inner: 1.0, tail: None } };
@@ -145,11 +169,23 @@ impl Scheme {
                 (_, ScaleTree { code: Code::E8m0, .. }) => self.microscaled(range, *code),
                 (_, ScaleTree { outer: Some(_), .. }) => self.two_level(range, *code, outer.unwrap_or(1.0)),
                 _ => {
-                    let (scale, value) = store_scale(tree.code, range.amax() / code.max());
+                    let (scale, value) =
+                        store_scale(tree.code, (range.amax() / code.max()).min(largest_scale(code.max())));
                     Block { scale, zero: 0, step: Step::Divide(value) }
                 }
             },
             Format::Table(table) => table_block(table, range, short),
+        }
+    }
+
+    /// A block with a scale that was taken beforehand and no zero point: a static activation scale.
+    pub fn block_with_scale(&self, scale: f32) -> Block {
+        match self.format.scale() {
+            None => Block { scale: 0, zero: 0, step: Step::Unit },
+            Some(tree) => {
+                let (stored, value) = store_scale(tree.code, scale);
+                Block { scale: stored, zero: 0, step: Step::Divide(value) }
+            }
         }
     }
 
@@ -202,7 +238,7 @@ impl Scheme {
             }
             _ => range.amax() / ((high - low) / 2.0),
         };
-        let (scale, value) = store_scale(tree.code, raw);
+        let (scale, value) = store_scale(tree.code, raw.min(largest_scale(-low)));
         Block { scale, zero: 0, step: self.int_step(value) }
     }
 
@@ -213,10 +249,14 @@ impl Scheme {
         // Where max - min overflows f32, the two quotients do not.
         let spread = (max - min) / levels;
         let raw = if spread.is_finite() { spread } else { max / levels - min / levels };
-        let (scale, value) = store_scale(tree.code, raw);
+        // No code may decode to infinity: |code - zero| is at most `levels` where the range is one-sided, and half of it,
+        // rounded up, where it is balanced; only ranges within a code of f32's own limit are affected.
+        let reach = (max.max(-min) / raw).ceil().clamp(1.0, levels);
+        let (scale, value) = store_scale(tree.code, raw.min(largest_scale((reach + 1.0).min(levels))));
         let zero = match self.encoder.rule {
-            _ if min == 0.0 && max == 0.0 => 0.0,
+            // Of an all-zero group this is the lowest code, 0 in torchao's unsigned domain.
             Rule::Torchao => (low - (min / value).round_ties_even()).clamp(low, high),
+            _ if min == 0.0 && max == 0.0 => 0.0,
             _ => (low - min / value).clamp(low, high).round_ties_even(),
         };
         Block { scale, zero: zero as i32, step: self.int_step(value) }
@@ -285,6 +325,11 @@ fn store_scale(code: Code, scale: f32) -> (u32, f32) {
         _ => scale.to_bits(),
     };
     (stored, code.decode(stored))
+}
+
+/// The largest scale under which an element of magnitude `reach` still decodes to a finite f32.
+fn largest_scale(reach: f32) -> f32 {
+    (f32::MAX / reach).next_down()
 }
 
 /// Exponent of a Microscaling block, before it is clamped to E8M0's range. `emax` is the exponent of the largest element.

@@ -144,7 +144,9 @@ impl Blocks {
     fn run_end(self, cols: usize, row: usize, start: usize) -> usize {
         match self {
             Blocks::Tensor | Blocks::Row => cols,
-            Blocks::Group(g) | Blocks::Tile { cols: g, .. } => cols.min((start / g as usize + 1) * g as usize),
+            Blocks::Group(g) | Blocks::Tile { cols: g, .. } => {
+                cols.min((start / g as usize + 1) * g as usize)
+            }
             Blocks::Flat(g) => {
                 let (g, at) = (g as usize, row * cols + start);
                 cols.min(start + (g - at % g))
@@ -300,7 +302,8 @@ impl Format {
 
 fn scale_bits(tree: Option<&ScaleTree>, count: usize) -> u64 {
     let Some(tree) = tree else { return 0 };
-    let outer = tree.outer.as_ref().map_or(0, |(blocks, outer)| scale_bits(Some(outer), blocks.count(1, count)));
+    let outer =
+        tree.outer.as_ref().map_or(0, |(blocks, outer)| scale_bits(Some(outer), blocks.count(1, count)));
     count as u64 * u64::from(tree.code.bits()) + outer
 }
 

@@ -176,7 +176,11 @@ fn parse_body(text: &str, body: &str, rule: Option<&str>) -> Result<Scheme, Pars
 }
 
 fn plain_only(text: &str, rest: &str, code: Code) -> Result<Scheme, ParseError> {
-    if rest.is_empty() { Ok(Scheme::plain(code)) } else { Err(part(text, rest, "nothing after this element")) }
+    if rest.is_empty() {
+        Ok(Scheme::plain(code))
+    } else {
+        Err(part(text, rest, "nothing after this element"))
+    }
 }
 
 fn parse_float(text: &str, rest: &str, float: MiniFloat) -> Result<Scheme, ParseError> {
@@ -200,7 +204,8 @@ fn parse_book(text: &str, rest: &str, book: Book) -> Result<Scheme, ParseError> 
 }
 
 fn parse_int(text: &str, rest: &str, bits: u32) -> Result<Scheme, ParseError> {
-    let (granularity, asymmetric) = match rest.strip_suffix("asym").map(|g| g.strip_suffix('-').unwrap_or(g)) {
+    let (granularity, asymmetric) = match rest.strip_suffix("asym").map(|g| g.strip_suffix('-').unwrap_or(g))
+    {
         Some(granularity) => (granularity, true),
         None => (rest.strip_suffix("-sym").unwrap_or(rest), false),
     };
@@ -223,9 +228,13 @@ fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowName), Pars
         let (rows, cols) = granularity.strip_prefix('t')?.split_once('x')?;
         Some(Blocks::Tile { rows: parse_size(rows)?, cols: parse_size(cols)? })
     };
-    named
-        .or_else(|| group().or_else(tile).map(|blocks| (blocks, RowName::Channel)))
-        .ok_or_else(|| part(text, granularity, "tensor, channel, token, head, a group such as g128 or a tile such as t128x128"))
+    named.or_else(|| group().or_else(tile).map(|blocks| (blocks, RowName::Channel))).ok_or_else(|| {
+        part(
+            text,
+            granularity,
+            "tensor, channel, token, head, a group such as g128 or a tile such as t128x128",
+        )
+    })
 }
 
 fn parse_size(digits: &str) -> Option<u32> {
@@ -305,10 +314,30 @@ mod tests {
     #[test]
     fn canonical_texts_print_as_they_parse() {
         for text in [
-            "f32", "bf16", "fp8-e4m3", "fp8-e4m3fnuz", "fp8-e4m3-tensor", "fp8-e5m2-token@static", "fp8-e4m3-t128x128",
-            "int8-channel", "int8-token:restricted", "int4-g128-asym", "int3-g32:torchao", "int2-tensor-asym:torchao",
-            "int8-head", "nf4", "nf4-g128", "fp4-bnb", "mxfp4", "mxfp4:ct", "mxint8:torchao-rceil", "mxfp6-e3m2:even",
-            "nvfp4", "nvfp4:te", "fp6-e2m3", "int5-t1x128",
+            "f32",
+            "bf16",
+            "fp8-e4m3",
+            "fp8-e4m3fnuz",
+            "fp8-e4m3-tensor",
+            "fp8-e5m2-token@static",
+            "fp8-e4m3-t128x128",
+            "int8-channel",
+            "int8-token:restricted",
+            "int4-g128-asym",
+            "int3-g32:torchao",
+            "int2-tensor-asym:torchao",
+            "int8-head",
+            "nf4",
+            "nf4-g128",
+            "fp4-bnb",
+            "mxfp4",
+            "mxfp4:ct",
+            "mxint8:torchao-rceil",
+            "mxfp6-e3m2:even",
+            "nvfp4",
+            "nvfp4:te",
+            "fp6-e2m3",
+            "int5-t1x128",
         ] {
             assert_eq!(canonical(text), text);
         }

@@ -94,8 +94,11 @@ impl MiniFloat {
         let field = magnitude >> m;
         let fraction = magnitude & ((1 << m) - 1);
         // Significand as an integer of units 2^(exponent - m).
-        let (significand, exponent) =
-            if field == 0 { (fraction, 1 - self.bias) } else { (fraction | 1 << m, field as i32 - self.bias) };
+        let (significand, exponent) = if field == 0 {
+            (fraction, 1 - self.bias)
+        } else {
+            (fraction | 1 << m, field as i32 - self.bias)
+        };
         let value = (f64::from(significand) * pow2(exponent - m as i32)) as f32;
         if negative { -value } else { value }
     }
@@ -239,7 +242,12 @@ mod tests {
     fn table_decodes_and_encodes() {
         for &(format, code, value) in TABLE {
             assert_eq!(format.decode(code), value, "{} {code:#x}", format.name);
-            assert_eq!(format.encode(value, Overflow::Special, Rounding::NearestEven, 0), code, "{}", format.name);
+            assert_eq!(
+                format.encode(value, Overflow::Special, Rounding::NearestEven, 0),
+                code,
+                "{}",
+                format.name
+            );
         }
     }
 
@@ -249,7 +257,11 @@ mod tests {
             for code in 0..1u32 << format.bits() {
                 let value = format.decode(code);
                 if value.is_nan() {
-                    assert!(format.decode(format.encode(value, Overflow::Special, Rounding::NearestEven, 0)).is_nan());
+                    assert!(
+                        format
+                            .decode(format.encode(value, Overflow::Special, Rounding::NearestEven, 0))
+                            .is_nan()
+                    );
                 } else {
                     let back = format.encode(value, Overflow::Special, Rounding::NearestEven, 0);
                     assert_eq!(back, code, "{} {code:#x} {value}", format.name);
@@ -279,7 +291,8 @@ mod tests {
         let rounding = Rounding::Stochastic { seed: 7 };
         let x = 1.0 + 0.3 * 0.125; // 30 % of the way from 1.0 to 1.125 in E4M3
         let n = 20_000u64;
-        let up = (0..n).filter(|&i| E4M3.decode(E4M3.encode(x, Overflow::Saturate, rounding, i)) > 1.0).count();
+        let up =
+            (0..n).filter(|&i| E4M3.decode(E4M3.encode(x, Overflow::Saturate, rounding, i)) > 1.0).count();
         let p = up as f64 / n as f64;
         // Five standard errors of a binomial share.
         assert!((p - 0.3).abs() < 5.0 * (0.3 * 0.7 / n as f64).sqrt(), "{p}");

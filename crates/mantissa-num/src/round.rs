@@ -61,7 +61,8 @@ fn rounds_up(rest: u64, drop: u32, odd: bool) -> bool {
 /// The word of the stream `seed` that belongs to element `index`.
 pub fn random_u32(seed: u64, index: u64) -> u32 {
     // One block of four words serves four neighbouring elements.
-    let block = philox4x32_10([(index >> 2) as u32, (index >> 34) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    let block =
+        philox4x32_10([(index >> 2) as u32, (index >> 34) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
     block[(index & 3) as usize]
 }
 

@@ -151,7 +151,8 @@ impl Scheme {
 
     /// A code book over flat blocks with an f32 amax each, as bitsandbytes stores NF4.
     pub fn table(book: crate::codebook::Book, block: u32) -> Self {
-        let format = Format::Table(Table { book, blocks: Blocks::Flat(block), scale: ScaleTree::leaf(Code::F32) });
+        let format =
+            Format::Table(Table { book, blocks: Blocks::Flat(block), scale: ScaleTree::leaf(Code::F32) });
         Self::new(format, Rule::Amax)
     }
 
@@ -159,20 +160,25 @@ impl Scheme {
     /// be chosen.
     pub fn rules(&self) -> &'static [Rule] {
         match &self.format {
-            Format::Affine(Affine { code: Code::Int(_), offset: Offset::Zero, .. }) => &[Rule::Ct, Rule::Torchao],
+            Format::Affine(Affine { code: Code::Int(_), offset: Offset::Zero, .. }) => {
+                &[Rule::Ct, Rule::Torchao]
+            }
             Format::Affine(Affine { code: Code::Int(_), .. }) => {
                 &[Rule::Full, Rule::Restricted, Rule::Torchao, Rule::NoClippingErr]
             }
             Format::Affine(Affine { scale: Some(ScaleTree { code: Code::E8m0, .. }), .. }) => {
                 &[Rule::Floor, Rule::Ceil, Rule::Even, Rule::Rceil, Rule::TorchaoRceil, Rule::Ct]
             }
-            Format::Affine(Affine { scale: Some(ScaleTree { outer: Some(_), .. }), .. }) => &[Rule::Ct, Rule::Te],
+            Format::Affine(Affine { scale: Some(ScaleTree { outer: Some(_), .. }), .. }) => {
+                &[Rule::Ct, Rule::Te]
+            }
             _ => &[Rule::Amax],
         }
     }
 
-    /// Whether NaN and infinities have a documented code: plain casts keep them (or saturate), an E8M0 block with a NaN
-    /// has a NaN scale and one with an infinity saturates. Everywhere else they are an error.
+    /// Whether NaN and infinities have a documented code. Plain casts keep them (or saturate). An E8M0 block with a NaN has
+    /// the NaN scale; one with an infinity has the scale of 2^128, under which everything but the infinity vanishes.
+    /// Everywhere else they are an error.
     pub fn accepts_non_finite(&self) -> bool {
         match self.format.scale() {
             None => true,

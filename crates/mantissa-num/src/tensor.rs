@@ -73,7 +73,9 @@ impl Codes {
         match unit_bytes {
             1 => Codes::U8(bytes.to_vec()),
             2 => Codes::U16(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()),
-            _ => Codes::U32(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+            _ => Codes::U32(
+                bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            ),
         }
     }
 }
@@ -102,7 +104,9 @@ pub struct Quantized {
 #[non_exhaustive]
 pub enum TensorError {
     /// NaN or infinity where the format has no code for it.
-    #[error("found {count} non-finite values, the first ({value}) at element {index}, allowed finite values only")]
+    #[error(
+        "found {count} non-finite values, the first ({value}) at element {index}, allowed finite values only"
+    )]
     NonFinite {
         /// How many.
         count: usize,
@@ -131,7 +135,7 @@ pub enum TensorError {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Given {
     /// Tensor-wide scale as stored, instead of one from this tensor's amax: fused partners share theirs, and a static
-    /// activation scale comes from calibration.
+    /// activation scale comes from calibration. For a format with a single level of scales it is the scale of every block.
     pub outer: Option<f32>,
     /// Flat index of the first element in its tensor, for stochastic rounding of a panel.
     pub first_index: u64,
@@ -142,12 +146,19 @@ pub struct Given {
 /// # Errors
 /// [`TensorError::NonFinite`] unless the scheme [accepts](Scheme::accepts_non_finite) such values, and
 /// [`TensorError::Length`] when `x` does not match the shape.
-pub fn quantize(scheme: &Scheme, x: &[f32], rows: usize, cols: usize, given: Given) -> Result<Quantized, TensorError> {
+pub fn quantize(
+    scheme: &Scheme,
+    x: &[f32],
+    rows: usize,
+    cols: usize,
+    given: Given,
+) -> Result<Quantized, TensorError> {
     let plan = Plan::new(scheme, x, rows, cols, given)?;
     let format = &scheme.format;
     let mut codes = Codes::with_capacity(code_unit(format), x.len());
     plan.for_each(|i, block| codes.push(scheme.encode(x[i], block, given.first_index + i as u64)));
-    let mut scales = Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), plan.blocks.len());
+    let mut scales =
+        Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), plan.blocks.len());
     let mut zeros = Vec::new();
     if format.scale().is_some() {
         plan.blocks.iter().for_each(|b| scales.push(b.scale));
@@ -254,7 +265,13 @@ struct Plan {
 impl Plan {
     fn new(scheme: &Scheme, x: &[f32], rows: usize, cols: usize, given: Given) -> Result<Self, TensorError> {
         if x.len() != rows * cols {
-            return Err(TensorError::Length { what: "values", found: x.len(), expected: rows * cols, rows, cols });
+            return Err(TensorError::Length {
+                what: "values",
+                found: x.len(),
+                expected: rows * cols,
+                rows,
+                cols,
+            });
         }
         if !scheme.accepts_non_finite() {
             check_finite(x)?;
@@ -269,14 +286,20 @@ impl Plan {
                 sizes[block] += run.len();
             }
         }
-        let outer = given.outer.filter(|_| scheme.has_outer_scale()).or_else(|| {
+        let two_levels = scheme.has_outer_scale();
+        let outer = given.outer.filter(|_| two_levels).or_else(|| {
             scheme.outer_scale(ranges.iter().fold(Range::EMPTY, |all, &range| all.union(range)).amax())
         });
         let full = match geometry {
             Blocks::Flat(g) => g as usize,
             _ => 0,
         };
-        let blocks = ranges.iter().zip(sizes).map(|(&range, n)| scheme.block(range, n < full, outer)).collect();
+        let blocks = match given.outer.filter(|_| !two_levels) {
+            Some(scale) => vec![scheme.block_with_scale(scale); ranges.len()],
+            None => {
+                ranges.iter().zip(sizes).map(|(&range, n)| scheme.block(range, n < full, outer)).collect()
+            }
+        };
         Ok(Plan { geometry, rows, cols, blocks, outer })
     }
 
