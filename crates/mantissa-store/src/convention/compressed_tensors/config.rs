@@ -1,0 +1,377 @@
+//! Parsing of `quantization_config`.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_num::scheme::Rule;
+use mantissa_num::{Blocks, Code, RowName, Scheme, Source, minifloat};
+use regex::Regex;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// How the tensors of a module are packed (`CompressionFormat`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PackFormat {
+    /// Integer codes as a bit stream in int32 words.
+    PackQuantized,
+    /// One int8 per code.
+    IntQuantized,
+    /// One FP8 per code.
+    FloatQuantized,
+    /// FP4 pairs with FP8 block scales and a global scale.
+    Nvfp4Pack,
+    /// FP4 pairs with E8M0 scales.
+    Mxfp4Pack,
+    /// FP8 codes with E8M0 scales.
+    Mxfp8,
+}
+
+impl PackFormat {
+    /// Every format with its exact string. `naive-quantized` has the tensors of `int-quantized` or `float-quantized`.
+    pub const NAMES: [(PackFormat, &'static str); 6] = [
+        (PackFormat::PackQuantized, "pack-quantized"),
+        (PackFormat::IntQuantized, "int-quantized"),
+        (PackFormat::FloatQuantized, "float-quantized"),
+        (PackFormat::Nvfp4Pack, "nvfp4-pack-quantized"),
+        (PackFormat::Mxfp4Pack, "mxfp4-pack-quantized"),
+        (PackFormat::Mxfp8, "mxfp8-quantized"),
+    ];
+
+    /// The string of the `format` key.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(format, _)| *format == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// `QuantizationArgs`. Unknown keys are refused, as the package itself does.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Args {
+    #[serde(default = "eight")]
+    num_bits: u32,
+    #[serde(default, rename = "type")]
+    kind: Kind,
+    #[serde(default = "yes")]
+    symmetric: bool,
+    #[serde(default)]
+    group_size: Option<i64>,
+    #[serde(default)]
+    strategy: Option<Strategy>,
+    #[serde(default)]
+    block_structure: Option<Value>,
+    #[serde(default)]
+    dynamic: Value,
+    #[serde(default)]
+    actorder: Value,
+    #[serde(default)]
+    scale_dtype: Option<String>,
+    #[serde(default, rename = "zp_dtype")]
+    _zp_dtype: Value,
+    #[serde(default, rename = "observer")]
+    _observer: Value,
+    #[serde(default, rename = "observer_kwargs")]
+    _observer_kwargs: Value,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    #[default]
+    Int,
+    Float,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+enum Strategy {
+    Tensor,
+    Channel,
+    Group,
+    Block,
+    Token,
+    TensorGroup,
+    AttnHead,
+}
+
+fn eight() -> u32 {
+    8
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// One entry of `config_groups`.
+#[derive(Clone, Debug)]
+pub struct Group {
+    targets: Vec<Target>,
+    /// Quantization of weights; `None` leaves them dense.
+    pub weights: Option<Args>,
+    /// Quantization of inputs.
+    pub input: Option<Args>,
+}
+
+/// A pattern that names modules.
+#[derive(Clone, Debug)]
+enum Target {
+    /// Every linear layer.
+    Linear,
+    /// One module.
+    Module(String),
+    /// `re:PATTERN`, matched from the start of the module's name.
+    Pattern(Regex),
+}
+
+impl Target {
+    fn matches(&self, module: &str) -> bool {
+        match self {
+            Target::Linear => true,
+            Target::Module(name) => name == module,
+            Target::Pattern(pattern) => pattern.is_match(module),
+        }
+    }
+}
+
+/// The parsed `quantization_config`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub(super) path: PathBuf,
+    groups: Vec<Group>,
+    ignore: Vec<Target>,
+    notes: Vec<String>,
+}
+
+impl Config {
+    /// Parses the value of `quantization_config` in the config at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let groups = value.get("config_groups").and_then(Value::as_object);
+        let groups = groups.ok_or_else(|| fault(path, "config_groups", "nothing", "an object of groups"))?;
+        let groups: Vec<_> =
+            groups.iter().map(|(name, group)| parse_group(path, name, group)).collect::<Result<_>>()?;
+        check_format(path, "format", value.get("format"))?;
+        let ignore = parse_targets(path, "ignore", value.get("ignore"))?;
+        for key in ["transform_config", "sparsity_config"] {
+            let used = value.get(key).and_then(Value::as_object).is_some_and(|o| {
+                o.iter().any(|(k, v)| k != "format" || v.as_str().is_some_and(|f| f != "dense"))
+            });
+            if used {
+                let hint = "run-time transforms and sparse weights are not read yet";
+                return Err(Error::field(path, field(key), "an object", "none or {}", hint));
+            }
+        }
+        let mut notes = Vec::new();
+        if value.get("kv_cache_scheme").is_some_and(|v| !v.is_null()) {
+            notes.push("kv_cache_scheme is not applied: the KV cache stays f32".to_owned());
+        }
+        if groups.iter().any(|g| g.output) {
+            notes.push("output_activations are not applied".to_owned());
+        }
+        let groups = groups.into_iter().map(|g| g.group).collect();
+        Ok(Config { path: path.to_owned(), groups, ignore, notes })
+    }
+
+    /// The group that quantizes `module`, if any.
+    pub fn group(&self, module: &str) -> Option<&Group> {
+        if self.ignore.iter().any(|target| target.matches(module)) {
+            return None;
+        }
+        self.groups.iter().find(|group| group.targets.iter().any(|target| target.matches(module)))
+    }
+
+    /// What is asked for and not applied.
+    pub fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+}
+
+impl Args {
+    /// The scheme of a weight whose scales are stored in `scale`.
+    pub(super) fn weight_scheme(&self, path: &Path, scale: Code) -> Result<Scheme> {
+        let mut scheme = self.scheme(path)?;
+        if !scheme.has_outer_scale() {
+            scheme.format = scheme.format.with_scale_code(scale);
+        }
+        Ok(scheme)
+    }
+
+    /// The scheme of an input. Static inputs need a stored scale.
+    pub(super) fn input_scheme(&self, path: &Path) -> Result<Scheme> {
+        let mut scheme = self.scheme(path)?;
+        scheme.row = RowName::Token;
+        if self.dynamic == Value::Bool(false) || self.dynamic.is_null() {
+            scheme.source = Source::Static;
+        }
+        let per_tensor = scheme.format.blocks() == Blocks::Tensor;
+        if per_tensor && scheme.source == Source::Dynamic {
+            let hint = "a scale over all tokens of a batch would make results depend on the batch";
+            return Err(Error::field(
+                path,
+                field("input_activations.strategy"),
+                "dynamic \"tensor\"",
+                "\"token\"",
+                hint,
+            ));
+        }
+        if scheme.source == Source::Static && !per_tensor && !scheme.has_outer_scale() {
+            return Err(fault(
+                path,
+                "input_activations.strategy",
+                "a static scale per token",
+                "static \"tensor\"",
+            ));
+        }
+        if !self.symmetric {
+            return Err(fault(path, "input_activations.symmetric", "false", "true"));
+        }
+        Ok(scheme)
+    }
+
+    fn scheme(&self, path: &Path) -> Result<Scheme> {
+        if let Value::String(order) = &self.actorder
+            && matches!(order.as_str(), "group" | "dynamic")
+        {
+            let hint = "columns permuted by activation order (weight_g_idx) are not read yet";
+            return Err(Error::field(
+                path,
+                field("actorder"),
+                format!("\"{order}\""),
+                "null or \"static\"",
+                hint,
+            ));
+        }
+        let float = match (self.kind, self.num_bits) {
+            (Kind::Int, 2..=8) => None,
+            (Kind::Float, 8) => Some(minifloat::E4M3),
+            (Kind::Float, 4) => Some(minifloat::E2M1),
+            (kind, bits) => {
+                let found = format!("{bits} bits of {kind:?}");
+                return Err(fault(path, "num_bits", found, "int of 2 to 8 bits, float of 4 or 8"));
+            }
+        };
+        let strategy = self.strategy.unwrap_or(match self.group_size {
+            None => Strategy::Tensor,
+            Some(n) if n > 0 => Strategy::Group,
+            Some(_) => Strategy::Channel,
+        });
+        if let (Some(float), Strategy::TensorGroup) = (float, strategy) {
+            return if float == minifloat::E2M1 && self.group_size == Some(16) {
+                Ok(Scheme::nvfp4(Rule::Ct))
+            } else {
+                Err(fault(path, "strategy", "\"tensor_group\"", "4-bit floats in groups of 16"))
+            };
+        }
+        let blocks = self.blocks(path, strategy)?;
+        let mx = self.scale_dtype.as_deref().is_some_and(|d| d.ends_with("uint8") || d.ends_with("e8m0fnu"));
+        Ok(match float {
+            Some(float) if mx => {
+                if blocks != Blocks::Group(32) {
+                    return Err(fault(
+                        path,
+                        "group_size",
+                        format!("{:?}", self.group_size),
+                        "32 with E8M0 scales",
+                    ));
+                }
+                let mut scheme = Scheme::mx(Code::Float(float));
+                scheme.encoder.rule = Rule::Ct;
+                scheme
+            }
+            Some(float) => Scheme::scaled_float(Code::Float(float), blocks),
+            None if self.symmetric => Scheme::int_symmetric(self.num_bits, blocks),
+            None => Scheme::int_asymmetric(self.num_bits, blocks),
+        })
+    }
+
+    fn blocks(&self, path: &Path, strategy: Strategy) -> Result<Blocks> {
+        match strategy {
+            Strategy::Tensor => Ok(Blocks::Tensor),
+            Strategy::Channel | Strategy::Token => Ok(Blocks::Row),
+            Strategy::Group => {
+                let size = self.group_size.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
+                let found = || format!("{:?}", self.group_size);
+                Ok(Blocks::Group(
+                    size.ok_or_else(|| fault(path, "group_size", found(), "a positive number"))?,
+                ))
+            }
+            Strategy::Block => {
+                let sides = self.block_structure.as_ref().and_then(block_sides);
+                let found = || format!("{:?}", self.block_structure);
+                let (rows, cols) =
+                    sides.ok_or_else(|| fault(path, "block_structure", found(), "[rows, cols]"))?;
+                Ok(Blocks::Tile { rows, cols })
+            }
+            Strategy::TensorGroup | Strategy::AttnHead => {
+                let found = format!("{strategy:?} with {} bits of {:?}", self.num_bits, self.kind);
+                Err(fault(path, "strategy", found, "tensor, channel, group, block or token"))
+            }
+        }
+    }
+}
+
+fn block_sides(value: &Value) -> Option<(u32, u32)> {
+    let side = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
+    match value.as_array()?.as_slice() {
+        [rows, cols] => Some((side(rows)?, side(cols)?)),
+        _ => None,
+    }
+}
+
+struct ParsedGroup {
+    group: Group,
+    output: bool,
+}
+
+fn parse_group(path: &Path, name: &str, value: &Value) -> Result<ParsedGroup> {
+    let args = |key: &str| -> Result<Option<Args>> {
+        match value.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(args) => serde_json::from_value(args.clone()).map(Some).map_err(|e| {
+                fault(path, &format!("config_groups.{name}.{key}"), e.to_string(), "QuantizationArgs")
+            }),
+        }
+    };
+    check_format(path, &format!("config_groups.{name}.format"), value.get("format"))?;
+    let targets = parse_targets(path, &format!("config_groups.{name}.targets"), value.get("targets"))?;
+    let group = Group { targets, weights: args("weights")?, input: args("input_activations")? };
+    Ok(ParsedGroup { group, output: args("output_activations")?.is_some() })
+}
+
+/// The tensors say how they are packed; the string is checked so that a format that is not read is named.
+fn check_format(path: &Path, key: &str, value: Option<&Value>) -> Result<()> {
+    let Some(text) = value.and_then(Value::as_str) else { return Ok(()) };
+    let also = ["dense", "naive-quantized", "mixed-precision"];
+    if also.contains(&text) || PackFormat::NAMES.iter().any(|(_, name)| *name == text) {
+        return Ok(());
+    }
+    let names: Vec<_> = PackFormat::NAMES.iter().map(|(_, name)| *name).chain(also).collect();
+    Err(fault(path, key, format!("\"{text}\""), names.join(", ")))
+}
+
+fn parse_targets(path: &Path, key: &str, value: Option<&Value>) -> Result<Vec<Target>> {
+    let Some(value) = value.filter(|v| !v.is_null()) else { return Ok(Vec::new()) };
+    let list = value.as_array().ok_or_else(|| fault(path, key, value.to_string(), "a list of names"))?;
+    list.iter()
+        .map(|item| match item.as_str() {
+            None => Err(fault(path, key, item.to_string(), "names")),
+            Some("Linear") => Ok(Target::Linear),
+            Some(text) => match text.strip_prefix("re:") {
+                None => Ok(Target::Module(text.to_owned())),
+                Some(pattern) => Regex::new(&format!("^(?:{pattern})"))
+                    .map(Target::Pattern)
+                    .map_err(|e| fault(path, key, format!("\"{text}\" ({e})"), "a regular expression")),
+            },
+        })
+        .collect()
+}
+
+fn field(key: &str) -> String {
+    format!("quantization_config.{key}")
+}
+
+pub(super) fn fault(path: &Path, key: &str, found: impl Into<String>, allowed: impl Into<String>) -> Error {
+    Error::field(path, field(key), found, allowed, "")
+}

@@ -1,0 +1,234 @@
+//! Codes and scales → tensors of a module, and the `quantization_config` that describes them.
+
+use mantissa_num::format::{Affine, Format, Offset, ScaleTree, Sense};
+use mantissa_num::pack::{Packing, transpose};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Scheme, Source, minifloat};
+use serde_json::{Value, json};
+
+use super::config::PackFormat;
+use crate::convention::{LinearPlan, NotStorable, scale_dtype};
+use crate::{Dtype, TensorSpec};
+
+/// The packing that holds `scheme` for weights and `input` for activations.
+///
+/// # Errors
+/// [`NotStorable`] says why this convention cannot hold them.
+pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat, NotStorable> {
+    let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
+    let Format::Affine(Affine { code, blocks, scale: Some(scale), .. }) = &scheme.format else {
+        return no("compressed-tensors holds neither plain casts nor code books");
+    };
+    if let Some(input) = input {
+        input_args(input).ok_or_else(|| NotStorable {
+            scheme: input.to_string(),
+            why: "compressed-tensors asks for activations as int8 or fp8-e4m3 per token, mxfp4 or mxfp8-e4m3 with rule :ct, \
+                  or nvfp4 with a calibrated global scale"
+                .to_owned(),
+        })?;
+    }
+    match (code, scale.code, &scale.outer) {
+        (Code::Int(8), _, _) if input.is_some() => Ok(PackFormat::IntQuantized),
+        (Code::Int(_), _, _) if !matches!(blocks, Blocks::Tile { .. }) => Ok(PackFormat::PackQuantized),
+        (Code::Float(f), Code::E8m0, _) if *f == minifloat::E2M1 => Ok(PackFormat::Mxfp4Pack),
+        (Code::Float(f), Code::E8m0, _) if *f == minifloat::E4M3 => Ok(PackFormat::Mxfp8),
+        (Code::Float(f), _, Some((_, outer))) if *f == minifloat::E2M1 => match outer.sense {
+            Sense::Divisor => Ok(PackFormat::Nvfp4Pack),
+            _ => no("the global scale must be stored as 2688/amax; use nvfp4:ct"),
+        },
+        (Code::Float(f), _, None) if *f == minifloat::E4M3 && scale.code != Code::E8m0 => {
+            Ok(PackFormat::FloatQuantized)
+        }
+        _ => no("compressed-tensors holds int2..int8, fp8-e4m3, nvfp4, mxfp4 and mxfp8-e4m3"),
+    }
+}
+
+/// The tensors of a quantized linear layer.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+    let LinearPlan { module, scheme, input, rows, cols } = *plan;
+    let format = pack_format(scheme, input)?;
+    let blocks = scheme.format.blocks();
+    if let Blocks::Group(group) | Blocks::Tile { cols: group, .. } = blocks
+        && !cols.is_multiple_of(group as usize)
+    {
+        let why = format!("{module}: {cols} columns are not a multiple of {group}; use the native container");
+        return Err(NotStorable { scheme: scheme.to_string(), why });
+    }
+    let spec = |suffix: &str, dtype, shape: Vec<usize>| TensorSpec {
+        name: format!("{module}.{suffix}"),
+        dtype,
+        shape,
+    };
+    let bits = scheme.format.code_bits();
+    let mut all = Vec::new();
+    match format {
+        PackFormat::PackQuantized => {
+            let words = Packing::compressed_tensors_int(bits).line_bytes(cols) / 4;
+            all.push(spec("weight_packed", Dtype::I32, vec![rows, words]));
+            all.push(spec("weight_shape", Dtype::I64, vec![2]));
+        }
+        PackFormat::IntQuantized => all.push(spec("weight", Dtype::I8, vec![rows, cols])),
+        PackFormat::FloatQuantized | PackFormat::Mxfp8 => {
+            all.push(spec("weight", Dtype::F8E4M3, vec![rows, cols]))
+        }
+        PackFormat::Nvfp4Pack | PackFormat::Mxfp4Pack => {
+            all.push(spec("weight_packed", Dtype::U8, vec![rows, cols.div_ceil(2)]));
+        }
+    }
+    let grid = blocks.grid(rows, cols);
+    let scale = scheme.format.scale().and_then(|s| scale_dtype(s.code)).unwrap_or(Dtype::F32);
+    all.push(spec("weight_scale", scale, grid.clone()));
+    if scheme.format.has_zero() {
+        all.push(match format {
+            PackFormat::PackQuantized => {
+                let words = Packing::compressed_tensors_int(bits).line_bytes(grid[0]) / 4;
+                spec("weight_zero_point", Dtype::I32, vec![words, grid[1..].iter().product()])
+            }
+            _ => spec("weight_zero_point", Dtype::I8, grid),
+        });
+    }
+    if format == PackFormat::Nvfp4Pack {
+        all.push(spec("weight_global_scale", Dtype::F32, vec![1]));
+    }
+    Ok(all)
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name.
+pub fn tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(String, Vec<u8>)> {
+    let name = |suffix: &str| format!("{module}.{suffix}");
+    let Codes::U8(codes) = &q.codes else { return Vec::new() };
+    let bits = q.format.code_bits();
+    let packing = Packing::compressed_tensors_int(bits);
+    let mut all = Vec::new();
+    match format {
+        PackFormat::PackQuantized => {
+            all.push((name("weight_packed"), packing.pack(codes, q.cols)));
+            let shape = [q.rows as i64, q.cols as i64];
+            all.push((name("weight_shape"), shape.iter().flat_map(|n| n.to_le_bytes()).collect()));
+        }
+        PackFormat::Nvfp4Pack | PackFormat::Mxfp4Pack => {
+            all.push((name("weight_packed"), Packing::rows(4).pack(codes, q.cols)));
+        }
+        _ => all.push((name("weight"), codes.clone())),
+    }
+    all.push((name("weight_scale"), q.scales.to_le_bytes()));
+    if !q.zeros.is_empty() {
+        let zeros: Vec<u8> = q.zeros.iter().map(|&z| z as i8 as u8).collect();
+        let bytes = if format == PackFormat::PackQuantized { pack_zeros(&zeros, packing, q) } else { zeros };
+        all.push((name("weight_zero_point"), bytes));
+    }
+    if let Some(outer) = q.outer {
+        all.push((name("weight_global_scale"), outer.to_le_bytes().to_vec()));
+    }
+    all
+}
+
+/// Zero points run down the rows: each column of groups is one packed line, and lines stand side by side.
+fn pack_zeros(zeros: &[u8], packing: Packing, q: &Quantized) -> Vec<u8> {
+    let grid = q.format.blocks().grid(q.rows, q.cols);
+    let (down, across) = (grid[0], zeros.len() / grid[0].max(1));
+    let lines = packing.pack(&transpose(zeros, down, across), down);
+    let words = packing.line_bytes(down) / 4;
+    (0..words)
+        .flat_map(|w| (0..across).map(move |l| 4 * (l * words + w)))
+        .flat_map(|at| lines[at..at + 4].iter().copied())
+        .collect()
+}
+
+/// `quantization_config` for groups of modules, each with its scheme and that of its input.
+///
+/// # Errors
+/// As [`pack_format`].
+pub fn quantization_config(
+    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
+    ignore: &[String],
+) -> Result<Value, NotStorable> {
+    let mut config_groups = serde_json::Map::new();
+    let mut formats = Vec::new();
+    for (i, (scheme, input, modules)) in groups.iter().enumerate() {
+        let format = pack_format(scheme, input.as_ref())?.name();
+        formats.push(format);
+        // One scheme for all is written as the class of the layers, the form that every loader takes.
+        let targets = if groups.len() == 1 { vec!["Linear".to_owned()] } else { modules.clone() };
+        let group = json!({
+            "targets": targets,
+            "weights": args(scheme, Value::Bool(false)),
+            "input_activations": input.as_ref().and_then(input_args),
+            "output_activations": null,
+            "format": format,
+        });
+        config_groups.insert(format!("group_{i}"), group);
+    }
+    let first = formats.first().copied().unwrap_or("dense");
+    let format = if formats.iter().all(|f| *f == first) { first } else { "mixed-precision" };
+    Ok(json!({
+        "config_groups": config_groups,
+        "format": format,
+        "global_compression_ratio": null,
+        "ignore": ignore,
+        "kv_cache_scheme": null,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": "0.18.0",
+    }))
+}
+
+/// `QuantizationArgs` of an input, where a server computes that scheme: always by the compressed-tensors rule.
+fn input_args(scheme: &Scheme) -> Option<Value> {
+    use mantissa_num::scheme::Rule;
+    let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
+    else {
+        return None;
+    };
+    let dynamic = scheme.source == Source::Dynamic;
+    let per_token = *blocks == Blocks::Row && scale.code == Code::F32;
+    let known = match code {
+        Code::Int(8) => per_token && scheme.encoder.rule == Rule::Full,
+        Code::Float(f) if *f == minifloat::E4M3 && per_token => true,
+        Code::Float(f) if scale.code == Code::E8m0 => {
+            [minifloat::E4M3, minifloat::E2M1].contains(f) && scheme.encoder.rule == Rule::Ct
+        }
+        _ => false,
+    };
+    (known && dynamic).then(|| {
+        let mut args = args(scheme, Value::Bool(true));
+        if per_token {
+            args["strategy"] = json!("token");
+        }
+        args
+    })
+}
+
+fn args(scheme: &Scheme, dynamic: Value) -> Value {
+    let Format::Affine(Affine { code, blocks, scale, offset }) = &scheme.format else { return Value::Null };
+    let (strategy, group_size, block_structure) = match blocks {
+        Blocks::Tensor => ("tensor", Value::Null, Value::Null),
+        Blocks::Group(g) if scheme.has_outer_scale() => ("tensor_group", json!(g), Value::Null),
+        Blocks::Group(g) => ("group", json!(g), Value::Null),
+        Blocks::Tile { rows, cols } => ("block", Value::Null, json!([rows, cols])),
+        _ => ("channel", Value::Null, Value::Null),
+    };
+    let scale_dtype = match scale {
+        Some(ScaleTree { code: Code::E8m0, .. }) => json!("torch.uint8"),
+        Some(ScaleTree { outer: Some(_), .. }) => json!("torch.float8_e4m3fn"),
+        _ => Value::Null,
+    };
+    json!({
+        "num_bits": code.bits(),
+        "type": if matches!(code, Code::Int(_)) { "int" } else { "float" },
+        "symmetric": *offset == Offset::None,
+        "strategy": strategy,
+        "group_size": group_size,
+        "block_structure": block_structure,
+        "dynamic": dynamic,
+        "actorder": null,
+        "scale_dtype": scale_dtype,
+        "zp_dtype": if *offset == Offset::Zero { json!("torch.int8") } else { Value::Null },
+        "observer": null,
+        "observer_kwargs": {},
+    })
+}

@@ -1,0 +1,80 @@
+//! The conventions that can be written, behind one face.
+
+use mantissa_num::{Quantized, Scheme};
+
+use super::{compressed_tensors, native};
+use crate::TensorSpec;
+
+/// A convention for a quantized model that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Container {
+    /// compressed-tensors, read by vLLM, SGLang and transformers.
+    CompressedTensors,
+    /// mantissa's own.
+    Native,
+}
+
+/// What is to be stored for a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearPlan<'a> {
+    /// Name of the layer, without `.weight`.
+    pub module: &'a str,
+    /// Scheme of the weight, with the scale code that the container will hold.
+    pub scheme: &'a Scheme,
+    /// Scheme of the input, if it is to be quantized at run time.
+    pub input: Option<&'a Scheme>,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+}
+
+/// Why a container cannot hold a scheme.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scheme {scheme}: {why}")]
+pub struct NotStorable {
+    /// The scheme.
+    pub scheme: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Container {
+    /// Every container with its name on the command line.
+    pub const NAMES: [(Container, &'static str); 2] =
+        [(Container::CompressedTensors, "compressed-tensors"), (Container::Native, "native")];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(container, _)| *container == self).map_or("", |(_, name)| name)
+    }
+
+    /// The tensors that `plan` becomes.
+    ///
+    /// # Errors
+    /// [`NotStorable`] where the container cannot hold the scheme, or not on this shape.
+    pub fn specs(self, plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+        match self {
+            Container::CompressedTensors => compressed_tensors::specs(plan),
+            Container::Native => Ok(native::specs(plan)),
+        }
+    }
+
+    /// The bytes of those tensors, by name.
+    ///
+    /// # Errors
+    /// As [`specs`](Self::specs).
+    pub fn tensors(
+        self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+        match self {
+            Container::CompressedTensors => {
+                let format = compressed_tensors::pack_format(plan.scheme, plan.input)?;
+                Ok(compressed_tensors::tensors(plan.module, format, q))
+            }
+            Container::Native => Ok(native::tensors(plan.module, q)),
+        }
+    }
+}

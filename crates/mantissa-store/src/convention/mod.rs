@@ -1,0 +1,237 @@
+//! Conventions: how each tool lays quantized weights out in a checkpoint, one module each.
+//!
+//! [`ModelFiles`] opens a model in whatever convention it is and hands out tensors; a [`Container`] says what a quantized
+//! linear layer becomes in a file that is written.
+
+pub mod compressed_tensors;
+mod container;
+pub mod native;
+mod weight;
+
+use std::path::Path;
+
+use mantissa_num::{Code, Codes, minifloat};
+use serde_json::Value;
+
+pub use container::{Container, LinearPlan, NotStorable};
+pub use weight::{ActivationQuant, LinearWeight, Weight};
+
+use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
+
+/// How a checkpoint stores its quantized linear layers.
+#[derive(Clone, Debug)]
+enum Convention {
+    Dense,
+    CompressedTensors(Box<compressed_tensors::Config>),
+    Native(native::Config),
+}
+
+/// A model on disk: weights in some convention, and its configuration.
+#[derive(Debug)]
+pub struct ModelFiles {
+    checkpoint: Checkpoint,
+    convention: Convention,
+}
+
+impl ModelFiles {
+    /// Opens a Hugging Face directory or one bare `.safetensors` file.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`]; [`Error::Field`] where `quantization_config` names a convention that is not supported or
+    /// is malformed.
+    pub fn open(path: &Path) -> Result<Self> {
+        let checkpoint = Checkpoint::open(path)?;
+        let convention = detect(&checkpoint)?;
+        Ok(ModelFiles { checkpoint, convention })
+    }
+
+    /// The files below.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// `config.json`, where there is one.
+    pub fn config(&self) -> Option<&Value> {
+        self.checkpoint.config()
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        self.checkpoint.dir()
+    }
+
+    /// Name of the convention, for people: `dense`, `compressed-tensors` or `native`.
+    pub fn convention_name(&self) -> &'static str {
+        match self.convention {
+            Convention::Dense => "dense",
+            Convention::CompressedTensors(_) => "compressed-tensors",
+            Convention::Native(_) => "native",
+        }
+    }
+
+    /// Whether some linear layer may be quantized.
+    pub fn is_quantized(&self) -> bool {
+        !matches!(self.convention, Convention::Dense)
+    }
+
+    /// What the checkpoint asks for and this reader leaves out, for the user to know.
+    pub fn notes(&self) -> Vec<String> {
+        match &self.convention {
+            Convention::CompressedTensors(config) => config.notes(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether a tensor of this exact name is stored.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.get(name).is_some()
+    }
+
+    /// A dense tensor widened to f32.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], [`Error::NotFloat`], or [`Error::Field`] when the shape is not `shape`.
+    pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let meta = self.meta(name)?;
+        self.expect_shape(meta, shape)?;
+        self.checkpoint.read_f32(name)
+    }
+
+    /// The weight of linear layer `module` (`model.layers.0.self_attn.q_proj`), `[rows, cols]` = `[out, in]`.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or has another dtype or shape than the convention and the layer require.
+    pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
+        let (weight, input) = match &self.convention {
+            Convention::Dense => (self.dense(module, rows, cols)?, None),
+            Convention::CompressedTensors(config) => config.linear(self, module, rows, cols)?,
+            Convention::Native(config) => config.linear(self, module, rows, cols)?,
+        };
+        let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
+        Ok(LinearWeight { rows, cols, weight, bias, input })
+    }
+
+    /// A weight that is stored as it is.
+    pub(crate) fn dense(&self, module: &str, rows: usize, cols: usize) -> Result<Weight> {
+        let name = format!("{module}.weight");
+        let meta = self.meta(&name)?;
+        self.expect_shape(meta, &[rows, cols])?;
+        let words =
+            |bytes: Vec<u8>| bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+        match meta.dtype {
+            Dtype::BF16 => Ok(Weight::Bf16(words(self.checkpoint.read(&name)?))),
+            Dtype::F16 => Ok(Weight::F16(words(self.checkpoint.read(&name)?))),
+            _ => Ok(Weight::F32(self.checkpoint.read_f32(&name)?)),
+        }
+    }
+
+    pub(crate) fn meta(&self, name: &str) -> Result<&TensorMeta> {
+        self.checkpoint
+            .get(name)
+            .ok_or_else(|| Error::NoTensor { path: self.dir().to_owned(), tensor: name.to_owned() })
+    }
+
+    /// Reads a tensor that must have one of `dtypes` and exactly `shape`.
+    pub(crate) fn read_exact(&self, name: &str, dtypes: &[Dtype], shape: &[usize]) -> Result<Vec<u8>> {
+        let meta = self.meta(name)?;
+        self.expect_dtype(meta, dtypes)?;
+        self.expect_shape(meta, shape)?;
+        self.checkpoint.read(name)
+    }
+
+    /// Reads a scale tensor of `count` values in any shape, and says in which code it is stored.
+    pub(crate) fn read_scales(&self, name: &str, count: usize) -> Result<(Code, Codes)> {
+        let meta = self.meta(name)?;
+        let code = scale_code(meta.dtype).ok_or_else(|| {
+            self.fault(name, format!("dtype {}", meta.dtype), "F32, BF16, F16, F8_E4M3, F8_E8M0 or U8", "")
+        })?;
+        if meta.shape.iter().product::<usize>() != count {
+            return Err(self.fault(name, format!("shape {:?}", meta.shape), format!("{count} scales"), ""));
+        }
+        Ok((code, Codes::from_le_bytes(code.unit_bytes(), &self.checkpoint.read(name)?)))
+    }
+
+    /// Reads a single f32, of shape `[1]` or `[]`.
+    pub(crate) fn read_scalar(&self, name: &str) -> Result<f32> {
+        let meta = self.meta(name)?;
+        if meta.shape.iter().product::<usize>() != 1 {
+            return Err(self.fault(name, format!("shape {:?}", meta.shape), "one value", ""));
+        }
+        Ok(self.checkpoint.read_f32(name)?[0])
+    }
+
+    pub(crate) fn expect_shape(&self, meta: &TensorMeta, shape: &[usize]) -> Result<()> {
+        if meta.shape == shape {
+            return Ok(());
+        }
+        let hint = "config.json and the weights must belong together";
+        Err(self.fault(&meta.name, format!("shape {:?}", meta.shape), format!("{shape:?}"), hint))
+    }
+
+    pub(crate) fn expect_dtype(&self, meta: &TensorMeta, dtypes: &[Dtype]) -> Result<()> {
+        if dtypes.contains(&meta.dtype) {
+            return Ok(());
+        }
+        let allowed: Vec<_> = dtypes.iter().map(ToString::to_string).collect();
+        Err(self.fault(&meta.name, format!("dtype {}", meta.dtype), allowed.join(" or "), ""))
+    }
+
+    /// A fault in one of the checkpoint's tensors or fields.
+    pub(crate) fn fault(
+        &self,
+        field: &str,
+        found: impl Into<String>,
+        allowed: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Error {
+        Error::field(self.dir(), field, found, allowed, hint)
+    }
+}
+
+/// The code in which scales of a dtype are stored; U8 scales are E8M0 by convention.
+fn scale_code(dtype: Dtype) -> Option<Code> {
+    match dtype {
+        Dtype::F32 => Some(Code::F32),
+        Dtype::BF16 => Some(Code::Float(minifloat::BF16)),
+        Dtype::F16 => Some(Code::Float(minifloat::F16)),
+        Dtype::F8E4M3 => Some(Code::Float(minifloat::E4M3)),
+        Dtype::U8 | Dtype::F8E8M0 => Some(Code::E8m0),
+        _ => None,
+    }
+}
+
+/// The dtype in which scales of a code are stored.
+fn scale_dtype(code: Code) -> Option<Dtype> {
+    match code {
+        Code::F32 => Some(Dtype::F32),
+        Code::Float(f) if f == minifloat::BF16 => Some(Dtype::BF16),
+        Code::Float(f) if f == minifloat::F16 => Some(Dtype::F16),
+        Code::Float(f) if f == minifloat::E4M3 => Some(Dtype::F8E4M3),
+        Code::E8m0 => Some(Dtype::U8),
+        _ => None,
+    }
+}
+
+fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
+    let Some(quantization) =
+        checkpoint.config().and_then(|c| c.get("quantization_config")).filter(|v| !v.is_null())
+    else {
+        return Ok(Convention::Dense);
+    };
+    let path = checkpoint.dir().join("config.json");
+    let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or_default();
+    match method {
+        "compressed-tensors" => {
+            let config = compressed_tensors::Config::parse(&path, quantization)?;
+            Ok(Convention::CompressedTensors(Box::new(config)))
+        }
+        native::QUANT_METHOD => Ok(Convention::Native(native::Config::parse(checkpoint)?)),
+        other => Err(Error::field(
+            &path,
+            "quantization_config.quant_method",
+            format!("\"{other}\""),
+            "\"compressed-tensors\", \"mantissa\" or no quantization_config",
+            "this convention is not read yet; convert the model with the tool that wrote it",
+        )),
+    }
+}

@@ -1,0 +1,208 @@
+//! mantissa's own container, for whatever no public convention holds.
+//!
+//! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out; `n.scale`
+//! in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32; `n.global` F32 `[1]`. The file's
+//! metadata holds, under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
+//! `config.json` says `quantization_config.quant_method = "mantissa"`, and lists activation schemes by module.
+
+use std::collections::BTreeMap;
+
+use mantissa_num::format::{Affine, Format};
+use mantissa_num::pack::Packing;
+use mantissa_num::{Code, Codes, Quantized, Scheme, code_unit, parse_activation};
+use serde_json::{Value, json};
+
+use super::{ActivationQuant, LinearPlan, ModelFiles, Weight};
+use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
+
+/// `quant_method` of this container.
+pub const QUANT_METHOD: &str = "mantissa";
+
+/// What `config.json` adds to the tensors: activation schemes by module.
+#[derive(Clone, Debug)]
+pub struct Config {
+    inputs: BTreeMap<String, Scheme>,
+}
+
+/// How the codes of a format are packed in this container: integers as compressed-tensors packs them, code books as
+/// bitsandbytes does, other sub-byte codes low bits first, and wider codes one per unit.
+pub fn packing(format: &Format) -> Option<Packing> {
+    match format {
+        Format::Table(_) => Some(Packing::bitsandbytes()),
+        Format::Affine(Affine { code: Code::Int(bits), .. }) => Some(Packing::compressed_tensors_int(*bits)),
+        Format::Affine(Affine { code, .. }) if code.bits() <= 8 => Some(Packing::rows(code.bits())),
+        _ => None,
+    }
+}
+
+/// The packed bytes of a tensor's codes.
+pub fn pack_codes(q: &Quantized) -> Vec<u8> {
+    match (packing(&q.format), &q.codes) {
+        (Some(packing), Codes::U8(codes)) => packing.pack(codes, q.cols),
+        (_, codes) => codes.to_le_bytes(),
+    }
+}
+
+/// Bytes of `n.packed`.
+fn packed_bytes(format: &Format, rows: usize, cols: usize) -> usize {
+    packing(format).map_or(rows * cols * code_unit(format), |p| p.total_bytes(rows, cols))
+}
+
+/// Tensors of a quantized weight named `n`, other than `n.packed`: scale, zero point, global scale.
+pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<TensorSpec> {
+    let grid = format.blocks().grid(rows, cols);
+    let spec = |suffix: &str, dtype, shape| TensorSpec { name: format!("{n}.{suffix}"), dtype, shape };
+    let mut all = Vec::new();
+    if let Some(scale) = format.scale() {
+        let dtype = if scale.code.bits() == 8 { Dtype::U8 } else { Dtype::F32 };
+        all.push(spec("scale", dtype, grid.clone()));
+        if scale.outer.is_some() {
+            all.push(spec("global", Dtype::F32, vec![1]));
+        }
+    }
+    if format.has_zero() {
+        all.push(spec("zero", Dtype::I32, grid));
+    }
+    all
+}
+
+/// The bytes of the tensors that [`scale_specs`] declares.
+pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    if let Some(scale) = q.format.scale() {
+        let bytes = match scale.code.bits() {
+            8 => q.scales.to_le_bytes(),
+            _ => (0..q.scales.len()).flat_map(|i| scale.code.decode(q.scales.get(i)).to_le_bytes()).collect(),
+        };
+        all.push((format!("{n}.scale"), bytes));
+    }
+    if let Some(outer) = q.outer {
+        all.push((format!("{n}.global"), outer.to_le_bytes().to_vec()));
+    }
+    if q.format.has_zero() {
+        all.push((format!("{n}.zero"), q.zeros.iter().flat_map(|z| z.to_le_bytes()).collect()));
+    }
+    all
+}
+
+/// All tensors of a quantized linear layer.
+pub fn specs(plan: &LinearPlan<'_>) -> Vec<TensorSpec> {
+    let n = format!("{}.weight", plan.module);
+    let bytes = packed_bytes(&plan.scheme.format, plan.rows, plan.cols);
+    let mut all = vec![TensorSpec { name: format!("{n}.packed"), dtype: Dtype::U8, shape: vec![bytes] }];
+    all.extend(scale_specs(&n, &plan.scheme.format, plan.rows, plan.cols));
+    all
+}
+
+/// The bytes of the tensors that [`specs`] declares.
+pub fn tensors(module: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
+    let n = format!("{module}.weight");
+    let mut all = vec![(format!("{n}.packed"), pack_codes(q))];
+    all.extend(scale_tensors(&n, q));
+    all
+}
+
+/// The metadata entry of a quantized weight: its name, and its scheme and shape.
+pub fn metadata(plan: &LinearPlan<'_>) -> (String, String) {
+    (format!("{}.weight", plan.module), format!("{} [{}, {}]", plan.scheme, plan.rows, plan.cols))
+}
+
+/// `quantization_config` of this container.
+pub fn quantization_config(inputs: &BTreeMap<String, Scheme>) -> Value {
+    let inputs: serde_json::Map<_, _> =
+        inputs.iter().map(|(m, s)| (m.clone(), json!(s.to_string()))).collect();
+    json!({ "quant_method": QUANT_METHOD, "format": "native", "input_activations": inputs })
+}
+
+impl Config {
+    /// Reads the activation schemes.
+    ///
+    /// # Errors
+    /// [`Error::Field`] where one is not a scheme.
+    pub fn parse(checkpoint: &Checkpoint) -> Result<Self> {
+        let path = checkpoint.dir().join("config.json");
+        let quantization = checkpoint.config().and_then(|c| c.get("quantization_config"));
+        let listed = quantization.and_then(|q| q.get("input_activations")).and_then(Value::as_object);
+        let mut inputs = BTreeMap::new();
+        for (module, text) in listed.into_iter().flatten() {
+            let field = format!("quantization_config.input_activations.{module}");
+            let text = text.as_str().unwrap_or_default();
+            let scheme = parse_activation(text)
+                .map_err(|e| Error::field(&path, field, format!("\"{text}\""), "a scheme", e.to_string()))?;
+            inputs.insert(module.clone(), scheme);
+        }
+        Ok(Config { inputs })
+    }
+
+    /// The weight of `module` and the quantization of its input.
+    ///
+    /// # Errors
+    /// A tensor is missing or does not have the shape that the scheme requires.
+    pub fn linear(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(Weight, Option<ActivationQuant>)> {
+        let n = format!("{module}.weight");
+        let input =
+            self.inputs.get(module).map(|scheme| ActivationQuant { scheme: scheme.clone(), outer: None });
+        let packed = format!("{n}.packed");
+        if !files.has(&packed) {
+            return Ok((files.dense(module, rows, cols)?, input));
+        }
+        let scheme = stored_scheme(files, &n, rows, cols)?;
+        let format = scheme.format;
+        let bytes = files.read_exact(&packed, &[Dtype::U8], &[packed_bytes(&format, rows, cols)])?;
+        let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_), .. }));
+        let codes = match packing(&format) {
+            Some(packing) => packing.unpack(&bytes, rows, cols, signed).map(Codes::U8),
+            None => Some(Codes::from_le_bytes(code_unit(&format), &bytes)),
+        };
+        let codes = codes.ok_or_else(|| files.fault(&packed, "a wrong length", "the packed codes", ""))?;
+        let mut q = Quantized {
+            codes,
+            scales: Codes::U8(Vec::new()),
+            outer: None,
+            zeros: Vec::new(),
+            rows,
+            cols,
+            format,
+        };
+        read_scales(files, &n, &mut q)?;
+        Ok((Weight::Quantized(q), input))
+    }
+}
+
+fn stored_scheme(files: &ModelFiles, n: &str, rows: usize, cols: usize) -> Result<Scheme> {
+    let file = files.checkpoint().locate(&format!("{n}.packed")).map(|(file, _)| file);
+    let text = file.and_then(|f| f.metadata().get(n)).map_or("", String::as_str);
+    let (scheme, shape) = text.split_once(' ').unwrap_or((text, ""));
+    if shape != format!("[{rows}, {cols}]") {
+        return Err(files.fault(
+            n,
+            format!("metadata \"{text}\""),
+            format!("a scheme and [{rows}, {cols}]"),
+            "",
+        ));
+    }
+    scheme.parse().map_err(|e: mantissa_num::ParseError| {
+        files.fault(n, format!("metadata \"{text}\""), "a scheme", e.to_string())
+    })
+}
+
+fn read_scales(files: &ModelFiles, n: &str, q: &mut Quantized) -> Result<()> {
+    for spec in scale_specs(n, &q.format, q.rows, q.cols) {
+        let bytes = files.read_exact(&spec.name, &[spec.dtype], &spec.shape)?;
+        let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+        match spec.name.rsplit('.').next() {
+            Some("scale") => {
+                q.scales = Codes::from_le_bytes(if spec.dtype == Dtype::U8 { 1 } else { 4 }, &bytes)
+            }
+            Some("global") => q.outer = words().next().map(f32::from_le_bytes),
+            _ => q.zeros = words().map(i32::from_le_bytes).collect(),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,404 @@
+//! What can be wrong with a file, and whose fault it is.
+//!
+//! Every message is one line, `<file>: <tensor or field>: found X, allowed Y; <hint>`. Text that comes from a
+//! file is escaped and cut to 200 characters, so that a hostile name can neither forge a line nor flood a log.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
+
+mod fault;
+
+pub use fault::{HeaderFault, IndexFault, JsonFault, OutputFault, TensorFault, WriteFault};
+
+/// Result of every fallible function of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Who must act on an error. The binary maps `Input` to exit code 2 and `Environment` to 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// The files or paths given are at fault; running again gives the same error.
+    Input,
+    /// I/O, memory, disk space or another process is at fault; the same command can succeed later.
+    Environment,
+}
+
+/// An error that names its file and its tensor or field.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A path that the caller named does not exist.
+    #[error("{}: found no such file or folder, allowed {expected}; check the path", ShownPath(.path))]
+    Missing {
+        /// The path.
+        path: PathBuf,
+        /// What was looked for.
+        expected: &'static str,
+    },
+    /// A path is a folder, device or pipe where something else is needed.
+    #[error("{}: found {found}, allowed {expected}", ShownPath(.path))]
+    WrongKind {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// The operating system refused an operation.
+    // Not a `source`: the text is in the message already and a chain printer would repeat it.
+    #[error("{}: {operation}: found I/O error `{error}`{}", ShownPath(.path), io_hint(.error))]
+    Io {
+        /// The path operated on.
+        path: PathBuf,
+        /// What was being done, for example `read header`.
+        operation: &'static str,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// An allocation failed.
+    #[error(
+        "{}: {}: found no memory for {bytes} bytes, allowed what is free; raise the memory limit or use a smaller model",
+        ShownPath(.path), Shown(.what)
+    )]
+    Memory {
+        /// The file being read.
+        path: PathBuf,
+        /// Tensor or part of the file.
+        what: String,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The file is something else, recognised by its first bytes or its name.
+    #[error("{}: found {}, allowed safetensors weights; {}", ShownPath(.path), kind.found(), kind.hint())]
+    Foreign {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is.
+        kind: ForeignKind,
+    },
+    /// A safetensors header is malformed as a whole.
+    #[error("{}: {fault}", ShownPath(.path))]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: HeaderFault,
+    },
+    /// One tensor's entry in a safetensors header is malformed.
+    #[error("{}: tensor \"{}\": {fault}", ShownPath(.path), Shown(.tensor))]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name, as in the file.
+        tensor: String,
+        /// What is wrong.
+        fault: TensorFault,
+    },
+    /// A JSON file is malformed.
+    #[error("{}: {fault}", ShownPath(.path))]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: JsonFault,
+    },
+    /// A field of a JSON file, or of a header's metadata, has a value that is not allowed.
+    #[error(transparent)]
+    Field(Box<FieldFault>),
+    /// The index of a sharded checkpoint and its shards disagree.
+    #[error("{}: {fault}", ShownPath(.path))]
+    Index {
+        /// The index file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: IndexFault,
+    },
+    /// A folder holds several weight files and nothing says which to read.
+    #[error(
+        "{}: found {count} .safetensors files and no index, allowed model.safetensors or model.safetensors.index.json; name one file",
+        ShownPath(.path)
+    )]
+    Ambiguous {
+        /// The folder.
+        path: PathBuf,
+        /// Number of weight files.
+        count: usize,
+    },
+    /// A folder holds no weights in any known format.
+    #[error("{}: found no weights, allowed a folder with model.safetensors or model.safetensors.index.json", ShownPath(.path))]
+    NoWeights {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A tensor was asked for that is not there.
+    #[error("{}: tensor \"{}\": found no such tensor, allowed one of the file's names", ShownPath(.path), Shown(.tensor))]
+    NoTensor {
+        /// File or folder.
+        path: PathBuf,
+        /// The name asked for.
+        tensor: String,
+    },
+    /// A tensor of floats was asked for and the tensor holds something else.
+    #[error("{}: tensor \"{}\": found dtype {dtype}, allowed F64 F32 F16 BF16", ShownPath(.path), Shown(.tensor))]
+    NotFloat {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+    },
+    /// A read within a tensor reaches beyond it.
+    #[error("{}: tensor \"{}\": found a read of {len} bytes at byte {offset}, allowed within {size}", ShownPath(.path), Shown(.tensor))]
+    Range {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// First byte, from the tensor's start.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes of the tensor.
+        size: u64,
+    },
+    /// A tensor cannot be written as asked.
+    #[error("{}: tensor \"{}\": {fault}", ShownPath(.path), Shown(.tensor))]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        fault: WriteFault,
+    },
+    /// An output path cannot be used.
+    #[error("{}: {fault}", ShownPath(.path))]
+    Output {
+        /// The output path.
+        path: PathBuf,
+        /// What is wrong.
+        fault: OutputFault,
+    },
+}
+
+impl Error {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Io { .. } | Self::Memory { .. } | Self::Output { fault: OutputFault::Busy { .. }, .. } => {
+                ErrorClass::Environment
+            }
+            _ => ErrorClass::Input,
+        }
+    }
+
+    /// A value that is not allowed in `field` of the file at `path`.
+    pub fn field(
+        path: &Path,
+        field: impl Into<String>,
+        found: impl Into<String>,
+        allowed: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self::Field(Box::new(FieldFault {
+            path: path.to_owned(),
+            field: field.into(),
+            found: found.into(),
+            allowed: allowed.into(),
+            hint: hint.into(),
+        }))
+    }
+
+    pub(crate) fn io(path: &Path, operation: &'static str, error: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), operation, error }
+    }
+
+    pub(crate) fn header(path: &Path, fault: HeaderFault) -> Self {
+        Self::Header { path: path.to_owned(), fault }
+    }
+
+    pub(crate) fn tensor(path: &Path, tensor: &str, fault: TensorFault) -> Self {
+        Self::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), fault }
+    }
+
+    pub(crate) fn index(path: &Path, fault: IndexFault) -> Self {
+        Self::Index { path: path.to_owned(), fault }
+    }
+
+    pub(crate) fn write(path: &Path, tensor: &str, fault: WriteFault) -> Self {
+        Self::Write { path: path.to_owned(), tensor: tensor.to_owned(), fault }
+    }
+
+    pub(crate) fn output(path: &Path, fault: OutputFault) -> Self {
+        Self::Output { path: path.to_owned(), fault }
+    }
+}
+
+/// Payload of [`Error::Field`].
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {}: found {}, allowed {}{}{}", ShownPath(.path), Shown(.field), Shown(.found), .allowed,
+    if .hint.is_empty() { "" } else { "; " }, .hint)]
+pub struct FieldFault {
+    /// The file.
+    pub path: PathBuf,
+    /// The field, dotted from the root.
+    pub field: String,
+    /// Its value, or what is wrong with it.
+    pub found: String,
+    /// The values allowed.
+    pub allowed: String,
+    /// What to do; may be empty.
+    pub hint: String,
+}
+
+/// Files that are often found where safetensors weights should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForeignKind {
+    /// A GGUF model.
+    Gguf,
+    /// The text pointer that git leaves when LFS is not installed.
+    GitLfsPointer,
+    /// A web page.
+    Html,
+    /// A Python pickle.
+    Pickle,
+    /// A zip archive, which is how PyTorch stores pickles.
+    Zip,
+}
+
+impl ForeignKind {
+    /// Recognises a file by its first bytes (64 are enough).
+    pub fn sniff(head: &[u8]) -> Option<Self> {
+        let text = head.trim_ascii_start();
+        if head.starts_with(b"GGUF") {
+            Some(Self::Gguf)
+        } else if head.starts_with(b"version https://git-lfs") {
+            Some(Self::GitLfsPointer)
+        } else if head.starts_with(b"PK\x03\x04") || head.starts_with(b"PK\x05\x06") {
+            Some(Self::Zip)
+        } else if matches!(head, [0x80, 2..=5, ..]) {
+            Some(Self::Pickle)
+        } else if text.starts_with(b"<") {
+            Some(Self::Html)
+        } else {
+            None
+        }
+    }
+
+    /// Recognises a file by the extension of its name.
+    pub fn from_extension(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "bin" | "pt" | "pth" | "ckpt" | "pkl" => Some(Self::Pickle),
+            "gguf" => Some(Self::Gguf),
+            _ => None,
+        }
+    }
+
+    fn found(self) -> &'static str {
+        match self {
+            Self::Gguf => "a GGUF model",
+            Self::GitLfsPointer => "a git-lfs pointer",
+            Self::Html => "a web page",
+            Self::Pickle => "a Python pickle",
+            Self::Zip => "a zip archive (a PyTorch pickle checkpoint?)",
+        }
+    }
+
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Gguf => "GGUF is not read here: give the safetensors model it was made from",
+            Self::GitLfsPointer => "run `git lfs install && git lfs pull` in its folder",
+            Self::Html => "the download failed (login or missing page): download it again",
+            Self::Pickle | Self::Zip => {
+                "pickles can run code and are never read: convert once with transformers, save_pretrained(DIR, safe_serialization=True)"
+            }
+        }
+    }
+}
+
+/// Text from a file: control and bidirectional characters escaped, cut to 200 characters.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a>(pub &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, c) in self.0.chars().enumerate() {
+            if i == 200 {
+                return f.write_str("…");
+            }
+            if misleads(c) { write!(f, "{}", c.escape_unicode())? } else { fmt::Write::write_char(f, c)? }
+        }
+        Ok(())
+    }
+}
+
+/// Characters that can break the line or reorder what a terminal shows.
+fn misleads(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
+}
+
+/// A path in a message, escaped; not cut, since the caller chose it.
+struct ShownPath<'a>(&'a Path);
+
+impl fmt::Display for ShownPath<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.to_string_lossy().chars() {
+            if misleads(c) { write!(f, "{}", c.escape_unicode())? } else { fmt::Write::write_char(f, c)? }
+        }
+        Ok(())
+    }
+}
+
+fn io_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free disk space or write elsewhere",
+        io::ErrorKind::PermissionDenied => "; check the permissions",
+        io::ErrorKind::ReadOnlyFilesystem => "; write elsewhere",
+        io::ErrorKind::AlreadyExists => "; remove it or choose another path",
+        io::ErrorKind::UnexpectedEof => "; the file changed while it was read",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shown_escapes_and_cuts() {
+        assert_eq!(Shown("a\nb\u{1b}[31m\u{202e}").to_string(), "a\\u{a}b\\u{1b}[31m\\u{202e}");
+        let long = "x".repeat(1 << 20);
+        assert_eq!(Shown(&long).to_string().chars().count(), 201);
+    }
+
+    #[test]
+    fn classes_follow_the_fault() {
+        let path = Path::new("m");
+        let full = Error::io(path, "write", io::ErrorKind::StorageFull.into());
+        assert_eq!(full.class(), ErrorClass::Environment);
+        assert!(full.to_string().contains("free disk space"));
+        assert_eq!(Error::header(path, HeaderFault::DuplicateMetadata).class(), ErrorClass::Input);
+        let busy = Error::output(path, OutputFault::Busy { owner: "7".into() });
+        assert_eq!(busy.class(), ErrorClass::Environment);
+    }
+
+    #[test]
+    fn foreign_files_are_recognised() {
+        for (head, kind) in [
+            (&b"GGUF\x03\0\0\0"[..], ForeignKind::Gguf),
+            (b"version https://git-lfs.github.com/spec/v1\n", ForeignKind::GitLfsPointer),
+            (b"\n<!DOCTYPE html>", ForeignKind::Html),
+            (b"PK\x03\x04\0\0\x08\x08", ForeignKind::Zip),
+            (b"\x80\x02}q\0.", ForeignKind::Pickle),
+        ] {
+            assert_eq!(ForeignKind::sniff(head), Some(kind));
+        }
+        assert_eq!(ForeignKind::sniff(b"\x80\0\0\0\0\0\0\0{"), None);
+    }
+}

@@ -1,0 +1,41 @@
+//! Untrusted model files in, typed tensors out, and back to disk atomically.
+//!
+//! Reading: [`SafeTensors`] opens one file through checks that are stricter than the format's own reader, and
+//! [`Checkpoint`] opens a Hugging Face folder of them. Both read headers only; tensors are read on demand, whole
+//! or in panels, with positioned reads (never mmap: a file truncated under a map is a SIGBUS).
+//!
+//! Writing: [`SafetensorsWriter`] and [`ShardedWriter`] fill files in any order and know what is still missing;
+//! [`Staging`] and [`StagedFile`] make an output appear only when it is complete, with a [`Manifest`] of hashes
+//! written last.
+//!
+//! Every error names its file and its tensor or field, and says through [`Error::class`] whether the input or
+//! the environment is at fault. The crate needs a Unix (positioned I/O, advisory locks, atomic exchange).
+#![forbid(unsafe_code)]
+
+pub mod commit;
+pub mod convention;
+pub mod dtype;
+pub mod error;
+pub mod hash;
+mod header_json;
+pub mod json;
+mod lock;
+pub mod manifest;
+mod reader;
+pub mod safetensors;
+pub mod shard_plan;
+pub mod shards;
+pub mod target;
+mod widen;
+pub mod writer;
+
+pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
+pub use dtype::Dtype;
+pub use error::{Error, ErrorClass, Result};
+pub use hash::{FileDigest, hash_file};
+pub use manifest::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
+pub use safetensors::{Header, SafeTensors, TensorMeta};
+pub use shard_plan::{DEFAULT_SHARD_BYTES, Shard, ShardPlan, ShardedWriter};
+pub use shards::Checkpoint;
+pub use target::refuse_overlap;
+pub use writer::{SafetensorsWriter, TensorSpec};

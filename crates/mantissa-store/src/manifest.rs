@@ -1,0 +1,221 @@
+//! `mantissa-manifest.json`: length and SHA-256 of every file of an output folder, written last.
+//!
+//! A folder with a manifest was complete when it was named. The manifest holds no time and no host, so that the
+//! same inputs give the same bytes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Component, Path};
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::hash::{FileDigest, hash_file};
+use crate::json;
+
+/// File name of the manifest within an output folder.
+pub const MANIFEST_NAME: &str = "mantissa-manifest.json";
+
+/// Longest manifest read, in bytes.
+const MAX_MANIFEST_BYTES: u64 = 64 << 20;
+
+/// The layout version that this crate writes, and the only one it reads.
+const VERSION: u64 = 1;
+
+/// What an output folder holds and what made it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manifest {
+    /// Program and version, for example `mantissa 0.1.0`.
+    pub tool: String,
+    /// Every other file of the folder, by its path relative to the folder with `/` between parts.
+    pub files: BTreeMap<String, FileDigest>,
+    /// What the caller says about the run: recipe, source and so on.
+    pub run: Map<String, Value>,
+}
+
+impl Manifest {
+    /// A manifest of these files, by this version of the program.
+    pub fn new(files: BTreeMap<String, FileDigest>, run: Map<String, Value>) -> Self {
+        Self { tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(), files, run }
+    }
+
+    /// Reads the manifest of the folder `dir`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when there is none, [`Error::Json`] or [`Error::Field`] when it is malformed or a file
+    /// in it lies outside the folder.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(MANIFEST_NAME);
+        let value = json::read_strict(&path, MAX_MANIFEST_BYTES, "a folder with mantissa-manifest.json")?;
+        Self::from_value(&path, &value)
+    }
+
+    /// The text of the manifest file.
+    pub fn to_json(&self) -> String {
+        let files: Map<String, Value> = self
+            .files
+            .iter()
+            .map(|(name, digest)| (name.clone(), json!({"bytes": digest.len, "sha256": digest.hex()})))
+            .collect();
+        let value = json!({"version": VERSION, "tool": self.tool, "files": files, "run": self.run});
+        format!("{value:#}\n")
+    }
+
+    fn from_value(path: &Path, value: &Value) -> Result<Self> {
+        let bad =
+            |field: &str, allowed: &str| Error::field(path, field, "another value or none", allowed, "");
+        if value["version"].as_u64() != Some(VERSION) {
+            return Err(bad("version", "1"));
+        }
+        let tool = value["tool"].as_str().ok_or_else(|| bad("tool", "a string"))?.to_owned();
+        let run = value["run"].as_object().ok_or_else(|| bad("run", "an object"))?.clone();
+        let listed = value["files"].as_object().ok_or_else(|| bad("files", "an object"))?;
+        let files =
+            listed.iter().map(|(name, entry)| file_entry(path, name, entry)).collect::<Result<_>>()?;
+        Ok(Self { tool, files, run })
+    }
+}
+
+/// How a folder differs from its manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// A listed file is not there.
+    Missing {
+        /// Its name.
+        file: String,
+    },
+    /// A file has another length.
+    Length {
+        /// Its name.
+        file: String,
+        /// Bytes now.
+        found: u64,
+        /// Bytes in the manifest.
+        expected: u64,
+    },
+    /// A file of the right length has other content.
+    Hash {
+        /// Its name.
+        file: String,
+        /// SHA-256 now, hexadecimal.
+        found: String,
+        /// SHA-256 in the manifest, hexadecimal.
+        expected: String,
+    },
+    /// A file that the manifest does not list; what it does list may still be intact.
+    Unlisted {
+        /// Its name.
+        file: String,
+    },
+}
+
+/// Compares every file of the folder `dir` with its manifest; empty when nothing differs.
+///
+/// # Errors
+/// As [`Manifest::read`], and [`Error::Io`] when a file that exists cannot be read.
+pub fn verify_manifest(dir: &Path) -> Result<Vec<Mismatch>> {
+    let manifest = Manifest::read(dir)?;
+    let mut found = Vec::new();
+    for (file, &expected) in &manifest.files {
+        found.extend(compare(dir, file, expected)?);
+    }
+    let unlisted =
+        files_under(dir)?.into_iter().filter(|f| f != MANIFEST_NAME && !manifest.files.contains_key(f));
+    found.extend(unlisted.map(|file| Mismatch::Unlisted { file }));
+    Ok(found)
+}
+
+/// Every file below `dir`, relative to it, sorted. Links are listed and not followed.
+pub(crate) fn files_under(dir: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        let path = dir.join(&folder);
+        for entry in fs::read_dir(&path).map_err(|e| Error::io(&path, "list folder", e))? {
+            let entry = entry.map_err(|e| Error::io(&path, "list folder", e))?;
+            let kind = entry.file_type().map_err(|e| Error::io(&entry.path(), "read type", e))?;
+            let name = format!("{folder}{}", entry.file_name().to_string_lossy());
+            if kind.is_dir() { folders.push(format!("{name}/")) } else { files.push(name) }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn compare(dir: &Path, file: &str, expected: FileDigest) -> Result<Option<Mismatch>> {
+    let name = || file.to_owned();
+    let path = dir.join(file);
+    // The length first: a truncated file need not be hashed.
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() && metadata.len() != expected.len => {
+            return Ok(Some(Mismatch::Length {
+                file: name(),
+                found: metadata.len(),
+                expected: expected.len,
+            }));
+        }
+        _ => {}
+    }
+    match hash_file(&path) {
+        Ok(digest) if digest == expected => Ok(None),
+        Ok(digest) => {
+            Ok(Some(Mismatch::Hash { file: name(), found: digest.hex(), expected: expected.hex() }))
+        }
+        Err(Error::Missing { .. } | Error::WrongKind { .. }) => Ok(Some(Mismatch::Missing { file: name() })),
+        Err(error) => Err(error),
+    }
+}
+
+fn file_entry(path: &Path, name: &str, entry: &Value) -> Result<(String, FileDigest)> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    if name.is_empty() || !inside {
+        return Err(Error::field(path, "files", name, "paths inside the folder", ""));
+    }
+    let len = entry["bytes"].as_u64();
+    let sha256 = entry["sha256"].as_str().and_then(FileDigest::parse_hex);
+    match (len, sha256) {
+        (Some(len), Some(sha256)) => Ok((name.to_owned(), FileDigest { len, sha256 })),
+        _ => {
+            let allowed = "{\"bytes\": integer, \"sha256\": 64 hexadecimal digits}";
+            Err(Error::field(path, format!("files.{name}"), "another value", allowed, ""))
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        let files = BTreeMap::from([("a/b.json".to_owned(), FileDigest::of(b"x"))]);
+        Manifest::new(files, Map::from_iter([("recipe".to_owned(), json!("rtn"))]))
+    }
+
+    #[test]
+    fn text_round_trips() {
+        let manifest = sample();
+        let value = serde_json::from_str(&manifest.to_json()).unwrap();
+        assert_eq!(Manifest::from_value(Path::new("m"), &value).unwrap(), manifest);
+    }
+
+    #[test]
+    fn malformed_manifests_are_refused() {
+        let good = sample().to_json();
+        for (from, to) in [
+            ("\"version\": 1", "\"version\": 2"),
+            ("a/b.json", "../b.json"),
+            ("a/b.json", "/etc/passwd"),
+            ("\"bytes\": 1", "\"bytes\": -1"),
+            ("\"sha256\": \"2d", "\"sha256\": \"zz"),
+            ("\"run\": {", "\"ran\": {"),
+        ] {
+            let text = good.replace(from, to);
+            assert_ne!(text, good, "{from} occurs");
+            let value = serde_json::from_str(&text).unwrap();
+            let error = Manifest::from_value(Path::new("m"), &value).unwrap_err();
+            assert!(matches!(error, Error::Field(_)), "{error}");
+        }
+    }
+}

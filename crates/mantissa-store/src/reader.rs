@@ -1,0 +1,147 @@
+//! Positioned reads from one regular file.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, JsonFault, Result};
+
+/// An open regular file whose length was taken once, at opening.
+///
+/// A file truncated later gives an I/O error on the read that meets its end, never a signal.
+#[derive(Debug)]
+pub(crate) struct Source {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl Source {
+    /// Opens `path`, which must be a regular file. `expected` names what was looked for.
+    pub(crate) fn open(path: &Path, expected: &'static str) -> Result<Self> {
+        // Looked at before it is opened: opening a pipe would wait for its writer.
+        let before = fs::metadata(path).map_err(|e| missing_or_io(path, expected, "open", e))?;
+        require_regular(path, &before, expected)?;
+        let file = File::open(path).map_err(|e| missing_or_io(path, expected, "open", e))?;
+        let opened = file.metadata().map_err(|e| Error::io(path, "read length", e))?;
+        require_regular(path, &opened, expected)?;
+        Ok(Self { path: path.to_owned(), file, len: opened.len() })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `buf` from byte `offset`.
+    pub(crate) fn read_exact(&self, offset: u64, buf: &mut [u8], operation: &'static str) -> Result<()> {
+        self.file.read_exact_at(buf, offset).map_err(|e| Error::io(&self.path, operation, e))
+    }
+
+    /// `len` bytes from byte `offset`, which the caller has checked against [`Self::len`].
+    pub(crate) fn read_vec(
+        &self,
+        offset: u64,
+        len: u64,
+        what: &str,
+        operation: &'static str,
+    ) -> Result<Vec<u8>> {
+        let mut bytes = reserve(&self.path, what, len, len)?;
+        bytes.resize(usize::try_from(len).unwrap_or(0), 0);
+        self.read_exact(offset, &mut bytes, operation)?;
+        Ok(bytes)
+    }
+}
+
+/// The whole of a JSON or text file of at most `cap` bytes.
+pub(crate) fn read_capped(path: &Path, cap: u64, expected: &'static str) -> Result<Vec<u8>> {
+    let source = Source::open(path, expected)?;
+    if source.len() > cap {
+        let fault = JsonFault::TooLarge { found: source.len(), cap };
+        return Err(Error::Json { path: path.to_owned(), fault });
+    }
+    source.read_vec(0, source.len(), expected, "read")
+}
+
+/// An empty vector with room for `count` elements that take `bytes` in all, or an error that names `what`.
+pub(crate) fn reserve<T>(path: &Path, what: &str, count: u64, bytes: u64) -> Result<Vec<T>> {
+    let mut items = Vec::new();
+    let reserved = usize::try_from(count).is_ok_and(|count| items.try_reserve_exact(count).is_ok());
+    if reserved {
+        Ok(items)
+    } else {
+        Err(Error::Memory { path: path.to_owned(), what: what.to_owned(), bytes })
+    }
+}
+
+/// A path that the caller named and that is not there is the caller's mistake; anything else is the system's.
+pub(crate) fn missing_or_io(
+    path: &Path,
+    expected: &'static str,
+    operation: &'static str,
+    error: io::Error,
+) -> Error {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            Error::Missing { path: path.to_owned(), expected }
+        }
+        _ => Error::io(path, operation, error),
+    }
+}
+
+fn require_regular(path: &Path, metadata: &fs::Metadata, expected: &'static str) -> Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    let found = if metadata.is_dir() { "a folder" } else { "a device, pipe or socket" };
+    Err(Error::WrongKind { path: path.to_owned(), found, expected })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = Source::open(&dir.path().join("no"), "a file").unwrap_err();
+        assert!(matches!(missing, Error::Missing { .. }), "{missing}");
+        let folder = Source::open(dir.path(), "a file").unwrap_err();
+        assert!(matches!(folder, Error::WrongKind { found: "a folder", .. }), "{folder}");
+        let device = Source::open(Path::new("/dev/null"), "a file").unwrap_err();
+        assert!(matches!(device, Error::WrongKind { .. }), "{device}");
+    }
+
+    #[test]
+    fn a_file_truncated_after_opening_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fs::write(&path, [7; 64]).unwrap();
+        let source = Source::open(&path, "a file").unwrap();
+        assert_eq!(source.read_vec(60, 4, "t", "read").unwrap(), [7; 4]);
+        fs::write(&path, [7; 8]).unwrap();
+        let error = source.read_vec(60, 4, "t", "read").unwrap_err();
+        assert!(error.to_string().contains("changed while it was read"), "{error}");
+    }
+
+    #[test]
+    fn an_impossible_allocation_is_an_error() {
+        let error = reserve::<u8>(Path::new("m"), "tensor \"a\"", 1 << 63, 1 << 63).unwrap_err();
+        assert!(matches!(error, Error::Memory { .. }));
+        assert_eq!(error.class(), crate::ErrorClass::Environment);
+    }
+
+    #[test]
+    fn caps_come_before_reading() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fs::write(&path, [b' '; 9]).unwrap();
+        assert_eq!(read_capped(&path, 9, "a file").unwrap().len(), 9);
+        assert!(matches!(read_capped(&path, 8, "a file"), Err(Error::Json { .. })));
+    }
+}

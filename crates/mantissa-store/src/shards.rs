@@ -1,0 +1,289 @@
+//! A checkpoint: a Hugging Face folder of safetensors files and its config, or one bare file.
+//!
+//! In a folder, `model.safetensors` comes before `model.safetensors.index.json`, as in transformers; a folder
+//! with neither and exactly one other `.safetensors` file is read with a warning. Shards are named by the index,
+//! which is untrusted: only a file name inside the folder is allowed. Links inside the folder are followed, since
+//! the Hugging Face cache stores its files that way; it is the name that is checked. A bare file has no config.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, ForeignKind, IndexFault, Result};
+use crate::json::read_strict;
+use crate::reader::missing_or_io;
+use crate::safetensors::{SafeTensors, TensorMeta};
+use crate::shard_plan::{INDEX_NAME, SINGLE_NAME};
+
+/// Longest `config.json` read, in bytes.
+pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Longest index read, in bytes: the header cap, since it repeats the names of the headers.
+const MAX_INDEX_BYTES: u64 = crate::safetensors::MAX_HEADER_BYTES;
+
+/// An open checkpoint: headers and config checked, tensors read on demand.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    files: Vec<SafeTensors>,
+    /// File and position in it, by tensor name.
+    by_name: BTreeMap<String, (usize, usize)>,
+    config: Option<Value>,
+    warnings: Vec<String>,
+}
+
+impl Checkpoint {
+    /// Opens a folder or one `.safetensors` file; reads headers, index and config, and no tensor.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::NoWeights`] or [`Error::Ambiguous`] when there is nothing, or too much, to
+    /// read; [`Error::Foreign`] for pickles and GGUF; [`Error::Index`] when index and shards disagree; else as
+    /// [`SafeTensors::open`] and [`crate::json::parse_strict`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let expected = "a model folder or a .safetensors file";
+        let metadata = fs::metadata(path).map_err(|e| missing_or_io(path, expected, "open", e))?;
+        if metadata.is_dir() { Self::open_folder(path) } else { Self::open_file(path) }
+    }
+
+    /// All tensors: file by file in name order, within a file in the order of its bytes.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorMeta> {
+        self.files.iter().flat_map(SafeTensors::tensors)
+    }
+
+    /// The tensor with this name.
+    pub fn get(&self, name: &str) -> Option<&TensorMeta> {
+        self.locate(name).map(|(_, meta)| meta)
+    }
+
+    /// The tensor with this name and the file that holds it.
+    pub fn locate(&self, name: &str) -> Option<(&SafeTensors, &TensorMeta)> {
+        let &(file, at) = self.by_name.get(name)?;
+        let file = &self.files[file];
+        Some((file, &file.tensors()[at]))
+    }
+
+    /// The bytes of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], else as [`SafeTensors::read`].
+    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let (file, meta) = self.require(name)?;
+        file.read(meta)
+    }
+
+    /// Fills `buf` with a tensor's bytes from `byte_offset` on.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], else as [`SafeTensors::read_range`].
+    pub fn read_range(&self, name: &str, byte_offset: u64, buf: &mut [u8]) -> Result<()> {
+        let (file, meta) = self.require(name)?;
+        file.read_range(meta, byte_offset, buf)
+    }
+
+    /// A tensor of F64, F32, F16 or BF16 as f32, row-major.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], else as [`SafeTensors::read_f32`].
+    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>> {
+        let (file, meta) = self.require(name)?;
+        file.read_f32(meta)
+    }
+
+    /// `config.json`, an object, where the folder has one.
+    pub fn config(&self) -> Option<&Value> {
+        self.config.as_ref()
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors().fold(0, |sum: u64, meta| sum.saturating_add(meta.len))
+    }
+
+    /// Every weight file, in name order.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(SafeTensors::path)
+    }
+
+    /// The folder, or the folder of the bare file.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What is odd and was accepted, one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn require(&self, name: &str) -> Result<(&SafeTensors, &TensorMeta)> {
+        self.locate(name).ok_or_else(|| Error::NoTensor { path: self.dir.clone(), tensor: name.to_owned() })
+    }
+
+    fn open_file(path: &Path) -> Result<Self> {
+        if let Some(kind) = ForeignKind::from_extension(path) {
+            return Err(Error::Foreign { path: path.to_owned(), kind });
+        }
+        let dir = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        Ok(Self::of_one(dir, SafeTensors::open(path)?))
+    }
+
+    fn open_folder(dir: &Path) -> Result<Self> {
+        let config = read_config(dir)?;
+        let has = |name| fs::symlink_metadata(dir.join(name)).is_ok();
+        let mut opened = if has(SINGLE_NAME) {
+            Self::of_one(dir, SafeTensors::open(&dir.join(SINGLE_NAME))?)
+        } else if has(INDEX_NAME) {
+            Self::open_index(dir)?
+        } else {
+            Self::open_only(dir)?
+        };
+        if has(SINGLE_NAME) && has(INDEX_NAME) {
+            opened.warnings.push(format!("{}: {INDEX_NAME} ignored, {SINGLE_NAME} read", dir.display()));
+        }
+        opened.config = config;
+        Ok(opened)
+    }
+
+    fn of_one(dir: &Path, file: SafeTensors) -> Self {
+        let by_name =
+            file.tensors().iter().enumerate().map(|(i, meta)| (meta.name.clone(), (0, i))).collect();
+        Self { dir: dir.to_owned(), files: vec![file], by_name, config: None, warnings: Vec::new() }
+    }
+
+    /// A folder whose one weight file has another name, as some quantizers leave it.
+    fn open_only(dir: &Path) -> Result<Self> {
+        let mut foreign = None;
+        let mut weights = Vec::new();
+        for entry in fs::read_dir(dir).map_err(|e| Error::io(dir, "list folder", e))? {
+            let path = entry.map_err(|e| Error::io(dir, "list folder", e))?.path();
+            if path.extension().is_some_and(|ext| ext == "safetensors") {
+                weights.push(path);
+            } else {
+                foreign = foreign.or(ForeignKind::from_extension(&path));
+            }
+        }
+        match (weights.as_slice(), foreign) {
+            ([only], _) => {
+                let mut opened = Self::of_one(dir, SafeTensors::open(only)?);
+                opened.warnings.push(format!("{}: read as the folder's only weights", only.display()));
+                Ok(opened)
+            }
+            ([], Some(kind)) => Err(Error::Foreign { path: dir.to_owned(), kind }),
+            ([], None) => Err(Error::NoWeights { path: dir.to_owned() }),
+            (several, _) => Err(Error::Ambiguous { path: dir.to_owned(), count: several.len() }),
+        }
+    }
+
+    fn open_index(dir: &Path) -> Result<Self> {
+        let path = dir.join(INDEX_NAME);
+        let index = read_strict(&path, MAX_INDEX_BYTES, INDEX_NAME)?;
+        let shard_of = weight_map(&path, &index)?;
+        let names: BTreeSet<&str> = shard_of.values().map(String::as_str).collect();
+        for (tensor, shard) in &shard_of {
+            require_shard(&path, dir, tensor, shard)?;
+        }
+        let files =
+            names.iter().map(|name| SafeTensors::open(&dir.join(name))).collect::<Result<Vec<_>>>()?;
+        let names: Vec<&str> = names.into_iter().collect();
+        let by_name = match_shards(&path, &shard_of, &names, &files)?;
+        let mut opened = Self { dir: dir.to_owned(), files, by_name, config: None, warnings: Vec::new() };
+        opened.warnings.extend(total_size_warning(&path, &index, opened.total_bytes()));
+        Ok(opened)
+    }
+}
+
+fn read_config(dir: &Path) -> Result<Option<Value>> {
+    let path = dir.join("config.json");
+    if fs::symlink_metadata(&path).is_err() {
+        return Ok(None);
+    }
+    let config = read_strict(&path, MAX_CONFIG_BYTES, "a model's config.json")?;
+    if config.is_object() {
+        return Ok(Some(config));
+    }
+    Err(Error::field(&path, "root", kind_of(&config), "an object", ""))
+}
+
+/// `weight_map` of the index: tensor name to shard name.
+fn weight_map(path: &Path, index: &Value) -> Result<BTreeMap<String, String>> {
+    let bad = |field: String, found: &Value| {
+        let allowed = "an object of tensor names to file names";
+        Error::field(path, field, kind_of(found), allowed, "")
+    };
+    let map = index["weight_map"].as_object();
+    let map = map.ok_or_else(|| bad("weight_map".to_owned(), &index["weight_map"]))?;
+    map.iter()
+        .map(|(tensor, shard)| match shard {
+            Value::String(shard) => Ok((tensor.clone(), shard.clone())),
+            other => Err(bad(format!("weight_map[\"{tensor}\"]"), other)),
+        })
+        .collect()
+}
+
+/// The shard's name is a plain file name, and there is such a file.
+fn require_shard(path: &Path, dir: &Path, tensor: &str, shard: &str) -> Result<()> {
+    let (tensor, shard) = (tensor.to_owned(), shard.to_owned());
+    let plain = shard.ends_with(".safetensors") && !shard.contains(['/', '\\', '\0']);
+    if !plain {
+        return Err(Error::index(path, IndexFault::ShardName { tensor, shard }));
+    }
+    match fs::metadata(dir.join(&shard)) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::index(path, IndexFault::MissingShard { tensor, shard })),
+    }
+}
+
+/// Index and shards hold the same tensors in the same places.
+fn match_shards(
+    path: &Path,
+    shard_of: &BTreeMap<String, String>,
+    names: &[&str],
+    files: &[SafeTensors],
+) -> Result<BTreeMap<String, (usize, usize)>> {
+    let mut by_name: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for (file, opened) in files.iter().enumerate() {
+        for (at, meta) in opened.tensors().iter().enumerate() {
+            let (tensor, shard) = (meta.name.clone(), names[file].to_owned());
+            let fault = match (by_name.insert(meta.name.clone(), (file, at)), shard_of.get(&meta.name)) {
+                (Some((first, _)), _) => {
+                    IndexFault::TwoShards { tensor, first: names[first].to_owned(), second: shard }
+                }
+                (None, None) => IndexFault::Unlisted { tensor, shard },
+                (None, Some(_)) => continue,
+            };
+            return Err(Error::index(path, fault));
+        }
+    }
+    for (tensor, shard) in shard_of {
+        if by_name.get(tensor).is_none_or(|&(file, _)| names[file] != shard) {
+            let fault = IndexFault::LacksTensor { tensor: tensor.clone(), shard: shard.clone() };
+            return Err(Error::index(path, fault));
+        }
+    }
+    Ok(by_name)
+}
+
+/// Some writers count tied tensors twice, so a wrong total is worth a line and no more.
+fn total_size_warning(path: &Path, index: &Value, total: u64) -> Option<String> {
+    let stated = &index["metadata"]["total_size"];
+    if stated.is_null() || stated.as_u64() == Some(total) || stated.as_f64() == Some(total as f64) {
+        return None;
+    }
+    let stated: String = stated.to_string().chars().take(40).collect();
+    Some(format!("{}: metadata.total_size: found {stated}, tensors hold {total} bytes", path.display()))
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,303 @@
+//! Writing one safetensors file: header first, then tensors in any order, whole or in ranges.
+//!
+//! The bytes are those of the reference implementation's writer: tensors by descending dtype alignment and then
+//! by name, a compact header padded with spaces to 8 bytes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
+use serde_json::json;
+
+use crate::dtype::{Dtype, byte_len};
+use crate::error::{Error, OutputFault, Result, WriteFault};
+use crate::hash::{FileDigest, hash_file};
+use crate::safetensors::{LENGTH_BYTES, MAX_HEADER_BYTES, TensorMeta, shape_text};
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The name, an opaque key.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, outermost first; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// A tensor to be written.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into() }
+    }
+
+    /// Bytes of the tensor; `path` labels the error.
+    pub(crate) fn len(&self, path: &Path) -> Result<u64> {
+        byte_len(self.dtype, &self.shape).map_err(|_| {
+            let fault = WriteFault::Size { shape: shape_text(&self.shape), dtype: self.dtype };
+            Error::write(path, &self.name, fault)
+        })
+    }
+}
+
+/// A safetensors file being written.
+///
+/// It knows which bytes are still missing: [`Self::finish`] refuses an incomplete file, and writing a byte twice
+/// is an error. Dropped without `finish`, it leaves a file that no reader should see: write into a
+/// [`crate::Staging`] folder.
+#[derive(Debug)]
+pub struct SafetensorsWriter {
+    path: PathBuf,
+    file: File,
+    tensors: Vec<(TensorMeta, Written)>,
+    by_name: HashMap<String, usize>,
+}
+
+impl SafetensorsWriter {
+    /// Creates the file, which must not exist, writes its header and reserves its disk space.
+    ///
+    /// # Errors
+    /// [`Error::Write`] for a name given twice or a shape without a byte length, [`Error::Output`] when the
+    /// header would be too long, [`Error::Io`] when the file exists, or cannot be created, or the disk is full.
+    pub fn create(path: &Path, specs: Vec<TensorSpec>, metadata: BTreeMap<String, String>) -> Result<Self> {
+        let placed = place(path, specs)?;
+        let header = header(path, &placed, &metadata)?;
+        let tensors = move_behind(placed, header.len() as u64);
+        let end = tensors.last().map_or(header.len() as u64, |(meta, _)| meta.offset + meta.len);
+        let file = File::create_new(path).map_err(|e| Error::io(path, "create", e))?;
+        let begun = reserve_space(&file, end).and_then(|()| file.write_all_at(&header, 0));
+        if let Err(error) = begun {
+            // Our own file of a moment ago; the error that matters is the one above.
+            let _ = fs::remove_file(path);
+            return Err(Error::io(path, "reserve disk space", error));
+        }
+        let by_name = tensors.iter().enumerate().map(|(i, (meta, _))| (meta.name.clone(), i)).collect();
+        Ok(Self { path: path.to_owned(), file, tensors, by_name })
+    }
+
+    /// Writes a whole tensor.
+    ///
+    /// # Errors
+    /// [`Error::Write`] when the name is unknown, the length is wrong or a byte was written before,
+    /// [`Error::Io`].
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let at = self.position(name)?;
+        let size = self.tensors[at].0.len;
+        if bytes.len() as u64 != size {
+            return Err(self.length_error(name, 0, bytes.len(), format!("all {size} bytes")));
+        }
+        self.write_at(at, 0, bytes)
+    }
+
+    /// Writes part of a tensor, from its byte `byte_offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Write`] when the name is unknown, the range reaches beyond the tensor or a byte in it was written
+    /// before, [`Error::Io`].
+    pub fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> Result<()> {
+        let at = self.position(name)?;
+        let size = self.tensors[at].0.len;
+        if byte_offset.checked_add(bytes.len() as u64).is_none_or(|end| end > size) {
+            return Err(self.length_error(name, byte_offset, bytes.len(), format!("within {size} bytes")));
+        }
+        self.write_at(at, byte_offset, bytes)
+    }
+
+    /// Where each tensor lies, in file order.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorMeta> {
+        self.tensors.iter().map(|(meta, _)| meta)
+    }
+
+    /// Bytes of tensors not yet written.
+    pub fn remaining(&self) -> u64 {
+        self.tensors.iter().map(|(meta, written)| meta.len - written.total).sum()
+    }
+
+    /// Checks that every byte was written, makes the file durable and hashes what is on disk.
+    ///
+    /// # Errors
+    /// [`Error::Write`] naming the first incomplete tensor, [`Error::Io`].
+    pub fn finish(self) -> Result<FileDigest> {
+        for (meta, written) in &self.tensors {
+            if written.total != meta.len {
+                let fault = WriteFault::Incomplete { written: written.total, size: meta.len };
+                return Err(Error::write(&self.path, &meta.name, fault));
+            }
+        }
+        self.file.sync_all().map_err(|e| Error::io(&self.path, "fsync", e))?;
+        hash_file(&self.path)
+    }
+
+    fn position(&self, name: &str) -> Result<usize> {
+        let known = self.by_name.get(name).copied();
+        known.ok_or_else(|| Error::write(&self.path, name, WriteFault::Unknown))
+    }
+
+    fn length_error(&self, name: &str, offset: u64, len: usize, allowed: String) -> Error {
+        Error::write(&self.path, name, WriteFault::Length { offset, len: len as u64, allowed })
+    }
+
+    fn write_at(&mut self, at: usize, byte_offset: u64, bytes: &[u8]) -> Result<()> {
+        let (meta, written) = &mut self.tensors[at];
+        written
+            .claim(byte_offset, byte_offset + bytes.len() as u64)
+            .map_err(|offset| Error::write(&self.path, &meta.name, WriteFault::Twice { offset }))?;
+        self.file
+            .write_all_at(bytes, meta.offset + byte_offset)
+            .map_err(|e| Error::io(&self.path, "write tensor", e))
+    }
+}
+
+/// The bytes of a tensor that have been written: disjoint spans, begin to end, neighbours joined.
+#[derive(Debug, Default)]
+struct Written {
+    spans: BTreeMap<u64, u64>,
+    total: u64,
+}
+
+impl Written {
+    /// Adds a span, or gives the first byte of it that was written before.
+    fn claim(&mut self, mut start: u64, mut end: u64) -> std::result::Result<(), u64> {
+        if start == end {
+            return Ok(());
+        }
+        let before = self.spans.range(..=start).next_back().map(|(&s, &e)| (s, e));
+        let after = self.spans.range(start..).next().map(|(&s, &e)| (s, e));
+        if before.is_some_and(|(_, e)| e > start) {
+            return Err(start);
+        }
+        if let Some((s, _)) = after.filter(|&(s, _)| s < end) {
+            return Err(s);
+        }
+        self.total += end - start;
+        if let Some((s, _)) = before.filter(|&(_, e)| e == start) {
+            start = s;
+        }
+        if let Some((s, e)) = after.filter(|&(s, _)| s == end) {
+            self.spans.remove(&s);
+            end = e;
+        }
+        self.spans.insert(start, end);
+        Ok(())
+    }
+}
+
+/// Sorts the tensors and gives each its offset within the data.
+fn place(path: &Path, mut specs: Vec<TensorSpec>) -> Result<Vec<TensorMeta>> {
+    specs.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
+    refuse_bad_names(path, &specs)?;
+    let mut offset: u64 = 0;
+    let mut placed = Vec::with_capacity(specs.len());
+    for spec in specs {
+        let len = spec.len(path)?;
+        let end = offset.checked_add(len).filter(|&end| i64::try_from(end).is_ok());
+        let end = end.ok_or_else(|| {
+            let fault = WriteFault::Size { shape: shape_text(&spec.shape), dtype: spec.dtype };
+            Error::write(path, &spec.name, fault)
+        })?;
+        let TensorSpec { name, dtype, shape } = spec;
+        placed.push(TensorMeta { name, dtype, shape, offset, len });
+        offset = end;
+    }
+    Ok(placed)
+}
+
+/// Refuses a name given twice and the format's own key.
+pub(crate) fn refuse_bad_names(path: &Path, specs: &[TensorSpec]) -> Result<()> {
+    let mut names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(Error::write(path, pair[0], WriteFault::Duplicate));
+    }
+    if names.binary_search(&"__metadata__").is_ok() {
+        return Err(Error::write(path, "__metadata__", WriteFault::Reserved));
+    }
+    Ok(())
+}
+
+/// Length field and padded JSON header.
+fn header(path: &Path, tensors: &[TensorMeta], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+    let mut entries = Vec::with_capacity(tensors.len() + 1);
+    if !metadata.is_empty() {
+        entries.push(format!("\"__metadata__\":{}", json!(metadata)));
+    }
+    for meta in tensors {
+        let TensorMeta { name, dtype, shape, offset, len } = meta;
+        // One object at a time, so that fields stay in the reference writer's order.
+        let (name, offsets) = (json!(name), json!([offset, offset + len]));
+        let shape = json!(shape);
+        entries
+            .push(format!("{name}:{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":{offsets}}}"));
+    }
+    let mut json = format!("{{{}}}", entries.join(",")).into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let found = json.len() as u64;
+    if found > MAX_HEADER_BYTES {
+        return Err(Error::output(path, OutputFault::HeaderTooLong { found, cap: MAX_HEADER_BYTES }));
+    }
+    let mut bytes = found.to_le_bytes().to_vec();
+    bytes.append(&mut json);
+    Ok(bytes)
+}
+
+/// Turns offsets within the data into offsets within the file.
+fn move_behind(placed: Vec<TensorMeta>, header: u64) -> Vec<(TensorMeta, Written)> {
+    debug_assert!(header >= LENGTH_BYTES);
+    let shift = |meta: TensorMeta| TensorMeta { offset: meta.offset + header, ..meta };
+    placed.into_iter().map(|meta| (shift(meta), Written::default())).collect()
+}
+
+/// Sets the length and takes the disk space now: a full disk is found before hours of work, not after.
+fn reserve_space(file: &File, len: u64) -> io::Result<()> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len)) {
+        // File systems without reservation get a sparse file and find a full disk when they write.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len),
+        result => result.map_err(io::Error::from),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_join_and_refuse_overlap() {
+        let mut written = Written::default();
+        for (start, end, expected) in [
+            (4, 8, Ok(())),
+            (0, 2, Ok(())),
+            (8, 8, Ok(())),
+            (7, 9, Err(7)),
+            (1, 5, Err(1)),
+            (3, 6, Err(4)),
+            (2, 4, Ok(())),
+            (8, 10, Ok(())),
+        ] {
+            assert_eq!(written.claim(start, end), expected, "{start}..{end}");
+        }
+        assert_eq!(written.spans, BTreeMap::from([(0, 10)]));
+        assert_eq!(written.total, 10);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_environment_error() {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let Ok(file) = full else {
+            println!("skipped: no /dev/full");
+            return;
+        };
+        let path = PathBuf::from("out.safetensors");
+        let meta = TensorMeta { name: "a".into(), dtype: Dtype::U8, shape: vec![4], offset: 0, len: 4 };
+        let by_name = HashMap::from([("a".to_owned(), 0)]);
+        let mut writer = SafetensorsWriter { path, file, tensors: vec![(meta, Written::default())], by_name };
+        let error = writer.write("a", &[1; 4]).unwrap_err();
+        assert_eq!(error.class(), crate::ErrorClass::Environment);
+        assert!(error.to_string().starts_with("out.safetensors: write tensor: found I/O error"), "{error}");
+        assert!(error.to_string().contains("free disk space"), "{error}");
+    }
+}

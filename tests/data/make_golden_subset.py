@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Cut the golden reference files down to the size that is committed under tests/data/golden.
+
+    python make_golden_subset.py SHARED_GOLDEN OUT
+
+Every kept tensor keeps its name, its dtype and its meaning; only rows, columns or whole tensors are left out, so one
+test routine reads either the originals or this subset. What was cut is written in each file's `subset` metadata entry.
+Needs numpy and safetensors. The output is a pure function of the input: running it twice gives equal bytes.
+
+After each cut the script recomputes, in plain numpy float32 and independently of the packages that produced the
+originals, what the cut could have broken (block and row scales, tensor-wide maxima, the value of every kept code).
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+MAX_TOTAL_BYTES = 1_500_000
+DTYPE_NAMES = {"float32": "F32", "uint8": "U8", "int8": "I8", "uint16": "U16", "int32": "I32", "uint32": "U32"}
+WIDE_FORMATS = ("f16", "bf16")
+
+
+def main(source, out):
+    out.mkdir(parents=True, exist_ok=True)
+    makers = (
+        elements_decode,
+        elements_encode,
+        codebooks,
+        mx_formats,
+        mx_compressed_tensors,
+        nvfp4,
+        int_affine,
+        bnb_blockwise,
+    )
+    total = 0
+    decode = read(source, "elements_decode")[0]
+    for maker in makers:
+        name = maker.__name__
+        tensors, metadata = read(source, name)
+        kept, metadata = maker(tensors, metadata, decode)
+        size = write(out / f"{name}.safetensors", kept, metadata)
+        total += size
+        print(f"{name:24} {len(kept):4} of {len(tensors):4} tensors {size:8} bytes")
+    print(f"{'total':24} {total:27} bytes")
+    assert total <= MAX_TOTAL_BYTES, f"{total} bytes is more than {MAX_TOTAL_BYTES}"
+
+
+# --- one function per file: (tensors, metadata, element tables) -> (kept tensors, metadata) ---
+
+
+def elements_decode(tensors, metadata, _decode):
+    kept = {k: v for k, v in tensors.items() if k.split(".")[0] not in WIDE_FORMATS}
+    return kept, note(metadata, "f16 and bf16 left out: elements_encode holds pairs for both")
+
+
+def elements_encode(tensors, metadata, decode):
+    kept = {}
+    for name, values in tensors.items():
+        family = name.split(".")[0]
+        keep = wide_sample(tensors, family) if family in WIDE_FORMATS else slice(None)
+        kept[name] = values[keep]
+    for family in WIDE_FORMATS:
+        check_wide_codes(kept, family)
+    for family in sorted({k.split(".")[0] for k in kept if k.endswith(".x_bits")} - set(WIDE_FORMATS)):
+        check_representable_values(kept, family, decode[f"{family}.decode"])
+    return kept, note(metadata, "f16, bf16: every 8th sample, and all zeros, non-finite, f32-subnormal and just-overflowing inputs")
+
+
+def codebooks(tensors, metadata, _decode):
+    kept = {k: tensors[k] for k in ("bnb.nf4", "bnb.fp4")}
+    assert all(v.shape == (16,) and np.abs(v).max() == 1 for v in kept.values())
+    return kept, note(metadata, "bnb.nf4 and bnb.fp4 only")
+
+
+def mx_formats(tensors, metadata, decode):
+    labels = json.loads(metadata["row_labels"])
+    # The rows whose meaning is not in their first two blocks: the only outlier is in block 6, and block 2 holds -0.
+    starts = [{"outliers_1pct_x60": 6, "zero_blocks": 2}.get(label, 0) for label in labels]
+    special_starts = [0] * len(tensors["x_special"])
+    kept = {}
+    for name, values in tensors.items():
+        if "microxcaling" in name:
+            continue
+        is_special = name == "x_special" or ".special." in name
+        kept[name] = cut_blocks(values, special_starts if is_special else starts, tensors["x"].shape[1], 32, 2)
+    check_mx_rows(kept["x"], labels)
+    check_mx_special(kept["x_special"], json.loads(metadata["special_row_labels"]))
+    for fmt, element in MX_ELEMENTS.items():
+        check_mx_ocp(kept, fmt, element and decode[f"{element}.decode"])
+    return kept, note(metadata, f"2 of 8 blocks per row, first kept block per row: {starts}; microxcaling left out")
+
+
+MX_ELEMENTS = {
+    "mxfp8_e4m3": "f8_e4m3fn",
+    "mxfp8_e5m2": "f8_e5m2",
+    "mxfp6_e2m3": "f6_e2m3fn",
+    "mxfp6_e3m2": "f6_e3m2fn",
+    "mxfp4_e2m1": "f4_e2m1fn",
+    "mxint8": None,
+}
+
+
+def mx_compressed_tensors(tensors, metadata, _decode):
+    labels = json.loads(metadata["row_labels"])
+    starts = [{"zero_blocks": 2}.get(label, 0) for label in labels]
+    kept = {k: cut_blocks(v, starts, tensors["x"].shape[1], 32, 2) for k, v in tensors.items()}
+    check_mx_rows(kept["x"], labels)
+    for fmt in ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3"):
+        scale, values, dequant = (kept[f"{fmt}.compressed_tensors.{p}"] for p in ("scale_f32", "values", "dequant"))
+        assert np.array_equal(np.repeat(scale, 32, axis=1) * values, dequant), fmt
+    return kept, note(metadata, f"2 of 4 blocks per row, first kept block per row: {starts}")
+
+
+def nvfp4(tensors, metadata, _decode):
+    rows = {"weights_gaussian": slice(8, 24)}
+    names = ("weights_gaussian", "all_zero", "mixed", "single_huge", "tiny_1e-38", "large_1e37", "dyadic_amax42", "dyadic_negzero")
+    producers = ("compressed_tensors", "transformer_engine_1x16")
+    kept = {}
+    for tensor in names:
+        for name, values in tensors.items():
+            if name.split(".")[0] == tensor and (name == f"{tensor}.x" or name.split(".")[1] in producers):
+                kept[name] = values[rows[tensor]] if tensor in rows and values.shape != (1,) else values
+        check_nvfp4_globals(kept, tensor)
+    return kept, note(metadata, "compressed_tensors and transformer_engine_1x16 of eight tensors; weights_gaussian rows 8..24, which hold its amax")
+
+
+def int_affine(tensors, metadata, _decode):
+    rows = 8
+    kept = {k: v for k, v in tensors.items() if k.startswith("pack_int32.")}
+    for name, values in tensors.items():
+        tensor, *rest = name.split(".")
+        if tensor in ("gaussian", "dyadic", "outlier_channels", "skewed_positive") and not rest[0].endswith("_tensor"):
+            assert len(values) == 32, name
+            kept[name] = values[:rows]
+    assert not kept["outlier_channels.x"].any(axis=1).all(), "the all-zero row is among the first eight"
+    check_int_symmetric_scales(kept)
+    return kept, note(metadata, "first 8 rows of four tensors, per-tensor granularity left out; pack_int32 whole")
+
+
+def bnb_blockwise(tensors, metadata, _decode):
+    inputs = ("rows", "last_dim_not_multiple_of_block", "ragged", "code_midpoints", "weights")
+    weight_rows = 16
+    kept = {}
+    for name, values in tensors.items():
+        tensor, *rest = name.split(".")
+        if tensor in inputs and (rest == ["x"] or rest[0] in ("nf4_b64", "nf4_b128", "fp4_b64", "fp4_b128")):
+            # Blocks run over the flattened tensor: 16 of 64 rows (5120 values) are whole blocks of 64 and of 128.
+            kept[name] = values[: len(values) * weight_rows // 64] if tensor == "weights" else values
+    for name in [k for k in kept if k.endswith(".absmax")]:
+        check_flat_absmax(kept, name)
+    return kept, note(metadata, "nf4 and fp4 only, no double quantization; weights: first 16 rows")
+
+
+# --- cutting ---
+
+
+def cut_blocks(values, starts, columns, block, count):
+    """Keep `count` blocks of each row from block `starts[row]` on; a tensor may hold a value, a byte or a scale per column."""
+    per_block = values.shape[1] * block // columns
+    rows = [row[s * per_block : (s + count) * per_block] for row, s in zip(values, starts, strict=True)]
+    return np.ascontiguousarray(np.stack(rows))
+
+
+def wide_sample(tensors, family):
+    bits = tensors[f"{family}.x_bits"]
+    x = bits.view(np.float32)
+    largest = np.float32(65504.0) if family == "f16" else np.array(0x7F7F0000, np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        overflowing = (np.abs(x) >= largest) & (np.abs(x) <= largest * np.float32(1.01))
+        special = ~np.isfinite(x) | (np.abs(x) < np.finfo(np.float32).tiny) | overflowing
+    return special | (np.arange(len(bits)) % 8 == 0)
+
+
+def note(metadata, text):
+    return {**metadata, "subset": text}
+
+
+# --- checks: each recomputes in float32 what a wrong cut would break ---
+
+
+def check_wide_codes(kept, family):
+    bits = kept[f"{family}.x_bits"]
+    x = bits.view(np.float32)
+    finite = ~np.isnan(x)
+    if family == "f16":
+        with np.errstate(over="ignore"):
+            want = x.astype(np.float16).view(np.uint16)
+    else:
+        want = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    assert np.array_equal(want[finite], kept[f"{family}.code_ml_dtypes"][finite]), family
+    assert np.isnan(x).any() and np.isinf(x).sum() == 2 and (x == 0).sum() == 2, family
+
+
+def check_representable_values(kept, family, table):
+    x = kept[f"{family}.x_bits"].view(np.float32)
+    codes = kept[f"{family}.code_ml_dtypes"]
+    exact = np.isin(x, table[np.isfinite(table)])
+    assert exact.sum() >= np.isfinite(table).sum() - 2, family
+    assert np.array_equal(table[codes[exact]], x[exact]), family
+
+
+def check_mx_rows(x, labels):
+    amax = np.abs(x).reshape(len(x), -1, 32).max(axis=2)
+    by_label = dict(zip(labels, amax))
+    assert not by_label["all_zero"].any()
+    assert (by_label["zero_blocks"] == 0).sum() == 1
+    assert np.signbit(x[labels.index("zero_blocks")][:32]).all(), "the zero block of negative zeros"
+    assert by_label["one_outlier_every_second_block"].max() > 20 * by_label["one_outlier_every_second_block"].min()
+    assert by_label["outliers_1pct_x60"].max() > 5 * by_label["outliers_1pct_x60"].min()
+    assert (np.count_nonzero(x[labels.index("single_nonzero_per_block")].reshape(-1, 32), axis=1) == 1).all()
+    assert (np.signbit(x[labels.index("many_signed_zeros")]) & (x[labels.index("many_signed_zeros")] == 0)).any()
+    if "fp32_max_in_block" in by_label:
+        assert (by_label["fp32_max_in_block"] == np.finfo(np.float32).max).all()
+        assert (by_label["fp32_subnormals"] < np.finfo(np.float32).tiny).all()
+
+
+def check_mx_special(x, labels):
+    nan, inf = np.isnan(x).sum(axis=1), np.isinf(x).sum(axis=1)
+    want = {"one_nan": (1, 0), "one_pos_inf": (0, 1), "one_neg_inf": (0, 1), "nan_and_inf": (1, 1), "all_nan": (32, 0)}
+    assert [want[label] for label in labels] == list(zip(nan, inf))
+
+
+def check_mx_ocp(kept, fmt, table):
+    """dequant = element * 2^(scale - 127), computed in float64 where every product is exact."""
+    codes = kept[f"{fmt}.ocp_floor.codes"]
+    elements = codes / 64 if table is None else table[codes].astype(np.float64)
+    scale = np.exp2(kept[f"{fmt}.ocp_floor.scale_e8m0"].astype(np.float64) - 127)
+    dequant = (elements * np.repeat(scale, 32, axis=1)).astype(np.float32)
+    assert np.array_equal(dequant.view(np.uint32), kept[f"{fmt}.ocp_floor.dequant"].view(np.uint32)), fmt
+
+
+def check_nvfp4_globals(kept, tensor):
+    amax = np.abs(kept[f"{tensor}.x"]).max()
+    assert kept[f"{tensor}.transformer_engine_1x16.amax"][0] == amax, tensor
+    if amax >= np.finfo(np.float32).tiny:
+        with np.errstate(over="ignore"):
+            global_scale = np.float32(2688.0) / amax
+        if np.isfinite(global_scale):
+            assert kept[f"{tensor}.compressed_tensors.global_scale"][0] == global_scale, tensor
+
+
+def check_int_symmetric_scales(kept):
+    checked = 0
+    for name, scale in kept.items():
+        tensor, scheme, *rest = name.split(".")
+        if rest != ["compressed_tensors", "scale"] or "_sym_" not in scheme:
+            continue
+        bits, group = int(scheme[3]), scheme.rsplit("_", 1)[1]
+        x = np.abs(kept[f"{tensor}.x"])
+        blocks = x.reshape(len(x), -1, x.shape[1] if group == "channel" else int(group.removeprefix("group")))
+        want = blocks.max(axis=2) / np.float32((2**bits - 1) / 2)
+        want[want == 0] = np.finfo(np.float32).eps
+        assert np.array_equal(want, scale), name
+        checked += 1
+    assert checked >= 4 * 2 * 2, f"{checked}: channel and group32, int8 and int4, of four tensors at least"
+
+
+def check_flat_absmax(kept, name):
+    tensor, scheme, _ = name.split(".")
+    flat, block = np.abs(kept[f"{tensor}.x"]).ravel(), int(scheme.rsplit("_b", 1)[1])
+    padded = np.pad(flat, (0, -len(flat) % block))
+    assert np.array_equal(padded.reshape(-1, block).max(axis=1), kept[name]), name
+    assert len(kept[f"{tensor}.{scheme}.packed"]) == (len(flat) + 1) // 2, name
+
+
+# --- safetensors in and out ---
+
+
+def read(folder, name):
+    with safe_open(folder / f"{name}.safetensors", framework="np") as file:
+        return {key: file.get_tensor(key) for key in sorted(file.keys())}, dict(file.metadata())
+
+
+def write(path, tensors, metadata):
+    """Write a safetensors file with sorted names: the package's own writer does not promise a metadata order."""
+    header, offset = {"__metadata__": dict(sorted(metadata.items()))}, 0
+    # Widest dtypes first, as the safetensors library does: every tensor stays aligned to its element.
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    for name in order:
+        values = tensors[name]
+        end = offset + values.nbytes
+        header[name] = {"dtype": DTYPE_NAMES[values.dtype.name], "shape": list(values.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(np.ascontiguousarray(tensors[name]).tobytes() for name in order)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path.stat().st_size
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

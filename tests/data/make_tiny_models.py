@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Make the tiny random models under tests/data/tiny, each with the logits transformers computes for it.
+
+    python make_tiny_models.py OUT
+
+One directory per architecture feature (rotary scaling, window, bias, norm, storage dtype, sharding). Each holds what
+`save_pretrained` writes and `expected.safetensors`: `input_ids` I64[2,T] and `logits` F32[2,T,V], computed on CPU in
+float32 (weights stored in a 16-bit dtype are read back and widened first), eager attention, whole sequence, no cache.
+
+For each feature the script recomputes the logits with that feature alone removed and refuses a model whose logits move
+by less than 100 times the tolerance the tests use (1e-4): a reader that ignores the feature cannot pass.
+
+Needs torch 2.15, transformers 5.23, safetensors 0.8, tokenizers 0.23 (other versions may draw other random numbers).
+"""
+
+import copy
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+TOLERANCE = 1e-4
+BATCH, TOKENS = 2, 24
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    config_class: type
+    model_class: type
+    config: dict
+    # What to remove, one at a time: a label and the config fields (or the "weights:..." edit) that remove it.
+    without: dict = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    tokens: int = TOKENS
+    shard: str | None = None
+    old_style_config: bool = False
+    tokenizer: bool = False
+
+
+def llama(name, without, **rest):
+    keys = {k: rest.pop(k) for k in ("dtype", "tokens", "shard", "old_style_config", "tokenizer") if k in rest}
+    return Variant(name, LlamaConfig, LlamaForCausalLM, rest, without, **keys)
+
+
+def rope(theta, rope_type="default", **rest):
+    return {"rope_type": rope_type, "rope_theta": theta, **rest}
+
+
+# With head_dim 8, theta 100 and 32 positions in training the four wavelengths (6.3, 19.9, 62.8, 198.7) fall into all
+# three bands of the llama3 rule: kept, blended, divided.
+LLAMA3 = rope(100.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+# With head_dim 16, theta 10 and 16 positions the YaRN ramp runs over dimensions 0..4, not from one to the next.
+YARN = rope(10.0, "yarn", factor=4.0, original_max_position_embeddings=16)
+YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
+
+VARIANTS = [
+    llama("llama1-mha", {"rope theta": {"rope_parameters": rope(1e6)}, "rms_norm_eps": {"rms_norm_eps": 1e-6}},
+          num_key_value_heads=4, rope_parameters=rope(10000.0), rms_norm_eps=0.05),
+    llama("llama2-gqa-tied", {"rope theta": {"rope_parameters": rope(1e6)}}, tie_word_embeddings=True,
+          vocab_size=288, tokens=12, tokenizer=True),
+    llama("llama3-rope", {"rope scaling": {"rope_parameters": rope(100.0)}}, rope_parameters=LLAMA3),
+    llama("llama-rope-linear", {"rope scaling": {"rope_parameters": rope(10000.0)}},
+          rope_parameters=rope(10000.0, "linear", factor=4.0), old_style_config=True),
+    llama("llama-yarn", {
+        "rope scaling": {"rope_parameters": rope(10.0)},
+        "attention factor": {"rope_parameters": {**YARN, "attention_factor": 1.0}},
+        "frequency ramp": {"rope_parameters": {**YARN, "beta_fast": 1e-3, "beta_slow": 5e-4}},
+    }, num_attention_heads=2, num_key_value_heads=2, rope_parameters=YARN),
+    llama("llama-yarn-mscale", {
+        "rope scaling": {"rope_parameters": rope(10.0)},
+        "mscale": {"rope_parameters": {k: v for k, v in YARN_MSCALE.items() if k != "mscale"}},
+        "betas": {"rope_parameters": {k: v for k, v in YARN_MSCALE.items() if not k.startswith("beta")}},
+        "truncate": {"rope_parameters": {k: v for k, v in YARN_MSCALE.items() if k != "truncate"}},
+    }, num_attention_heads=2, num_key_value_heads=2, rope_parameters=YARN_MSCALE),
+    llama("llama-yarn-attention-factor", {
+        "rope scaling": {"rope_parameters": rope(10.0)},
+        "attention_factor": {"rope_parameters": YARN},
+    }, num_attention_heads=2, num_key_value_heads=2, rope_parameters={**YARN, "attention_factor": 0.8}, old_style_config=True),
+    llama("llama-bias", {
+        "qkv bias": "weights:[qkv]_proj.bias=0",
+        "o bias": "weights:o_proj.bias=0",
+        "mlp bias": "weights:mlp.*bias=0",
+    }, attention_bias=True, mlp_bias=True),
+    llama("llama-headdim", {"rope theta": {"rope_parameters": rope(1e6)}}, head_dim=12, shard="20KB"),
+    llama("mqa", {}, num_key_value_heads=1, dtype=torch.float16),
+    Variant("mistral-window", MistralConfig, MistralForCausalLM, {"sliding_window": 8, "head_dim": None},
+            {"window": {"sliding_window": None}, "window length": {"sliding_window": 9}}, dtype=torch.bfloat16),
+    Variant("qwen2-bias", Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True},
+            {"qkv bias": "weights:_proj.bias=0"}),
+    Variant("qwen2-window", Qwen2Config, Qwen2ForCausalLM,
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            {"window": {"use_sliding_window": False}, "unwindowed first layer": {"max_window_layers": 0}}),
+    Variant("qwen3-qknorm", Qwen3Config, Qwen3ForCausalLM, {"head_dim": 12},
+            {"q norm weight": "weights:q_norm.weight=1", "k norm weight": "weights:k_norm.weight=1"}),
+    Variant("bitnet-silu", BitNetConfig, BitNetForCausalLM, {"hidden_act": "silu", "tie_word_embeddings": True},
+            {"attn_sub_norm": "weights:attn_sub_norm.weight=1", "ffn_sub_norm": "weights:ffn_sub_norm.weight=1",
+             "activation": {"hidden_act": "relu2"}}),
+    Variant("bitnet-relu2", BitNetConfig, BitNetForCausalLM, {"hidden_act": "relu2"},
+            {"attn_sub_norm": "weights:attn_sub_norm.weight=1", "activation": {"hidden_act": "silu"}}),
+]
+
+COMMON = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=64, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, rms_norm_eps=1e-5,
+    rope_parameters=rope(10000.0),
+)
+
+
+def main(out):
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    for number, variant in enumerate(VARIANTS):
+        path = out / variant.name
+        shutil.rmtree(path, ignore_errors=True)
+        torch.manual_seed(1000 + number)
+        make(variant, path)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        print(f"{variant.name:28} {size:7} bytes, {len(list(path.iterdir()))} files")
+
+
+def make(variant, path):
+    config = variant.config_class(**copy.deepcopy(COMMON | variant.config))
+    model = build(variant, config)
+    randomize(model)
+    model.to(variant.dtype).save_pretrained(path, **({"max_shard_size": variant.shard} if variant.shard else {}))
+    (path / "generation_config.json").unlink(missing_ok=True)
+    if variant.old_style_config:
+        write_old_style(path / "config.json")
+    if variant.tokenizer:
+        write_tokenizer(path, config.vocab_size)
+
+    input_ids = torch.randint(3, config.vocab_size, (BATCH, variant.tokens))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    logits = forward(model, input_ids)
+    assert logits.dtype == torch.float32 and logits.isfinite().all()
+    assert torch.equal(logits, forward(reference(model, variant, config), input_ids)), "config.json does not describe the model made"
+    check_structure(model, variant, config)
+    check_conditioning(model, input_ids, logits)
+    for label, change in variant.without.items():
+        check_matters(variant, config, model, input_ids, logits, label, change)
+    save_file({"input_ids": input_ids, "logits": logits}, path / "expected.safetensors")
+
+
+def build(variant, config):
+    config._attn_implementation = "eager"
+    return variant.model_class(config).eval()
+
+
+def reference(model, variant, config):
+    twin = build(variant, copy.deepcopy(config))
+    twin.load_state_dict(model.state_dict())
+    return twin.float()
+
+
+def randomize(model):
+    """Weights large enough that every feature shows in the logits, norm weights around 1, non-zero biases."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.7, 1.3)
+            elif "layernorm" in name:
+                parameter.uniform_(0.7, 1.3)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            elif "embed_tokens" in name:
+                parameter.normal_(0.0, 0.5)
+            else:
+                parameter.normal_(0.0, 0.25)
+
+
+def forward(model, input_ids):
+    with torch.no_grad():
+        return model.eval()(input_ids, use_cache=False).logits.contiguous()
+
+
+def check_structure(model, variant, config):
+    tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert tied == config.tie_word_embeddings, variant.name
+    assert not variant.config.get("attention_bias") or model.model.layers[0].self_attn.o_proj.bias is not None
+    if variant.shard:
+        assert (Path(model.name_or_path) / "model.safetensors.index.json").exists()
+
+
+def check_conditioning(model, input_ids, logits):
+    """float64 matrix products give the same logits: a correct reader with another order of summation stays in tolerance."""
+    wide = forward(copy.deepcopy(model).double(), input_ids)
+    error = (wide - logits).abs().max().item()
+    assert error < TOLERANCE / 3, f"float32 rounding alone moves the logits by {error}"
+    print(f"  float32 rounding moves the logits by {error:.2g}")
+
+
+def check_matters(variant, config, model, input_ids, logits, label, change):
+    if isinstance(change, str):
+        other = reference(model, variant, config)
+        edit_weights(other, change.removeprefix("weights:"))
+    else:
+        fields = copy.deepcopy(COMMON | variant.config | change)
+        other = build(variant, variant.config_class(**fields)).float()
+        other.load_state_dict(model.state_dict())
+    difference = (forward(other, input_ids) - logits).abs().max().item()
+    print(f"  {variant.name}: without {label}: logits move by {difference:.3g} (largest {logits.abs().max():.3g})")
+    assert difference > 100 * TOLERANCE, f"{variant.name}: {label} barely matters: {difference}"
+
+
+def edit_weights(model, edit):
+    pattern, value = edit.split("=")
+    changed = 0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if re.search(pattern, name):
+                parameter.fill_(float(value))
+                changed += 1
+    assert changed, f"{pattern} matches no parameter"
+
+
+def write_old_style(path):
+    """config.json as transformers 4 wrote it: rope_theta and rope_scaling with `type` instead of rope_parameters."""
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    config["rope_scaling"] = {"type": parameters.pop("rope_type"), **parameters}
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.38.0"
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+# --- a byte-level BPE tokenizer, trained here ---
+
+SENTENCES = """The quick brown fox jumps over the lazy dog while the other dogs watch the fox.
+There is no other way than the one that they know, and they know that the way is long.
+In the morning the sun rises over the hills, and in the evening it sets behind the hills.
+She said that the numbers were rounded to the nearest even value, and then stored in the table.
+Once upon a time there was a little girl; the little girl had a little dog.
+"""
+
+SAMPLE_TEXTS = [
+    "",
+    "Once upon a time",
+    " leading space",
+    "trailing space ",
+    "two  spaces   three",
+    "line one\nline two\n\nline four",
+    "tab\tand\r\nreturn",
+    "It's the fox's, isn't it? They'll know.",
+    "12345 + 67 = 12412",
+    "Привет, мир",
+    "emoji 🦀🔥 and e\u0301",
+    "中文，ok",
+    "literal <s> and </s> in text",
+    "\u00a0no-break\u200bzero",
+]
+
+
+def write_tokenizer(path, vocab_size):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(SENTENCES.splitlines(), trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    assert tokenizer.get_vocab_size() == vocab_size, tokenizer.get_vocab_size()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({
+        "add_bos_token": True, "bos_token": "<s>", "clean_up_tokenization_spaces": False, "eos_token": "</s>",
+        "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}, indent=2) + "\n")
+    samples = ",\n".join(json.dumps(sample(path, text), ensure_ascii=True) for text in SAMPLE_TEXTS)
+    (path / "tokenizer_expected.json").write_text(f"[\n{samples}\n]\n")
+
+
+def sample(path, text):
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    with_special = tokenizer(text)["input_ids"]
+    without = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert with_special == [1, *without], text
+    assert Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids == without
+    decoded = tokenizer.decode(without, skip_special_tokens=False)
+    assert decoded == text, (decoded, text)
+    return {"text": text, "ids_with_special": with_special, "ids_without_special": without, "decoded": decoded}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
