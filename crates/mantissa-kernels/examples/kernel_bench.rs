@@ -1,0 +1,336 @@
+//! Speed of every kernel at every available level, beside what this machine can do: `cargo run --release --example kernel_bench [kernel] [elements]`.
+//!
+//! The memory limits are measured here with plain loops of the same read/write mix over buffers larger than the last private cache; the
+//! arithmetic limit with a loop of independent fused multiply-adds. Every figure is the median of several runs.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use mantissa_kernels::{CausalAttention, Isa, Kernels, MatMut, MatRef};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const RUNS: usize = 9;
+/// Elements of the streaming operands unless the second argument says otherwise: 64 MiB of f32, more than the private caches.
+const BIG: usize = 16 << 20;
+const ROW: usize = 4096;
+
+fn main() {
+    let wanted = std::env::args().nth(1).unwrap_or_default();
+    let big = std::env::args().nth(2).map_or(BIG, |n| n.parse().expect("a number of elements"));
+    let big = big.next_multiple_of(8 * ROW);
+    let mut bench = Bench { filter: wanted, big, x: wave(BIG), y: wave(BIG), out: vec![0.0; BIG] };
+    bench.limits();
+    for isa in Isa::available() {
+        let kernels = Kernels::new(isa).expect("an available level has kernels");
+        println!("\n{isa}");
+        bench.streaming(&kernels);
+        bench.dequantize(&kernels);
+        bench.quantize(&kernels);
+    }
+    println!("\nmatrix products, {}", Isa::detect());
+    bench.products(&Kernels::new(Isa::detect()).expect("the detected level is available"));
+}
+
+struct Bench {
+    filter: String,
+    big: usize,
+    x: Vec<f32>,
+    y: Vec<f32>,
+    out: Vec<f32>,
+}
+
+impl Bench {
+    fn limits(&mut self) {
+        println!("limits");
+        let lanes = Kernels::new(Isa::detect()).expect("the detected level is available");
+        let big = self.big;
+        let (x, y, out) = (&self.x[..big], &self.y[..big], &mut self.out[..big]);
+        report("memory read", 4 * big, || _ = black_box(lanes.amax(black_box(x))));
+        report("memory copy", 8 * big, || out.copy_from_slice(black_box(x)));
+        report("memory write", 4 * big, || black_box(&mut *out).fill(1.0));
+        report("memory read two, write one (add)", 12 * big, || {
+            for ((o, a), b) in out.iter_mut().zip(x.iter()).zip(y.iter()) {
+                *o = a + b;
+            }
+        });
+        fma_peak();
+    }
+
+    /// Bytes read plus bytes written.
+    fn streaming(&mut self, k: &Kernels) {
+        let (big, filter) = (self.big, &self.filter);
+        let (x, y, out) = (&self.x[..big], &self.y[..big], &mut self.out[..big]);
+        let weight = wave(ROW);
+        // A rotation, so that rotating again and again neither vanishes nor overflows.
+        let (cos, sin) = (vec![0.8; big / ROW * 64], vec![0.6; big / ROW * 64]);
+        let mut halves = vec![0_u16; big];
+        let run = |name: &str, bytes_per_value: usize, f: &mut dyn FnMut()| {
+            if name.contains(filter.as_str()) {
+                report(name, bytes_per_value * big, f);
+            }
+        };
+        run("dot", 8, &mut || _ = black_box(k.dot(x, y)));
+        run("axpy", 12, &mut || k.axpy(0.5, x, out));
+        run("sum_f64", 4, &mut || _ = black_box(k.sum_f64(x)));
+        run("amax", 4, &mut || _ = black_box(k.amax(x)));
+        run("min_max", 4, &mut || _ = black_box(k.min_max(x)));
+        run("argmax (rows of 32768)", 4, &mut || _ = black_box(x.chunks(32_768).map(|r| k.argmax(r)).max()));
+        run("log_softmax_stats (rows of 32768)", 4, &mut || {
+            x.chunks(32_768).for_each(|row| _ = black_box(k.log_softmax_stats(row)));
+        });
+        run("rms_norm (rows of 4096)", 8, &mut || k.rms_norm(x, &weight, 1e-5, out));
+        run("rope_rotate (32 heads of 128)", 8, &mut || k.rope_rotate(out, ROW / 128, 128, &cos, &sin));
+        run("silu_mul", 12, &mut || k.silu_mul(x, y, out));
+        run("relu2_mul", 12, &mut || k.relu2_mul(x, y, out));
+        run("gelu_tanh_mul", 12, &mut || k.gelu_tanh_mul(x, y, out));
+        run("exp_inplace", 8, &mut || k.exp_inplace(black_box(out)));
+        run("f32_to_bf16", 6, &mut || k.f32_to_bf16(x, &mut halves));
+        run("bf16_to_f32", 6, &mut || k.bf16_to_f32(&halves, out));
+        run("f32_to_f16", 6, &mut || k.f32_to_f16(x, &mut halves));
+        run("f16_to_f32", 6, &mut || k.f16_to_f32(&halves, out));
+        run("gemv (rows of 4096)", 4, &mut || k.gemv(x, ROW, &weight, &mut out[..big / ROW], false));
+        run("gevm (rows of 4096)", 4, &mut || k.gevm(&y[..big / ROW], x, ROW, &mut out[..ROW], false));
+    }
+
+    /// Bytes of codes and scales read plus 4 bytes written per value; rows of 4096, groups of 128.
+    fn dequantize(&mut self, k: &Kernels) {
+        const GROUP: usize = 128;
+        let big = self.big;
+        let codes: Vec<u8> = (0..big).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let (lut4, lut8) =
+            (std::array::from_fn(|i| i as f32 - 8.0), std::array::from_fn(|i| i as f32 - 128.0));
+        let (scales, zeros) = (wave(ROW / GROUP), vec![8.0; ROW / GROUP]);
+        let (filter, out) = (&self.filter, &mut self.out[..big]);
+        let mut run = |name: &str, code_bits: usize, f: &mut dyn FnMut(&[u8], &mut [f32])| {
+            if name.contains(filter.as_str()) {
+                report(name, big * (code_bits + 32 + 32 / GROUP) / 8, || {
+                    let rows = codes.chunks(ROW * code_bits / 8).zip(out.chunks_mut(ROW));
+                    rows.for_each(|(codes, out)| f(codes, out));
+                });
+            }
+        };
+        run("dequant_lut4", 4, &mut |codes, out| k.dequant_lut4(codes, &lut4, &scales, GROUP, out));
+        run("dequant_lut8", 8, &mut |codes, out| k.dequant_lut8(codes, &lut8, &scales, GROUP, out));
+        run("dequant_int4_zero", 4, &mut |codes, out| {
+            k.dequant_int4_zero(codes, &zeros, &scales, GROUP, out)
+        });
+        run("dequant_int8_zero", 8, &mut |codes, out| {
+            k.dequant_int8_zero(codes, &zeros, &scales, GROUP, out)
+        });
+        let mut unpacked = vec![0; ROW];
+        for bits in [2, 3, 4, 6] {
+            let name = format!("unpack_codes_le {bits} bits");
+            if name.contains(filter.as_str()) {
+                report(&name, big * (bits + 8) / 8, || {
+                    for row in codes[..big * bits / 8].chunks(ROW * bits / 8) {
+                        k.unpack_codes_le(row, bits as u32, black_box(&mut unpacked));
+                    }
+                });
+            }
+        }
+    }
+
+    /// 4 bytes read and 1 written per value; rows of 4096, groups of 128.
+    fn quantize(&mut self, k: &Kernels) {
+        const GROUP: usize = 128;
+        let (big, filter, x) = (self.big, &self.filter, &self.x[..self.big]);
+        let mut codes = vec![0_i8; big];
+        let (mut scales, mut zeros) = (vec![0.0; ROW / GROUP], vec![0_i8; ROW / GROUP]);
+        let mut run = |name: &str, f: &mut dyn FnMut(&[f32], &mut [i8])| {
+            if name.contains(filter.as_str()) {
+                report(name, 5 * big, || {
+                    x.chunks(ROW).zip(codes.chunks_mut(ROW)).for_each(|(x, codes)| f(x, codes))
+                });
+            }
+        };
+        run("quant_int_asym", &mut |x, codes| {
+            k.quant_int_asym(x, GROUP, 4, &mut scales, &mut zeros, codes).unwrap()
+        });
+        run("quant_int_sym", &mut |x, codes| {
+            k.quant_int_sym(x, GROUP, -8, 7, 7.5, &mut scales, codes).unwrap()
+        });
+        let mut packed = vec![0; big];
+        for bits in [4, 8] {
+            let name = format!("pack_codes_le {bits} bits");
+            if name.contains(filter.as_str()) {
+                report(&name, big * (8 + bits) / 8, || {
+                    k.pack_codes_le(&codes, 1 << (bits - 1), bits as u32, &mut packed[..big * bits / 8]);
+                });
+            }
+        }
+        codes.iter_mut().for_each(|c| *c &= 3);
+        for bits in [2, 3, 6] {
+            let name = format!("pack_codes_le {bits} bits");
+            if name.contains(filter.as_str()) {
+                report(&name, big * (8 + bits) / 8, || {
+                    k.pack_codes_le(&codes, 0, bits as u32, &mut packed[..big * bits / 8]);
+                });
+            }
+        }
+    }
+
+    fn products(&mut self, k: &Kernels) {
+        let Self { filter, x, y, out, .. } = self;
+        for (t, n, d) in [
+            (1, 2048, 2048),
+            (2, 2048, 2048),
+            (3, 2048, 2048),
+            (4, 2048, 2048),
+            (8, 2048, 2048),
+            (16, 2048, 2048),
+            (64, 2048, 2048),
+            (512, 2048, 2048),
+            (512, 1024, 4096),
+            (64, 1024, 64),
+        ] {
+            for (name, f) in [
+                ("nt", Kernels::gemm_nt as fn(&Kernels, MatRef<'_>, MatRef<'_>, MatMut<'_>, bool)),
+                ("nn", Kernels::gemm_nn),
+                ("tn", Kernels::gemm_tn),
+            ] {
+                let label = format!("gemm_{name} {t} x {n} x {d}");
+                if !label.contains(filter.as_str()) {
+                    continue;
+                }
+                let a = if name == "tn" { MatRef::new(x, d, t) } else { MatRef::new(x, t, d) };
+                let b = if name == "nt" { MatRef::new(y, n, d) } else { MatRef::new(y, d, n) };
+                let ours = seconds(|| f(k, a, b, MatMut::new(out, t, n), false));
+                let theirs = seconds(|| bare_gemm(name, (t, n, d), x, y, out));
+                let flop = (2 * t * n * d) as f64;
+                println!(
+                    "  {label:36} {:8.1} GFLOP/s   the gemm crate called directly {:8.1}",
+                    flop / ours * 1e-9,
+                    flop / theirs * 1e-9
+                );
+            }
+        }
+        for (t, heads, kv_heads, head_dim) in
+            [(1, 32, 8, 64), (512, 32, 8, 64), (2048, 32, 8, 64), (2048, 16, 4, 128)]
+        {
+            self.attention(k, t, heads, kv_heads, head_dim);
+        }
+    }
+
+    /// GFLOP/s over the visible scores alone: 4 operations per visible (query, key) pair and element.
+    fn attention(&mut self, k: &Kernels, t: usize, heads: usize, kv_heads: usize, head_dim: usize) {
+        let s = t.max(2048);
+        let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.125, window: None };
+        let label = format!("attention_causal {t} of {s}, {heads}/{kv_heads} x {head_dim}");
+        if !label.contains(self.filter.as_str()) {
+            return;
+        }
+        let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+        let mut scratch = vec![0.0; shape.scratch_len(t, s)];
+        let (q, keys, values) = (&self.x[..t * q_width], &self.y[..s * kv_width], &self.x[..s * kv_width]);
+        let out = &mut self.out[..t * q_width];
+        let time = seconds(|| k.attention_causal(&shape, q, keys, values, out, &mut scratch));
+        let visible = (t * (s - t) + t * (t + 1) / 2) * heads;
+        println!("  {label:36} {:8.1} GFLOP/s", (4 * visible * head_dim) as f64 / time * 1e-9);
+    }
+}
+
+fn bare_gemm(name: &str, (t, n, d): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32]) {
+    let (a_cs, a_rs) = if name == "tn" { (t as isize, 1) } else { (1, d as isize) };
+    let (b_cs, b_rs) = if name == "nt" { (d as isize, 1) } else { (1, n as isize) };
+    assert!(a.len() >= t * d && b.len() >= n * d && c.len() >= t * n);
+    // SAFETY: the strides address a t x d, a d x n and a t x n matrix, and the assertion above compared their sizes with the slices.
+    unsafe {
+        gemm::gemm(
+            t,
+            n,
+            d,
+            c.as_mut_ptr(),
+            1,
+            n as isize,
+            false,
+            a.as_ptr(),
+            a_cs,
+            a_rs,
+            b.as_ptr(),
+            b_cs,
+            b_rs,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+/// Independent fused multiply-adds in registers: 2 operations each.
+fn fma_peak() {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const STEPS: usize = 50_000_000;
+        let time = if Isa::Avx512.is_available() {
+            // SAFETY: the level was just found to be available.
+            seconds(|| unsafe { fma_512(STEPS / 16) })
+        } else if Isa::Avx2.is_available() && is_x86_feature_detected!("fma") {
+            // SAFETY: the features were just found to be available.
+            seconds(|| unsafe { fma_256(STEPS / 16) })
+        } else {
+            return;
+        };
+        let lanes = if Isa::Avx512.is_available() { 16 } else { 8 };
+        println!(
+            "  {:36} {:8.1} GFLOP/s",
+            "f32 FMA peak",
+            (STEPS / 16 * 16 * lanes * 2) as f64 / time * 1e-9
+        );
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn fma_512(steps: usize) {
+    use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps};
+    let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
+    let mut sums = [b; 16];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(*sum, a, b);
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn fma_256(steps: usize) {
+    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps};
+    let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(1.0)));
+    let mut sums = [b; 12];
+    for _ in 0..steps * 16 / 12 {
+        for sum in &mut sums {
+            *sum = _mm256_fmadd_ps(*sum, a, b);
+        }
+    }
+    black_box(sums);
+}
+
+fn report(name: &str, bytes: usize, f: impl FnMut()) {
+    println!("  {name:36} {:8.1} GB/s", bytes as f64 / seconds(f) * 1e-9);
+}
+
+/// Median time of one call, each run repeated until it lasts 20 ms.
+fn seconds(mut f: impl FnMut()) -> f64 {
+    f();
+    let mut times: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let start = Instant::now();
+            let mut calls = 0;
+            while start.elapsed() < Duration::from_millis(20) {
+                f();
+                calls += 1;
+            }
+            start.elapsed().as_secs_f64() / f64::from(calls)
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[RUNS / 2]
+}
+
+fn wave(len: usize) -> Vec<f32> {
+    (0..len).map(|i| (i as f32 * 0.618).sin()).collect()
+}

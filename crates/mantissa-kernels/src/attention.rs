@@ -1,0 +1,274 @@
+//! Causal attention of one sequence (Vaswani et al. 2017, "Attention Is All You Need", eq. 1) with grouped key/value heads
+//! (Ainslie et al. 2023, "GQA") and an optional sliding window (Beltagy et al. 2020, "Longformer", sec. 3.1).
+//!
+//! Shapes: `q[t, heads * head_dim]`, `k` and `v` `[s, kv_heads * head_dim]`, `out` like `q`; query `i` stands at position `s - t + i`, and query head `h`
+//! reads key/value head `h / (heads / kv_heads)`. A query at position `p` sees the keys `j <= p` and, with a window, only those with `p - j < window`.
+//!
+//! A block of queries of all heads that share a key/value head is stacked into one matrix, so that its keys and values are packed once: one
+//! `S = Q Kᵀ` against all keys that any of the queries sees, a softmax per row, and one `P V`. Keys that a row does not see get the
+//! weight 0. The softmax's division is applied to the rows of the result.
+
+use crate::{Kernels, MatMut, MatRef};
+
+/// Positions per score matrix: with the stacked heads, enough rows for the GEMM to run at full speed; few enough to keep the scores in cache.
+const QUERY_BLOCK: usize = 64;
+
+/// The shape of an attention layer and its mask.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CausalAttention {
+    /// Number of query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Number of key/value heads.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Factor of the scores before the softmax, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Number of keys that a query sees, itself included; `None` for all that precede it.
+    pub window: Option<usize>,
+}
+
+impl CausalAttention {
+    /// Queries are handled in blocks of this many. A sequence may be cut between calls at any multiple of it (with `k` and `v` cut after the
+    /// last query) without changing a bit of the result: this is how callers spread one sequence over threads.
+    pub const QUERY_BLOCK: usize = QUERY_BLOCK;
+
+    /// Number of f32 of scratch that [`Kernels::attention_causal`] needs for `t` queries and `s` keys.
+    ///
+    /// # Panics
+    /// If the number overflows `usize`.
+    pub fn scratch_len(&self, t: usize, s: usize) -> usize {
+        let positions = t.min(QUERY_BLOCK);
+        let keys = self.window.map_or(s, |w| s.min(w.saturating_add(positions)));
+        let rows = positions.checked_mul(self.heads / self.kv_heads.max(1));
+        let per_row = self.head_dim.checked_mul(2).and_then(|d| d.checked_add(keys)?.checked_add(1));
+        let len = rows.zip(per_row).and_then(|(rows, per_row)| rows.checked_mul(per_row));
+        assert!(len.is_some(), "attention_causal: the scratch for {t} queries by {s} keys overflows");
+        len.unwrap_or(usize::MAX)
+    }
+}
+
+impl Kernels {
+    /// Causal attention of one sequence; shapes and mask as in [`CausalAttention`], `scratch` of at least [`CausalAttention::scratch_len`].
+    ///
+    /// The result depends on this sequence alone, not on what else a batch holds.
+    ///
+    /// # Panics
+    /// If `heads` is no multiple of `kv_heads`, a size is 0, a slice is not whole rows, `k`, `v`, `q` and `out` disagree, there are more
+    /// queries than keys, or `scratch` is too short.
+    pub fn attention_causal(
+        &self,
+        shape: &CausalAttention,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        out: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (t, s) = check(shape, q, k, v, out);
+        let needed = shape.scratch_len(t, s);
+        assert!(scratch.len() >= needed, "attention_causal: scratch holds {} of {needed}", scratch.len());
+        let q_width = shape.heads * shape.head_dim;
+        let blocks = q.chunks(QUERY_BLOCK * q_width).zip(out.chunks_mut(QUERY_BLOCK * q_width));
+        for (b, (q, out)) in blocks.enumerate() {
+            let block = Block::new(shape, s - t + b * QUERY_BLOCK, q.len() / q_width);
+            for kv_head in 0..shape.kv_heads {
+                self.attend(shape, &block, kv_head, q, k, v, out, scratch);
+            }
+        }
+    }
+
+    /// One key/value head of one block of queries: `q` and `out` are the block's rows, `k` and `v` those of the whole sequence.
+    fn attend(
+        &self,
+        shape: &CausalAttention,
+        block: &Block,
+        kv_head: usize,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        out: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (d, q_width, group) =
+            (shape.head_dim, shape.heads * shape.head_dim, shape.heads / shape.kv_heads);
+        let keys = block.last_key - block.first_key;
+        let rows = block.positions * group;
+        let (stacked, scratch) = scratch.split_at_mut(rows * d);
+        let (weighted, scratch) = scratch.split_at_mut(rows * d);
+        let (sums, scratch) = scratch.split_at_mut(rows);
+        let scores = &mut scratch[..rows * keys];
+        // Row `i * group + g` of the stack is query `i` of the group's head `g`: neighbours in `q` and `out`.
+        let start = kv_head * group * d;
+        for (stacked, q) in stacked.chunks_exact_mut(group * d).zip(q.chunks_exact(q_width)) {
+            stacked.copy_from_slice(&q[start..][..group * d]);
+        }
+        let q = MatRef::new(stacked, rows, d);
+        self.gemm_nt(q, block.seen(shape, kv_head, k), MatMut::new(scores, rows, keys), false);
+        for (r, (row, sum)) in scores.chunks_exact_mut(keys).zip(sums.iter_mut()).enumerate() {
+            let (low, high) = block.visible(shape, r / group);
+            row[..low].fill(0.0);
+            row[high..].fill(0.0);
+            *sum = self.softmax_numerators(&mut row[low..high], shape.scale);
+        }
+        let scores = MatRef::new(scores, rows, keys);
+        self.gemm_nn(scores, block.seen(shape, kv_head, v), MatMut::new(weighted, rows, d), false);
+        for (r, (weighted, sum)) in weighted.chunks_exact(d).zip(sums.iter()).enumerate() {
+            let at = r / group * q_width + start + r % group * d;
+            out[at..][..d].iter_mut().zip(weighted).for_each(|(o, w)| *o = w / sum);
+        }
+    }
+}
+
+/// Some consecutive queries and the keys that any of them sees.
+struct Block {
+    /// Position of the first query.
+    position: usize,
+    positions: usize,
+    first_key: usize,
+    /// One past the last key.
+    last_key: usize,
+}
+
+impl Block {
+    fn new(shape: &CausalAttention, position: usize, positions: usize) -> Self {
+        Self {
+            position,
+            positions,
+            first_key: first_visible(shape, position),
+            last_key: position + positions,
+        }
+    }
+
+    /// The rows of one key/value head, in `k` or `v`, that the block sees.
+    fn seen<'a>(&self, shape: &CausalAttention, kv_head: usize, kv: &'a [f32]) -> MatRef<'a> {
+        let width = shape.kv_heads * shape.head_dim;
+        let start = self.first_key * width + kv_head * shape.head_dim;
+        MatRef::with_stride(&kv[start..], self.last_key - self.first_key, shape.head_dim, width)
+    }
+
+    /// The keys that query `i` of the block sees, counted from `first_key`.
+    fn visible(&self, shape: &CausalAttention, i: usize) -> (usize, usize) {
+        let position = self.position + i;
+        (first_visible(shape, position) - self.first_key, position + 1 - self.first_key)
+    }
+}
+
+/// The first key that a query at `position` sees.
+fn first_visible(shape: &CausalAttention, position: usize) -> usize {
+    shape.window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// Checks the contract and returns (queries, keys).
+fn check(shape: &CausalAttention, q: &[f32], k: &[f32], v: &[f32], out: &[f32]) -> (usize, usize) {
+    let CausalAttention { heads, kv_heads, head_dim, .. } = *shape;
+    assert!(kv_heads > 0 && head_dim > 0 && heads > 0, "attention_causal: a size is 0");
+    assert!(
+        heads.is_multiple_of(kv_heads),
+        "attention_causal: {heads} heads over {kv_heads} key/value heads"
+    );
+    assert!(shape.window != Some(0), "attention_causal: a window of 0 hides every key");
+    let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+    assert!(q.len().is_multiple_of(q_width), "attention_causal: q is not rows of {q_width}");
+    assert!(k.len().is_multiple_of(kv_width), "attention_causal: k is not rows of {kv_width}");
+    assert_eq!(k.len(), v.len(), "attention_causal: k and v differ in length");
+    assert_eq!(q.len(), out.len(), "attention_causal: q and out differ in length");
+    let (t, s) = (q.len() / q_width, k.len() / kv_width);
+    assert!(t <= s, "attention_causal: {t} queries but only {s} keys");
+    (t, s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels;
+
+    fn wave(len: usize, phase: f32) -> Vec<f32> {
+        (0..len).map(|i| (i as f32 * 0.731 + phase).sin() * 2.0).collect()
+    }
+
+    fn run(shape: &CausalAttention, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
+        let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let mut out = vec![f32::NAN; q.len()];
+        let mut scratch = vec![f32::NAN; shape.scratch_len(q.len() / q_width, k.len() / kv_width)];
+        kernels().attention_causal(shape, q, k, v, &mut out, &mut scratch);
+        out
+    }
+
+    /// The definition, in f64.
+    fn naive(shape: &CausalAttention, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f64> {
+        let d = shape.head_dim;
+        let (q_width, kv_width) = (shape.heads * d, shape.kv_heads * d);
+        let (t, s) = (q.len() / q_width, k.len() / kv_width);
+        let mut out = vec![0.0; q.len()];
+        for i in 0..t {
+            let p = s - t + i;
+            for h in 0..shape.heads {
+                let g = h / (shape.heads / shape.kv_heads);
+                let visible: Vec<usize> =
+                    (0..=p).filter(|j| shape.window.is_none_or(|w| p - j < w)).collect();
+                let score = |j: usize| -> f64 {
+                    let terms = (0..d).map(|e| {
+                        f64::from(q[i * q_width + h * d + e]) * f64::from(k[j * kv_width + g * d + e])
+                    });
+                    terms.sum::<f64>() * f64::from(shape.scale)
+                };
+                let weights: Vec<f64> = visible.iter().map(|&j| score(j).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                for e in 0..d {
+                    let terms =
+                        visible.iter().zip(&weights).map(|(j, w)| w * f64::from(v[j * kv_width + g * d + e]));
+                    out[i * q_width + h * d + e] = terms.sum::<f64>() / sum;
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn matches_the_definition() {
+        for (heads, kv_heads, head_dim) in [(4, 2, 8), (3, 1, 16), (2, 2, 5)] {
+            for (t, s) in [(1, 1), (1, 70), (5, 5), (3, 40), (64, 64), (65, 130), (130, 130)] {
+                for window in [None, Some(1), Some(7), Some(64), Some(1000)] {
+                    let shape = CausalAttention { heads, kv_heads, head_dim, scale: 0.3, window };
+                    let q = wave(t * heads * head_dim, 0.0);
+                    let (k, v) = (wave(s * kv_heads * head_dim, 1.0), wave(s * kv_heads * head_dim, 2.0));
+                    let exact = naive(&shape, &q, &k, &v);
+                    for (got, exact) in run(&shape, &q, &k, &v).iter().zip(&exact) {
+                        assert!(
+                            (f64::from(*got) - exact).abs() < 1e-5,
+                            "{shape:?} t {t} s {s}: {got} for {exact}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cutting_at_a_block_changes_no_bit() {
+        for window in [None, Some(50)] {
+            let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 16, scale: 0.25, window };
+            let (t, q_width, kv_width) = (200, 64, 32);
+            let (q, k, v) = (wave(t * q_width, 0.0), wave(t * kv_width, 1.0), wave(t * kv_width, 2.0));
+            let whole = run(&shape, &q, &k, &v);
+            let mut pieces = Vec::new();
+            for start in (0..t).step_by(CausalAttention::QUERY_BLOCK) {
+                let end = t.min(start + CausalAttention::QUERY_BLOCK);
+                pieces.extend(run(
+                    &shape,
+                    &q[start * q_width..end * q_width],
+                    &k[..end * kv_width],
+                    &v[..end * kv_width],
+                ));
+            }
+            assert!(whole.iter().zip(&pieces).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+    }
+
+    #[test]
+    fn no_queries_is_no_work() {
+        let shape = CausalAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None };
+        assert!(run(&shape, &[], &[0.0; 8], &[0.0; 8]).is_empty());
+    }
+}

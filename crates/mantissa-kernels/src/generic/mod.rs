@@ -1,0 +1,66 @@
+//! Every kernel, written once. All functions are `#[inline(always)]` so that each level of [`crate::dispatch`] compiles its own copy
+//! with its own registers; the rules that keep those copies bit-identical are at the top of `lib.rs`.
+//! What each kernel computes and its contract are documented on the [`crate::Kernels`] method of the same name.
+
+mod activation;
+mod convert;
+mod dequant;
+mod exp;
+mod gemv;
+mod norm;
+mod pack;
+mod quant;
+mod reduce;
+mod rope;
+mod softmax;
+
+use crate::simd::LANES;
+pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul};
+pub(crate) use convert::{
+    bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
+    f32_to_f16_le,
+};
+pub(crate) use dequant::{check4, dequant_int4_zero, dequant_int8_zero, dequant_lut4, dequant_lut8};
+pub(crate) use exp::exp_inplace;
+pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
+pub(crate) use norm::rms_norm;
+pub(crate) use pack::{pack_codes_le, unpack_codes_le};
+pub use quant::NonFinite;
+pub(crate) use quant::{int_codes_sym, quant_int_asym, quant_int_sym};
+pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64};
+pub(crate) use rope::rope_rotate;
+pub use softmax::LogSumExp;
+pub(crate) use softmax::{log_softmax_stats, softmax, softmax_numerators};
+
+/// The last, short chunk of a row, filled up with a value that changes no lane.
+#[inline(always)]
+fn padded(tail: &[f32], fill: f32) -> [f32; LANES] {
+    let mut chunk = [fill; LANES];
+    chunk[..tail.len()].copy_from_slice(tail);
+    chunk
+}
+
+/// Combines the lanes in one fixed tree: lane `i` takes lane `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
+#[inline(always)]
+fn tree<T: Copy>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
+    let eight: [T; 8] = std::array::from_fn(|i| combine(lanes[i], lanes[i + 8]));
+    let four: [T; 4] = std::array::from_fn(|i| combine(eight[i], eight[i + 4]));
+    combine(combine(four[0], four[2]), combine(four[1], four[3]))
+}
+
+/// `x` limited to `[low, high]`; NaN stays NaN. (`f32::clamp` panics on a NaN limit and compiles to more.)
+#[inline(always)]
+fn clamp(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}
+
+/// 1.5·2^23: adding it to `|x| <= 2^22` leaves the nearest integer (ties to even) in the low mantissa bits, because at this magnitude
+/// an f32 step is 1. The only rounding that vectorizes on every level, the baseline included.
+const ROUND_MAGIC: f32 = 12_582_912.0;
+
+/// The nearest integer to `x`, ties to even, for `|x| <= 2^22`; an unspecified integer for anything else, NaN included.
+#[inline(always)]
+fn round_even_i32(x: f32) -> i32 {
+    ((x + ROUND_MAGIC).to_bits() as i32).wrapping_sub(ROUND_MAGIC.to_bits() as i32)
+}

@@ -1,0 +1,117 @@
+//! Softmax of attention scores in f32, and the log-softmax statistics of logits in f64.
+
+use super::exp::{exp, exp_f64_nonpositive};
+use super::reduce::{max_ignoring_nan, sum, sum_terms_f64};
+use crate::simd::Simd;
+
+/// The two numbers that turn a logit into a log-probability: `ln p(i) = (x[i] - max) - ln_sum`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogSumExp {
+    /// The greatest logit.
+    pub max: f32,
+    /// ln of the sum of `exp(x[i] - max)` over the row, in f64.
+    pub ln_sum: f64,
+}
+
+impl LogSumExp {
+    /// Negative log-likelihood in nats of the entry whose logit is `logit`.
+    pub fn nll(&self, logit: f32) -> f64 {
+        self.ln_sum - (f64::from(logit) - f64::from(self.max))
+    }
+}
+
+#[inline(always)]
+pub(crate) fn softmax<S: Simd>(simd: S, row: &mut [f32]) {
+    let sum = softmax_numerators(simd, row, 1.0);
+    for v in row {
+        *v /= sum;
+    }
+}
+
+#[inline(always)]
+pub(crate) fn softmax_numerators<S: Simd>(simd: S, row: &mut [f32], scale: f32) -> f32 {
+    for v in row.iter_mut() {
+        *v *= scale;
+    }
+    let max = max_ignoring_nan(simd, row);
+    for v in row.iter_mut() {
+        *v = exp(*v - max);
+    }
+    sum(simd, row)
+}
+
+#[inline(always)]
+pub(crate) fn log_softmax_stats<S: Simd>(simd: S, row: &[f32]) -> LogSumExp {
+    let max = max_ignoring_nan(simd, row);
+    let sum = sum_terms_f64(simd, row, |x| exp_f64_nonpositive(f64::from(x) - f64::from(max)));
+    LogSumExp { max, ln_sum: ln(sum) }
+}
+
+/// ln x for finite normal x > 0, relative error below 1e-15 (NaN and the rest pass through the library).
+///
+/// Our own because the C library's differs between platforms: x = 2^k·m with m in [1/√2, √2), s = (m - 1)/(m + 1), ln m = 2(s + s³/3 + s⁵/5 + …).
+#[inline(always)]
+fn ln(x: f64) -> f64 {
+    if !x.is_normal() || x <= 0.0 {
+        return x.ln();
+    }
+    let offset = x.to_bits().wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits());
+    let k = (offset as i64) >> 52;
+    let m = f64::from_bits(x.to_bits().wrapping_sub((k as u64) << 52));
+    let s = (m - 1.0) / (m + 1.0);
+    let s2 = s * s;
+    // |s| <= 0.1716, so the first term left out (s^25 / 25) is below 3e-21.
+    let mut sum = 0.0;
+    for odd in (0..12).rev().map(|i| f64::from(2 * i + 1)) {
+        sum = sum * s2 + 1.0 / odd;
+    }
+    k as f64 * std::f64::consts::LN_2 + 2.0 * s * sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::Portable;
+
+    #[test]
+    fn ln_matches_the_library() {
+        for i in 1..200_000 {
+            let x = f64::from(i) * 1e-2;
+            assert!((ln(x) - x.ln()).abs() <= 4e-16 * x.ln().abs().max(1e-3), "ln({x})");
+        }
+        assert_eq!(ln(1.0), 0.0);
+        assert_eq!(ln(0.0), f64::NEG_INFINITY);
+        assert!(ln(f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn softmax_sums_to_one() {
+        let mut row: Vec<f32> = (0..77_u8).map(|i| f32::from(i) * 0.3 - 10.0).collect();
+        softmax(Portable, &mut row);
+        assert!((row.iter().map(|&v| f64::from(v)).sum::<f64>() - 1.0).abs() < 1e-6);
+        let mut masked = [f32::NEG_INFINITY, 3.0];
+        softmax(Portable, &mut masked);
+        assert_eq!(masked, [0.0, 1.0]);
+    }
+
+    #[test]
+    fn nll_is_exact_to_f64() {
+        let row: Vec<f32> = (0..50_000_u32).map(|i| ((i * 7919) % 4001) as f32 * 0.01 - 20.0).collect();
+        let stats = log_softmax_stats(Portable, &row);
+        let max = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = row.iter().map(|&x| (f64::from(x) - f64::from(max)).exp()).sum();
+        assert_eq!(stats.max, max);
+        for &x in &row[..10] {
+            let exact = sum.ln() + f64::from(max) - f64::from(x);
+            assert!((stats.nll(x) - exact).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn degenerate_rows() {
+        assert_eq!(log_softmax_stats(Portable, &[]).ln_sum, f64::NEG_INFINITY);
+        assert_eq!(log_softmax_stats(Portable, &[5.0]), LogSumExp { max: 5.0, ln_sum: 0.0 });
+        assert!(log_softmax_stats(Portable, &[1.0, f32::NAN]).ln_sum.is_nan());
+        assert!(log_softmax_stats(Portable, &[f32::NEG_INFINITY; 2]).ln_sum.is_nan());
+    }
+}

@@ -1,0 +1,172 @@
+//! Work split over threads with results that do not depend on how many there are.
+//!
+//! Threads take fixed pieces of the work from a shared cursor; which thread takes which piece varies, the pieces and
+//! the order in which their results are combined do not. The calling thread works too, so one thread runs inline. A
+//! panic in a piece stops the hand-out and reaches the caller.
+
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+/// Threads that the machine offers to this process (at least 1).
+pub fn available_threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Calls `f` with every item of `items`, on at most `threads` threads (0 counts as 1).
+///
+/// The items carry what a piece of work may write, for example `out.chunks_mut(64 * d).enumerate()`: a crate without `unsafe` splits its
+/// output this way. Taking an item is done under a lock, so an item should be worth microseconds.
+pub fn for_each<I, F>(threads: usize, items: I, f: F)
+where
+    I: IntoIterator,
+    I::IntoIter: Send,
+    F: Fn(I::Item) + Sync,
+{
+    let items = items.into_iter();
+    let threads = threads.min(items.size_hint().1.unwrap_or(usize::MAX));
+    if threads <= 1 {
+        return items.for_each(f);
+    }
+    let items = Mutex::new(Some(items.fuse()));
+    // The lock is released before `f` runs; an iterator that panicked while it was held hands out nothing more.
+    let take = || items.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Iterator::next);
+    run_on(threads, || {
+        let stop = StopOnPanic(|| *items.lock().unwrap_or_else(PoisonError::into_inner) = None);
+        while let Some(item) = take() {
+            f(item);
+        }
+        std::mem::forget(stop);
+    });
+}
+
+/// Calls `f` with the consecutive ranges of `grain` indices (the last may be shorter) that make up `0..n`, on at most
+/// `threads` threads (0 counts as 1; a `grain` of 0 counts as 1).
+pub fn for_each_range<F>(threads: usize, n: usize, grain: usize, f: F)
+where
+    F: Fn(Range<usize>) + Sync,
+{
+    let grain = grain.max(1);
+    let pieces = n.div_ceil(grain);
+    let piece = |i: usize| i * grain..n.min((i + 1).saturating_mul(grain));
+    if threads <= 1 || pieces <= 1 {
+        return (0..pieces).for_each(|i| f(piece(i)));
+    }
+    let cursor = AtomicUsize::new(0);
+    run_on(threads.min(pieces), || {
+        let stop = StopOnPanic(|| cursor.store(pieces, Ordering::Relaxed));
+        loop {
+            let taken =
+                cursor.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |i| (i < pieces).then_some(i + 1));
+            let Ok(i) = taken else { break };
+            f(piece(i));
+        }
+        std::mem::forget(stop);
+    });
+}
+
+/// Maps the ranges of [`for_each_range`] and folds their results into `init` in the order of the ranges: the
+/// same result for every thread count, even where `fold` is not associative (sums of floats).
+pub fn map_reduce_fixed<T, A, M, R>(threads: usize, n: usize, grain: usize, map: M, init: A, fold: R) -> A
+where
+    T: Send,
+    M: Fn(Range<usize>) -> T + Sync,
+    R: FnMut(A, T) -> A,
+{
+    let grain = grain.max(1);
+    let mut results: Vec<Option<T>> = (0..n.div_ceil(grain)).map(|_| None).collect();
+    for_each(threads, results.iter_mut().enumerate(), |(i, slot)| {
+        *slot = Some(map(i * grain..n.min((i + 1).saturating_mul(grain))));
+    });
+    results.into_iter().flatten().fold(init, fold)
+}
+
+/// Runs `work` on `threads` threads, the caller's among them, and hands on the first panic.
+fn run_on(threads: usize, work: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(&work)).collect();
+        work();
+        for helper in helpers {
+            if let Err(payload) = helper.join() {
+                resume_unwind(payload);
+            }
+        }
+    });
+}
+
+/// Runs its closure when dropped; the regular path forgets it, so that only unwinding drops it.
+struct StopOnPanic<F: Fn()>(F);
+
+impl<F: Fn()> Drop for StopOnPanic<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn ranges_cover_everything_once() {
+        for threads in [0, 1, 2, 3, 8] {
+            for (n, grain) in [(0, 1), (1, 4), (10, 3), (100, 1), (7, 0), (5, usize::MAX)] {
+                let seen: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+                for_each_range(threads, n, grain, |range| {
+                    assert!(!range.is_empty() && range.len() <= grain.max(1));
+                    for i in range {
+                        seen[i].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(
+                    seen.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "threads {threads} n {n} grain {grain}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_float_sum_does_not_depend_on_the_thread_count() {
+        let x: Vec<f32> = (0..10_007_u16).map(|i| f32::from(i).sin() * 1e3).collect();
+        let sum = |threads| {
+            let partial = |range: Range<usize>| x[range].iter().sum::<f32>();
+            map_reduce_fixed(threads, x.len(), 64, partial, 0.0_f32, |a, b| a + b)
+        };
+        let one = sum(1);
+        for threads in 2..6 {
+            assert_eq!(sum(threads).to_bits(), one.to_bits());
+        }
+    }
+
+    #[test]
+    fn for_each_writes_disjoint_pieces() {
+        let mut out = vec![0_usize; 1003];
+        for_each(3, out.chunks_mut(10).enumerate(), |(i, chunk)| chunk.fill(i + 1));
+        assert!(out.iter().enumerate().all(|(i, &v)| v == i / 10 + 1));
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_stops_the_hand_out() {
+        for threads in [1, 2, 4] {
+            let done = AtomicUsize::new(0);
+            let run = || {
+                for_each_range(threads, 1_000_000, 1, |range| {
+                    assert!(range.start != 5, "piece five");
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            };
+            let payload = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+            assert_eq!(payload.downcast_ref::<&str>(), Some(&"piece five"));
+            assert!(done.load(Ordering::Relaxed) < 1_000_000);
+
+            let items = || for_each(threads, 0..100, |i| assert!(i != 7, "item seven"));
+            let payload = catch_unwind(AssertUnwindSafe(items)).unwrap_err();
+            assert_eq!(payload.downcast_ref::<&str>(), Some(&"item seven"));
+        }
+    }
+}

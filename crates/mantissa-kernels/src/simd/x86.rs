@@ -1,0 +1,107 @@
+//! [`Simd`] for AVX2 (pairs of 8-lane registers) and AVX-512 (16-lane registers).
+
+use super::{LANES, Simd};
+use std::arch::x86_64::*;
+
+/// Proof that AVX2 is available.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Proof that AVX-512 F, BW, VL and DQ are available.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Implements the methods of one level. Each body may use that level's intrinsics and reads or writes whole arrays by pointer.
+macro_rules! methods {
+    ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $ty:ty)*) -> $ret:ty { $body:expr })*) => {
+        $(
+            #[inline(always)]
+            fn $name($self $(, $arg: $ty)*) -> $ret {
+                // SAFETY: `self` can only be made where the level's features are available, and pointers come from
+                // references to arrays of exactly the 16 elements that the body reads or writes, with no demand on alignment.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+impl Simd for Avx2 {
+    type F32 = [__m256; 2];
+    type F64 = [__m256d; 4];
+
+    methods! {
+        fn splat(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
+        fn load(self, x: &[f32; LANES]) -> [__m256; 2] { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
+        fn to_array(self, a: [__m256; 2]) -> [f32; LANES] { std::mem::transmute(a) }
+        fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+        fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+        // The instructions return their second operand unless the first is greater (less).
+        fn greater(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_max_ps(b[0], a[0]), _mm256_max_ps(b[1], a[1])] }
+        fn lesser(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_min_ps(b[0], a[0]), _mm256_min_ps(b[1], a[1])] }
+        fn max_abs(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [max_abs_256(a[0], b[0]), max_abs_256(a[1], b[1])] }
+        fn splat_f64(self, x: f64) -> [__m256d; 4] { [_mm256_set1_pd(x); 4] }
+        fn load_f64(self, x: &[f64; LANES]) -> [__m256d; 4] {
+            [
+                _mm256_loadu_pd(x.as_ptr()),
+                _mm256_loadu_pd(x.as_ptr().add(4)),
+                _mm256_loadu_pd(x.as_ptr().add(8)),
+                _mm256_loadu_pd(x.as_ptr().add(12)),
+            ]
+        }
+        fn add_f64(self, a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
+            [_mm256_add_pd(a[0], b[0]), _mm256_add_pd(a[1], b[1]), _mm256_add_pd(a[2], b[2]), _mm256_add_pd(a[3], b[3])]
+        }
+        fn to_array_f64(self, a: [__m256d; 4]) -> [f64; LANES] { std::mem::transmute(a) }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_abs_256(a: __m256, b: __m256) -> __m256 {
+    let magnitude = _mm256_and_si256(_mm256_castps_si256(b), _mm256_set1_epi32(0x7fff_ffff));
+    _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), magnitude))
+}
+
+impl Simd for Avx512 {
+    type F32 = __m512;
+    type F64 = [__m512d; 2];
+
+    methods! {
+        fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn load(self, x: &[f32; LANES]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
+        fn to_array(self, a: __m512) -> [f32; LANES] { std::mem::transmute(a) }
+        fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        // The instructions return their second operand unless the first is greater (less).
+        fn greater(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(b, a) }
+        fn lesser(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(b, a) }
+        fn max_abs(self, a: __m512, b: __m512) -> __m512 { max_abs_512(a, b) }
+        fn splat_f64(self, x: f64) -> [__m512d; 2] { [_mm512_set1_pd(x); 2] }
+        fn load_f64(self, x: &[f64; LANES]) -> [__m512d; 2] { [_mm512_loadu_pd(x.as_ptr()), _mm512_loadu_pd(x.as_ptr().add(8))] }
+        fn add_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] { [_mm512_add_pd(a[0], b[0]), _mm512_add_pd(a[1], b[1])] }
+        fn to_array_f64(self, a: [__m512d; 2]) -> [f64; LANES] { std::mem::transmute(a) }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn max_abs_512(a: __m512, b: __m512) -> __m512 {
+    let magnitude = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fff_ffff));
+    _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), magnitude))
+}

@@ -1,0 +1,271 @@
+//! Every kernel at every available level against the scalar level, bit for bit.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use mantissa_kernels::{Isa, Kernels};
+
+/// Lengths around every vector width, unroll and group boundary.
+const LENGTHS: [usize; 27] = [
+    0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257,
+];
+const GROUPS: [usize; 7] = [1, 3, 16, 32, 48, 64, 128];
+const SPECIALS: [f32; 16] = [
+    0.0,
+    -0.0,
+    f32::INFINITY,
+    f32::NEG_INFINITY,
+    f32::NAN,
+    f32::MIN_POSITIVE,
+    -1e-45,
+    1e-40,
+    f32::MAX,
+    f32::MIN,
+    65_504.0,
+    65_520.0,
+    -0.5,
+    1.5,
+    88.73,
+    -103.9,
+];
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+
+    /// Ordinary values, any bit pattern at all, or special values among ordinary ones.
+    fn floats(&mut self, kind: Kind, len: usize) -> Vec<f32> {
+        let mut one = || match kind {
+            Kind::Ordinary => self.unit() * 4.0,
+            Kind::AnyBits => f32::from_bits(self.next() as u32),
+            Kind::Special if self.next().is_multiple_of(4) => SPECIALS[self.next() as usize % SPECIALS.len()],
+            Kind::Special => self.unit() * 100.0,
+        };
+        (0..len).map(|_| one()).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Ordinary,
+    AnyBits,
+    Special,
+}
+
+/// Bits with every NaN made one: its payload is the only thing left open.
+fn bits(x: &[f32]) -> Vec<u64> {
+    x.iter().map(|v| if v.is_nan() { u64::MAX } else { u64::from(v.to_bits()) }).collect()
+}
+
+fn bits64(x: f64) -> u64 {
+    if x.is_nan() { u64::MAX } else { x.to_bits() }
+}
+
+/// Runs `kernel` at every level over the table of lengths and kinds; it gets the same random numbers at each.
+fn assert_identical(name: &str, kernel: impl Fn(&Kernels, &mut Random, Kind, usize) -> Vec<u64>) {
+    let scalar = Kernels::new(Isa::Scalar).unwrap();
+    for isa in Isa::available() {
+        let level = Kernels::new(isa).unwrap();
+        for kind in [Kind::Ordinary, Kind::AnyBits, Kind::Special] {
+            for len in LENGTHS {
+                for seed in 0..3 {
+                    let expected = kernel(&scalar, &mut Random(seed), kind, len);
+                    let got = kernel(&level, &mut Random(seed), kind, len);
+                    assert_eq!(got, expected, "{name} at {isa}, {kind:?}, length {len}, seed {seed}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reductions() {
+    assert_identical("reductions", |k, random, kind, len| {
+        let (a, b) = (random.floats(kind, len), random.floats(kind, len));
+        let (low, high) = k.min_max(&a);
+        let mut out = bits(&[k.dot(&a, &b), k.amax(&a), low, high]);
+        let stats = k.log_softmax_stats(&a);
+        out.extend([bits64(k.sum_f64(&a)), bits64(stats.ln_sum)]);
+        out.extend(bits(&[stats.max]));
+        out.push(k.argmax(&a).map_or(u64::MAX, |i| i as u64));
+        out
+    });
+}
+
+#[test]
+fn element_wise() {
+    assert_identical("element-wise", |k, random, kind, len| {
+        let (a, b) = (random.floats(kind, len), random.floats(kind, len));
+        let mut all = Vec::new();
+        let mut y = b.clone();
+        k.axpy(a.first().copied().unwrap_or(1.0), &a, &mut y);
+        all.extend(bits(&y));
+        for gated in [Kernels::silu_mul, Kernels::relu2_mul, Kernels::gelu_tanh_mul] {
+            gated(k, &a, &b, &mut y);
+            all.extend(bits(&y));
+        }
+        y.copy_from_slice(&a);
+        k.exp_inplace(&mut y);
+        all.extend(bits(&y));
+        y.copy_from_slice(&a);
+        k.softmax(&mut y);
+        all.extend(bits(&y));
+        y.copy_from_slice(&a);
+        all.extend(bits(&[k.softmax_numerators(&mut y, 0.125)]));
+        all.extend(bits(&y));
+        all
+    });
+}
+
+#[test]
+fn rows() {
+    assert_identical("rows", |k, random, kind, len| {
+        let t = 3;
+        let (x, w) = (random.floats(kind, t * len), random.floats(kind, len));
+        let mut out = vec![0.0; t * len];
+        k.rms_norm(&x, &w, 1e-5, &mut out);
+        let mut all = bits(&out);
+        let mut rotated = random.floats(kind, t * 2 * 2 * len);
+        let (cos, sin) = (random.floats(kind, t * len), random.floats(kind, t * len));
+        k.rope_rotate(&mut rotated, 2, 2 * len, &cos, &sin);
+        all.extend(bits(&rotated));
+        let n = 9;
+        let b = random.floats(kind, n * (len + 1));
+        let mut out = random.floats(kind, n);
+        for accumulate in [true, false] {
+            k.gemv(&b, len + 1, &w, &mut out, accumulate);
+            all.extend(bits(&out));
+        }
+        let mut out = random.floats(kind, len);
+        let x = random.floats(kind, n);
+        for accumulate in [true, false] {
+            k.gevm(&x, &b, len + 1, &mut out, accumulate);
+            all.extend(bits(&out));
+        }
+        all
+    });
+}
+
+#[test]
+fn converters() {
+    assert_identical("converters", |k, random, kind, len| {
+        let x = random.floats(kind, len);
+        let (mut halves, mut bytes, mut wide) = (vec![0_u16; len], vec![0_u8; 2 * len], vec![0.0; len]);
+        let mut all: Vec<u64> = Vec::new();
+        // Payloads of NaN are specified here, so the bits are compared as they are.
+        for (narrow, widen) in [
+            (
+                Kernels::f32_to_bf16 as fn(&Kernels, &[f32], &mut [u16]),
+                Kernels::bf16_to_f32 as fn(&Kernels, &[u16], &mut [f32]),
+            ),
+            (Kernels::f32_to_f16, Kernels::f16_to_f32),
+        ] {
+            narrow(k, &x, &mut halves);
+            widen(k, &halves, &mut wide);
+            all.extend(halves.iter().map(|&h| u64::from(h)));
+            all.extend(wide.iter().map(|v| u64::from(v.to_bits())));
+        }
+        for (narrow, widen) in [
+            (
+                Kernels::f32_to_bf16_le as fn(&Kernels, &[f32], &mut [u8]),
+                Kernels::bf16_le_to_f32 as fn(&Kernels, &[u8], &mut [f32]),
+            ),
+            (Kernels::f32_to_f16_le, Kernels::f16_le_to_f32),
+        ] {
+            narrow(k, &x, &mut bytes);
+            widen(k, &bytes, &mut wide);
+            all.extend(bytes.iter().map(|&b| u64::from(b)));
+            all.extend(wide.iter().map(|v| u64::from(v.to_bits())));
+        }
+        all
+    });
+}
+
+#[test]
+fn dequantizers() {
+    assert_identical("dequantizers", |k, random, kind, len| {
+        let mut all = Vec::new();
+        let (codes, nibbles) = (random.bytes(len), random.bytes(len.div_ceil(2)));
+        let lut16: [f32; 16] = random.floats(kind, 16).try_into().unwrap();
+        let lut256: [f32; 256] = random.floats(kind, 256).try_into().unwrap();
+        let mut out = vec![0.0; len];
+        for group in GROUPS {
+            let groups = len.div_ceil(group);
+            let (scales, zeros) = (random.floats(kind, groups), random.floats(kind, groups));
+            k.dequant_lut4(&nibbles, &lut16, &scales, group, &mut out);
+            all.extend(bits(&out));
+            k.dequant_lut8(&codes, &lut256, &scales, group, &mut out);
+            all.extend(bits(&out));
+            k.dequant_int4_zero(&nibbles, &zeros, &scales, group, &mut out);
+            all.extend(bits(&out));
+            k.dequant_int8_zero(&codes, &zeros, &scales, group, &mut out);
+            all.extend(bits(&out));
+        }
+        all
+    });
+}
+
+#[test]
+fn quantizers() {
+    assert_identical("quantizers", |k, random, kind, len| {
+        let x = random.floats(kind, len);
+        let mut all = Vec::new();
+        let mut codes = vec![0; len];
+        for group in GROUPS {
+            let groups = len.div_ceil(group);
+            let (mut scales, mut zeros) = (vec![0.0; groups], vec![0; groups]);
+            for bits_ in [2, 3, 4, 5, 6, 8] {
+                let qmin = (-(1_i32 << (bits_ - 1))) as i8;
+                let qmax = ((1_i32 << (bits_ - 1)) - 1) as i8;
+                // A group that is refused keeps what was there.
+                codes.fill(0);
+                let result = k.quant_int_sym(
+                    &x,
+                    group,
+                    qmin,
+                    qmax,
+                    ((1 << bits_) - 1) as f32 / 2.0,
+                    &mut scales,
+                    &mut codes,
+                );
+                all.push(result.err().map_or(u64::MAX, |e| e.index as u64));
+                all.extend(bits(&scales));
+                all.extend(codes.iter().map(|&c| c as u64));
+                let mut packed = vec![0; (len * bits_ as usize).div_ceil(8) + 1];
+                k.pack_codes_le(&codes, 1_u8 << (bits_ - 1), bits_, &mut packed);
+                let mut back = vec![0_u8; len];
+                k.unpack_codes_le(&packed, bits_, &mut back);
+                all.extend(packed.iter().chain(&back).map(|&b| u64::from(b)));
+                let result = k.quant_int_asym(&x, group, bits_, &mut scales, &mut zeros, &mut codes);
+                all.push(result.err().map_or(u64::MAX, |e| e.index as u64));
+                all.extend(bits(&scales));
+                all.extend(zeros.iter().chain(&codes).map(|&c| c as u64));
+                if result.is_ok() {
+                    k.int_codes_sym(&x, group, qmin, qmax, &scales, &mut codes);
+                    all.extend(codes.iter().map(|&c| c as u64));
+                }
+            }
+        }
+        all
+    });
+}
+
+#[test]
+fn every_available_level_has_a_table_and_no_other() {
+    for isa in Isa::ALL {
+        assert_eq!(Kernels::new(isa).map(|k| k.isa()), isa.is_available().then_some(isa));
+    }
+}

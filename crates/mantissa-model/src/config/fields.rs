@@ -1,0 +1,160 @@
+//! Typed access to the fields of a JSON object; every refusal names file, field, what was found and what is allowed.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+/// A field of a configuration file that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {field}: found {found}, allowed {allowed}")]
+pub struct ConfigError {
+    /// The file.
+    pub file: String,
+    /// The field, with dots between levels.
+    pub field: String,
+    /// What is there.
+    pub found: String,
+    /// What could be.
+    pub allowed: String,
+}
+
+/// A JSON object and where it stands.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    file: &'a str,
+    /// Name of the object in its file, empty for the root.
+    parent: &'a str,
+    object: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn root(file: &'a str, value: &'a Value) -> Result<Self, ConfigError> {
+        match value {
+            Value::Object(object) => Ok(Fields { file, parent: "", object }),
+            other => Err(ConfigError {
+                file: file.into(),
+                field: "the file".into(),
+                found: show(Some(other)),
+                allowed: "a JSON object".into(),
+            }),
+        }
+    }
+
+    pub(crate) fn error(&self, field: &str, allowed: impl Into<String>) -> ConfigError {
+        self.error_found(field, show(self.object.get(field)), allowed)
+    }
+
+    pub(crate) fn error_found(
+        &self,
+        field: &str,
+        found: impl Into<String>,
+        allowed: impl Into<String>,
+    ) -> ConfigError {
+        let field = match self.parent {
+            "" => field.into(),
+            parent => format!("{parent}.{field}"),
+        };
+        ConfigError { file: self.file.into(), field, found: found.into(), allowed: allowed.into() }
+    }
+
+    /// Whether the field is there, `null` included.
+    pub(crate) fn has(&self, field: &str) -> bool {
+        self.object.contains_key(field)
+    }
+
+    /// The field's value; `null` counts as absent.
+    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
+        self.object.get(field).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn size(&self, field: &str, allowed: RangeInclusive<u64>) -> Result<usize, ConfigError> {
+        self.optional_size(field, allowed.clone())?
+            .ok_or_else(|| self.error(field, between("an integer", &allowed)))
+    }
+
+    pub(crate) fn optional_size(
+        &self,
+        field: &str,
+        allowed: RangeInclusive<u64>,
+    ) -> Result<Option<usize>, ConfigError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        match value.as_u64().filter(|n| allowed.contains(n)).and_then(|n| usize::try_from(n).ok()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.error(field, between("an integer", &allowed))),
+        }
+    }
+
+    /// A finite number greater than 0.
+    pub(crate) fn positive(&self, field: &str) -> Result<f64, ConfigError> {
+        self.optional_positive(field)?.ok_or_else(|| self.error(field, "a number greater than 0"))
+    }
+
+    pub(crate) fn optional_positive(&self, field: &str) -> Result<Option<f64>, ConfigError> {
+        match self.optional_number(field)? {
+            Some(x) if x <= 0.0 => Err(self.error(field, "a number greater than 0")),
+            x => Ok(x),
+        }
+    }
+
+    /// A finite number.
+    pub(crate) fn optional_number(&self, field: &str) -> Result<Option<f64>, ConfigError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        match value.as_f64().filter(|x| (*x as f32).is_finite()) {
+            Some(x) => Ok(Some(x)),
+            None => Err(self.error(field, "a finite number")),
+        }
+    }
+
+    pub(crate) fn flag(&self, field: &str, default: bool) -> Result<bool, ConfigError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.error(field, "true or false")),
+        }
+    }
+
+    pub(crate) fn text(&self, field: &str) -> Result<Option<&'a str>, ConfigError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(value) => value.as_str().map(Some).ok_or_else(|| self.error(field, "a string")),
+        }
+    }
+
+    pub(crate) fn object(&self, field: &'a str) -> Result<Option<Fields<'a>>, ConfigError> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(Fields { file: self.file, parent: field, object })),
+            Some(_) => Err(self.error(field, "an object or null")),
+        }
+    }
+
+    /// One token id.
+    pub(crate) fn token(&self, field: &str) -> Result<Option<u32>, ConfigError> {
+        Ok(self.optional_size(field, 0..=u64::from(u32::MAX))?.map(|id| id as u32))
+    }
+
+    /// One token id or a list of them.
+    pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match self.get(field) {
+            None => Some(Vec::new()),
+            Some(Value::Array(list)) => list.iter().map(id).collect(),
+            Some(value) => id(value).map(|id| vec![id]),
+        };
+        ids.ok_or_else(|| self.error(field, "a token id or a list of token ids"))
+    }
+}
+
+fn between(what: &str, allowed: &RangeInclusive<u64>) -> String {
+    format!("{what} from {} to {}", allowed.start(), allowed.end())
+}
+
+/// A value as the message shows it: JSON, which escapes control characters, cut to a line.
+fn show(value: Option<&Value>) -> String {
+    const LIMIT: usize = 120;
+    let Some(value) = value else { return "nothing".into() };
+    let text = value.to_string();
+    match text.char_indices().nth(LIMIT) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}

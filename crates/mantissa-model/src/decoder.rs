@@ -1,0 +1,197 @@
+//! The decoder: embedding, layers, norm, head. `tokens` → `[tokens, hidden]` → `[tokens, vocabulary]`.
+
+use std::ops::Range;
+
+use crate::buffers::{Buffers, MIN_ROWS, Sequences};
+use crate::cache::KvCache;
+use crate::config::{ModelConfig, read_json};
+use crate::error::{ForwardError, LoadError};
+use crate::graph::{EMBEDDING, FINAL_NORM, HEAD};
+use crate::layer::Layer;
+use crate::linear::Linear;
+use crate::norm::RmsNorm;
+use crate::source::WeightSource;
+
+/// A model ready to run. `Sync`: any number of threads may run passes, each with its own [`Buffers`].
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: ModelConfig,
+    embedding: Linear,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    /// `None` where it is the embedding.
+    head: Option<Linear>,
+}
+
+/// Independent sequences, one after another, each beginning at position 0.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// The tokens of all sequences.
+    pub tokens: &'a [u32],
+    /// Number of tokens of each.
+    pub lens: &'a [usize],
+}
+
+/// The result of a pass: the hidden states after the last norm, `[tokens, hidden]`, from which logits are computed as they
+/// are needed.
+#[derive(Debug)]
+pub struct Hidden<'a> {
+    decoder: &'a Decoder,
+    states: &'a [f32],
+    panel: &'a mut [f32],
+}
+
+impl Decoder {
+    /// Builds the model that `source` describes and reads all its weights.
+    ///
+    /// # Errors
+    /// [`LoadError`] names the field, the tensor or the linear layer that does not fit.
+    pub fn load(source: &dyn WeightSource) -> Result<Self, LoadError> {
+        let config = load_config(source)?;
+        let table = |module: &str| {
+            let weight = source.linear(module, config.vocab_size, config.hidden_size, false)?;
+            Linear::new(module, weight)
+        };
+        let layers = (0..config.num_hidden_layers).map(|layer| Layer::load(source, &config, layer));
+        let norm = source.tensor_f32(FINAL_NORM, &[config.hidden_size])?;
+        Ok(Decoder {
+            embedding: table(EMBEDDING)?,
+            layers: layers.collect::<Result<_, _>>()?,
+            norm: RmsNorm::new(norm, config.rms_norm_eps),
+            head: if config.tie_word_embeddings { None } else { Some(table(HEAD)?) },
+            config,
+        })
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Bytes of the linear layers, the embedding and the head in memory.
+    pub fn weight_bytes(&self) -> usize {
+        let linears = self.layers.iter().flat_map(|layer| crate::LinearKind::ALL.map(|kind| layer.linear(kind)));
+        linears.chain([&self.embedding]).chain(&self.head).map(Linear::bytes).sum()
+    }
+
+    /// Runs whole sequences. A sequence's states have the same bits in any batch.
+    ///
+    /// # Errors
+    /// [`ForwardError`] where a token is not in the vocabulary, the batch is inconsistent or larger than planned, or an
+    /// activation cannot be quantized.
+    pub fn forward<'a>(&'a self, batch: &Batch<'_>, buffers: &'a mut Buffers) -> Result<Hidden<'a>, ForwardError> {
+        let tokens = batch.tokens.len();
+        let sum = batch.lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        if sum != tokens {
+            return Err(ForwardError::Lengths { sum, tokens });
+        }
+        let longest = batch.lens.iter().max().copied().unwrap_or(0);
+        buffers.check(&self.config, tokens, longest)?;
+        let seqs = Sequences { lens: batch.lens, start: 0, rows: tokens.max(MIN_ROWS) };
+        self.run(batch.tokens, &seqs, None, buffers)
+    }
+
+    /// Continues the sequence in `cache` by `tokens` and adds them to it.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); the cache is then as it was.
+    pub fn forward_cached<'a>(
+        &'a self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        buffers: &'a mut Buffers,
+    ) -> Result<Hidden<'a>, ForwardError> {
+        cache.check(&self.config, tokens.len())?;
+        buffers.check(&self.config, tokens.len(), cache.len() + tokens.len())?;
+        let lens = [tokens.len()];
+        let seqs = Sequences { lens: &lens, start: cache.len(), rows: tokens.len() };
+        self.run(tokens, &seqs, Some(cache), buffers)
+    }
+
+    fn run<'a>(
+        &'a self,
+        tokens: &[u32],
+        seqs: &Sequences<'_>,
+        mut cache: Option<&mut KvCache>,
+        b: &'a mut Buffers,
+    ) -> Result<Hidden<'a>, ForwardError> {
+        self.embed(tokens, seqs.rows, b)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), b)?;
+        }
+        if let Some(cache) = cache {
+            cache.commit(tokens.len());
+        }
+        let len = tokens.len() * self.config.hidden_size;
+        self.norm.forward(&b.residual[..len], &mut b.normed[..len]);
+        Ok(Hidden { decoder: self, states: &b.normed[..len], panel: &mut b.panel })
+    }
+
+    /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
+    fn embed(&self, tokens: &[u32], rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
+        let (vocab_size, d) = (self.config.vocab_size, self.config.hidden_size);
+        if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+            return Err(ForwardError::Vocabulary { index, token, vocab_size });
+        }
+        for (&token, out) in tokens.iter().zip(b.residual.chunks_exact_mut(d)) {
+            self.embedding.row(token as usize, out);
+        }
+        b.residual[tokens.len() * d..rows * d].fill(0.0);
+        Ok(())
+    }
+}
+
+impl Hidden<'_> {
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.states.len() / self.decoder.config.hidden_size
+    }
+
+    /// The states, `[tokens, hidden]`.
+    pub fn states(&self) -> &[f32] {
+        self.states
+    }
+
+    /// Logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Three or more rows at a time have the same bits
+    /// however the tokens are cut.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    ///
+    /// # Panics
+    /// If `rows` are not all there, or `out` has another length.
+    pub fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<(), ForwardError> {
+        let d = self.decoder.config.hidden_size;
+        let states = &self.states[rows.start * d..rows.end * d];
+        let head = self.decoder.head.as_ref().unwrap_or(&self.decoder.embedding);
+        let Some(input) = head.input() else {
+            head.forward(states, out, false, self.panel);
+            return Ok(());
+        };
+        let mut states = states.to_vec();
+        let failed = |error| ForwardError::Input { module: head.module().into(), error };
+        input.apply(&mut states, d).map_err(failed)?;
+        head.forward(&states, out, false, self.panel);
+        Ok(())
+    }
+}
+
+/// `config.json`, with the token ids of the `generation_config.json` beside it.
+fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> {
+    let no_config = || LoadError::NoConfig { location: source.location() };
+    let value = source.config().ok_or_else(no_config)?;
+    let file = |name: &str| source.dir().map(|dir| dir.join(name));
+    let name = file("config.json").map_or_else(|| source.location(), |path| path.display().to_string());
+    let mut config = ModelConfig::from_json(value, &name)?;
+    if let Some(path) = file("generation_config.json")
+        && let Some(value) = read_json(&path)?
+    {
+        config.apply_generation_config(&value, &path.display().to_string())?;
+    }
+    Ok(config)
+}

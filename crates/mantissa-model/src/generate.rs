@@ -1,0 +1,269 @@
+//! Generation: the prompt through the cache, then token by token, greedily or sampled.
+//!
+//! Sampling draws from the softmax of `logits / temperature`, cut to the `top_k` most probable tokens and then to the fewest
+//! that hold `top_p` of what is left (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"). Draw `i` takes word `i`
+//! of the Philox stream of the seed, so that a run is the same on every machine and in any order of calls.
+
+use std::ops::ControlFlow;
+
+use mantissa_kernels::kernels;
+use mantissa_num::round::random_u32;
+
+use crate::buffers::{Buffers, check_context};
+use crate::cache::KvCache;
+use crate::decoder::Decoder;
+use crate::error::{ForwardError, LoadError};
+
+/// Tokens of a prompt that go through the model at a time.
+const PREFILL: usize = 512;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the most probable token.
+    pub temperature: f32,
+    /// Keeps this many tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keeps the fewest tokens with this much probability; 1 keeps all.
+    pub top_p: f32,
+    /// Key of the random stream.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Greedy.
+    fn default() -> Self {
+        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
+    }
+}
+
+/// What to generate.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerateOptions {
+    /// At most this many tokens.
+    pub max_new_tokens: usize,
+    /// How each is chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text, in addition to the model's own.
+    pub stop: Vec<u32>,
+    /// Whether the model's own end tokens count.
+    pub ignore_eos: bool,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// As many tokens as asked for.
+    Length,
+    /// A stop token; it is not among the tokens returned.
+    Token(u32),
+    /// The callback said so.
+    Caller,
+}
+
+/// What was generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// The new tokens.
+    pub tokens: Vec<u32>,
+    /// Why there are no more.
+    pub stopped: StopReason,
+}
+
+/// Why nothing could be generated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// The context is too long or does not fit into memory.
+    #[error(transparent)]
+    Plan(#[from] LoadError),
+    /// The model could not be run.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// There is nothing to continue.
+    #[error("prompt: found no token, allowed at least one; give a text or use --bos always")]
+    EmptyPrompt,
+    /// A sampling parameter cannot be used.
+    #[error("{parameter}: found {found}, allowed {allowed}")]
+    Parameter {
+        /// Which.
+        parameter: &'static str,
+        /// Its value.
+        found: f32,
+        /// Its range.
+        allowed: &'static str,
+    },
+}
+
+/// Continues `prompt`. `on_token` gets every new token and may end the text.
+///
+/// # Errors
+/// [`GenerateError`], before anything is allocated where prompt and new tokens exceed the model's context.
+pub fn generate(
+    decoder: &Decoder,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<Generated, GenerateError> {
+    let sampling = options.sampling.check()?;
+    let config = decoder.config();
+    if prompt.is_empty() {
+        return Err(GenerateError::EmptyPrompt);
+    }
+    let context = prompt.len().saturating_add(options.max_new_tokens);
+    check_context(config, context)?;
+    let mut cache = KvCache::plan(config, context)?;
+    let mut buffers = Buffers::plan(config, prompt.len().min(PREFILL), context)?;
+    let mut logits = vec![0.0; config.vocab_size];
+    let mut choices = Vec::new();
+    let mut tokens = Vec::new();
+
+    let mut input = prompt;
+    while tokens.len() < options.max_new_tokens {
+        for part in input.chunks(PREFILL) {
+            let mut hidden = decoder.forward_cached(part, &mut cache, &mut buffers)?;
+            let last = hidden.tokens() - 1;
+            if cache.len() >= prompt.len() {
+                hidden.logits(last..last + 1, &mut logits)?;
+            }
+        }
+        let draw = tokens.len() as u64;
+        let position = cache.len() - 1;
+        let next = sampling.choose(&logits, draw, &mut choices).ok_or(ForwardError::NoLogits { position })?;
+        let is_end = !options.ignore_eos && config.eos_token_ids.contains(&next);
+        if is_end || options.stop.contains(&next) {
+            return Ok(Generated { tokens, stopped: StopReason::Token(next) });
+        }
+        tokens.push(next);
+        if on_token(next).is_break() {
+            return Ok(Generated { tokens, stopped: StopReason::Caller });
+        }
+        input = &tokens[tokens.len() - 1..];
+    }
+    Ok(Generated { tokens, stopped: StopReason::Length })
+}
+
+impl Sampling {
+    fn check(self) -> Result<Self, GenerateError> {
+        let wrong = |parameter, found, allowed| Err(GenerateError::Parameter { parameter, found, allowed });
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return wrong("temperature", self.temperature, "0 or a finite number greater than 0");
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return wrong("top_p", self.top_p, "a number greater than 0 and at most 1");
+        }
+        Ok(self)
+    }
+
+    /// The next token, or `None` where no logit is a number. `draw` counts the tokens drawn before; `choices` is scratch.
+    pub fn choose(&self, logits: &[f32], draw: u64, choices: &mut Vec<(f64, u32)>) -> Option<u32> {
+        let best = kernels().argmax(logits)?;
+        if self.temperature == 0.0 || !logits[best].is_finite() {
+            return Some(best as u32);
+        }
+        let (max, temperature) = (f64::from(logits[best]), f64::from(self.temperature));
+        choices.clear();
+        let weights = logits.iter().zip(0u32..).filter(|(x, _)| !x.is_nan());
+        choices.extend(weights.map(|(&x, id)| (((f64::from(x) - max) / temperature).exp(), id)));
+        if self.top_k > 0 || self.top_p < 1.0 {
+            self.cut(choices);
+        }
+        let total: f64 = choices.iter().map(|(weight, _)| weight).sum();
+        let mut left = f64::from(random_u32(self.seed, draw)) / 4_294_967_296.0 * total;
+        for &(weight, id) in choices.iter() {
+            left -= weight;
+            if left < 0.0 {
+                return Some(id);
+            }
+        }
+        // Rounding may leave a hair at the end.
+        choices.iter().rev().find(|(weight, _)| *weight > 0.0).map(|(_, id)| *id)
+    }
+
+    /// Keeps the most probable choices, the lowest id first of equals.
+    fn cut(&self, choices: &mut Vec<(f64, u32)>) {
+        choices.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        if self.top_k > 0 {
+            choices.truncate(self.top_k);
+        }
+        let target = choices.iter().map(|(weight, _)| weight).sum::<f64>() * f64::from(self.top_p);
+        let mut held = 0.0;
+        let kept = choices.iter().take_while(|(weight, _)| {
+            let needed = held < target;
+            held += weight;
+            needed
+        });
+        let kept = kept.count().max(1);
+        choices.truncate(kept);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn shares(sampling: Sampling, logits: &[f32], draws: u64) -> Vec<f64> {
+        let mut counts = vec![0.0; logits.len()];
+        let mut scratch = Vec::new();
+        for draw in 0..draws {
+            counts[sampling.choose(logits, draw, &mut scratch).unwrap() as usize] += 1.0 / draws as f64;
+        }
+        counts
+    }
+
+    const LOGITS: [f32; 4] = [1.0, 2.0, -1.0, 0.5];
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let sampling = Sampling { temperature: 0.7, seed: 5, ..Sampling::default() };
+        let draws = 40_000;
+        let weights = LOGITS.map(|x| (f64::from(x) / 0.7).exp());
+        let total: f64 = weights.iter().sum();
+        for (share, weight) in shares(sampling, &LOGITS, draws).iter().zip(weights) {
+            let p = weight / total;
+            assert!((share - p).abs() < 5.0 * (p * (1.0 - p) / draws as f64).sqrt(), "{share} for {p}");
+        }
+    }
+
+    #[test]
+    fn cuts_keep_the_most_probable() {
+        let base = Sampling { temperature: 1.0, ..Sampling::default() };
+        let kept = |sampling| shares(sampling, &LOGITS, 2000).iter().map(|s| *s > 0.0).collect::<Vec<_>>();
+        assert_eq!(kept(Sampling { top_k: 2, ..base }), [true, true, false, false]);
+        assert_eq!(kept(Sampling { top_p: 0.5, ..base }), [false, true, false, false]);
+        assert_eq!(kept(Sampling { top_p: 0.9, ..base }), [true, true, false, true]);
+        assert_eq!(kept(Sampling { top_k: 100, ..base }), [true; 4]);
+        assert_eq!(Sampling { top_k: 1, ..base }.choose(&[1.0, 3.0, 3.0], 9, &mut Vec::new()), Some(1));
+    }
+
+    #[test]
+    fn seeds_and_draws_decide() {
+        let run = |seed| {
+            let sampling = Sampling { temperature: 1.5, seed, ..Sampling::default() };
+            let mut scratch = Vec::new();
+            (0..50).map(|draw| sampling.choose(&LOGITS, draw, &mut scratch).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+    }
+
+    #[test]
+    fn odd_logits_are_survived() {
+        let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
+        let mut choose = |logits: &[f32]| sampling.choose(logits, 0, &mut Vec::new());
+        assert_eq!(choose(&[f32::NAN, f32::NAN]), None);
+        assert_eq!(choose(&[f32::NAN, 1.0]), Some(1));
+        assert_eq!(choose(&[0.0, f32::INFINITY, 1.0]), Some(1));
+        assert_eq!(choose(&[f32::NEG_INFINITY, -3.0]), Some(1));
+        assert_eq!(choose(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), Some(0));
+    }
+
+    #[test]
+    fn parameters_are_checked() {
+        for (temperature, top_p) in [(-1.0, 1.0), (f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.5)] {
+            let sampling = Sampling { temperature, top_p, ..Sampling::default() };
+            assert!(matches!(sampling.check(), Err(GenerateError::Parameter { .. })));
+        }
+    }
+}

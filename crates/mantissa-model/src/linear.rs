@@ -1,0 +1,308 @@
+//! A linear layer, `y = x Wᵀ + b` with `W` `[rows, cols]` = `[out, in]`: the only thing that knows how its weight is stored.
+//!
+//! A product runs panel by panel: some rows of `W` are brought to f32 (in scratch, unless they are f32 already) and
+//! multiplied. Every storage takes the same panels, so a layer gives the bits of the dense product with its dequantized weight.
+
+use std::ops::Range;
+
+use mantissa_kernels::{MatMut, MatRef, kernels};
+use mantissa_num::Quantized;
+use mantissa_store::convention::{LinearWeight, Weight};
+
+use crate::error::{ForwardError, LoadError};
+use crate::input::InputQuantizer;
+use crate::packed::Packed;
+
+/// f32 values that a panel holds, about what a core's second-level cache does.
+const PANEL: usize = 1 << 17;
+
+/// A linear layer, or a table of rows such as the embedding.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    module: String,
+    rows: usize,
+    cols: usize,
+    storage: Storage,
+    bias: Option<Vec<f32>>,
+    input: Option<InputQuantizer>,
+}
+
+#[derive(Clone, Debug)]
+enum Storage {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+    F16(Vec<u16>),
+    Packed(Packed),
+}
+
+impl Linear {
+    /// Takes a weight as a checkpoint stores it. `module` is its name in errors.
+    ///
+    /// # Errors
+    /// [`LoadError::Weight`] where the parts of the weight do not fit its shape, [`LoadError::InputScheme`] where its input
+    /// cannot be quantized token by token.
+    pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
+        let LinearWeight { rows, cols, weight, bias, input } = weight;
+        let fail = |error| LoadError::Weight { module: module.into(), error };
+        let check = |what, found: usize, expected: usize| match found == expected {
+            true => Ok(()),
+            false => Err(fail(mantissa_num::TensorError::Length { what, found, expected, rows, cols })),
+        };
+        let elements = rows.saturating_mul(cols);
+        if let Some(bias) = &bias {
+            check("bias", bias.len(), rows)?;
+        }
+        let storage = match weight {
+            Weight::F32(w) => check("values", w.len(), elements).map(|()| Storage::F32(w))?,
+            Weight::Bf16(w) => check("values", w.len(), elements).map(|()| Storage::Bf16(w))?,
+            Weight::F16(w) => check("values", w.len(), elements).map(|()| Storage::F16(w))?,
+            Weight::Quantized(q) => {
+                check("rows", q.rows, rows)?;
+                check("columns", q.cols, cols)?;
+                quantized(&q).map_err(fail)?
+            }
+        };
+        let input = input.map(|quant| InputQuantizer::new(module, &quant)).transpose()?;
+        Ok(Linear { module: module.into(), rows, cols, storage, bias, input })
+    }
+
+    /// Module name.
+    pub fn module(&self) -> &str {
+        &self.module
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bias, `[rows]`.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
+    /// How the caller is to quantize the input, once for all layers that share it.
+    pub fn input(&self) -> Option<&InputQuantizer> {
+        self.input.as_ref()
+    }
+
+    /// Bytes that the weight and the bias take in memory.
+    pub fn bytes(&self) -> usize {
+        let weight = match &self.storage {
+            Storage::F32(w) => 4 * w.len(),
+            Storage::Bf16(w) | Storage::F16(w) => 2 * w.len(),
+            Storage::Packed(packed) => packed.bytes(),
+        };
+        weight + 4 * self.bias.as_ref().map_or(0, Vec::len)
+    }
+
+    /// f32 values of scratch that [`forward`](Self::forward) needs for a weight `[rows, cols]`.
+    pub fn scratch_len(rows: usize, cols: usize) -> usize {
+        panel_rows(cols).min(rows).saturating_mul(cols)
+    }
+
+    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. The input is used as it is.
+    ///
+    /// A row of `out` depends on its row of `x` alone, but its last bits may differ between products of up to two and of more rows.
+    ///
+    /// # Panics
+    /// If a slice does not have its shape or `scratch` is shorter than [`scratch_len`](Self::scratch_len).
+    pub fn forward(&self, x: &[f32], out: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+        if self.rows == 0 || self.cols == 0 {
+            out.iter_mut().filter(|_| !accumulate).for_each(|y| *y = 0.0);
+            return;
+        }
+        let tokens = x.len() / self.cols;
+        assert!(
+            x.len() == tokens * self.cols && out.len() == tokens * self.rows,
+            "linear {}: input {} and output {} are not rows of {} and {}",
+            self.module,
+            x.len(),
+            out.len(),
+            self.cols,
+            self.rows
+        );
+        if tokens == 0 {
+            return;
+        }
+        let kernels = kernels();
+        let step = panel_rows(self.cols);
+        for first in (0..self.rows).step_by(step) {
+            let rows = first..self.rows.min(first + step);
+            let n = rows.len();
+            let panel = self.panel(rows, scratch);
+            let a = MatRef::new(x, tokens, self.cols);
+            let c = MatMut::with_stride(&mut out[first..], tokens, n, self.rows);
+            kernels.gemm_nt(a, MatRef::new(panel, n, self.cols), c, accumulate);
+        }
+        if let Some(bias) = &self.bias {
+            out.chunks_exact_mut(self.rows).for_each(|row| kernels.axpy(1.0, bias, row));
+        }
+    }
+
+    /// Dequantizes row `row` into `out` (`[cols]`).
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        let span = row * self.cols..(row + 1) * self.cols;
+        match &self.storage {
+            Storage::F32(w) => out.copy_from_slice(&w[span]),
+            Storage::Bf16(w) => kernels().bf16_to_f32(&w[span], out),
+            Storage::F16(w) => kernels().f16_to_f32(&w[span], out),
+            Storage::Packed(packed) => packed.row(row, out),
+        }
+    }
+
+    fn panel<'a>(&'a self, rows: Range<usize>, scratch: &'a mut [f32]) -> &'a [f32] {
+        if let Storage::F32(w) = &self.storage {
+            return &w[rows.start * self.cols..rows.end * self.cols];
+        }
+        let panel = &mut scratch[..rows.len() * self.cols];
+        for (row, out) in rows.zip(panel.chunks_exact_mut(self.cols)) {
+            self.row(row, out);
+        }
+        panel
+    }
+}
+
+/// One linear layer's share of [`forward_fused`].
+pub(crate) struct Job<'a> {
+    pub(crate) linear: &'a Linear,
+    pub(crate) out: &'a mut [f32],
+    pub(crate) accumulate: bool,
+}
+
+/// Runs linear layers that read the same input `x`. It is quantized into `quantized` (at least `x.len()`) where they ask
+/// for it, once for all that ask for the same.
+pub(crate) fn forward_fused<const N: usize>(
+    jobs: [Job<'_>; N],
+    x: &[f32],
+    quantized: &mut [f32],
+    scratch: &mut [f32],
+) -> Result<(), ForwardError> {
+    let quantized = &mut quantized[..x.len()];
+    let mut held = None;
+    for Job { linear, out, accumulate } in jobs {
+        let Some(input) = linear.input() else {
+            linear.forward(x, out, accumulate, scratch);
+            continue;
+        };
+        if held != Some(input) {
+            quantized.copy_from_slice(x);
+            input
+                .apply(quantized, linear.cols())
+                .map_err(|error| ForwardError::Input { module: linear.module().into(), error })?;
+            held = Some(input);
+        }
+        linear.forward(quantized, out, accumulate, scratch);
+    }
+    Ok(())
+}
+
+fn panel_rows(cols: usize) -> usize {
+    // Multiples of 48 suit the micro-kernels; at least 96 rows keep the cost of packing x small beside the product.
+    (PANEL / cols.max(1) / 48 * 48).clamp(96, 960)
+}
+
+fn quantized(q: &Quantized) -> Result<Storage, mantissa_num::TensorError> {
+    q.check()?;
+    match Packed::new(q) {
+        Some(packed) => Ok(Storage::Packed(packed)),
+        // Codes of 16 and 32 bits are floats already.
+        None => q.dequantize().map(Storage::F32),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use half::{bf16, f16};
+    use mantissa_num::{Given, Scheme, quantize};
+
+    use super::*;
+
+    fn wave(n: usize, phase: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.517 + phase).sin()).collect()
+    }
+
+    fn linear(rows: usize, cols: usize, weight: Weight) -> Linear {
+        let bias = Some(wave(rows, 3.0));
+        Linear::new("m", LinearWeight { rows, cols, weight, bias, input: None }).unwrap()
+    }
+
+    fn run(linear: &Linear, x: &[f32], accumulate: bool) -> Vec<u32> {
+        let mut out = vec![0.25; x.len() / linear.cols() * linear.rows()];
+        let mut scratch = vec![f32::NAN; Linear::scratch_len(linear.rows(), linear.cols())];
+        linear.forward(x, &mut out, accumulate, &mut scratch);
+        out.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn storages(w: &[f32], rows: usize, cols: usize) -> Vec<(String, Weight)> {
+        let bf16 = w.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
+        let f16 = w.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+        let mut all = vec![("bf16".to_string(), Weight::Bf16(bf16)), ("f16".into(), Weight::F16(f16))];
+        for text in ["int4-g32", "int4-g32-asym", "int8-channel", "fp8-e4m3-channel", "nf4", "nvfp4", "mxfp4", "bf16"] {
+            let scheme: Scheme = text.parse().unwrap();
+            let q = quantize(&scheme, w, rows, cols, Given::default()).unwrap();
+            all.push((text.into(), Weight::Quantized(q)));
+        }
+        all
+    }
+
+    #[test]
+    fn every_storage_gives_the_bits_of_the_dense_product_with_its_values() {
+        for (rows, cols) in [(7, 33), (130, 64), (1100, 129), (97, 2000)] {
+            let w = wave(rows * cols, 0.0);
+            for (name, weight) in storages(&w, rows, cols) {
+                let stored = linear(rows, cols, weight);
+                let mut values = vec![0.0; rows * cols];
+                values.chunks_exact_mut(cols).enumerate().for_each(|(r, out)| stored.row(r, out));
+                let dense = linear(rows, cols, Weight::F32(values));
+                for tokens in [1, 3, 40] {
+                    let x = wave(tokens * cols, 1.0);
+                    for accumulate in [false, true] {
+                        let same = run(&stored, &x, accumulate) == run(&dense, &x, accumulate);
+                        assert!(same, "{name} [{rows}, {cols}], {tokens} tokens");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_dense_product_is_the_product() {
+        let (rows, cols, tokens) = (300, 700, 5);
+        let (w, x) = (wave(rows * cols, 0.0), wave(tokens * cols, 1.0));
+        let out = run(&linear(rows, cols, Weight::F32(w.clone())), &x, true);
+        for (i, got) in out.iter().enumerate() {
+            let (t, r) = (i / rows, i % rows);
+            let dot: f64 = (0..cols).map(|k| f64::from(x[t * cols + k]) * f64::from(w[r * cols + k])).sum();
+            let exact = dot + f64::from(wave(rows, 3.0)[r]) + 0.25;
+            assert!((f64::from(f32::from_bits(*got)) - exact).abs() < 1e-4);
+        }
+    }
+
+    /// Rows of an output must not show how many others there were.
+    #[test]
+    fn a_token_has_the_same_bits_in_any_batch_of_three_or_more() {
+        let (rows, cols) = (350, 1100);
+        let layer = linear(rows, cols, Weight::F32(wave(rows * cols, 0.0)));
+        let x = wave(200 * cols, 1.0);
+        let all = run(&layer, &x, false);
+        for tokens in [3, 4, 7, 16, 33, 64, 100, 199] {
+            assert!(run(&layer, &x[..tokens * cols], false) == all[..tokens * rows], "{tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let weight = LinearWeight { rows: 2, cols: 3, weight: Weight::F32(vec![0.0; 5]), bias: None, input: None };
+        assert!(matches!(Linear::new("m", weight), Err(LoadError::Weight { .. })));
+        let weight = Weight::F32(vec![0.0; 6]);
+        let weight = LinearWeight { rows: 2, cols: 3, weight, bias: Some(vec![0.0; 3]), input: None };
+        assert!(Linear::new("m", weight).unwrap_err().to_string().contains("bias"));
+    }
+}

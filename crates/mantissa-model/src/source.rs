@@ -1,0 +1,93 @@
+//! Where a model's weights come from.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use mantissa_store::convention::{LinearWeight, Weight};
+use serde_json::Value;
+
+use crate::error::LoadError;
+
+/// Something that holds a model's configuration and weights. Implemented by opened checkpoints of any convention and by
+/// [`MapSource`].
+pub trait WeightSource {
+    /// Contents of `config.json`.
+    fn config(&self) -> Option<&Value>;
+
+    /// The model's folder, where it has one.
+    fn dir(&self) -> Option<&Path> {
+        None
+    }
+
+    /// What errors call it.
+    fn location(&self) -> String;
+
+    /// Whether there is a dense tensor of this name.
+    fn has(&self, tensor: &str) -> bool;
+
+    /// A dense tensor, widened to f32.
+    ///
+    /// # Errors
+    /// [`LoadError`] where it is not there, has another shape or cannot be read.
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError>;
+
+    /// The weight of a linear layer or of the embedding, `[rows, cols]`, as it is stored.
+    ///
+    /// # Errors
+    /// As [`tensor_f32`](Self::tensor_f32).
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError>;
+}
+
+/// A model in memory.
+#[derive(Clone, Debug, Default)]
+pub struct MapSource {
+    /// Contents of `config.json`.
+    pub config: Value,
+    /// Dense tensors by name: shape and values.
+    pub tensors: HashMap<String, (Vec<usize>, Vec<f32>)>,
+    /// Linear layers that are not dense, by module.
+    pub linears: HashMap<String, LinearWeight>,
+}
+
+impl WeightSource for MapSource {
+    fn config(&self) -> Option<&Value> {
+        Some(&self.config)
+    }
+
+    fn location(&self) -> String {
+        "a model in memory".into()
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.tensors.contains_key(tensor)
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let Some((found, values)) = self.tensors.get(tensor) else {
+            return Err(LoadError::MissingTensor {
+                location: self.location(),
+                tensor: tensor.into(),
+                shape: shape.into(),
+            });
+        };
+        if found == shape && values.len() == shape.iter().product::<usize>() {
+            return Ok(values.clone());
+        }
+        let (found, expected) = (found.clone(), shape.into());
+        Err(LoadError::Shape { location: self.location(), tensor: tensor.into(), found, expected })
+    }
+
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        if let Some(linear) = self.linears.get(module) {
+            if (linear.rows, linear.cols) == (rows, cols) {
+                return Ok(linear.clone());
+            }
+            let (found, expected) = (vec![linear.rows, linear.cols], vec![rows, cols]);
+            let (location, tensor) = (self.location(), module.into());
+            return Err(LoadError::Shape { location, tensor, found, expected });
+        }
+        let weight = Weight::F32(self.tensor_f32(&format!("{module}.weight"), &[rows, cols])?);
+        let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
+        Ok(LinearWeight { rows, cols, weight, bias, input: None })
+    }
+}

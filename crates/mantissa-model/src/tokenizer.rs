@@ -1,0 +1,215 @@
+//! Text to token ids and back, by a model folder's `tokenizer.json`.
+//!
+//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: every call into it is guarded, and a
+//! panic becomes an error. Truncation and padding settings are dropped before loading: a text is always encoded whole.
+
+mod guard;
+mod stream;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+pub use stream::DecodeStream;
+
+use crate::config::{ConfigError, read_json};
+use guard::guarded;
+
+/// Largest `tokenizer.json` that is read. The largest of public models have about 35 MB.
+const MAX_FILE: u64 = 64 << 20;
+
+/// Why a tokenizer could not be loaded or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// There is no tokenizer.
+    #[error("{}: found no such file, allowed a tokenizer.json beside the weights; token windows need none", .path.display())]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// The file cannot be read.
+    #[error("{}: found I/O error `{error}`, allowed a readable file", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// The file is too large.
+    #[error("{}: found more than {allowed} bytes, allowed up to that", .path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        allowed: u64,
+    },
+    /// The file is not a tokenizer, or text could not be taken through it.
+    #[error("{}: {operation}: found `{message}`, allowed a tokenizer that the tokenizers library accepts", .path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        operation: &'static str,
+        /// What the library said.
+        message: String,
+    },
+    /// A beginning-of-text token was asked for and none is known.
+    #[error("{}: found no beginning-of-text token, allowed one in tokenizer_config.json or config.json; use --bos auto or never", .path.display())]
+    NoBos {
+        /// The tokenizer's file.
+        path: PathBuf,
+    },
+    /// The tokenizer knows more tokens than the model.
+    #[error("{}: found token id {id}, allowed 0 to {}; the tokenizer belongs to another model", .path.display(), .vocab_size - 1)]
+    Vocabulary {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// The id.
+        id: u32,
+        /// The model's vocabulary.
+        vocab_size: usize,
+    },
+    /// A configuration beside the tokenizer is broken.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+/// Whether a text begins with the beginning-of-text token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Bos {
+    /// As the tokenizer itself does: whatever its post-processor adds.
+    #[default]
+    Auto,
+    /// Always, and nothing else is added.
+    Always,
+    /// Never; nothing is added.
+    Never,
+}
+
+/// A loaded tokenizer.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    path: PathBuf,
+    bos: Option<u32>,
+    vocab_size: Option<usize>,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` of the model folder `dir`; `tokenizer_config.json` and `config.json` say which token begins a text and how
+    /// many there are.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] where the file is missing, too large, or nothing that the library accepts.
+    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        let bytes = without_limits(read_capped(&path)?);
+        let inner = call(&path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
+        let config = read_json(&dir.join("config.json"))?;
+        let field = |name: &str| config.as_ref()?.get(name)?.as_u64();
+        let named = read_json(&dir.join("tokenizer_config.json"))?.as_ref().and_then(bos_text);
+        let bos = named
+            .and_then(|text| inner.token_to_id(&text))
+            .or_else(|| field("bos_token_id").and_then(|id| u32::try_from(id).ok()));
+        let vocab_size = field("vocab_size").and_then(|n| usize::try_from(n).ok());
+        Ok(Tokenizer { inner, path, bos, vocab_size })
+    }
+
+    /// Token ids of `text`.
+    ///
+    /// # Errors
+    /// [`TokenizerError::NoBos`] with [`Bos::Always`] where no such token is known, [`TokenizerError::Vocabulary`] for an id that the
+    /// model's `vocab_size` excludes, [`TokenizerError::Invalid`] where the library fails.
+    pub fn encode(&self, text: &str, bos: Bos) -> Result<Vec<u32>, TokenizerError> {
+        let encode = || self.inner.encode_fast(text, bos == Bos::Auto);
+        let encoding = call(&self.path, "encode", encode)?;
+        let mut ids = Vec::with_capacity(encoding.len() + 1);
+        if bos == Bos::Always {
+            ids.push(self.bos.ok_or_else(|| TokenizerError::NoBos { path: self.path.clone() })?);
+        }
+        ids.extend_from_slice(encoding.get_ids());
+        let limit = self.vocab_size.unwrap_or(usize::MAX);
+        match ids.iter().find(|id| **id as usize >= limit) {
+            Some(&id) => Err(TokenizerError::Vocabulary { path: self.path.clone(), id, vocab_size: limit }),
+            None => Ok(ids),
+        }
+    }
+
+    /// Text of `ids`; special tokens have none. What is no UTF-8 becomes U+FFFD.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Invalid`] where the library fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        call(&self.path, "decode", || self.inner.decode(ids, true))
+    }
+
+    /// A decoder for tokens that come one by one.
+    pub fn stream(&self) -> DecodeStream<'_> {
+        DecodeStream::new(self)
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+}
+
+/// Runs a call into the library; its errors and its panics become [`TokenizerError::Invalid`].
+fn call<T>(
+    path: &Path,
+    operation: &'static str,
+    f: impl FnOnce() -> tokenizers::Result<T>,
+) -> Result<T, TokenizerError> {
+    let invalid = |message: String| {
+        // One line, and no longer than a reader wants: the text may quote the file.
+        let message = message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
+        TokenizerError::Invalid { path: path.into(), operation, message }
+    };
+    guarded(f).map_err(invalid)?.map_err(|error| invalid(error.to_string()))
+}
+
+fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => TokenizerError::Missing { path: path.into() },
+        _ => TokenizerError::Io { path: path.into(), error },
+    };
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(TokenizerError::TooLarge { path: path.into(), allowed: MAX_FILE });
+    }
+    Ok(bytes)
+}
+
+/// The same file without truncation and padding; unchanged where it has neither, or is no JSON.
+fn without_limits(bytes: Vec<u8>) -> Vec<u8> {
+    #[derive(Deserialize)]
+    struct Limits {
+        truncation: Option<IgnoredAny>,
+        padding: Option<IgnoredAny>,
+    }
+    match serde_json::from_slice::<Limits>(&bytes) {
+        Ok(limits) if limits.truncation.is_some() || limits.padding.is_some() => {}
+        _ => return bytes,
+    }
+    let Ok(Value::Object(mut object)) = serde_json::from_slice(&bytes) else { return bytes };
+    object.insert("truncation".into(), Value::Null);
+    object.insert("padding".into(), Value::Null);
+    serde_json::to_vec(&object).unwrap_or(bytes)
+}
+
+/// `bos_token` of `tokenizer_config.json`: a string, or an added token with its content.
+fn bos_text(config: &Value) -> Option<String> {
+    let token = config.get("bos_token")?;
+    let content = token.as_str().or_else(|| token.get("content")?.as_str());
+    content.map(str::to_owned)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

@@ -1,0 +1,70 @@
+//! Text of tokens that come one by one, in pieces of complete UTF-8.
+
+use super::{Tokenizer, TokenizerError};
+
+/// Tokens that may stay unsaid for want of a continuation. A character has at most four bytes and so four tokens; more that
+/// end in U+FFFD are not UTF-8, and are given out as they are.
+const MAX_HELD: usize = 8;
+
+/// Decodes a growing list of tokens.
+///
+/// A token's text may depend on the one before it (a leading space) and be a part of a character. So the last tokens are
+/// decoded twice, without and with the new one, and the difference is the new text.
+#[derive(Clone, Debug)]
+pub struct DecodeStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The tokens decoded together: some already given out as text, then those held back.
+    ids: Vec<u32>,
+    given: usize,
+    /// Text of `ids[..given]`.
+    text: String,
+}
+
+impl<'a> DecodeStream<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
+        DecodeStream { tokenizer, ids: Vec::new(), given: 0, text: String::new() }
+    }
+
+    /// Takes a token that is not to be given out but comes before those that are: the prompt.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn skip(&mut self, ids: &[u32]) -> Result<(), TokenizerError> {
+        // A few are enough for the first new token to see what it follows.
+        self.ids.extend(&ids[ids.len().saturating_sub(MAX_HELD)..]);
+        self.given = self.ids.len();
+        self.text = self.tokenizer.decode(&self.ids)?;
+        Ok(())
+    }
+
+    /// Takes the next token and returns the text that it completes, empty where there is none yet.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
+        self.ids.push(id);
+        let text = self.tokenizer.decode(&self.ids)?;
+        let held = self.ids.len() - self.given;
+        if text.ends_with('\u{fffd}') && held < MAX_HELD {
+            return Ok(String::new());
+        }
+        let new = self.new_part(&text);
+        self.ids.drain(..self.given);
+        self.given = self.ids.len();
+        self.text = self.tokenizer.decode(&self.ids)?;
+        Ok(new)
+    }
+
+    /// The text of the tokens still held back, whatever it is.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn finish(self) -> Result<String, TokenizerError> {
+        let text = self.tokenizer.decode(&self.ids)?;
+        Ok(self.new_part(&text))
+    }
+
+    fn new_part(&self, text: &str) -> String {
+        text.get(self.text.len()..).unwrap_or_default().to_owned()
+    }
+}

@@ -1,0 +1,92 @@
+//! Why a model could not be quantized or verified.
+
+use std::path::PathBuf;
+
+use mantissa_num::TensorError;
+use mantissa_store::ErrorClass;
+
+use crate::recipe::RecipeError;
+
+/// Result of the fallible functions of this crate.
+pub type Result<T> = std::result::Result<T, QuantError>;
+
+/// An error of the pipeline.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// A file.
+    #[error(transparent)]
+    Store(#[from] mantissa_store::Error),
+    /// The model.
+    #[error(transparent)]
+    Load(#[from] mantissa_model::LoadError),
+    /// The recipe.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The source is quantized already.
+    #[error("{}: found weights quantized as {convention}, allowed a dense model; give the model it was made from", .path.display())]
+    AlreadyQuantized {
+        /// The model.
+        path: PathBuf,
+        /// Its convention.
+        convention: &'static str,
+    },
+    /// Some layers cannot be stored as the recipe asks; nothing has been written.
+    #[error("{count} of {total} layers cannot be stored in {container}: {list}")]
+    NotStorable {
+        /// How many.
+        count: usize,
+        /// Of how many.
+        total: usize,
+        /// The container.
+        container: &'static str,
+        /// The first of them with the reason, and how many more.
+        list: String,
+    },
+    /// Nothing would be quantized.
+    #[error("recipe \"{recipe}\": found no layer to quantize, allowed at least one; its `keep` and `layers` leave every layer as it is")]
+    NothingToDo {
+        /// The recipe.
+        recipe: String,
+    },
+    /// A tensor holds values that the scheme cannot.
+    #[error("{}: tensor \"{tensor}\": {error}", .path.display())]
+    Tensor {
+        /// The model.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        error: TensorError,
+    },
+    /// A verification was asked to compare models of different shapes.
+    #[error("{}: found a model that is not the source of {}: {what}", .reference.display(), .model.display())]
+    Reference {
+        /// The artifact.
+        model: PathBuf,
+        /// The model given as its source.
+        reference: PathBuf,
+        /// What differs.
+        what: String,
+    },
+    /// Notes are errors under `--strict`.
+    #[error("{note} (an error under --strict)")]
+    Strict {
+        /// The note.
+        note: String,
+    },
+}
+
+impl QuantError {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            QuantError::Store(e) => e.class(),
+            QuantError::Load(e) => e.class(),
+            QuantError::Recipe(RecipeError::Io { error, .. }) if error.kind() != std::io::ErrorKind::NotFound => {
+                ErrorClass::Environment
+            }
+            _ => ErrorClass::Input,
+        }
+    }
+}

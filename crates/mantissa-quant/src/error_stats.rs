@@ -1,0 +1,84 @@
+//! How far a quantized tensor is from its source.
+
+use mantissa_num::Quantized;
+use serde::{Deserialize, Serialize};
+
+/// Sums over a tensor's elements, in f64; merging parts in a fixed order gives the same bits every time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ErrorStats {
+    count: u64,
+    squared_error: f64,
+    squared_value: f64,
+    max_error: f32,
+}
+
+/// What a report says about a tensor's error.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ErrorReport {
+    /// Mean squared error.
+    pub mse: f64,
+    /// `10 log10(sum x² / sum (x - x̂)²)` in dB; absent where the error is zero.
+    pub sqnr_db: Option<f64>,
+    /// `||x - x̂|| / ||x||` (Frobenius); 0 for a zero tensor.
+    pub relative_error: f64,
+    /// Largest `|x - x̂|`.
+    pub max_abs_error: f32,
+}
+
+impl ErrorStats {
+    /// Of `w` against `q`, which must have the same shape.
+    pub fn of(w: &[f32], q: &Quantized) -> Self {
+        let mut stats = ErrorStats::default();
+        let mut row = vec![0.0; q.cols];
+        for (r, w) in w.chunks_exact(q.cols.max(1)).enumerate() {
+            q.dequantize_rows(r..r + 1, &mut row);
+            stats.merge(&Self::of_values(w, &row));
+        }
+        stats
+    }
+
+    /// Of `w` against `approximation`, element by element.
+    pub fn of_values(w: &[f32], approximation: &[f32]) -> Self {
+        let mut stats = ErrorStats { count: w.len() as u64, ..Self::default() };
+        for (&w, &a) in w.iter().zip(approximation) {
+            let error = f64::from(w) - f64::from(a);
+            stats.squared_error += error * error;
+            stats.squared_value += f64::from(w) * f64::from(w);
+            stats.max_error = stats.max_error.max(error.abs() as f32);
+        }
+        stats
+    }
+
+    /// Adds the sums of another part.
+    pub fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        self.squared_error += other.squared_error;
+        self.squared_value += other.squared_value;
+        self.max_error = self.max_error.max(other.max_error);
+    }
+
+    /// The figures of a report.
+    pub fn report(&self) -> ErrorReport {
+        let ratio = self.squared_error / self.squared_value;
+        ErrorReport {
+            mse: if self.count == 0 { 0.0 } else { self.squared_error / self.count as f64 },
+            sqnr_db: (self.squared_error > 0.0 && self.squared_value > 0.0).then(|| -10.0 * ratio.log10()),
+            relative_error: if self.squared_value > 0.0 { ratio.sqrt() } else { 0.0 },
+            max_abs_error: self.max_error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_a_known_error() {
+        let stats = ErrorStats::of_values(&[3.0, -4.0], &[3.0, -3.5]);
+        let report = stats.report();
+        assert_eq!((report.mse, report.max_abs_error, report.relative_error), (0.125, 0.5, 0.1));
+        assert!(report.sqnr_db.is_some_and(|db| (db - 20.0).abs() < 1e-12));
+        assert_eq!(ErrorStats::of_values(&[0.0], &[0.0]).report().sqnr_db, None);
+    }
+}

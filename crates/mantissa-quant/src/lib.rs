@@ -1,0 +1,21 @@
+//! Post-training quantization: recipes, methods and the streaming pipeline.
+//!
+//! One method is one file and one pure function on matrices. The pipeline orders them: [`Recipe`] → [`Plan`] (everything
+//! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
+#![forbid(unsafe_code)]
+
+mod error;
+mod error_stats;
+mod pipeline;
+mod plan;
+pub mod recipe;
+mod report;
+pub mod rtn;
+pub mod verify;
+
+pub use error::{QuantError, Result};
+pub use error_stats::{ErrorReport, ErrorStats};
+pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
+pub use plan::{Options, Plan, PlannedLinear};
+pub use recipe::{Recipe, RecipeError};
+pub use report::{LayerReport, Report};

@@ -1,0 +1,274 @@
+//! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
+
+use std::collections::BTreeMap;
+
+use mantissa_model::{LinearInfo, ModelConfig};
+use mantissa_num::{Code, Rounding, Scheme, minifloat};
+use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
+use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
+use serde_json::Value;
+
+use crate::error::{QuantError, Result};
+use crate::recipe::Recipe;
+
+/// How a run is to be done; nothing here changes what a scheme means.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads.
+    pub threads: usize,
+    /// Container, instead of the recipe's.
+    pub container: Option<Container>,
+    /// Largest weight file.
+    pub max_shard_bytes: u64,
+    /// How values become codes.
+    pub rounding: Rounding,
+    /// Whether anything worth a note is an error.
+    pub strict: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            threads: mantissa_kernels::available_threads(),
+            container: None,
+            max_shard_bytes: DEFAULT_SHARD_BYTES,
+            rounding: Rounding::NearestEven,
+            strict: false,
+        }
+    }
+}
+
+/// A linear layer and what becomes of it.
+#[derive(Clone, Debug)]
+pub struct PlannedLinear {
+    /// The layer.
+    pub info: LinearInfo,
+    /// Its scheme, as it will be stored; `None` leaves it as it is.
+    pub scheme: Option<Scheme>,
+}
+
+/// Everything that a run will do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// The container.
+    pub container: Container,
+    /// The model.
+    pub config: ModelConfig,
+    /// Its linear layers, in the order of the forward pass.
+    pub linears: Vec<PlannedLinear>,
+    /// Tensors of the output, in order.
+    pub specs: Vec<TensorSpec>,
+    /// Tensors taken over as they are.
+    pub copied: Vec<TensorMeta>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+    pub(crate) options: Options,
+}
+
+impl Plan {
+    /// Decides what `recipe` does to `source`.
+    ///
+    /// # Errors
+    /// [`QuantError::AlreadyQuantized`]; [`QuantError::NotStorable`] with the layers that the container cannot hold;
+    /// [`QuantError::NothingToDo`]; [`QuantError::Strict`] where there are notes and `options.strict`.
+    pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
+        if source.is_quantized() {
+            let (path, convention) = (source.dir().to_owned(), source.convention_name());
+            return Err(QuantError::AlreadyQuantized { path, convention });
+        }
+        let config = mantissa_model::load_config(source)?;
+        let container = options.container.unwrap_or_else(|| recipe.container());
+        let linears: Vec<_> = config
+            .linears()
+            .into_iter()
+            .map(|info| planned(source, &recipe, container, options.rounding, info))
+            .collect::<Result<_>>()?;
+        if linears.iter().all(|linear| linear.scheme.is_none()) {
+            return Err(QuantError::NothingToDo { recipe: recipe.name });
+        }
+        let quantized = output_of_linears(&recipe, container, &linears)?;
+        let copied = copied_tensors(source, &linears);
+        let specs = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone())).chain(quantized).collect();
+        let notes = notes(source, &recipe, &config, &copied);
+        if let Some(note) = notes.first().filter(|_| options.strict) {
+            return Err(QuantError::Strict { note: note.clone() });
+        }
+        Ok(Plan { recipe, container, config, linears, specs, copied, notes, options })
+    }
+
+    /// The layers that are quantized, with their schemes.
+    pub fn quantized(&self) -> impl Iterator<Item = (&LinearInfo, &Scheme)> {
+        self.linears.iter().filter_map(|linear| Some((&linear.info, linear.scheme.as_ref()?)))
+    }
+
+    /// Bits per weight of the quantized linear layers: codes, scales and zero points.
+    pub fn linear_bits_per_weight(&self) -> f64 {
+        let (mut bits, mut weights) = (0, 0);
+        for (info, scheme) in self.quantized() {
+            bits += scheme.format.total_bits(info.rows, info.cols);
+            weights += (info.rows * info.cols) as u64;
+        }
+        bits as f64 / weights.max(1) as f64
+    }
+
+    /// Bytes of all tensors of the output.
+    pub fn output_bytes(&self) -> u64 {
+        self.specs.iter().map(spec_bytes).sum()
+    }
+
+    /// Bytes of the source that a run reads, the measure of its progress.
+    pub fn work_bytes(&self) -> u64 {
+        let linears = self.linears.iter().filter(|l| l.scheme.is_some());
+        let linears: u64 = linears.map(|l| (l.info.rows * l.info.cols) as u64 * 2).sum();
+        linears + self.copied.iter().map(|m| m.len).sum::<u64>()
+    }
+
+    /// Predicted peak of anonymous memory: the largest layer as read, as f32, as codes and packed, and a fixed part.
+    pub fn peak_bytes(&self) -> u64 {
+        const FIXED: u64 = 24 << 20;
+        let layer = |info: &LinearInfo, scheme: &Scheme| {
+            let weights = (info.rows * info.cols) as u64;
+            let packed = scheme.format.total_bits(info.rows, info.cols) / 8;
+            weights * 4 + (weights * 4).max(weights * 2 + 2 * packed)
+        };
+        FIXED + self.quantized().map(|(info, scheme)| layer(info, scheme)).max().unwrap_or(0)
+    }
+
+    /// The `config.json` of the output: the source's, with `quantization_config`.
+    pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
+        let mut config = source.config().cloned().unwrap_or_default();
+        let kept: Vec<_> = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+        let quantization = match self.container {
+            Container::CompressedTensors => {
+                let ignore: Vec<_> = std::iter::once("lm_head".to_owned()).chain(kept).collect();
+                compressed_tensors::quantization_config(&self.groups(), &ignore)
+                    .map_err(|e| not_storable(self.container, 1, vec![e.to_string()]))?
+            }
+            Container::Native => {
+                let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
+                let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
+                native::quantization_config(&inputs)
+            }
+        };
+        if let Value::Object(fields) = &mut config {
+            fields.insert("quantization_config".to_owned(), quantization);
+        }
+        Ok(config)
+    }
+
+    /// Metadata of the weight files.
+    pub(crate) fn metadata(&self) -> BTreeMap<String, String> {
+        let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        if self.container == Container::Native {
+            metadata.extend(self.quantized().map(|(info, scheme)| native::metadata(&self.linear_plan(info, scheme))));
+        }
+        metadata
+    }
+
+    pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
+        LinearPlan { module: &info.module, scheme, input: self.recipe.activations.as_ref(), rows: info.rows, cols: info.cols }
+    }
+
+    /// Modules by scheme, in the order of first appearance.
+    fn groups(&self) -> Vec<(Scheme, Option<Scheme>, Vec<String>)> {
+        let mut groups: Vec<(Scheme, Option<Scheme>, Vec<String>)> = Vec::new();
+        for (info, scheme) in self.quantized() {
+            match groups.iter_mut().find(|(known, ..)| known == scheme) {
+                Some((_, _, modules)) => modules.push(info.module.clone()),
+                None => groups.push((scheme.clone(), self.recipe.activations.clone(), vec![info.module.clone()])),
+            }
+        }
+        groups
+    }
+}
+
+fn planned(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    container: Container,
+    rounding: Rounding,
+    info: LinearInfo,
+) -> Result<PlannedLinear> {
+    let name = format!("{}.weight", info.module);
+    let no_tensor = || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
+    let meta = source.checkpoint().get(&name).ok_or_else(no_tensor)?;
+    if meta.shape != [info.rows, info.cols] {
+        let what = (format!("shape {:?}", meta.shape), format!("[{}, {}]", info.rows, info.cols));
+        return Err(mantissa_store::Error::field(source.dir(), &name, what.0, what.1, "config.json and weights differ").into());
+    }
+    let scheme = recipe.weights_of(&info.module).cloned().map(|mut scheme| {
+        scheme.encoder.rounding = rounding;
+        if container == Container::CompressedTensors {
+            scheme.format = with_model_scales(scheme.format, meta.dtype);
+        }
+        scheme
+    });
+    Ok(PlannedLinear { info, scheme })
+}
+
+/// compressed-tensors keeps f32 scales in the model's dtype, and its loaders cast them to it.
+fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
+    let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
+    match dtype {
+        Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
+        Dtype::F16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::F16)),
+        _ => format,
+    }
+}
+
+fn output_of_linears(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> Result<Vec<TensorSpec>> {
+    let (mut specs, mut faults) = (Vec::new(), Vec::new());
+    for PlannedLinear { info, scheme } in linears {
+        let Some(scheme) = scheme else { continue };
+        let input = recipe.activations.as_ref();
+        let plan = LinearPlan { module: &info.module, scheme, input, rows: info.rows, cols: info.cols };
+        match container.specs(&plan) {
+            Ok(all) => specs.extend(all),
+            Err(fault) => faults.push(fault.to_string()),
+        }
+    }
+    if faults.is_empty() { Ok(specs) } else { Err(not_storable(container, linears.len(), faults)) }
+}
+
+fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
+    const SHOWN: usize = 6;
+    let count = faults.len();
+    let mut list = faults[..count.min(SHOWN)].join("; ");
+    if count > SHOWN {
+        list += &format!("; and {} more", count - SHOWN);
+    }
+    QuantError::NotStorable { count, total, container: container.name(), list }
+}
+
+/// Every tensor of the source that is not the weight of a quantized layer, by name.
+fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorMeta> {
+    let quantized: std::collections::BTreeSet<String> =
+        linears.iter().filter(|l| l.scheme.is_some()).map(|l| format!("{}.weight", l.info.module)).collect();
+    let mut copied: Vec<_> =
+        source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
+    copied.sort_by(|a, b| a.name.cmp(&b.name));
+    copied
+}
+
+fn notes(source: &ModelFiles, recipe: &Recipe, config: &ModelConfig, copied: &[TensorMeta]) -> Vec<String> {
+    let mut notes = source.notes();
+    notes.extend(source.checkpoint().warnings().iter().cloned());
+    let known: std::collections::BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
+    let unknown: Vec<_> = copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
+    if let Some(first) = unknown.first() {
+        notes.push(format!("{} tensors that the architecture does not use are copied, the first is {first}", unknown.len()));
+    }
+    let modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
+    for rule in &recipe.layers {
+        for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
+            notes.push(format!("recipe pattern {glob:?} matches no layer"));
+        }
+    }
+    notes
+}
+
+fn spec_bytes(spec: &TensorSpec) -> u64 {
+    spec.shape.iter().map(|&n| n as u64).product::<u64>() * u64::from(spec.dtype.bits()) / 8
+}

@@ -1,0 +1,207 @@
+//! Recipes: which method, which scheme for what, which container. By name (`METHOD-SCHEME[+ACTIVATION]`), by alias, or as a
+//! TOML file with exactly the keys below.
+//!
+//! ```toml
+//! method = "rtn"                 # how codes are chosen
+//! weights = "int4-g128"          # scheme of the decoder's linear layers
+//! activations = "int8-token"     # optional: scheme of their inputs at run time
+//! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
+//! keep = ["lm_head"]             # optional: modules left as they are, by name or glob
+//!
+//! [[layers]]                     # optional, the first that matches counts
+//! modules = ["*.down_proj"]
+//! weights = "int8-channel"
+//! ```
+
+mod name;
+mod toml_file;
+
+use std::path::Path;
+
+use mantissa_num::Scheme;
+use mantissa_store::convention::{Container, LinearPlan};
+
+pub use name::{ALIASES, METHODS, Method};
+
+/// Why a recipe cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecipeError {
+    /// The name is neither an alias nor composed as names are.
+    #[error("recipe \"{name}\": found {found}, allowed {allowed}; see `mantissa recipes`")]
+    Name {
+        /// The recipe's name.
+        name: String,
+        /// The part at fault.
+        found: String,
+        /// What may stand there.
+        allowed: String,
+    },
+    /// A scheme in the recipe is not one.
+    #[error("recipe \"{name}\": {field}: {error}")]
+    Scheme {
+        /// The recipe's name or file.
+        name: String,
+        /// Where.
+        field: String,
+        /// What is wrong with it.
+        error: mantissa_num::ParseError,
+    },
+    /// A key, or a value, of the file.
+    #[error("{file}: {field}: found {found}, allowed {allowed}{hint}")]
+    File {
+        /// The file.
+        file: String,
+        /// The key.
+        field: String,
+        /// What it holds.
+        found: String,
+        /// What it may hold.
+        allowed: String,
+        /// `; did you mean …` or nothing.
+        hint: String,
+    },
+    /// The file cannot be read.
+    #[error("{file}: read recipe: {error}")]
+    Io {
+        /// The file.
+        file: String,
+        /// The system's answer.
+        error: std::io::Error,
+    },
+}
+
+/// A rule for some layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerRule {
+    /// Names or globs of modules.
+    pub modules: Vec<Glob>,
+    /// Their scheme; `None` leaves them as they are.
+    pub weights: Option<Scheme>,
+}
+
+/// What to do to a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Name, as the user gave it.
+    pub name: String,
+    /// How codes are chosen.
+    pub method: Method,
+    /// Scheme of the decoder's linear layers.
+    pub weights: Scheme,
+    /// Scheme of their inputs at run time.
+    pub activations: Option<Scheme>,
+    /// Container; `None` takes the first that holds the schemes.
+    pub container: Option<Container>,
+    /// Exceptions; the first that matches a module counts.
+    pub layers: Vec<LayerRule>,
+}
+
+/// A module name in which `*` stands for any characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Glob(String);
+
+impl Glob {
+    /// Whether `module` matches.
+    pub fn matches(&self, module: &str) -> bool {
+        let mut parts = self.0.split('*');
+        let Some(mut rest) = parts.next().and_then(|first| module.strip_prefix(first)) else { return false };
+        let mut open = false; // whether a `*` precedes what is left
+        for part in parts {
+            open = true;
+            match rest.find(part) {
+                // The last part must reach the end: prefer its last occurrence.
+                Some(_) if rest.ends_with(part) && !self.0.ends_with('*') && self.0.ends_with(part) => {
+                    let at = rest.rfind(part).unwrap_or(0);
+                    rest = &rest[at + part.len()..];
+                }
+                Some(at) => rest = &rest[at + part.len()..],
+                None => return false,
+            }
+        }
+        rest.is_empty() || (open && self.0.ends_with('*'))
+    }
+}
+
+impl Recipe {
+    /// A recipe by name, alias or path of a `.toml` file.
+    ///
+    /// # Errors
+    /// [`RecipeError`] names the part at fault and what may stand there.
+    pub fn load(text: &str) -> Result<Self, RecipeError> {
+        if text.ends_with(".toml") || text.contains('/') {
+            let file = |error| RecipeError::Io { file: text.to_owned(), error };
+            return toml_file::parse(text, &std::fs::read_to_string(Path::new(text)).map_err(file)?);
+        }
+        name::parse(text)
+    }
+
+    /// The scheme of `module`'s weight; `None` leaves it as it is.
+    pub fn weights_of(&self, module: &str) -> Option<&Scheme> {
+        match self.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module))) {
+            Some(rule) => rule.weights.as_ref(),
+            None => Some(&self.weights),
+        }
+    }
+
+    /// The container to write: the one asked for, or the first that holds every scheme of the recipe.
+    pub fn container(&self) -> Container {
+        self.container.unwrap_or_else(|| {
+            let schemes = std::iter::once(&self.weights).chain(self.layers.iter().filter_map(|r| r.weights.as_ref()));
+            // A shape that every block divides: only the scheme is in question here.
+            let side = 1 << 24;
+            let holds = |scheme: &Scheme| {
+                let input = self.activations.as_ref();
+                let plan = LinearPlan { module: "", scheme, input, rows: side, cols: block_multiple(scheme, side) };
+                Container::CompressedTensors.specs(&plan).is_ok()
+            };
+            if schemes.into_iter().all(holds) { Container::CompressedTensors } else { Container::Native }
+        })
+    }
+}
+
+fn block_multiple(scheme: &Scheme, side: usize) -> usize {
+    match scheme.format.blocks() {
+        mantissa_num::Blocks::Group(g) | mantissa_num::Blocks::Tile { cols: g, .. } => g as usize,
+        _ => side,
+    }
+}
+
+/// `; did you mean "x"?` where `found` is close to one of `names`.
+pub(crate) fn suggestion<'a>(found: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    let close = names
+        .into_iter()
+        .map(|name| (strsim::damerau_levenshtein(found, name), name))
+        .filter(|(distance, name)| *distance <= name.len().max(3) / 3)
+        .min();
+    close.map_or_else(String::new, |(_, name)| format!("; did you mean \"{name}\"?"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_whole_names() {
+        let matches = |glob: &str, name: &str| Glob(glob.into()).matches(name);
+        let down = "model.layers.10.mlp.down_proj";
+        assert!(matches("*.down_proj", down) && matches("model.layers.10.*", down) && matches("*", down));
+        assert!(matches("model.layers.*.mlp.*", down) && matches(down, down) && matches("*mlp*", down));
+        assert!(!matches("model.layers.1.*", down) && !matches("down_proj", down) && !matches("*.down", down));
+        assert!(!matches("*.up_proj", down) && !matches("", down));
+        // The last part is matched at the end, not at its first occurrence.
+        assert!(matches("*a", "banana") && !matches("*an", "banana"));
+    }
+
+    #[test]
+    fn the_container_follows_from_the_schemes() {
+        let container = |name: &str| Recipe::load(name).unwrap().container();
+        for name in ["rtn-int4-g128", "rtn-nvfp4", "rtn-mxfp4:ct", "rtn-mxfp8-e4m3", "rtn-int8-channel+int8-token", "rtn-int3-g32-asym"] {
+            assert_eq!(container(name), Container::CompressedTensors, "{name}");
+        }
+        for name in ["rtn-nf4", "rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel", "rtn-nvfp4+nvfp4"] {
+            assert_eq!(container(name), Container::Native, "{name}");
+        }
+    }
+}

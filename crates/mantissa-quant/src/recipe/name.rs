@@ -1,0 +1,117 @@
+//! Recipe names: `METHOD-SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
+
+use mantissa_num::{Scheme, parse_activation};
+
+use super::{Recipe, RecipeError};
+
+/// How codes are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Method {
+    /// Round to nearest: each weight by itself.
+    Rtn,
+}
+
+/// Methods by name.
+pub const METHODS: [(&str, Method); 1] = [("rtn", Method::Rtn)];
+
+/// Short names and what they stand for.
+pub const ALIASES: [(&str, &str); 10] = [
+    ("w8a16", "rtn-int8-channel"),
+    ("w4a16", "rtn-int4-g128"),
+    ("w8a8", "rtn-int8-channel+int8-token"),
+    ("fp8-weight", "rtn-fp8-e4m3-channel"),
+    ("fp8-dynamic", "rtn-fp8-e4m3-channel+fp8-e4m3-token"),
+    ("nvfp4", "rtn-nvfp4"),
+    ("mxfp4", "rtn-mxfp4"),
+    ("mxfp8", "rtn-mxfp8-e4m3"),
+    ("nf4", "rtn-nf4"),
+    ("bf16", "rtn-bf16"),
+];
+
+impl Method {
+    /// Name in recipes.
+    pub fn name(self) -> &'static str {
+        METHODS.iter().find(|(_, method)| *method == self).map_or("", |(name, _)| name)
+    }
+
+    /// Whether it needs text to calibrate on.
+    pub const fn needs_calibration(self) -> bool {
+        match self {
+            Method::Rtn => false,
+        }
+    }
+}
+
+pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
+    let spelt = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, full)| full);
+    let mut parts = spelt.split('+');
+    let (method, weights) = method_and_scheme(text, parts.next().unwrap_or_default())?;
+    let mut activations = None;
+    for part in parts {
+        if part.starts_with("kv-") {
+            return Err(fault(text, part, "no +kv-… (KV-cache schemes come in a later version)"));
+        }
+        if activations.is_some() {
+            return Err(fault(text, part, "one activation scheme"));
+        }
+        activations = Some(scheme(text, "activations", part, parse_activation)?);
+    }
+    Ok(Recipe { name: text.to_owned(), method, weights, activations, container: None, layers: Vec::new() })
+}
+
+fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeError> {
+    let found = METHODS.iter().find_map(|(name, m)| part.strip_prefix(name)?.strip_prefix('-').map(|s| (*m, s)));
+    let (method, rest) = found.ok_or_else(|| {
+        let names: Vec<_> = METHODS.iter().map(|(name, _)| format!("{name}-SCHEME")).collect();
+        let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();
+        let near = super::suggestion(text, aliases.iter().copied());
+        fault(text, text, &format!("{} or one of {}{near}", names.join(", "), aliases.join(", ")))
+    })?;
+    Ok((method, scheme(text, "weights", rest, str::parse)?))
+}
+
+fn scheme(
+    name: &str,
+    field: &str,
+    text: &str,
+    parse: impl Fn(&str) -> Result<Scheme, mantissa_num::ParseError>,
+) -> Result<Scheme, RecipeError> {
+    parse(text).map_err(|error| RecipeError::Scheme { name: name.to_owned(), field: field.to_owned(), error })
+}
+
+fn fault(name: &str, found: &str, allowed: &str) -> RecipeError {
+    RecipeError::Name { name: name.to_owned(), found: format!("\"{found}\""), allowed: allowed.to_owned() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_compose() {
+        let recipe = parse("rtn-int8-channel+int8-token").unwrap();
+        assert_eq!(recipe.weights.to_string(), "int8-channel");
+        assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
+        assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
+    }
+
+    #[test]
+    fn every_alias_parses() {
+        for (alias, full) in ALIASES {
+            let (short, long) = (parse(alias).unwrap(), parse(full).unwrap());
+            assert_eq!((short.weights, short.activations), (long.weights, long.activations), "{alias}");
+        }
+    }
+
+    #[test]
+    fn faults_name_the_part_and_the_nearest() {
+        let message = |name: &str| parse(name).unwrap_err().to_string();
+        assert!(message("mxpf4").contains("did you mean \"mxfp4\"?"));
+        assert!(message("rtn-int4-g0").contains("g0"));
+        assert!(message("gptq-int4-g128").contains("rtn-SCHEME"));
+        assert!(message("rtn-int4-g32+int8-token+int8-token").contains("one activation scheme"));
+        assert!(message("rtn-int4-g32+kv-int8-head").contains("later version"));
+    }
+}

@@ -1,0 +1,186 @@
+//! Recipe files. Unknown keys are refused, with the nearest known one.
+
+use mantissa_num::{Scheme, parse_activation};
+use mantissa_store::convention::Container;
+use toml::{Table, Value};
+
+use super::{Glob, LayerRule, METHODS, Recipe, RecipeError, suggestion};
+
+const KEYS: [&str; 6] = ["method", "weights", "activations", "format", "keep", "layers"];
+const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
+
+/// Far above any real recipe; keeps a hostile file from being read whole.
+const MAX_RULES: usize = 10_000;
+
+pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
+    let table: Table = text.parse().map_err(|e: toml::de::Error| {
+        let message = e.message().replace('\n', " ");
+        let line = e.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        fault(file, &format!("line {line}"), message, "TOML")
+    })?;
+    let reader = Reader { file, table: &table, at: String::new() };
+    reader.refuse_unknown(&KEYS)?;
+    let method = reader.string("method")?.unwrap_or("rtn");
+    let found = METHODS.iter().find(|(name, _)| *name == method);
+    let names: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
+    let method = found.ok_or_else(|| reader.fault("method", format!("\"{method}\""), names.join(", ")))?.1;
+    let weights = reader.scheme("weights", str::parse)?;
+    let weights = weights.ok_or_else(|| reader.fault("weights", "nothing", "a scheme such as \"int4-g128\""))?;
+    let mut layers = Vec::new();
+    if let Some(keep) = reader.globs("keep")? {
+        layers.push(LayerRule { modules: keep, weights: None });
+    }
+    layers.extend(layer_rules(&reader)?);
+    Ok(Recipe {
+        name: file.to_owned(),
+        method,
+        weights,
+        activations: reader.scheme("activations", parse_activation)?,
+        container: container(&reader)?,
+        layers,
+    })
+}
+
+fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
+    let Some(text) = reader.string("format")? else { return Ok(None) };
+    let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
+    let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
+    found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
+}
+
+fn layer_rules(reader: &Reader<'_>) -> Result<Vec<LayerRule>, RecipeError> {
+    let Some(value) = reader.table.get("layers") else { return Ok(Vec::new()) };
+    let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
+    let list = list.ok_or_else(|| reader.fault("layers", value.type_str(), "[[layers]] tables"))?;
+    list.iter()
+        .enumerate()
+        .map(|(i, item)| {
+            let at = format!("layers[{i}]");
+            let table = item.as_table().ok_or_else(|| reader.fault(&at, item.type_str(), "a table"))?;
+            let reader = Reader { file: reader.file, table, at: format!("{at}.") };
+            reader.refuse_unknown(&LAYER_KEYS)?;
+            let modules = reader.globs("modules")?;
+            let modules = modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
+            let weights = match reader.string("weights")? {
+                Some("keep") => None,
+                Some(_) => reader.scheme("weights", str::parse)?,
+                None => return Err(reader.fault("weights", "nothing", "a scheme or \"keep\"")),
+            };
+            Ok(LayerRule { modules, weights })
+        })
+        .collect()
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    table: &'a Table,
+    at: String,
+}
+
+impl Reader<'_> {
+    fn refuse_unknown(&self, known: &[&'static str]) -> Result<(), RecipeError> {
+        let Some(key) = self.table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
+        Err(RecipeError::File {
+            file: self.file.to_owned(),
+            field: format!("{}{key}", self.at),
+            found: "an unknown key".to_owned(),
+            allowed: known.join(", "),
+            hint: suggestion(key, known.iter().copied()),
+        })
+    }
+
+    fn string(&self, key: &str) -> Result<Option<&str>, RecipeError> {
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.fault(key, other.type_str(), "a string")),
+        }
+    }
+
+    fn scheme(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<Scheme, mantissa_num::ParseError>,
+    ) -> Result<Option<Scheme>, RecipeError> {
+        let Some(text) = self.string(key)? else { return Ok(None) };
+        parse(text).map(Some).map_err(|error| RecipeError::Scheme {
+            name: self.file.to_owned(),
+            field: format!("{}{key}", self.at),
+            error,
+        })
+    }
+
+    fn globs(&self, key: &str) -> Result<Option<Vec<Glob>>, RecipeError> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
+        let list = list.ok_or_else(|| self.fault(key, value.type_str(), "a list of names or globs"))?;
+        let glob = |item: &Value| {
+            let text = item.as_str().ok_or_else(|| self.fault(key, item.type_str(), "names or globs"))?;
+            Ok(Glob(text.to_owned()))
+        };
+        list.iter().map(glob).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn fault(&self, key: &str, found: impl Into<String>, allowed: impl Into<String>) -> RecipeError {
+        fault(self.file, &format!("{}{key}", self.at), found, allowed)
+    }
+}
+
+fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<String>) -> RecipeError {
+    RecipeError::File {
+        file: file.to_owned(),
+        field: field.to_owned(),
+        found: found.into(),
+        allowed: allowed.into(),
+        hint: String::new(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_says_everything_a_name_can_and_more() {
+        let text = r#"
+            method = "rtn"
+            weights = "int4-g32-asym"
+            activations = "int8-token"
+            format = "native"
+            keep = ["model.layers.0.*"]
+            [[layers]]
+            modules = ["*.down_proj", "*.o_proj"]
+            weights = "int8-channel"
+            [[layers]]
+            modules = ["*.k_proj"]
+            weights = "keep"
+        "#;
+        let recipe = parse("r.toml", text).unwrap();
+        let of = |m: &str| recipe.weights_of(m).map(ToString::to_string);
+        assert_eq!(of("model.layers.0.mlp.down_proj"), None);
+        assert_eq!(of("model.layers.1.mlp.down_proj").as_deref(), Some("int8-channel"));
+        assert_eq!(of("model.layers.1.self_attn.k_proj"), None);
+        assert_eq!(of("model.layers.1.self_attn.q_proj").as_deref(), Some("int4-g32-asym"));
+        assert_eq!(recipe.container(), Container::Native);
+    }
+
+    #[test]
+    fn faults_name_file_key_and_cure() {
+        for (text, parts) in [
+            ("weigths = \"nf4\"", ["weigths", "did you mean \"weights\"?"]),
+            ("weights = 4", ["integer", "a string"]),
+            ("weights = \"int4-gg\"", ["weights", "gg"]),
+            ("weights = \"nf4\"\nmethod = \"magic\"", ["magic", "rtn"]),
+            ("weights = \"nf4\"\nformat = \"zip\"", ["zip", "native"]),
+            ("method = \"rtn\"", ["weights", "nothing"]),
+            ("weights = \"nf4\"\n[[layers]]\nweights = \"nf4\"", ["layers[0].modules", "nothing"]),
+            ("weights = \"nf4\"\n[[layers]]\nmodule = [\"a\"]", ["layers[0].module", "did you mean \"modules\"?"]),
+            ("weights = \"nf4\"\nkeep = [1]", ["keep", "integer"]),
+            ("weights = \"nf4\nx", ["line 1", "TOML"]),
+        ] {
+            let message = parse("r.toml", text).unwrap_err().to_string();
+            assert!(parts.iter().all(|p| message.contains(p)) && message.contains("r.toml"), "{text}: {message}");
+        }
+    }
+}
