@@ -1,7 +1,9 @@
-//! Speed of every kernel at every available level, beside what this machine can do: `cargo run --release --example kernel_bench [kernel] [elements]`.
+//! Speed of every kernel at every available level, beside what this machine can do: `cargo run --release
+//! --example kernel_bench [kernel] [elements]`.
 //!
-//! The memory limits are measured here with plain loops of the same read/write mix over buffers larger than the last private cache; the
-//! arithmetic limit with a loop of independent fused multiply-adds. Every figure is the median of several runs.
+//! The memory limits are measured here with plain loops of the same read/write mix over buffers larger than
+//! the last private cache; the arithmetic limit with a loop of independent fused multiply-adds. Every figure
+//! is the median of several runs.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use mantissa_kernels::{CausalAttention, Isa, Kernels, MatMut, MatRef};
@@ -9,7 +11,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 const RUNS: usize = 9;
-/// Elements of the streaming operands unless the second argument says otherwise: 64 MiB of f32, more than the private caches.
+/// Elements of the streaming operands unless the second argument says otherwise: 64 MiB of f32, more than the
+/// private caches.
 const BIG: usize = 16 << 20;
 const ROW: usize = 4096;
 
@@ -111,10 +114,10 @@ impl Bench {
         run("dequant_lut4", 4, &mut |codes, out| k.dequant_lut4(codes, &lut4, &scales, GROUP, out));
         run("dequant_lut8", 8, &mut |codes, out| k.dequant_lut8(codes, &lut8, &scales, GROUP, out));
         run("dequant_int4_zero", 4, &mut |codes, out| {
-            k.dequant_int4_zero(codes, &zeros, &scales, GROUP, out)
+            k.dequant_int4_zero(codes, &zeros, &scales, GROUP, out);
         });
         run("dequant_int8_zero", 8, &mut |codes, out| {
-            k.dequant_int8_zero(codes, &zeros, &scales, GROUP, out)
+            k.dequant_int8_zero(codes, &zeros, &scales, GROUP, out);
         });
         let mut unpacked = vec![0; ROW];
         for bits in [2, 3, 4, 6] {
@@ -138,15 +141,15 @@ impl Bench {
         let mut run = |name: &str, f: &mut dyn FnMut(&[f32], &mut [i8])| {
             if name.contains(filter.as_str()) {
                 report(name, 5 * big, || {
-                    x.chunks(ROW).zip(codes.chunks_mut(ROW)).for_each(|(x, codes)| f(x, codes))
+                    x.chunks(ROW).zip(codes.chunks_mut(ROW)).for_each(|(x, codes)| f(x, codes));
                 });
             }
         };
         run("quant_int_asym", &mut |x, codes| {
-            k.quant_int_asym(x, GROUP, 4, &mut scales, &mut zeros, codes).unwrap()
+            k.quant_int_asym(x, GROUP, 4, &mut scales, &mut zeros, codes).unwrap();
         });
         run("quant_int_sym", &mut |x, codes| {
-            k.quant_int_sym(x, GROUP, -8, 7, 7.5, &mut scales, codes).unwrap()
+            k.quant_int_sym(x, GROUP, -8, 7, 7.5, &mut scales, codes).unwrap();
         });
         let mut packed = vec![0; big];
         for bits in [4, 8] {
@@ -232,7 +235,8 @@ fn bare_gemm(name: &str, (t, n, d): (usize, usize, usize), a: &[f32], b: &[f32],
     let (a_cs, a_rs) = if name == "tn" { (t as isize, 1) } else { (1, d as isize) };
     let (b_cs, b_rs) = if name == "nt" { (d as isize, 1) } else { (1, n as isize) };
     assert!(a.len() >= t * d && b.len() >= n * d && c.len() >= t * n);
-    // SAFETY: the strides address a t x d, a d x n and a t x n matrix, and the assertion above compared their sizes with the slices.
+    // SAFETY: the strides address a t x d, a d x n and a t x n matrix, and the assertion above compared their
+    // sizes with the slices.
     unsafe {
         gemm::gemm(
             t,

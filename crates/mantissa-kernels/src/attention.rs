@@ -1,16 +1,20 @@
-//! Causal attention of one sequence (Vaswani et al. 2017, "Attention Is All You Need", eq. 1) with grouped key/value heads
-//! (Ainslie et al. 2023, "GQA") and an optional sliding window (Beltagy et al. 2020, "Longformer", sec. 3.1).
+//! Causal attention of one sequence (Vaswani et al. 2017, "Attention Is All You Need", eq. 1) with grouped
+//! key/value heads (Ainslie et al. 2023, "GQA") and an optional sliding window (Beltagy et al. 2020,
+//! "Longformer", sec. 3.1).
 //!
-//! Shapes: `q[t, heads * head_dim]`, `k` and `v` `[s, kv_heads * head_dim]`, `out` like `q`; query `i` stands at position `s - t + i`, and query head `h`
-//! reads key/value head `h / (heads / kv_heads)`. A query at position `p` sees the keys `j <= p` and, with a window, only those with `p - j < window`.
+//! Shapes: `q[t, heads * head_dim]`, `k` and `v` `[s, kv_heads * head_dim]`, `out` like `q`; query `i` stands
+//! at position `s - t + i`, and query head `h` reads key/value head `h / (heads / kv_heads)`. A query at
+//! position `p` sees the keys `j <= p` and, with a window, only those with `p - j < window`.
 //!
-//! A block of queries of all heads that share a key/value head is stacked into one matrix, so that its keys and values are packed once: one
-//! `S = Q Kᵀ` against all keys that any of the queries sees, a softmax per row, and one `P V`. Keys that a row does not see get the
-//! weight 0. The softmax's division is applied to the rows of the result.
+//! A block of queries of all heads that share a key/value head is stacked into one matrix, so that its keys
+//! and values are packed once: one `S = Q Kᵀ` against all keys that any of the queries sees, a softmax per
+//! row, and one `P V`. Keys that a row does not see get the weight 0. The softmax's division is applied to
+//! the rows of the result.
 
 use crate::{Kernels, MatMut, MatRef};
 
-/// Positions per score matrix: with the stacked heads, enough rows for the GEMM to run at full speed; few enough to keep the scores in cache.
+/// Positions per score matrix: with the stacked heads, enough rows for the GEMM to run at full speed; few
+/// enough to keep the scores in cache.
 const QUERY_BLOCK: usize = 64;
 
 /// The shape of an attention layer and its mask.
@@ -29,8 +33,9 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// Queries are handled in blocks of this many. A sequence may be cut between calls at any multiple of it (with `k` and `v` cut after the
-    /// last query) without changing a bit of the result: this is how callers spread one sequence over threads.
+    /// Queries are handled in blocks of this many. A sequence may be cut between calls at any multiple of it
+    /// (with `k` and `v` cut after the last query) without changing a bit of the result: this is how callers
+    /// spread one sequence over threads.
     pub const QUERY_BLOCK: usize = QUERY_BLOCK;
 
     /// Number of f32 of scratch that [`Kernels::attention_causal`] needs for `t` queries and `s` keys.
@@ -49,13 +54,14 @@ impl CausalAttention {
 }
 
 impl Kernels {
-    /// Causal attention of one sequence; shapes and mask as in [`CausalAttention`], `scratch` of at least [`CausalAttention::scratch_len`].
+    /// Causal attention of one sequence; shapes and mask as in [`CausalAttention`], `scratch` of at least
+    /// [`CausalAttention::scratch_len`].
     ///
     /// The result depends on this sequence alone, not on what else a batch holds.
     ///
     /// # Panics
-    /// If `heads` is no multiple of `kv_heads`, a size is 0, a slice is not whole rows, `k`, `v`, `q` and `out` disagree, there are more
-    /// queries than keys, or `scratch` is too short.
+    /// If `heads` is no multiple of `kv_heads`, a size is 0, a slice is not whole rows, `k`, `v`, `q` and
+    /// `out` disagree, there are more queries than keys, or `scratch` is too short.
     pub fn attention_causal(
         &self,
         shape: &CausalAttention,
@@ -78,7 +84,8 @@ impl Kernels {
         }
     }
 
-    /// One key/value head of one block of queries: `q` and `out` are the block's rows, `k` and `v` those of the whole sequence.
+    /// One key/value head of one block of queries: `q` and `out` are the block's rows, `k` and `v` those of
+    /// the whole sequence.
     fn attend(
         &self,
         shape: &CausalAttention,

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 
 /// The kernels of the level that `MANTISSA_ISA` forces or else of the best one, resolved on first use.
 ///
-/// A value of `MANTISSA_ISA` that [`init`] would refuse counts as unset here: programs call [`init`] at start-up to report it.
+/// A value of `MANTISSA_ISA` that [`init`] would refuse counts as unset here: programs call [`init`] at
+/// start-up to report it.
 pub fn kernels() -> &'static Kernels {
     static TABLE: OnceLock<Kernels> = OnceLock::new();
     TABLE.get_or_init(|| {
@@ -53,14 +54,15 @@ impl Kernels {
     }
 }
 
-/// Declares [`Kernels`] with one method per kernel, and one table per level. Each table entry is an instantiation of the generic
-/// function of the same name inside a function that enables the level's features, with the level's proof for those marked `[simd]`; entries
-/// listed after `with` are hand-written.
+/// Declares [`Kernels`] with one method per kernel, and one table per level. Each table entry is an
+/// instantiation of the generic function of the same name inside a function that enables the level's
+/// features, with the level's proof for those marked `[simd]`; entries listed after `with` are hand-written.
 macro_rules! kernels {
     (
         levels { $(
             $(#[$cfg:meta])*
-            $table:ident = $isa:ident in $level:ident uses ($proof:ty, $token:expr) $(features $features:literal)? $(with { $($hand:ident: $hand_fn:path),* $(,)? })?;
+            $table:ident = $isa:ident in $level:ident uses ($proof:ty, $token:expr)
+                $(features $features:literal)? $(with { $($hand:ident: $hand_fn:path),* $(,)? })?;
         )* }
         kernels $list:tt
     ) => {
@@ -87,8 +89,11 @@ macro_rules! kernels {
             }
         )*
     };
-    (@api { $($(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)* }) => {
-        /// The kernels of one instruction-set level. See the crate documentation for what is identical between levels.
+    (@api { $(
+        $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
+    )* }) => {
+        /// The kernels of one instruction-set level. See the crate documentation for what is identical
+        /// between levels.
         #[derive(Clone, Copy, Debug)]
         pub struct Kernels {
             isa: Isa,
@@ -100,22 +105,29 @@ macro_rules! kernels {
                 $(#[$doc])*
                 #[inline]
                 pub fn $name(&self, $($arg: $ty),*) $(-> $ret)? {
-                    // SAFETY: the only requirement of a table entry is that the processor has the features of `self.isa`, and
-                    // `Kernels::new`, the only source of a `Kernels`, has checked that. Contracts are asserted inside.
+                    // SAFETY: the only requirement of a table entry is that the processor has the features of
+                    // `self.isa`, and `Kernels::new`, the only source of a `Kernels`, has checked that.
+                    // Contracts are asserted inside.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )*
         }
     };
-    (@table $level:ident, $isa:ident, { $($(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)* }) => {
+    (@table $level:ident, $isa:ident, { $(
+        $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
+    )* }) => {
         Kernels { isa: Isa::$isa, $($name: $level::$name,)* }
     };
-    (@instances [] { $($(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)* }) => {
+    (@instances [] { $(
+        $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
+    )* }) => {
         $(pub(super) fn $name($($arg: $ty),*) $(-> $ret)? {
             generic::$name($($simd(),)? $($arg),*)
         })*
     };
-    (@instances [#[$feature:meta]] { $($(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)* }) => {
+    (@instances [#[$feature:meta]] { $(
+        $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
+    )* }) => {
         $(#[$feature]
         pub(super) fn $name($($arg: $ty),*) $(-> $ret)? {
             generic::$name($($simd(),)? $($arg),*)
@@ -131,7 +143,8 @@ kernels! {
             dequant_lut4: crate::x86::dequant_lut4_avx2,
         };
         #[cfg(target_arch = "x86_64")]
-        AVX512 = Avx512 in avx512 uses (x86::Avx512, x86::Avx512::new()) features "avx2,avx512f,avx512bw,avx512vl,avx512dq" with {
+        AVX512 = Avx512 in avx512 uses (x86::Avx512, x86::Avx512::new())
+            features "avx2,avx512f,avx512bw,avx512vl,avx512dq" with {
             dequant_lut4: crate::x86::dequant_lut4_avx512,
         };
         #[cfg(target_arch = "aarch64")]
@@ -147,13 +160,15 @@ kernels! {
         /// `sum x[i]` in f64, in 16 lanes.
         fn sum_f64[simd](x: &[f32]) -> f64;
 
-        /// The greatest |x|: NaN if any element is NaN, else infinity if any is infinite, 0 if `x` is empty. The result is finite exactly when all of `x` is.
+        /// The greatest |x|: NaN if any element is NaN, else infinity if any is infinite, 0 if `x` is empty.
+        /// The result is finite exactly when all of `x` is.
         fn amax[simd](x: &[f32]) -> f32;
 
         /// (least, greatest) of `x`: both NaN if any element is NaN, (infinity, -infinity) if `x` is empty.
         fn min_max[simd](x: &[f32]) -> (f32, f32);
 
-        /// Index of the greatest element, the lowest one of equals; NaN never wins. `None` if `x` is empty or all NaN.
+        /// Index of the greatest element, the lowest one of equals; NaN never wins. `None` if `x` is empty or
+        /// all NaN.
         fn argmax[simd](x: &[f32]) -> Option<usize>;
 
         /// Replaces each `x[i]` by `e^x[i]`, within 1 ulp.
@@ -162,19 +177,22 @@ kernels! {
         /// Softmax of one row in place.
         fn softmax[simd](row: &mut [f32]);
 
-        /// Replaces each `x[i]` by `exp(scale * x[i] - max)`, `max` being the greatest `scale * x[i]`, and returns the sum of the results:
-        /// softmax without its division.
+        /// Replaces each `x[i]` by `exp(scale * x[i] - max)`, `max` being the greatest `scale * x[i]`, and
+        /// returns the sum of the results: softmax without its division.
         fn softmax_numerators[simd](row: &mut [f32], scale: f32) -> f32;
 
-        /// The statistics that turn logits into log-probabilities: f32 logits, sum in f64, absolute error of [`LogSumExp::nll`] below 1e-12.
+        /// The statistics that turn logits into log-probabilities: f32 logits, sum in f64, absolute error of
+        /// [`LogSumExp::nll`] below 1e-12.
         fn log_softmax_stats[simd](row: &[f32]) -> LogSumExp;
 
-        /// RMSNorm of every row of `x[t, d]` into `out[t, d]`, `d = weight.len()`: `weight * (x / sqrt(mean(x^2) + eps))`. Panics if the lengths do not agree.
+        /// RMSNorm of every row of `x[t, d]` into `out[t, d]`, `d = weight.len()`: `weight * (x /
+        /// sqrt(mean(x^2) + eps))`. Panics if the lengths do not agree.
         fn rms_norm[simd](x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
 
-        /// Rotates, in place, every head of `x[t, heads * head_dim]` by the tables `cos[t, half]` and `sin[t, half]`: element `i` of the first
-        /// `half` with element `i` of the second (half-split, NEOX). `half` is `cos.len() / t`, usually `head_dim / 2`; with fewer angles
-        /// the rest of each head stays (partial rotary). Panics if the lengths do not agree.
+        /// Rotates, in place, every head of `x[t, heads * head_dim]` by the tables `cos[t, half]` and `sin[t,
+        /// half]`: element `i` of the first `half` with element `i` of the second (half-split, NEOX). `half`
+        /// is `cos.len() / t`, usually `head_dim / 2`; with fewer angles the rest of each head stays (partial
+        /// rotary). Panics if the lengths do not agree.
         fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]);
 
         /// SwiGLU: `out = gate * sigmoid(gate) * up`. Panics if the lengths differ.
@@ -183,7 +201,8 @@ kernels! {
         /// `out = max(gate, 0)^2 * up`. Panics if the lengths differ.
         fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
 
-        /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3))) * up`. Panics if the lengths differ.
+        /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3)))
+        /// * up`. Panics if the lengths differ.
         fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
 
         /// bf16 bits to f32, exact. Panics if the lengths differ.
@@ -210,59 +229,93 @@ kernels! {
         /// f32 to little-endian f16 bytes, as [`Self::f32_to_f16`].
         fn f32_to_f16_le(x: &[f32], bytes: &mut [u8]);
 
-        /// `out[i] = B[i, :] . x` for the row-major `B[out.len(), x.len()]` with row stride `ldb`, plus `out[i]` if `accumulate`.
-        /// Each row has the bits of [`Self::dot`]. Panics if `b` is too short.
+        /// `out[i] = B[i, :] . x` for the row-major `B[out.len(), x.len()]` with row stride `ldb`, plus
+        /// `out[i]` if `accumulate`. Each row has the bits of [`Self::dot`]. Panics if `b` is too short.
         fn gemv[simd](b: &[f32], ldb: usize, x: &[f32], out: &mut [f32], accumulate: bool);
 
-        /// `C[t, n] = A[t, k] Bᵀ` for `shape` = (t, n, k) and row-major operands with row strides, added to C if `accumulate`: no packing and the bits of [`Self::dot`]
-        /// for every element, for few rows. [`Self::gemm_nt`] chooses. Panics if a slice is too short.
-        fn gemm_nt_small[simd](shape: (usize, usize, usize), a: &[f32], lda: usize, b: &[f32], ldb: usize, c: &mut [f32], ldc: usize, accumulate: bool);
+        /// `C[t, n] = A[t, k] Bᵀ` for `shape` = (t, n, k) and row-major operands with row strides, added to C
+        /// if `accumulate`: no packing and the bits of [`Self::dot`] for every element, for few rows.
+        /// [`Self::gemm_nt`] chooses. Panics if a slice is too short.
+        fn gemm_nt_small[simd](
+            shape: (usize, usize, usize),
+            a: &[f32],
+            lda: usize,
+            b: &[f32],
+            ldb: usize,
+            c: &mut [f32],
+            ldc: usize,
+            accumulate: bool,
+        );
 
-        /// `out[i] = sum_p x[p] B[p, i]` in the order of `p`, for the row-major `B[x.len(), out.len()]` with row stride `ldb`, plus
-        /// `out[i]` if `accumulate`. Panics if `b` is too short.
+        /// `out[i] = sum_p x[p] B[p, i]` in the order of `p`, for the row-major `B[x.len(), out.len()]` with
+        /// row stride `ldb`, plus `out[i]` if `accumulate`. Panics if `b` is too short.
         fn gevm(x: &[f32], b: &[f32], ldb: usize, out: &mut [f32], accumulate: bool);
 
-        /// `out[i] = lut[code i] * scales[i / group]` for one row of 4-bit codes packed two per byte, the first in the low nibble. Panics unless
-        /// there are `out.len()` codes (rounded up to a byte) and `ceil(out.len() / group)` scales.
+        /// `out[i] = lut[code i] * scales[i / group]` for one row of 4-bit codes packed two per byte, the
+        /// first in the low nibble. Panics unless there are `out.len()` codes (rounded up to a byte) and
+        /// `ceil(out.len() / group)` scales.
         fn dequant_lut4(codes: &[u8], lut: &[f32; 16], scales: &[f32], group: usize, out: &mut [f32]);
 
-        /// `out[i] = lut[codes[i]] * scales[i / group]` for one row of byte codes. Panics if the lengths do not agree.
+        /// `out[i] = lut[codes[i]] * scales[i / group]` for one row of byte codes. Panics if the lengths do
+        /// not agree.
         fn dequant_lut8(codes: &[u8], lut: &[f32; 256], scales: &[f32], group: usize, out: &mut [f32]);
 
-        /// `out[i] = (code i - zeros[i / group]) * scales[i / group]`, packing and panics as [`Self::dequant_lut4`]. The difference is exact for integer zeros.
+        /// `out[i] = (code i - zeros[i / group]) * scales[i / group]`, packing and panics as
+        /// [`Self::dequant_lut4`]. The difference is exact for integer zeros.
         fn dequant_int4_zero(codes: &[u8], zeros: &[f32], scales: &[f32], group: usize, out: &mut [f32]);
 
-        /// `out[i] = (codes[i] - zeros[i / group]) * scales[i / group]` for one row of byte codes. Panics if the lengths do not agree.
+        /// `out[i] = (codes[i] - zeros[i / group]) * scales[i / group]` for one row of byte codes. Panics if
+        /// the lengths do not agree.
         fn dequant_int8_zero(codes: &[u8], zeros: &[f32], scales: &[f32], group: usize, out: &mut [f32]);
 
-        /// Symmetric round-to-nearest of one row: per group `scale = amax / scale_div` (0 becomes the f32 epsilon), `code = RNE(clamp(x / scale, qmin, qmax))`.
-        /// `scale_div` is `(2^b - 1) / 2` for compressed-tensors, `2^(b-1) - 1` for the restricted range.
+        /// Symmetric round-to-nearest of one row: per group `scale = amax / scale_div` (0 becomes the f32
+        /// epsilon), `code = RNE(clamp(x / scale, qmin, qmax))`. `scale_div` is `(2^b - 1) / 2` for
+        /// compressed-tensors, `2^(b-1) - 1` for the restricted range.
         ///
         /// Panics unless `codes.len() == x.len()` and there are `ceil(x.len() / group)` scales.
         ///
         /// # Errors
         /// [`NonFinite`] for the first group with a NaN or an infinity; earlier groups are done.
-        fn quant_int_sym[simd](x: &[f32], group: usize, qmin: i8, qmax: i8, scale_div: f32, scales: &mut [f32], codes: &mut [i8]) -> Result<(), NonFinite>;
+        fn quant_int_sym[simd](
+            x: &[f32],
+            group: usize,
+            qmin: i8,
+            qmax: i8,
+            scale_div: f32,
+            scales: &mut [f32],
+            codes: &mut [i8],
+        ) -> Result<(), NonFinite>;
 
-        /// The codes of [`Self::quant_int_sym`] for scales already chosen (clipped, rounded to bf16, shared …). A NaN element gets
-        /// an unspecified code. Panics as there.
+        /// The codes of [`Self::quant_int_sym`] for scales already chosen (clipped, rounded to bf16, shared
+        /// …). A NaN element gets an unspecified code. Panics as there.
         fn int_codes_sym(x: &[f32], group: usize, qmin: i8, qmax: i8, scales: &[f32], codes: &mut [i8]);
 
-        /// Asymmetric round-to-nearest of one row in the signed domain `qmin = -2^(bits-1)`, `qmax = 2^(bits-1) - 1`: per group, min and max extended to
-        /// include 0, `scale = (max - min) / (2^bits - 1)` (0 becomes the f32 epsilon), `zero = RNE(clamp(qmin - min / scale, qmin, qmax))`,
-        /// `code = RNE(clamp(x / scale + zero, qmin, qmax))`.
+        /// Asymmetric round-to-nearest of one row in the signed domain `qmin = -2^(bits-1)`, `qmax =
+        /// 2^(bits-1) - 1`: per group, min and max extended to include 0, `scale = (max - min) / (2^bits -
+        /// 1)` (0 becomes the f32 epsilon), `zero = RNE(clamp(qmin - min / scale, qmin, qmax))`, `code =
+        /// RNE(clamp(x / scale + zero, qmin, qmax))`.
         ///
-        /// Panics unless `codes.len() == x.len()` and there are `ceil(x.len() / group)` scales and zeros, 1 <= bits <= 8.
+        /// Panics unless `codes.len() == x.len()` and there are `ceil(x.len() / group)` scales and zeros, 1
+        /// <= bits <= 8.
         ///
         /// # Errors
-        /// [`NonFinite`] for the first group with a NaN, an infinity or an overflowing range; earlier groups are done.
-        fn quant_int_asym[simd](x: &[f32], group: usize, bits: u32, scales: &mut [f32], zeros: &mut [i8], codes: &mut [i8]) -> Result<(), NonFinite>;
+        /// [`NonFinite`] for the first group with a NaN, an infinity or an overflowing range; earlier groups
+        /// are done.
+        fn quant_int_asym[simd](
+            x: &[f32],
+            group: usize,
+            bits: u32,
+            scales: &mut [f32],
+            zeros: &mut [i8],
+            codes: &mut [i8],
+        ) -> Result<(), NonFinite>;
 
-        /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond the stream become 0.
-        /// Panics if `out` is too short or a sum does not fit `bits`.
+        /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
+        /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.
         fn pack_codes_le(codes: &[i8], offset: u8, bits: u32, out: &mut [u8]);
 
-        /// Unpacks `codes.len()` unsigned codes of `bits` (1 to 8) each from a little-endian stream. Panics if `packed` is too short.
+        /// Unpacks `codes.len()` unsigned codes of `bits` (1 to 8) each from a little-endian stream. Panics
+        /// if `packed` is too short.
         fn unpack_codes_le(packed: &[u8], bits: u32, codes: &mut [u8]);
     }
 }

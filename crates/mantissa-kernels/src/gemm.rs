@@ -1,7 +1,9 @@
-//! f32 matrix products: the `gemm` crate for real matrices, our own row loops where one operand is nearly a vector.
+//! f32 matrix products: the `gemm` crate for real matrices, our own row loops where one operand is nearly a
+//! vector.
 //!
-//! Names as in BLAS for row-major operands: the letters say which operand is transposed (`n`: as stored, `t`: transposed). A forward
-//! pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and `tn` (`dW = dYᵀ X`). One thread: callers split rows.
+//! Names as in BLAS for row-major operands: the letters say which operand is transposed (`n`: as stored, `t`:
+//! transposed). A forward pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and `tn` (`dW
+//! = dYᵀ X`). One thread: callers split rows.
 
 use crate::{Kernels, MatMut, MatRef};
 use gemm::Parallelism;
@@ -12,7 +14,8 @@ const SMALL_ROWS: usize = 24;
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`; added to C if `accumulate`.
     ///
-    /// Up to 24 rows every element has the bits of [`Self::dot`]; beyond that the product runs in the `gemm` crate.
+    /// Up to 24 rows every element has the bits of [`Self::dot`]; beyond that the product runs in the `gemm`
+    /// crate.
     ///
     /// # Panics
     /// If the shapes do not agree.
@@ -63,7 +66,8 @@ impl Kernels {
     }
 }
 
-/// A matrix as the `gemm` crate wants it: where it begins, and the distance between neighbouring rows and columns.
+/// A matrix as the `gemm` crate wants it: where it begins, and the distance between neighbouring rows and
+/// columns.
 #[derive(Clone, Copy)]
 struct Operand {
     data: *const f32,
@@ -93,8 +97,9 @@ fn product((m, n, k): (usize, usize, usize), a: Operand, b: Operand, c: &mut Mat
         return;
     }
     let (c_stride, c_data) = (c.stride() as isize, c.as_mut_slice().as_mut_ptr());
-    // SAFETY: `MatRef` and `MatMut` guarantee that every element (r, s) of a non-empty matrix lies inside its slice, `check` that the
-    // operands are m x k, k x n and m x n, and the borrow of `c` that nothing aliases it.
+    // SAFETY: `MatRef` and `MatMut` guarantee that every element (r, s) of a non-empty matrix lies inside its
+    // slice, `check` that the operands are m x k, k x n and m x n, and the borrow of `c` that nothing aliases
+    // it.
     unsafe {
         gemm::gemm(
             m,
@@ -185,7 +190,8 @@ mod tests {
         }
     }
 
-    /// A row of a product must not depend on its neighbours, so that how a caller cuts its rows cannot show in the result.
+    /// A row of a product must not depend on its neighbours, so that how a caller cuts its rows cannot show
+    /// in the result.
     #[test]
     fn rows_do_not_depend_on_how_many_there_are() {
         let (n, k) = (131, 1031);

@@ -68,7 +68,8 @@ impl Isa {
     /// The level called `name`, if this processor can run it.
     ///
     /// # Errors
-    /// [`IsaError::Unknown`] for another name, [`IsaError::Unavailable`] for a level that this processor lacks.
+    /// [`IsaError::Unknown`] for another name, [`IsaError::Unavailable`] for a level that this processor
+    /// lacks.
     pub fn parse(name: &str) -> Result<Self, IsaError> {
         let found = Self::ALL.into_iter().find(|isa| isa.name() == name);
         match found {

@@ -2,29 +2,32 @@
 //!
 //! # How dispatch works
 //!
-//! Every kernel is written once, as plain Rust over slices, in the private module `generic`. A macro instantiates
-//! the whole set once per instruction-set level ([`Isa`]) inside functions that enable that level's target features, so
-//! that the compiler vectorizes the same arithmetic with wider registers. A [`Kernels`] value is the table of the
-//! functions of one level; [`Kernels::new`] refuses a level that the processor lacks, and that is the only
-//! condition under which calling through the table is sound. [`kernels`] resolves the best level once per process.
-//! `MANTISSA_ISA=scalar|avx2|avx512|neon` forces a level; a binary calls [`init`] first so that a bad value is an error.
+//! Every kernel is written once, as plain Rust over slices, in the private module `generic`. A macro
+//! instantiates the whole set once per instruction-set level ([`Isa`]) inside functions that enable that
+//! level's target features, so that the compiler vectorizes the same arithmetic with wider registers. A
+//! [`Kernels`] value is the table of the functions of one level; [`Kernels::new`] refuses a level that the
+//! processor lacks, and that is the only condition under which calling through the table is sound.
+//! [`kernels`] resolves the best level once per process. `MANTISSA_ISA=scalar|avx2|avx512|neon` forces a
+//! level; a binary calls [`init`] first so that a bad value is an error.
 //!
 //! # What "identical at every level" means
 //!
-//! Every kernel of [`Kernels`] gives the same bits at every level, whatever the slice length or its alignment: reductions run
-//! in 16 lane accumulators (element `i` belongs to lane `i mod 16`) that are combined in one fixed tree, there is no
-//! fused multiply-add and no reassociation, and `exp` is our own polynomial. Where a result is NaN, it is NaN at every level but its payload is
-//! not specified (Rust leaves it open). Converters are exact in NaN payloads too.
+//! Every kernel of [`Kernels`] gives the same bits at every level, whatever the slice length or its
+//! alignment: reductions run in 16 lane accumulators (element `i` belongs to lane `i mod 16`) that are
+//! combined in one fixed tree, there is no fused multiply-add and no reassociation, and `exp` is our own
+//! polynomial. Where a result is NaN, it is NaN at every level but its payload is not specified (Rust leaves
+//! it open). Converters are exact in NaN payloads too.
 //!
-//! Exempt are the matrix products of more than a few rows ([`Kernels::gemm_nt`] and its siblings) and with them
-//! [`Kernels::attention_causal`]: they run in the `gemm` crate, which picks its own micro-kernel and cache blocking for the
-//! processor. They give the same bits again for the same call on the same machine, and whatever thread count a caller splits
-//! its rows over as long as the split itself is fixed. Nothing that decides a quantization code may depend on them.
+//! Exempt are the matrix products of more than a few rows ([`Kernels::gemm_nt`] and its siblings) and with
+//! them [`Kernels::attention_causal`]: they run in the `gemm` crate, which picks its own micro-kernel and
+//! cache blocking for the processor. They give the same bits again for the same call on the same machine, and
+//! whatever thread count a caller splits its rows over as long as the split itself is fixed. Nothing that
+//! decides a quantization code may depend on them.
 //!
 //! # Contracts
 //!
-//! Kernels are safe functions. Lengths are checked with real asserts that name the kernel; the values may be anything
-//! (NaN and infinities included) and never cause more than a NaN in the output.
+//! Kernels are safe functions. Lengths are checked with real asserts that name the kernel; the values may be
+//! anything (NaN and infinities included) and never cause more than a NaN in the output.
 
 mod attention;
 mod dispatch;

@@ -1,8 +1,8 @@
 //! Work split over threads with results that do not depend on how many there are.
 //!
-//! Threads take fixed pieces of the work from a shared cursor; which thread takes which piece varies, the pieces and
-//! the order in which their results are combined do not. The calling thread works too, so one thread runs inline. A
-//! panic in a piece stops the hand-out and reaches the caller.
+//! Threads take fixed pieces of the work from a shared cursor; which thread takes which piece varies, the
+//! pieces and the order in which their results are combined do not. The calling thread works too, so one
+//! thread runs inline. A panic in a piece stops the hand-out and reaches the caller.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -17,8 +17,9 @@ pub fn available_threads() -> usize {
 
 /// Calls `f` with every item of `items`, on at most `threads` threads (0 counts as 1).
 ///
-/// The items carry what a piece of work may write, for example `out.chunks_mut(64 * d).enumerate()`: a crate without `unsafe` splits its
-/// output this way. Taking an item is done under a lock, so an item should be worth microseconds.
+/// The items carry what a piece of work may write, for example `out.chunks_mut(64 * d).enumerate()`: a crate
+/// without `unsafe` splits its output this way. Taking an item is done under a lock, so an item should be
+/// worth microseconds.
 pub fn for_each<I, F>(threads: usize, items: I, f: F)
 where
     I: IntoIterator,
@@ -31,7 +32,8 @@ where
         return items.for_each(f);
     }
     let items = Mutex::new(Some(items.fuse()));
-    // The lock is released before `f` runs; an iterator that panicked while it was held hands out nothing more.
+    // The lock is released before `f` runs; an iterator that panicked while it was held hands out nothing
+    // more.
     let take = || items.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Iterator::next);
     run_on(threads, || {
         let stop = StopOnPanic(|| *items.lock().unwrap_or_else(PoisonError::into_inner) = None);
@@ -42,8 +44,8 @@ where
     });
 }
 
-/// Calls `f` with the consecutive ranges of `grain` indices (the last may be shorter) that make up `0..n`, on at most
-/// `threads` threads (0 counts as 1; a `grain` of 0 counts as 1).
+/// Calls `f` with the consecutive ranges of `grain` indices (the last may be shorter) that make up `0..n`, on
+/// at most `threads` threads (0 counts as 1; a `grain` of 0 counts as 1).
 pub fn for_each_range<F>(threads: usize, n: usize, grain: usize, f: F)
 where
     F: Fn(Range<usize>) + Sync,

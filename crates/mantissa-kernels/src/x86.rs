@@ -1,7 +1,8 @@
 //! Hand-written x86 kernels: only where the compiler cannot find the instruction.
 //!
-//! A 16-entry f32 table fits in registers and one permutation looks up a register of codes; from `lut[code]` the compiler makes one
-//! scalar load per element. The arithmetic (one multiplication) is that of `generic::dequant_lut4`, so the bits are the same.
+//! A 16-entry f32 table fits in registers and one permutation looks up a register of codes; from `lut[code]`
+//! the compiler makes one scalar load per element. The arithmetic (one multiplication) is that of
+//! `generic::dequant_lut4`, so the bits are the same.
 
 use crate::generic;
 use std::arch::x86_64::*;
@@ -19,7 +20,8 @@ pub(crate) fn dequant_lut4_avx2(
     let (low, high) = unsafe { (_mm256_loadu_ps(lut.as_ptr()), _mm256_loadu_ps(lut.as_ptr().add(8))) };
     let look_up = |codes: __m128i| {
         let index = _mm256_cvtepu8_epi32(codes);
-        // The permutation reads bits 0-2 of the index; the blend reads the sign, to which the shift brings bit 3.
+        // The permutation reads bits 0-2 of the index; the blend reads the sign, to which the shift brings
+        // bit 3.
         let upper_half = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index));
         _mm256_blendv_ps(
             _mm256_permutevar8x32_ps(low, index),

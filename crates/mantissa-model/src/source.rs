@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use mantissa_store::convention::{LinearWeight, Weight};
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use serde_json::Value;
 
 use crate::error::LoadError;
@@ -36,6 +36,32 @@ pub trait WeightSource {
     /// # Errors
     /// As [`tensor_f32`](Self::tensor_f32).
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError>;
+}
+
+impl WeightSource for ModelFiles {
+    fn config(&self) -> Option<&Value> {
+        ModelFiles::config(self)
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        Some(ModelFiles::dir(self))
+    }
+
+    fn location(&self) -> String {
+        ModelFiles::dir(self).display().to_string()
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        ModelFiles::has(self, tensor)
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        Ok(ModelFiles::tensor_f32(self, tensor, shape)?)
+    }
+
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        Ok(ModelFiles::linear(self, module, rows, cols, bias)?)
+    }
 }
 
 /// A model in memory.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mantissa_model::LoadError;
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
@@ -19,7 +20,10 @@ pub enum QuantError {
     Store(#[from] mantissa_store::Error),
     /// The model.
     #[error(transparent)]
-    Load(#[from] mantissa_model::LoadError),
+    Load(#[from] LoadError),
+    /// A forward pass.
+    #[error(transparent)]
+    Forward(#[from] mantissa_model::ForwardError),
     /// The recipe.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
@@ -82,7 +86,8 @@ impl QuantError {
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
-            QuantError::Load(e) => e.class(),
+            QuantError::Load(LoadError::Store(e)) => e.class(),
+            QuantError::Load(LoadError::Memory { .. }) => ErrorClass::Environment,
             QuantError::Recipe(RecipeError::Io { error, .. }) if error.kind() != std::io::ErrorKind::NotFound => {
                 ErrorClass::Environment
             }

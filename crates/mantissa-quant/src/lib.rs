@@ -16,6 +16,6 @@ pub mod verify;
 pub use error::{QuantError, Result};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
-pub use plan::{Options, Plan, PlannedLinear};
+pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};
 pub use report::{LayerReport, Report};

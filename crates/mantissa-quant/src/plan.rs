@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{LinearInfo, ModelConfig};
+use mantissa_model::{LinearInfo, LoadError, ModelConfig};
 use mantissa_num::{Code, Rounding, Scheme, minifloat};
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
@@ -78,7 +78,7 @@ impl Plan {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
             return Err(QuantError::AlreadyQuantized { path, convention });
         }
-        let config = mantissa_model::load_config(source)?;
+        let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
         let linears: Vec<_> = config
             .linears()
@@ -182,6 +182,17 @@ impl Plan {
         }
         groups
     }
+}
+
+/// The configuration of a model on disk.
+///
+/// # Errors
+/// [`mantissa_model::LoadError`] where there is none or a field is at fault.
+pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
+    let file = source.dir().join("config.json").display().to_string();
+    let no_config = || LoadError::NoConfig { location: source.dir().display().to_string() };
+    let config = ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
+    Ok(config)
 }
 
 fn planned(

@@ -9,7 +9,7 @@ use std::path::{Component, Path};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result};
+use crate::error::{Shown, Error, Result};
 use crate::hash::{FileDigest, hash_file};
 use crate::json;
 
@@ -77,15 +77,17 @@ impl Manifest {
 }
 
 /// How a folder differs from its manifest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
     /// A listed file is not there.
+    #[error("{}: found nothing, allowed the file that the manifest lists", Shown(.file))]
     Missing {
         /// Its name.
         file: String,
     },
     /// A file has another length.
+    #[error("{}: found {found} bytes, allowed {expected} as in the manifest", Shown(.file))]
     Length {
         /// Its name.
         file: String,
@@ -95,6 +97,7 @@ pub enum Mismatch {
         expected: u64,
     },
     /// A file of the right length has other content.
+    #[error("{}: found SHA-256 {found}, allowed {expected} as in the manifest", Shown(.file))]
     Hash {
         /// Its name.
         file: String,
@@ -104,6 +107,7 @@ pub enum Mismatch {
         expected: String,
     },
     /// A file that the manifest does not list; what it does list may still be intact.
+    #[error("{}: found a file that the manifest does not list", Shown(.file))]
     Unlisted {
         /// Its name.
         file: String,

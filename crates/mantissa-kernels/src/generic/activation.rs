@@ -1,5 +1,5 @@
-//! Gated activations of the MLP, `out = act(gate) * up` in f32: SwiGLU and GEGLU (Shazeer 2020, "GLU Variants Improve Transformer") and
-//! squared ReLU (So et al. 2021, "Primer").
+//! Gated activations of the MLP, `out = act(gate) * up` in f32: SwiGLU and GEGLU (Shazeer 2020, "GLU Variants
+//! Improve Transformer") and squared ReLU (So et al. 2021, "Primer").
 
 use super::exp::exp;
 
@@ -59,7 +59,8 @@ mod tests {
     fn activations_match_their_definitions() {
         assert!(worst(silu_mul, |x| x / (1.0 + (-x).exp())) < 5e-7);
         assert!(worst(relu2_mul, |x| x.max(0.0).powi(2)) < 2e-7);
-        // u is large where gelu is tiny, so its rounding shows as |u| * 2^-24 in the result; only the useful range is held to more.
+        // u is large where gelu is tiny, so its rounding shows as |u| * 2^-24 in the result; only the useful
+        // range is held to more.
         let gelu = |x: f64| {
             x / (1.0 + (-2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).exp())
         };

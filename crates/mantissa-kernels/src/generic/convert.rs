@@ -1,5 +1,6 @@
-//! bf16 and f16 from and to f32, in integer arithmetic: round to nearest, ties to even; a NaN keeps its sign and the top
-//! bits of its payload and becomes quiet, as in the `half` crate and the processors' own instructions.
+//! bf16 and f16 from and to f32, in integer arithmetic: round to nearest, ties to even; a NaN keeps its sign
+//! and the top bits of its payload and becomes quiet, as in the `half` crate and the processors' own
+//! instructions.
 
 #[inline(always)]
 pub(crate) fn bf16_to_f32(bits: &[u16], out: &mut [f32]) {
@@ -91,7 +92,8 @@ fn from_bf16(h: u16) -> f32 {
 #[inline(always)]
 fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    // Half of the dropped part, less one when the kept part is even: the carry is round-to-nearest-even, and runs into infinity by itself.
+    // Half of the dropped part, less one when the kept part is even: the carry is round-to-nearest-even, and
+    // runs into infinity by itself.
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
     let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
     ((if is_nan { bits | 0x0040_0000 } else { rounded }) >> 16) as u16
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "walks every f32 (a minute)"]
+    #[ignore = "walks every f32 (minutes)"]
     fn narrowing_agrees_everywhere() {
         (0..=u32::MAX).for_each(narrowing_agrees);
     }

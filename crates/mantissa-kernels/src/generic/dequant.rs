@@ -1,7 +1,9 @@
-//! Codes back to f32: `lut[code] * scale` for any format of at most 8 bits, `(code - zero) * scale` for affine integers.
+//! Codes back to f32: `lut[code] * scale` for any format of at most 8 bits, `(code - zero) * scale` for
+//! affine integers.
 //!
-//! One call covers one row: `out.len()` elements in groups of `group` (the last may be shorter), one scale per group. Four-bit codes are
-//! packed two per byte, the first in the low nibble. Each result is one f32 multiplication.
+//! One call covers one row: `out.len()` elements in groups of `group` (the last may be shorter), one scale
+//! per group. Four-bit codes are packed two per byte, the first in the low nibble. Each result is one f32
+//! multiplication.
 
 /// A 16-entry table by nibble; the hand-written x86 versions keep it in registers.
 #[inline(always)]

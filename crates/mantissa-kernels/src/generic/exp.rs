@@ -1,9 +1,10 @@
 //! e^x that vectorizes and is the same on every platform.
 //!
-//! Range reduction after Cody & Waite, "Software Manual for the Elementary Functions" (1980), ch. 6: x = n·ln 2 + r with
-//! |r| <= ln 2 / 2, where ln 2 is split in a high part of 9 significant bits (so that n·high is exact) and the rest. Then e^r = 1 + r + r²·P(r), P
-//! of degree 4 with coefficients fitted by us (Lawson's iteration for the minimax relative error on |r| <= 0.3467; 0.07 units of 2^-24
-//! after rounding them to f32), and e^x = 2^n·e^r with 2^n applied in two factors, so that subnormal results are rounded once.
+//! Range reduction after Cody & Waite, "Software Manual for the Elementary Functions" (1980), ch. 6:
+//! x = n·ln 2 + r with |r| <= ln 2 / 2, where ln 2 is split in a high part of 9 significant bits (so that
+//! n·high is exact) and the rest. Then e^r = 1 + r + r²·P(r), P of degree 4 with coefficients fitted by us
+//! (Lawson's iteration for the minimax relative error on |r| <= 0.3467; 0.07 units of 2^-24 after rounding
+//! them to f32), and e^x = 2^n·e^r with 2^n applied in two factors, so that subnormal results are rounded once.
 
 use super::{ROUND_MAGIC, round_even_i32};
 
@@ -11,7 +12,8 @@ const LN2_HIGH: f32 = 0.693_359_375; // 355/512
 const LN2_LOW: f32 = -2.121_944_4e-4; // ln 2 - 355/512
 /// P, constant term first.
 const P: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_735, 0.001_381_455_9];
-/// Beyond these e^x is 0 or infinite in f32; they also bound n to [-151, 129], where both factors of 2^n are normal.
+/// Beyond these e^x is 0 or infinite in f32; they also bound n to [-151, 129], where both factors of 2^n are
+/// normal.
 const LOWEST: f32 = -104.0;
 const HIGHEST: f32 = 89.0;
 
@@ -62,7 +64,8 @@ const INVERSE_FACTORIALS: [f64; 12] = [
     0.5,
 ];
 
-/// e^x in f64 for x <= 0, relative error below 4e-16; anything under -700 counts as -700 (1e-304, nothing beside a sum that contains 1).
+/// e^x in f64 for x <= 0, relative error below 4e-16; anything under -700 counts as -700 (1e-304, nothing
+/// beside a sum that contains 1).
 #[inline(always)]
 pub(crate) fn exp_f64_nonpositive(x: f64) -> f64 {
     let x = if x < -700.0 { -700.0 } else { x };
@@ -74,7 +77,8 @@ pub(crate) fn exp_f64_nonpositive(x: f64) -> f64 {
         p = p * r + c;
     }
     let e_r = (p * (r * r) + r) + 1.0;
-    // The low bits of `shifted` hold n; the shift drops everything else, and adding 1023 makes it an exponent field.
+    // The low bits of `shifted` hold n; the shift drops everything else, and adding 1023 makes it an exponent
+    // field.
     e_r * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
 }
 
@@ -113,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "walks every f32 (a minute)"]
+    #[ignore = "walks every f32 (minutes)"]
     fn within_two_ulp_everywhere() {
         let (error, x) = worst(1);
         println!("worst: {error} ulp at {x:e}");

@@ -1,7 +1,8 @@
 //! Matrix times vector, for products of so few rows that a blocked GEMM would spend its time packing.
 //!
-//! Row-major `B[n, k]`. [`gemv`]: `c[i] = sum_p B[i, p] x[p]`, each row reduced as in `dot`, so that the result does not depend on how rows are
-//! grouped; [`gemm_nt_small`] does it for a few `x` while it has the rows of B at hand. [`gevm`]: `c[i] = sum_p x[p] B[p, i]`, summed in the order of `p`.
+//! Row-major `B[n, k]`. [`gemv`]: `c[i] = sum_p B[i, p] x[p]`, each row reduced as in `dot`, so that the
+//! result does not depend on how rows are grouped; [`gemm_nt_small`] does it for a few `x` while it has the
+//! rows of B at hand. [`gevm`]: `c[i] = sum_p x[p] B[p, i]`, summed in the order of `p`.
 
 use super::reduce::dot;
 use super::{padded, tree};

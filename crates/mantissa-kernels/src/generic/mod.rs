@@ -1,6 +1,7 @@
-//! Every kernel, written once. All functions are `#[inline(always)]` so that each level of [`crate::dispatch`] compiles its own copy
-//! with its own registers; the rules that keep those copies bit-identical are at the top of `lib.rs`.
-//! What each kernel computes and its contract are documented on the [`crate::Kernels`] method of the same name.
+//! Every kernel, written once. All functions are `#[inline(always)]` so that each level of
+//! [`crate::dispatch`] compiles its own copy with its own registers; the rules that keep those copies
+//! bit-identical are at the top of `lib.rs`. What each kernel computes and its contract are documented on the
+//! [`crate::Kernels`] method of the same name.
 
 mod activation;
 mod convert;
@@ -20,7 +21,9 @@ pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
     f32_to_f16_le,
 };
-pub(crate) use dequant::{check4, dequant_int4_zero, dequant_int8_zero, dequant_lut4, dequant_lut8};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use dequant::check4;
+pub(crate) use dequant::{dequant_int4_zero, dequant_int8_zero, dequant_lut4, dequant_lut8};
 pub(crate) use exp::exp_inplace;
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::rms_norm;
@@ -55,11 +58,13 @@ fn clamp(x: f32, low: f32, high: f32) -> f32 {
     if x > high { high } else { x }
 }
 
-/// 1.5·2^23: adding it to `|x| <= 2^22` leaves the nearest integer (ties to even) in the low mantissa bits, because at this magnitude
-/// an f32 step is 1. The only rounding that vectorizes on every level, the baseline included.
+/// 1.5·2^23: adding it to `|x| <= 2^22` leaves the nearest integer (ties to even) in the low mantissa bits,
+/// because at this magnitude an f32 step is 1. The only rounding that vectorizes on every level, the baseline
+/// included.
 const ROUND_MAGIC: f32 = 12_582_912.0;
 
-/// The nearest integer to `x`, ties to even, for `|x| <= 2^22`; an unspecified integer for anything else, NaN included.
+/// The nearest integer to `x`, ties to even, for `|x| <= 2^22`; an unspecified integer for anything else, NaN
+/// included.
 #[inline(always)]
 fn round_even_i32(x: f32) -> i32 {
     ((x + ROUND_MAGIC).to_bits() as i32).wrapping_sub(ROUND_MAGIC.to_bits() as i32)

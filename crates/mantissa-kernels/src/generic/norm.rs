@@ -1,5 +1,5 @@
-//! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4) with the order of operations of
-//! Llama in f32: `weight * (x * (1 / sqrt(mean(x^2) + eps)))`, every operation rounded.
+//! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4) with the order of
+//! operations of Llama in f32: `weight * (x * (1 / sqrt(mean(x^2) + eps)))`, every operation rounded.
 
 use super::reduce::dot;
 use crate::simd::Simd;

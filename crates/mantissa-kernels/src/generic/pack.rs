@@ -1,4 +1,5 @@
-//! Integer codes to and from a little-endian bit stream: code `i` occupies bits `[i·b, (i+1)·b)`, as in compressed-tensors, GPTQ and MLX rows.
+//! Integer codes to and from a little-endian bit stream: code `i` occupies bits `[i·b, (i+1)·b)`, as in
+//! compressed-tensors, GPTQ and MLX rows.
 
 #[inline(always)]
 pub(crate) fn pack_codes_le(codes: &[i8], offset: u8, bits: u32, out: &mut [u8]) {
@@ -31,7 +32,8 @@ pub(crate) fn unpack_codes_le(packed: &[u8], bits: u32, codes: &mut [u8]) {
     }
 }
 
-/// Eight codes of `B` bits are `B` bytes: the unit in which streams are read and written. Returns whether a code needed more than `B` bits.
+/// Eight codes of `B` bits are `B` bytes: the unit in which streams are read and written. Returns whether a
+/// code needed more than `B` bits.
 #[inline(always)]
 fn pack<const B: usize>(codes: &[i8], offset: u8, out: &mut [u8]) -> bool {
     let used = (codes.len() * B).div_ceil(8);

@@ -1,5 +1,6 @@
-//! Round-to-nearest quantization to integers in groups, in the arithmetic of compressed-tensors: f32 with every operation
-//! rounded, a division by the scale (not a multiplication by its reciprocal), clamp, then nearest-even.
+//! Round-to-nearest quantization to integers in groups, in the arithmetic of compressed-tensors: f32 with
+//! every operation rounded, a division by the scale (not a multiplication by its reciprocal), clamp, then
+//! nearest-even.
 //!
 //! One call covers one row: groups of `group` elements, the last may be shorter.
 
@@ -14,7 +15,8 @@ const ZERO_SCALE: f32 = f32::EPSILON;
 /// A group that has no scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NonFinite {
-    /// The first element that is NaN or infinite; where all are finite but `max - min` overflows f32, the group's first element.
+    /// The first element that is NaN or infinite; where all are finite but `max - min` overflows f32, the
+    /// group's first element.
     pub index: usize,
 }
 

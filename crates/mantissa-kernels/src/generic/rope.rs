@@ -1,5 +1,5 @@
-//! Rotary position embedding (Su et al. 2021, "RoFormer", eq. 34) in the half-split layout of GPT-NeoX and Hugging Face Llama: component
-//! `i` of the first half of a head turns with component `i` of the second half.
+//! Rotary position embedding (Su et al. 2021, "RoFormer", eq. 34) in the half-split layout of GPT-NeoX and
+//! Hugging Face Llama: component `i` of the first half of a head turns with component `i` of the second half.
 
 #[inline(always)]
 pub(crate) fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]) {

@@ -49,7 +49,8 @@ pub(crate) fn log_softmax_stats<S: Simd>(simd: S, row: &[f32]) -> LogSumExp {
 
 /// ln x for finite normal x > 0, relative error below 1e-15 (NaN and the rest pass through the library).
 ///
-/// Our own because the C library's differs between platforms: x = 2^k·m with m in [1/√2, √2), s = (m - 1)/(m + 1), ln m = 2(s + s³/3 + s⁵/5 + …).
+/// Our own because the C library's differs between platforms: x = 2^k·m with m in [1/√2, √2), s = (m - 1)/(m
+/// + 1), ln m = 2(s + s³/3 + s⁵/5 + …).
 #[inline(always)]
 fn ln(x: f64) -> f64 {
     if !x.is_normal() || x <= 0.0 {

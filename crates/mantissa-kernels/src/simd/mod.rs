@@ -1,8 +1,9 @@
-//! Sixteen lanes of accumulators, the one thing the compiler does not vectorize by itself: from `lanes[i] += a[i] * b[i]` it makes sixteen scalar
-//! chains, at every level (measured: a third of the memory bandwidth).
+//! Sixteen lanes of accumulators, the one thing the compiler does not vectorize by itself: from `lanes[i] +=
+//! a[i] * b[i]` it makes sixteen scalar chains, at every level (measured: a third of the memory bandwidth).
 //!
-//! A [`Simd`] value is proof that its level is available, and the operations are its methods; kernels that reduce take it as their first argument.
-//! Every operation is the same IEEE operation per lane at every level, so that the levels agree bit for bit.
+//! A [`Simd`] value is proof that its level is available, and the operations are its methods; kernels that
+//! reduce take it as their first argument. Every operation is the same IEEE operation per lane at every
+//! level, so that the levels agree bit for bit.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
@@ -26,7 +27,8 @@ pub(crate) trait Simd: Copy {
     fn greater(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `if b < a { b } else { a }`: NaN in `b` is passed over.
     fn lesser(self, a: Self::F32, b: Self::F32) -> Self::F32;
-    /// The maximum, as integers, of the bits of `a` (not negative) and of `|b|`: orders finite < infinite < NaN.
+    /// The maximum, as integers, of the bits of `a` (not negative) and of `|b|`: orders finite < infinite <
+    /// NaN.
     fn max_abs(self, a: Self::F32, b: Self::F32) -> Self::F32;
 
     fn splat_f64(self, x: f64) -> Self::F64;

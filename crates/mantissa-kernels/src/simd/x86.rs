@@ -27,14 +27,16 @@ impl Avx512 {
     }
 }
 
-/// Implements the methods of one level. Each body may use that level's intrinsics and reads or writes whole arrays by pointer.
+/// Implements the methods of one level. Each body may use that level's intrinsics and reads or writes whole
+/// arrays by pointer.
 macro_rules! methods {
     ($($(#[$doc:meta])* fn $name:ident($self:ident $(, $arg:ident: $ty:ty)*) -> $ret:ty { $body:expr })*) => {
         $(
             #[inline(always)]
             fn $name($self $(, $arg: $ty)*) -> $ret {
-                // SAFETY: `self` can only be made where the level's features are available, and pointers come from
-                // references to arrays of exactly the 16 elements that the body reads or writes, with no demand on alignment.
+                // SAFETY: `self` can only be made where the level's features are available, and pointers come
+                // from references to arrays of exactly the 16 elements that the body reads or writes, with no
+                // demand on alignment.
                 unsafe { $body }
             }
         )*
@@ -47,14 +49,26 @@ impl Simd for Avx2 {
 
     methods! {
         fn splat(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
-        fn load(self, x: &[f32; LANES]) -> [__m256; 2] { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))] }
+        fn load(self, x: &[f32; LANES]) -> [__m256; 2] {
+            [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))]
+        }
         fn to_array(self, a: [__m256; 2]) -> [f32; LANES] { std::mem::transmute(a) }
-        fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
-        fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+        fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
+        }
+        fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+        }
         // The instructions return their second operand unless the first is greater (less).
-        fn greater(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_max_ps(b[0], a[0]), _mm256_max_ps(b[1], a[1])] }
-        fn lesser(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [_mm256_min_ps(b[0], a[0]), _mm256_min_ps(b[1], a[1])] }
-        fn max_abs(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { [max_abs_256(a[0], b[0]), max_abs_256(a[1], b[1])] }
+        fn greater(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_max_ps(b[0], a[0]), _mm256_max_ps(b[1], a[1])]
+        }
+        fn lesser(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_min_ps(b[0], a[0]), _mm256_min_ps(b[1], a[1])]
+        }
+        fn max_abs(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [max_abs_256(a[0], b[0]), max_abs_256(a[1], b[1])]
+        }
         fn splat_f64(self, x: f64) -> [__m256d; 4] { [_mm256_set1_pd(x); 4] }
         fn load_f64(self, x: &[f64; LANES]) -> [__m256d; 4] {
             [
@@ -65,7 +79,12 @@ impl Simd for Avx2 {
             ]
         }
         fn add_f64(self, a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
-            [_mm256_add_pd(a[0], b[0]), _mm256_add_pd(a[1], b[1]), _mm256_add_pd(a[2], b[2]), _mm256_add_pd(a[3], b[3])]
+            [
+                _mm256_add_pd(a[0], b[0]),
+                _mm256_add_pd(a[1], b[1]),
+                _mm256_add_pd(a[2], b[2]),
+                _mm256_add_pd(a[3], b[3]),
+            ]
         }
         fn to_array_f64(self, a: [__m256d; 4]) -> [f64; LANES] { std::mem::transmute(a) }
     }
@@ -93,8 +112,12 @@ impl Simd for Avx512 {
         fn lesser(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(b, a) }
         fn max_abs(self, a: __m512, b: __m512) -> __m512 { max_abs_512(a, b) }
         fn splat_f64(self, x: f64) -> [__m512d; 2] { [_mm512_set1_pd(x); 2] }
-        fn load_f64(self, x: &[f64; LANES]) -> [__m512d; 2] { [_mm512_loadu_pd(x.as_ptr()), _mm512_loadu_pd(x.as_ptr().add(8))] }
-        fn add_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] { [_mm512_add_pd(a[0], b[0]), _mm512_add_pd(a[1], b[1])] }
+        fn load_f64(self, x: &[f64; LANES]) -> [__m512d; 2] {
+            [_mm512_loadu_pd(x.as_ptr()), _mm512_loadu_pd(x.as_ptr().add(8))]
+        }
+        fn add_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
+            [_mm512_add_pd(a[0], b[0]), _mm512_add_pd(a[1], b[1])]
+        }
         fn to_array_f64(self, a: [__m512d; 2]) -> [f64; LANES] { std::mem::transmute(a) }
     }
 }

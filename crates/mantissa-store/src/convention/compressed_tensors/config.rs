@@ -115,7 +115,7 @@ pub struct Group {
 /// A pattern that names modules.
 #[derive(Clone, Debug)]
 enum Target {
-    /// Every linear layer.
+    /// Every layer of the class `Linear`, which the embedding is not.
     Linear,
     /// One module.
     Module(String),
@@ -126,7 +126,7 @@ enum Target {
 impl Target {
     fn matches(&self, module: &str) -> bool {
         match self {
-            Target::Linear => true,
+            Target::Linear => !module.ends_with("embed_tokens"),
             Target::Module(name) => name == module,
             Target::Pattern(pattern) => pattern.is_match(module),
         }

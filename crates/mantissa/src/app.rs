@@ -1,0 +1,276 @@
+//! From arguments to an exit code: parsing, the options every command has, dispatch.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+use clap::{Args, Parser};
+use serde::Serialize;
+
+use crate::commands::{self, Command};
+use crate::error::{BadInput, Exit, GateFailed, OverMemory, StdoutError, exit_of, one_line};
+use crate::output::{self, parse_bytes};
+use crate::progress::{Progress, Unit};
+
+/// The precision of language models: inspect, quantize, measure and run them.
+#[derive(Parser)]
+#[command(name = "mantissa", version, arg_required_else_help = true)]
+#[command(after_help = "EXAMPLES
+  mantissa inspect path/to/model
+  mantissa schemes
+  mantissa cast weights.safetensors --scheme int4-g32 --out weights-int4.safetensors
+
+Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage, 3 environment (I/O, memory, disk).")]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+// No doc comment: clap would take it for the description of the command it is flattened into.
+#[derive(Args)]
+#[command(next_help_heading = "Common options")]
+struct Common {
+    /// Print one JSON object and nothing else on standard output; with =FILE, write it to FILE and print as usual
+    #[arg(long, global = true, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// No progress and no warnings on standard error
+    #[arg(long, global = true)]
+    quiet: bool,
+    /// Threads to use; results do not depend on it [default: all cores]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Seed of everything random
+    #[arg(long, global = true, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Memory ceiling, such as 12G or 800M (powers of 1000) or 4Gi (powers of 1024)
+    #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
+    memory: Option<u64>,
+    /// Fail (exit 1) where something would only be warned of
+    #[arg(long, global = true)]
+    strict: bool,
+}
+
+/// What a command is run with.
+pub struct Context {
+    /// Threads to use, at least 1.
+    pub threads: usize,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Memory ceiling in bytes.
+    pub memory: Option<u64>,
+    quiet: bool,
+    strict: bool,
+    json: Json,
+}
+
+/// Where the JSON report goes.
+enum Json {
+    Nowhere,
+    Stdout,
+    File(PathBuf),
+}
+
+impl Context {
+    fn new(common: Common) -> Result<Self> {
+        let json = match common.json {
+            None => Json::Nowhere,
+            Some(path) if path.as_os_str() == "-" => Json::Stdout,
+            Some(path) if path.as_os_str().is_empty() => {
+                return Err(BadInput::new("--json=", "an empty name", "--json or --json=FILE").into());
+            }
+            Some(path) => Json::File(path),
+        };
+        let threads = common.threads.map_or_else(mantissa_kernels::available_threads, usize::from);
+        let Common { quiet, seed, memory, strict, .. } = common;
+        Ok(Context { threads, seed, memory, quiet, strict, json })
+    }
+
+    /// Shows how far a long piece of work has come.
+    pub fn progress(&self, total: u64, unit: Unit) -> Progress {
+        Progress::new(total, unit, self.quiet)
+    }
+
+    /// One line on standard error, unless `--quiet`.
+    pub fn warn(&self, message: &str) {
+        if !self.quiet {
+            // Nothing can be done where standard error is gone.
+            let _ = writeln!(io::stderr().lock(), "warning: {}", one_line(message));
+        }
+    }
+
+    /// Prints every warning, and fails under `--strict` if there is one.
+    ///
+    /// # Errors
+    /// [`GateFailed`] with the first warning and their number.
+    pub fn warn_all(&self, warnings: &[String]) -> Result<()> {
+        warnings.iter().for_each(|warning| self.warn(warning));
+        match warnings {
+            [first, ..] if self.strict => {
+                let count = warnings.len();
+                Err(GateFailed::new(format!("--strict: found {count} warnings, allowed none; the first: {first}")).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether text for people goes to standard output: not where `--json` alone has taken it.
+    pub fn prints_text(&self) -> bool {
+        !matches!(self.json, Json::Stdout)
+    }
+
+    /// Writes the result: `json` where `--json` asks for it, the text of `human` to standard output unless the JSON is there.
+    ///
+    /// # Errors
+    /// The JSON file or standard output cannot be written.
+    pub fn report<T: Serialize>(
+        &self,
+        json: &T,
+        human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<()> {
+        let text = || serde_json::to_string_pretty(json).map(|text| text + "\n");
+        if let Json::File(path) = &self.json {
+            mantissa_store::write_file_atomic(path, text()?.as_bytes())?;
+        }
+        if let Json::Stdout = self.json {
+            let text = text()?;
+            return output::to_stdout(|out| out.write_all(text.as_bytes()));
+        }
+        output::to_stdout(human)
+    }
+
+    /// Refuses work that needs more than `--memory` allows, before it begins.
+    ///
+    /// # Errors
+    /// [`OverMemory`] with both sizes.
+    pub fn require_memory(&self, what: &str, bytes: u64) -> Result<()> {
+        match self.memory {
+            Some(allowed) if bytes > allowed => Err(OverMemory { what: what.into(), needs: bytes, allowed }.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    set_hook(Box::new(report_panic));
+    guarded(|| run(std::env::args_os())).into()
+}
+
+/// Turns a panic, which is a bug, into an exit code; the hook has reported it.
+fn guarded(work: impl FnOnce() -> Exit) -> Exit {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Exit::Environment)
+}
+
+fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = Context::new(cli.common).and_then(|context| {
+        mantissa_kernels::init()?;
+        commands::run(cli.command, &context)
+    });
+    match result {
+        Ok(()) => Exit::Done,
+        Err(error) => {
+            let exit = exit_of(&error);
+            if exit != Exit::Done {
+                print_error(&format!("{error:#}"));
+            }
+            exit
+        }
+    }
+}
+
+/// Help and version go to standard output as they are; a mistake becomes one line.
+fn usage(error: &clap::Error) -> Exit {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let text = error.render().to_string();
+            match output::to_stdout(|out| out.write_all(text.as_bytes())) {
+                Ok(()) => Exit::Done,
+                Err(error) => exit_of(&error),
+            }
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            Exit::Input
+        }
+        _ => {
+            print_error(&usage_line(&error.render().to_string()));
+            Exit::Input
+        }
+    }
+}
+
+/// clap's message and tips, without its usage paragraph.
+fn usage_line(rendered: &str) -> String {
+    let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(rendered).split("\n\n");
+    let kept = paragraphs.filter(|p| !p.starts_with("Usage:") && !p.starts_with("For more information"));
+    let kept: Vec<String> = kept
+        .map(|p| p.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
+        .collect();
+    kept.join("; ") + "; --help shows what is allowed"
+}
+
+fn print_error(message: &str) {
+    let _ = writeln!(io::stderr().lock(), "error: {}", one_line(message));
+}
+
+fn report_panic(info: &PanicHookInfo<'_>) {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+    let place = info.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
+    print_error(&format!("internal: {}{place}; this is a bug, please report it", text.unwrap_or("panic")));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_tree_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_examples() {
+        let command = Cli::command();
+        for sub in command.get_subcommands() {
+            let help = sub.clone().render_long_help().to_string();
+            assert!(help.contains("EXAMPLES\n  mantissa "), "{}: {help}", sub.get_name());
+        }
+    }
+
+    #[test]
+    fn json_does_not_swallow_a_positional() {
+        for arguments in [["mantissa", "inspect", "--json", "m"], ["mantissa", "--json", "inspect", "m"]] {
+            let cli = Cli::try_parse_from(arguments).unwrap();
+            assert_eq!(cli.common.json, Some(PathBuf::from("-")));
+        }
+        let cli = Cli::try_parse_from(["mantissa", "schemes", "--json=out.json"]).unwrap();
+        assert_eq!(cli.common.json, Some(PathBuf::from("out.json")));
+    }
+
+    #[test]
+    fn usage_errors_take_one_line() {
+        let error = Cli::try_parse_from(["mantissa", "schemes", "--jsom"]).err().unwrap();
+        let line = usage_line(&error.render().to_string());
+        assert!(line.starts_with("unexpected argument '--jsom' found") && line.contains("--json"), "{line}");
+        assert!(!line.contains('\n') && !line.contains("Usage"), "{line}");
+    }
+
+    #[test]
+    fn a_panic_is_an_exit_code() {
+        assert_eq!(guarded(|| panic!("on purpose")), Exit::Environment);
+        assert_eq!(guarded(|| Exit::Gate), Exit::Gate);
+    }
+}

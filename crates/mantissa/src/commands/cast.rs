@@ -1,0 +1,255 @@
+//! `mantissa cast`: every float tensor of a file under one scheme, with what it costs.
+//!
+//! Tensors are read, quantized and written in panels, so memory does not follow the size of the file.
+
+mod panels;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use mantissa_num::{Format, Rounding, Scheme, Source};
+use mantissa_store::convention::native;
+use mantissa_store::error::Shown;
+use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, refuse_overlap};
+use serde::Serialize;
+
+use self::panels::{Caster, Cost};
+use crate::app::Context;
+use crate::error::BadInput;
+use crate::output::{self, Align, Table, bytes, number};
+use crate::progress::Unit;
+use crate::tensors::FloatTensor;
+
+/// Store every float tensor of a safetensors file under one scheme, with the error it makes.
+///
+/// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` where the scheme has them,
+/// `n.dequant` (F32) and, with --packed, `n.packed`. Blocks run along the last axis; other axes are folded into rows.
+/// The signal-to-quantization-noise ratio is 10 log10(sum x^2 / sum (x - dequant)^2).
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa cast weights.safetensors --scheme int4-g32 --out weights-int4.safetensors
+  mantissa cast weights.safetensors --scheme mxfp4:rceil --packed --out weights-mxfp4.safetensors
+  mantissa cast weights.safetensors --scheme fp8-e4m3 --round stochastic --seed 7 --out weights-fp8.safetensors --json")]
+pub struct Args {
+    /// The .safetensors file to read
+    #[arg(value_name = "IN.safetensors")]
+    input: PathBuf,
+    /// The scheme, such as int8-channel, int4-g128-asym, fp8-e4m3-tensor, mxfp4, nvfp4 or nf4; `mantissa schemes` lists all
+    #[arg(long, value_name = "SCHEME")]
+    scheme: Scheme,
+    /// The .safetensors file to write
+    #[arg(long, value_name = "OUT.safetensors")]
+    out: PathBuf,
+    /// Also write the packed bytes, as `n.packed`
+    #[arg(long)]
+    packed: bool,
+    /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
+    #[arg(long, value_enum, default_value_t = Round::Nearest)]
+    round: Round,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Round {
+    Nearest,
+    Stochastic,
+}
+
+#[derive(Serialize)]
+struct Report {
+    input: PathBuf,
+    output: PathBuf,
+    scheme: String,
+    rounding: &'static str,
+    seed: Option<u64>,
+    tensors: Vec<TensorReport>,
+    skipped: Vec<Skipped>,
+}
+
+#[derive(Serialize)]
+struct TensorReport {
+    name: String,
+    shape: Vec<usize>,
+    /// `None` where there is no error or no signal.
+    sqnr_db: Option<f64>,
+    max_abs_error: f64,
+    bits_per_weight: f64,
+    /// Elements left out of the figures because they or their codes' values are not finite.
+    non_finite: u64,
+}
+
+#[derive(Serialize)]
+struct Skipped {
+    name: String,
+    dtype: &'static str,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let scheme = scheme_of(args, context.seed)?;
+    let input = SafeTensors::open(&args.input)?;
+    refuse_overlap(&args.input, &args.out)?;
+    let (tensors, skipped) = split(&input);
+    if tensors.is_empty() {
+        let what = format!("{}: tensors", args.input.display());
+        return Err(BadInput::new(what, "none of a float dtype", "at least one of F64, F32, F16, BF16 or FP8").into());
+    }
+    let names: Vec<String> = skipped.iter().map(|s| format!("tensor \"{}\" skipped: {}", Shown(&s.name), s.dtype)).collect();
+    context.warn_all(&names)?;
+    let casters: Vec<Caster<'_>> =
+        tensors.into_iter().map(|tensor| Caster::new(&scheme, tensor, args.packed)).collect::<Result<_>>()?;
+    let needs = casters.iter().map(|caster| caster.memory(context.threads)).max().unwrap_or(0);
+    context.require_memory("cast", needs)?;
+
+    let specs = casters.iter().flat_map(|caster| specs(&scheme, caster, args.packed)).collect();
+    let staged = StagedFile::begin(&args.out)?;
+    let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata(&scheme))?;
+    let tensors = cast_all(&casters, &mut writer, context)?;
+    writer.finish()?;
+    staged.commit()?;
+
+    let report = Report {
+        input: args.input.clone(),
+        output: args.out.clone(),
+        scheme: scheme.to_string(),
+        rounding: rounding_name(&scheme),
+        seed: seed_of(&scheme),
+        tensors,
+        skipped,
+    };
+    context.report(&report, |out| print(&report, out))
+}
+
+/// The scheme with its rounding, where the two go together.
+fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
+    let mut scheme = args.scheme.clone();
+    if scheme.source == Source::Static {
+        let found = format!("\"{scheme}\"");
+        return Err(BadInput::new("--scheme", found, "no @static: scales are taken from the tensors themselves").into());
+    }
+    if args.round == Round::Stochastic {
+        if matches!(scheme.format, Format::Table(_)) {
+            let found = format!("stochastic with {scheme}");
+            return Err(BadInput::new("--round", found, "nearest for code books").into());
+        }
+        scheme.encoder.rounding = Rounding::Stochastic { seed };
+    }
+    Ok(scheme)
+}
+
+fn split(input: &SafeTensors) -> (Vec<FloatTensor<'_>>, Vec<Skipped>) {
+    let mut tensors = Vec::new();
+    let mut skipped = Vec::new();
+    for meta in input.tensors() {
+        match FloatTensor::new(input, meta) {
+            Some(tensor) => tensors.push(tensor),
+            None => skipped.push(Skipped { name: meta.name.clone(), dtype: meta.dtype.name() }),
+        }
+    }
+    (tensors, skipped)
+}
+
+/// What a tensor becomes.
+fn specs(scheme: &Scheme, caster: &Caster<'_>, packed: bool) -> Vec<TensorSpec> {
+    let FloatTensor { rows, cols, .. } = caster.tensor;
+    let TensorMeta { name: n, shape, .. } = caster.tensor.meta();
+    let dtype = match mantissa_num::code_unit(&scheme.format) {
+        1 => Dtype::U8,
+        2 => Dtype::U16,
+        _ => Dtype::U32,
+    };
+    let mut specs = vec![
+        TensorSpec::new(format!("{n}.codes"), dtype, shape.clone()),
+        TensorSpec::new(format!("{n}.dequant"), Dtype::F32, shape.clone()),
+    ];
+    specs.extend(native::scale_specs(n, &scheme.format, rows, cols));
+    if packed {
+        specs.push(TensorSpec::new(format!("{n}.packed"), Dtype::U8, [caster.packed_bytes()]));
+    }
+    specs
+}
+
+fn metadata(scheme: &Scheme) -> BTreeMap<String, String> {
+    let mut metadata = BTreeMap::from([
+        ("scheme".to_owned(), scheme.to_string()),
+        ("rounding".to_owned(), rounding_name(scheme).to_owned()),
+    ]);
+    if let Some(seed) = seed_of(scheme) {
+        metadata.insert("seed".to_owned(), seed.to_string());
+    }
+    metadata
+}
+
+fn rounding_name(scheme: &Scheme) -> &'static str {
+    if seed_of(scheme).is_some() { "stochastic" } else { "nearest" }
+}
+
+fn seed_of(scheme: &Scheme) -> Option<u64> {
+    match scheme.encoder.rounding {
+        Rounding::Stochastic { seed } => Some(seed),
+        Rounding::NearestEven => None,
+    }
+}
+
+fn cast_all(
+    casters: &[Caster<'_>],
+    writer: &mut SafetensorsWriter,
+    context: &Context,
+) -> Result<Vec<TensorReport>> {
+    let total = casters.iter().map(|caster| caster.tensor.meta().len).sum();
+    let progress = context.progress(total, Unit::Bytes);
+    let mut reports = Vec::with_capacity(casters.len());
+    for caster in casters {
+        let meta = caster.tensor.meta();
+        progress.message(Shown(&meta.name).to_string());
+        let cost = caster.cast(writer, context.threads, &progress)?;
+        reports.push(report(caster, &cost));
+    }
+    progress.finish();
+    Ok(reports)
+}
+
+fn report(caster: &Caster<'_>, cost: &Cost) -> TensorReport {
+    let meta = caster.tensor.meta();
+    TensorReport {
+        name: meta.name.clone(),
+        shape: meta.shape.clone(),
+        sqnr_db: cost.sqnr_db(),
+        max_abs_error: cost.max_abs,
+        bits_per_weight: caster.bits_per_weight(),
+        non_finite: cost.non_finite,
+    }
+}
+
+fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let mut table = Table::new([
+        ("tensor", Align::Left),
+        ("shape", Align::Left),
+        ("SQNR dB", Align::Right),
+        ("max |error|", Align::Right),
+        ("bits/weight", Align::Right),
+    ]);
+    for t in &report.tensors {
+        table.row([
+            Shown(&t.name).to_string(),
+            output::shape(&t.shape),
+            t.sqnr_db.map_or("exact".into(), |db| format!("{db:.2}")),
+            number(Some(t.max_abs_error), 4),
+            format!("{:.4}", t.bits_per_weight),
+        ]);
+    }
+    table.write(out)?;
+    let size = std::fs::metadata(&report.output).map(|m| bytes(m.len())).unwrap_or_default();
+    let seed = report.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
+    writeln!(
+        out,
+        "{} tensors as {} ({}{seed}), {} skipped; wrote {}, {size}",
+        report.tensors.len(),
+        report.scheme,
+        report.rounding,
+        report.skipped.len(),
+        report.output.display()
+    )
+}

@@ -1,0 +1,34 @@
+//! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`run`].
+
+mod cast;
+mod inspect;
+mod schemes;
+mod synth;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::app::Context;
+
+/// The command to run.
+#[derive(Subcommand)]
+pub enum Command {
+    Inspect(inspect::Args),
+    Cast(cast::Args),
+    Schemes(schemes::Args),
+    #[command(hide = true)]
+    Synth(synth::Args),
+}
+
+/// Runs `command`.
+///
+/// # Errors
+/// As the command; [`exit_of`](crate::error::exit_of) turns any of them into an exit code.
+pub fn run(command: Command, context: &Context) -> Result<()> {
+    match command {
+        Command::Inspect(args) => inspect::run(&args, context),
+        Command::Cast(args) => cast::run(&args, context),
+        Command::Schemes(args) => schemes::run(&args, context),
+        Command::Synth(args) => synth::run(&args, context),
+    }
+}

@@ -1,0 +1,198 @@
+//! What people read on standard output: aligned tables, sizes, counts.
+
+use std::io::{self, BufWriter, Write};
+
+use anyhow::Result;
+
+use crate::error::StdoutError;
+
+/// Writes to standard output through a buffer.
+///
+/// # Errors
+/// [`StdoutError`], of which a broken pipe counts as success at the end of the process.
+pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let written = write(&mut out).and_then(|()| out.flush());
+    Ok(written.map_err(StdoutError)?)
+}
+
+/// Side on which a column is flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A table with aligned columns.
+pub struct Table {
+    columns: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table with these headings.
+    pub fn new(columns: impl Into<Vec<(&'static str, Align)>>) -> Self {
+        Table { columns: columns.into(), rows: Vec::new() }
+    }
+
+    /// Appends a row; cells beyond the headings are dropped.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().take(self.columns.len()).collect());
+    }
+
+    /// Writes headings and rows, columns two blanks apart, no blanks at line ends.
+    ///
+    /// # Errors
+    /// As `out`.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let widths = self.widths();
+        let headings: Vec<&str> = self.columns.iter().map(|(name, _)| *name).collect();
+        writeln!(out, "{}", self.line(&headings, &widths))?;
+        for row in &self.rows {
+            let cells: Vec<&str> = row.iter().map(String::as_str).collect();
+            writeln!(out, "{}", self.line(&cells, &widths))?;
+        }
+        Ok(())
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let width = |text: &str| text.chars().count();
+        let column = |i: usize| self.rows.iter().filter_map(move |row| row.get(i)).map(|cell| width(cell)).max();
+        self.columns.iter().enumerate().map(|(i, (name, _))| width(name).max(column(i).unwrap_or(0))).collect()
+    }
+
+    fn line(&self, cells: &[&str], widths: &[usize]) -> String {
+        let padded = cells.iter().zip(&self.columns).zip(widths).map(|((cell, (_, align)), &width)| match align {
+            Align::Left => format!("{cell:<width$}"),
+            Align::Right => format!("{cell:>width$}"),
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    }
+}
+
+/// A size in bytes, powers of 1000: `2.47 GB`.
+pub fn bytes(n: u64) -> String {
+    scaled(n as f64, &["B", "kB", "MB", "GB", "TB", "PB"])
+}
+
+/// A count in short: `1.24 B`. Below a thousand as it is.
+pub fn count(n: u64) -> String {
+    scaled(n as f64, &["", "K", "M", "B", "T", "P"])
+}
+
+fn scaled(mut value: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    // What would print as 1000 belongs to the next unit.
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if unit == 0 => 0,
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$} {}", units[unit]).trim_end().to_owned()
+}
+
+/// A number with about `digits` significant digits, `-` where there is none.
+pub fn number(value: Option<f64>, digits: usize) -> String {
+    match value {
+        None => "-".into(),
+        Some(v) if v == 0.0 || !v.is_finite() => format!("{v}"),
+        Some(v) => {
+            let exponent = v.abs().log10().floor() as i32;
+            if (-4..7).contains(&exponent) {
+                let decimals = (digits as i32 - 1 - exponent).max(0) as usize;
+                let text = format!("{v:.decimals$}");
+                if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
+            } else {
+                format!("{v:.*e}", digits.saturating_sub(1))
+            }
+        }
+    }
+}
+
+/// A shape: `[4096, 4096]`.
+pub fn shape(dimensions: &[usize]) -> String {
+    format!("{dimensions:?}")
+}
+
+/// Parses a size: digits, a decimal point, and K M G T for powers of 1000 or Ki Mi Gi Ti for powers of 1024, upper or lower
+/// case, a B after it allowed.
+///
+/// # Errors
+/// A message for the command line.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("found {text:?}, allowed a size such as 12G, 800M or 4Gi");
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let unit = unit.strip_suffix('b').unwrap_or(&unit);
+    let factor: f64 = match unit {
+        "" => 1.0,
+        "k" => 1e3,
+        "m" => 1e6,
+        "g" => 1e9,
+        "t" => 1e12,
+        "ki" => 1024.0,
+        "mi" => 1024f64.powi(2),
+        "gi" => 1024f64.powi(3),
+        "ti" => 1024f64.powi(4),
+        _ => return Err(wrong()),
+    };
+    let value = digits.parse::<f64>().map_err(|_| wrong())? * factor;
+    if value < 1.0 || value >= u64::MAX as f64 { Err(wrong()) } else { Ok(value as u64) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut table = Table::new([("name", Align::Left), ("bytes", Align::Right)]);
+        table.row(["a".into(), "1".into()]);
+        table.row(["längere".into(), "1000000".into()]);
+        let mut text = Vec::new();
+        table.write(&mut text).unwrap();
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            "name       bytes\na              1\nlängere  1000000\n"
+        );
+    }
+
+    #[test]
+    fn sizes_read_well() {
+        let cases = [(0, "0 B"), (999, "999 B"), (1_000, "1.00 kB"), (2_471_645_608, "2.47 GB"), (999_999, "1.00 MB")];
+        for (n, text) in cases {
+            assert_eq!(bytes(n), text);
+        }
+        assert_eq!(count(936_448), "936 K");
+        assert_eq!(count(12), "12");
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        let cases = [(0.0, "0"), (448.0, "448"), (1.953125e-3, "0.001953"), (6.5504e4, "65504"), (3.4e38, "3.400e38")];
+        for (value, text) in cases {
+            assert_eq!(number(Some(value), 4), text);
+        }
+        assert_eq!(number(None, 4), "-");
+    }
+
+    #[test]
+    fn sizes_parse() {
+        let cases = [("12G", 12_000_000_000), ("1.5k", 1500), ("4Gi", 4 << 30), ("800MB", 800_000_000), ("7", 7)];
+        for (text, n) in cases {
+            assert_eq!(parse_bytes(text), Ok(n), "{text}");
+        }
+        for text in ["", "G", "-1G", "1X", "1e9", "0", "1..2", "99999999T", "inf"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

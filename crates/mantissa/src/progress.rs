@@ -1,0 +1,211 @@
+//! How far a long piece of work has come: a bar on a terminal, a line every few seconds elsewhere.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+use crate::output::{bytes, count};
+
+/// Time between two lines where standard error is no terminal.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Things of this name, in the plural.
+    Items(&'static str),
+}
+
+impl Unit {
+    fn amount(self, n: u64) -> String {
+        match self {
+            Unit::Bytes => bytes(n),
+            Unit::Items(_) => count(n),
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Unit::Bytes => String::new(),
+            Unit::Items(name) => format!(" {name}"),
+        }
+    }
+}
+
+/// Progress on standard error. May be shared between threads.
+pub struct Progress(Kind);
+
+enum Kind {
+    Silent,
+    Bar(ProgressBar),
+    Lines(Mutex<Lines>),
+}
+
+impl Progress {
+    /// Counts to `total`; silent if `quiet`.
+    pub fn new(total: u64, unit: Unit, quiet: bool) -> Self {
+        Progress(match (quiet, io::stderr().is_terminal()) {
+            (true, _) => Kind::Silent,
+            (false, true) => Kind::Bar(bar(total, unit)),
+            (false, false) => Kind::Lines(Mutex::new(Lines::new(total, unit))),
+        })
+    }
+
+    /// What is being done now.
+    pub fn message(&self, text: impl Into<String>) {
+        match &self.0 {
+            Kind::Silent => {}
+            Kind::Bar(bar) => bar.set_message(text.into()),
+            Kind::Lines(lines) => lock(lines).message = text.into(),
+        }
+    }
+
+    /// `n` of the total are done.
+    pub fn set(&self, n: u64) {
+        match &self.0 {
+            Kind::Silent => {}
+            Kind::Bar(bar) => bar.set_position(n),
+            Kind::Lines(lines) => lock(lines).set(n, Instant::now()),
+        }
+    }
+
+    /// `n` more are done.
+    pub fn add(&self, n: u64) {
+        match &self.0 {
+            Kind::Silent => {}
+            Kind::Bar(bar) => bar.inc(n),
+            Kind::Lines(lines) => {
+                let mut lines = lock(lines);
+                let done = lines.done.saturating_add(n);
+                lines.set(done, Instant::now());
+            }
+        }
+    }
+
+    /// The work is over; removes the bar.
+    pub fn finish(&self) {
+        if let Kind::Bar(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
+    lines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bar(total: u64, unit: Unit) -> ProgressBar {
+    let amounts = match unit {
+        Unit::Bytes => "{bytes}/{total_bytes}  {bytes_per_sec}".into(),
+        Unit::Items(name) => format!("{{human_pos}}/{{human_len}} {name}  {{per_sec}}"),
+    };
+    let template = format!("{{msg}} {{wide_bar}} {amounts}  ETA {{eta}}  {{memory}}");
+    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let memory = |_: &ProgressState, out: &mut dyn std::fmt::Write| {
+        // The next redraw shows what this one could not.
+        let _ = out.write_str(&anonymous_memory().map(bytes).unwrap_or_default());
+    };
+    ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
+        .with_style(style.with_key("memory", memory))
+}
+
+/// The state behind plain lines.
+struct Lines {
+    total: u64,
+    unit: Unit,
+    done: u64,
+    message: String,
+    start: Instant,
+    last: Instant,
+}
+
+impl Lines {
+    fn new(total: u64, unit: Unit) -> Self {
+        let now = Instant::now();
+        Lines { total, unit, done: 0, message: String::new(), start: now, last: now }
+    }
+
+    fn set(&mut self, n: u64, now: Instant) {
+        self.done = n;
+        if now.saturating_duration_since(self.last) >= INTERVAL {
+            self.last = now;
+            let _ = writeln!(io::stderr().lock(), "{}", self.line(now, anonymous_memory()));
+        }
+    }
+
+    fn line(&self, now: Instant, memory: Option<u64>) -> String {
+        let seconds = now.saturating_duration_since(self.start).as_secs_f64();
+        let mut text = match self.message.as_str() {
+            "" => String::new(),
+            message => format!("{message}: "),
+        };
+        let amount = |n| self.unit.amount(n);
+        let _ = write!(text, "{} of {}{}", amount(self.done), amount(self.total), self.unit.name());
+        if self.done > 0 && seconds > 0.0 {
+            let rate = self.done as f64 / seconds;
+            let left = self.total.saturating_sub(self.done) as f64 / rate;
+            let per_second = match self.unit {
+                Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
+                unit => unit.amount(rate as u64),
+            };
+            let _ = write!(text, ", {per_second}/s, {left:.0} s left");
+        }
+        if let Some(memory) = memory {
+            let _ = write!(text, ", {} memory", bytes(memory));
+        }
+        text
+    }
+}
+
+/// Anonymous resident memory of this process in bytes; `None` where the system does not say.
+pub fn anonymous_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_far_how_fast_and_how_long() {
+        let mut lines = Lines::new(30, Unit::Items("layers"));
+        lines.message = "quantize".into();
+        lines.done = 12;
+        let line = lines.line(lines.start + Duration::from_secs(6), Some(312_000_000));
+        assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, 312 MB memory");
+        let begun = Lines::new(2_000_000, Unit::Bytes);
+        assert_eq!(begun.line(begun.start, None), "0 B of 2.00 MB");
+    }
+
+    #[test]
+    fn the_bar_template_is_valid() {
+        for unit in [Unit::Bytes, Unit::Items("layers")] {
+            let bar = bar(10, unit);
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+            bar.inc(3);
+            assert_eq!(bar.position(), 3);
+        }
+    }
+
+    #[test]
+    fn memory_is_read_where_proc_is() {
+        match std::fs::metadata("/proc/self/status") {
+            Ok(_) => assert!(anonymous_memory().unwrap() > 4096),
+            Err(_) => println!("skipped: no /proc"),
+        }
+    }
+}
