@@ -270,9 +270,11 @@ kernels! {
 
         /// Symmetric round-to-nearest of one row: per group `scale = amax / scale_div` (0 becomes the f32
         /// epsilon), `code = RNE(clamp(x / scale, qmin, qmax))`. `scale_div` is `(2^b - 1) / 2` for
-        /// compressed-tensors, `2^(b-1) - 1` for the restricted range.
+        /// compressed-tensors, `2^(b-1) - 1` for the restricted range. A scale so large that `qmin` would
+        /// decode to infinity is lowered.
         ///
-        /// Panics unless `codes.len() == x.len()` and there are `ceil(x.len() / group)` scales.
+        /// Panics unless `codes.len() == x.len()`, there are `ceil(x.len() / group)` scales, `qmin < 0`,
+        /// `qmin < qmax` and `scale_div > 0`.
         ///
         /// # Errors
         /// [`NonFinite`] for the first group with a NaN or an infinity; earlier groups are done.
@@ -290,17 +292,18 @@ kernels! {
         /// …). A NaN element gets an unspecified code. Panics as there.
         fn int_codes_sym(x: &[f32], group: usize, qmin: i8, qmax: i8, scales: &[f32], codes: &mut [i8]);
 
-        /// Asymmetric round-to-nearest of one row in the signed domain `qmin = -2^(bits-1)`, `qmax =
-        /// 2^(bits-1) - 1`: per group, min and max extended to include 0, `scale = (max - min) / (2^bits -
-        /// 1)` (0 becomes the f32 epsilon), `zero = RNE(clamp(qmin - min / scale, qmin, qmax))`, `code =
-        /// RNE(clamp(x / scale + zero, qmin, qmax))`.
+        /// Asymmetric round-to-nearest of one row in the signed domain `qmin = -2^(bits-1)`,
+        /// `qmax = 2^(bits-1) - 1`: per group, min and max extended to include 0,
+        /// `scale = (max - min) / (2^bits - 1)` (0 becomes the f32 epsilon),
+        /// `zero = RNE(clamp(qmin - min / scale, qmin, qmax))`,
+        /// `code = RNE(clamp(x / scale + zero, qmin, qmax))`. A group of zeros has zero point and codes 0. A
+        /// scale so large that a code would decode to infinity is lowered.
         ///
-        /// Panics unless `codes.len() == x.len()` and there are `ceil(x.len() / group)` scales and zeros, 1
-        /// <= bits <= 8.
+        /// Panics unless `codes.len() == x.len()`, there are `ceil(x.len() / group)` scales and zeros, and
+        /// `bits` is 1 to 8.
         ///
         /// # Errors
-        /// [`NonFinite`] for the first group with a NaN, an infinity or an overflowing range; earlier groups
-        /// are done.
+        /// [`NonFinite`] for the first group with a NaN or an infinity; earlier groups are done.
         fn quant_int_asym[simd](
             x: &[f32],
             group: usize,

@@ -149,6 +149,9 @@ fn rows() {
             k.gemv(&b, len + 1, &w, &mut out, accumulate);
             all.extend(bits(&out));
         }
+        let (a, mut c) = (random.floats(kind, 2 * len), random.floats(kind, 2 * n));
+        k.gemm_nt_small((2, n, len), &a, len, &b, len + 1, &mut c, n, true);
+        all.extend(bits(&c));
         let mut out = random.floats(kind, len);
         let x = random.floats(kind, n);
         for accumulate in [true, false] {

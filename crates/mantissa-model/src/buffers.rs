@@ -8,9 +8,9 @@ use mantissa_kernels::CausalAttention;
 /// Tokens that go through the MLP at a time: its inner activations are by far the widest.
 const MLP_TOKENS: usize = 512;
 
-/// Least number of rows of an evaluation pass. Products of fewer rows take another path with other last bits, and a sequence
-/// is to have the same bits alone and in a batch; a pass is padded up to this.
-pub(crate) const MIN_ROWS: usize = 3;
+/// Least number of rows of an evaluation pass: shorter ones are padded. Products of up to 64 rows may be summed in another
+/// order, and a sequence is to have the same bits alone and in a batch.
+pub(crate) const MIN_ROWS: usize = 65;
 
 /// Packed sequences: `lens[i]` tokens each, one after another, all beginning at position `start`.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +60,7 @@ pub struct Buffers {
 /// What buffers were planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
+    tokens: usize,
     rows: usize,
     positions: usize,
     hidden: usize,
@@ -84,6 +85,7 @@ impl Sizes {
             window: None,
         };
         Sizes {
+            tokens: max_tokens,
             rows: max_tokens.max(MIN_ROWS),
             positions: max_len,
             hidden: config.hidden_size,
@@ -141,8 +143,22 @@ impl Buffers {
             fields.push(zeros(len).ok_or_else(memory)?);
         }
         let Ok(fields) = <[Vec<f32>; 14]>::try_from(fields) else { return Err(memory()) };
-        let [residual, normed, q, k, v, attended, gate, up, inner, quantized, panel, scores, mut cos, mut sin] =
-            fields;
+        let [
+            residual,
+            normed,
+            q,
+            k,
+            v,
+            attended,
+            gate,
+            up,
+            inner,
+            quantized,
+            panel,
+            scores,
+            mut cos,
+            mut sin,
+        ] = fields;
         config.rope.fill_tables(config.head_dim, max_len, &mut cos, &mut sin);
         Ok(Buffers {
             sizes,
@@ -166,22 +182,31 @@ impl Buffers {
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
     pub fn bytes_needed(config: &ModelConfig, max_tokens: usize, max_len: usize) -> u64 {
         let lengths = Sizes::new(config, max_tokens, max_len).lengths();
-        let total = lengths.and_then(|all| all.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
+        let total =
+            lengths.and_then(|all| all.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
         total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
     }
 
     /// Whether `tokens` tokens in sequences of up to `longest` positions of this model fit.
-    pub(crate) fn check(&self, config: &ModelConfig, tokens: usize, longest: usize) -> Result<(), ForwardError> {
+    pub(crate) fn check(
+        &self,
+        config: &ModelConfig,
+        tokens: usize,
+        longest: usize,
+    ) -> Result<(), ForwardError> {
         let planned = self.sizes;
-        if tokens > planned.rows {
-            return Err(ForwardError::Plan { what: "tokens of a batch", needed: tokens, planned: planned.rows });
+        if tokens > planned.tokens {
+            return Err(ForwardError::Plan {
+                what: "tokens of a batch",
+                needed: tokens,
+                planned: planned.tokens,
+            });
         }
         if longest > planned.positions {
             let planned = planned.positions;
             return Err(ForwardError::Plan { what: "tokens of a sequence", needed: longest, planned });
         }
-        let own = Sizes { rows: planned.rows, ..Sizes::new(config, planned.rows, planned.positions) };
-        match (Sizes { scores: planned.scores, ..own }) == planned {
+        match Sizes::new(config, planned.tokens, planned.positions) == planned {
             true => Ok(()),
             false => Err(ForwardError::OtherModel { what: "buffers" }),
         }
@@ -218,7 +243,7 @@ mod tests {
     fn parts_cover_all_rows_and_are_never_tiny() {
         for rows in [1, 2, 3, 511, 512, 513, 1024, 1025, 1537, 100_000] {
             let parts: Vec<_> = Buffers::mlp_parts(rows).collect();
-            assert_eq!(parts.iter().map(|p| p.len()).sum::<usize>(), rows);
+            assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
             assert!(parts.windows(2).all(|w| w[0].end == w[1].start));
             assert!(parts.iter().all(|p| p.len() <= MLP_TOKENS && p.len() >= rows.min(MLP_TOKENS / 2)));
         }

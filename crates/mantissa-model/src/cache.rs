@@ -38,7 +38,7 @@ impl KvCache {
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
     pub fn bytes_needed(config: &ModelConfig, capacity: usize) -> u64 {
         let per_token = config.key_value_width() as u64 * config.num_hidden_layers as u64 * 2 * 4;
-        per_token.checked_mul(capacity as u64).unwrap_or(u64::MAX)
+        per_token.saturating_mul(capacity as u64)
     }
 
     /// Tokens held.
@@ -68,7 +68,11 @@ impl KvCache {
         }
         let needed = self.len.saturating_add(tokens);
         if needed > self.capacity {
-            return Err(ForwardError::Plan { what: "tokens of the KV cache", needed, planned: self.capacity });
+            return Err(ForwardError::Plan {
+                what: "tokens of the KV cache",
+                needed,
+                planned: self.capacity,
+            });
         }
         Ok(())
     }

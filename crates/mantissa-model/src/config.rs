@@ -48,9 +48,9 @@ impl ModelType {
     fn parse(fields: Fields<'_>) -> Result<Self, ConfigError> {
         let name = fields.text("model_type")?;
         let known = Self::NAMES.into_iter().find(|(_, known)| Some(*known) == name);
-        known.map(|(model_type, _)| model_type).ok_or_else(|| {
-            fields.error("model_type", Self::NAMES.map(|(_, name)| name).join(", "))
-        })
+        known
+            .map(|(model_type, _)| model_type)
+            .ok_or_else(|| fields.error("model_type", Self::NAMES.map(|(_, name)| name).join(", ")))
     }
 
     fn default_theta(self) -> f64 {
@@ -233,7 +233,8 @@ impl Heads {
             None if model_type == ModelType::Qwen3 && !fields.has("head_dim") => 128,
             None if hidden_size.is_multiple_of(query) => hidden_size / query,
             None => {
-                let allowed = format!("a divisor of hidden_size, which is {hidden_size}, where head_dim is absent");
+                let allowed =
+                    format!("a divisor of hidden_size, which is {hidden_size}, where head_dim is absent");
                 return Err(fields.error("num_attention_heads", allowed));
             }
         };
@@ -244,7 +245,11 @@ impl Heads {
     fn check(&self, fields: Fields<'_>, model_type: ModelType) -> Result<(), ConfigError> {
         let found = self.dim.to_string();
         if !self.dim.is_multiple_of(2) {
-            return Err(fields.error_found("head_dim", found, "an even number: rotary embedding turns pairs"));
+            return Err(fields.error_found(
+                "head_dim",
+                found,
+                "an even number: rotary embedding turns pairs",
+            ));
         }
         let width = self.query * self.dim;
         if width as u64 > MAX_WIDTH {
@@ -319,14 +324,14 @@ fn qwen_windows(
     };
     let wrong = || fields.error("layer_types", format!("{layers} of full_attention or sliding_attention"));
     let types = value.as_array().filter(|types| types.len() == layers).ok_or_else(wrong)?;
-    let of = |layer_type: &Value| match layer_type.as_str() {
-        Some("full_attention") => Ok(None),
-        Some("sliding_attention") if window.is_none() => {
-            Err(fields.error("layer_types", "no sliding_attention without use_sliding_window and sliding_window"))
-        }
-        Some("sliding_attention") => Ok(window),
-        _ => Err(wrong()),
-    };
+    let of =
+        |layer_type: &Value| match layer_type.as_str() {
+            Some("full_attention") => Ok(None),
+            Some("sliding_attention") if window.is_none() => Err(fields
+                .error("layer_types", "no sliding_attention without use_sliding_window and sliding_window")),
+            Some("sliding_attention") => Ok(window),
+            _ => Err(wrong()),
+        };
     types.iter().map(of).collect()
 }
 

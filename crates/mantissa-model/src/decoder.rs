@@ -75,7 +75,8 @@ impl Decoder {
 
     /// Bytes of the linear layers, the embedding and the head in memory.
     pub fn weight_bytes(&self) -> usize {
-        let linears = self.layers.iter().flat_map(|layer| crate::LinearKind::ALL.map(|kind| layer.linear(kind)));
+        let linears =
+            self.layers.iter().flat_map(|layer| crate::LinearKind::ALL.map(|kind| layer.linear(kind)));
         linears.chain([&self.embedding]).chain(&self.head).map(Linear::bytes).sum()
     }
 
@@ -84,7 +85,11 @@ impl Decoder {
     /// # Errors
     /// [`ForwardError`] where a token is not in the vocabulary, the batch is inconsistent or larger than planned, or an
     /// activation cannot be quantized.
-    pub fn forward<'a>(&'a self, batch: &Batch<'_>, buffers: &'a mut Buffers) -> Result<Hidden<'a>, ForwardError> {
+    pub fn forward<'a>(
+        &'a self,
+        batch: &Batch<'_>,
+        buffers: &'a mut Buffers,
+    ) -> Result<Hidden<'a>, ForwardError> {
         let tokens = batch.tokens.len();
         let sum = batch.lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
         if sum != tokens {
@@ -157,8 +162,8 @@ impl Hidden<'_> {
         self.states
     }
 
-    /// Logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Three or more rows at a time have the same bits
-    /// however the tokens are cut.
+    /// Logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Calls for more than 64 rows give a token the same
+    /// bits however the tokens are cut; smaller ones may differ in the last bits.
     ///
     /// # Errors
     /// [`ForwardError::Input`].

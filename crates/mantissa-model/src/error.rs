@@ -15,13 +15,17 @@ pub enum LoadError {
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
     /// There is no configuration to build from.
-    #[error("{location}: found no config.json, allowed a model folder with one; name the folder, not a weight file")]
+    #[error(
+        "{location}: found no config.json, allowed a model folder with one; name the folder, not a weight file"
+    )]
     NoConfig {
         /// Where it was looked for.
         location: String,
     },
     /// A tensor is not there.
-    #[error("{location}: tensor \"{tensor}\": found nothing, allowed a tensor of shape {shape:?}; the config asks for it")]
+    #[error(
+        "{location}: tensor \"{tensor}\": found nothing, allowed a tensor of shape {shape:?}; the config asks for it"
+    )]
     MissingTensor {
         /// Where it was looked for.
         location: String,
@@ -51,19 +55,21 @@ pub enum LoadError {
         error: TensorError,
     },
     /// A linear layer's input is to be quantized in a way that one token at a time cannot be.
-    #[error("linear \"{module}\": input quantization: found {scheme}{given}, allowed {allowed}")]
+    #[error("linear \"{module}\": input quantization: found {scheme} with {given}, allowed {allowed}")]
     InputScheme {
         /// The linear layer.
         module: String,
         /// The scheme.
         scheme: String,
-        /// Whether a stored scale came with it.
-        given: &'static str,
+        /// The stored scale that came with it.
+        given: String,
         /// What could be done.
         allowed: &'static str,
     },
     /// A planned size does not fit into memory.
-    #[error("{what}: found no memory for {bytes} bytes, allowed what is free; shorten the context or the batch")]
+    #[error(
+        "{what}: found no memory for {bytes} bytes, allowed what is free; shorten the context or the batch"
+    )]
     Memory {
         /// What was planned.
         what: &'static str,
@@ -127,7 +133,9 @@ pub enum ForwardError {
         error: TensorError,
     },
     /// No logit is a number.
-    #[error("logits after token {position}: found only NaN, allowed numbers; the weights or an activation are broken")]
+    #[error(
+        "logits after token {position}: found only NaN, allowed numbers; the weights or an activation are broken"
+    )]
     NoLogits {
         /// Position of the token they follow.
         position: usize,

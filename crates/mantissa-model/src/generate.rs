@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn odd_logits_are_survived() {
         let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
-        let mut choose = |logits: &[f32]| sampling.choose(logits, 0, &mut Vec::new());
+        let choose = |logits: &[f32]| sampling.choose(logits, 0, &mut Vec::new());
         assert_eq!(choose(&[f32::NAN, f32::NAN]), None);
         assert_eq!(choose(&[f32::NAN, 1.0]), Some(1));
         assert_eq!(choose(&[0.0, f32::INFINITY, 1.0]), Some(1));
@@ -261,7 +261,9 @@ mod tests {
 
     #[test]
     fn parameters_are_checked() {
-        for (temperature, top_p) in [(-1.0, 1.0), (f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.5)] {
+        for (temperature, top_p) in
+            [(-1.0, 1.0), (f32::NAN, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.5)]
+        {
             let sampling = Sampling { temperature, top_p, ..Sampling::default() };
             assert!(matches!(sampling.check(), Err(GenerateError::Parameter { .. })));
         }

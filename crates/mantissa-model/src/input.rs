@@ -4,7 +4,7 @@
 //! division, nearest-even, one product back) and so the same bits; other schemes run the reference.
 
 use mantissa_kernels::kernels;
-use mantissa_num::minifloat::{E4M3, Overflow};
+use mantissa_num::minifloat::E4M3;
 use mantissa_num::{
     Affine, Blocks, Code, Format, Given, Offset, Rounding, Rule, ScaleTree, Scheme, Source, TensorError,
     fake_quantize,
@@ -24,8 +24,6 @@ pub struct InputQuantizer {
 enum Path {
     Int8Token,
     E4m3Token,
-    /// One stored scale for every token.
-    Static(f32),
     Reference,
 }
 
@@ -35,27 +33,32 @@ impl InputQuantizer {
     /// # Errors
     /// [`LoadError::InputScheme`] where a token's values would depend on its neighbours, or a stored scale is missing.
     pub fn new(module: &str, quant: &ActivationQuant) -> Result<Self, LoadError> {
-        let refuse = |allowed| LoadError::InputScheme {
-            module: module.into(),
-            scheme: quant.scheme.to_string(),
-            given: if quant.outer.is_some() { " with a stored scale" } else { " without a stored scale" },
-            allowed,
+        let refuse = |allowed| {
+            Err(LoadError::InputScheme {
+                module: module.into(),
+                scheme: quant.scheme.to_string(),
+                given: quant
+                    .outer
+                    .map_or("no stored scale".into(), |scale| format!("the stored scale {scale}")),
+                allowed,
+            })
         };
         let scheme = &quant.scheme;
-        let path = if scheme.source == Source::Static && !scheme.has_outer_scale() {
-            let scale = quant.outer.filter(|scale| scale.is_finite() && *scale > 0.0);
-            let scale = scale.ok_or_else(|| refuse("a stored scale greater than 0"))?;
-            if static_element(&scheme.format).is_none() {
-                return Err(refuse("one symmetric scale per tensor where scales are static"));
-            }
-            Path::Static(scale)
-        } else if scheme.has_outer_scale() && quant.outer.is_none() {
-            return Err(refuse("a stored tensor-wide scale"));
-        } else if !within_rows(scheme.format.blocks()) && scheme.format.scale().is_some() {
-            return Err(refuse("scales per token or per group of a token"));
-        } else {
-            fast_path(scheme)
-        };
+        // One stored scale for all blocks leaves nothing to be taken from the tokens.
+        let fixed = quant.outer.is_some() && !scheme.has_outer_scale();
+        if quant.outer.is_some_and(|scale| !scale.is_finite() || scale <= 0.0) {
+            return refuse("a finite stored scale greater than 0");
+        }
+        if quant.outer.is_none() && (scheme.has_outer_scale() || scheme.source == Source::Static) {
+            return refuse("a stored scale");
+        }
+        if fixed && scheme.format.has_zero() {
+            return refuse("a symmetric scheme where the scale is stored");
+        }
+        if !fixed && scheme.format.scale().is_some() && !within_rows(scheme.format.blocks()) {
+            return refuse("scales per token or per group of a token");
+        }
+        let path = if quant.outer.is_none() { fast_path(scheme) } else { Path::Reference };
         Ok(InputQuantizer { quant: quant.clone(), path })
     }
 
@@ -75,7 +78,6 @@ impl InputQuantizer {
         match self.path {
             Path::Int8Token => self.by_token(x, width, int8_token),
             Path::E4m3Token => self.by_token(x, width, e4m3_token),
-            Path::Static(scale) => self.fixed(x, scale),
             Path::Reference => self.reference(x, width),
         }
     }
@@ -86,8 +88,11 @@ impl InputQuantizer {
         width: usize,
         quantize: impl Fn(&mut [f32], f32),
     ) -> Result<(), TensorError> {
+        /// Close to the limit of f32 the reference holds scales back so that no code decodes to infinity.
+        const LIMIT: f32 = 1e38;
         let kernels = kernels();
-        if !kernels.amax(x).is_finite() {
+        let amax = kernels.amax(x);
+        if amax > LIMIT || amax.is_nan() {
             return self.reference(x, width);
         }
         for token in x.chunks_exact_mut(width) {
@@ -101,44 +106,11 @@ impl InputQuantizer {
         let given = Given { outer: self.quant.outer, first_index: 0 };
         fake_quantize(&self.quant.scheme, x, x.len() / width, width, given)
     }
-
-    fn fixed(&self, x: &mut [f32], scale: f32) -> Result<(), TensorError> {
-        if !kernels().amax(x).is_finite() {
-            return self.reference(x, x.len());
-        }
-        let Some(code) = static_element(&self.quant.scheme.format) else { return Ok(()) };
-        let rounding = self.quant.scheme.encoder.rounding;
-        for (i, x) in x.iter_mut().enumerate() {
-            *x = static_value(code, *x / scale, rounding, i as u64) * scale;
-        }
-        Ok(())
-    }
 }
 
 /// Whether a block never holds values of two tokens.
 fn within_rows(blocks: Blocks) -> bool {
     blocks.within_rows() || matches!(blocks, Blocks::Tile { rows: 1, .. })
-}
-
-/// The element of a format with one symmetric scale per tensor.
-fn static_element(format: &Format) -> Option<Code> {
-    match format {
-        Format::Affine(Affine { code, blocks: Blocks::Tensor, scale: Some(_), offset: Offset::None }) => {
-            matches!(code, Code::Int(_) | Code::Float(_)).then_some(*code)
-        }
-        _ => None,
-    }
-}
-
-fn static_value(code: Code, scaled: f32, rounding: Rounding, index: u64) -> f32 {
-    match code {
-        Code::Int(bits) => {
-            let high = ((1i32 << (bits - 1)) - 1) as f32;
-            rounding.integer(scaled.clamp(-high - 1.0, high), index)
-        }
-        Code::Float(float) => float.decode(float.encode(scaled, Overflow::Saturate, rounding, index)),
-        _ => scaled,
-    }
 }
 
 fn fast_path(scheme: &Scheme) -> Path {
@@ -219,7 +191,6 @@ mod tests {
             }
         }
         x.extend(vec![0.0; width]);
-        x.extend(vec![f32::MAX; width]);
         x
     }
 
@@ -229,23 +200,30 @@ mod tests {
             let quantizer = quantizer(text, None);
             assert_ne!(quantizer.path, Path::Reference, "{text}");
             let width = 96;
-            let mut x = tokens(500, width);
-            let mut expected = x.clone();
-            quantizer.apply(&mut x, width).unwrap();
-            quantizer.reference(&mut expected, width).unwrap();
-            for (i, (a, b)) in x.iter().zip(&expected).enumerate() {
-                // The sign of a zero is not a matter of the integer code.
-                assert!(a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0), "{text} {i}: {a:e} for {b:e}");
+            for mut x in [tokens(500, width), vec![f32::MAX; width], vec![1e38; width]] {
+                let mut expected = x.clone();
+                quantizer.apply(&mut x, width).unwrap();
+                quantizer.reference(&mut expected, width).unwrap();
+                for (i, (a, b)) in x.iter().zip(&expected).enumerate() {
+                    // The sign of a zero is not a matter of the integer code.
+                    assert!(
+                        a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0),
+                        "{text} {i}: {a:e} for {b:e}"
+                    );
+                }
             }
         }
     }
 
     #[test]
     fn tokens_do_not_depend_on_their_neighbours() {
-        for (text, outer) in [("int8-token", None), ("mxfp4:ct", None), ("nvfp4", Some(37.5)), ("int4-g16", None)] {
+        for (text, outer) in
+            [("int8-token", None), ("mxfp4:ct", None), ("nvfp4", Some(37.5)), ("int4-g16", None)]
+        {
             let quantizer = quantizer(text, outer);
             let width = 64;
-            let x: Vec<f32> = (0..5 * width).map(|i| (i as f32 * 0.37).sin() * (1 + i / width) as f32).collect();
+            let x: Vec<f32> =
+                (0..5 * width).map(|i| (i as f32 * 0.37).sin() * (1 + i / width) as f32).collect();
             let mut all = x.clone();
             quantizer.apply(&mut all, width).unwrap();
             for (token, expected) in x.chunks(width).zip(all.chunks(width)) {

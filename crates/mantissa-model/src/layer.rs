@@ -31,7 +31,12 @@ impl Layer {
     /// As [`WeightSource`]'s.
     pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
         let norm = |name: &str| {
-            RmsNorm::load(source, &format!("{}{name}", prefix(layer)), config.hidden_size, config.rms_norm_eps)
+            RmsNorm::load(
+                source,
+                &format!("{}{name}", prefix(layer)),
+                config.hidden_size,
+                config.rms_norm_eps,
+            )
         };
         Ok(Layer {
             input_norm: norm("input_layernorm")?,

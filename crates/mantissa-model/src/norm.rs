@@ -23,12 +23,7 @@ impl RmsNorm {
     ///
     /// # Errors
     /// As [`WeightSource::tensor_f32`].
-    pub fn load(
-        source: &dyn WeightSource,
-        module: &str,
-        width: usize,
-        eps: f32,
-    ) -> Result<Self, LoadError> {
+    pub fn load(source: &dyn WeightSource, module: &str, width: usize, eps: f32) -> Result<Self, LoadError> {
         Ok(Self::new(source.tensor_f32(&format!("{module}.weight"), &[width])?, eps))
     }
 

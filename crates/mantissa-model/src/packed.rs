@@ -20,11 +20,23 @@ pub(crate) struct Packed {
 /// beginning a byte.
 #[derive(Clone, Debug)]
 enum Data {
-    Nibbles { codes: Vec<u8>, table: [f32; 16] },
-    Bytes { codes: Vec<u8>, table: Box<[f32; 256]> },
+    Nibbles {
+        codes: Vec<u8>,
+        table: [f32; 16],
+    },
+    Bytes {
+        codes: Vec<u8>,
+        table: Box<[f32; 256]>,
+    },
     /// Unsigned codes, and each block's zero point in their domain.
-    ZeroNibbles { codes: Vec<u8>, zeros: Vec<f32> },
-    ZeroBytes { codes: Vec<u8>, zeros: Vec<f32> },
+    ZeroNibbles {
+        codes: Vec<u8>,
+        zeros: Vec<f32>,
+    },
+    ZeroBytes {
+        codes: Vec<u8>,
+        zeros: Vec<f32>,
+    },
 }
 
 impl Packed {
@@ -62,7 +74,9 @@ impl Packed {
     pub(crate) fn bytes(&self) -> usize {
         let data = match &self.data {
             Data::Nibbles { codes, .. } | Data::Bytes { codes, .. } => codes.len(),
-            Data::ZeroNibbles { codes, zeros } | Data::ZeroBytes { codes, zeros } => codes.len() + 4 * zeros.len(),
+            Data::ZeroNibbles { codes, zeros } | Data::ZeroBytes { codes, zeros } => {
+                codes.len() + 4 * zeros.len()
+            }
         };
         data + 4 * self.scales.len()
     }
@@ -195,8 +209,19 @@ mod tests {
     #[test]
     fn every_granularity_does() {
         for text in [
-            "int4-tensor", "int4-channel", "int4-g32", "int4-g3-asym", "int3-g8-asym", "int8-g16-asym",
-            "int2-t2x16", "int8-t16x2", "fp8-e4m3-t128x128", "fp6-e2m3-g32", "nf4-g5", "nf4-g16", "nvfp4:te",
+            "int4-tensor",
+            "int4-channel",
+            "int4-g32",
+            "int4-g3-asym",
+            "int3-g8-asym",
+            "int8-g16-asym",
+            "int2-t2x16",
+            "int8-t16x2",
+            "fp8-e4m3-t128x128",
+            "fp6-e2m3-g32",
+            "nf4-g5",
+            "nf4-g16",
+            "nvfp4:te",
         ] {
             for (rows, cols) in [(3, 64), (2, 65), (5, 33), (1, 1), (4, 7)] {
                 check(&text.parse().unwrap(), rows, cols);

@@ -84,8 +84,8 @@ impl Rope {
                 .collect(),
             RopeScaling::Yarn(yarn) => {
                 let (low, high) = yarn.ramp(self.theta, head_dim);
-                let ramp =
-                    (0..head_dim / 2).map(|i| ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0));
+                let ramp = (0..head_dim / 2)
+                    .map(|i| ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0));
                 powers.zip(ramp).map(|(power, ramp)| yarn.frequency(power, ramp)).collect()
             }
         }

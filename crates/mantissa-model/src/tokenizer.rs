@@ -148,6 +148,14 @@ impl Tokenizer {
         call(&self.path, "decode", || self.inner.decode(ids, true))
     }
 
+    /// Text of `ids` with the names of special tokens in their places.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        call(&self.path, "decode", || self.inner.decode(ids, false))
+    }
+
     /// A decoder for tokens that come one by one.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream::new(self)

@@ -17,7 +17,8 @@ fn json(path: &Path) -> Value {
 }
 
 fn windows(value: &Value, count: usize) -> Vec<Vec<u32>> {
-    let ids = |window: &Value| window.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let ids =
+        |window: &Value| window.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     value.as_array().unwrap().iter().take(count).map(ids).collect()
 }
 
@@ -44,7 +45,7 @@ fn babyllama_has_the_recorded_likelihood_of_every_window() {
     let recorded = json(&shared("reference/peers/babyllama-105-nll-in.json").unwrap());
     let sums = nll_sums("babyllama-105", &windows).unwrap();
     for (i, sum) in sums.iter().enumerate() {
-        let recorded = recorded[i].as_f64().unwrap();
+        let recorded = recorded["nll_sum_per_window"][i].as_f64().unwrap();
         assert!((sum - recorded).abs() < 1e-3, "window {i}: {sum} for {recorded}");
     }
 }
@@ -52,11 +53,26 @@ fn babyllama_has_the_recorded_likelihood_of_every_window() {
 #[test]
 fn models_continue_as_recorded() {
     let cases = [
-        ("stories260K", "she saw a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said"),
-        ("babyllama-105", "She loved to play outside in the sunshine. One day, she went to the park with her mommy"),
-        ("bitllama-1M", "She loved to play with her toys and eat candy. One day, she went to the park with her mommy"),
-        ("bitllama-3M", "She loved to play outside and explore the world around her. One day, she saw a big, red ball."),
-        ("ref-8m", "She loved to play outside and play with her toys. One day, she found a big bag of water."),
+        (
+            "stories260K",
+            "she saw a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said",
+        ),
+        (
+            "babyllama-105",
+            "She loved to play outside in the sunshine. One day, she went to the park with her mommy",
+        ),
+        (
+            "bitllama-1M",
+            "She loved to play with her toys and eat candy. One day, she went to the park with her mommy",
+        ),
+        (
+            "bitllama-3M",
+            "She loved to play outside and explore the world around her. One day, she saw a big, red ball.",
+        ),
+        (
+            "ref-8m",
+            "She loved to play outside and play with her toys. One day, she found a big bag of water.",
+        ),
     ];
     for (model, part) in cases {
         let Some(dir) = shared(&format!("models/{model}")) else { return };

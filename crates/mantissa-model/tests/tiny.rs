@@ -55,14 +55,16 @@ fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
         let decoder = load(&dir);
         let config = decoder.config();
         let (sequences, _) = expected(&dir);
-        let all = sequences.concat();
-        let lens = [1, 0, 7, 2, all.len() / 2, 3];
-        let sum: usize = lens.iter().sum();
-        let mut buffers = Buffers::plan(config, sum, all.len() / 2).unwrap();
+        // Long enough together for the MLP to take it in parts.
+        let lens = [[1, 0, 7, 2, 64, 3], [64; 6]].concat();
+        let sum: usize = lens.iter().sum::<usize>();
+        let all: Vec<u32> = sequences.concat().into_iter().cycle().take(sum + 500).collect();
+        let lens = [&lens[..], &[50; 10]].concat();
+        let mut buffers = Buffers::plan(config, all.len(), 64).unwrap();
         let states = |tokens: &[u32], lens: &[usize], buffers: &mut Buffers| {
             decoder.forward(&Batch { tokens, lens }, buffers).unwrap().states().to_vec()
         };
-        let batch = states(&all[..sum], &lens, &mut buffers);
+        let batch = states(&all, &lens, &mut buffers);
         let mut first = 0;
         for len in lens {
             let alone = states(&all[first..first + len], &[len], &mut buffers);
@@ -91,7 +93,8 @@ fn wrong_calls_are_errors() {
     assert!(matches!(error(&[0; 5], &[5]), ForwardError::Plan { needed: 5, planned: 4, .. }));
 
     let mut cache = KvCache::plan(config, 3).unwrap();
-    let mut run = |tokens: &[u32]| decoder.forward_cached(tokens, &mut cache, &mut buffers).map(|h| h.tokens());
+    let mut run =
+        |tokens: &[u32]| decoder.forward_cached(tokens, &mut cache, &mut buffers).map(|h| h.tokens());
     assert_eq!(run(&[1, 2]), Ok(2));
     assert!(matches!(run(&[1, 2]), Err(ForwardError::Plan { needed: 4, planned: 3, .. })));
     assert!(run(&[token]).is_err());

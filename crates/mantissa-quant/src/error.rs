@@ -73,12 +73,6 @@ pub enum QuantError {
         /// What differs.
         what: String,
     },
-    /// Notes are errors under `--strict`.
-    #[error("{note} (an error under --strict)")]
-    Strict {
-        /// The note.
-        note: String,
-    },
 }
 
 impl QuantError {

@@ -22,8 +22,6 @@ pub struct Options {
     pub max_shard_bytes: u64,
     /// How values become codes.
     pub rounding: Rounding,
-    /// Whether anything worth a note is an error.
-    pub strict: bool,
 }
 
 impl Default for Options {
@@ -33,7 +31,6 @@ impl Default for Options {
             container: None,
             max_shard_bytes: DEFAULT_SHARD_BYTES,
             rounding: Rounding::NearestEven,
-            strict: false,
         }
     }
 }
@@ -72,7 +69,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`QuantError::AlreadyQuantized`]; [`QuantError::NotStorable`] with the layers that the container cannot hold;
-    /// [`QuantError::NothingToDo`]; [`QuantError::Strict`] where there are notes and `options.strict`.
+    /// [`QuantError::NothingToDo`].
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
         if source.is_quantized() {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
@@ -92,9 +89,6 @@ impl Plan {
         let copied = copied_tensors(source, &linears);
         let specs = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone())).chain(quantized).collect();
         let notes = notes(source, &recipe, &config, &copied);
-        if let Some(note) = notes.first().filter(|_| options.strict) {
-            return Err(QuantError::Strict { note: note.clone() });
-        }
         Ok(Plan { recipe, container, config, linears, specs, copied, notes, options })
     }
 

@@ -12,7 +12,7 @@ use clap::{Args, Parser};
 use serde::Serialize;
 
 use crate::commands::{self, Command};
-use crate::error::{BadInput, Exit, GateFailed, OverMemory, StdoutError, exit_of, one_line};
+use crate::error::{BadInput, Exit, GateFailed, OverMemory, exit_of, one_line};
 use crate::output::{self, parse_bytes};
 use crate::progress::{Progress, Unit};
 

@@ -12,17 +12,16 @@ use std::fmt;
 /// What replaces a scale of zero (a group of zeros, or one so small that the quotient underflows).
 const ZERO_SCALE: f32 = f32::EPSILON;
 
-/// A group that has no scale.
+/// A group that has no scale, because an element is NaN or infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NonFinite {
-    /// The first element that is NaN or infinite; where all are finite but `max - min` overflows f32, the
-    /// group's first element.
+    /// The first such element of the row.
     pub index: usize,
 }
 
 impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "element {} is NaN or infinite, or the range of its group overflows f32", self.index)
+        write!(f, "element {} is NaN or infinite", self.index)
     }
 }
 
@@ -40,13 +39,15 @@ pub(crate) fn quant_int_sym<S: Simd>(
     codes: &mut [i8],
 ) -> Result<(), NonFinite> {
     check("quant_int_sym", x, group, scales.len(), codes);
+    assert!(qmin < 0 && qmin < qmax && scale_div > 0.0, "quant_int_sym: [{qmin}, {qmax}] over {scale_div}");
+    let largest = largest_scale(f32::from(qmin).abs().max(f32::from(qmax)));
     let groups = x.chunks(group).zip(codes.chunks_mut(group)).zip(scales);
     for (g, ((x, codes), scale)) in groups.enumerate() {
         let max = amax(simd, x);
         if !max.is_finite() {
             return Err(first_non_finite(x, g * group));
         }
-        *scale = nonzero(max / scale_div);
+        *scale = nonzero(max / scale_div).min(largest);
         codes_sym(x, qmin, qmax, *scale, codes);
     }
     Ok(())
@@ -77,21 +78,22 @@ pub(crate) fn quant_int_asym<S: Simd>(
     let steps = ((1_i32 << bits) - 1) as f32;
     let qmax = qmin + steps;
     let groups = x.chunks(group).zip(codes.chunks_mut(group));
-    for (g, ((x, codes), (scale, zero))) in groups.zip(scales.iter_mut().zip(zeros)).enumerate() {
+    for (g, ((x, codes), (scale, stored_zero))) in groups.zip(scales.iter_mut().zip(zeros)).enumerate() {
         let (low, high) = min_max(simd, x);
-        let (low, high) = (lesser(0.0, low), greater(0.0, high));
-        let range = high - low;
-        if !range.is_finite() {
+        if !(low.is_finite() && high.is_finite()) {
             return Err(first_non_finite(x, g * group));
         }
+        let (low, high) = (lesser(0.0, low), greater(0.0, high));
         // Values, not references: the codes written below could alias them for all the compiler knows.
-        let step = nonzero(range / steps);
-        let zero_point = round_even_i32(clamp(qmin - low / step, qmin, qmax));
+        let step = asym_scale(low, high, steps);
+        // In a group of zeros compressed-tensors computes 0/0 and casts the NaN to 0.
+        let zero = if low == high { 0.0 } else { clamp(qmin - low / step, qmin, qmax) };
+        let zero_point = round_even_i32(zero);
         let offset = zero_point as f32;
         for (code, &x) in codes.iter_mut().zip(x) {
             *code = round_even_i32(clamp(x / step + offset, qmin, qmax)) as i8;
         }
-        (*scale, *zero) = (step, zero_point as i8);
+        (*scale, *stored_zero) = (step, zero_point as i8);
     }
     Ok(())
 }
@@ -102,6 +104,30 @@ fn codes_sym(x: &[f32], qmin: i8, qmax: i8, scale: f32, codes: &mut [i8]) {
     for (code, &x) in codes.iter_mut().zip(x) {
         *code = round_even_i32(clamp(x / scale, low, high)) as i8;
     }
+}
+
+/// The scale of a range that includes 0.
+#[inline(always)]
+fn asym_scale(low: f32, high: f32, steps: f32) -> f32 {
+    let scale = (high - low) / steps;
+    if scale < largest_scale(steps) { nonzero(scale) } else { huge_asym_scale(low, high, steps) }
+}
+
+/// [`asym_scale`] for ranges within a code of f32's own limit: `high - low` may overflow where the two
+/// quotients do not, and no code may decode to infinity. `|code - zero|` is at most `steps` where the range
+/// is one-sided, and half of it, rounded up, where it is balanced.
+#[cold]
+fn huge_asym_scale(low: f32, high: f32, steps: f32) -> f32 {
+    let spread = (high - low) / steps;
+    let scale = if spread.is_finite() { spread } else { high / steps - low / steps };
+    let reach = (high.max(-low) / scale).ceil().clamp(1.0, steps);
+    scale.min(largest_scale((reach + 1.0).min(steps)))
+}
+
+/// The largest scale under which a code of magnitude `reach` still decodes to a finite f32.
+#[inline(always)]
+fn largest_scale(reach: f32) -> f32 {
+    (f32::MAX / reach).next_down()
 }
 
 #[inline(always)]
@@ -135,6 +161,7 @@ mod tests {
         let mut codes = Vec::new();
         for x in x.chunks(group) {
             let scale = x.iter().fold(0.0_f32, |m, v| m.max(v.abs())) / scale_div;
+            let scale = scale.min((f32::MAX / -qmin).next_down());
             let scale = if scale == 0.0 { 1.192_092_9e-7 } else { scale };
             scales.push(scale);
             codes.extend(x.iter().map(|x| (x / scale).clamp(qmin, qmax).round_ties_even() as i8));
@@ -142,6 +169,7 @@ mod tests {
         (scales, codes)
     }
 
+    /// For ranges far from f32's limit.
     fn naive_asym(x: &[f32], group: usize, bits: u32) -> (Vec<f32>, Vec<i8>, Vec<i8>) {
         let (qmin, qmax) = (-(2.0_f32.powi(bits as i32 - 1)), 2.0_f32.powi(bits as i32 - 1) - 1.0);
         let mut out = (Vec::new(), Vec::new(), Vec::new());
@@ -151,6 +179,7 @@ mod tests {
             let scale = (high - low) / (2.0_f32.powi(bits as i32) - 1.0);
             let scale = if scale == 0.0 { 1.192_092_9e-7 } else { scale };
             let zero = (qmin - low / scale).clamp(qmin, qmax).round_ties_even();
+            let zero = if low == 0.0 && high == 0.0 { 0.0 } else { zero };
             out.0.push(scale);
             out.1.push(zero as i8);
             out.2.extend(x.iter().map(|x| (x / scale + zero).clamp(qmin, qmax).round_ties_even() as i8));
@@ -182,8 +211,16 @@ mod tests {
                     int_codes_sym(&x, group, qmin, qmax, &scales, &mut again);
                     prop_assert_eq!(&again, &codes);
                 }
-                if quant_int_asym(Portable, &x, group, bits, &mut scales, &mut zeros, &mut codes).is_ok() {
-                    prop_assert_eq!((scales, zeros, codes), naive_asym(&x, group, bits));
+                let result = quant_int_asym(Portable, &x, group, bits, &mut scales, &mut zeros, &mut codes);
+                prop_assert_eq!(result, Ok(()));
+                if x.iter().all(|v| v.abs() < 1e36) {
+                    let expected = naive_asym(&x, group, bits);
+                    prop_assert_eq!((&scales, &zeros, &codes), (&expected.0, &expected.1, &expected.2));
+                }
+                // Whatever the range, every code decodes to a finite value.
+                for (i, &code) in codes.iter().enumerate() {
+                    let (scale, zero) = (scales[i / group], zeros[i / group]);
+                    prop_assert!(((f32::from(code) - f32::from(zero)) * scale).is_finite());
                 }
             }
         }
@@ -207,7 +244,7 @@ mod tests {
         assert_eq!((scales[0], codes), (f32::EPSILON, [0; 3]));
         quant_int_asym(Portable, &[0.0, -0.0, 0.0], 8, 4, &mut scales, &mut zeros, &mut codes)
             .unwrap_or_default();
-        assert_eq!((scales[0], zeros[0], codes), (f32::EPSILON, -8, [-8; 3]));
+        assert_eq!((scales[0], zeros[0], codes), (f32::EPSILON, 0, [0; 3]));
     }
 
     #[test]
@@ -221,7 +258,8 @@ mod tests {
         let asym = quant_int_asym(Portable, &x, 4, 4, &mut scales, &mut zeros, &mut codes);
         assert_eq!(asym, Err(NonFinite { index: 7 }));
         (x[7], x[6]) = (f32::MAX, f32::MIN);
-        let overflow = quant_int_asym(Portable, &x, 4, 4, &mut scales, &mut zeros, &mut codes);
-        assert_eq!(overflow, Err(NonFinite { index: 4 }));
+        let widest = quant_int_asym(Portable, &x, 4, 4, &mut scales, &mut zeros, &mut codes);
+        assert_eq!(widest, Ok(()));
+        assert!((f32::from(codes[7]) - f32::from(zeros[1])) * scales[1] > 2.0e38);
     }
 }

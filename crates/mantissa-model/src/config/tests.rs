@@ -27,11 +27,15 @@ fn with(changes: Value) -> Value {
 fn a_plain_config_has_the_defaults_of_its_type() {
     let config = parse(&llama()).unwrap();
     assert_eq!((config.head_dim, config.query_width(), config.key_value_width()), (16, 64, 32));
-    assert_eq!((config.tie_word_embeddings, config.biases, config.hidden_act), (false, Biases::default(), Activation::Silu));
+    assert_eq!(
+        (config.tie_word_embeddings, config.biases, config.hidden_act),
+        (false, Biases::default(), Activation::Silu)
+    );
     assert_eq!(config.windows, [None; 3]);
     assert_eq!(config.rope, Rope { theta: 1e4, scaling: RopeScaling::Default });
 
-    let bitnet = json!({"model_type": "bitnet", "hidden_act": null, "rope_theta": null, "rms_norm_eps": 1e-20});
+    let bitnet =
+        json!({"model_type": "bitnet", "hidden_act": null, "rope_theta": null, "rms_norm_eps": 1e-20});
     let config = parse(&with(bitnet)).unwrap();
     assert_eq!((config.hidden_act, config.rope.theta, config.rms_norm_eps), (Activation::Relu2, 5e5, 1e-20));
     let qwen3 = parse(&with(json!({"model_type": "qwen3"}))).unwrap();
@@ -49,7 +53,10 @@ fn wrong_fields_are_named() {
     let big = 1u64 << 40;
     let cases = [
         ("model_type", vec![json!(null), json!("gpt2"), json!(3)]),
-        ("hidden_size", vec![json!(null), json!("64"), json!(0), json!(-64), json!(64.5), json!(big), json!([64])]),
+        (
+            "hidden_size",
+            vec![json!(null), json!("64"), json!(0), json!(-64), json!(64.5), json!(big), json!([64])],
+        ),
         ("intermediate_size", vec![json!(null), json!("96"), json!(0), json!(-1), json!(big)]),
         ("num_hidden_layers", vec![json!(null), json!("3"), json!(0), json!(1u64 << 31), json!(10_001)]),
         ("num_attention_heads", vec![json!(null), json!("4"), json!(0), json!(6), json!(big)]),
@@ -57,7 +64,10 @@ fn wrong_fields_are_named() {
         ("head_dim", vec![json!("16"), json!(0), json!(15), json!(1u64 << 23), json!(big)]),
         ("vocab_size", vec![json!(null), json!("100"), json!(0), json!(big)]),
         ("max_position_embeddings", vec![json!(null), json!("128"), json!(0), json!(big)]),
-        ("rms_norm_eps", vec![json!(null), json!("1e-5"), json!(0), json!(-1e-5), json!(1e-60), json!(1e300)]),
+        (
+            "rms_norm_eps",
+            vec![json!(null), json!("1e-5"), json!(0), json!(-1e-5), json!(1e-60), json!(1e300)],
+        ),
         ("tie_word_embeddings", vec![json!("true"), json!(1)]),
         ("hidden_act", vec![json!("gelu"), json!(1)]),
         ("attention_bias", vec![json!("no")]),
@@ -73,7 +83,11 @@ fn wrong_fields_are_named() {
         for value in values {
             let error = parse(&with(json!({field: value}))).expect_err(&format!("{field} = {value}"));
             assert_eq!(error.field, field, "{value}: {error}");
-            assert_eq!(error.found, if value.is_null() { "null".into() } else { value.to_string() }, "{error}");
+            assert_eq!(
+                error.found,
+                if value.is_null() { "null".into() } else { value.to_string() },
+                "{error}"
+            );
             assert!(error.to_string().starts_with("dir/config.json: "));
         }
         let mut missing = llama();
@@ -105,8 +119,14 @@ fn wrong_rotary_parameters_are_named() {
         (json!({"type": "linear", "factor": 0}), "factor"),
         (json!({"type": "linear", "factor": "2"}), "factor"),
         (json!({"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}), "factor"),
-        (json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}), "high_freq_factor"),
-        (json!({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0}), "original_max_position_embeddings"),
+        (
+            json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}),
+            "high_freq_factor",
+        ),
+        (
+            json!({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 0}),
+            "original_max_position_embeddings",
+        ),
         (json!({"rope_type": "yarn", "factor": 4, "beta_fast": -1}), "beta_fast"),
         (json!({"rope_type": "yarn", "factor": 4, "truncate": 1}), "truncate"),
         (json!({"rope_type": "yarn", "factor": 4, "rope_theta": 1}), "rope_theta"),
@@ -145,7 +165,8 @@ fn rotary_parameters_are_read_in_both_forms() {
         attention_factor: yarn_mscale(4.0, 1.0),
     };
     assert_eq!(plain, defaults);
-    let derived = yarn(json!({"rope_type": "yarn", "original_max_position_embeddings": 32, "attention_factor": 0.5}));
+    let derived =
+        yarn(json!({"rope_type": "yarn", "original_max_position_embeddings": 32, "attention_factor": 0.5}));
     assert_eq!((derived.factor, derived.attention_factor), (4.0, 0.5));
     let both = yarn(json!({"rope_type": "yarn", "factor": 4, "mscale": 1.5, "mscale_all_dim": 0.5}));
     assert_eq!(both.attention_factor, yarn_mscale(4.0, 1.5) / yarn_mscale(4.0, 0.5));
@@ -154,7 +175,8 @@ fn rotary_parameters_are_read_in_both_forms() {
 #[test]
 fn windows_follow_the_type() {
     let windows = |changes| parse(&with(changes)).map(|c| c.windows);
-    let mistral = |window: Value| windows(json!({"model_type": "mistral", "sliding_window": window})).unwrap();
+    let mistral =
+        |window: Value| windows(json!({"model_type": "mistral", "sliding_window": window})).unwrap();
     assert_eq!(mistral(json!(8)), [Some(8); 3]);
     assert_eq!(mistral(json!(null)), [None; 3]);
     assert_eq!(windows(json!({"model_type": "mistral"})).unwrap(), [Some(4096); 3]);
@@ -168,7 +190,7 @@ fn windows_follow_the_type() {
     used["layer_types"] = json!(["sliding_attention", "full_attention", "sliding_attention"]);
     assert_eq!(windows(used.clone()).unwrap(), [Some(8), None, Some(8)]);
 
-    let mut refused = |field: &str, value: Value| {
+    let refused = |field: &str, value: Value| {
         let mut changed = used.clone();
         changed[field] = value;
         windows(changed).unwrap_err().field

@@ -1,9 +1,15 @@
 //! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`run`].
 
 mod cast;
+mod eval;
 mod inspect;
+mod model;
+mod quantize;
+mod recipes;
+mod run;
 mod schemes;
 mod synth;
+mod verify;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -14,7 +20,12 @@ use crate::app::Context;
 #[derive(Subcommand)]
 pub enum Command {
     Inspect(inspect::Args),
+    Quantize(quantize::Args),
+    Eval(eval::Args),
+    Run(run::Args),
+    Verify(verify::Args),
     Cast(cast::Args),
+    Recipes(recipes::Args),
     Schemes(schemes::Args),
     #[command(hide = true)]
     Synth(synth::Args),
@@ -27,7 +38,12 @@ pub enum Command {
 pub fn run(command: Command, context: &Context) -> Result<()> {
     match command {
         Command::Inspect(args) => inspect::run(&args, context),
+        Command::Quantize(args) => quantize::run(&args, context),
+        Command::Eval(args) => eval::run(&args, context),
+        Command::Run(args) => run::run(&args, context),
+        Command::Verify(args) => verify::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),
+        Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),
         Command::Synth(args) => synth::run(&args, context),
     }

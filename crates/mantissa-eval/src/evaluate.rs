@@ -1,0 +1,293 @@
+//! Running models over sequences and summing up.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mantissa_kernels::{LogSumExp, kernels, map_reduce_fixed};
+use mantissa_model::{Batch, Buffers, Decoder, ForwardError, LoadError};
+use serde::Serialize;
+
+use crate::stats::{Sum, estimate, percentile};
+use crate::tokens::Sequence;
+
+/// Positions whose logits are held at a time.
+const ROWS: usize = 64;
+
+/// Why an evaluation stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EvalError {
+    /// A forward pass.
+    #[error("window {window}: {error}")]
+    Forward {
+        /// Index of the window.
+        window: usize,
+        /// What is wrong.
+        error: ForwardError,
+    },
+    /// Memory or context.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A model gives NaN or infinite log-probabilities.
+    #[error("window {window}, position {position}: found a loss of {value}, allowed finite; the {model} overflows or holds NaN")]
+    NonFinite {
+        /// Index of the window.
+        window: usize,
+        /// Position in it.
+        position: usize,
+        /// The loss.
+        value: f64,
+        /// Which model.
+        model: &'static str,
+    },
+    /// The two models do not share a vocabulary.
+    #[error("reference: found a vocabulary of {reference}, allowed {model}, that of the model")]
+    Vocabulary {
+        /// Of the model.
+        model: usize,
+        /// Of the reference.
+        reference: usize,
+    },
+}
+
+/// Sums over one window.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WindowResult {
+    /// Loss.
+    pub nll: Sum,
+    /// Loss of the reference.
+    pub reference_nll: Sum,
+    /// Loss minus the reference's, position by position.
+    pub delta: Sum,
+    /// KL divergence.
+    pub kl: Sum,
+    /// Agreements of the argmax.
+    pub top1: Sum,
+    /// KL divergence of each position.
+    pub kl_positions: Vec<f32>,
+}
+
+/// The comparison with a reference.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// NLL of the reference, nats.
+    pub reference_nll: f64,
+    /// Mean KL(reference ‖ model), nats.
+    pub kl: f64,
+    /// Its standard error.
+    pub kl_se: f64,
+    /// Median over positions.
+    pub kl_median: f32,
+    /// 99th percentile over positions.
+    pub kl_p99: f32,
+    /// Largest.
+    pub kl_max: f32,
+    /// Share of positions with the same argmax.
+    pub top1: f64,
+    /// Its standard error.
+    pub top1_se: f64,
+    /// NLL minus the reference's.
+    pub delta_nll: f64,
+    /// Its paired standard error.
+    pub delta_nll_se: f64,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss, nats.
+    pub nll: f64,
+    /// Its standard error.
+    pub nll_se: f64,
+    /// `exp(nll)`.
+    pub ppl: f64,
+    /// Predicted tokens.
+    pub tokens: u64,
+    /// Against the reference, if there was one.
+    pub comparison: Option<Comparison>,
+    /// Window by window.
+    pub windows: Vec<WindowResult>,
+}
+
+/// Evaluates `model` on `sequences`, against `reference` where given. Windows run on `threads` threads; the result does not
+/// depend on how many. `progress` is told the number of tokens done.
+///
+/// # Errors
+/// [`EvalError`] names the window.
+pub fn evaluate(
+    model: &Decoder,
+    reference: Option<&Decoder>,
+    sequences: &[Sequence],
+    threads: usize,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Evaluation, EvalError> {
+    if let Some(reference) = reference {
+        let (model, reference) = (model.config().vocab_size, reference.config().vocab_size);
+        if model != reference {
+            return Err(EvalError::Vocabulary { model, reference });
+        }
+    }
+    let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+    let pool: Mutex<Vec<Worker<'_>>> = Mutex::new(Vec::new());
+    let done = AtomicU64::new(0);
+    let run = |range: std::ops::Range<usize>| {
+        let pooled = pool.lock().map_or(None, |mut p| p.pop());
+        let mut worker = match pooled {
+            Some(worker) => worker,
+            None => Worker::new(model, reference, longest)?,
+        };
+        let results: Result<Vec<_>, EvalError> = range
+            .map(|i| {
+                let result = worker.window(i, &sequences[i])?;
+                let tokens = sequences[i].tokens.len() as u64;
+                progress(done.fetch_add(tokens, Ordering::Relaxed) + tokens);
+                Ok(result)
+            })
+            .collect();
+        if let Ok(mut pool) = pool.lock() {
+            pool.push(worker);
+        }
+        results
+    };
+    let windows = map_reduce_fixed(threads, sequences.len(), 1, run, Ok(Vec::new()), |all, part| {
+        let mut all: Vec<WindowResult> = all?;
+        all.extend(part?);
+        Ok::<_, EvalError>(all)
+    })?;
+    Ok(summary(windows, reference.is_some()))
+}
+
+fn summary(windows: Vec<WindowResult>, compared: bool) -> Evaluation {
+    let column = |f: fn(&WindowResult) -> Sum| estimate(&windows.iter().map(f).filter(|s| s.count > 0).collect::<Vec<_>>());
+    let nll = column(|w| w.nll);
+    let comparison = compared.then(|| {
+        let (kl, top1, delta) = (column(|w| w.kl), column(|w| w.top1), column(|w| w.delta));
+        let mut sorted: Vec<f32> = windows.iter().flat_map(|w| w.kl_positions.iter().copied()).collect();
+        sorted.sort_by(f32::total_cmp);
+        Comparison {
+            reference_nll: column(|w| w.reference_nll).mean,
+            kl: kl.mean,
+            kl_se: kl.se,
+            kl_median: percentile(&sorted, 0.5),
+            kl_p99: percentile(&sorted, 0.99),
+            kl_max: percentile(&sorted, 1.0),
+            top1: top1.mean,
+            top1_se: top1.se,
+            delta_nll: delta.mean,
+            delta_nll_se: delta.se,
+        }
+    });
+    let tokens = windows.iter().map(|w| w.nll.count).sum();
+    Evaluation { nll: nll.mean, nll_se: nll.se, ppl: nll.mean.exp(), tokens, comparison, windows }
+}
+
+/// One thread's memory.
+struct Worker<'a> {
+    model: Runner<'a>,
+    reference: Option<Runner<'a>>,
+}
+
+struct Runner<'a> {
+    decoder: &'a Decoder,
+    buffers: Buffers,
+    logits: Vec<f32>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(decoder: &'a Decoder, longest: usize) -> Result<Self, EvalError> {
+        let config = decoder.config();
+        let buffers = Buffers::plan(config, longest, longest)?;
+        Ok(Runner { decoder, buffers, logits: vec![0.0; ROWS * config.vocab_size] })
+    }
+}
+
+impl<'a> Worker<'a> {
+    fn new(model: &'a Decoder, reference: Option<&'a Decoder>, longest: usize) -> Result<Self, EvalError> {
+        let reference = reference.map(|r| Runner::new(r, longest)).transpose()?;
+        Ok(Worker { model: Runner::new(model, longest)?, reference })
+    }
+
+    fn window(&mut self, window: usize, sequence: &Sequence) -> Result<WindowResult, EvalError> {
+        let mut result = WindowResult::default();
+        let Sequence { tokens, from } = sequence;
+        if tokens.len() <= *from {
+            return Ok(result);
+        }
+        let forward = |error| EvalError::Forward { window, error };
+        let batch = Batch { tokens, lens: &[tokens.len()] };
+        let vocabulary = self.model.decoder.config().vocab_size;
+        let mut hidden = self.model.decoder.forward(&batch, &mut self.model.buffers).map_err(forward)?;
+        let mut reference = match &mut self.reference {
+            None => None,
+            Some(r) => Some((r.decoder.forward(&batch, &mut r.buffers).map_err(forward)?, &mut r.logits)),
+        };
+        // The logits of position i predict token i + 1; all positions run in whole blocks, so that bits do not depend on `from`.
+        for start in (0..tokens.len() - 1).step_by(ROWS) {
+            let rows = start..(start + ROWS).min(tokens.len());
+            let logits = &mut self.model.logits[..rows.len() * vocabulary];
+            hidden.logits(rows.clone(), logits).map_err(forward)?;
+            let compare = match &mut reference {
+                None => None,
+                Some((hidden, buffer)) => {
+                    let buffer = &mut buffer[..rows.len() * vocabulary];
+                    hidden.logits(rows.clone(), buffer).map_err(forward)?;
+                    Some(&*buffer)
+                }
+            };
+            for position in rows.clone().filter(|p| (from - 1..tokens.len() - 1).contains(p)) {
+                let row = (position - start) * vocabulary..(position - start + 1) * vocabulary;
+                let target = tokens[position + 1] as usize;
+                let own = &logits[row.clone()];
+                score(&mut result, own, compare.map(|c| &c[row]), target)
+                    .map_err(|(value, model)| EvalError::NonFinite { window, position, value, model })?;
+            }
+        }
+        Ok(result)
+    }
+}
+
+/// Adds one position: its logits, the reference's, and the token that came.
+fn score(
+    result: &mut WindowResult,
+    logits: &[f32],
+    reference: Option<&[f32]>,
+    target: usize,
+) -> Result<(), (f64, &'static str)> {
+    let finite = |value: f64, model| if value.is_finite() { Ok(value) } else { Err((value, model)) };
+    let stats = kernels().log_softmax_stats(logits);
+    let nll = finite(stats.nll(logits[target]), "model")?;
+    result.nll.add(nll);
+    let Some(reference) = reference else { return Ok(()) };
+    let reference_stats = kernels().log_softmax_stats(reference);
+    let reference_nll = finite(reference_stats.nll(reference[target]), "reference")?;
+    let kl = divergence(reference, &reference_stats, logits, &stats);
+    result.reference_nll.add(reference_nll);
+    result.delta.add(nll - reference_nll);
+    result.kl.add(finite(kl, "model")?);
+    result.kl_positions.push(kl as f32);
+    let same = kernels().argmax(logits) == kernels().argmax(reference);
+    result.top1.add(if same { 1.0 } else { 0.0 });
+    Ok(())
+}
+
+/// `sum_v p(v) (ln p(v) - ln q(v))` with p the reference.
+fn divergence(p: &[f32], p_stats: &LogSumExp, q: &[f32], q_stats: &LogSumExp) -> f64 {
+    p.iter().zip(q).fold(0.0, |sum, (&p, &q)| {
+        let log_p = -p_stats.nll(p);
+        sum + log_p.exp() * (log_p + q_stats.nll(q))
+    })
+}
+
+/// Logits of every position of `sequence`, `[tokens, vocabulary]`: for comparing with another implementation.
+///
+/// # Errors
+/// [`EvalError`] with `window` as its index.
+pub fn logits(model: &Decoder, window: usize, sequence: &Sequence) -> Result<Vec<f32>, EvalError> {
+    let tokens = &sequence.tokens;
+    let mut buffers = Buffers::plan(model.config(), tokens.len(), tokens.len())?;
+    let forward = |error| EvalError::Forward { window, error };
+    let mut logits = vec![0.0; tokens.len() * model.config().vocab_size];
+    let mut hidden = model.forward(&Batch { tokens, lens: &[tokens.len()] }, &mut buffers).map_err(forward)?;
+    hidden.logits(0..tokens.len(), &mut logits).map_err(forward)?;
+    Ok(logits)
+}

@@ -1,0 +1,93 @@
+//! Means and standard errors of sums over windows.
+
+/// Sums of one quantity over one window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sum {
+    /// Number of positions.
+    pub count: u64,
+    /// Sum.
+    pub sum: f64,
+    /// Sum of squares.
+    pub squares: f64,
+}
+
+impl Sum {
+    /// Adds one position.
+    pub fn add(&mut self, x: f64) {
+        self.count += 1;
+        self.sum += x;
+        self.squares += x * x;
+    }
+}
+
+/// A mean with its standard error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Mean over positions.
+    pub mean: f64,
+    /// Standard error; NaN where there is nothing to estimate it from.
+    pub se: f64,
+}
+
+/// The mean over all positions and its standard error with windows as the independent unit: the ratio estimator for
+/// clusters, `se² = W/(W-1) · sum_w (S_w - mean·n_w)² / N²` (W. Cochran, "Sampling Techniques", 1977, section 6.3 with
+/// clusters as units). A single window falls back on its positions.
+pub fn estimate(windows: &[Sum]) -> Estimate {
+    let n: u64 = windows.iter().map(|w| w.count).sum();
+    let total: f64 = windows.iter().map(|w| w.sum).sum();
+    let mean = total / n as f64;
+    let se = match windows.len() {
+        0 => f64::NAN,
+        1 => {
+            let variance = (windows[0].squares - mean * total) / (n as f64 - 1.0);
+            (variance.max(0.0) / n as f64).sqrt()
+        }
+        w => {
+            let spread: f64 = windows.iter().map(|w| (w.sum - mean * w.count as f64).powi(2)).sum();
+            (spread * w as f64 / (w as f64 - 1.0)).sqrt() / n as f64
+        }
+    };
+    Estimate { mean, se }
+}
+
+/// The value below which `share` of `sorted` lies (nearest rank).
+pub fn percentile(sorted: &[f32], share: f64) -> f32 {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(f32::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(xs: &[f64]) -> Sum {
+        let mut sum = Sum::default();
+        xs.iter().for_each(|&x| sum.add(x));
+        sum
+    }
+
+    #[test]
+    fn windows_are_the_unit() {
+        // Equal windows: the estimator is the standard error of window means.
+        let found = estimate(&[window(&[1.0, 3.0]), window(&[5.0, 7.0]), window(&[3.0, 5.0])]);
+        assert!((found.mean - 4.0).abs() < 1e-15);
+        assert!((found.se - (4.0f64 / 3.0).sqrt()).abs() < 1e-15, "{}", found.se);
+        // Copying every position into its window adds no information.
+        let doubled = [&[1.0, 1.0, 3.0, 3.0][..], &[5.0, 5.0, 7.0, 7.0], &[3.0, 3.0, 5.0, 5.0]];
+        assert!((estimate(&doubled.map(window)).se - found.se).abs() < 1e-15);
+    }
+
+    #[test]
+    fn one_window_falls_back_on_positions() {
+        let found = estimate(&[window(&[1.0, 2.0, 3.0, 4.0])]);
+        assert!((found.se - (5.0f64 / 12.0).sqrt()).abs() < 1e-12);
+        assert!(estimate(&[]).mean.is_nan());
+    }
+
+    #[test]
+    fn percentiles_by_nearest_rank() {
+        let sorted: Vec<f32> = (1..=200).map(|i| i as f32).collect();
+        assert_eq!((percentile(&sorted, 0.99), percentile(&sorted, 0.5), percentile(&sorted, 1.0)), (198.0, 100.0, 200.0));
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+}

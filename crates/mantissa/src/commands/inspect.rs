@@ -1,0 +1,301 @@
+//! `mantissa inspect`: what a checkpoint holds.
+
+mod architecture;
+mod inventory;
+mod stats;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_model::ModelConfig;
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::error::Shown;
+use mantissa_store::{Checkpoint, Error};
+use serde::Serialize;
+use serde_json::Value;
+
+use self::architecture::Architecture;
+use self::inventory::{Entry, Inventory};
+use self::stats::Stats;
+use crate::app::Context;
+use crate::output::{self, Align, Table, bytes, count, number};
+use crate::progress::Unit;
+
+/// Show what a model holds: tensors, dtypes, schemes, parameters, bytes and bits per weight.
+///
+/// MODEL is a Hugging Face folder, dense or quantized, or one bare .safetensors file, which needs no config and no known
+/// architecture. Headers are read, not weights, unless --stats asks for their distribution.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa inspect path/to/model
+  mantissa inspect path/to/model --tensors --stats
+  mantissa inspect path/to/model.safetensors --json")]
+pub struct Args {
+    /// A model folder or a .safetensors file
+    model: PathBuf,
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Read every float tensor, dequantized where it is quantized, and show its range, moments and outliers
+    #[arg(long)]
+    stats: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: PathBuf,
+    model_type: Option<String>,
+    architecture: Option<Architecture>,
+    convention: &'static str,
+    /// Logical weights: scales, zero points and shapes of quantized tensors are not counted.
+    parameters: u64,
+    /// Of all tensors.
+    bytes: u64,
+    files: usize,
+    /// Over all tensors, embedding, head and norms included.
+    bits_per_weight: Option<f64>,
+    /// Over the decoder's linear layers alone, scales and zero points counted; `None` where the architecture is not known.
+    linear_bits_per_weight: Option<f64>,
+    by_scheme: Vec<Total>,
+    notes: Vec<String>,
+    warnings: Vec<String>,
+    tensors: Vec<TensorReport>,
+}
+
+/// All tensors of one dtype or scheme.
+#[derive(Serialize)]
+struct Total {
+    scheme: String,
+    tensors: usize,
+    parameters: u64,
+    bytes: u64,
+    bits_per_weight: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct TensorReport {
+    #[serde(flatten)]
+    entry: Entry,
+    bits_per_weight: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stats: Option<Stats>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let mut warnings = Vec::new();
+    let model = Model::open(&args.model, &mut warnings)?;
+    let inventory = Inventory::read(&model, &mut warnings)?;
+    let config = architecture::config(model.checkpoint(), &args.model, &mut warnings)?;
+    let mut notes = model.notes();
+    if let Some(config) = &config {
+        architecture::compare(config, &inventory.entries, &mut notes, &mut warnings);
+    }
+    let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
+    let report = assemble(args, &model, config.as_ref(), inventory, stats, notes, warnings);
+    context.report(&report, |out| print(args, &report, out))?;
+    context.warn_all(&report.warnings)
+}
+
+/// A checkpoint, read through its convention where that is known.
+pub enum Model {
+    /// The convention is known, or there is none.
+    Known(ModelFiles),
+    /// Tensors are shown as they are stored.
+    Raw(Checkpoint),
+}
+
+impl Model {
+    fn open(path: &Path, warnings: &mut Vec<String>) -> Result<Self> {
+        match ModelFiles::open(path) {
+            Ok(files) => Ok(Model::Known(files)),
+            Err(Error::Field(fault)) if fault.field == "quantization_config.quant_method" => {
+                warnings.push(format!("{fault}; tensors are shown as they are stored"));
+                Ok(Model::Raw(Checkpoint::open(path)?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The files.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        match self {
+            Model::Known(files) => files.checkpoint(),
+            Model::Raw(checkpoint) => checkpoint,
+        }
+    }
+
+    fn convention(&self) -> &'static str {
+        match self {
+            Model::Known(files) => files.convention_name(),
+            Model::Raw(_) => "unknown",
+        }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match self {
+            Model::Known(files) => files.notes(),
+            Model::Raw(_) => Vec::new(),
+        }
+    }
+}
+
+fn measure(model: &Model, entries: &[Entry], context: &Context) -> Result<Vec<Option<Stats>>> {
+    let needs = entries.iter().map(|entry| stats::memory(entry, context.threads)).max().unwrap_or(0);
+    context.require_memory("inspect --stats", needs)?;
+    let progress = context.progress(entries.iter().map(|entry| entry.bytes).sum(), Unit::Bytes);
+    let mut all = Vec::with_capacity(entries.len());
+    for entry in entries {
+        progress.message(Shown(&entry.name).to_string());
+        all.push(stats::of_entry(model, entry, context.threads)?);
+        progress.add(entry.bytes);
+    }
+    progress.finish();
+    Ok(all)
+}
+
+fn assemble(
+    args: &Args,
+    model: &Model,
+    config: Option<&ModelConfig>,
+    inventory: Inventory,
+    stats: Vec<Option<Stats>>,
+    notes: Vec<String>,
+    mut warnings: Vec<String>,
+) -> Report {
+    let checkpoint = model.checkpoint();
+    warnings.splice(0..0, checkpoint.warnings().iter().cloned());
+    let entries = inventory.entries;
+    let parameters = entries.iter().map(|entry| entry.parameters).sum();
+    let stored = checkpoint.total_bytes();
+    let linear_bits_per_weight = config.and_then(|config| architecture::linear_bits(config, &entries));
+    let by_scheme = totals(&entries);
+    let mut stats = stats.into_iter();
+    let tensors = entries.into_iter().map(|entry| TensorReport {
+        bits_per_weight: bits(entry.bytes, entry.parameters),
+        stats: stats.next().flatten(),
+        entry,
+    });
+    Report {
+        model: args.model.clone(),
+        model_type: checkpoint.config().and_then(|c| c["model_type"].as_str()).map(str::to_owned),
+        architecture: config.map(Architecture::of),
+        convention: model.convention(),
+        parameters,
+        bytes: stored,
+        files: checkpoint.files().count(),
+        bits_per_weight: bits(stored, parameters),
+        linear_bits_per_weight,
+        by_scheme,
+        notes,
+        warnings,
+        tensors: tensors.collect(),
+    }
+}
+
+/// Bits of storage per parameter.
+fn bits(bytes: u64, parameters: u64) -> Option<f64> {
+    (parameters > 0).then(|| 8.0 * bytes as f64 / parameters as f64)
+}
+
+fn totals(entries: &[Entry]) -> Vec<Total> {
+    let mut totals: Vec<Total> = Vec::new();
+    for entry in entries {
+        let name = entry.scheme.as_deref().unwrap_or(entry.dtype);
+        let at = totals.iter().position(|total| total.scheme == name).unwrap_or_else(|| {
+            let scheme = name.to_owned();
+            totals.push(Total { scheme, tensors: 0, parameters: 0, bytes: 0, bits_per_weight: None });
+            totals.len() - 1
+        });
+        let total = &mut totals[at];
+        total.tensors += 1;
+        total.parameters += entry.parameters;
+        total.bytes += entry.bytes;
+        total.bits_per_weight = bits(total.bytes, total.parameters);
+    }
+    totals
+}
+
+fn print(args: &Args, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    print_summary(report, out)?;
+    writeln!(out)?;
+    print_totals(&report.by_scheme, out)?;
+    if args.tensors || args.stats {
+        writeln!(out)?;
+        print_tensors(&report.tensors, out)?;
+    }
+    if args.stats {
+        writeln!(out)?;
+        stats::print(report.tensors.iter().filter_map(|t| Some((t.entry.name.as_str(), t.stats.as_ref()?))), out)?;
+    }
+    Ok(())
+}
+
+fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let mut line = |name: &str, text: String| writeln!(out, "{name:<14} {text}");
+    line("model", report.model.display().to_string())?;
+    match (&report.architecture, &report.model_type) {
+        (Some(architecture), _) => line("architecture", architecture.to_string())?,
+        (None, Some(name)) => line("architecture", format!("{} (not known)", Shown(name)))?,
+        (None, None) => {}
+    }
+    line("convention", report.convention.into())?;
+    line("parameters", format!("{} ({})", count(report.parameters), report.parameters))?;
+    line("size", format!("{} in {} of weights", bytes(report.bytes), plural(report.files, "file")))?;
+    let shown = |bits: Option<f64>| bits.map_or("-".into(), |bits| format!("{bits:.3}"));
+    line("bits/weight", format!("{} with embedding, head and norms", shown(report.bits_per_weight)))?;
+    if let Some(bits) = report.linear_bits_per_weight {
+        line("", format!("{bits:.3} for decoder linears alone, scales and zero points counted"))?;
+    }
+    report.notes.iter().try_for_each(|note| line("note", note.clone()))
+}
+
+fn plural(n: usize, name: &str) -> String {
+    if n == 1 { format!("{n} {name}") } else { format!("{n} {name}s") }
+}
+
+fn print_totals(totals: &[Total], out: &mut dyn Write) -> io::Result<()> {
+    let mut table = Table::new([
+        ("stored as", Align::Left),
+        ("tensors", Align::Right),
+        ("parameters", Align::Right),
+        ("bytes", Align::Right),
+        ("bits/weight", Align::Right),
+    ]);
+    for total in totals {
+        table.row([
+            total.scheme.clone(),
+            total.tensors.to_string(),
+            total.parameters.to_string(),
+            total.bytes.to_string(),
+            number(total.bits_per_weight, 5),
+        ]);
+    }
+    table.write(out)
+}
+
+fn print_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()> {
+    let mut table = Table::new([
+        ("tensor", Align::Left),
+        ("stored as", Align::Left),
+        ("shape", Align::Left),
+        ("bytes", Align::Right),
+        ("bits/weight", Align::Right),
+    ]);
+    for TensorReport { entry, bits_per_weight, .. } in tensors {
+        table.row([
+            Shown(&entry.name).to_string(),
+            entry.scheme.clone().unwrap_or_else(|| entry.dtype.into()),
+            output::shape(&entry.shape),
+            entry.bytes.to_string(),
+            number(*bits_per_weight, 5),
+        ]);
+    }
+    table.write(out)
+}
+
+/// Names of the fields of `config.json` that decide whether the architecture is known.
+fn model_type(config: &Value) -> Option<&str> {
+    config.get("model_type").and_then(Value::as_str)
+}

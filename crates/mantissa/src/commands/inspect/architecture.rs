@@ -1,0 +1,137 @@
+//! The architecture that `config.json` describes, and whether the tensors are those it asks for.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_model::{ModelConfig, ModelType, RopeScaling};
+use mantissa_store::Checkpoint;
+use mantissa_store::error::Shown;
+use serde::Serialize;
+
+use super::inventory::Entry;
+use crate::output;
+
+/// The sizes of a decoder.
+#[derive(Serialize)]
+pub struct Architecture {
+    model_type: &'static str,
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    ffn: usize,
+    vocab: usize,
+    context: usize,
+    tied_head: bool,
+    rope: &'static str,
+    rope_theta: f64,
+    /// Sliding window, and on how many layers.
+    window: Option<(usize, usize)>,
+}
+
+impl Architecture {
+    /// Of a checked configuration.
+    pub fn of(config: &ModelConfig) -> Self {
+        let windowed = || config.windows.iter().flatten();
+        Architecture {
+            model_type: name(config.model_type),
+            layers: config.num_hidden_layers,
+            hidden: config.hidden_size,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            ffn: config.intermediate_size,
+            vocab: config.vocab_size,
+            context: config.max_position_embeddings,
+            tied_head: config.tie_word_embeddings,
+            rope: rope_name(&config.rope.scaling),
+            rope_theta: config.rope.theta,
+            window: windowed().min().map(|&window| (window, windowed().count())),
+        }
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Architecture { model_type, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context, .. } = self;
+        write!(f, "{model_type}: {layers} layers, hidden {hidden}, {heads} heads ({kv_heads} kv) of {head_dim}, ")?;
+        write!(f, "ffn {ffn}, vocab {vocab}, context {context}, ")?;
+        write!(f, "{} head, rope {} theta {}", if self.tied_head { "tied" } else { "own" }, self.rope, self.rope_theta)?;
+        match self.window {
+            Some((window, layers)) => write!(f, ", window {window} on {layers} layers"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn name(model_type: ModelType) -> &'static str {
+    ModelType::NAMES.iter().find(|(known, _)| *known == model_type).map_or("", |(_, name)| name)
+}
+
+fn rope_name(scaling: &RopeScaling) -> &'static str {
+    match scaling {
+        RopeScaling::Default => "default",
+        RopeScaling::Linear { .. } => "linear",
+        RopeScaling::Llama3 { .. } => "llama3",
+        RopeScaling::Yarn(_) => "yarn",
+        _ => "other",
+    }
+}
+
+/// The configuration, where there is one of a known architecture; another architecture is a warning.
+///
+/// # Errors
+/// A field of a known architecture is missing, of the wrong type or out of range.
+pub fn config(
+    checkpoint: &Checkpoint,
+    model: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<Option<ModelConfig>> {
+    let Some(value) = checkpoint.config() else { return Ok(None) };
+    let file = model.join("config.json").display().to_string();
+    if let Some(name) = super::model_type(value)
+        && ModelType::NAMES.iter().all(|(_, known)| *known != name)
+    {
+        let known = ModelType::NAMES.map(|(_, name)| name).join(", ");
+        let name = Shown(name);
+        warnings.push(format!("{file}: model_type: found \"{name}\", known are {known}; tensors are shown without it"));
+        return Ok(None);
+    }
+    Ok(Some(ModelConfig::from_json(value, &file)?))
+}
+
+/// Compares the tensors that the architecture asks for with those stored: what is missing or has another shape is a warning,
+/// what is not used a note.
+pub fn compare(config: &ModelConfig, entries: &[Entry], notes: &mut Vec<String>, warnings: &mut Vec<String>) {
+    let stored: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    let expected = config.tensors();
+    for tensor in &expected {
+        let wanted = output::shape(&tensor.shape);
+        match stored.get(tensor.name.as_str()) {
+            None => warnings.push(format!("tensor \"{}\": found nothing, allowed shape {wanted}", tensor.name)),
+            Some(entry) if entry.shape != tensor.shape => {
+                let found = output::shape(&entry.shape);
+                warnings.push(format!("tensor \"{}\": found shape {found}, allowed {wanted}", tensor.name));
+            }
+            Some(_) => {}
+        }
+    }
+    let used: HashSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
+    let mut unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.name.as_str()));
+    if let Some(first) = unused.next() {
+        let more = unused.count();
+        let others = if more == 0 { String::new() } else { format!(" and {more} more") };
+        notes.push(format!("the architecture does not use tensor \"{}\"{others}", Shown(&first.name)));
+    }
+}
+
+/// Bits per weight of the decoder's linear layers, scales and zero points counted; `None` where none is stored.
+pub fn linear_bits(config: &ModelConfig, entries: &[Entry]) -> Option<f64> {
+    let names: HashSet<String> = config.linears().into_iter().map(|l| format!("{}.weight", l.module)).collect();
+    let linears = entries.iter().filter(|entry| names.contains(&entry.name));
+    let (bytes, parameters) = linears.fold((0, 0), |(b, p), entry| (b + entry.bytes, p + entry.parameters));
+    super::bits(bytes, parameters)
+}

@@ -1,0 +1,285 @@
+//! Tensors as a reader thinks of them: a quantized weight with its codes, scales and zero points is one.
+//!
+//! Which tensors belong together follows from names and `config.json`; which scheme they have, from one weight of each kind that
+//! is read, so that a large model is not.
+
+use std::collections::{HashMap, HashSet};
+
+use anyhow::Result;
+use mantissa_num::pack::Packing;
+use mantissa_num::{Format, Scheme};
+use mantissa_store::convention::compressed_tensors::{Args, Config};
+use mantissa_store::convention::{ModelFiles, native};
+use mantissa_store::error::Shown;
+use mantissa_store::{Checkpoint, Dtype, TensorMeta};
+use serde::Serialize;
+
+use super::Model;
+
+/// A tensor, or a quantized weight with all that belongs to it.
+#[derive(Serialize)]
+pub struct Entry {
+    /// Name, for a quantized weight the one it would have in a dense checkpoint.
+    pub name: String,
+    /// Dtype of the tensor, or of the codes.
+    pub dtype: &'static str,
+    /// Logical shape.
+    pub shape: Vec<usize>,
+    /// Bytes of all its tensors.
+    pub bytes: u64,
+    /// Logical weights.
+    pub parameters: u64,
+    /// Scheme of a quantized weight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<String>,
+    /// Scheme of the layer's input, where the checkpoint asks for one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_scheme: Option<String>,
+    /// How to read it.
+    #[serde(skip)]
+    pub quantized: Option<Quantized>,
+}
+
+/// A quantized linear layer.
+#[derive(Clone)]
+pub struct Quantized {
+    /// Its module.
+    pub module: String,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+}
+
+/// All entries, in the order of the files.
+pub struct Inventory {
+    /// The entries.
+    pub entries: Vec<Entry>,
+}
+
+/// Tensors of a quantized module in compressed-tensors, after `MODULE.weight`.
+const CT_PARTS: [&str; 7] = ["", "_packed", "_scale", "_zero_point", "_global_scale", "_shape", "_g_idx"];
+
+/// What compressed-tensors stores for inputs and caches, and what is no weight.
+const CT_RUN_TIME: [&str; 7] =
+    [".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale"];
+
+impl Inventory {
+    /// Reads headers, and one weight of every kind of quantized layer.
+    ///
+    /// # Errors
+    /// A quantized weight is malformed.
+    pub fn read(model: &Model, warnings: &mut Vec<String>) -> Result<Self> {
+        let checkpoint = model.checkpoint();
+        let quantized = match model {
+            Model::Known(files) if files.convention_name() == "compressed-tensors" => compressed(files, warnings)?,
+            Model::Known(files) if files.convention_name() == "native" => native_weights(files)?,
+            _ => HashMap::new(),
+        };
+        let run_time = model.convention() == "compressed-tensors";
+        let parts: HashSet<String> =
+            quantized.iter().flat_map(|(codes, weight)| weight.parts.iter().filter(move |p| *p != codes)).cloned().collect();
+        let mut entries = Vec::new();
+        for meta in checkpoint.tensors() {
+            if let Some(weight) = quantized.get(&meta.name) {
+                entries.push(weight.entry(checkpoint, meta));
+            } else if !parts.contains(&meta.name) {
+                let counts = !(run_time && CT_RUN_TIME.iter().any(|end| meta.name.ends_with(end)));
+                entries.push(stored(meta, counts));
+            }
+        }
+        Ok(Inventory { entries })
+    }
+}
+
+fn stored(meta: &TensorMeta, counts: bool) -> Entry {
+    Entry {
+        name: meta.name.clone(),
+        dtype: meta.dtype.name(),
+        shape: meta.shape.clone(),
+        bytes: meta.len,
+        parameters: if counts { meta.numel() } else { 0 },
+        scheme: None,
+        input_scheme: None,
+        quantized: None,
+    }
+}
+
+/// A quantized weight, found by the name of its codes.
+struct Found {
+    name: String,
+    layer: Quantized,
+    scheme: String,
+    input_scheme: Option<String>,
+    parts: Vec<String>,
+}
+
+impl Found {
+    fn entry(&self, checkpoint: &Checkpoint, codes: &TensorMeta) -> Entry {
+        let Quantized { rows, cols, .. } = self.layer;
+        Entry {
+            name: self.name.clone(),
+            dtype: codes.dtype.name(),
+            shape: vec![rows, cols],
+            bytes: self.parts.iter().filter_map(|part| checkpoint.get(part)).map(|meta| meta.len).sum(),
+            parameters: (rows as u64).saturating_mul(cols as u64),
+            scheme: Some(self.scheme.clone()),
+            input_scheme: self.input_scheme.clone(),
+            quantized: Some(self.layer.clone()),
+        }
+    }
+}
+
+fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
+    let checkpoint = files.checkpoint();
+    let mut all = HashMap::new();
+    for meta in checkpoint.tensors() {
+        let Some((n, module)) = meta.name.strip_suffix(".packed").and_then(|n| Some((n, n.strip_suffix(".weight")?)))
+        else {
+            continue;
+        };
+        let Some((scheme, rows, cols)) = native_metadata(checkpoint, &meta.name, n) else { continue };
+        let parts = ["packed", "scale", "zero", "global"].map(|part| format!("{n}.{part}")).into();
+        let layer = Quantized { module: module.into(), rows, cols };
+        all.insert(meta.name.clone(), Found { name: n.into(), layer, scheme, input_scheme: None, parts });
+    }
+    Ok(all)
+}
+
+/// Scheme and shape of weight `n`, as the metadata of its file states and the size of its codes confirms.
+fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(String, usize, usize)> {
+    let (file, meta) = checkpoint.locate(packed)?;
+    let (text, shape) = file.metadata().get(n)?.split_once(' ')?;
+    let (rows, cols) = shape.strip_prefix('[')?.strip_suffix(']')?.split_once(", ")?;
+    let (rows, cols): (usize, usize) = (rows.parse().ok()?, cols.parse().ok()?);
+    let scheme: Scheme = text.parse().ok()?;
+    // A shape is believed only where it cannot overflow what is computed from it.
+    let elements = rows.checked_mul(cols).filter(|&n| n < 1 << 48)?;
+    let expected = native::packing(&scheme.format)
+        .map_or(elements * mantissa_num::code_unit(&scheme.format), |packing| packing.total_bytes(rows, cols));
+    (meta.len == expected as u64).then(|| (scheme.to_string(), rows, cols))
+}
+
+fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<String, Found>> {
+    let checkpoint = files.checkpoint();
+    let Some(value) = files.config().and_then(|config| config.get("quantization_config")) else {
+        return Ok(HashMap::new());
+    };
+    let config = Config::parse(&files.dir().join("config.json"), value)?;
+    let mut kinds = Kinds(Vec::new());
+    let mut all = HashMap::new();
+    for codes in checkpoint.tensors() {
+        let Some(module) = quantized_module(checkpoint, &codes.name) else { continue };
+        let Some(group) = config.group(module).filter(|group| group.weights.is_some()) else { continue };
+        let Some((rows, cols)) = logical_shape(checkpoint, module, codes)? else {
+            warnings.push(format!("tensor \"{}\": found no weight_shape that fits, it is shown as stored", Shown(&codes.name)));
+            continue;
+        };
+        let layer = Quantized { module: module.into(), rows, cols };
+        let scales = checkpoint.get(&format!("{module}.weight_scale")).map(|meta| meta.dtype);
+        let (scheme, input_scheme) = kinds.schemes(files, &layer, codes, scales, (&group.weights, &group.input))?;
+        let name = format!("{module}.weight");
+        let parts = CT_PARTS.map(|part| format!("{name}{part}")).into();
+        all.insert(codes.name.clone(), Found { name, layer, scheme, input_scheme, parts });
+    }
+    Ok(all)
+}
+
+/// The module whose codes tensor `name` holds.
+fn quantized_module<'a>(checkpoint: &Checkpoint, name: &'a str) -> Option<&'a str> {
+    name.strip_suffix(".weight_packed").or_else(|| {
+        let module = name.strip_suffix(".weight")?;
+        checkpoint.get(&format!("{module}.weight_scale")).map(|_| module)
+    })
+}
+
+/// Rows and columns of the weight whose codes these are; `None` where nothing says.
+fn logical_shape(checkpoint: &Checkpoint, module: &str, codes: &TensorMeta) -> Result<Option<(usize, usize)>> {
+    let [rows, cols] = codes.shape[..] else { return Ok(None) };
+    if codes.len == 0 {
+        // Nothing in the file bounds such a shape.
+        return Ok(None);
+    }
+    if codes.name.ends_with(".weight") {
+        return Ok(Some((rows, cols)));
+    }
+    if codes.dtype == Dtype::U8 {
+        return Ok(cols.checked_mul(2).map(|cols| (rows, cols)));
+    }
+    let name = format!("{module}.weight_shape");
+    match checkpoint.get(&name) {
+        Some(meta) if meta.dtype == Dtype::I64 && meta.shape == [2] => {
+            let bytes = checkpoint.read(&name)?;
+            let mut sizes = bytes.as_chunks::<8>().0.iter().map(|b| usize::try_from(i64::from_le_bytes(*b)));
+            match (sizes.next(), sizes.next()) {
+                // Fewer than one bit a weight is no packing.
+                (Some(Ok(r)), Some(Ok(c))) if r == rows && c / 32 <= cols => Ok(Some((r, c))),
+                _ => Ok(None),
+            }
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Schemes by what decides them: the group's arguments and the dtype of the scales. One weight of each kind is read.
+struct Kinds(Vec<Kind>);
+
+struct Kind {
+    arguments: (Option<Args>, Option<Args>),
+    dtypes: (Dtype, Option<Dtype>),
+    format: Format,
+    input_scheme: Option<String>,
+}
+
+impl Kinds {
+    fn schemes(
+        &mut self,
+        files: &ModelFiles,
+        layer: &Quantized,
+        codes: &TensorMeta,
+        scales: Option<Dtype>,
+        (weights, input): (&Option<Args>, &Option<Args>),
+    ) -> Result<(String, Option<String>)> {
+        let dtypes = (codes.dtype, scales);
+        let known = self.0.iter().find(|kind| {
+            (&kind.arguments.0, &kind.arguments.1, kind.dtypes) == (weights, input, dtypes) && kind.fits(layer, codes)
+        });
+        if let Some(kind) = known {
+            return Ok((text(&kind.format), kind.input_scheme.clone()));
+        }
+        let linear = files.linear(&layer.module, layer.rows, layer.cols, false)?;
+        let input_scheme = linear.input.map(|input| input.scheme.to_string());
+        let mantissa_store::convention::Weight::Quantized(q) = linear.weight else {
+            return Ok((codes.dtype.name().into(), input_scheme));
+        };
+        let scheme = text(&q.format);
+        let arguments = (weights.clone(), input.clone());
+        self.0.push(Kind { arguments, dtypes, format: q.format, input_scheme: input_scheme.clone() });
+        Ok((scheme, input_scheme))
+    }
+}
+
+impl Kind {
+    /// Whether the size of the codes is that of this format; otherwise reading the weight says what is wrong.
+    fn fits(&self, layer: &Quantized, codes: &TensorMeta) -> bool {
+        let bits = self.format.code_bits();
+        let words = Packing::compressed_tensors_int(bits).line_bytes(layer.cols) / 4;
+        codes.dtype != Dtype::I32 || codes.shape == [layer.rows, words]
+    }
+}
+
+/// A scheme's text for a format: with the family's default rule, or the first that makes this format.
+fn text(format: &Format) -> String {
+    let mut scheme = Scheme::new(format.clone(), mantissa_num::Rule::Amax);
+    let rules = scheme.rules();
+    let reads_back = |scheme: &Scheme| scheme.to_string().parse::<Scheme>().is_ok_and(|s| s.format == *format);
+    for &rule in rules {
+        scheme.encoder.rule = rule;
+        if reads_back(&scheme) {
+            return scheme.to_string();
+        }
+    }
+    // Scales in a dtype that the grammar does not name, such as bf16.
+    scheme.encoder.rule = rules[0];
+    scheme.to_string()
+}

@@ -1,0 +1,209 @@
+//! `mantissa quantize`: a dense model in, a verified quantized model out.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_num::Rounding;
+use mantissa_quant::verify::{Verification, verify};
+use mantissa_quant::{Options, Plan, Recipe, Report, run as run_plan};
+use mantissa_store::convention::Container;
+use serde::Serialize;
+
+use super::model::{self, ModelPath};
+use crate::app::Context;
+use crate::error::GateFailed;
+use crate::output::{Align, Table, bytes, number};
+use crate::progress::Unit;
+
+/// Quantize the linear layers of a model by a recipe, write it in a container that serving engines load, read it back with
+/// an independent decoder, and report the error of every layer.
+///
+/// A recipe is a name such as rtn-int4-g128 (METHOD-SCHEME[+ACTIVATION]), a short name that `mantissa recipes` lists, or a
+/// TOML file. Embeddings, head and norms keep their dtype. The output appears only when it is complete; the same input
+/// gives the same bytes at any number of threads.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
+  mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
+  mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
+pub struct Args {
+    /// A dense Hugging Face folder
+    model: ModelPath,
+    /// A recipe by name, or a TOML file
+    #[arg(long, value_name = "RECIPE")]
+    recipe: String,
+    /// The folder to write
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Container of the output [default: the recipe's, or the first that holds its schemes]
+    #[arg(long, value_name = "FORMAT", value_parser = container)]
+    format: Option<Container>,
+    /// Say what would be done: size, bits per weight, peak memory; write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Read the output back and check it; --verify=false leaves that out
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    verify: bool,
+    /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
+    #[arg(long, value_enum, default_value_t = Round::Nearest)]
+    round: Round,
+    /// Largest weight file
+    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
+    max_shard_size: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Round {
+    Nearest,
+    Stochastic,
+}
+
+fn container(text: &str) -> Result<Container, String> {
+    let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
+    let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
+    found.ok_or_else(|| format!("found \"{text}\", allowed {}", names.join(", ")))
+}
+
+#[derive(Serialize)]
+struct DryRun<'a> {
+    recipe: &'a str,
+    container: &'static str,
+    layers: usize,
+    kept: usize,
+    linear_bits_per_weight: f64,
+    source_bytes: u64,
+    output_bytes: u64,
+    /// Predicted, not measured.
+    predicted_peak_memory: u64,
+    notes: &'a [String],
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    output: &'a Path,
+    source_bytes: u64,
+    seconds: f64,
+    /// Weights quantized per second, files read and written included.
+    weights_per_second: f64,
+    #[serde(flatten)]
+    report: &'a Report,
+    verification: Option<&'a Verification>,
+    verify_seconds: Option<f64>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Input that cannot be quantized, before anything is written; I/O; [`GateFailed`] where the output does not verify.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let recipe = Recipe::load(&args.recipe)?;
+    let source = model::open(&args.model, context)?;
+    let rounding = match args.round {
+        Round::Nearest => Rounding::NearestEven,
+        Round::Stochastic => Rounding::Stochastic { seed: context.seed },
+    };
+    let options = Options {
+        threads: context.threads,
+        container: args.format,
+        max_shard_bytes: args.max_shard_size,
+        rounding,
+    };
+    let plan = Plan::new(&source, recipe, options)?;
+    context.require_memory("quantize", plan.peak_bytes())?;
+    let source_bytes = source.checkpoint().total_bytes();
+    if args.dry_run {
+        return dry_run(&plan, source_bytes, context);
+    }
+    context.warn_all(&plan.notes)?;
+    let start = std::time::Instant::now();
+    let progress = context.progress(plan.work_bytes(), Unit::Bytes);
+    let outcome = run_plan(&plan, &source, &args.out, &mut |at| {
+        progress.message(at.tensor);
+        progress.set(at.done);
+    })?;
+    progress.finish();
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(path) = &outcome.committed.leftover {
+        context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
+    }
+    let verifying = std::time::Instant::now();
+    let verification = if args.verify { Some(verify(&args.out, Some(&args.model))?) } else { None };
+    let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
+    let done = Done {
+        output: &args.out,
+        source_bytes,
+        seconds,
+        weights_per_second: weights as f64 / seconds,
+        report: &outcome.report,
+        verification: verification.as_ref(),
+        verify_seconds: verification.is_some().then(|| verifying.elapsed().as_secs_f64()),
+    };
+    context.report(&done, |out| human(out, &done))?;
+    match verification.filter(|v| !v.ok) {
+        Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
+        None => Ok(()),
+    }
+}
+
+fn dry_run(plan: &Plan, source_bytes: u64, context: &Context) -> Result<()> {
+    let layers = plan.quantized().count();
+    let report = DryRun {
+        recipe: &plan.recipe.name,
+        container: plan.container.name(),
+        layers,
+        kept: plan.linears.len() - layers,
+        linear_bits_per_weight: plan.linear_bits_per_weight(),
+        source_bytes,
+        output_bytes: plan.output_bytes(),
+        predicted_peak_memory: plan.peak_bytes(),
+        notes: &plan.notes,
+    };
+    context.report(&report, |out| {
+        writeln!(out, "{} layers by {} into {}; {} kept", report.layers, report.recipe, report.container, report.kept)?;
+        writeln!(out, "{:.3} bits per weight in those layers, scales and zero points counted", report.linear_bits_per_weight)?;
+        writeln!(out, "{} of tensors, from {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
+        writeln!(out, "{} of memory at the peak (predicted)", bytes(report.predicted_peak_memory))?;
+        report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    })
+}
+
+fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+    let r = done.report;
+    let mut table = Table::new([
+        ("layer", Align::Left),
+        ("scheme", Align::Left),
+        ("bits", Align::Right),
+        ("SQNR dB", Align::Right),
+        ("relative error", Align::Right),
+        ("max error", Align::Right),
+    ]);
+    for layer in &r.layers {
+        table.row([
+            layer.module.clone(),
+            layer.scheme.clone(),
+            format!("{:.3}", layer.bits_per_weight),
+            layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
+            number(Some(layer.error.relative_error), 3),
+            number(Some(layer.error.max_abs_error.into()), 3),
+        ]);
+    }
+    table.write(out)?;
+    writeln!(out)?;
+    let kept = if r.kept.is_empty() { String::new() } else { format!(", {} layers kept", r.kept.len()) };
+    writeln!(
+        out,
+        "{}: {} layers at {:.3} bits per weight as {}{kept}; {} from {} (embeddings and head included)",
+        done.output.display(),
+        r.layers.len(),
+        r.linear_bits_per_weight,
+        r.container,
+        bytes(r.bytes),
+        bytes(done.source_bytes),
+    )?;
+    writeln!(out, "{:.2} s, {} weights/s", done.seconds, crate::output::count(done.weights_per_second as u64))?;
+    match done.verification {
+        Some(v) => super::verify::human(out, v),
+        None => writeln!(out, "not verified"),
+    }
+}

@@ -1,0 +1,97 @@
+//! `mantissa recipes`: the short names of recipes, spelled out.
+
+use std::io::Write;
+
+use anyhow::Result;
+use mantissa_quant::Recipe;
+use mantissa_quant::recipe::{ALIASES, METHODS};
+use mantissa_store::convention::Container;
+use serde::Serialize;
+
+use crate::app::Context;
+use crate::output::{Align, Table};
+
+/// Rows and columns of the weight that bits per weight are stated for.
+const SIDE: usize = 4096;
+
+/// List the short names of recipes with what they stand for, bits per weight, need of calibration and where the output
+/// loads. Any METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa recipes
+  mantissa recipes --json")]
+pub struct Args {}
+
+#[derive(Serialize)]
+struct Report {
+    methods: Vec<&'static str>,
+    bits_per_weight_shape: [usize; 2],
+    recipes: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: &'static str,
+    recipe: &'static str,
+    weights: String,
+    activations: Option<String>,
+    bits_per_weight: f64,
+    calibration: bool,
+    format: &'static str,
+    loads_in: &'static str,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub fn run(_args: &Args, context: &Context) -> Result<()> {
+    let row = |(name, full): (&'static str, &'static str)| {
+        let recipe = Recipe::load(name)?;
+        let container = recipe.container();
+        Ok(Row {
+            name,
+            recipe: full,
+            weights: recipe.weights.to_string(),
+            activations: recipe.activations.as_ref().map(ToString::to_string),
+            bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
+            calibration: recipe.method.needs_calibration(),
+            format: container.name(),
+            loads_in: loads_in(container),
+        })
+    };
+    let recipes = ALIASES.into_iter().map(row).collect::<Result<Vec<_>>>()?;
+    let methods = METHODS.iter().map(|(name, _)| *name).collect();
+    let report = Report { methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
+    context.report(&report, |out| {
+        let mut table = Table::new([
+            ("name", Align::Left),
+            ("recipe", Align::Left),
+            ("bits", Align::Right),
+            ("calibration", Align::Left),
+            ("format", Align::Left),
+            ("loads in", Align::Left),
+        ]);
+        for row in &report.recipes {
+            table.row([
+                row.name.to_owned(),
+                row.recipe.to_owned(),
+                format!("{:.3}", row.bits_per_weight),
+                if row.calibration { "needed" } else { "none" }.to_owned(),
+                row.format.to_owned(),
+                row.loads_in.to_owned(),
+            ]);
+        }
+        table.write(out)?;
+        writeln!(out, "\nbits: of a [{SIDE}, {SIDE}] weight, scales and zero points counted")?;
+        writeln!(out, "any METHOD-SCHEME[+ACTIVATION] is a recipe; methods: {}", report.methods.join(", "))
+    })
+}
+
+/// Who reads a container.
+fn loads_in(container: Container) -> &'static str {
+    match container {
+        Container::CompressedTensors => "vLLM, SGLang, transformers, mantissa",
+        Container::Native => "mantissa",
+    }
+}

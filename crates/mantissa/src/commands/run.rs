@@ -1,0 +1,130 @@
+//! `mantissa run`: continues a prompt.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Result;
+use mantissa_model::{GenerateOptions, Sampling, StopReason, Tokenizer, generate};
+use serde::Serialize;
+
+use super::eval::BosArg;
+use super::model::{self, ModelPath};
+use crate::app::Context;
+use crate::error::StdoutError;
+
+/// Continue a prompt, token by token, and print the text as it comes.
+///
+/// Greedy unless --temperature is above 0; sampled text depends on --seed alone.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa run path/to/model -p 'Once upon a time' -n 64
+  mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7")]
+pub struct Args {
+    /// A Hugging Face folder, dense or quantized
+    model: ModelPath,
+    /// The text to continue
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: String,
+    /// New tokens at most
+    #[arg(short, value_name = "N", default_value_t = 128)]
+    n: usize,
+    /// Divides the logits before sampling; 0 always takes the most probable token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+    /// Sample from the K most probable tokens; 0 takes all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top_k: usize,
+    /// Sample from the fewest tokens with this much probability
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f32,
+    /// Whether a BOS stands before the prompt; auto does what the tokenizer does
+    #[arg(long, value_enum, default_value_t = BosArg::Auto)]
+    bos: BosArg,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a Path,
+    prompt: &'a str,
+    text: &'a str,
+    tokens: &'a [u32],
+    prompt_tokens: usize,
+    stopped: &'static str,
+    tokens_per_second: f64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A model or prompt that cannot be run; standard output.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let files = model::open(&args.model, context)?;
+    let tokenizer = Tokenizer::load(files.dir())?;
+    let prompt = tokenizer.encode(&args.prompt, args.bos.into())?;
+    let longest = prompt.len().saturating_add(args.n);
+    let limit = model::context_length(&files)?;
+    // The prompt and what fits after it.
+    let options = GenerateOptions {
+        max_new_tokens: args.n.min(limit.saturating_sub(prompt.len()).max(1)),
+        sampling: Sampling {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            seed: context.seed,
+        },
+        ..GenerateOptions::default()
+    };
+    if longest > limit {
+        context.warn(&format!("the model's context of {limit} tokens leaves room for {} new ones", options.max_new_tokens));
+    }
+    let model = model::load(&args.model, longest.min(limit), 1, context)?;
+    let start = Instant::now();
+    let mut stream = tokenizer.stream();
+    stream.skip(&prompt)?;
+    let mut text = String::new();
+    let mut failed = None;
+    let streaming = context.prints_text();
+    let generated = generate(&model.decoder, &prompt, &options, |token| {
+        let piece = stream.push(token);
+        match piece.map_err(anyhow::Error::from).and_then(|piece| emit(&mut text, &piece, streaming)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    emit(&mut text, &stream.finish()?, streaming)?;
+    let report = Report {
+        model: &args.model,
+        prompt: &args.prompt,
+        text: &text,
+        tokens: &generated.tokens,
+        prompt_tokens: prompt.len(),
+        stopped: stop_name(generated.stopped),
+        tokens_per_second: generated.tokens.len() as f64 / start.elapsed().as_secs_f64(),
+    };
+    context.report(&report, |out| writeln!(out))
+}
+
+fn emit(text: &mut String, piece: &str, streaming: bool) -> Result<()> {
+    text.push_str(piece);
+    if streaming {
+        let mut out = io::stdout().lock();
+        out.write_all(piece.as_bytes()).and_then(|()| out.flush()).map_err(StdoutError)?;
+    }
+    Ok(())
+}
+
+fn stop_name(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::Length => "length",
+        StopReason::Token(_) => "stop token",
+        StopReason::Caller => "caller",
+    }
+}

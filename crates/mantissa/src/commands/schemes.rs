@@ -1,0 +1,259 @@
+//! `mantissa schemes`: every format that a scheme can name, with its numbers and where hardware multiplies it.
+
+mod hardware;
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+
+use anyhow::Result;
+use mantissa_num::format::{Affine, Format, ScaleTree};
+use mantissa_num::grammar::catalogue;
+use mantissa_num::pack::sign_extend;
+use mantissa_num::{Code, Scheme, e8m0};
+use serde::Serialize;
+
+use crate::app::Context;
+use crate::output::{Align, Table, number};
+
+/// Rows and columns of the weight that bits per weight are stated for.
+const SIDE: usize = 4096;
+
+/// List the number formats, their bits per weight, range and rules, and the hardware that multiplies them natively.
+///
+/// A scheme is written ELEMENT[-GRANULARITY][-sym|-asym][:RULE], or is a named format. Ranges are those of the elements,
+/// before scaling. Bits per weight count scales and zero points of a [4096, 4096] weight.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa schemes
+  mantissa schemes --json")]
+pub struct Args {}
+
+#[derive(Serialize)]
+struct Report {
+    bits_per_weight_shape: [usize; 2],
+    schemes: Vec<Row>,
+}
+
+/// A format.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    /// Texts of schemes of this family.
+    examples: Vec<String>,
+    element_bits: u32,
+    bits_per_weight: f64,
+    /// Largest finite element.
+    largest: f32,
+    /// Least finite element.
+    lowest: f32,
+    /// Smallest positive element with a full significand; `None` where elements are no floating-point numbers.
+    smallest_normal: Option<f32>,
+    /// Smallest positive floating-point element; `None` as above.
+    smallest_subnormal: Option<f32>,
+    /// Smallest positive element of any kind.
+    smallest_positive: f32,
+    /// Distinct finite values of an element; the two zeros count once.
+    levels: u64,
+    /// Largest and smallest positive value under the largest and smallest power-of-two scale.
+    range_with_scale: Option<[f64; 2]>,
+    /// Rules, the default first; empty where there is no choice.
+    rules: Vec<&'static str>,
+    hardware: &'static str,
+}
+
+/// Runs the command.
+pub fn run(_: &Args, context: &Context) -> Result<()> {
+    let schemes = catalogue().iter().map(row).collect();
+    let report = Report { bits_per_weight_shape: [SIDE, SIDE], schemes };
+    context.report(&report, |out| print(&report.schemes, out))
+}
+
+fn row(scheme: &Scheme) -> Row {
+    let values = Values::of(&scheme.format);
+    let name = scheme.to_string();
+    Row {
+        examples: examples(scheme, &name),
+        element_bits: scheme.format.code_bits(),
+        bits_per_weight: scheme.format.bits_per_weight(SIDE, SIDE),
+        largest: values.largest,
+        lowest: values.lowest,
+        smallest_normal: values.smallest_normal,
+        smallest_subnormal: values.smallest_normal.map(|_| values.smallest_positive),
+        smallest_positive: values.smallest_positive,
+        levels: values.levels,
+        range_with_scale: range_with_scale(scheme, &values),
+        rules: scheme.rules().iter().filter_map(|rule| rule.name()).collect(),
+        hardware: hardware::native(&scheme.format),
+        name,
+    }
+}
+
+/// What the elements of a format can be.
+struct Values {
+    largest: f32,
+    lowest: f32,
+    smallest_normal: Option<f32>,
+    smallest_positive: f32,
+    levels: u64,
+}
+
+impl Values {
+    fn of(format: &Format) -> Self {
+        if format.code_bits() == 32 {
+            return Self::of_f32();
+        }
+        let bits = format.code_bits();
+        // Integer codes are kept sign-extended.
+        let signed = matches!(format, Format::Affine(Affine { code: Code::Int(_), .. }));
+        let code = |c: u32| if signed { sign_extend(c as u8, bits).into() } else { c };
+        let finite = || (0..1u32 << bits).map(|c| format.element(code(c))).filter(|v| v.is_finite());
+        // Adding zero makes -0 a 0.
+        let distinct: HashSet<u32> = finite().map(|v| (v + 0.0).to_bits()).collect();
+        Values {
+            largest: finite().fold(f32::MIN, f32::max),
+            lowest: finite().fold(f32::MAX, f32::min),
+            smallest_normal: match format {
+                Format::Affine(Affine { code: Code::Float(float), .. }) => Some(float.min_normal()),
+                _ => None,
+            },
+            smallest_positive: finite().filter(|&v| v > 0.0).fold(f32::MAX, f32::min),
+            levels: distinct.len() as u64,
+        }
+    }
+
+    fn of_f32() -> Self {
+        Values {
+            largest: f32::MAX,
+            lowest: f32::MIN,
+            smallest_normal: Some(f32::MIN_POSITIVE),
+            smallest_positive: f32::from_bits(1),
+            // Magnitudes below infinity's code, of both signs, with one zero.
+            levels: 2 * 0x7f80_0000 - 1,
+        }
+    }
+}
+
+/// With an E8M0 scale the range is that of a block, 2^-127 to 2^127 times the element's.
+fn range_with_scale(scheme: &Scheme, values: &Values) -> Option<[f64; 2]> {
+    let Some(ScaleTree { code: Code::E8m0, .. }) = scheme.format.scale() else { return None };
+    let times = |element: f32, code: u8| f64::from(element) * f64::from(e8m0::decode(code));
+    Some([times(values.largest, 254), times(values.smallest_positive, 0)])
+}
+
+/// Schemes of the same element in other granularities, and with another rule.
+fn examples(scheme: &Scheme, name: &str) -> Vec<String> {
+    let element = name.split("-g").next().unwrap_or(name);
+    let mut texts = vec![name.to_owned()];
+    match &scheme.format {
+        Format::Table(_) => texts.push(format!("{element}-g128")),
+        Format::Affine(Affine { code: Code::Int(_), .. }) => {
+            texts.extend(["channel", "g32-asym", "token@static"].map(|rest| format!("{element}-{rest}")));
+        }
+        Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if float.bits() <= 8 => {
+            texts.extend(["tensor", "channel", "t128x128"].map(|rest| format!("{element}-{rest}")));
+        }
+        _ => {}
+    }
+    let other_rule = scheme.rules().get(1).and_then(|rule| rule.name());
+    texts.extend(other_rule.map(|rule| format!("{name}:{rule}")));
+    texts
+}
+
+fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    let mut table = Table::new([
+        ("scheme", Align::Left),
+        ("element bits", Align::Right),
+        ("bits/weight", Align::Right),
+        ("largest", Align::Right),
+        ("smallest normal", Align::Right),
+        ("smallest subnormal", Align::Right),
+        ("levels", Align::Right),
+        ("rules", Align::Left),
+    ]);
+    for row in rows {
+        let float = |value: Option<f32>| number(value.map(f64::from), 4);
+        table.row([
+            row.name.clone(),
+            row.element_bits.to_string(),
+            format!("{:.4}", row.bits_per_weight),
+            float(Some(row.largest)),
+            float(row.smallest_normal),
+            float(row.smallest_subnormal),
+            row.levels.to_string(),
+            row.rules.join(" "),
+        ]);
+    }
+    table.write(out)?;
+    print_scaled(rows, out)?;
+    writeln!(out)?;
+    let mut table = Table::new([("scheme", Align::Left), ("multiplied natively by", Align::Left)]);
+    rows.iter().for_each(|row| table.row([row.name.clone(), row.hardware.into()]));
+    table.write(out)?;
+    writeln!(out)?;
+    let mut table = Table::new([("scheme", Align::Left), ("may be written", Align::Left)]);
+    rows.iter().filter(|row| row.examples.len() > 1).for_each(|row| table.row([row.name.clone(), row.examples.join(" ")]));
+    table.write(out)
+}
+
+fn print_scaled(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "\nWith its power-of-two scale, 2^-127 to 2^127, a block's largest and smallest positive value:")?;
+    let mut table =
+        Table::new([("scheme", Align::Left), ("largest", Align::Right), ("smallest positive", Align::Right)]);
+    for row in rows {
+        if let Some([largest, smallest]) = row.range_with_scale {
+            table.row([row.name.clone(), number(Some(largest), 4), number(Some(smallest), 4)]);
+        }
+    }
+    table.write(out)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn find(name: &str) -> Row {
+        row(&name.parse().unwrap())
+    }
+
+    #[test]
+    fn levels_and_limits_are_the_published_ones() {
+        // OCP FP8 1.0 table 1, OCP MX 1.0 tables 1 to 6, IEEE 754 binary16.
+        let cases = [
+            ("fp8-e4m3", 448.0, Some(2f32.powi(-6)), Some(2f32.powi(-9)), 253),
+            ("fp8-e5m2", 57344.0, Some(2f32.powi(-14)), Some(2f32.powi(-16)), 247),
+            ("fp6-e3m2", 28.0, Some(0.25), Some(0.0625), 63),
+            ("fp6-e2m3", 7.5, Some(1.0), Some(0.125), 63),
+            ("mxfp4", 6.0, Some(1.0), Some(0.5), 15),
+            ("nvfp4", 6.0, Some(1.0), Some(0.5), 15),
+            ("f16", 65504.0, Some(2f32.powi(-14)), Some(2f32.powi(-24)), 63487),
+            ("int4-g128", 7.0, None, None, 16),
+            ("mxint8", 127.0 / 64.0, None, None, 256),
+            ("nf4", 1.0, None, None, 16),
+            ("fp4-bnb", 1.0, None, None, 15),
+        ];
+        for (name, largest, normal, subnormal, levels) in cases {
+            let row = find(name);
+            assert_eq!((row.largest, row.smallest_normal, row.smallest_subnormal), (largest, normal, subnormal), "{name}");
+            assert_eq!(row.levels, levels, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_example_is_a_scheme() {
+        for scheme in catalogue() {
+            for text in row(&scheme).examples {
+                assert!(text.parse::<Scheme>().is_ok(), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn scales_are_counted_and_widen_the_range() {
+        assert_eq!(find("mxfp4").bits_per_weight, 4.25);
+        assert_eq!(find("nf4").bits_per_weight, 4.5);
+        assert_eq!(find("int4-g128").bits_per_weight, 4.25);
+        assert_eq!(find("mxfp4").range_with_scale, Some([6.0 * 2f64.powi(127), 2f64.powi(-128)]));
+        assert_eq!(find("nvfp4").range_with_scale, None);
+    }
+}
