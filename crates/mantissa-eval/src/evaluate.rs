@@ -29,7 +29,9 @@ pub enum EvalError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A model gives NaN or infinite log-probabilities.
-    #[error("window {window}, position {position}: found a loss of {value}, allowed finite; the {model} overflows or holds NaN")]
+    #[error(
+        "window {window}, position {position}: found a loss of {value}, allowed finite; the {model} overflows or holds NaN"
+    )]
     NonFinite {
         /// Index of the window.
         window: usize,
@@ -158,7 +160,9 @@ pub fn evaluate(
 }
 
 fn summary(windows: Vec<WindowResult>, compared: bool) -> Evaluation {
-    let column = |f: fn(&WindowResult) -> Sum| estimate(&windows.iter().map(f).filter(|s| s.count > 0).collect::<Vec<_>>());
+    let column = |f: fn(&WindowResult) -> Sum| {
+        estimate(&windows.iter().map(f).filter(|s| s.count > 0).collect::<Vec<_>>())
+    };
     let nll = column(|w| w.nll);
     let comparison = compared.then(|| {
         let (kl, top1, delta) = (column(|w| w.kl), column(|w| w.top1), column(|w| w.delta));
@@ -287,7 +291,8 @@ pub fn logits(model: &Decoder, window: usize, sequence: &Sequence) -> Result<Vec
     let mut buffers = Buffers::plan(model.config(), tokens.len(), tokens.len())?;
     let forward = |error| EvalError::Forward { window, error };
     let mut logits = vec![0.0; tokens.len() * model.config().vocab_size];
-    let mut hidden = model.forward(&Batch { tokens, lens: &[tokens.len()] }, &mut buffers).map_err(forward)?;
+    let mut hidden =
+        model.forward(&Batch { tokens, lens: &[tokens.len()] }, &mut buffers).map_err(forward)?;
     hidden.logits(0..tokens.len(), &mut logits).map_err(forward)?;
     Ok(logits)
 }

@@ -1,5 +1,6 @@
-//! Causal self-attention with grouped key/value heads (Vaswani et al. 2017, "Attention Is All You Need", eq. 1; Ainslie et al.
-//! 2023, "GQA"), rotary positions, and the norms that Qwen3 puts on the heads and BitNet before the output projection.
+//! Causal self-attention with grouped key/value heads (Vaswani et al. 2017, "Attention Is All You Need", eq.
+//! 1; Ainslie et al. 2023, "GQA"), rotary positions, and the norms that Qwen3 puts on the heads and BitNet
+//! before the output projection.
 //!
 //! Reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
 
@@ -68,7 +69,8 @@ impl Attention {
         })
     }
 
-    /// Adds the attention over `seqs` to `b.residual`. With `past`, there is one sequence and it continues what is cached.
+    /// Adds the attention over `seqs` to `b.residual`. With `past`, there is one sequence and it continues
+    /// what is cached.
     ///
     /// # Errors
     /// [`ForwardError::Input`].

@@ -1,7 +1,8 @@
-//! The architecture as data: every parameter's name, shape and role. Loading, inspecting, quantizing, verifying and writing
-//! a synthetic model all walk this list, so that none has its own idea of a model.
+//! The architecture as data: every parameter's name, shape and role. Loading, inspecting, quantizing,
+//! verifying and writing a synthetic model all walk this list, so that none has its own idea of a model.
 //!
-//! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for the embedding.
+//! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for
+//! the embedding.
 
 use crate::config::ModelConfig;
 

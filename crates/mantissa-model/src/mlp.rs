@@ -1,5 +1,5 @@
-//! The gated MLP (Shazeer 2020, "GLU Variants Improve Transformer"): `down(act(gate(x)) · up(x))`, with BitNet's norm before
-//! the down projection.
+//! The gated MLP (Shazeer 2020, "GLU Variants Improve Transformer"): `down(act(gate(x)) · up(x))`, with
+//! BitNet's norm before the down projection.
 //!
 //! Reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
 

@@ -25,7 +25,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let names: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
     let method = found.ok_or_else(|| reader.fault("method", format!("\"{method}\""), names.join(", ")))?.1;
     let weights = reader.scheme("weights", str::parse)?;
-    let weights = weights.ok_or_else(|| reader.fault("weights", "nothing", "a scheme such as \"int4-g128\""))?;
+    let weights =
+        weights.ok_or_else(|| reader.fault("weights", "nothing", "a scheme such as \"int4-g128\""))?;
     let mut layers = Vec::new();
     if let Some(keep) = reader.globs("keep")? {
         layers.push(LayerRule { modules: keep, weights: None });
@@ -60,7 +61,8 @@ fn layer_rules(reader: &Reader<'_>) -> Result<Vec<LayerRule>, RecipeError> {
             let reader = Reader { file: reader.file, table, at: format!("{at}.") };
             reader.refuse_unknown(&LAYER_KEYS)?;
             let modules = reader.globs("modules")?;
-            let modules = modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
+            let modules =
+                modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
             let weights = match reader.string("weights")? {
                 Some("keep") => None,
                 Some(_) => reader.scheme("weights", str::parse)?,
@@ -175,12 +177,18 @@ mod tests {
             ("weights = \"nf4\"\nformat = \"zip\"", ["zip", "native"]),
             ("method = \"rtn\"", ["weights", "nothing"]),
             ("weights = \"nf4\"\n[[layers]]\nweights = \"nf4\"", ["layers[0].modules", "nothing"]),
-            ("weights = \"nf4\"\n[[layers]]\nmodule = [\"a\"]", ["layers[0].module", "did you mean \"modules\"?"]),
+            (
+                "weights = \"nf4\"\n[[layers]]\nmodule = [\"a\"]",
+                ["layers[0].module", "did you mean \"modules\"?"],
+            ),
             ("weights = \"nf4\"\nkeep = [1]", ["keep", "integer"]),
-            ("weights = \"nf4\nx", ["line 1", "TOML"]),
+            ("weights = ", ["line 1", "TOML"]),
         ] {
             let message = parse("r.toml", text).unwrap_err().to_string();
-            assert!(parts.iter().all(|p| message.contains(p)) && message.contains("r.toml"), "{text}: {message}");
+            assert!(
+                parts.iter().all(|p| message.contains(p)) && message.contains("r.toml"),
+                "{text}: {message}"
+            );
         }
     }
 }

@@ -89,7 +89,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let inventory = Inventory::read(&model, &mut warnings)?;
     let config = architecture::config(model.checkpoint(), &args.model, &mut warnings)?;
     let mut notes = model.notes();
-    if let Some(config) = &config {
+    if let (Model::Known(_), Some(config)) = (&model, &config) {
         architecture::compare(config, &inventory.entries, &mut notes, &mut warnings);
     }
     let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
@@ -167,9 +167,14 @@ fn assemble(
     let checkpoint = model.checkpoint();
     warnings.splice(0..0, checkpoint.warnings().iter().cloned());
     let entries = inventory.entries;
-    let parameters = entries.iter().map(|entry| entry.parameters).sum();
     let stored = checkpoint.total_bytes();
-    let linear_bits_per_weight = config.and_then(|config| architecture::linear_bits(config, &entries));
+    let known = config.filter(|_| matches!(model, Model::Known(_)));
+    let linear_bits_per_weight = known.and_then(|config| architecture::linear_bits(config, &entries));
+    let parameters = match (model, config) {
+        // Packed codes of an unknown convention cannot be counted; the architecture can.
+        (Model::Raw(_), Some(config)) => config.parameters(),
+        _ => entries.iter().map(|entry| entry.parameters).sum(),
+    };
     let by_scheme = totals(&entries);
     let mut stats = stats.into_iter();
     let tensors = entries.into_iter().map(|entry| TensorReport {
