@@ -19,8 +19,16 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 1_500_000
-DTYPE_NAMES = {"float32": "F32", "uint8": "U8", "int8": "I8", "uint16": "U16", "int32": "I32", "uint32": "U32"}
+MAX_TOTAL_BYTES = 2_600_000
+DTYPE_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+}
 WIDE_FORMATS = ("f16", "bf16")
 
 
@@ -35,6 +43,7 @@ def main(source, out):
         nvfp4,
         int_affine,
         bnb_blockwise,
+        gguf_blocks,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -155,6 +164,30 @@ def bnb_blockwise(tensors, metadata, _decode):
     return kept, note(metadata, "nf4 and fp4 only, no double quantization; weights: first 16 rows")
 
 
+def gguf_blocks(tensors, metadata, _decode):
+    kept = {}
+    for name, values in tensors.items():
+        family, *rest = name.split(".")
+        if "grid_i8" in rest or "ksigns" in rest or "imatrix" in name:
+            continue  # tables of the format, which the crate holds; importance matrices, which only searches use
+        if rest[0] in ("edge", "gaussian", "student_t3"):
+            written = family in GGUF_WRITTEN or family == "input"
+            # The edge inputs are there for what is written; random blocks cover decoding.
+            if not written or rest[0] == "student_t3" or (rest[0] == "edge" and "dequant" in rest[-1]):
+                continue
+            values = values[:2] if rest[0] == "gaussian" else values
+        elif rest[0] == "random_bytes" and len(values) == 48:
+            values = values[:16]
+        elif family == "MXFP4" and rest[0] == "all_scales":
+            values = values[np.r_[0:4, 120:132, 250:256]]
+        kept[name] = values
+    check_gguf_q8_0(kept)
+    return kept, note(metadata, "random blocks of every type (16 of 48); edge and gaussian (2 rows) inputs of the types that are written")
+
+
+GGUF_WRITTEN = ("Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "BF16")
+
+
 # --- cutting ---
 
 
@@ -265,6 +298,16 @@ def check_flat_absmax(kept, name):
     padded = np.pad(flat, (0, -len(flat) % block))
     assert np.array_equal(padded.reshape(-1, block).max(axis=1), kept[name]), name
     assert len(kept[f"{tensor}.{scheme}.packed"]) == (len(flat) + 1) // 2, name
+
+
+def check_gguf_q8_0(kept):
+    """A kept row of bytes belongs to the kept row of input: scale and codes of Q8_0, whose formula is the simplest."""
+    for name in ("edge", "gaussian"):
+        x = kept[f"input.{name}"].reshape(-1, 32)
+        blocks = kept[f"Q8_0.{name}.gguf_py_bytes"].reshape(-1, 34)
+        d = np.abs(x).max(axis=1) / np.float32(127)
+        assert np.array_equal(d.astype(np.float16).view(np.uint8).reshape(-1, 2), blocks[:, :2]), name
+        assert blocks.shape[0] == x.shape[0], name
 
 
 # --- safetensors in and out ---

@@ -5,6 +5,7 @@
 
 mod books;
 mod elements;
+mod gguf;
 mod ints;
 mod mx;
 mod nvfp4;
