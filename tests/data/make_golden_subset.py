@@ -80,9 +80,10 @@ def elements_encode(tensors, metadata, decode):
 
 
 def codebooks(tensors, metadata, _decode):
-    kept = {k: tensors[k] for k in ("bnb.nf4", "bnb.fp4")}
-    assert all(v.shape == (16,) and np.abs(v).max() == 1 for v in kept.values())
-    return kept, note(metadata, "bnb.nf4 and bnb.fp4 only")
+    names = ("bnb.nf4", "bnb.fp4", "bnb.dynamic8_signed", "bnb.dynamic8_unsigned", "torchao_optim.dynamic4_signed")
+    kept = {k: tensors[k] for k in names}
+    assert all(len(v) in (16, 256) and np.abs(v).max() == 1 for v in kept.values())
+    return kept, note(metadata, "the five books that are number formats")
 
 
 def mx_formats(tensors, metadata, decode):
@@ -159,9 +160,15 @@ def bnb_blockwise(tensors, metadata, _decode):
         if tensor in inputs and (rest == ["x"] or rest[0] in ("nf4_b64", "nf4_b128", "fp4_b64", "fp4_b128")):
             # Blocks run over the flattened tensor: 16 of 64 rows (5120 values) are whole blocks of 64 and of 128.
             kept[name] = values[: len(values) * weight_rows // 64] if tensor == "weights" else values
-    for name in [k for k in kept if k.endswith(".absmax")]:
+        elif rest[0].endswith("_b64_double_quant") and tensor == "rows":
+            kept[name] = values
+        elif rest[0].startswith("dynamic8_") and rest[0].endswith("_b256") and tensor != "weights":
+            # What is decoded is a product of a code's level and absmax: one tensor shows it.
+            if rest[1] != "dequant_nearest" or tensor != "rows":
+                kept[name] = values
+    for name in [k for k in kept if k.endswith(".absmax") and "dynamic8" not in k]:
         check_flat_absmax(kept, name)
-    return kept, note(metadata, "nf4 and fp4 only, no double quantization; weights: first 16 rows")
+    return kept, note(metadata, "weights: first 16 rows of nf4 and fp4; double quantization of rows; dynamic maps in blocks of 256 of all but weights")
 
 
 def gguf_blocks(tensors, metadata, _decode):

@@ -125,15 +125,11 @@ impl Book {
     }
 
     /// Code of the level nearest to `v` in [-1, 1]: with the levels sorted, the number of midpoints strictly below `v`
-    /// picks the code, so that a value on a midpoint takes the lower level. The midpoints of NF4 and FP4 are f32 numbers
-    /// (bitsandbytes' `dQuantizeNF4`), those of the dynamic maps exact.
+    /// picks the code, so that a value on a midpoint takes the lower level. Midpoints are f32 numbers, as in bitsandbytes.
     pub fn encode(self, v: f32) -> u32 {
         let (levels, order) = (self.levels(), self.ascending());
         let level = |i: usize| levels[usize::from(order[i])];
-        let below = |i: usize| match self.is_dynamic() {
-            true => (f64::from(level(i)) + f64::from(level(i + 1))) / 2.0 < f64::from(v),
-            false => (level(i) + level(i + 1)) / 2.0 < v,
-        };
+        let below = |i: usize| (level(i) + level(i + 1)) / 2.0 < v;
         let (mut low, mut high) = (0, order.len() - 1);
         while low < high {
             let middle = (low + high) / 2;
@@ -163,7 +159,7 @@ static IDENTITY: [u8; 256] = {
 };
 
 /// `create_dynamic_map` of bitsandbytes for `N` codes, ascending: 0, 1, and for each decade from the lowest up `2^i` (signed)
-/// or `2^(i+1)` levels of either sign, the means of neighbours on an even grid over [0.1, 1]. One f32 operation at a time.
+/// or `2^(i+1)` levels of either sign, the means of neighbours on an even grid over [0.1, 1], in f32.
 const fn dynamic_map<const N: usize>(signed: bool) -> [f32; N] {
     const DECADES: [f32; 7] = [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6];
     let decades = N.ilog2() as usize - 1;
@@ -189,10 +185,12 @@ const fn dynamic_map<const N: usize>(signed: bool) -> [f32; N] {
     map
 }
 
-/// Point `i` of `torch.linspace(0.1, 1, n + 1)` in f32: the upper half counts down from the end.
+/// Point `i` of `torch.linspace(0.1, 1, n + 1)`: the step is an f32, the product and the sum are rounded once (a fused
+/// multiply-add), and the upper half counts down from the end.
 const fn grid_point(i: usize, n: usize) -> f32 {
-    let step = (1.0 - 0.1) / n as f32;
-    if i < n.div_ceil(2) { 0.1 + step * i as f32 } else { 1.0 - step * (n - i) as f32 }
+    let step = ((1.0f32 - 0.1) / n as f32) as f64;
+    let low = 0.1f32 as f64 + step * i as f64;
+    (if i < n.div_ceil(2) { low } else { 1.0 - step * (n - i) as f64 }) as f32
 }
 
 #[cfg(test)]
