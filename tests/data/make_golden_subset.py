@@ -44,6 +44,8 @@ def main(source, out):
         int_affine,
         bnb_blockwise,
         gguf_blocks,
+        fp8_tiles,
+        kv_cache,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -126,16 +128,21 @@ def mx_compressed_tensors(tensors, metadata, _decode):
 
 
 def nvfp4(tensors, metadata, _decode):
-    rows = {"weights_gaussian": slice(8, 24)}
+    rows = {"weights_gaussian": slice(16, 32)}
     names = ("weights_gaussian", "all_zero", "mixed", "single_huge", "tiny_1e-38", "large_1e37", "dyadic_amax42", "dyadic_negzero")
     producers = ("compressed_tensors", "transformer_engine_1x16")
-    kept = {}
+    kept = {k: v for k, v in tensors.items() if k.startswith("swizzle_")}
     for tensor in names:
         for name, values in tensors.items():
-            if name.split(".")[0] == tensor and (name == f"{tensor}.x" or name.split(".")[1] in producers):
+            if name.split(".")[0] != tensor:
+                continue
+            if name == f"{tensor}.x" or name.split(".")[1] in producers:
+                kept[name] = values[rows[tensor]] if tensor in rows and values.shape != (1,) else values
+            elif not name.rsplit(".", 1)[1].startswith("dequant") or tensor == "mixed":
+                # The other four rules: scales and codes; their values follow from those.
                 kept[name] = values[rows[tensor]] if tensor in rows and values.shape != (1,) else values
         check_nvfp4_globals(kept, tensor)
-    return kept, note(metadata, "compressed_tensors and transformer_engine_1x16 of eight tensors; weights_gaussian rows 8..24, which hold its amax")
+    return kept, note(metadata, "eight tensors, values under compressed_tensors and transformer_engine_1x16 only; weights_gaussian rows 16..32, which hold its amax")
 
 
 def int_affine(tensors, metadata, _decode):
@@ -183,13 +190,43 @@ def gguf_blocks(tensors, metadata, _decode):
             if not written or rest[0] == "student_t3" or (rest[0] == "edge" and "dequant" in rest[-1]):
                 continue
             values = values[:2] if rest[0] == "gaussian" else values
-        elif rest[0] == "random_bytes" and len(values) == 48:
-            values = values[:16]
+        elif rest[0] == "random_bytes":
+            values = values[:8]
         elif family == "MXFP4" and rest[0] == "all_scales":
             values = values[np.r_[0:4, 120:132, 250:256]]
         kept[name] = values
     check_gguf_q8_0(kept)
-    return kept, note(metadata, "random blocks of every type (16 of 48); edge and gaussian (2 rows) inputs of the types that are written")
+    return kept, note(metadata, "8 random blocks of every type; edge and gaussian (2 rows) inputs of the types that are written")
+
+
+def fp8_tiles(tensors, metadata, _decode):
+    kept = {}
+    for name, values in tensors.items():
+        kind, tensor, *rest = name.split(".")
+        if kind == "act" and tensor in ("outliers", "ragged_200", "tiny", "zeros"):
+            kept[name] = values[:4]
+        elif kind == "weight" and tensor == "ragged":
+            # The right tiles, ragged below and to the right.
+            kept[name] = values[:, 1:] if rest[-1] == "scale" else values[:, 128:]
+        elif kind == "weight" and tensor == "heavy" and rest[-1] != "dequant":
+            # One of two tiles side by side; a tile cannot be cut.
+            kept[name] = values[:, : values.shape[1] // 2]
+        elif kind in ("plain", "fp4") and not (kind == "plain" and rest and rest[-1] == "dequant"):
+            kept[name] = values
+    check_fp8_tiles(kept)
+    return kept, note(metadata, "act: 4 rows of four tensors; weight.heavy: the left tile; weight.ragged: the right tiles; plain: no values")
+
+
+def kv_cache(tensors, metadata, _decode):
+    return tensors_of_heads(tensors, 2), note(metadata, "first 2 of 4 heads; per-tensor FP8 left out")
+
+
+def tensors_of_heads(tensors, heads):
+    kept = {k: np.ascontiguousarray(v[:, :heads]) for k, v in tensors.items() if "per_tensor" not in k}
+    for side in "kv":
+        amax = np.abs(kept[f"{side}.x"]).max(axis=-1, keepdims=True)
+        assert np.array_equal(np.maximum(amax / np.float32(127), np.float32(1e-8)), kept[f"{side}.int8_sym.scale"]), side
+    return kept
 
 
 GGUF_WRITTEN = ("Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "BF16")
@@ -305,6 +342,19 @@ def check_flat_absmax(kept, name):
     padded = np.pad(flat, (0, -len(flat) % block))
     assert np.array_equal(padded.reshape(-1, block).max(axis=1), kept[name]), name
     assert len(kept[f"{tensor}.{scheme}.packed"]) == (len(flat) + 1) // 2, name
+
+
+def check_fp8_tiles(kept):
+    checked = 0
+    for name, scale in kept.items():
+        if name.startswith("act.") and name.endswith(".deepgemm_1x128.scale"):
+            x = np.abs(kept[name.rsplit(".", 2)[0] + ".x"])
+            x = np.pad(x, ((0, 0), (0, -x.shape[1] % 128))).reshape(len(x), -1, 128)
+            assert np.array_equal(np.maximum(x.max(axis=2), np.float32(1e-4)) / np.float32(448), scale), name
+            checked += 1
+    assert checked == 4
+    amax = np.abs(kept["weight.heavy.x"]).max()
+    assert kept["weight.heavy.deepgemm_128x128.scale"].ravel() == amax / np.float32(448)
 
 
 def check_gguf_q8_0(kept):

@@ -25,6 +25,7 @@ pub mod minifloat;
 pub mod pack;
 pub mod round;
 pub mod scheme;
+pub mod swizzle;
 mod tensor;
 
 pub use blockwise::Nested;

@@ -5,8 +5,10 @@
 
 mod books;
 mod elements;
+mod fp8;
 mod gguf;
 mod ints;
+mod kv;
 mod mx;
 mod nvfp4;
 mod support;
