@@ -46,6 +46,8 @@ def main(source, out):
         gguf_blocks,
         fp8_tiles,
         kv_cache,
+        hadamard,
+        stochastic_rounding,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -219,6 +221,29 @@ def fp8_tiles(tensors, metadata, _decode):
 
 def kv_cache(tensors, metadata, _decode):
     return tensors_of_heads(tensors, 2), note(metadata, "first 2 of 4 heads; per-tensor FP8 left out")
+
+
+def hadamard(tensors, metadata, _decode):
+    lengths = ("n16", "n72", "n96", "n112", "n128", "n160")
+    kept = {}
+    for name, values in tensors.items():
+        family, *rest = name.split(".")
+        if family in lengths and rest[0] != "signs_i8" and "matrix" not in rest[0]:
+            values = values[:2]
+        if family in (*lengths, "te_rht16", "had12_i8", "had20_i8", "had172_i8"):
+            kept[name] = values
+    for n in lengths:
+        norm = np.linalg.norm
+        assert np.allclose(norm(kept[f"{n}.x_f64"], axis=1), norm(kept[f"{n}.y_f64"], axis=1), rtol=1e-13)
+    return kept, note(metadata, f"{lengths}, 2 of 4 vectors, and three of the base matrices")
+
+
+def stochastic_rounding(tensors, metadata, _decode):
+    low16 = tensors["x_bits"] & 0xFFFF
+    up = (tensors["x_bits"] >> 16) + (tensors["rand_u16"] < low16)
+    finite = tensors["finite_mask"] != 0
+    assert np.array_equal(up[finite], tensors["bf16_torchao_compare"][finite])
+    return tensors, note(metadata, "whole")
 
 
 def tensors_of_heads(tensors, heads):
