@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 1_500_000
-DTYPE_NAMES = {"float32": "F32", "uint8": "U8", "int8": "I8", "uint16": "U16", "int32": "I32", "uint32": "U32"}
+MAX_TOTAL_BYTES = 2_000_000
+DTYPE_NAMES = {"float64": "F64", "float32": "F32", "uint8": "U8", "int8": "I8", "uint16": "U16", "int32": "I32", "uint32": "U32"}
 WIDE_FORMATS = ("f16", "bf16")
 
 
@@ -35,6 +35,7 @@ def main(source, out):
         nvfp4,
         int_affine,
         bnb_blockwise,
+        gptq,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -153,6 +154,36 @@ def bnb_blockwise(tensors, metadata, _decode):
     for name in [k for k in kept if k.endswith(".absmax")]:
         check_flat_absmax(kept, name)
     return kept, note(metadata, "nf4 and fp4 only, no double quantization; weights: first 16 rows")
+
+
+def gptq(tensors, metadata, _decode):
+    """Rows of W do not meet, so any of them are quantized as in the whole; their losses are computed anew."""
+    kept_rows = {"a_64x96": 12, "b_256x256": 8}
+    kept = {}
+    for name, values in tensors.items():
+        case, *rest = name.split(".")
+        part = rest[-1]
+        if part in ("W", "codes", "scale_f64", "zero"):
+            kept[name] = values[: kept_rows[case]]
+        elif part in ("H", "perm", "g_idx"):
+            kept[name] = values
+        elif part == "loss_f64":
+            entry = name.removesuffix(".loss_f64")
+            assert abs(gptq_loss(tensors, entry) / values[0] - 1) < 1e-9, f"{entry}: not the loss of its codes"
+    for name in [k for k in kept if k.endswith(".codes")]:
+        entry = name.removesuffix(".codes")
+        kept[f"{entry}.loss_f64"] = np.array([gptq_loss(kept, entry)])
+    return kept, note(metadata, f"first rows of W, losses of these rows: {kept_rows}; no losses of other implementations")
+
+
+def gptq_loss(tensors, entry):
+    """tr((W - Q) H (W - Q)^T) from codes, scales and zero points, in float64."""
+    case = entry.split(".")[0]
+    w, h = (tensors[f"{case}.{part}"].astype(np.float64) for part in ("W", "H"))
+    codes, scale, zero = (tensors[f"{entry}.{part}"] for part in ("codes", "scale_f64", "zero"))
+    groups = tensors.get(f"{entry}.g_idx", np.arange(w.shape[1]) // 32)
+    d = w - scale[:, groups] * (codes.astype(np.float64) - zero[:, groups])
+    return float(np.einsum("ij,jk,ik->", d, h, d))
 
 
 # --- cutting ---
