@@ -2,11 +2,11 @@
 
 use std::ops::Range as Span;
 
-use mantissa_kernels::{Kernels, map_reduce_fixed};
+use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::blockwise::{Block, Decoder, Range};
 use mantissa_num::{Codes, Quantized, Scheme, code_unit};
 
-use super::GroupOrder;
+use super::{GptqOptions, GroupOrder, InverseFactor};
 use crate::rtn::append;
 
 /// Most rows that are solved together: they share one reading of U.
@@ -14,7 +14,7 @@ pub(super) const PANEL_ROWS: usize = 128;
 
 /// Everything that the rows share.
 pub(super) struct Problem<'a> {
-    pub(super) kernels: &'a Kernels,
+    pub(super) factor: &'a InverseFactor,
     pub(super) scheme: &'a Scheme,
     pub(super) outer: Option<f32>,
     /// `[rows, cols]`.
@@ -23,15 +23,6 @@ pub(super) struct Problem<'a> {
     pub(super) cols: usize,
     /// Columns of a group.
     pub(super) group: usize,
-    pub(super) groups: GroupOrder,
-    /// Column at each position.
-    pub(super) order: &'a [usize],
-    /// By column.
-    pub(super) dead: &'a [bool],
-    /// `U[cols, cols]` by position.
-    pub(super) upper: &'a [f64],
-    pub(super) lambda: f64,
-    pub(super) block: usize,
 }
 
 /// The parameters of a group.
@@ -86,12 +77,13 @@ impl Problem<'_> {
     /// Positions that are quantized before the rest of the row is updated. A group whose parameters need every update begins
     /// a block or lies within one.
     fn cuts(&self) -> Vec<Span<usize>> {
-        let (group, mut cuts, mut start) = (self.group, Vec::new(), 0);
+        let GptqOptions { groups, block, .. } = self.factor.options;
+        let (group, block, mut cuts, mut start) = (self.group, block.min(self.cols), Vec::new(), 0);
         while start < self.cols {
-            let end = match self.groups {
-                GroupOrder::Current if group <= self.block => start + self.block / group * group,
-                GroupOrder::Current => (start + self.block).min((start / group + 1) * group),
-                _ => start + self.block,
+            let end = match groups {
+                GroupOrder::Current if group <= block => start + block / group * group,
+                GroupOrder::Current => (start + block).min((start / group + 1) * group),
+                _ => start + block,
             };
             cuts.push(start..end.min(self.cols));
             start = end;
@@ -100,16 +92,17 @@ impl Problem<'_> {
     }
 
     fn panel(&self, rows: Span<usize>, cuts: &[Span<usize>]) -> Panel {
-        let (n, k, per_row) = (rows.len(), self.cols, self.cols.div_ceil(self.group));
+        let (factor, n, k) = (self.factor, rows.len(), self.cols);
+        let (per_row, widest) = (k.div_ceil(self.group), cuts.iter().map(Span::len).max().unwrap_or(0));
         let mut w = vec![0.0; n * k];
         let mut groups = vec![self.parameters(Range::EMPTY); n * per_row];
         let mut codes = vec![0; n * k];
         let mut losses = vec![(0.0, 0.0); n];
-        let mut errors = vec![0.0; n * self.block.min(k)];
+        let mut errors = vec![0.0; n * widest];
         for (row, w) in rows.clone().zip(w.chunks_exact_mut(k.max(1))) {
-            self.order.iter().zip(w).for_each(|(&column, w)| *w = f64::from(self.weight(row, column)));
+            factor.order.iter().zip(w).for_each(|(&column, w)| *w = f64::from(self.weight(row, column)));
         }
-        if self.groups == GroupOrder::Static {
+        if factor.options.groups == GroupOrder::Static {
             for (row, groups) in rows.clone().zip(groups.chunks_exact_mut(per_row.max(1))) {
                 self.static_groups(row, groups);
             }
@@ -127,42 +120,40 @@ impl Problem<'_> {
                 self.quantize_columns(&mut row, cut.clone(), &mut errors[i * width..(i + 1) * width]);
             }
             if cut.end < k {
-                let (shape, right) = ((n, k - cut.end, width), &self.upper[cut.start * k + cut.end..]);
-                self.kernels.gemm_sub_f64(shape, &errors, width, right, k, &mut w[cut.end..], k);
+                let (shape, right) = ((n, k - cut.end, width), &factor.upper[cut.start * k + cut.end..]);
+                factor.kernels.gemm_sub_f64(shape, &errors, width, right, k, &mut w[cut.end..], k);
             }
         }
-        let losses = losses.into_iter().map(|(damped, squares)| (damped - self.lambda * squares).max(0.0));
+        let losses = losses.into_iter().map(|(damped, squares)| (damped - factor.lambda * squares).max(0.0));
         self.finish(&codes, &groups, losses.collect())
     }
 
     /// Quantizes the positions `cut` of one row, writing `e` of each, and updates the row up to `cut.end`.
     fn quantize_columns(&self, row: &mut Row<'_>, cut: Span<usize>, errors: &mut [f64]) {
-        let (k, format) = (self.cols, &self.scheme.format);
+        let InverseFactor { kernels, options: GptqOptions { groups, .. }, order, dead, upper, .. } = self.factor;
+        let (k, format, is_static) = (self.cols, &self.scheme.format, *groups == GroupOrder::Static);
         // Before this block's own updates: what the published code takes a group's range from.
-        let lazy = if self.groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };
+        let lazy = if *groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };
         for position in cut.clone() {
-            let column = self.order[position];
-            let group = match self.groups {
-                GroupOrder::Static => column / self.group,
-                _ => position / self.group,
-            };
-            if self.groups != GroupOrder::Static && position % self.group == 0 {
+            let column = order[position];
+            let group = if is_static { column } else { position } / self.group;
+            if !is_static && position % self.group == 0 {
                 row.groups[group] = self.parameters(group_range(row.w, &lazy, position, self.group, &cut));
             }
             let Group { block, decoder } = row.groups[group];
             let index = (row.index * k + column) as u64;
             let code = self.scheme.encode(row.w[position] as f32, &block, index);
             let value = f64::from(decoder.value(format.element(code)));
-            let upper = &self.upper[position * k..][position..cut.end];
+            let upper = &upper[position * k..][position..cut.end];
             let error = (row.w[position] - value) / upper[0];
             row.codes[column] = code;
             errors[position - cut.start] = error;
-            if !self.dead[column] {
+            if !dead[column] {
                 let change = f64::from(self.weight(row.index, column)) - value;
                 row.loss.0 += error * error;
                 row.loss.1 += change * change;
             }
-            self.kernels.sub_axpy_f64(error, &upper[1..], &mut row.w[position + 1..cut.end]);
+            kernels.sub_axpy_f64(error, &upper[1..], &mut row.w[position + 1..cut.end]);
         }
     }
 
@@ -180,7 +171,7 @@ impl Problem<'_> {
     }
 
     fn weight(&self, row: usize, column: usize) -> f32 {
-        if self.dead[column] { 0.0 } else { self.w[row * self.cols + column] }
+        if self.factor.dead[column] { 0.0 } else { self.w[row * self.cols + column] }
     }
 
     fn finish(&self, codes: &[u32], groups: &[Group], losses: Vec<f64>) -> Panel {
