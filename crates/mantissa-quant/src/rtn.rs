@@ -12,7 +12,7 @@ use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_num::blockwise;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::scheme::Rule;
-use mantissa_num::{Blocks, Code, Codes, Given, Quantized, Rounding, Scheme, TensorError, code_unit};
+use mantissa_num::{Blocks, Code, Codes, Given, Quantized, Rounding, Scheme, TensorError};
 
 use crate::error_stats::ErrorStats;
 
@@ -48,7 +48,7 @@ pub fn quantize(
         let (first, last) = (range.start * grain, (range.end * grain).min(rows));
         quantize_panel(scheme, &w[first * cols..last * cols], first, cols, outer)
     };
-    let start = Ok((nothing(scheme, rows, cols, outer), ErrorStats::default()));
+    let start = Ok((Quantized { outer, ..Quantized::empty(scheme.format.clone(), rows, cols) }, ErrorStats::default()));
     map_reduce_fixed(threads, panels, 1, panel, start, |all, part| {
         let (mut all, mut stats): (Quantized, ErrorStats) = all?;
         let (part, part_stats) = part?;
@@ -58,15 +58,6 @@ pub fn quantize(
         stats.merge(&part_stats);
         Ok((all, stats))
     })
-}
-
-/// A tensor to which panels are appended.
-fn nothing(scheme: &Scheme, rows: usize, cols: usize, outer: Option<f32>) -> Quantized {
-    let format = scheme.format.clone();
-    let codes = Codes::with_capacity(code_unit(&format), rows * cols);
-    let scale_unit = format.scale().map_or(1, |scale| scale.code.unit_bytes());
-    let scales = Codes::with_capacity(scale_unit, format.blocks().count(rows, cols));
-    Quantized { format, rows, cols, codes, scales, outer, zeros: Vec::new() }
 }
 
 /// Rows of a panel that holds whole blocks.
@@ -174,13 +165,10 @@ fn integers(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quan
         zero_empty_groups(w, cols, group, &mut zeros, &mut codes);
     }
     Some(Quantized {
-        format: scheme.format.clone(),
-        rows,
-        cols,
         codes: Codes::U8(codes.into_iter().map(|c| c as u8).collect()),
         scales: stored,
-        outer: None,
         zeros: zeros.into_iter().map(i32::from).collect(),
+        ..Quantized::empty(scheme.format.clone(), rows, cols)
     })
 }
 
