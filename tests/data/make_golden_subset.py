@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 2_600_000
+MAX_TOTAL_BYTES = 3_000_000
 DTYPE_NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -48,6 +48,7 @@ def main(source, out):
         kv_cache,
         hadamard,
         stochastic_rounding,
+        gptq,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -255,6 +256,36 @@ def tensors_of_heads(tensors, heads):
 
 
 GGUF_WRITTEN = ("Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "BF16")
+
+
+def gptq(tensors, metadata, _decode):
+    """Rows of W do not meet, so any of them are quantized as in the whole; their losses are computed anew."""
+    kept_rows = {"a_64x96": 12, "b_256x256": 8}
+    kept = {}
+    for name, values in tensors.items():
+        case, *rest = name.split(".")
+        part = rest[-1]
+        if part in ("W", "codes", "scale_f64", "zero"):
+            kept[name] = values[: kept_rows[case]]
+        elif part in ("H", "perm", "g_idx"):
+            kept[name] = values
+        elif part == "loss_f64":
+            entry = name.removesuffix(".loss_f64")
+            assert abs(gptq_loss(tensors, entry) / values[0] - 1) < 1e-9, f"{entry}: not the loss of its codes"
+    for name in [k for k in kept if k.endswith(".codes")]:
+        entry = name.removesuffix(".codes")
+        kept[f"{entry}.loss_f64"] = np.array([gptq_loss(kept, entry)])
+    return kept, note(metadata, f"first rows of W, losses of these rows: {kept_rows}; no losses of other implementations")
+
+
+def gptq_loss(tensors, entry):
+    """tr((W - Q) H (W - Q)^T) from codes, scales and zero points, in float64."""
+    case = entry.split(".")[0]
+    w, h = (tensors[f"{case}.{part}"].astype(np.float64) for part in ("W", "H"))
+    codes, scale, zero = (tensors[f"{entry}.{part}"] for part in ("codes", "scale_f64", "zero"))
+    groups = tensors.get(f"{entry}.g_idx", np.arange(w.shape[1]) // 32)
+    d = w - scale[:, groups] * (codes.astype(np.float64) - zero[:, groups])
+    return float(np.einsum("ij,jk,ik->", d, h, d))
 
 
 # --- cutting ---

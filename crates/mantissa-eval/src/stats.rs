@@ -87,7 +87,10 @@ mod tests {
     #[test]
     fn percentiles_by_nearest_rank() {
         let sorted: Vec<f32> = (1..=200).map(|i| i as f32).collect();
-        assert_eq!((percentile(&sorted, 0.99), percentile(&sorted, 0.5), percentile(&sorted, 1.0)), (198.0, 100.0, 200.0));
+        assert_eq!(
+            (percentile(&sorted, 0.99), percentile(&sorted, 0.5), percentile(&sorted, 1.0)),
+            (198.0, 100.0, 200.0)
+        );
         assert!(percentile(&[], 0.5).is_nan());
     }
 }

@@ -98,14 +98,18 @@ pub fn token_file(argument: &str) -> Result<Vec<Sequence>, TokenError> {
         return Err(field(file, "size", format!("{size} bytes"), format!("at most {MAX_FILE}")));
     }
     let bytes = std::fs::read(file).map_err(io)?;
-    let value: Value = serde_json::from_slice(&bytes).map_err(|e| field(file, "JSON", e.to_string(), "JSON"))?;
+    let value: Value =
+        serde_json::from_slice(&bytes).map_err(|e| field(file, "JSON", e.to_string(), "JSON"))?;
     let windows = match key {
         None => &value,
         Some(key) => value.get(key).ok_or_else(|| field(file, key, "nothing", keys(&value)))?,
     };
     let name = key.unwrap_or("root");
-    let list = windows.as_array().ok_or_else(|| field(file, name, kind(windows), format!("a list of lists of ids; {}", keys(&value))))?;
-    let sequences: Vec<_> = list.iter().enumerate().map(|(i, w)| window(file, name, i, w)).collect::<Result<_, _>>()?;
+    let list = windows.as_array().ok_or_else(|| {
+        field(file, name, kind(windows), format!("a list of lists of ids; {}", keys(&value)))
+    })?;
+    let sequences: Vec<_> =
+        list.iter().enumerate().map(|(i, w)| window(file, name, i, w)).collect::<Result<_, _>>()?;
     not_empty(argument, sequences)
 }
 
@@ -122,7 +126,8 @@ fn window(file: &str, name: &str, index: usize, value: &Value) -> Result<Sequenc
     let ids = value.as_array().ok_or_else(|| field(file, &at(), kind(value), "a list of token ids"))?;
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     let tokens: Option<Vec<u32>> = ids.iter().map(id).collect();
-    let tokens = tokens.ok_or_else(|| field(file, &at(), "something that is not an id", "ids from 0 to 4294967295"))?;
+    let tokens = tokens
+        .ok_or_else(|| field(file, &at(), "something that is not an id", "ids from 0 to 4294967295"))?;
     Ok(Sequence { tokens, from: 1 })
 }
 
@@ -156,7 +161,10 @@ pub fn parse_docs(text: &str) -> Result<RangeInclusive<usize>, TokenError> {
     let bounds = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match bounds {
         Some((first, last)) if 1 <= first && first <= last => Ok(first..=last),
-        _ => Err(TokenError::Docs { found: format!("\"{text}\""), allowed: "A..B with 1 <= A <= B".to_owned() }),
+        _ => Err(TokenError::Docs {
+            found: format!("\"{text}\""),
+            allowed: "A..B with 1 <= A <= B".to_owned(),
+        }),
     }
 }
 
@@ -173,7 +181,11 @@ pub fn sequences_from_text(
     options: &TextOptions,
 ) -> Result<Vec<Sequence>, TokenError> {
     if options.context < 2 {
-        return Err(TokenError::Window { option: "--context", found: options.context, allowed: "2 or more".into() });
+        return Err(TokenError::Window {
+            option: "--context",
+            found: options.context,
+            allowed: "2 or more".into(),
+        });
     }
     let sequences = match &options.split {
         Some(separator) => documents(text, separator, tokenizer, options)?,
@@ -199,7 +211,11 @@ fn documents(
         tokens.truncate(options.context);
         Ok(Sequence { tokens, from: 1 })
     };
-    all[first - 1..last].iter().map(sequence).filter(|s| s.as_ref().map_or(true, |s| s.tokens.len() > 1)).collect()
+    all[first - 1..last]
+        .iter()
+        .map(sequence)
+        .filter(|s| s.as_ref().map_or(true, |s| s.tokens.len() > 1))
+        .collect()
 }
 
 fn windows(text: &str, tokenizer: &Tokenizer, options: &TextOptions) -> Result<Vec<Sequence>, TokenError> {
@@ -209,7 +225,11 @@ fn windows(text: &str, tokenizer: &Tokenizer, options: &TextOptions) -> Result<V
     let block = options.context.saturating_sub(bos.len()).max(1);
     let stride = options.stride.unwrap_or(block);
     if stride == 0 || stride > block {
-        return Err(TokenError::Window { option: "--stride", found: stride, allowed: format!("1 to {block}") });
+        return Err(TokenError::Window {
+            option: "--stride",
+            found: stride,
+            allowed: format!("1 to {block}"),
+        });
     }
     let mut all = Vec::new();
     let mut start = 0;

@@ -1,7 +1,7 @@
 //! Measures the evaluation pass of a model on one thread: `forward_bench MODEL [WINDOWS [LENGTH]]`.
 //!
-//! Prints tokens per second (medians of several runs), with and without the head's logits, the share of f32 products in it and the rate of one
-//! large product on this machine for comparison.
+//! Prints tokens per second (medians of several runs), with and without the head's logits, the share of f32
+//! products in it and the rate of one large product on this machine for comparison.
 
 use std::error::Error;
 use std::path::Path;

@@ -8,19 +8,26 @@ use mantissa_kernels::CausalAttention;
 /// Tokens that go through the MLP at a time: its inner activations are by far the widest.
 const MLP_TOKENS: usize = 512;
 
-/// Least number of rows of an evaluation pass: shorter ones are padded. Products of up to 64 rows may be summed in another
-/// order, and a sequence is to have the same bits alone and in a batch.
+/// Least number of rows of an evaluation pass: shorter ones are padded. Products of up to 64 rows may be
+/// summed in another order, and a sequence is to have the same bits alone and in a batch.
 pub(crate) const MIN_ROWS: usize = 65;
 
 /// Packed sequences: `lens[i]` tokens each, one after another, all beginning at position `start`.
 #[derive(Clone, Copy, Debug)]
-pub struct Sequences<'a> {
+pub(crate) struct Sequences<'a> {
     /// Number of tokens of each.
-    pub lens: &'a [usize],
+    pub(crate) lens: &'a [usize],
     /// Position of the first token of each.
-    pub start: usize,
+    pub(crate) start: usize,
     /// Rows of the activations, at least the sum of `lens`; what is beyond is padding.
-    pub rows: usize,
+    pub(crate) rows: usize,
+}
+
+impl Sequences<'_> {
+    /// Rows that are no padding.
+    pub(crate) fn tokens(&self) -> usize {
+        self.lens.iter().sum()
+    }
 }
 
 /// Activations of one forward pass and its scratch. One per thread.
@@ -128,10 +135,12 @@ impl Sizes {
 }
 
 impl Buffers {
-    /// Allocates for passes of up to `max_tokens` tokens in sequences (cached ones included) of up to `max_len`.
+    /// Allocates for passes of up to `max_tokens` tokens in sequences (cached ones included) of up to
+    /// `max_len`.
     ///
     /// # Errors
-    /// [`LoadError::Context`] where `max_len` exceeds the model's context, [`LoadError::Memory`] where there is not enough memory.
+    /// [`LoadError::Context`] where `max_len` exceeds the model's context, [`LoadError::Memory`] where there
+    /// is not enough memory.
     pub fn plan(config: &ModelConfig, max_tokens: usize, max_len: usize) -> Result<Self, LoadError> {
         check_context(config, max_len)?;
         let memory =
@@ -212,8 +221,8 @@ impl Buffers {
         }
     }
 
-    /// Cuts `rows` tokens into nearly equal parts that the MLP's buffers hold. The parts of a large pass are all large, so
-    /// that none is multiplied by the path for single rows.
+    /// Cuts `rows` tokens into nearly equal parts that the MLP's buffers hold. The parts of a large pass are
+    /// all large, so that none is multiplied by the path for single rows.
     pub(crate) fn mlp_parts(rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
         let parts = rows.div_ceil(MLP_TOKENS);
         (0..parts).map(move |i| i * rows / parts..(i + 1) * rows / parts)

@@ -24,7 +24,8 @@ impl KvCache {
     /// Allocates for `capacity` tokens.
     ///
     /// # Errors
-    /// [`LoadError::Context`] where the model's context is shorter, [`LoadError::Memory`] where there is not enough memory.
+    /// [`LoadError::Context`] where the model's context is shorter, [`LoadError::Memory`] where there is not
+    /// enough memory.
     pub fn plan(config: &ModelConfig, capacity: usize) -> Result<Self, LoadError> {
         check_context(config, capacity)?;
         let memory = || LoadError::Memory { what: "KV cache", bytes: Self::bytes_needed(config, capacity) };

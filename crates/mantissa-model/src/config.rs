@@ -1,6 +1,7 @@
 //! A model's `config.json`, checked: what is in a [`ModelConfig`] can be built and allocated for.
 //!
-//! Field names and defaults are those of transformers 5.23. Fields that do not change the computation are ignored.
+//! Field names and defaults are those of transformers 5.23. Fields that do not change the computation are
+//! ignored.
 
 mod fields;
 mod rope;
@@ -124,7 +125,8 @@ impl ModelConfig {
     /// Reads and checks the contents of `config.json`. `file` is the name that errors give.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first field that is missing, of the wrong type, out of range, inconsistent or not supported.
+    /// [`ConfigError`] for the first field that is missing, of the wrong type, out of range, inconsistent or
+    /// not supported.
     pub fn from_json(value: &Value, file: &str) -> Result<Self, ConfigError> {
         let fields = Fields::root(file, value)?;
         let model_type = ModelType::parse(fields)?;

@@ -8,7 +8,7 @@ use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
 use crate::graph::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::layer::Layer;
-use crate::linear::Linear;
+use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
 
@@ -32,12 +32,13 @@ pub struct Batch<'a> {
     pub lens: &'a [usize],
 }
 
-/// The result of a pass: the hidden states after the last norm, `[tokens, hidden]`, from which logits are computed as they
-/// are needed.
+/// The result of a pass: the hidden states after the last norm, `[tokens, hidden]`, from which logits are
+/// computed as they are needed.
 #[derive(Debug)]
 pub struct Hidden<'a> {
     decoder: &'a Decoder,
     states: &'a [f32],
+    quantized: &'a mut [f32],
     panel: &'a mut [f32],
 }
 
@@ -48,17 +49,13 @@ impl Decoder {
     /// [`LoadError`] names the field, the tensor or the linear layer that does not fit.
     pub fn load(source: &dyn WeightSource) -> Result<Self, LoadError> {
         let config = load_config(source)?;
-        let table = |module: &str| {
-            let weight = source.linear(module, config.vocab_size, config.hidden_size, false)?;
-            Linear::new(module, weight)
-        };
         let layers = (0..config.num_hidden_layers).map(|layer| Layer::load(source, &config, layer));
         let norm = source.tensor_f32(FINAL_NORM, &[config.hidden_size])?;
         Ok(Decoder {
-            embedding: table(EMBEDDING)?,
+            embedding: load_embedding(source, &config)?,
             layers: layers.collect::<Result<_, _>>()?,
             norm: RmsNorm::new(norm, config.rms_norm_eps),
-            head: if config.tie_word_embeddings { None } else { Some(table(HEAD)?) },
+            head: if config.tie_word_embeddings { None } else { Some(load_table(source, &config, HEAD)?) },
             config,
         })
     }
@@ -83,8 +80,8 @@ impl Decoder {
     /// Runs whole sequences. A sequence's states have the same bits in any batch.
     ///
     /// # Errors
-    /// [`ForwardError`] where a token is not in the vocabulary, the batch is inconsistent or larger than planned, or an
-    /// activation cannot be quantized.
+    /// [`ForwardError`] where a token is not in the vocabulary, the batch is inconsistent or larger than
+    /// planned, or an activation cannot be quantized.
     pub fn forward<'a>(
         &'a self,
         batch: &Batch<'_>,
@@ -127,28 +124,57 @@ impl Decoder {
     ) -> Result<Hidden<'a>, ForwardError> {
         self.embed(tokens, seqs.rows, b)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), b)?;
+            layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), None, b)?;
         }
         if let Some(cache) = cache {
             cache.commit(tokens.len());
         }
         let len = tokens.len() * self.config.hidden_size;
         self.norm.forward(&b.residual[..len], &mut b.normed[..len]);
-        Ok(Hidden { decoder: self, states: &b.normed[..len], panel: &mut b.panel })
+        let states = &b.normed[..len];
+        Ok(Hidden { decoder: self, states, quantized: &mut b.quantized, panel: &mut b.panel })
     }
 
     /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
     fn embed(&self, tokens: &[u32], rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
-        let (vocab_size, d) = (self.config.vocab_size, self.config.hidden_size);
-        if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
-            return Err(ForwardError::Vocabulary { index, token, vocab_size });
-        }
-        for (&token, out) in tokens.iter().zip(b.residual.chunks_exact_mut(d)) {
-            self.embedding.row(token as usize, out);
-        }
-        b.residual[tokens.len() * d..rows * d].fill(0.0);
+        let d = self.config.hidden_size;
+        let (states, padding) = b.residual[..rows * d].split_at_mut(tokens.len() * d);
+        embed(&self.embedding, tokens, states)?;
+        padding.fill(0.0);
         Ok(())
     }
+}
+
+/// The embedding by itself, `[vocabulary, hidden]`, for work that holds one layer at a time.
+///
+/// # Errors
+/// As [`WeightSource`]'s.
+pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Linear, LoadError> {
+    load_table(source, config, EMBEDDING)
+}
+
+fn load_table(source: &dyn WeightSource, config: &ModelConfig, module: &str) -> Result<Linear, LoadError> {
+    let weight = source.linear(module, config.vocab_size, config.hidden_size, false)?;
+    Linear::new(module, weight)
+}
+
+/// The tokens' rows of `embedding` into `states` (`[tokens, hidden]`): what the first layer reads.
+///
+/// # Errors
+/// [`ForwardError::Vocabulary`]; the states are then as they were.
+///
+/// # Panics
+/// If `states` has another length.
+pub fn embed(embedding: &Linear, tokens: &[u32], states: &mut [f32]) -> Result<(), ForwardError> {
+    let (vocab_size, d) = (embedding.rows(), embedding.cols());
+    assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
+    if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+        return Err(ForwardError::Vocabulary { index, token, vocab_size });
+    }
+    for (&token, out) in tokens.iter().zip(states.chunks_exact_mut(d)) {
+        embedding.row(token as usize, out);
+    }
+    Ok(())
 }
 
 impl Hidden<'_> {
@@ -162,8 +188,8 @@ impl Hidden<'_> {
         self.states
     }
 
-    /// Logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Calls for more than 64 rows give a token the same
-    /// bits however the tokens are cut; smaller ones may differ in the last bits.
+    /// Logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Calls for more than 64 rows give
+    /// a token the same bits however the tokens are cut; smaller ones may differ in the last bits.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -174,15 +200,8 @@ impl Hidden<'_> {
         let d = self.decoder.config.hidden_size;
         let states = &self.states[rows.start * d..rows.end * d];
         let head = self.decoder.head.as_ref().unwrap_or(&self.decoder.embedding);
-        let Some(input) = head.input() else {
-            head.forward(states, out, false, self.panel);
-            return Ok(());
-        };
-        let mut states = states.to_vec();
-        let failed = |error| ForwardError::Input { module: head.module().into(), error };
-        input.apply(&mut states, d).map_err(failed)?;
-        head.forward(&states, out, false, self.panel);
-        Ok(())
+        let job = Job { linear: head, out, accumulate: false };
+        forward_fused([job], states, self.quantized, self.panel)
     }
 }
 
@@ -199,4 +218,70 @@ fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> {
         config.apply_generation_config(&value, &path.display().to_string())?;
     }
     Ok(config)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::source::MapSource;
+
+    /// A model of every optional part: biases, sub-norms or head norms, untied head.
+    fn source(model_type: &str) -> MapSource {
+        let config = json!({
+            "model_type": model_type, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 30,
+            "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "attention_bias": true, "mlp_bias": true,
+            "sliding_window": null
+        });
+        let parsed = ModelConfig::from_json(&config, "config.json").unwrap();
+        let values = |n: usize| (0..n).map(|i| (i as f32 * 0.77 + n as f32).sin() * 0.5).collect();
+        let tensor = |t: crate::TensorInfo| {
+            let n = t.shape.iter().product();
+            (t.name, (t.shape, values(n)))
+        };
+        let tensors = parsed.tensors().into_iter().map(tensor).collect();
+        MapSource { config, tensors, ..MapSource::default() }
+    }
+
+    #[test]
+    fn every_tensor_of_the_graph_is_needed_and_no_other() {
+        for (_, model_type) in crate::ModelType::NAMES {
+            let whole = source(model_type);
+            let decoder = Decoder::load(&whole).unwrap();
+            let mut buffers = Buffers::plan(decoder.config(), 3, 3).unwrap();
+            let hidden = decoder.forward(&Batch { tokens: &[1, 2, 29], lens: &[3] }, &mut buffers).unwrap();
+            assert!(hidden.states().iter().all(|x| x.is_finite()));
+            for name in whole.tensors.keys() {
+                let mut part = whole.clone();
+                part.tensors.remove(name);
+                let error = Decoder::load(&part).map(|_| ()).unwrap_err();
+                assert!(
+                    matches!(&error, LoadError::MissingTensor { tensor, .. } if tensor == name),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn weights_of_another_model_are_refused_with_both_shapes() {
+        let mut source = source("llama");
+        source.config["vocab_size"] = json!(31);
+        let error = Decoder::load(&source).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("model.embed_tokens.weight") && error.contains("[30, 16]"), "{error}");
+        assert!(error.contains("[31, 16]"), "{error}");
+        source.config = json!({"model_type": "llama"});
+        assert!(matches!(Decoder::load(&source), Err(LoadError::Config(_))));
+    }
+
+    #[test]
+    fn decoders_are_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Decoder>();
+        shared::<Buffers>();
+        shared::<KvCache>();
+    }
 }

@@ -1,6 +1,7 @@
 //! What can go wrong with a model: loading it, and running it.
 
 use mantissa_num::TensorError;
+use mantissa_store::ErrorClass;
 
 use crate::config::ConfigError;
 
@@ -86,7 +87,18 @@ pub enum LoadError {
     },
 }
 
-/// Why a forward pass was refused.
+impl LoadError {
+    /// Who must act on it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            LoadError::Store(error) => error.class(),
+            LoadError::Memory { .. } => ErrorClass::Environment,
+            _ => ErrorClass::Input,
+        }
+    }
+}
+
+/// Why a forward pass was refused. The input is at fault in every case.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {

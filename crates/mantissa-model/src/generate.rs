@@ -1,13 +1,15 @@
 //! Generation: the prompt through the cache, then token by token, greedily or sampled.
 //!
-//! Sampling draws from the softmax of `logits / temperature`, cut to the `top_k` most probable tokens and then to the fewest
-//! that hold `top_p` of what is left (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration"). Draw `i` takes word `i`
-//! of the Philox stream of the seed, so that a run is the same on every machine and in any order of calls.
+//! Sampling draws from the softmax of `logits / temperature`, cut to the `top_k` most probable tokens and
+//! then to the fewest that hold `top_p` of what is left (Holtzman et al. 2020, "The Curious Case of Neural
+//! Text Degeneration"). Draw `i` takes word `i` of the Philox stream of the seed, so that a run is the same
+//! on every machine and in any order of calls.
 
 use std::ops::ControlFlow;
 
 use mantissa_kernels::kernels;
 use mantissa_num::round::random_u32;
+use mantissa_store::ErrorClass;
 
 use crate::buffers::{Buffers, check_context};
 use crate::cache::KvCache;
@@ -95,6 +97,16 @@ pub enum GenerateError {
     },
 }
 
+impl GenerateError {
+    /// Who must act on it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            GenerateError::Plan(error) => error.class(),
+            _ => ErrorClass::Input,
+        }
+    }
+}
+
 /// Continues `prompt`. `on_token` gets every new token and may end the text.
 ///
 /// # Errors
@@ -155,7 +167,8 @@ impl Sampling {
         Ok(self)
     }
 
-    /// The next token, or `None` where no logit is a number. `draw` counts the tokens drawn before; `choices` is scratch.
+    /// The next token, or `None` where no logit is a number. `draw` counts the tokens drawn before; `choices`
+    /// is scratch.
     pub fn choose(&self, logits: &[f32], draw: u64, choices: &mut Vec<(f64, u32)>) -> Option<u32> {
         let best = kernels().argmax(logits)?;
         if self.temperature == 0.0 || !logits[best].is_finite() {

@@ -1,13 +1,15 @@
-//! Run-time quantization of a linear layer's input, each token by itself: the values of [`fake_quantize`] with a row per token.
+//! Run-time quantization of a linear layer's input, each token by itself: the values of [`fake_quantize`]
+//! with a row per token.
 //!
-//! INT8 and FP8 E4M3 per token, the common cases, have loops of their own with the same operations in the same order (scale by
-//! division, nearest-even, one product back) and so the same bits; other schemes run the reference.
+//! Symmetric integers and scaled floats per token or group, the common cases, have a loop of their own with
+//! the same operations in the same order (block scale by [`Scheme::block`], division, nearest-even, one
+//! product back) and so the same values, zeros aside, which may differ in sign. Other schemes run the
+//! reference.
 
 use mantissa_kernels::kernels;
-use mantissa_num::minifloat::E4M3;
+use mantissa_num::blockwise::Range;
 use mantissa_num::{
-    Affine, Blocks, Code, Format, Given, Offset, Rounding, Rule, ScaleTree, Scheme, Source, TensorError,
-    fake_quantize,
+    Affine, Blocks, Code, Format, Given, Offset, Rounding, Rule, Scheme, Source, TensorError, fake_quantize,
 };
 use mantissa_store::convention::ActivationQuant;
 
@@ -22,16 +24,23 @@ pub struct InputQuantizer {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Path {
-    Int8Token,
-    E4m3Token,
+    Fast(Element),
     Reference,
+}
+
+/// What a scaled value is rounded to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Element {
+    Int { low: f32, high: f32 },
+    Float { mantissa_bits: u32, min_normal: f32, max: f32 },
 }
 
 impl InputQuantizer {
     /// For linear layer `module`.
     ///
     /// # Errors
-    /// [`LoadError::InputScheme`] where a token's values would depend on its neighbours, or a stored scale is missing.
+    /// [`LoadError::InputScheme`] where a token's values would depend on its neighbours, or a stored scale is
+    /// missing.
     pub fn new(module: &str, quant: &ActivationQuant) -> Result<Self, LoadError> {
         let refuse = |allowed| {
             Err(LoadError::InputScheme {
@@ -58,7 +67,10 @@ impl InputQuantizer {
         if !fixed && scheme.format.scale().is_some() && !within_rows(scheme.format.blocks()) {
             return refuse("scales per token or per group of a token");
         }
-        let path = if quant.outer.is_none() { fast_path(scheme) } else { Path::Reference };
+        let path = match fast_element(scheme) {
+            Some(element) if !fixed => Path::Fast(element),
+            _ => Path::Reference,
+        };
         Ok(InputQuantizer { quant: quant.clone(), path })
     }
 
@@ -75,31 +87,40 @@ impl InputQuantizer {
         if width == 0 {
             return Ok(());
         }
+        /// Close to the limit of f32 the reference holds scales back so that no code decodes to infinity.
+        const LIMIT: f32 = 1e38;
+        let amax = kernels().amax(x);
         match self.path {
-            Path::Int8Token => self.by_token(x, width, int8_token),
-            Path::E4m3Token => self.by_token(x, width, e4m3_token),
-            Path::Reference => self.reference(x, width),
+            Path::Fast(element) if amax <= LIMIT => {
+                let block = match self.quant.scheme.format.blocks() {
+                    Blocks::Group(g) => width.min(g as usize),
+                    _ => width,
+                };
+                x.chunks_exact_mut(width)
+                    .flat_map(|token| token.chunks_mut(block))
+                    .for_each(|block| self.block(element, block));
+                Ok(())
+            }
+            _ => self.reference(x, width),
         }
     }
 
-    fn by_token(
-        &self,
-        x: &mut [f32],
-        width: usize,
-        quantize: impl Fn(&mut [f32], f32),
-    ) -> Result<(), TensorError> {
-        /// Close to the limit of f32 the reference holds scales back so that no code decodes to infinity.
-        const LIMIT: f32 = 1e38;
-        let kernels = kernels();
-        let amax = kernels.amax(x);
-        if amax > LIMIT || amax.is_nan() {
-            return self.reference(x, width);
+    fn block(&self, element: Element, x: &mut [f32]) {
+        let (scheme, outer) = (&self.quant.scheme, self.quant.outer);
+        // The bit patterns of magnitudes are ordered as the magnitudes are, and integers are compared faster.
+        let amax =
+            f32::from_bits(x.iter().map(|x| (x.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max) as u32);
+        let block = scheme.block(Range { min: -amax, max: amax, nan: false }, false, outer);
+        let scale = scheme.format.decoder(block.scale, 0, outer).value(1.0);
+        match element {
+            Element::Int { low, high } => {
+                x.iter_mut().for_each(|x| *x = round_int(*x / scale, low, high) * scale);
+            }
+            Element::Float { mantissa_bits, min_normal, max } => {
+                let (least, shift) = (min_normal.to_bits(), (23 - mantissa_bits) << 23);
+                x.iter_mut().for_each(|x| *x = round_float(*x / scale, least, shift, max) * scale);
+            }
         }
-        for token in x.chunks_exact_mut(width) {
-            let amax = kernels.amax(token);
-            quantize(token, amax);
-        }
-        Ok(())
     }
 
     fn reference(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
@@ -113,48 +134,52 @@ fn within_rows(blocks: Blocks) -> bool {
     blocks.within_rows() || matches!(blocks, Blocks::Tile { rows: 1, .. })
 }
 
-fn fast_path(scheme: &Scheme) -> Path {
-    let plain_scale = ScaleTree::leaf(Code::F32);
-    match &scheme.format {
-        Format::Affine(Affine { code, blocks: Blocks::Row, scale: Some(scale), offset: Offset::None })
-            if *scale == plain_scale && scheme.encoder.rounding == Rounding::NearestEven =>
-        {
-            match (*code, scheme.encoder.rule) {
-                (Code::Int(8), Rule::Full) => Path::Int8Token,
-                (Code::Float(float), _) if float == E4M3 => Path::E4m3Token,
-                _ => Path::Reference,
-            }
+/// The element of a scheme whose codes are `round(x / scale)` and whose values are `code · scale`, with one
+/// scale for a row or a part of it that depends on the largest magnitude alone.
+fn fast_element(scheme: &Scheme) -> Option<Element> {
+    let Format::Affine(Affine {
+        code,
+        blocks: Blocks::Row | Blocks::Group(_),
+        scale: Some(_),
+        offset: Offset::None,
+    }) = &scheme.format
+    else {
+        return None;
+    };
+    let rule = scheme.encoder.rule;
+    if scheme.encoder.rounding != Rounding::NearestEven {
+        return None;
+    }
+    match (*code, rule) {
+        (Code::Int(bits), Rule::Full | Rule::Restricted) => {
+            let high = ((1i32 << (bits - 1)) - 1) as f32;
+            Some(Element::Int { low: if rule == Rule::Full { -high - 1.0 } else { -high }, high })
         }
-        _ => Path::Reference,
+        (Code::Float(float), Rule::Amax | Rule::Floor | Rule::Ceil | Rule::Even | Rule::Rceil | Rule::Ct)
+            if float.bits() <= 8 =>
+        {
+            let (mantissa_bits, min_normal, max) = (float.mantissa_bits, float.min_normal(), float.max());
+            Some(Element::Float { mantissa_bits, min_normal, max })
+        }
+        _ => None,
     }
 }
 
-fn nonzero(scale: f32) -> f32 {
-    if scale == 0.0 { f32::EPSILON } else { scale }
-}
-
-fn int8_token(token: &mut [f32], amax: f32) {
-    // Adding and taking away 1.5·2^23 rounds to an integer, ties to even, anything below 2^22.
+/// The nearest integer, ties to even, between `low` and `high`.
+fn round_int(x: f32, low: f32, high: f32) -> f32 {
+    // Adding and taking away 1.5·2^23 rounds to an integer anything below 2^22.
     const ROUND: f32 = 12_582_912.0;
-    let scale = nonzero(amax / 127.5);
-    for x in token {
-        let code = ((*x / scale).clamp(-128.0, 127.0) + ROUND) - ROUND;
-        *x = code * scale;
-    }
+    (x.clamp(low, high) + ROUND) - ROUND
 }
 
-fn e4m3_token(token: &mut [f32], amax: f32) {
-    /// Exponent field of 2^-6, the least normal E4M3.
-    const MIN_NORMAL: u32 = (127 - 6) << 23;
-    let scale = nonzero(amax / 448.0);
-    for x in token {
-        let scaled = *x / scale;
-        let magnitude = scaled.abs();
-        // 2^20 times the value's power of two has an ulp of 2^-3 of it: E4M3's step.
-        let step = f32::from_bits((magnitude.to_bits() & 0x7f80_0000).max(MIN_NORMAL) + (20 << 23));
-        let element = ((magnitude + step) - step).min(448.0).copysign(scaled);
-        *x = element * scale;
-    }
+/// The nearest element, ties to even. `least` is the bit pattern of the smallest normal element, `shift` the
+/// difference of f32's and the element's mantissa widths in the place of f32's exponent.
+fn round_float(x: f32, least: u32, shift: u32, max: f32) -> f32 {
+    let magnitude = x.abs().min(max);
+    // The power of two whose f32 ulp is the distance of elements around `magnitude`: adding it and taking it
+    // away rounds to one.
+    let step = f32::from_bits((magnitude.to_bits() & 0x7f80_0000).max(least) + shift);
+    ((magnitude + step) - step).copysign(x)
 }
 
 #[cfg(test)]
@@ -195,23 +220,51 @@ mod tests {
     }
 
     #[test]
-    fn fast_paths_have_the_bits_of_the_reference() {
-        for text in ["int8-token", "fp8-e4m3-token"] {
-            let quantizer = quantizer(text, None);
+    fn fast_paths_have_the_values_of_the_reference() {
+        let schemes = [
+            ("int8-token", None),
+            ("int8-token:restricted", None),
+            ("int4-g32", None),
+            ("int5-g7", None),
+            ("fp8-e4m3-token", None),
+            ("fp8-e5m2-g16", None),
+            ("fp6-e2m3-g32", None),
+            ("mxfp4", None),
+            ("mxfp4:ct", None),
+            ("mxfp8-e4m3:ct", None),
+            ("mxfp8-e5m2:rceil", None),
+            ("mxfp6-e3m2:even", None),
+            ("mxfp4:ceil", None),
+            ("nvfp4", Some(37.5)),
+            ("nvfp4", Some(1e-30)),
+            ("nvfp4", Some(1e20)),
+        ];
+        for (text, outer) in schemes {
+            let quantizer = quantizer(text, outer);
             assert_ne!(quantizer.path, Path::Reference, "{text}");
             let width = 96;
-            for mut x in [tokens(500, width), vec![f32::MAX; width], vec![1e38; width]] {
+            for mut x in [tokens(500, width), vec![f32::MAX; width], vec![-1e38; width]] {
                 let mut expected = x.clone();
                 quantizer.apply(&mut x, width).unwrap();
                 quantizer.reference(&mut expected, width).unwrap();
                 for (i, (a, b)) in x.iter().zip(&expected).enumerate() {
-                    // The sign of a zero is not a matter of the integer code.
-                    assert!(
-                        a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0),
-                        "{text} {i}: {a:e} for {b:e}"
-                    );
+                    let same = a.to_bits() == b.to_bits() || (*a == 0.0 && *b == 0.0);
+                    assert!(same, "{text} {outer:?} {i}: {a:e} for {b:e}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn other_schemes_run_the_reference() {
+        for (text, outer) in [
+            ("int8-token:torchao", None),
+            ("int8-g32-asym", None),
+            ("mxfp4:torchao-rceil", None),
+            ("mxint8", None),
+            ("nvfp4:te", Some(3.0)),
+        ] {
+            assert_eq!(quantizer(text, outer).path, Path::Reference, "{text}");
         }
     }
 

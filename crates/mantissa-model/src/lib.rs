@@ -1,12 +1,13 @@
 //! One decoder for every Llama-like language model, built from its `config.json`.
 //!
-//! [`ModelConfig`] is the checked configuration, [`graph`] the architecture as data (every parameter's name, shape and
-//! role), [`Linear`] the only thing that knows how its weight is stored, and [`Decoder`] the model: a forward pass over
-//! packed sequences for evaluation and one through a [`KvCache`] for generation. Weights come through [`WeightSource`], so
-//! that a checkpoint in any convention, a map in memory and later a training state are read alike.
+//! [`ModelConfig`] is the checked configuration, [`graph`] the architecture as data (every parameter's name,
+//! shape and role), [`Linear`] the only thing that knows how its weight is stored, and [`Decoder`] the model:
+//! a forward pass over packed sequences for evaluation and one through a [`KvCache`] for generation. Weights
+//! come through [`WeightSource`], so that a checkpoint in any convention, a map in memory and later a
+//! training state are read alike.
 //!
-//! Activations are f32. Memory is planned: [`Buffers::plan`] and [`KvCache::plan`] allocate, forward passes do not.
-//! A decoder is `Sync`; callers run one [`Buffers`] per thread.
+//! Activations are f32. Memory is planned: [`Buffers::plan`] and [`KvCache::plan`] allocate, forward passes
+//! do not. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -28,15 +29,15 @@ mod source;
 pub mod tokenizer;
 
 pub use attention::Attention;
-pub use buffers::{Buffers, Sequences};
+pub use buffers::Buffers;
 pub use cache::KvCache;
 pub use config::{Activation, ConfigError, ModelConfig, ModelType};
-pub use decoder::{Batch, Decoder, Hidden};
+pub use decoder::{Batch, Decoder, Hidden, embed, load_embedding};
 pub use error::{ForwardError, LoadError};
-pub use generate::{GenerateOptions, Generated, Sampling, StopReason, generate};
-pub use graph::{FusedGroup, LinearInfo, LinearKind, Role, TensorInfo};
+pub use generate::{GenerateError, GenerateOptions, Generated, Sampling, StopReason, generate};
+pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, TensorInfo};
 pub use input::InputQuantizer;
-pub use layer::Layer;
+pub use layer::{Layer, Observer};
 pub use linear::Linear;
 pub use mlp::Mlp;
 pub use norm::RmsNorm;

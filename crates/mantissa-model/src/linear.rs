@@ -1,7 +1,9 @@
-//! A linear layer, `y = x Wᵀ + b` with `W` `[rows, cols]` = `[out, in]`: the only thing that knows how its weight is stored.
+//! A linear layer, `y = x Wᵀ + b` with `W` `[rows, cols]` = `[out, in]`: the only thing that knows how its
+//! weight is stored.
 //!
-//! A product runs panel by panel: some rows of `W` are brought to f32 (in scratch, unless they are f32 already) and
-//! multiplied. Every storage takes the same panels, so a layer gives the bits of the dense product with its dequantized weight.
+//! A product runs panel by panel: some rows of `W` are brought to f32 (in scratch, unless they are f32
+//! already) and multiplied. Every storage takes the same panels, so a layer gives the bits of the dense
+//! product with its dequantized weight.
 
 use std::ops::Range;
 
@@ -16,7 +18,8 @@ use crate::packed::Packed;
 /// f32 values that a panel holds, about what a core's second-level cache does.
 const PANEL: usize = 1 << 17;
 
-/// Up to this many tokens a product is row by row, whatever the panel, and one that stays in the first-level cache is best.
+/// Up to this many tokens a product is row by row, whatever the panel, and one that stays in the first-level
+/// cache is best.
 const FEW: usize = 8;
 const FEW_ROWS: usize = 16;
 
@@ -43,8 +46,8 @@ impl Linear {
     /// Takes a weight as a checkpoint stores it. `module` is its name in errors.
     ///
     /// # Errors
-    /// [`LoadError::Weight`] where the parts of the weight do not fit its shape, [`LoadError::InputScheme`] where its input
-    /// cannot be quantized token by token.
+    /// [`LoadError::Weight`] where the parts of the weight do not fit its shape, [`LoadError::InputScheme`]
+    /// where its input cannot be quantized token by token.
     pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
         let LinearWeight { rows, cols, weight, bias, input } = weight;
         let fail = |error| LoadError::Weight { module: module.into(), error };
@@ -110,10 +113,11 @@ impl Linear {
         panel_rows(cols).min(rows).saturating_mul(cols)
     }
 
-    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. The input is used as it is.
+    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. The input
+    /// is used as it is.
     ///
-    /// A row of `out` depends on its row of `x` alone. Its last bits are the same in every product of more than 64 rows; smaller
-    /// ones may be summed in another order.
+    /// A row of `out` depends on its row of `x` alone. Its last bits are the same in every product of more
+    /// than 64 rows; smaller ones may be summed in another order.
     ///
     /// # Panics
     /// If a slice does not have its shape or `scratch` is shorter than [`scratch_len`](Self::scratch_len).
@@ -181,8 +185,8 @@ pub(crate) struct Job<'a> {
     pub(crate) accumulate: bool,
 }
 
-/// Runs linear layers that read the same input `x`. It is quantized into `quantized` (at least `x.len()`) where they ask
-/// for it, once for all that ask for the same.
+/// Runs linear layers that read the same input `x`. It is quantized into `quantized` (at least `x.len()`)
+/// where they ask for it, once for all that ask for the same.
 pub(crate) fn forward_fused<const N: usize>(
     jobs: [Job<'_>; N],
     x: &[f32],
@@ -208,8 +212,9 @@ pub(crate) fn forward_fused<const N: usize>(
     Ok(())
 }
 
-/// Most rows of a panel. A weight is cut into nearly equal panels, so that each of several has more than half of this: with
-/// 192 rows, packing `x` costs little beside the product, and no panel takes the path of small products.
+/// Most rows of a panel. A weight is cut into nearly equal panels, so that each of several has more than half
+/// of this: with 192 rows, packing `x` costs little beside the product, and no panel takes the path of small
+/// products.
 fn panel_rows(cols: usize) -> usize {
     (PANEL / cols.max(1)).clamp(384, 1024)
 }
@@ -227,7 +232,8 @@ fn quantized(q: &Quantized) -> Result<Storage, mantissa_num::TensorError> {
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
     use half::{bf16, f16};
-    use mantissa_num::{Given, Scheme, quantize};
+    use mantissa_num::{Given, Scheme, parse_activation, quantize};
+    use mantissa_store::convention::ActivationQuant;
 
     use super::*;
 
@@ -306,6 +312,33 @@ mod tests {
                 assert!(some == all[..tokens * rows], "[{rows}, {cols}], {tokens} tokens");
             }
         }
+    }
+
+    /// Partners share a quantized input only where they ask for the same.
+    #[test]
+    fn fused_partners_get_the_input_they_ask_for() {
+        let (rows, cols, tokens) = (20, 48, 3);
+        let asking = |scheme: Option<&str>| {
+            let quant = |text| ActivationQuant { scheme: parse_activation(text).unwrap(), outer: None };
+            let (weight, input) = (Weight::F32(wave(rows * cols, 0.0)), scheme.map(quant));
+            Linear::new("m", LinearWeight { rows, cols, weight, bias: None, input }).unwrap()
+        };
+        let schemes = [Some("int8-token"), None, Some("int8-token"), Some("fp8-e4m3-token")];
+        let linears = schemes.map(asking);
+        let x = wave(tokens * cols, 1.0);
+        let mut scratch = vec![0.0; Linear::scratch_len(rows, cols)];
+        let mut outs: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; tokens * rows]);
+        let mut slots = outs.iter_mut();
+        let jobs =
+            linears.each_ref().map(|linear| Job { linear, out: slots.next().unwrap(), accumulate: false });
+        forward_fused(jobs, &x, &mut vec![0.0; tokens * cols + 5], &mut scratch).unwrap();
+        for (linear, out) in linears.iter().zip(&outs) {
+            let mut x = x.clone();
+            linear.input().iter().for_each(|input| input.apply(&mut x, cols).unwrap());
+            let out: Vec<u32> = out.iter().map(|y| y.to_bits()).collect();
+            assert_eq!(run(linear, &x, false), out, "{:?}", linear.input());
+        }
+        assert!(outs[0] == outs[2] && outs[0] != outs[1] && outs[0] != outs[3] && outs[1] != outs[3]);
     }
 
     #[test]

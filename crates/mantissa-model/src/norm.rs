@@ -1,5 +1,5 @@
-//! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4): `w · x / sqrt(mean(x²) + eps)`, in f32 with
-//! the order of operations of Llama.
+//! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4): `w · x / sqrt(mean(x²) +
+//! eps)`, in f32 with the order of operations of Llama.
 
 use mantissa_kernels::kernels;
 

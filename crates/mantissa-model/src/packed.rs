@@ -1,5 +1,5 @@
-//! A quantized weight as it is kept for running: codes one or two to a byte, scales decoded to f32, and rows dequantized
-//! on demand to the bits of [`Quantized::dequantize`].
+//! A quantized weight as it is kept for running: codes one or two to a byte, scales decoded to f32, and rows
+//! dequantized on demand to the bits of [`Quantized::dequantize`].
 
 use mantissa_kernels::kernels;
 use mantissa_num::{Affine, Blocks, Code, Codes, Format, Quantized, Sense};
@@ -16,8 +16,8 @@ pub(crate) struct Packed {
     tail: Option<f32>,
 }
 
-/// Codes and what they stand for before they are scaled. Nibbles: two codes per byte, the first in the low half, each row
-/// beginning a byte.
+/// Codes and what they stand for before they are scaled. Nibbles: two codes per byte, the first in the low
+/// half, each row beginning a byte.
 #[derive(Clone, Debug)]
 enum Data {
     Nibbles {
@@ -101,8 +101,8 @@ impl Packed {
         }
     }
 
-    /// Dequantizes `out.len()` elements of a row from column `col` on, `group` per block, the first of block `block`.
-    /// Nibbles are dequantized by whole rows only.
+    /// Dequantizes `out.len()` elements of a row from column `col` on, `group` per block, the first of block
+    /// `block`. Nibbles are dequantized by whole rows only.
     fn run(&self, row: usize, col: usize, block: usize, group: usize, out: &mut [f32]) {
         let kernels = kernels();
         let blocks = block..block + out.len().div_ceil(group);

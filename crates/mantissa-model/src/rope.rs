@@ -1,9 +1,11 @@
-//! Rotary position embedding (Su et al. 2021, "RoFormer"): inverse frequencies, their scaling for long contexts, and tables.
+//! Rotary position embedding (Su et al. 2021, "RoFormer"): inverse frequencies, their scaling for long
+//! contexts, and tables.
 //!
-//! Frequencies follow transformers 5.23 (`modeling_rope_utils.py`) operation by operation in f32: `theta^(2i/head_dim)` with the
-//! exponent divided in f32, its reciprocal, then the variant's own steps; the boundaries of YaRN are f64 as there. Powers, sines and
-//! cosines are evaluated in f64 and rounded to f32, which makes them correctly rounded where torch is within one unit in the last place.
-//! The angle is `position · inv_freq`, one f32 product; cosines and sines are then multiplied by the attention factor.
+//! Frequencies follow transformers 5.23 (`modeling_rope_utils.py`) operation by operation in f32:
+//! `theta^(2i/head_dim)` with the exponent divided in f32, its reciprocal, then the variant's own steps; the
+//! boundaries of YaRN are f64 as there. Powers, sines and cosines are evaluated in f64 and rounded to f32,
+//! which makes them correctly rounded where torch is within one unit in the last place. The angle is
+//! `position · inv_freq`, one f32 product; cosines and sines are then multiplied by the attention factor.
 //!
 //! Tables: `cos` and `sin` `[positions, head_dim / 2]`, for the half-split layout.
 
@@ -99,7 +101,8 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines of `positions` positions from 0, each `[positions, head_dim / 2]`, written to `cos` and `sin`.
+    /// Cosines and sines of `positions` positions from 0, each `[positions, head_dim / 2]`, written to `cos`
+    /// and `sin`.
     ///
     /// # Panics
     /// If the slices are shorter.

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::error::LoadError;
 
-/// Something that holds a model's configuration and weights. Implemented by opened checkpoints of any convention and by
-/// [`MapSource`].
+/// Something that holds a model's configuration and weights. Implemented by opened checkpoints of any
+/// convention and by [`MapSource`].
 pub trait WeightSource {
     /// Contents of `config.json`.
     fn config(&self) -> Option<&Value>;

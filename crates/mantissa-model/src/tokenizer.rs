@@ -1,7 +1,8 @@
 //! Text to token ids and back, by a model folder's `tokenizer.json`.
 //!
-//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: every call into it is guarded, and a
-//! panic becomes an error. Truncation and padding settings are dropped before loading: a text is always encoded whole.
+//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: every call into it is
+//! guarded, and a panic becomes an error. Truncation and padding settings are dropped before loading: a text
+//! is always encoded whole.
 
 mod guard;
 mod stream;
@@ -10,6 +11,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use mantissa_store::ErrorClass;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -79,6 +81,16 @@ pub enum TokenizerError {
     Config(#[from] ConfigError),
 }
 
+impl TokenizerError {
+    /// Who must act on it.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            TokenizerError::Io { .. } => ErrorClass::Environment,
+            _ => ErrorClass::Input,
+        }
+    }
+}
+
 /// Whether a text begins with the beginning-of-text token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Bos {
@@ -101,8 +113,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` of the model folder `dir`; `tokenizer_config.json` and `config.json` say which token begins a text and how
-    /// many there are.
+    /// Loads `tokenizer.json` of the model folder `dir`; `tokenizer_config.json` and `config.json` say which
+    /// token begins a text and how many there are.
     ///
     /// # Errors
     /// [`TokenizerError`] where the file is missing, too large, or nothing that the library accepts.
@@ -123,8 +135,9 @@ impl Tokenizer {
     /// Token ids of `text`.
     ///
     /// # Errors
-    /// [`TokenizerError::NoBos`] with [`Bos::Always`] where no such token is known, [`TokenizerError::Vocabulary`] for an id that the
-    /// model's `vocab_size` excludes, [`TokenizerError::Invalid`] where the library fails.
+    /// [`TokenizerError::NoBos`] with [`Bos::Always`] where no such token is known,
+    /// [`TokenizerError::Vocabulary`] for an id that the model's `vocab_size` excludes,
+    /// [`TokenizerError::Invalid`] where the library fails.
     pub fn encode(&self, text: &str, bos: Bos) -> Result<Vec<u32>, TokenizerError> {
         let encode = || self.inner.encode_fast(text, bos == Bos::Auto);
         let encoding = call(&self.path, "encode", encode)?;

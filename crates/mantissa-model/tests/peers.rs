@@ -1,5 +1,5 @@
-//! Trained models against the figures that transformers gave for them. The data stands beside the repository; without it
-//! these tests say that they were skipped.
+//! Trained models against the figures that transformers gave for them. The data stands beside the repository;
+//! without it these tests say that they were skipped.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::{load, logits, shared};
 use mantissa_kernels::kernels;
-use mantissa_model::{Bos, GenerateOptions, Tokenizer, generate};
+use mantissa_model::{Bos, Decoder, GenerateOptions, Tokenizer, generate};
 use serde_json::Value;
 
 fn json(path: &Path) -> Value {
@@ -23,10 +23,9 @@ fn windows(value: &Value, count: usize) -> Vec<Vec<u32>> {
 }
 
 /// Sum over a window of the negative log-likelihood of each token after the first.
-fn nll_sums(model: &str, windows: &[Vec<u32>]) -> Option<Vec<f64>> {
-    let decoder = load(&shared(&format!("models/{model}"))?);
+fn nll_sums(decoder: &Decoder, windows: &[Vec<u32>]) -> Vec<f64> {
     let vocab = decoder.config().vocab_size;
-    let logits = logits(&decoder, windows);
+    let logits = logits(decoder, windows);
     let mut rows = logits.chunks_exact(vocab);
     let mut sum_of = |window: &Vec<u32>| {
         let nll = |(i, row): (usize, &[f32])| {
@@ -35,7 +34,7 @@ fn nll_sums(model: &str, windows: &[Vec<u32>]) -> Option<Vec<f64>> {
         };
         rows.by_ref().take(window.len()).enumerate().filter_map(nll).sum()
     };
-    Some(windows.iter().map(&mut sum_of).collect())
+    windows.iter().map(&mut sum_of).collect()
 }
 
 #[test]
@@ -43,7 +42,7 @@ fn babyllama_has_the_recorded_likelihood_of_every_window() {
     let Some(path) = shared("reference/peers/babyllama-105-tokens.json") else { return };
     let windows = windows(&json(&path)["eval_in"], 16);
     let recorded = json(&shared("reference/peers/babyllama-105-nll-in.json").unwrap());
-    let sums = nll_sums("babyllama-105", &windows).unwrap();
+    let sums = nll_sums(&load(&shared("models/babyllama-105").unwrap()), &windows);
     for (i, sum) in sums.iter().enumerate() {
         let recorded = recorded["nll_sum_per_window"][i].as_f64().unwrap();
         assert!((sum - recorded).abs() < 1e-3, "window {i}: {sum} for {recorded}");
@@ -93,5 +92,36 @@ fn models_continue_as_recorded() {
         assert!(text.starts_with(start) && text.contains(part), "{model}: {text}");
         let ids = [ids, generated.unwrap().tokens].concat();
         assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{model}: streamed and whole");
+    }
+}
+
+/// Perplexity over all windows of a set, taken 16 windows at a time.
+fn perplexity(dir: &Path, windows: &[Vec<u32>]) -> f64 {
+    let decoder = load(dir);
+    let sums: f64 = windows.chunks(16).flat_map(|part| nll_sums(&decoder, part)).sum();
+    let predicted: usize = windows.iter().map(|window| window.len() - 1).sum();
+    (sums / predicted as f64).exp()
+}
+
+#[test]
+fn quantized_checkpoints_have_the_recorded_perplexity() {
+    let Some(path) = shared("artifacts/EXPECT.json") else { return };
+    let expect = json(&path);
+    let windows =
+        windows(&json(&shared("reference/peers/babyllama-105-tokens.json").unwrap())["eval_in"], 160);
+    for (name, bound) in [
+        ("llmc_rtn_w4_g32_sym", 1e-3),
+        ("llmc_rtn_w4_g32_asym", 1e-3),
+        ("llmc_w8a8_int8_dyn", 1e-2),
+        ("llmc_fp8_dynamic", 1e-2),
+        ("llmc_nvfp4", 1e-2),
+        ("llmc_mxfp4", 1e-2),
+        ("llmc_mxfp8", 1e-2),
+    ] {
+        let entry = expect.as_array().unwrap().iter().find(|entry| entry["artifact"] == name).unwrap();
+        let recorded = entry["eval_in"]["ppl"].as_f64().unwrap();
+        let found = perplexity(&path.with_file_name(name), &windows);
+        println!("{name:24} {found:.6} for {recorded:.6} ({:+.1e})", found / recorded - 1.0);
+        assert!((found / recorded - 1.0).abs() < bound, "{name}: {found} for {recorded}");
     }
 }

@@ -1,4 +1,5 @@
-//! The committed tiny models, one per variant of the architecture, against the logits transformers computed for them.
+//! The committed tiny models, one per variant of the architecture, against the logits transformers computed
+//! for them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

@@ -48,7 +48,9 @@ pub enum QuantError {
         list: String,
     },
     /// Nothing would be quantized.
-    #[error("recipe \"{recipe}\": found no layer to quantize, allowed at least one; its `keep` and `layers` leave every layer as it is")]
+    #[error(
+        "recipe \"{recipe}\": found no layer to quantize, allowed at least one; its `keep` and `layers` leave every layer as it is"
+    )]
     NothingToDo {
         /// The recipe.
         recipe: String,
@@ -82,7 +84,9 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Load(LoadError::Store(e)) => e.class(),
             QuantError::Load(LoadError::Memory { .. }) => ErrorClass::Environment,
-            QuantError::Recipe(RecipeError::Io { error, .. }) if error.kind() != std::io::ErrorKind::NotFound => {
+            QuantError::Recipe(RecipeError::Io { error, .. })
+                if error.kind() != std::io::ErrorKind::NotFound =>
+            {
                 ErrorClass::Environment
             }
             _ => ErrorClass::Input,

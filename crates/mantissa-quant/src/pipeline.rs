@@ -49,7 +49,12 @@ pub struct Outcome {
 /// # Errors
 /// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold. The old content of `out`,
 /// if any, is then still in place.
-pub fn run(plan: &Plan, source: &ModelFiles, out: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Outcome> {
+pub fn run(
+    plan: &Plan,
+    source: &ModelFiles,
+    out: &Path,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
     let mut staging = Staging::begin(out)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
@@ -137,7 +142,12 @@ impl Run<'_, '_> {
         Ok(rtn::shared_outer_scale(scheme, amaxes))
     }
 
-    fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme, outer: Option<f32>) -> Result<LayerReport> {
+    fn quantize_layer(
+        &mut self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        outer: Option<f32>,
+    ) -> Result<LayerReport> {
         let w = self.read(info)?;
         let quantized = rtn::quantize(scheme, &w, info.rows, info.cols, outer, self.plan.options.threads);
         let (q, stats) = quantized.map_err(|error| self.tensor_error(info, error))?;
@@ -169,7 +179,8 @@ impl Run<'_, '_> {
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
     let text = format!("{value:#}\n");
-    std::fs::write(path, text).map_err(|error| Error::Io { path: path.to_owned(), operation: "write", error }.into())
+    std::fs::write(path, text)
+        .map_err(|error| Error::Io { path: path.to_owned(), operation: "write", error }.into())
 }
 
 /// Copies tokenizer, generation settings, licence and the like: regular files of the source folder that are neither

@@ -87,7 +87,11 @@ impl Plan {
         }
         let quantized = output_of_linears(&recipe, container, &linears)?;
         let copied = copied_tensors(source, &linears);
-        let specs = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone())).chain(quantized).collect();
+        let specs = copied
+            .iter()
+            .map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()))
+            .chain(quantized)
+            .collect();
         let notes = notes(source, &recipe, &config, &copied);
         Ok(Plan { recipe, container, config, linears, specs, copied, notes, options })
     }
@@ -133,7 +137,8 @@ impl Plan {
     /// The `config.json` of the output: the source's, with `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
-        let kept: Vec<_> = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+        let kept: Vec<_> =
+            self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
         let quantization = match self.container {
             Container::CompressedTensors => {
                 let ignore: Vec<_> = std::iter::once("lm_head".to_owned()).chain(kept).collect();
@@ -156,13 +161,21 @@ impl Plan {
     pub(crate) fn metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         if self.container == Container::Native {
-            metadata.extend(self.quantized().map(|(info, scheme)| native::metadata(&self.linear_plan(info, scheme))));
+            metadata.extend(
+                self.quantized().map(|(info, scheme)| native::metadata(&self.linear_plan(info, scheme))),
+            );
         }
         metadata
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
-        LinearPlan { module: &info.module, scheme, input: self.recipe.activations.as_ref(), rows: info.rows, cols: info.cols }
+        LinearPlan {
+            module: &info.module,
+            scheme,
+            input: self.recipe.activations.as_ref(),
+            rows: info.rows,
+            cols: info.cols,
+        }
     }
 
     /// Modules by scheme, in the order of first appearance.
@@ -171,7 +184,9 @@ impl Plan {
         for (info, scheme) in self.quantized() {
             match groups.iter_mut().find(|(known, ..)| known == scheme) {
                 Some((_, _, modules)) => modules.push(info.module.clone()),
-                None => groups.push((scheme.clone(), self.recipe.activations.clone(), vec![info.module.clone()])),
+                None => {
+                    groups.push((scheme.clone(), self.recipe.activations.clone(), vec![info.module.clone()]));
+                }
             }
         }
         groups
@@ -185,7 +200,8 @@ impl Plan {
 pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     let file = source.dir().join("config.json").display().to_string();
     let no_config = || LoadError::NoConfig { location: source.dir().display().to_string() };
-    let config = ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
+    let config =
+        ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
     Ok(config)
 }
 
@@ -197,11 +213,19 @@ fn planned(
     info: LinearInfo,
 ) -> Result<PlannedLinear> {
     let name = format!("{}.weight", info.module);
-    let no_tensor = || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
+    let no_tensor =
+        || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
     let meta = source.checkpoint().get(&name).ok_or_else(no_tensor)?;
     if meta.shape != [info.rows, info.cols] {
         let what = (format!("shape {:?}", meta.shape), format!("[{}, {}]", info.rows, info.cols));
-        return Err(mantissa_store::Error::field(source.dir(), &name, what.0, what.1, "config.json and weights differ").into());
+        return Err(mantissa_store::Error::field(
+            source.dir(),
+            &name,
+            what.0,
+            what.1,
+            "config.json and weights differ",
+        )
+        .into());
     }
     let scheme = recipe.weights_of(&info.module).cloned().map(|mut scheme| {
         scheme.encoder.rounding = rounding;
@@ -223,7 +247,11 @@ fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num
     }
 }
 
-fn output_of_linears(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> Result<Vec<TensorSpec>> {
+fn output_of_linears(
+    recipe: &Recipe,
+    container: Container,
+    linears: &[PlannedLinear],
+) -> Result<Vec<TensorSpec>> {
     let (mut specs, mut faults) = (Vec::new(), Vec::new());
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
@@ -261,9 +289,13 @@ fn notes(source: &ModelFiles, recipe: &Recipe, config: &ModelConfig, copied: &[T
     let mut notes = source.notes();
     notes.extend(source.checkpoint().warnings().iter().cloned());
     let known: std::collections::BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
-    let unknown: Vec<_> = copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
+    let unknown: Vec<_> =
+        copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
     if let Some(first) = unknown.first() {
-        notes.push(format!("{} tensors that the architecture does not use are copied, the first is {first}", unknown.len()));
+        notes.push(format!(
+            "{} tensors that the architecture does not use are copied, the first is {first}",
+            unknown.len()
+        ));
     }
     let modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
     for rule in &recipe.layers {
@@ -275,5 +307,5 @@ fn notes(source: &ModelFiles, recipe: &Recipe, config: &ModelConfig, copied: &[T
 }
 
 fn spec_bytes(spec: &TensorSpec) -> u64 {
-    spec.shape.iter().map(|&n| n as u64).product::<u64>() * u64::from(spec.dtype.bits()) / 8
+    spec.shape.iter().map(|&n| n as u64).product::<u64>() * spec.dtype.bits() / 8
 }

@@ -12,7 +12,7 @@ use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_num::blockwise;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::scheme::Rule;
-use mantissa_num::{Blocks, Code, Codes, Given, Quantized, Rounding, Scheme, TensorError};
+use mantissa_num::{Blocks, Code, Codes, Given, Quantized, Rounding, Scheme, TensorError, code_unit};
 
 use crate::error_stats::ErrorStats;
 
@@ -33,7 +33,13 @@ pub fn quantize(
     threads: usize,
 ) -> Result<(Quantized, ErrorStats), TensorError> {
     if w.len() != rows * cols {
-        return Err(TensorError::Length { what: "values", found: w.len(), expected: rows * cols, rows, cols });
+        return Err(TensorError::Length {
+            what: "values",
+            found: w.len(),
+            expected: rows * cols,
+            rows,
+            cols,
+        });
     }
     let outer = outer.or_else(|| scheme.outer_scale(kernels().amax(w)));
     let grain = panel_rows(scheme.format.blocks(), rows, cols);
@@ -42,8 +48,7 @@ pub fn quantize(
         let (first, last) = (range.start * grain, (range.end * grain).min(rows));
         quantize_panel(scheme, &w[first * cols..last * cols], first, cols, outer)
     };
-    let empty = mantissa_num::quantize(scheme, &[], 0, cols, Given { outer, first_index: 0 })?;
-    let start = Ok((Quantized { rows, outer, ..empty }, ErrorStats::default()));
+    let start = Ok((nothing(scheme, rows, cols, outer), ErrorStats::default()));
     map_reduce_fixed(threads, panels, 1, panel, start, |all, part| {
         let (mut all, mut stats): (Quantized, ErrorStats) = all?;
         let (part, part_stats) = part?;
@@ -53,6 +58,15 @@ pub fn quantize(
         stats.merge(&part_stats);
         Ok((all, stats))
     })
+}
+
+/// A tensor to which panels are appended.
+fn nothing(scheme: &Scheme, rows: usize, cols: usize, outer: Option<f32>) -> Quantized {
+    let format = scheme.format.clone();
+    let codes = Codes::with_capacity(code_unit(&format), rows * cols);
+    let scale_unit = format.scale().map_or(1, |scale| scale.code.unit_bytes());
+    let scales = Codes::with_capacity(scale_unit, format.blocks().count(rows, cols));
+    Quantized { format, rows, cols, codes, scales, outer, zeros: Vec::new() }
 }
 
 /// Rows of a panel that holds whole blocks.
@@ -70,7 +84,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn append(all: &mut Codes, part: Codes) {
+pub(crate) fn append(all: &mut Codes, part: Codes) {
     match (all, part) {
         (Codes::U8(all), Codes::U8(part)) => all.extend(part),
         (Codes::U16(all), Codes::U16(part)) => all.extend(part),
@@ -90,7 +104,10 @@ fn quantize_panel(
     let q = match integers(scheme, w, rows, cols) {
         Some(q) => q,
         None => {
-            let given = Given { outer: outer.filter(|_| scheme.has_outer_scale()), first_index: (first_row * cols) as u64 };
+            let given = Given {
+                outer: outer.filter(|_| scheme.has_outer_scale()),
+                first_index: (first_row * cols) as u64,
+            };
             mantissa_num::quantize(scheme, w, rows, cols, given).map_err(|e| shift(e, first_row * cols))?
         }
     };
@@ -101,7 +118,9 @@ fn quantize_panel(
 /// An error of a panel, with its index in the whole tensor.
 fn shift(error: TensorError, first: usize) -> TensorError {
     match error {
-        TensorError::NonFinite { count, index, value } => TensorError::NonFinite { count, index: first + index, value },
+        TensorError::NonFinite { count, index, value } => {
+            TensorError::NonFinite { count, index: first + index, value }
+        }
         other => other,
     }
 }
@@ -109,7 +128,8 @@ fn shift(error: TensorError, first: usize) -> TensorError {
 /// The fast path: integers in groups or rows by the rules that need nothing but the range. `None` where it does not apply,
 /// and for panels with values so extreme that the reference treats them apart.
 fn integers(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quantized> {
-    let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(scale), .. }) = &scheme.format else {
+    let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(scale), .. }) = &scheme.format
+    else {
         return None;
     };
     let group = match blocks {
@@ -118,8 +138,11 @@ fn integers(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quan
         _ => return None,
     };
     let (rule, asymmetric) = (scheme.encoder.rule, scheme.format.has_zero());
-    let known = matches!((rule, asymmetric, scale.code), (Rule::Full, false, _) | (Rule::Ct, true, Code::F32));
-    let extreme = !(kernels().amax(w) < f32::MAX / 512.0);
+    let known =
+        matches!((rule, asymmetric, scale.code), (Rule::Full, false, _) | (Rule::Ct, true, Code::F32));
+    // NaN, too, is for the reference to report.
+    let amax = kernels().amax(w);
+    let extreme = amax.is_nan() || amax >= f32::MAX / 512.0;
     if !known || extreme || cols == 0 || scheme.encoder.rounding != Rounding::NearestEven {
         return None;
     }
@@ -191,8 +214,19 @@ mod tests {
     fn schemes() -> Vec<Scheme> {
         let mut all = catalogue();
         for text in [
-            "int4-g32", "int4-g32-asym", "int3-channel-asym", "int8-channel", "int2-g7", "int8-tensor", "int5-t4x8",
-            "int4-g32:restricted", "int4-g32-asym:torchao", "fp8-e4m3-t128x128", "fp8-e4m3-tensor", "nf4-g128", "nvfp4:te",
+            "int4-g32",
+            "int4-g32-asym",
+            "int3-channel-asym",
+            "int8-channel",
+            "int2-g7",
+            "int8-tensor",
+            "int5-t4x8",
+            "int4-g32:restricted",
+            "int4-g32-asym:torchao",
+            "fp8-e4m3-t128x128",
+            "fp8-e4m3-tensor",
+            "nf4-g128",
+            "nvfp4:te",
         ] {
             all.push(text.parse().unwrap());
         }

@@ -57,7 +57,10 @@ pub fn verify(dir: &Path, reference: Option<&Path>) -> Result<Verification> {
     let source = reference.map(ModelFiles::open).transpose()?;
     let bounded = rounds_to_nearest(dir);
     if !bounded && source.is_some() {
-        found.notes.push("the artifact does not say that it was rounded to nearest: errors are reported, not judged".into());
+        found.notes.push(
+            "the artifact does not say that it was rounded to nearest: errors are reported, not judged"
+                .into(),
+        );
     }
     for info in config.linears() {
         check_weight(&files, source.as_ref(), &info, bounded, &mut found)?;
@@ -110,7 +113,10 @@ fn check_weight(
         let differs = ours.iter().zip(&row).position(|(a, b)| a != b && !(a.is_nan() && b.is_nan()));
         if let Some(c) = differs {
             let (a, b) = (ours[c], row[c]);
-            let what = format!("{}: element [{r}, {c}]: independent reader {a:e}, ordinary reader {b:e}", info.module);
+            let what = format!(
+                "{}: element [{r}, {c}]: independent reader {a:e}, ordinary reader {b:e}",
+                info.module
+            );
             found.faults.push(what);
             break;
         }
@@ -123,7 +129,10 @@ fn check_weight(
     if bounded && worst.ratio > 1.0 {
         let Worst { ratio, row, col } = worst;
         let (w, value) = (w[row * info.cols + col], ours[row * info.cols + col]);
-        let what = format!("{}: element [{row}, {col}]: source {w:e}, stored {value:e}, {ratio:.3} × the bound", info.module);
+        let what = format!(
+            "{}: element [{row}, {col}]: source {w:e}, stored {value:e}, {ratio:.3} × the bound",
+            info.module
+        );
         found.faults.push(what);
     }
     Ok(())
@@ -155,7 +164,10 @@ fn worst_error(q: &mantissa_num::Quantized, w: &[f32], decoded: &[f32]) -> Worst
         for (block, start, end) in q.format.blocks().runs(q.cols, row) {
             let scale = if q.scales.is_empty() { 0 } else { q.scales.get(block) };
             // A scale that a narrow code rounded down clips by as much as it was rounded: 1/16 for E4M3, 1/256 for bf16.
-            let slack = q.format.scale().map_or(0.0, |s| if s.code == mantissa_num::Code::F32 { 1e-6 } else { 0.0625 });
+            let slack = q
+                .format
+                .scale()
+                .map_or(0.0, |s| if s.code == mantissa_num::Code::F32 { 1e-6 } else { 0.0625 });
             let step = q.format.decoder(scale, 0, q.outer).value(bound).abs();
             for col in start..end {
                 let i = row * q.cols + col;
@@ -172,9 +184,16 @@ fn worst_error(q: &mantissa_num::Quantized, w: &[f32], decoded: &[f32]) -> Worst
 }
 
 /// Tensors that are not linear weights must have been taken over byte for byte.
-fn check_copied(files: &ModelFiles, source: &ModelFiles, config: &ModelConfig, found: &mut Verification) -> Result<()> {
+fn check_copied(
+    files: &ModelFiles,
+    source: &ModelFiles,
+    config: &ModelConfig,
+    found: &mut Verification,
+) -> Result<()> {
     for info in config.tensors() {
-        let (Some(ours), Some(theirs)) = (files.checkpoint().get(&info.name), source.checkpoint().get(&info.name)) else {
+        let (Some(ours), Some(theirs)) =
+            (files.checkpoint().get(&info.name), source.checkpoint().get(&info.name))
+        else {
             continue;
         };
         if ours.dtype != theirs.dtype || ours.shape != theirs.shape {

@@ -9,7 +9,7 @@ use std::path::{Component, Path};
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Shown, Error, Result};
+use crate::error::{Error, Result, Shown};
 use crate::hash::{FileDigest, hash_file};
 use crate::json;
 

@@ -1,4 +1,5 @@
-//! Typed access to the fields of a JSON object; every refusal names file, field, what was found and what is allowed.
+//! Typed access to the fields of a JSON object; every refusal names file, field, what was found and what is
+//! allowed.
 
 use std::ops::RangeInclusive;
 

@@ -1,10 +1,11 @@
-//! The rotary parameters of a configuration, in the new (`rope_parameters`) and the old form (`rope_theta`, `rope_scaling`).
+//! The rotary parameters of a configuration, in the new (`rope_parameters`) and the old form (`rope_theta`,
+//! `rope_scaling`).
 
 use super::fields::{ConfigError, Fields};
 use crate::rope::{Rope, RopeScaling, Yarn, yarn_mscale};
 
-/// Reads the parameters as transformers 5.23 does: `rope_scaling` before `rope_parameters`, the object's own `rope_theta`
-/// before the one beside it.
+/// Reads the parameters as transformers 5.23 does: `rope_scaling` before `rope_parameters`, the object's own
+/// `rope_theta` before the one beside it.
 pub(super) fn parse(root: Fields<'_>, default_theta: f64, max_positions: usize) -> Result<Rope, ConfigError> {
     let nested = match root.object("rope_scaling")? {
         Some(fields) => Some(fields),

@@ -12,7 +12,8 @@ thread_local! {
 
 /// Runs `f`; a panic becomes its message. Nothing is printed for it: the caller reports the error, on one line.
 ///
-/// `f` may leave what it borrows in a state that is memory-safe but half changed; callers drop it or have only read from it.
+/// `f` may leave what it borrows in a state that is memory-safe but half changed; callers drop it or have
+/// only read from it.
 pub(super) fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -2,14 +2,14 @@
 
 use super::{Tokenizer, TokenizerError};
 
-/// Tokens that may stay unsaid for want of a continuation. A character has at most four bytes and so four tokens; more that
-/// end in U+FFFD are not UTF-8, and are given out as they are.
+/// Tokens that may stay unsaid for want of a continuation. A character has at most four bytes and so four
+/// tokens; more that end in U+FFFD are not UTF-8, and are given out as they are.
 const MAX_HELD: usize = 8;
 
 /// Decodes a growing list of tokens.
 ///
-/// A token's text may depend on the one before it (a leading space) and be a part of a character. So the last tokens are
-/// decoded twice, without and with the new one, and the difference is the new text.
+/// A token's text may depend on the one before it (a leading space) and be a part of a character. So the last
+/// tokens are decoded twice, without and with the new one, and the difference is the new text.
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,

@@ -3,6 +3,7 @@
 //! Runs on the committed subset, and on the whole set where `../shared/golden` stands beside the checkout.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod activations;
 mod books;
 mod elements;
 mod fp8;

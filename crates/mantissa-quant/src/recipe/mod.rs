@@ -48,7 +48,7 @@ pub enum RecipeError {
         error: mantissa_num::ParseError,
     },
     /// A key, or a value, of the file.
-    #[error("{file}: {field}: found {found}, allowed {allowed}{hint}")]
+    #[error("{file}: {field}: found {found}, allowed {allowed}")]
     File {
         /// The file.
         file: String,
@@ -56,10 +56,8 @@ pub enum RecipeError {
         field: String,
         /// What it holds.
         found: String,
-        /// What it may hold.
+        /// What it may hold, and the nearest of it where something is misspelt.
         allowed: String,
-        /// `; did you mean …` or nothing.
-        hint: String,
     },
     /// The file cannot be read.
     #[error("{file}: read recipe: {error}")]
@@ -147,12 +145,14 @@ impl Recipe {
     /// The container to write: the one asked for, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
         self.container.unwrap_or_else(|| {
-            let schemes = std::iter::once(&self.weights).chain(self.layers.iter().filter_map(|r| r.weights.as_ref()));
+            let schemes =
+                std::iter::once(&self.weights).chain(self.layers.iter().filter_map(|r| r.weights.as_ref()));
             // A shape that every block divides: only the scheme is in question here.
             let side = 1 << 24;
             let holds = |scheme: &Scheme| {
                 let input = self.activations.as_ref();
-                let plan = LinearPlan { module: "", scheme, input, rows: side, cols: block_multiple(scheme, side) };
+                let plan =
+                    LinearPlan { module: "", scheme, input, rows: side, cols: block_multiple(scheme, side) };
                 Container::CompressedTensors.specs(&plan).is_ok()
             };
             if schemes.into_iter().all(holds) { Container::CompressedTensors } else { Container::Native }
@@ -188,7 +188,9 @@ mod tests {
         let down = "model.layers.10.mlp.down_proj";
         assert!(matches("*.down_proj", down) && matches("model.layers.10.*", down) && matches("*", down));
         assert!(matches("model.layers.*.mlp.*", down) && matches(down, down) && matches("*mlp*", down));
-        assert!(!matches("model.layers.1.*", down) && !matches("down_proj", down) && !matches("*.down", down));
+        assert!(
+            !matches("model.layers.1.*", down) && !matches("down_proj", down) && !matches("*.down", down)
+        );
         assert!(!matches("*.up_proj", down) && !matches("", down));
         // The last part is matched at the end, not at its first occurrence.
         assert!(matches("*a", "banana") && !matches("*an", "banana"));
@@ -197,10 +199,24 @@ mod tests {
     #[test]
     fn the_container_follows_from_the_schemes() {
         let container = |name: &str| Recipe::load(name).unwrap().container();
-        for name in ["rtn-int4-g128", "rtn-nvfp4", "rtn-mxfp4:ct", "rtn-mxfp8-e4m3", "rtn-int8-channel+int8-token", "rtn-int3-g32-asym"] {
+        for name in [
+            "rtn-int4-g128",
+            "rtn-nvfp4",
+            "rtn-mxfp4:ct",
+            "rtn-mxfp8-e4m3",
+            "rtn-int8-channel+int8-token",
+            "rtn-int3-g32-asym",
+        ] {
             assert_eq!(container(name), Container::CompressedTensors, "{name}");
         }
-        for name in ["rtn-nf4", "rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel", "rtn-nvfp4+nvfp4"] {
+        for name in [
+            "rtn-nf4",
+            "rtn-mxint8",
+            "rtn-nvfp4:te",
+            "rtn-mxfp6-e2m3",
+            "rtn-fp8-e5m2-channel",
+            "rtn-nvfp4+nvfp4",
+        ] {
             assert_eq!(container(name), Container::Native, "{name}");
         }
     }

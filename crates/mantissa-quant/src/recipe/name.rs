@@ -61,7 +61,8 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
 }
 
 fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeError> {
-    let found = METHODS.iter().find_map(|(name, m)| part.strip_prefix(name)?.strip_prefix('-').map(|s| (*m, s)));
+    let found =
+        METHODS.iter().find_map(|(name, m)| part.strip_prefix(name)?.strip_prefix('-').map(|s| (*m, s)));
     let (method, rest) = found.ok_or_else(|| {
         let names: Vec<_> = METHODS.iter().map(|(name, _)| format!("{name}-SCHEME")).collect();
         let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();

@@ -25,7 +25,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let names: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
     let method = found.ok_or_else(|| reader.fault("method", format!("\"{method}\""), names.join(", ")))?.1;
     let weights = reader.scheme("weights", str::parse)?;
-    let weights = weights.ok_or_else(|| reader.fault("weights", "nothing", "a scheme such as \"int4-g128\""))?;
+    let weights =
+        weights.ok_or_else(|| reader.fault("weights", "nothing", "a scheme such as \"int4-g128\""))?;
     let mut layers = Vec::new();
     if let Some(keep) = reader.globs("keep")? {
         layers.push(LayerRule { modules: keep, weights: None });
@@ -60,7 +61,8 @@ fn layer_rules(reader: &Reader<'_>) -> Result<Vec<LayerRule>, RecipeError> {
             let reader = Reader { file: reader.file, table, at: format!("{at}.") };
             reader.refuse_unknown(&LAYER_KEYS)?;
             let modules = reader.globs("modules")?;
-            let modules = modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
+            let modules =
+                modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
             let weights = match reader.string("weights")? {
                 Some("keep") => None,
                 Some(_) => reader.scheme("weights", str::parse)?,
@@ -84,8 +86,7 @@ impl Reader<'_> {
             file: self.file.to_owned(),
             field: format!("{}{key}", self.at),
             found: "an unknown key".to_owned(),
-            allowed: known.join(", "),
-            hint: suggestion(key, known.iter().copied()),
+            allowed: known.join(", ") + &suggestion(key, known.iter().copied()),
         })
     }
 
@@ -132,7 +133,6 @@ fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
         field: field.to_owned(),
         found: found.into(),
         allowed: allowed.into(),
-        hint: String::new(),
     }
 }
 
@@ -175,12 +175,18 @@ mod tests {
             ("weights = \"nf4\"\nformat = \"zip\"", ["zip", "native"]),
             ("method = \"rtn\"", ["weights", "nothing"]),
             ("weights = \"nf4\"\n[[layers]]\nweights = \"nf4\"", ["layers[0].modules", "nothing"]),
-            ("weights = \"nf4\"\n[[layers]]\nmodule = [\"a\"]", ["layers[0].module", "did you mean \"modules\"?"]),
+            (
+                "weights = \"nf4\"\n[[layers]]\nmodule = [\"a\"]",
+                ["layers[0].module", "did you mean \"modules\"?"],
+            ),
             ("weights = \"nf4\"\nkeep = [1]", ["keep", "integer"]),
-            ("weights = \"nf4\nx", ["line 1", "TOML"]),
+            ("weights = ", ["line 1", "TOML"]),
         ] {
             let message = parse("r.toml", text).unwrap_err().to_string();
-            assert!(parts.iter().all(|p| message.contains(p)) && message.contains("r.toml"), "{text}: {message}");
+            assert!(
+                parts.iter().all(|p| message.contains(p)) && message.contains("r.toml"),
+                "{text}: {message}"
+            );
         }
     }
 }

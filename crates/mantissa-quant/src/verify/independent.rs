@@ -119,8 +119,13 @@ impl Reader<'_> {
         let missing = || Error::NoTensor { path: self.files.dir().to_owned(), tensor: name.clone() };
         let meta = self.files.checkpoint().get(&name).ok_or_else(missing)?.clone();
         let values = match meta.dtype {
-            Dtype::U8 | Dtype::F8E8M0 => self.bytes(suffix)?.into_iter().map(power_of_two).collect(),
-            Dtype::F8E4M3 => self.bytes(suffix)?.into_iter().map(|b| mini_float(b.into(), 4, 3, 7) as f32).collect(),
+            // The native container keeps both kinds of 8-bit scale as raw bytes; the scheme tells them apart.
+            Dtype::U8 | Dtype::F8E8M0 if !self.native_scheme().starts_with("nvfp4") => {
+                self.bytes(suffix)?.into_iter().map(power_of_two).collect()
+            }
+            Dtype::U8 | Dtype::F8E4M3 => {
+                self.bytes(suffix)?.into_iter().map(|b| mini_float(b.into(), 4, 3, 7) as f32).collect()
+            }
             _ => self.files.checkpoint().read_f32(&name)?,
         };
         let (down, across) = match meta.shape.as_slice() {
@@ -144,20 +149,28 @@ impl Reader<'_> {
             let (file, _) = self.files.checkpoint().locate(scale)?;
             return block_of_text(file.metadata().get(n)?);
         }
-        let groups = self.files.config()?.get("quantization_config")?.get("config_groups")?.as_object()?;
-        let names = |group: &Value| group.get("targets").is_some_and(|t| t.to_string().contains(&format!("\"{}\"", self.module)));
-        let group = groups.values().find(|group| names(group)).or_else(|| groups.values().next())?;
-        let weights = group.get("weights")?;
-        if let Some([rows, cols]) = weights.get("block_structure").and_then(Value::as_array).map(Vec::as_slice) {
+        let weights = self.group_weights()?;
+        if let Some([rows, cols]) =
+            weights.get("block_structure").and_then(Value::as_array).map(Vec::as_slice)
+        {
             return Some((rows.as_u64()? as usize, cols.as_u64()? as usize));
         }
         Some((1, weights.get("group_size")?.as_u64()? as usize))
     }
 
+    /// The `weights` arguments of the compressed-tensors group that names this module, or of the first.
+    fn group_weights(&self) -> Option<&Value> {
+        let groups = self.files.config()?.get("quantization_config")?.get("config_groups")?.as_object()?;
+        let quoted = format!("\"{}\"", self.module);
+        let names = |group: &&Value| group.get("targets").is_some_and(|t| t.to_string().contains(&quoted));
+        groups.values().find(names).or_else(|| groups.values().next())?.get("weights")
+    }
+
     fn scale_at(&self, scales: &Scales, row: usize, col: usize) -> usize {
         let (rows, cols) = scales.side;
-        ((row / rows.max(1)).min(scales.down - 1) * scales.across + (col / cols.max(1)).min(scales.across - 1))
-            .min(scales.values.len() - 1)
+        ((row / rows.max(1)).min(scales.down - 1) * scales.across
+            + (col / cols.max(1)).min(scales.across - 1))
+        .min(scales.values.len() - 1)
     }
 
     fn values(&self, value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
@@ -188,12 +201,17 @@ impl Reader<'_> {
         if codes.len() < self.rows * self.cols {
             return Err(self.short("weight"));
         }
-        let zeros = if self.files.has(&self.name("weight_zero_point")) { self.bytes("weight_zero_point")? } else { Vec::new() };
+        let zeros = if self.files.has(&self.name("weight_zero_point")) {
+            self.bytes("weight_zero_point")?
+        } else {
+            Vec::new()
+        };
         Ok(self.values(|r, c| {
             let at = self.scale_at(&scales, r, c);
             let code = codes[r * self.cols + c];
             let zero = zeros.get(at).map_or(0.0, |&z| f32::from(z as i8));
-            let element = if integer { f32::from(code as i8) } else { mini_float(code.into(), 4, 3, 7) as f32 };
+            let element =
+                if integer { f32::from(code as i8) } else { mini_float(code.into(), 4, 3, 7) as f32 };
             (element - zero) * scales.values[at]
         }))
     }
@@ -202,8 +220,11 @@ impl Reader<'_> {
         let packed = self.bytes("weight_packed")?;
         let scales = self.scales("weight_scale")?;
         let words = packed.len() / 4 / self.rows.max(1);
-        // The width follows from the words of a row: the largest that fits, for rows of 32 codes and more.
-        let bits = (1..=8).rev().find(|b| (self.cols * b).div_ceil(32) <= words).unwrap_or(1);
+        let bits = self.group_weights().and_then(|w| w.get("num_bits")).and_then(Value::as_u64).unwrap_or(8)
+            as usize;
+        if !(1..=8).contains(&bits) || (self.cols * bits).div_ceil(32) > words {
+            return Err(self.short("weight_packed"));
+        }
         let zeros = self.packed_zeros(bits, &scales)?;
         let offset = f32::from(1u8 << (bits - 1));
         Ok(self.values(|r, c| {
@@ -226,7 +247,8 @@ impl Reader<'_> {
         }
         let offset = f32::from(1u8 << (bits - 1));
         let zero = |row: usize, line: usize| {
-            let stream: Vec<u8> = (0..words).flat_map(|w| bytes[4 * (w * scales.across + line)..][..4].to_vec()).collect();
+            let stream: Vec<u8> =
+                (0..words).flat_map(|w| bytes[4 * (w * scales.across + line)..][..4].to_vec()).collect();
             f32::from(field(&stream, row * bits, bits)) - offset
         };
         let lines: Vec<Vec<f32>> =
@@ -234,13 +256,25 @@ impl Reader<'_> {
         Ok(Some((0..scales.down).flat_map(|row| lines.iter().map(move |line| line[row])).collect()))
     }
 
-    fn native(&self) -> Result<Vec<f32>> {
+    /// The scheme's text in the metadata of the native container; empty in other conventions.
+    fn native_scheme(&self) -> &str {
         let n = self.name("weight");
         let file = self.files.checkpoint().locate(&format!("{n}.packed")).map(|(file, _)| file);
-        let text = file.and_then(|f| f.metadata().get(&n)).cloned().unwrap_or_default();
-        let scheme = text.split(' ').next().unwrap_or_default();
+        let text = file.and_then(|f| f.metadata().get(&n)).map_or("", String::as_str);
+        text.split(' ').next().unwrap_or_default()
+    }
+
+    fn native(&self) -> Result<Vec<f32>> {
+        let n = self.name("weight");
+        let scheme = self.native_scheme();
         let element = Element::of(scheme).ok_or_else(|| {
-            Error::field(self.files.dir(), &n, format!("scheme \"{scheme}\""), "a scheme of the native container", "")
+            Error::field(
+                self.files.dir(),
+                &n,
+                format!("scheme \"{scheme}\""),
+                "a scheme of the native container",
+                "",
+            )
         })?;
         let packed = self.bytes("weight.packed")?;
         let has = |suffix: &str| self.files.has(&self.name(suffix));
@@ -366,7 +400,7 @@ impl Element {
             Element::Int(bits) => f32::from(field(packed, bit, *bits)) - f32::from(1u8 << (bits - 1)),
             Element::Book(levels, _) => {
                 let byte = packed[bit / 8];
-                levels[usize::from(if bit % 8 == 0 { byte >> 4 } else { byte & 15 })]
+                levels[usize::from(if bit.is_multiple_of(8) { byte >> 4 } else { byte & 15 })]
             }
             Element::Fixed64 => f32::from(packed[bit / 8] as i8) / 64.0,
             Element::F32 => f32::from_bits(u32::from_le_bytes([0, 1, 2, 3].map(|i| packed[bit / 8 + i]))),
@@ -375,7 +409,8 @@ impl Element {
                     let at = bit + i;
                     code | u32::from(packed[at / 8] >> (at % 8) & 1) << i
                 });
-                special(code, *exponent, *mantissa, *bias).unwrap_or(mini_float(code, *exponent, *mantissa, *bias)) as f32
+                special(code, *exponent, *mantissa, *bias)
+                    .unwrap_or(mini_float(code, *exponent, *mantissa, *bias)) as f32
             }
         }
     }

@@ -13,7 +13,6 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
 use mantissa_store::{Checkpoint, Error};
 use serde::Serialize;
-use serde_json::Value;
 
 use self::architecture::Architecture;
 use self::inventory::{Entry, Inventory};
@@ -89,7 +88,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let inventory = Inventory::read(&model, &mut warnings)?;
     let config = architecture::config(model.checkpoint(), &args.model, &mut warnings)?;
     let mut notes = model.notes();
-    if let Some(config) = &config {
+    if let (Model::Known(_), Some(config)) = (&model, &config) {
         architecture::compare(config, &inventory.entries, &mut notes, &mut warnings);
     }
     let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
@@ -167,9 +166,14 @@ fn assemble(
     let checkpoint = model.checkpoint();
     warnings.splice(0..0, checkpoint.warnings().iter().cloned());
     let entries = inventory.entries;
-    let parameters = entries.iter().map(|entry| entry.parameters).sum();
     let stored = checkpoint.total_bytes();
-    let linear_bits_per_weight = config.and_then(|config| architecture::linear_bits(config, &entries));
+    let known = config.filter(|_| matches!(model, Model::Known(_)));
+    let linear_bits_per_weight = known.and_then(|config| architecture::linear_bits(config, &entries));
+    let parameters = match (model, config) {
+        // Packed codes of an unknown convention cannot be counted; the architecture can.
+        (Model::Raw(_), Some(config)) => config.parameters(),
+        _ => entries.iter().map(|entry| entry.parameters).sum(),
+    };
     let by_scheme = totals(&entries);
     let mut stats = stats.into_iter();
     let tensors = entries.into_iter().map(|entry| TensorReport {
@@ -227,7 +231,10 @@ fn print(args: &Args, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     }
     if args.stats {
         writeln!(out)?;
-        stats::print(report.tensors.iter().filter_map(|t| Some((t.entry.name.as_str(), t.stats.as_ref()?))), out)?;
+        stats::print(
+            report.tensors.iter().filter_map(|t| Some((t.entry.name.as_str(), t.stats.as_ref()?))),
+            out,
+        )?;
     }
     Ok(())
 }
@@ -293,9 +300,4 @@ fn print_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()
         ]);
     }
     table.write(out)
-}
-
-/// Names of the fields of `config.json` that decide whether the architecture is known.
-fn model_type(config: &Value) -> Option<&str> {
-    config.get("model_type").and_then(Value::as_str)
 }

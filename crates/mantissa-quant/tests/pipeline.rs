@@ -1,0 +1,283 @@
+//! The pipeline on small random models: every kind of recipe, read back and verified; what must be refused.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+
+use mantissa_model::{ModelConfig, Role};
+use mantissa_num::round::random_u32;
+use mantissa_num::{Rounding, minifloat};
+use mantissa_quant::verify::verify;
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, run};
+use mantissa_store::convention::{Container, ModelFiles, Weight};
+use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
+use tempfile::TempDir;
+
+/// Writes a Llama of two layers (hidden 64, ffn 96: whole groups of 32, no group of 64) with random weights.
+fn model(dir: &Path, dtype: Dtype, seed: u64) -> PathBuf {
+    let path = dir.join(format!("{dtype}-{seed}"));
+    std::fs::create_dir(&path).unwrap();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
+    });
+    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(path.join("tokenizer_config.json"), "{}").unwrap();
+    let tensors = ModelConfig::from_json(&config, "config.json").unwrap().tensors();
+    let specs = tensors.iter().map(|t| TensorSpec::new(&t.name, dtype, t.shape.clone())).collect();
+    let mut writer =
+        SafetensorsWriter::create(&path.join("model.safetensors"), specs, Default::default()).unwrap();
+    for (i, tensor) in tensors.iter().enumerate() {
+        let n: usize = tensor.shape.iter().product();
+        let norm = matches!(tensor.role, Role::Norm { .. });
+        let value = |j: usize| {
+            let uniform = random_u32(seed + i as u64, j as u64) as f32 / u32::MAX as f32 - 0.5;
+            if norm { 1.0 + 0.2 * uniform } else { 0.4 * uniform * if j % 97 == 0 { 4.0 } else { 1.0 } }
+        };
+        let bytes: Vec<u8> = (0..n).flat_map(|j| encode(dtype, value(j))).collect();
+        writer.write(&tensor.name, &bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    path
+}
+
+fn encode(dtype: Dtype, x: f32) -> Vec<u8> {
+    let half =
+        |f: minifloat::MiniFloat| f.encode(x, minifloat::Overflow::Special, Rounding::NearestEven, 0) as u16;
+    match dtype {
+        Dtype::BF16 => half(minifloat::BF16).to_le_bytes().to_vec(),
+        Dtype::F16 => half(minifloat::F16).to_le_bytes().to_vec(),
+        _ => x.to_le_bytes().to_vec(),
+    }
+}
+
+fn options(threads: usize) -> Options {
+    Options { threads, ..Options::default() }
+}
+
+fn quantize(model: &Path, recipe: &str, out: &Path, options: Options) -> Result<Outcome, QuantError> {
+    let source = ModelFiles::open(model)?;
+    let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
+    run(&plan, &source, out, &mut |_| {})
+}
+
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&p).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+const RECIPES: &[&str] = &[
+    "rtn-int8-channel",
+    "rtn-int4-g32",
+    "rtn-int4-g32-asym",
+    "rtn-int3-g8-asym",
+    "rtn-int2-g16",
+    "rtn-int5-channel-asym",
+    "rtn-int8-tensor",
+    "rtn-int6-g16:restricted",
+    "rtn-nf4",
+    "rtn-fp4-bnb-g128",
+    "rtn-nvfp4",
+    "rtn-nvfp4:te",
+    "rtn-mxfp4",
+    "rtn-mxfp4:ct",
+    "rtn-mxfp6-e2m3",
+    "rtn-mxfp6-e3m2:even",
+    "rtn-mxfp8-e4m3:rceil",
+    "rtn-mxfp8-e5m2",
+    "rtn-mxint8",
+    "rtn-fp8-e4m3-channel",
+    "rtn-fp8-e4m3-tensor",
+    "rtn-fp8-e4m3-t16x16",
+    "rtn-fp8-e5m2-channel",
+    "rtn-fp6-e3m2-g16",
+    "rtn-fp8-e4m3",
+    "rtn-bf16",
+    "rtn-f16",
+    "rtn-int8-channel+int8-token",
+    "rtn-fp8-e4m3-channel+fp8-e4m3-token",
+    "rtn-mxfp4:ct+mxfp4:ct",
+];
+
+#[test]
+fn every_recipe_verifies_and_reads_back_what_was_measured() {
+    let temp = TempDir::new().unwrap();
+    for dtype in [Dtype::F32, Dtype::BF16] {
+        let source = model(temp.path(), dtype, 1);
+        for recipe in RECIPES {
+            let out = temp.path().join(format!("{dtype}-{}", recipe.replace(':', "_")));
+            let outcome =
+                quantize(&source, recipe, &out, options(2)).unwrap_or_else(|e| panic!("{recipe}: {e}"));
+            let found = verify(&out, Some(&source)).unwrap();
+            assert!(found.ok, "{dtype} {recipe}: {:?}", found.faults);
+            assert_eq!(found.weights, 14, "{recipe}");
+            assert!(
+                found.max_error_in_bounds.unwrap() <= 1.0 && found.max_logit_difference.is_some(),
+                "{recipe}"
+            );
+            assert_eq!(outcome.report.layers.len(), 14);
+        }
+    }
+}
+
+#[test]
+fn bytes_do_not_depend_on_threads() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::BF16, 2);
+    for recipe in ["rtn-int4-g32-asym", "rtn-nvfp4", "rtn-nf4", "rtn-mxfp4", "rtn-int8-channel+int8-token"] {
+        let out = |threads: usize| temp.path().join(format!("{recipe}-{threads}"));
+        for threads in [1, 2, 5] {
+            quantize(&source, recipe, &out(threads), options(threads)).unwrap();
+        }
+        assert_eq!(files(&out(1)), files(&out(2)), "{recipe}");
+        assert_eq!(files(&out(1)), files(&out(5)), "{recipe}");
+    }
+}
+
+#[test]
+fn fused_partners_share_the_global_scale() {
+    let temp = TempDir::new().unwrap();
+    quantize(&model(temp.path(), Dtype::F32, 3), "rtn-nvfp4", &temp.path().join("q"), options(2)).unwrap();
+    let files = ModelFiles::open(&temp.path().join("q")).unwrap();
+    let global = |layer: usize, module: &str| {
+        let name = format!("model.layers.{layer}.{module}.weight_global_scale");
+        files.checkpoint().read_f32(&name).unwrap()[0]
+    };
+    for layer in 0..2 {
+        let q = global(layer, "self_attn.q_proj");
+        assert_eq!([global(layer, "self_attn.k_proj"), global(layer, "self_attn.v_proj")], [q, q]);
+        assert_eq!(global(layer, "mlp.gate_proj"), global(layer, "mlp.up_proj"));
+        assert_ne!(q, global(layer, "mlp.down_proj"));
+    }
+}
+
+#[test]
+fn scales_are_stored_in_the_dtype_of_the_model() {
+    let temp = TempDir::new().unwrap();
+    for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+        let out = temp.path().join(format!("q-{dtype}"));
+        quantize(&model(temp.path(), dtype, 4), "rtn-int4-g32", &out, options(1)).unwrap();
+        let files = ModelFiles::open(&out).unwrap();
+        let meta = files.checkpoint().get("model.layers.0.mlp.up_proj.weight_scale").unwrap();
+        assert_eq!(meta.dtype, dtype);
+    }
+}
+
+#[test]
+fn a_recipe_file_mixes_schemes_and_keeps_layers() {
+    let temp = TempDir::new().unwrap();
+    let path = temp.path().join("mixed.toml");
+    let text = "weights = \"int4-g32\"\nkeep = [\"model.layers.0.*\"]\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"int8-channel\"\n";
+    std::fs::write(&path, text).unwrap();
+    let recipe = path.display().to_string();
+    let source = model(temp.path(), Dtype::BF16, 5);
+    for container in [Container::CompressedTensors, Container::Native] {
+        let out = temp.path().join(container.name());
+        let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
+        let outcome = quantize(&source, &recipe, &out, with).unwrap();
+        assert_eq!((outcome.report.layers.len(), outcome.report.kept.len()), (7, 7));
+        let found = verify(&out, Some(&source)).unwrap();
+        assert!(found.ok, "{:?}", found.faults);
+        let files = ModelFiles::open(&out).unwrap();
+        assert!(files.checkpoint().files().count() > 1, "sharded");
+        let config = mantissa_quant::model_config(&files).unwrap();
+        let bits = config.linears().into_iter().map(|l| {
+            match files.linear(&l.module, l.rows, l.cols, false).unwrap().weight {
+                Weight::Quantized(q) => q.format.code_bits(),
+                _ => 32,
+            }
+        });
+        assert_eq!(bits.collect::<Vec<_>>(), [32, 32, 32, 32, 32, 32, 32, 4, 4, 4, 4, 4, 4, 8]);
+    }
+}
+
+#[test]
+fn tampering_is_found() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q");
+    let source = model(temp.path(), Dtype::F32, 6);
+    quantize(&source, "rtn-int4-g32", &out, options(1)).unwrap();
+    let weights = out.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let at = bytes.len() - 1000;
+    bytes[at] ^= 0x11;
+    std::fs::write(&weights, bytes).unwrap();
+    let found = verify(&out, Some(&source)).unwrap();
+    assert!(!found.ok && found.faults.iter().any(|f| f.contains("SHA-256")), "{:?}", found.faults);
+}
+
+#[test]
+fn another_model_is_not_the_source() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q");
+    quantize(&model(temp.path(), Dtype::F32, 7), "rtn-int4-g32", &out, options(1)).unwrap();
+    // Same shapes and other weights: errors far past the bound.
+    let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8))).unwrap();
+    assert!(found.faults.iter().any(|f| f.contains("× the bound")), "{:?}", found.faults);
+    // A quantized model is no source.
+    assert!(verify(&out, Some(&out)).is_err());
+}
+
+#[test]
+fn what_cannot_be_stored_is_refused_before_anything_is_written() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q");
+    let source = model(temp.path(), Dtype::F32, 9);
+    let attempt = |recipe: &str, container| {
+        let with = Options { container, ..options(1) };
+        quantize(&source, recipe, &out, with).unwrap_err()
+    };
+    let error = attempt("rtn-int4-g24", None);
+    let text = error.to_string();
+    assert!(
+        matches!(error, QuantError::NotStorable { .. }) && text.contains("q_proj") && text.contains("24"),
+        "{text}"
+    );
+    assert!(attempt("rtn-nf4", Some(Container::CompressedTensors)).to_string().contains("code books"));
+    assert!(!out.exists());
+    // Our own container takes the ragged group.
+    let native = Options { container: Some(Container::Native), ..options(1) };
+    quantize(&source, "rtn-int4-g24", &out, native).unwrap();
+    assert!(verify(&out, Some(&source)).unwrap().ok);
+    // And a quantized model is no source.
+    let error = quantize(&out, "rtn-int4-g32", &temp.path().join("again"), options(1)).unwrap_err();
+    assert!(matches!(error, QuantError::AlreadyQuantized { .. }), "{error}");
+}
+
+#[test]
+fn values_that_no_code_stands_for_name_tensor_and_element() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::F32, 10);
+    let path = source.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let meta = mantissa_store::SafeTensors::open(&path).unwrap();
+    let tensor = meta.get("model.layers.1.mlp.up_proj.weight").unwrap();
+    bytes[tensor.offset as usize + 40..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let out = temp.path().join("q");
+    let error = quantize(&source, "rtn-int4-g32", &out, options(2)).unwrap_err().to_string();
+    assert!(error.contains("model.layers.1.mlp.up_proj.weight") && error.contains("element 10"), "{error}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn the_report_counts_scales_and_zero_points() {
+    let temp = TempDir::new().unwrap();
+    let outcome = quantize(
+        &model(temp.path(), Dtype::F32, 11),
+        "rtn-int4-g32-asym",
+        &temp.path().join("q"),
+        options(1),
+    )
+    .unwrap();
+    // 4 bits, an f32 scale and a 4-bit zero point per 32 weights.
+    assert_eq!(outcome.report.linear_bits_per_weight, 4.0 + 36.0 / 32.0);
+    let text = std::fs::read_to_string(temp.path().join("q").join(mantissa_quant::REPORT_NAME)).unwrap();
+    let read: mantissa_quant::Report = serde_json::from_str(&text).unwrap();
+    assert_eq!(read, outcome.report);
+}

@@ -1,0 +1,92 @@
+//! `mantissa cast` against the reference data of `tests/data/golden`, one family at a time. The library is held to all of it by its own
+//! tests; these hold the command to its layout, names and signs.
+
+use crate::support::{File, root, succeed, text, write_x};
+
+/// Casts tensor `x` of a golden file with `--packed`; gives the golden file and the output.
+fn cast(golden: &str, x: &str, scheme: &str) -> (File, File) {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
+    let file = File::open(&root().join("tests/data/golden").join(golden));
+    write_x(&input, &file.shape(x), &file.f32(x));
+    succeed(&["cast", text(&input), "--scheme", scheme, "--out", text(&out), "--packed"]);
+    // The output stays readable after its folder is gone: the file is open.
+    (file, File::open(&out))
+}
+
+fn same_values(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (f, e)) in found.iter().zip(expected).enumerate() {
+        assert!(f == e || (f.is_nan() && e.is_nan()), "{what}[{i}]: found {f:e}, expected {e:e}");
+    }
+}
+
+fn nibbles(packed: &[u8]) -> Vec<u8> {
+    packed.iter().flat_map(|b| [b & 15, b >> 4]).collect()
+}
+
+#[test]
+fn integers_match_compressed_tensors() {
+    let prefix = "dyadic.int4_asym_group32.compressed_tensors";
+    let (golden, out) = cast("int_affine.safetensors", "dyadic.x", "int4-g32-asym");
+    assert_eq!(out.bytes("x.codes"), golden.bytes(&format!("{prefix}.codes_i8")));
+    assert_eq!(out.f32("x.scale"), golden.f32(&format!("{prefix}.scale")));
+    let zeros: Vec<i32> =
+        golden.bytes(&format!("{prefix}.zero_point_i8")).iter().map(|&b| i32::from(b as i8)).collect();
+    assert_eq!(out.i32("x.zero"), zeros);
+    assert_eq!(out.bytes("x.packed"), golden.bytes(&format!("{prefix}.packed_i32")));
+    same_values("dequant", &out.f32("x.dequant"), &golden.f32(&format!("{prefix}.dequant")));
+    for (scheme, case) in [("int8-channel-sym:full", "int8_sym_channel"), ("int4-g32", "int4_sym_group32")] {
+        let (golden, out) = cast("int_affine.safetensors", "dyadic.x", scheme);
+        let prefix = format!("dyadic.{case}.compressed_tensors");
+        assert_eq!(out.bytes("x.codes"), golden.bytes(&format!("{prefix}.codes_i8")), "{scheme}");
+        assert_eq!(out.f32("x.scale"), golden.f32(&format!("{prefix}.scale")), "{scheme}");
+        assert!(!out.has("x.zero"));
+    }
+}
+
+#[test]
+fn microscaling_matches_ocp() {
+    for (scheme, case) in [
+        ("mxfp8-e4m3", "mxfp8_e4m3"),
+        ("mxfp6-e2m3", "mxfp6_e2m3"),
+        ("mxfp4:floor", "mxfp4_e2m1"),
+        ("mxint8", "mxint8"),
+    ] {
+        let (golden, out) = cast("mx_formats.safetensors", "x", scheme);
+        assert_eq!(out.bytes("x.scale"), golden.bytes(&format!("{case}.ocp_floor.scale_e8m0")), "{scheme}");
+        assert_eq!(out.bytes("x.codes"), golden.bytes(&format!("{case}.ocp_floor.codes")), "{scheme}");
+        same_values(scheme, &out.f32("x.dequant"), &golden.f32(&format!("{case}.ocp_floor.dequant")));
+    }
+}
+
+#[test]
+fn nvfp4_matches_both_producers() {
+    for (scheme, case, global, dequant) in [
+        ("nvfp4", "compressed_tensors", "global_scale", "dequant"),
+        ("nvfp4:te", "transformer_engine_1x16", "amax", "dequant_code_x_scale_x_amax_over_2688"),
+    ] {
+        let (golden, out) = cast("nvfp4.safetensors", "dyadic_amax42.x", scheme);
+        let at = |name: &str| format!("dyadic_amax42.{case}.{name}");
+        assert_eq!(out.f32("x.global"), golden.f32(&at(global)), "{scheme}");
+        assert_eq!(out.bytes("x.scale"), golden.bytes(&at("scale_e4m3")), "{scheme}");
+        let signless =
+            |codes: Vec<u8>| codes.into_iter().map(|c| if c == 8 { 0 } else { c }).collect::<Vec<_>>();
+        let packed = golden.bytes(&at("codes_packed"));
+        assert_eq!(signless(out.bytes("x.codes")), signless(nibbles(&packed)), "{scheme}");
+        assert_eq!(signless(nibbles(&out.bytes("x.packed"))), signless(nibbles(&packed)), "{scheme}");
+        same_values(scheme, &out.f32("x.dequant"), &golden.f32(&at(dequant)));
+    }
+}
+
+#[test]
+fn nf4_matches_bitsandbytes_on_ragged_rows() {
+    let (golden, out) = cast("bnb_blockwise.safetensors", "ragged.x", "nf4-g64");
+    assert_eq!(out.f32("x.scale"), golden.f32("ragged.nf4_b64.absmax"));
+    same_values("nf4", &out.f32("x.dequant"), &golden.f32("ragged.nf4_b64.dequant_f32"));
+    // The first element is in the high nibble. 707 codes leave half a byte, where bitsandbytes happens to have the code of zero.
+    let codes = |packed: Vec<u8>| packed.iter().flat_map(|b| [b >> 4, b & 15]).take(707).collect::<Vec<_>>();
+    let expected = codes(golden.bytes("ragged.nf4_b64.packed"));
+    assert_eq!(out.bytes("x.codes"), expected);
+    assert_eq!(codes(out.bytes("x.packed")), expected);
+}

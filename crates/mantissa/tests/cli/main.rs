@@ -1,0 +1,10 @@
+//! The binary from the outside: what scripts rely on.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cast;
+mod cast_golden;
+mod frame;
+mod inspect;
+mod main_job;
+mod support;
+mod synth;

@@ -1,0 +1,144 @@
+//! Runs the binary and makes its inputs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, TensorSpec};
+use serde_json::Value;
+
+/// The binary, ready for arguments.
+pub fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mantissa"));
+    command.stdin(Stdio::null()).env_remove("MANTISSA_ISA");
+    command
+}
+
+/// Runs the binary.
+pub fn mantissa<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    command().args(arguments).output().unwrap()
+}
+
+/// Runs the binary, which must succeed, and gives its standard output.
+pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    let output = mantissa(arguments);
+    assert!(output.status.success(), "{:?}: {}", output.status, stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs the binary, which must succeed and print one JSON object.
+pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
+    let text = succeed(arguments);
+    let value: Value = serde_json::from_str(&text).unwrap();
+    assert!(value.is_object(), "{text}");
+    value
+}
+
+/// Runs the binary, which must exit with `code` and one line on standard error that begins with `error: `; gives that line.
+pub fn fail<S: AsRef<OsStr>>(code: i32, arguments: &[S]) -> String {
+    let output = mantissa(arguments);
+    let line = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{line}");
+    assert!(line.starts_with("error: ") && line.trim_end().lines().count() == 1, "{line}");
+    line
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The text of a path of a test, which is UTF-8.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The root of the workspace.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A folder of the data that may stand beside the checkout; says so where it does not.
+pub fn shared(folder: &str) -> Option<PathBuf> {
+    let path = root().join("../shared").join(folder);
+    if !path.is_dir() {
+        println!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// Writes a safetensors file.
+pub fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], Vec<u8>)]) {
+    let specs =
+        tensors.iter().map(|(name, dtype, shape, _)| TensorSpec::new(*name, *dtype, *shape)).collect();
+    let mut writer = SafetensorsWriter::create(path, specs, BTreeMap::new()).unwrap();
+    for (name, _, _, bytes) in tensors {
+        writer.write(name, bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Writes a safetensors file of one F32 tensor `x`.
+pub fn write_x(path: &Path, shape: &[usize], x: &[f32]) {
+    write(path, &[("x", Dtype::F32, shape, le(x))]);
+}
+
+pub fn le(x: &[f32]) -> Vec<u8> {
+    x.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// An open safetensors file.
+pub struct File(SafeTensors);
+
+impl File {
+    pub fn open(path: &Path) -> Self {
+        File(SafeTensors::open(path).unwrap())
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.0.tensors().iter().map(|t| t.name.clone()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.0.metadata().get(key).map(String::as_str)
+    }
+
+    pub fn dtype(&self, name: &str) -> Dtype {
+        self.0.get(name).expect(name).dtype
+    }
+
+    pub fn shape(&self, name: &str) -> Vec<usize> {
+        self.0.get(name).expect(name).shape.clone()
+    }
+
+    pub fn bytes(&self, name: &str) -> Vec<u8> {
+        self.0.read(self.0.get(name).expect(name)).unwrap()
+    }
+
+    pub fn f32(&self, name: &str) -> Vec<f32> {
+        self.0.read_f32(self.0.get(name).expect(name)).unwrap()
+    }
+
+    pub fn i32(&self, name: &str) -> Vec<i32> {
+        assert_eq!(self.dtype(name), Dtype::I32, "{name}");
+        self.bytes(name).as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect()
+    }
+}
+
+/// Values with signs, zeros, a wide range and no two rows alike; the same every time.
+pub fn values(n: usize) -> Vec<f32> {
+    (0..n as u64)
+        .map(|i| {
+            let word = mantissa_num::round::random_u32(11, i);
+            let magnitude = ((word >> 8) as f32 / 16_777_216.0) * [0.01, 0.1, 1.0, 3.0][(word & 3) as usize];
+            if word & 4 == 0 { magnitude } else { -magnitude }
+        })
+        .collect()
+}
