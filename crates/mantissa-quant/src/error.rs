@@ -65,6 +65,22 @@ pub enum QuantError {
         /// What is wrong.
         error: TensorError,
     },
+    /// The caller ended the run.
+    #[error("found a request to stop, allowed to run to the end")]
+    Interrupted,
+    /// A run ended early; what it had done is kept.
+    #[error(
+        "{error}; {done} finished tensors and layers are kept in {}: the same command goes on from there, --restart begins anew",
+        .kept.display()
+    )]
+    Unfinished {
+        /// Why it ended.
+        error: Box<QuantError>,
+        /// The staging folder.
+        kept: PathBuf,
+        /// Copied tensors and quantized layers in it.
+        done: usize,
+    },
     /// A verification was asked to compare models of different shapes.
     #[error("{}: found a model that is not the source of {}: {what}", .reference.display(), .model.display())]
     Reference {
@@ -82,14 +98,24 @@ impl QuantError {
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
-            QuantError::Load(LoadError::Store(e)) => e.class(),
-            QuantError::Load(LoadError::Memory { .. }) => ErrorClass::Environment,
+            QuantError::Load(e) => e.class(),
+            QuantError::Interrupted => ErrorClass::Environment,
+            QuantError::Unfinished { error, .. } => error.class(),
             QuantError::Recipe(RecipeError::Io { error, .. })
                 if error.kind() != std::io::ErrorKind::NotFound =>
             {
                 ErrorClass::Environment
             }
             _ => ErrorClass::Input,
+        }
+    }
+
+    /// Whether the caller has ended the run.
+    pub fn is_interruption(&self) -> bool {
+        match self {
+            QuantError::Interrupted => true,
+            QuantError::Unfinished { error, .. } => error.is_interruption(),
+            _ => false,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod error;
 mod error_stats;
+mod journal;
 mod pipeline;
 mod plan;
 pub mod recipe;
@@ -15,6 +16,7 @@ pub mod verify;
 
 pub use error::{QuantError, Result};
 pub use error_stats::{ErrorReport, ErrorStats};
+pub use journal::Start;
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};
