@@ -34,7 +34,7 @@ pub use cache::KvCache;
 pub use config::{Activation, ConfigError, ModelConfig, ModelType};
 pub use decoder::{Batch, Decoder, Hidden};
 pub use error::{ForwardError, LoadError};
-pub use generate::{GenerateError, GenerateOptions, Generated, Sampling, StopReason, generate};
+pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
 pub use graph::{FusedGroup, LinearInfo, LinearKind, Role, TensorInfo};
 pub use input::InputQuantizer;
 pub use layer::Layer;

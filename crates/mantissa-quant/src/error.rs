@@ -69,18 +69,8 @@ pub enum QuantError {
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
     /// A run ended early; what it had done is kept.
-    #[error(
-        "{error}; {done} finished tensors and layers are kept in {}: the same command goes on from there, --restart begins anew",
-        .kept.display()
-    )]
-    Unfinished {
-        /// Why it ended.
-        error: Box<QuantError>,
-        /// The staging folder.
-        kept: PathBuf,
-        /// Copied tensors and quantized layers in it.
-        done: usize,
-    },
+    #[error(transparent)]
+    Unfinished(Box<Unfinished>),
     /// A verification was asked to compare models of different shapes.
     #[error("{}: found a model that is not the source of {}: {what}", .reference.display(), .model.display())]
     Reference {
@@ -93,6 +83,21 @@ pub enum QuantError {
     },
 }
 
+/// A run that ended early, and what of it is kept.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}; {done} finished tensors and layers are kept in {}: the same command goes on from there, --restart begins anew",
+    .kept.display()
+)]
+pub struct Unfinished {
+    /// Why it ended.
+    pub error: QuantError,
+    /// The staging folder.
+    pub kept: PathBuf,
+    /// Copied tensors and quantized layers in it.
+    pub done: usize,
+}
+
 impl QuantError {
     /// Whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
@@ -100,7 +105,7 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Load(e) => e.class(),
             QuantError::Interrupted => ErrorClass::Environment,
-            QuantError::Unfinished { error, .. } => error.class(),
+            QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(RecipeError::Io { error, .. })
                 if error.kind() != std::io::ErrorKind::NotFound =>
             {
@@ -114,7 +119,7 @@ impl QuantError {
     pub fn is_interruption(&self) -> bool {
         match self {
             QuantError::Interrupted => true,
-            QuantError::Unfinished { error, .. } => error.is_interruption(),
+            QuantError::Unfinished(unfinished) => unfinished.error.is_interruption(),
             _ => false,
         }
     }

@@ -141,7 +141,8 @@ pub(crate) fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     let files = source.checkpoint().files().map(file_identity).collect::<Result<Vec<_>>>()?;
     let tensors: Vec<_> = source.checkpoint().tensors().collect();
     let Plan { recipe, container, linears, specs, copied, notes, options, .. } = plan;
-    let decided = (recipe, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
+    let decided =
+        (recipe, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
     let config = source.config().map(ToString::to_string);
     let text = format!("{} {decided:?} {tensors:?} {config:?} {files:?}", env!("CARGO_PKG_VERSION"));
     Ok(format!("mantissa quantize 1 {}", FileDigest::of(text.as_bytes()).hex()))

@@ -14,7 +14,7 @@ mod report;
 pub mod rtn;
 pub mod verify;
 
-pub use error::{QuantError, Result};
+pub use error::{QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use journal::Start;
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};

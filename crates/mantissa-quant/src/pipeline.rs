@@ -20,7 +20,7 @@ use mantissa_store::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Result, Unfinished};
 use crate::journal::{self, Journal, Start};
 use crate::plan::Plan;
 use crate::report::{LayerReport, Report};
@@ -77,7 +77,8 @@ pub fn run(
     match fill(plan, source, &mut staging, &mut journal, writer, progress) {
         Ok(report) => {
             let kept = staging.path().to_owned();
-            let committed = staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
+            let committed =
+                staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
             Ok(Outcome { report, committed, resumed: journal.recovered() })
         }
         Err(error) => {
@@ -90,7 +91,10 @@ pub fn run(
 
 fn unfinished(error: QuantError, kept: &Path, done: usize) -> QuantError {
     // A failure of the last step, which nothing can be taken over from, leaves no folder.
-    if kept.exists() { QuantError::Unfinished { error: Box::new(error), kept: kept.to_owned(), done } } else { error }
+    if !kept.exists() {
+        return error;
+    }
+    QuantError::Unfinished(Box::new(Unfinished { error, kept: kept.to_owned(), done }))
 }
 
 /// Writes everything but the manifest.

@@ -119,7 +119,8 @@ impl Plan {
 
     /// Bytes of the source that a run reads, the measure of its progress.
     pub fn work_bytes(&self) -> u64 {
-        self.quantized().map(|(info, _)| work_of(info)).sum::<u64>() + self.copied.iter().map(|m| m.len).sum::<u64>()
+        self.quantized().map(|(info, _)| work_of(info)).sum::<u64>()
+            + self.copied.iter().map(|m| m.len).sum::<u64>()
     }
 
     /// Predicted peak of anonymous memory: the largest layer as read, as f32, as codes and packed, and a fixed part.

@@ -9,8 +9,8 @@ use std::path::Path;
 use common::{files, model};
 use mantissa_quant::verify::verify;
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
-use mantissa_store::convention::{Container, ModelFiles, Weight};
 use mantissa_store::Dtype;
+use mantissa_store::convention::{Container, ModelFiles, Weight};
 use tempfile::TempDir;
 
 fn options(threads: usize) -> Options {

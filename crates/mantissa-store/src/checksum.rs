@@ -69,7 +69,10 @@ impl Checksum {
         hash = hash.wrapping_add(self.total);
         let (words, rest) = self.pending[..self.held].as_chunks::<8>();
         for word in words {
-            hash = (hash ^ round(0, u64::from_le_bytes(*word))).rotate_left(27).wrapping_mul(P1).wrapping_add(P4);
+            hash = (hash ^ round(0, u64::from_le_bytes(*word)))
+                .rotate_left(27)
+                .wrapping_mul(P1)
+                .wrapping_add(P4);
         }
         let (half, rest) = rest.as_chunks::<4>();
         for word in half {

@@ -81,9 +81,11 @@ impl Staging {
         let resumed = orphan.is_some();
         match orphan {
             Some(orphan) => {
-                failpoint::write(|| fs::rename(&orphan, &partial)).map_err(|e| Error::io(&orphan, "take over", e))?;
+                failpoint::write(|| fs::rename(&orphan, &partial))
+                    .map_err(|e| Error::io(&orphan, "take over", e))?;
             }
-            None => failpoint::write(|| fs::create_dir(&partial)).map_err(|e| Error::io(&partial, "create folder", e))?,
+            None => failpoint::write(|| fs::create_dir(&partial))
+                .map_err(|e| Error::io(&partial, "create folder", e))?,
         }
         // A folder that was taken over stays if anything goes wrong before the caller decides.
         let staging = Self {
@@ -201,7 +203,8 @@ impl Staging {
     }
 
     fn digest(&self, file: &str, path: &Path) -> Result<FileDigest> {
-        let len = failpoint::read(|| fs::metadata(path)).map_err(|e| Error::io(path, "read length", e))?.len();
+        let len =
+            failpoint::read(|| fs::metadata(path)).map_err(|e| Error::io(path, "read length", e))?.len();
         match self.recorded.get(file) {
             Some(&digest) if digest.len == len => Ok(digest),
             _ => hash_file(path),
@@ -357,7 +360,8 @@ fn replace(new: &Path, path: &Path, target: &Target) -> Result<Option<PathBuf>> 
 
 fn replace_in_two_steps(new: &Path, path: &Path, target: &Target) -> Result<PathBuf> {
     let aside = target.sibling(&format!("old-{}", std::process::id()));
-    failpoint::write(|| fs::rename(path, &aside)).map_err(|e| Error::io(path, "move the old output aside", e))?;
+    failpoint::write(|| fs::rename(path, &aside))
+        .map_err(|e| Error::io(path, "move the old output aside", e))?;
     match failpoint::write(|| fs::rename(new, path)) {
         Ok(()) => Ok(aside),
         Err(error) => {

@@ -88,10 +88,12 @@ mod tests {
         };
         assert_eq!(run(Failing::Once(1)), (vec![true, false, true, true], 4));
         assert_eq!(run(Failing::From(2)), (vec![true, true, false, false], 4));
-        let (other, seen) = failing(Operation::Read, Failing::From(0), Errno::IO, || write(|| Ok(())).is_ok());
+        let (other, seen) =
+            failing(Operation::Read, Failing::From(0), Errno::IO, || write(|| Ok(())).is_ok());
         assert_eq!((other, seen), (true, 0));
         assert!(write(|| Ok(())).is_ok() && read(|| Ok(())).is_ok(), "disarmed");
-        let full = failing(Operation::Write, Failing::Once(0), Errno::NOSPC, || write(|| Ok(()))).0.unwrap_err();
+        let full =
+            failing(Operation::Write, Failing::Once(0), Errno::NOSPC, || write(|| Ok(()))).0.unwrap_err();
         assert_eq!(full.kind(), io::ErrorKind::StorageFull);
     }
 }

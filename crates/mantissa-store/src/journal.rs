@@ -34,7 +34,8 @@ impl Journal {
     /// [`Error::Io`].
     pub fn create(dir: &Path) -> Result<Self> {
         let path = dir.join(JOURNAL_NAME);
-        let file = failpoint::write(|| File::create_new(&path)).map_err(|e| Error::io(&path, "create journal", e))?;
+        let file = failpoint::write(|| File::create_new(&path))
+            .map_err(|e| Error::io(&path, "create journal", e))?;
         Ok(Self { path, file })
     }
 
@@ -42,7 +43,9 @@ impl Journal {
     pub fn read(dir: &Path) -> Option<Vec<String>> {
         let file = open(&dir.join(JOURNAL_NAME), false).ok()?;
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(usize::try_from(file.metadata().ok()?.len().min(MAX_JOURNAL_BYTES)).ok()?).ok()?;
+        bytes
+            .try_reserve_exact(usize::try_from(file.metadata().ok()?.len().min(MAX_JOURNAL_BYTES)).ok()?)
+            .ok()?;
         failpoint::read(|| file.take(MAX_JOURNAL_BYTES).read_to_end(&mut bytes)).ok()?;
         Some(bytes.split(|&b| b == b'\n').filter_map(whole_line).collect())
     }

@@ -101,7 +101,8 @@ impl SafetensorsWriter {
             return Ok(None);
         }
         let mut begun = vec![0; header.len()];
-        failpoint::read(|| file.read_exact_at(&mut begun, 0)).map_err(|e| Error::io(path, "read header", e))?;
+        failpoint::read(|| file.read_exact_at(&mut begun, 0))
+            .map_err(|e| Error::io(path, "read header", e))?;
         Ok((begun == header).then(|| Self::of(path, file, tensors)))
     }
 
