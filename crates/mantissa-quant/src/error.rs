@@ -26,7 +26,7 @@ pub enum QuantError {
     Forward(#[from] mantissa_model::ForwardError),
     /// The recipe.
     #[error(transparent)]
-    Recipe(#[from] RecipeError),
+    Recipe(Box<RecipeError>),
     /// The source is quantized already.
     #[error("{}: found weights quantized as {convention}, allowed a dense model; give the model it was made from", .path.display())]
     AlreadyQuantized {
@@ -83,6 +83,12 @@ pub enum QuantError {
     },
 }
 
+impl From<RecipeError> for QuantError {
+    fn from(error: RecipeError) -> Self {
+        QuantError::Recipe(Box::new(error))
+    }
+}
+
 /// A run that ended early, and what of it is kept.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -106,11 +112,12 @@ impl QuantError {
             QuantError::Load(e) => e.class(),
             QuantError::Interrupted => ErrorClass::Environment,
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
-            QuantError::Recipe(RecipeError::Io { error, .. })
-                if error.kind() != std::io::ErrorKind::NotFound =>
-            {
-                ErrorClass::Environment
-            }
+            QuantError::Recipe(error) => match &**error {
+                RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {
+                    ErrorClass::Environment
+                }
+                _ => ErrorClass::Input,
+            },
             _ => ErrorClass::Input,
         }
     }
