@@ -4,6 +4,7 @@
 //! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
 #![forbid(unsafe_code)]
 
+mod dequantize;
 mod error;
 mod error_stats;
 mod pipeline;
@@ -11,6 +12,7 @@ mod plan;
 pub mod recipe;
 mod report;
 pub mod rtn;
+mod source;
 pub mod verify;
 
 pub use error::{QuantError, Result};
@@ -19,3 +21,4 @@ pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};
 pub use report::{LayerReport, Report};
+pub use source::{Source, amax};
