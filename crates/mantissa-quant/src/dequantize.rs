@@ -2,6 +2,7 @@
 
 use mantissa_kernels::kernels;
 use mantissa_num::format::{Affine, Format};
+use mantissa_num::minifloat::{BF16, F16};
 use mantissa_num::{Blocks, Code, Codes, Quantized};
 
 /// A tensor and what its rows need to be decoded. One per thread.
@@ -9,6 +10,10 @@ pub(crate) struct Dequantizer<'a> {
     q: &'a Quantized,
     /// The element of every code of at most 8 bits; `None` for integers, which are their own elements.
     elements: Option<Box<[f32; 256]>>,
+    /// The factor of every scale code of at most 8 bits.
+    factors: Option<Box<[f32; 256]>>,
+    /// What is left to multiply by, the same for all blocks.
+    tail: Option<f32>,
     scales: Vec<f32>,
     zeros: Vec<f32>,
 }
@@ -19,7 +24,10 @@ impl<'a> Dequantizer<'a> {
         let integer = matches!(q.format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let elements = (!integer && q.format.code_bits() <= 8)
             .then(|| Box::new(std::array::from_fn(|code| q.format.element(code as u32))));
-        Dequantizer { q, elements, scales: Vec::new(), zeros: Vec::new() }
+        let decoder = |scale: u32| q.format.decoder(scale, 0, q.outer).parts();
+        let factors = (q.format.scale().is_some_and(|s| s.code.bits() <= 8))
+            .then(|| Box::new(std::array::from_fn(|code| decoder(code as u32).1)));
+        Dequantizer { q, elements, factors, tail: decoder(0).2, scales: Vec::new(), zeros: Vec::new() }
     }
 
     /// Dequantizes row `row` into `out` (`[cols]`).
@@ -43,37 +51,45 @@ impl<'a> Dequantizer<'a> {
     fn line(&mut self, first: usize, blocks: std::ops::Range<usize>, group: usize, out: &mut [f32]) {
         let Codes::U8(codes) = &self.q.codes else { return self.wide(first, out) };
         let codes = &codes[first..first + out.len()];
-        let tail = self.decode_blocks(blocks);
+        self.decode_blocks(blocks);
         match &self.elements {
             Some(elements) => kernels().dequant_lut8(codes, elements, &self.scales, group, out),
             None => kernels().dequant_i8_zero(codes, &self.zeros, &self.scales, group, out),
         }
-        if let Some(tail) = tail {
+        if let Some(tail) = self.tail {
             out.iter_mut().for_each(|v| *v *= tail);
         }
     }
 
-    /// Scales and zero points of `blocks`, and the factor that is left for all of them.
-    fn decode_blocks(&mut self, blocks: std::ops::Range<usize>) -> Option<f32> {
+    fn decode_blocks(&mut self, blocks: std::ops::Range<usize>) {
         let q = self.q;
         self.scales.clear();
         self.zeros.clear();
-        let mut last = None;
-        for block in blocks {
-            let scale = if q.scales.is_empty() { 0 } else { q.scales.get(block) };
-            let zero = q.zeros.get(block).copied().unwrap_or(0);
-            let (zero, inner, tail) = q.format.decoder(scale, zero, q.outer).parts();
-            self.scales.push(inner);
-            self.zeros.push(zero);
-            last = tail;
+        match (&self.factors, &q.scales) {
+            (Some(factors), Codes::U8(scales)) => {
+                self.scales.extend(scales[blocks.clone()].iter().map(|&code| factors[usize::from(code)]));
+            }
+            (_, scales) => {
+                let scale = |block| if scales.is_empty() { 0 } else { scales.get(block) };
+                let factor = |block| q.format.decoder(scale(block), 0, q.outer).parts().1;
+                self.scales.extend(blocks.clone().map(factor));
+            }
         }
-        last
+        self.zeros.extend(blocks.map(|block| q.zeros.get(block).copied().unwrap_or(0) as f32));
     }
 
     /// Plain casts to 16 bits and more.
     fn wide(&self, first: usize, out: &mut [f32]) {
-        for (i, v) in out.iter_mut().enumerate() {
-            *v = self.q.format.element(self.q.codes.get(first + i));
+        let format = &self.q.format;
+        let end = first + out.len();
+        match &self.q.codes {
+            Codes::U16(codes) if *format == Format::plain(Code::Float(BF16)) => {
+                kernels().bf16_to_f32(&codes[first..end], out);
+            }
+            Codes::U16(codes) if *format == Format::plain(Code::Float(F16)) => {
+                kernels().f16_to_f32(&codes[first..end], out);
+            }
+            codes => out.iter_mut().zip(first..).for_each(|(v, i)| *v = format.element(codes.get(i))),
         }
     }
 }

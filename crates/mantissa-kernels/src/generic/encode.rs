@@ -120,7 +120,7 @@ pub(crate) fn int_codes(
             encode_group(x, step, codes, |_, scaled| {
                 // No code lies past 2^8, so that this limit, which rounding needs, changes nothing.
                 let rounded = round_even_i32(clamp(scaled, -4e6, 4e6)) as f32;
-                clamp(rounded + zero, low, high) as i8 as u8
+                round_even_i32(clamp(rounded + zero, low, high)) as i8 as u8
             });
         } else {
             encode_group(x, step, codes, |_, scaled| {
@@ -176,4 +176,38 @@ fn check(kernel: &str, x: &[f32], group: usize, steps: &[Step], codes: &[u8]) {
     assert_eq!(x.len(), codes.len(), "{kernel}: x and codes differ in length");
     let groups = x.len().div_ceil(group);
     assert_eq!(steps.len(), groups, "{kernel}: {} steps for {groups} groups", steps.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const E2M1: MinifloatLayout =
+        MinifloatLayout { mantissa_bits: 1, bias: 1, sign_bit: 3, max_code: 7, signed_zero: true };
+
+    #[test]
+    fn fp4_ties_subnormals_and_saturation() {
+        // 0, 0.5, 1, 1.5, 2, 3, 4, 6: a value half-way takes the even code.
+        let x = [0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.1, 1e9, -0.25, -0.0, -5.1, f32::NEG_INFINITY];
+        let mut codes = [0; 14];
+        minifloat_codes(&x, 14, &[Step::Divide(1.0)], &E2M1, &mut codes);
+        assert_eq!(codes, [0, 1, 2, 2, 4, 4, 6, 6, 7, 7, 8, 8, 15, 15]);
+    }
+
+    #[test]
+    fn integers_take_their_zero_before_or_after_rounding() {
+        let mut codes = [0; 3];
+        for (zero_after_rounding, expected) in [(false, [2, 3, -8_i8]), (true, [1, 3, -8])] {
+            let grid = IntGrid { low: -8, high: 7, zero_after_rounding };
+            // 0.5 + 1.0 is a tie that goes to 2, while 0.5 alone goes to 0.
+            int_codes(&[0.5, 2.2, -100.0], 8, &[Step::Multiply(1.0)], &[1.0], grid, &mut codes);
+            assert_eq!(codes.map(|c| c as i8), expected);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "minifloat_codes: 1 steps for 2 groups")]
+    fn missing_steps_are_refused() {
+        minifloat_codes(&[0.0; 20], 16, &[Step::Divide(1.0)], &E2M1, &mut [0; 20]);
+    }
 }

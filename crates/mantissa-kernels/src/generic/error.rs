@@ -40,7 +40,7 @@ pub(crate) fn error_sums<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> ErrorSums {
     ErrorSums {
         squared_error: tree(simd.to_array_f64(errors), |a, b| a + b),
         squared_value: tree(simd.to_array_f64(values), |a, b| a + b),
-        max_error: f32::from_bits(tree(simd.to_array(max).map(f32::to_bits), u32::max)),
+        max_error: simd.max_lane(max),
     }
 }
 
