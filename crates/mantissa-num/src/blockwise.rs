@@ -65,6 +65,11 @@ impl Decoder {
         let scaled = (element - self.zero) * self.inner;
         self.tail.map_or(scaled, |tail| scaled * tail)
     }
+
+    /// (`zero`, `inner`, `tail`) of the formula, for loops over many elements. `inner` is 1 in a format without scales.
+    pub const fn parts(&self) -> (f32, f32, Option<f32>) {
+        (self.zero, self.inner, self.tail)
+    }
 }
 
 /// A block's chosen parameters.
@@ -77,11 +82,21 @@ pub struct Block {
     step: Step,
 }
 
+impl Block {
+    /// How a value is brought to the element's grid, for loops over many elements.
+    pub const fn step(&self) -> Step {
+        self.step
+    }
+}
+
 /// How a value is brought to the element's grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Step {
+pub enum Step {
+    /// As it is.
     Unit,
+    /// Divided by this.
     Divide(f32),
+    /// Multiplied by this.
     Multiply(f32),
 }
 

@@ -4,6 +4,7 @@
 //! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
 #![forbid(unsafe_code)]
 
+mod dequantize;
 mod error;
 mod error_stats;
 mod journal;
@@ -12,6 +13,7 @@ mod plan;
 pub mod recipe;
 mod report;
 pub mod rtn;
+mod source;
 pub mod verify;
 
 pub use error::{QuantError, Result, Unfinished};
@@ -21,3 +23,4 @@ pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};
 pub use report::{LayerReport, Report};
+pub use source::{Source, amax};

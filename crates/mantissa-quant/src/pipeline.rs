@@ -11,7 +11,6 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use mantissa_kernels::kernels;
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
@@ -25,6 +24,7 @@ use crate::journal::{self, Journal, Start};
 use crate::plan::Plan;
 use crate::report::{LayerReport, Report};
 use crate::rtn;
+use crate::source::{self, DenseError, DenseTensor};
 
 /// Name of the error report beside the weights.
 pub const REPORT_NAME: &str = "mantissa-report.json";
@@ -203,7 +203,9 @@ impl Run<'_, '_> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
-                amaxes.push(kernels().amax(&self.read(info)?));
+                let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
+                let amax = source::amax(&self.open(info)?, len, threads);
+                amaxes.push(amax.map_err(|error| self.dense_error(info, error))?);
             }
         }
         Ok(rtn::shared_outer_scale(scheme, amaxes))
@@ -215,10 +217,9 @@ impl Run<'_, '_> {
         scheme: &Scheme,
         outer: Option<f32>,
     ) -> Result<LayerReport> {
-        let w = self.read(info)?;
-        let quantized = rtn::quantize(scheme, &w, info.rows, info.cols, outer, self.plan.options.threads);
-        let (q, stats) = quantized.map_err(|error| self.tensor_error(info, error))?;
-        drop(w);
+        let (w, threads) = (self.open(info)?, self.plan.options.threads);
+        let quantized = rtn::quantize_source(scheme, &w, info.rows, info.cols, outer, threads);
+        let (q, stats) = quantized.map_err(|error| self.dense_error(info, error))?;
         let plan = self.plan.linear_plan(info, scheme);
         let tensors = self.plan.container.tensors(&plan, &q);
         let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
@@ -234,14 +235,19 @@ impl Run<'_, '_> {
         Ok(report)
     }
 
-    fn read(&self, info: &LinearInfo) -> Result<Vec<f32>> {
+    fn open(&self, info: &LinearInfo) -> Result<DenseTensor<'_>> {
         let name = format!("{}.weight", info.module);
-        Ok(self.source.tensor_f32(&name, &[info.rows, info.cols])?)
+        Ok(DenseTensor::open(self.source, &name, &[info.rows, info.cols])?)
     }
 
-    fn tensor_error(&self, info: &LinearInfo, error: mantissa_num::TensorError) -> QuantError {
-        let (path, tensor) = (self.source.dir().to_owned(), format!("{}.weight", info.module));
-        QuantError::Tensor { path, tensor, error }
+    fn dense_error(&self, info: &LinearInfo, error: DenseError) -> QuantError {
+        match error {
+            DenseError::Store(error) => error.into(),
+            DenseError::Tensor(error) => {
+                let (path, tensor) = (self.source.dir().to_owned(), format!("{}.weight", info.module));
+                QuantError::Tensor { path, tensor, error }
+            }
+        }
     }
 
     fn tensor_error_text(&self, info: &LinearInfo, what: String) -> QuantError {

@@ -65,7 +65,7 @@ fn every_recipe_verifies_and_reads_back_what_was_measured() {
             let out = temp.path().join(format!("{dtype}-{}", recipe.replace(':', "_")));
             let outcome =
                 quantize(&source, recipe, &out, options(2)).unwrap_or_else(|e| panic!("{recipe}: {e}"));
-            let found = verify(&out, Some(&source)).unwrap();
+            let found = verify(&out, Some(&source), 2).unwrap();
             assert!(found.ok, "{dtype} {recipe}: {:?}", found.faults);
             assert_eq!(found.weights, 14, "{recipe}");
             assert!(
@@ -133,7 +133,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
         let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
         let outcome = quantize(&source, &recipe, &out, with).unwrap();
         assert_eq!((outcome.report.layers.len(), outcome.report.kept.len()), (7, 7));
-        let found = verify(&out, Some(&source)).unwrap();
+        let found = verify(&out, Some(&source), 2).unwrap();
         assert!(found.ok, "{:?}", found.faults);
         let files = ModelFiles::open(&out).unwrap();
         assert!(files.checkpoint().files().count() > 1, "sharded");
@@ -159,7 +159,7 @@ fn tampering_is_found() {
     let at = bytes.len() - 1000;
     bytes[at] ^= 0x11;
     std::fs::write(&weights, bytes).unwrap();
-    let found = verify(&out, Some(&source)).unwrap();
+    let found = verify(&out, Some(&source), 2).unwrap();
     assert!(!found.ok && found.faults.iter().any(|f| f.contains("SHA-256")), "{:?}", found.faults);
 }
 
@@ -169,10 +169,10 @@ fn another_model_is_not_the_source() {
     let out = temp.path().join("q");
     quantize(&model(temp.path(), Dtype::F32, 7), "rtn-int4-g32", &out, options(1)).unwrap();
     // Same shapes and other weights: errors far past the bound.
-    let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8))).unwrap();
+    let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8)), 2).unwrap();
     assert!(found.faults.iter().any(|f| f.contains("× the bound")), "{:?}", found.faults);
     // A quantized model is no source.
-    assert!(verify(&out, Some(&out)).is_err());
+    assert!(verify(&out, Some(&out), 2).is_err());
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn what_cannot_be_stored_is_refused_before_anything_is_written() {
     // Our own container takes the ragged group.
     let native = Options { container: Some(Container::Native), ..options(1) };
     quantize(&source, "rtn-int4-g24", &out, native).unwrap();
-    assert!(verify(&out, Some(&source)).unwrap().ok);
+    assert!(verify(&out, Some(&source), 2).unwrap().ok);
     // And a quantized model is no source.
     let error = quantize(&out, "rtn-int4-g32", &temp.path().join("again"), options(1)).unwrap_err();
     assert!(matches!(error, QuantError::AlreadyQuantized { .. }), "{error}");

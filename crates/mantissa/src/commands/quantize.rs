@@ -134,7 +134,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
     }
     let verifying = std::time::Instant::now();
-    let verification = if args.verify { Some(verify(&args.out, Some(&args.model))?) } else { None };
+    let verification =
+        if args.verify { Some(verify(&args.out, Some(&args.model), context.threads)?) } else { None };
     let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
         output: &args.out,
