@@ -188,7 +188,8 @@ fn column(windows: &[WindowResult], sum: fn(&WindowResult) -> Sum) -> Estimate {
 
 impl Comparison {
     fn of(windows: &[WindowResult]) -> Self {
-        let (kl, top1, delta) = (column(windows, |w| w.kl), column(windows, |w| w.top1), column(windows, |w| w.delta));
+        let (kl, top1, delta) =
+            (column(windows, |w| w.kl), column(windows, |w| w.top1), column(windows, |w| w.delta));
         let mut sorted: Vec<f32> = windows.iter().flat_map(|w| w.kl_positions.iter().copied()).collect();
         sorted.sort_by(f32::total_cmp);
         Comparison {

@@ -109,7 +109,8 @@ fn what_was_damaged_is_done_again() {
     let source = model(temp.path(), Dtype::BF16, 3);
     let expected = temp.path().join("expected");
     whole(&source, &expected).unwrap();
-    let damages: [(&str, &dyn Fn(&Path)); 6] = [
+    type Damage<'a> = &'a dyn Fn(&Path);
+    let damages: [(&str, Damage<'_>); 6] = [
         ("a byte of a tensor", &|dir| {
             let path = dir.join(&names_in(dir)[1]);
             let mut bytes = fs::read(&path).unwrap();

@@ -36,7 +36,7 @@ pub fn watch() -> io::Result<()> {
         flag::register(signal, Arc::clone(&again))?;
     }
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let stop_on_first = move || signals.forever().next().into_iter().for_each(|signal| stop(signal));
+    let stop_on_first = move || signals.forever().next().into_iter().for_each(stop);
     thread::Builder::new().name("signals".into()).stack_size(128 << 10).spawn(stop_on_first)?;
     Ok(())
 }

@@ -352,7 +352,8 @@ impl Reader<'_> {
         let packed = self.bytes("weight_packed")?;
         let scales = self.scales("weight_scale")?;
         let words = packed.len() / 4 / self.rows.max(1);
-        let bits = self.group_weights().and_then(|w| w.get("num_bits")).and_then(Value::as_u64).unwrap_or(8) as usize;
+        let bits = self.group_weights().and_then(|w| w.get("num_bits")).and_then(Value::as_u64).unwrap_or(8)
+            as usize;
         if !(1..=8).contains(&bits) || words * 32 < self.cols * bits {
             return Err(self.short("weight_packed"));
         }

@@ -28,7 +28,11 @@ pub fn model(dir: &Path, dtype: Dtype, seed: u64) -> PathBuf {
         let norm = matches!(tensor.role, Role::Norm { .. });
         let value = |j: usize| {
             let uniform = random_u32(seed + i as u64, j as u64) as f32 / u32::MAX as f32 - 0.5;
-            if norm { 1.0 + 0.2 * uniform } else { 0.4 * uniform * if j % 97 == 0 { 4.0 } else { 1.0 } }
+            if norm {
+                1.0 + 0.2 * uniform
+            } else {
+                0.4 * uniform * if j.is_multiple_of(97) { 4.0 } else { 1.0 }
+            }
         };
         let bytes: Vec<u8> = (0..n).flat_map(|j| encode(dtype, value(j))).collect();
         writer.write(&tensor.name, &bytes).unwrap();

@@ -131,7 +131,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let start = std::time::Instant::now();
     let compared = reference.as_ref().map(|r| &r.decoder);
     let result = mantissa_eval::evaluate(&model.decoder, compared, &sequences, context.threads, &|done| {
-        progress.set(done)
+        progress.set(done);
     })?;
     progress.finish();
     if let Some(path) = &args.per_window {
