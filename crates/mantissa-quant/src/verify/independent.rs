@@ -109,13 +109,14 @@ impl Stored {
 
     /// Two codes to the byte.
     fn nibbles(&self, bytes: &[u8], out: &mut [f32]) {
+        let Some(values) = self.values.first_chunk::<16>() else { return };
         let (pairs, last) = out.as_chunks_mut::<2>();
-        let (first, second) = if self.high_first { (4, 0) } else { (0, 4) };
+        let (first, second) = if self.high_first { (4u32, 0u32) } else { (0, 4) };
         for (pair, byte) in pairs.iter_mut().zip(bytes) {
-            *pair = [first, second].map(|shift| self.values[usize::from(byte >> shift & 15)]);
+            *pair = [values[usize::from(byte >> first & 15)], values[usize::from(byte >> second & 15)]];
         }
         if let ([v], Some(byte)) = (last, bytes.get(pairs.len())) {
-            *v = self.values[usize::from(byte >> first & 15)];
+            *v = values[usize::from(byte >> first & 15)];
         }
     }
 
