@@ -17,17 +17,23 @@
 
 pub mod blockwise;
 pub mod codebook;
+pub mod codec;
 pub mod e8m0;
 pub mod format;
 pub mod grammar;
+pub mod hadamard;
 pub mod minifloat;
 pub mod pack;
 pub mod round;
 pub mod scheme;
+pub mod swizzle;
 mod tensor;
 
+pub use blockwise::Nested;
+pub use codec::CodecId;
 pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 pub use grammar::{ParseError, parse_activation};
+pub use hadamard::Hadamard;
 pub use round::Rounding;
 pub use scheme::{Encoder, RowName, Rule, Scheme, Source};
 pub use tensor::{Codes, Given, Quantized, TensorError, code_unit, fake_quantize, quantize};

@@ -7,6 +7,7 @@
 mod dequantize;
 mod error;
 mod error_stats;
+pub mod gptq;
 mod pipeline;
 mod plan;
 pub mod recipe;

@@ -63,10 +63,10 @@ pub fn quantize_source<S: Source + ?Sized>(
     let one_block = scheme.format.scale().is_some() && scheme.format.blocks() == Blocks::Tensor;
     if one_block && job.elements.is_some() {
         let range = source::min_max(source, rows * cols, threads)?;
-        let range = range.map(|(min, max)| blockwise::Range { min, max, nan: false });
+        let range = range.map(|(min, max)| blockwise::Range { min, max, ..blockwise::Range::EMPTY });
         job.fixed = range.map(|range| scheme.block(range, false, outer));
     }
-    if rows * cols == 0 || (one_block && job.fixed.is_none()) {
+    if rows * cols == 0 || (one_block && job.fixed.is_none()) || !in_panels(scheme) {
         let mut scratch = Vec::new();
         let x = source.elements(0..rows * cols, &mut scratch)?;
         let q = job.reference(x, rows, 0)?;
@@ -74,6 +74,16 @@ pub fn quantize_source<S: Source + ?Sized>(
         return Ok((q, stats));
     }
     job.panels(source, rows, threads)
+}
+
+/// Whether panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
+/// formats that no weight is stored in for long (KV caches, f64) or that have no codes of elements.
+fn in_panels(scheme: &Scheme) -> bool {
+    let format = &scheme.format;
+    !scheme.needs_whole_tensor()
+        && !format.has_bias()
+        && format.codec().is_none()
+        && code_unit(format) <= 4
 }
 
 /// The tensor-wide scale that fused partners share: of the largest amax among them.
@@ -141,7 +151,7 @@ impl Job<'_> {
             None => zeroed(1, 0),
         };
         let zeros = vec![0; if format.has_zero() { blocks } else { 0 }];
-        Quantized { format, rows, cols: self.cols, codes, scales, outer: self.outer, zeros }
+        Quantized { codes, scales, outer: self.outer, zeros, ..Quantized::empty(format, rows, self.cols) }
     }
 
     fn panel(&self, x: &[f32], first_row: usize) -> Result<Quantized, TensorError> {
@@ -186,6 +196,15 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+pub(crate) fn append(all: &mut Codes, part: Codes) {
+    match (all, part) {
+        (Codes::U8(all), Codes::U8(part)) => all.extend(part),
+        (Codes::U16(all), Codes::U16(part)) => all.extend(part),
+        (Codes::U32(all), Codes::U32(part)) => all.extend(part),
+        (all, part) => (0..part.len()).for_each(|i| all.push(part.get(i))),
+    }
+}
+
 fn zeroed(unit_bytes: usize, n: usize) -> Codes {
     match unit_bytes {
         1 => Codes::U8(vec![0; n]),
@@ -218,6 +237,8 @@ fn pieces(codes: &mut Codes, size: usize, count: usize) -> Vec<Piece<'_>> {
         Codes::U8(all) => pieces_of(all, size, count).into_iter().map(Piece::U8).collect(),
         Codes::U16(all) => pieces_of(all, size, count).into_iter().map(Piece::U16).collect(),
         Codes::U32(all) => pieces_of(all, size, count).into_iter().map(Piece::U32).collect(),
+        // Not quantized in panels.
+        Codes::U64(_) | Codes::Packed(_) => Vec::new(),
     }
 }
 

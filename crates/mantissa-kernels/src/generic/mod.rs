@@ -9,6 +9,7 @@ mod dequant;
 mod encode;
 mod error;
 mod exp;
+mod gemm_f64;
 mod gemv;
 mod norm;
 mod pack;
@@ -16,6 +17,7 @@ mod quant;
 mod reduce;
 mod rope;
 mod softmax;
+mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul};
@@ -31,6 +33,7 @@ pub(crate) use encode::{book_codes, int_codes, minifloat_codes};
 pub use error::ErrorSums;
 pub(crate) use error::{error_sums, group_amax, group_min_max};
 pub(crate) use exp::exp_inplace;
+pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::rms_norm;
 pub(crate) use pack::{pack_codes_le, unpack_codes_le};
@@ -40,6 +43,7 @@ pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64};
 pub(crate) use rope::rope_rotate;
 pub use softmax::LogSumExp;
 pub(crate) use softmax::{log_softmax_stats, softmax, softmax_numerators};
+pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};
 
 /// The last, short chunk of a row, filled up with a value that changes no lane.
 #[inline(always)]
