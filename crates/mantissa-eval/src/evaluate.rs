@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
-/// Positions whose logits are held at a time.
-const ROWS: usize = 64;
+/// Positions whose logits each thread holds at a time.
+pub const ROWS: usize = 64;
 
 /// Why an evaluation stopped.
 #[derive(Debug, thiserror::Error)]

@@ -9,6 +9,7 @@ mod dequantize;
 mod error;
 mod error_stats;
 pub mod gptq;
+mod journal;
 mod pipeline;
 mod plan;
 pub mod recipe;
@@ -17,8 +18,9 @@ pub mod rtn;
 mod source;
 pub mod verify;
 
-pub use error::{QuantError, Result};
+pub use error::{QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
+pub use journal::Start;
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};

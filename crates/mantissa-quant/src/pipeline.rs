@@ -1,17 +1,26 @@
 //! The pipeline: a dense model in, a verified quantized model out, one layer in memory.
 //!
 //! Layers are read, quantized, packed and written one by one; everything else is copied in pieces. The output appears only
-//! when it is complete. Nothing in it depends on threads, time or machine.
+//! when it is complete. Nothing in it depends on threads, time or machine, nor on how often the run was interrupted: what
+//! is done is written to a [journal](crate::journal), from which the next run with the same plan goes on.
+//!
+//! Where a run ends early, its staging folder stays if going on can help: after a kill, an interruption, and an error of the
+//! environment (disk full, I/O, memory), provided that a unit of work is done. After an error in source or recipe it is
+//! removed, and so is whatever another run has left for the same output.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Committed, Error, ShardPlan, ShardedWriter, Staging, TensorMeta, refuse_overlap};
+use mantissa_store::{
+    Checksum, Committed, Error, ErrorClass, ShardPlan, ShardedWriter, Staging, TensorMeta, refuse_overlap,
+};
 use serde_json::{Map, Value, json};
 
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Result, Unfinished};
+use crate::journal::{self, Journal, Start};
 use crate::plan::Plan;
 use crate::report::{LayerReport, Report};
 use crate::rtn;
@@ -21,7 +30,7 @@ use crate::source::{self, DenseError, DenseTensor};
 pub const REPORT_NAME: &str = "mantissa-report.json";
 
 /// Bytes copied at a time.
-const COPY: usize = 8 << 20;
+pub(crate) const COPY: usize = 1 << 20;
 
 /// Files beside the weights that belong to a model and are copied: everything small that is not weights.
 const MAX_SIDECAR: u64 = 256 << 20;
@@ -42,70 +51,121 @@ pub struct Outcome {
     pub report: Report,
     /// The output folder.
     pub committed: Committed,
+    /// Copied tensors and layers that were taken over from an unfinished run.
+    pub resumed: usize,
 }
 
-/// Carries out `plan` into the folder `out`.
+/// Carries out `plan` into the folder `out`. `progress` is told of every step and may end the run: between two steps, with
+/// everything done so far made durable.
 ///
 /// # Errors
-/// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold. The old content of `out`,
-/// if any, is then still in place.
+/// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold,
+/// [`QuantError::Interrupted`] where `progress` ends the run; in [`QuantError::Unfinished`] where something is kept. The
+/// old content of `out`, if any, is then still in place.
 pub fn run(
     plan: &Plan,
     source: &ModelFiles,
     out: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    start: Start,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
-    let mut staging = Staging::begin(out)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
-    let mut writer = ShardedWriter::new(staging.path(), shards, plan.metadata());
-    let mut run = Run { plan, source, writer: &mut writer, progress, done: 0 };
+    let key = journal::key(plan, source)?;
+    let (mut staging, mut journal) = Journal::begin(out, &key, start)?;
+    let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
+    match fill(plan, source, &mut staging, &mut journal, writer, progress) {
+        Ok(report) => {
+            let kept = staging.path().to_owned();
+            let committed =
+                staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
+            Ok(Outcome { report, committed, resumed: journal.recovered() })
+        }
+        Err(error) => {
+            let keep = error.class() == ErrorClass::Environment && journal.done() > 0;
+            staging.keep(keep);
+            Err(if keep { unfinished(error, staging.path(), journal.done()) } else { error })
+        }
+    }
+}
+
+fn unfinished(error: QuantError, kept: &Path, done: usize) -> QuantError {
+    // A failure of the last step, which nothing can be taken over from, leaves no folder.
+    if !kept.exists() {
+        return error;
+    }
+    QuantError::Unfinished(Box::new(Unfinished { error, kept: kept.to_owned(), done }))
+}
+
+/// Writes everything but the manifest.
+fn fill(
+    plan: &Plan,
+    source: &ModelFiles,
+    staging: &mut Staging,
+    journal: &mut Journal,
+    mut writer: ShardedWriter,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Report> {
+    let mut run = Run { plan, source, writer: &mut writer, journal, progress, done: 0 };
     run.copy_tensors()?;
     let layers = run.quantize_layers()?;
     for (file, digest) in writer.finish()? {
         staging.record(file, digest);
     }
     let report = Report::new(plan, layers);
-    write_json(&staging.path().join("config.json"), &plan.output_config(source)?)?;
-    write_json(&staging.path().join(REPORT_NAME), &json!(report))?;
-    copy_sidecars(source.dir(), staging.path())?;
-    let committed = staging.commit(run_fields(plan))?;
-    Ok(Outcome { report, committed })
+    write_json(staging, "config.json", &plan.output_config(source)?)?;
+    write_json(staging, REPORT_NAME, &json!(report))?;
+    copy_sidecars(source.dir(), staging)?;
+    Ok(report)
 }
 
 struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
     writer: &'a mut ShardedWriter,
-    progress: &'p mut dyn FnMut(Progress<'_>),
+    journal: &'a mut Journal,
+    progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     done: u64,
 }
 
 impl Run<'_, '_> {
-    fn advance(&mut self, work: u64, tensor: &str) {
+    fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        (self.progress)(Progress { done: self.done, tensor });
+        if (self.progress)(Progress { done: self.done, tensor }).is_continue() {
+            return Ok(());
+        }
+        self.journal.sync(self.writer)?;
+        Err(QuantError::Interrupted)
     }
 
     fn copy_tensors(&mut self) -> Result<()> {
         let mut buffer = vec![0; COPY];
         for meta in &self.plan.copied {
-            self.copy_tensor(meta, &mut buffer)?;
+            match self.journal.recover(&meta.name, self.writer)? {
+                Some(_) => self.advance(meta.len, &meta.name)?,
+                None => self.copy_tensor(meta, &mut buffer)?,
+            }
         }
         Ok(())
     }
 
     fn copy_tensor(&mut self, meta: &TensorMeta, buffer: &mut [u8]) -> Result<()> {
         let mut at = 0;
+        let mut checksum = Checksum::default();
         if meta.len == 0 {
-            return Ok(self.writer.write(&meta.name, &[])?);
+            self.writer.write(&meta.name, &[])?;
         }
         while at < meta.len {
             let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(buffer.len());
             self.source.checkpoint().read_range(&meta.name, at, &mut buffer[..n])?;
             self.writer.write_range(&meta.name, at, &buffer[..n])?;
+            checksum.update(&buffer[..n]);
             at += n as u64;
-            self.advance(n as u64, &meta.name);
+            if at == meta.len {
+                let written = vec![(meta.name.clone(), checksum.finish())];
+                self.journal.record(&meta.name, written, meta.len, None, self.writer)?;
+            }
+            self.advance(n as u64, &meta.name)?;
         }
         Ok(())
     }
@@ -114,6 +174,12 @@ impl Run<'_, '_> {
         let mut reports = Vec::new();
         let mut shared: Option<((usize, FusedGroup), Option<f32>)> = None;
         for (info, scheme) in self.plan.quantized() {
+            let recovered = self.journal.recover(&info.module, self.writer)?;
+            if let Some(report) = recovered.and_then(|unit| unit.report) {
+                reports.push(report);
+                self.advance(work_of(info), &info.module)?;
+                continue;
+            }
             // Fused partners follow each other, so the scale of the last group is enough.
             let outer = match info.kind.fused().filter(|_| scheme.has_outer_scale()) {
                 None => None,
@@ -127,6 +193,7 @@ impl Run<'_, '_> {
                 },
             };
             reports.push(self.quantize_layer(info, scheme, outer)?);
+            self.advance(work_of(info), &info.module)?;
         }
         Ok(reports)
     }
@@ -156,11 +223,16 @@ impl Run<'_, '_> {
         let plan = self.plan.linear_plan(info, scheme);
         let tensors = self.plan.container.tensors(&plan, &q);
         let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
+        let report = LayerReport::new(info, scheme, stats.report());
+        let mut written = Vec::with_capacity(tensors.len());
+        let mut total = 0;
         for (name, bytes) in tensors {
             self.writer.write(&name, &bytes)?;
+            total += bytes.len() as u64;
+            written.push((name, Checksum::of(&bytes)));
         }
-        self.advance((info.rows * info.cols) as u64 * 2, &info.module);
-        Ok(LayerReport::new(info, scheme, stats.report()))
+        self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
+        Ok(report)
     }
 
     fn open(&self, info: &LinearInfo) -> Result<DenseTensor<'_>> {
@@ -183,19 +255,22 @@ impl Run<'_, '_> {
     }
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let text = format!("{value:#}\n");
-    std::fs::write(path, text)
-        .map_err(|error| Error::Io { path: path.to_owned(), operation: "write", error }.into())
+/// The measure of a layer in [`Plan::work_bytes`].
+pub(crate) fn work_of(info: &LinearInfo) -> u64 {
+    (info.rows * info.cols) as u64 * 2
+}
+
+fn write_json(staging: &mut Staging, file: &str, value: &Value) -> Result<()> {
+    Ok(staging.write(file, format!("{value:#}\n").as_bytes())?)
 }
 
 /// Copies tokenizer, generation settings, licence and the like: regular files of the source folder that are neither
 /// weights nor written by the pipeline itself. Names are sorted, so that the manifest is the same every time.
-fn copy_sidecars(from: &Path, to: &Path) -> Result<()> {
+fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
     const WEIGHTS: [&str; 9] = ["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "onnx", "h5", "msgpack"];
-    let io = |path: &Path, error| Error::Io { path: path.to_owned(), operation: "copy", error };
-    let entries = std::fs::read_dir(from).map_err(|e| io(from, e))?;
-    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let io = |error| Error::Io { path: from.to_owned(), operation: "list folder", error };
+    let entries = std::fs::read_dir(from).map_err(io)?;
+    let mut paths = entries.map(|entry| Ok(entry.map_err(io)?.path())).collect::<Result<Vec<_>>>()?;
     paths.sort();
     for path in paths {
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
@@ -205,7 +280,7 @@ fn copy_sidecars(from: &Path, to: &Path) -> Result<()> {
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;
         }
-        std::fs::copy(&path, to.join(name)).map_err(|e| io(&path, e))?;
+        staging.copy(&path, name)?;
     }
     Ok(())
 }

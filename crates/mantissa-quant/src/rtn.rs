@@ -193,6 +193,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Adds the codes of a part to those before it.
 pub(crate) fn append(all: &mut Codes, part: Codes) {
     match (all, part) {
         (Codes::U8(all), Codes::U8(part)) => all.extend(part),
@@ -320,10 +321,10 @@ mod tests {
                     assert_eq!(quantize(&scheme, &w, rows, cols, None, 2).err(), expected.err());
                     continue;
                 };
+                let single = quantize(&scheme, &w, rows, cols, None, 1).unwrap().1;
                 for threads in [1, 2, 3] {
                     let (found, stats) = quantize(&scheme, &w, rows, cols, None, threads).unwrap();
                     assert_eq!(found, expected, "{scheme} [{rows}, {cols}] {threads} threads");
-                    let single = quantize(&scheme, &w, rows, cols, None, 1).unwrap().1;
                     assert_eq!(stats, single, "{scheme}");
                 }
             }
