@@ -8,6 +8,7 @@ mod dequantize;
 mod error;
 mod error_stats;
 mod journal;
+pub mod memory;
 mod pipeline;
 mod plan;
 pub mod recipe;

@@ -13,7 +13,11 @@ use crate::support::{command, fail, json, mantissa, stderr, succeed, text};
 
 /// A model of 4.2 million parameters, whose quantization takes a few tenths of a second.
 fn model(dir: &Path) -> PathBuf {
-    synth(dir, "model", &["--hidden", "256", "--layers", "4", "--ffn", "768", "--heads", "8", "--vocab", "4096"])
+    synth(
+        dir,
+        "model",
+        &["--hidden", "256", "--layers", "4", "--ffn", "768", "--heads", "8", "--vocab", "4096"],
+    )
 }
 
 fn synth(dir: &Path, name: &str, sizes: &[&str]) -> PathBuf {
@@ -25,7 +29,18 @@ fn synth(dir: &Path, name: &str, sizes: &[&str]) -> PathBuf {
 /// Arguments of a quantization into several files, so that some are complete when it is ended.
 fn arguments<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
     let (model, out) = (text(model), text(out));
-    vec!["quantize", model, "--recipe", "nf4", "--out", out, "--max-shard-size", "900k", "--verify=false", "--json"]
+    vec![
+        "quantize",
+        model,
+        "--recipe",
+        "nf4",
+        "--out",
+        out,
+        "--max-shard-size",
+        "900k",
+        "--verify=false",
+        "--json",
+    ]
 }
 
 fn start<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Child {
@@ -123,7 +138,10 @@ fn signals_end_a_quantization_in_order() {
     for (name, code) in [("TERM", 143), ("INT", 130)] {
         let out = dir.join(name);
         let mut child = start(&arguments(&model, &out));
-        assert!(wait_until(&mut child, || units_done(&dir) >= 12), "the run has ended before it could be stopped");
+        assert!(
+            wait_until(&mut child, || units_done(&dir) >= 12),
+            "the run has ended before it could be stopped"
+        );
         let begin = Instant::now();
         signal(&child, name);
         let output = end(child);
@@ -169,7 +187,8 @@ fn other_commands_leave_nothing_when_they_are_stopped() {
     let out = dir.join("out");
     let sizes = ["--hidden", "1024", "--layers", "16", "--heads", "16", "--ffn", "4096", "--vocab", "32000"];
     for (name, code) in [("TERM", 143), ("INT", 130)] {
-        let synth = [&["synth", "--out", text(&out), "--preset", "tiny", "--threads", "1"], &sizes[..]].concat();
+        let synth =
+            [&["synth", "--out", text(&out), "--preset", "tiny", "--threads", "1"], &sizes[..]].concat();
         let mut child = start(&synth);
         assert!(wait_until(&mut child, || strays(&dir).len() == 2));
         signal(&child, name);
@@ -204,7 +223,8 @@ fn outputs_that_cannot_be_written_are_refused() {
     let model = synth(temp.path(), "model", &[]);
     let before = files(&model);
     let quantize = |out: &Path| {
-        let arguments = ["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(out), "--verify=false"];
+        let arguments =
+            ["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(out), "--verify=false"];
         mantissa(&arguments)
     };
     let refused = |out: &Path, code, says: &str| {
@@ -224,7 +244,10 @@ fn outputs_that_cannot_be_written_are_refused() {
     let dangling = temp.path().join("dangling");
     std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
     refused(&dangling, 3, "resolve link");
-    assert!(quantize(Path::new("/proc/mantissa")).status.code() == Some(3), "a file system that takes no folders");
+    assert!(
+        quantize(Path::new("/proc/mantissa")).status.code() == Some(3),
+        "a file system that takes no folders"
+    );
     // Through a link to another folder the link stays.
     let (real, link) = (temp.path().join("real"), temp.path().join("other-link"));
     fs::create_dir(&real).unwrap();
@@ -246,7 +269,16 @@ fn a_limit_on_the_length_of_files() {
     let quantize = |recipe: &str, shell: &str| {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{shell} exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_mantissa")]);
-        command.args(["quantize", text(&model), "--recipe", recipe, "--out", text(&out), "--verify=false", "--quiet"]);
+        command.args([
+            "quantize",
+            text(&model),
+            "--recipe",
+            recipe,
+            "--out",
+            text(&out),
+            "--verify=false",
+            "--quiet",
+        ]);
         command.output().unwrap()
     };
     assert!(quantize("rtn-int8-channel", "").status.success());
@@ -304,6 +336,9 @@ fn a_full_file_system() {
     assert_eq!(lines[..2], ["code 3", "old intact"], "{found}{said}");
     assert!(said.contains("free disk space") && said.contains("safetensors"), "{said}");
     let resumed: usize = lines[3].rsplit(':').next().unwrap().parse().unwrap();
-    assert!(resumed > 0 && lines[2].contains("mantissa-partial") && !lines[2].contains("lock"), "{found}{said}");
+    assert!(
+        resumed > 0 && lines[2].contains("mantissa-partial") && !lines[2].contains("lock"),
+        "{found}{said}"
+    );
     assert_eq!(lines[4].trim(), "out", "{found}");
 }

@@ -6,5 +6,6 @@ mod cast_golden;
 mod frame;
 mod inspect;
 mod interruptions;
+mod memory;
 mod support;
 mod synth;
