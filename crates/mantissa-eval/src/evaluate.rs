@@ -223,7 +223,11 @@ impl<'a> Runner<'a> {
     fn new(decoder: &'a Decoder, longest: usize) -> Result<Self, EvalError> {
         let config = decoder.config();
         let buffers = Buffers::plan(config, longest, longest)?;
-        Ok(Runner { decoder, buffers, logits: vec![0.0; ROWS * config.vocab_size] })
+        let (len, mut logits) = (ROWS * config.vocab_size, Vec::new());
+        let memory = |_| LoadError::Memory { what: "logits", bytes: 4 * len as u64 };
+        logits.try_reserve_exact(len).map_err(memory)?;
+        logits.resize(len, 0.0);
+        Ok(Runner { decoder, buffers, logits })
     }
 }
 

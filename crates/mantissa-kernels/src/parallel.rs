@@ -88,7 +88,9 @@ where
 /// Runs `work` on `threads` threads, the caller's among them, and hands on the first panic.
 fn run_on(threads: usize, work: impl Fn() + Sync) {
     thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(&work)).collect();
+        // Where the system gives no more threads, those that there are do the work.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
+        let helpers: Vec<_> = (1..threads).map_while(spawn).collect();
         work();
         for helper in helpers {
             if let Err(payload) = helper.join() {

@@ -10,6 +10,7 @@ mod error;
 mod error_stats;
 pub mod gptq;
 mod journal;
+pub mod memory;
 mod pipeline;
 mod plan;
 pub mod recipe;

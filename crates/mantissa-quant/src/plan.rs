@@ -9,6 +9,7 @@ use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::error::{QuantError, Result};
+use crate::memory;
 use crate::pipeline::work_of;
 use crate::recipe::Recipe;
 
@@ -123,15 +124,9 @@ impl Plan {
             + self.copied.iter().map(|m| m.len).sum::<u64>()
     }
 
-    /// Predicted peak of anonymous memory: the largest layer as read, as f32, as codes and packed, and a fixed part.
-    pub fn peak_bytes(&self) -> u64 {
-        const FIXED: u64 = 24 << 20;
-        let layer = |info: &LinearInfo, scheme: &Scheme| {
-            let weights = (info.rows * info.cols) as u64;
-            let packed = scheme.format.total_bits(info.rows, info.cols) / 8;
-            weights * 4 + (weights * 4).max(weights * 2 + 2 * packed)
-        };
-        FIXED + self.quantized().map(|(info, scheme)| layer(info, scheme)).max().unwrap_or(0)
+    /// Predicted peak of anonymous memory; `verified` says that the output is read back. See [`memory`](crate::memory).
+    pub fn peak_bytes(&self, verified: bool) -> u64 {
+        memory::peak_stage(self, verified).bytes()
     }
 
     /// The `config.json` of the output: the source's, with `quantization_config`.

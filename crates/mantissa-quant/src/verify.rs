@@ -25,7 +25,7 @@ use crate::plan::model_config;
 use crate::source::{DenseError, DenseTensor, PANEL, Source};
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
-const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;
+pub(crate) const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;
 
 /// Bytes compared at a time: they stay in a core's cache.
 const COMPARED: u64 = 1 << 19;

@@ -65,7 +65,7 @@ impl BadInput {
 
 /// The work needs more memory than there is.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: needs {}, {} {}; {}", bytes(*.needs), bytes(*.allowed), .limit.verb(), .limit.hint())]
+#[error("{what}: needs {}, {}; {}", bytes(*.needs), .limit.leaves(*.allowed), .limit.hint())]
 pub struct OverMemory {
     /// The work.
     pub what: String,

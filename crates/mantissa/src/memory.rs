@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::output::bytes;
+
 /// Who limits memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -12,11 +14,11 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// What it does to a size, for messages.
-    pub fn verb(self) -> &'static str {
+    /// What it leaves, for messages.
+    pub fn leaves(self, allowed: u64) -> String {
         match self {
-            Limit::Option => "allowed by --memory",
-            Limit::Available => "available",
+            Limit::Option => format!("--memory allows {}", bytes(allowed)),
+            Limit::Available => format!("{} available", bytes(allowed)),
         }
     }
 
@@ -53,13 +55,17 @@ fn control_group() -> Option<u64> {
     Some(max.saturating_sub(anonymous))
 }
 
+/// Address space that every thread may take beside what it asks for: its stack, and glibc's heap for it, reserved whole.
+const PER_THREAD: u64 = (64 + 2) << 20;
+
 /// What `RLIMIT_AS` leaves of the address space.
 fn address_space() -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let soft =
         limits.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace().next()?;
     let used = kib_field(&fs::read_to_string("/proc/self/status").ok()?, "VmSize:")?;
-    Some(soft.parse::<u64>().ok()?.saturating_sub(used))
+    let reserved = PER_THREAD * mantissa_kernels::available_threads() as u64;
+    Some(soft.parse::<u64>().ok()?.saturating_sub(used).saturating_sub(reserved))
 }
 
 /// The field `name` of a file of the kernel's `name value kB` lines, in bytes.

@@ -1,11 +1,13 @@
 //! `mantissa quantize`: a dense model in, a verified quantized model out.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_num::Rounding;
+use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Verification, verify};
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Report, Start, run as run_plan};
 use mantissa_store::convention::{Container, ModelFiles};
@@ -85,6 +87,9 @@ struct DryRun<'a> {
     output_bytes: u64,
     /// Predicted, not measured.
     predicted_peak_memory: u64,
+    /// Where the peak is, and of what.
+    peak_stage: &'a str,
+    peak_buffers: BTreeMap<&'static str, u64>,
     notes: &'a [String],
 }
 
@@ -121,10 +126,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         rounding,
     };
     let plan = Plan::new(&source, recipe, options)?;
-    context.require_memory("quantize", plan.peak_bytes())?;
+    let peak = plan.peak_bytes(args.verify);
+    // The prediction is good to a tenth, and a ceiling is to hold.
+    context.require_memory("quantize", peak + peak / 10)?;
     let source_bytes = source.checkpoint().total_bytes();
     if args.dry_run {
-        return dry_run(&plan, source_bytes, context);
+        return dry_run(&plan, source_bytes, args.verify, context);
     }
     context.warn_all(&plan.notes)?;
     let start = std::time::Instant::now();
@@ -174,7 +181,8 @@ fn carry_out(
     outcome
 }
 
-fn dry_run(plan: &Plan, source_bytes: u64, context: &Context) -> Result<()> {
+fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) -> Result<()> {
+    let peak = peak_stage(plan, verified);
     let layers = plan.quantized().count();
     let report = DryRun {
         recipe: &plan.recipe.name,
@@ -184,7 +192,9 @@ fn dry_run(plan: &Plan, source_bytes: u64, context: &Context) -> Result<()> {
         linear_bits_per_weight: plan.linear_bits_per_weight(),
         source_bytes,
         output_bytes: plan.output_bytes(),
-        predicted_peak_memory: plan.peak_bytes(),
+        predicted_peak_memory: peak.bytes(),
+        peak_stage: &peak.name,
+        peak_buffers: peak.buffers.iter().copied().collect(),
         notes: &plan.notes,
     };
     context.report(&report, |out| {
@@ -199,7 +209,8 @@ fn dry_run(plan: &Plan, source_bytes: u64, context: &Context) -> Result<()> {
             report.linear_bits_per_weight
         )?;
         writeln!(out, "{} of tensors, from {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
-        writeln!(out, "{} of memory at the peak (predicted)", bytes(report.predicted_peak_memory))?;
+        let (peak, stage) = (bytes(report.predicted_peak_memory), report.peak_stage);
+        writeln!(out, "{peak} of memory at the peak (predicted), to {stage}")?;
         report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     })
 }

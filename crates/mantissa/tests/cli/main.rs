@@ -7,5 +7,6 @@ mod frame;
 mod inspect;
 mod interruptions;
 mod main_job;
+mod memory;
 mod support;
 mod synth;
