@@ -66,6 +66,13 @@ impl SafeTensors {
         Ok(Self { source, header })
     }
 
+    /// Another format's file, its tensors already checked against it.
+    pub(crate) fn of_parts(source: Source, tensors: Vec<TensorMeta>) -> Self {
+        let mut by_name: Vec<usize> = (0..tensors.len()).collect();
+        by_name.sort_by(|&a, &b| tensors[a].name.cmp(&tensors[b].name));
+        Self { source, header: Header { tensors, by_name, metadata: BTreeMap::new() } }
+    }
+
     /// All tensors, in the order of their bytes in the file.
     pub fn tensors(&self) -> &[TensorMeta] {
         &self.header.tensors

@@ -67,15 +67,26 @@ impl SafetensorsWriter {
         let placed = place(path, specs)?;
         let header = header(path, &placed, &metadata)?;
         let tensors = move_behind(placed, header.len() as u64);
-        let end = tensors.last().map_or(header.len() as u64, |(meta, _)| meta.offset + meta.len);
+        let end = tensors.last().map_or(header.len() as u64, |meta| meta.offset + meta.len);
+        Self::create_laid_out(path, &header, tensors, end)
+    }
+
+    /// Creates a file of any format that is a header and, at the offsets of `tensors`, their bytes; `end` bytes in all.
+    pub(crate) fn create_laid_out(
+        path: &Path,
+        header: &[u8],
+        tensors: Vec<TensorMeta>,
+        end: u64,
+    ) -> Result<Self> {
         let file = File::create_new(path).map_err(|e| Error::io(path, "create", e))?;
-        let begun = reserve_space(&file, end).and_then(|()| file.write_all_at(&header, 0));
+        let begun = reserve_space(&file, end).and_then(|()| file.write_all_at(header, 0));
         if let Err(error) = begun {
             // Our own file of a moment ago; the error that matters is the one above.
             let _ = fs::remove_file(path);
             return Err(Error::io(path, "reserve disk space", error));
         }
-        let by_name = tensors.iter().enumerate().map(|(i, (meta, _))| (meta.name.clone(), i)).collect();
+        let by_name = tensors.iter().enumerate().map(|(i, meta)| (meta.name.clone(), i)).collect();
+        let tensors = tensors.into_iter().map(|meta| (meta, Written::default())).collect();
         Ok(Self { path: path.to_owned(), file, tensors, by_name })
     }
 
@@ -245,10 +256,10 @@ fn header(path: &Path, tensors: &[TensorMeta], metadata: &BTreeMap<String, Strin
 }
 
 /// Turns offsets within the data into offsets within the file.
-fn move_behind(placed: Vec<TensorMeta>, header: u64) -> Vec<(TensorMeta, Written)> {
+fn move_behind(placed: Vec<TensorMeta>, header: u64) -> Vec<TensorMeta> {
     debug_assert!(header >= LENGTH_BYTES);
     let shift = |meta: TensorMeta| TensorMeta { offset: meta.offset + header, ..meta };
-    placed.into_iter().map(|meta| (shift(meta), Written::default())).collect()
+    placed.into_iter().map(shift).collect()
 }
 
 /// Sets the length and takes the disk space now: a full disk is found before hours of work, not after.
