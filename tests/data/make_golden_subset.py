@@ -19,8 +19,16 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 1_500_000
-DTYPE_NAMES = {"float32": "F32", "uint8": "U8", "int8": "I8", "uint16": "U16", "int32": "I32", "uint32": "U32"}
+MAX_TOTAL_BYTES = 2_600_000
+DTYPE_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+}
 WIDE_FORMATS = ("f16", "bf16")
 
 
@@ -35,6 +43,7 @@ def main(source, out):
         nvfp4,
         int_affine,
         bnb_blockwise,
+        gguf_blocks,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -71,9 +80,10 @@ def elements_encode(tensors, metadata, decode):
 
 
 def codebooks(tensors, metadata, _decode):
-    kept = {k: tensors[k] for k in ("bnb.nf4", "bnb.fp4")}
-    assert all(v.shape == (16,) and np.abs(v).max() == 1 for v in kept.values())
-    return kept, note(metadata, "bnb.nf4 and bnb.fp4 only")
+    names = ("bnb.nf4", "bnb.fp4", "bnb.dynamic8_signed", "bnb.dynamic8_unsigned", "torchao_optim.dynamic4_signed")
+    kept = {k: tensors[k] for k in names}
+    assert all(len(v) in (16, 256) and np.abs(v).max() == 1 for v in kept.values())
+    return kept, note(metadata, "the five books that are number formats")
 
 
 def mx_formats(tensors, metadata, decode):
@@ -150,9 +160,39 @@ def bnb_blockwise(tensors, metadata, _decode):
         if tensor in inputs and (rest == ["x"] or rest[0] in ("nf4_b64", "nf4_b128", "fp4_b64", "fp4_b128")):
             # Blocks run over the flattened tensor: 16 of 64 rows (5120 values) are whole blocks of 64 and of 128.
             kept[name] = values[: len(values) * weight_rows // 64] if tensor == "weights" else values
-    for name in [k for k in kept if k.endswith(".absmax")]:
+        elif rest[0].endswith("_b64_double_quant") and tensor == "rows":
+            kept[name] = values
+        elif rest[0].startswith("dynamic8_") and rest[0].endswith("_b256") and tensor != "weights":
+            # What is decoded is a product of a code's level and absmax: one tensor shows it.
+            if rest[1] != "dequant_nearest" or tensor != "rows":
+                kept[name] = values
+    for name in [k for k in kept if k.endswith(".absmax") and "dynamic8" not in k]:
         check_flat_absmax(kept, name)
-    return kept, note(metadata, "nf4 and fp4 only, no double quantization; weights: first 16 rows")
+    return kept, note(metadata, "weights: first 16 rows of nf4 and fp4; double quantization of rows; dynamic maps in blocks of 256 of all but weights")
+
+
+def gguf_blocks(tensors, metadata, _decode):
+    kept = {}
+    for name, values in tensors.items():
+        family, *rest = name.split(".")
+        if "grid_i8" in rest or "ksigns" in rest or "imatrix" in name:
+            continue  # tables of the format, which the crate holds; importance matrices, which only searches use
+        if rest[0] in ("edge", "gaussian", "student_t3"):
+            written = family in GGUF_WRITTEN or family == "input"
+            # The edge inputs are there for what is written; random blocks cover decoding.
+            if not written or rest[0] == "student_t3" or (rest[0] == "edge" and "dequant" in rest[-1]):
+                continue
+            values = values[:2] if rest[0] == "gaussian" else values
+        elif rest[0] == "random_bytes" and len(values) == 48:
+            values = values[:16]
+        elif family == "MXFP4" and rest[0] == "all_scales":
+            values = values[np.r_[0:4, 120:132, 250:256]]
+        kept[name] = values
+    check_gguf_q8_0(kept)
+    return kept, note(metadata, "random blocks of every type (16 of 48); edge and gaussian (2 rows) inputs of the types that are written")
+
+
+GGUF_WRITTEN = ("Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "BF16")
 
 
 # --- cutting ---
@@ -265,6 +305,16 @@ def check_flat_absmax(kept, name):
     padded = np.pad(flat, (0, -len(flat) % block))
     assert np.array_equal(padded.reshape(-1, block).max(axis=1), kept[name]), name
     assert len(kept[f"{tensor}.{scheme}.packed"]) == (len(flat) + 1) // 2, name
+
+
+def check_gguf_q8_0(kept):
+    """A kept row of bytes belongs to the kept row of input: scale and codes of Q8_0, whose formula is the simplest."""
+    for name in ("edge", "gaussian"):
+        x = kept[f"input.{name}"].reshape(-1, 32)
+        blocks = kept[f"Q8_0.{name}.gguf_py_bytes"].reshape(-1, 34)
+        d = np.abs(x).max(axis=1) / np.float32(127)
+        assert np.array_equal(d.astype(np.float16).view(np.uint8).reshape(-1, 2), blocks[:, :2]), name
+        assert blocks.shape[0] == x.shape[0], name
 
 
 # --- safetensors in and out ---

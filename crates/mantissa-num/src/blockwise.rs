@@ -4,10 +4,16 @@
 //! uses; `golden/README.md` of the reference data states each formula. Solvers (GPTQ and its kin) call these same three
 //! functions, so no method has a private idea of a format.
 
+mod nested;
+mod rules;
+
 use crate::e8m0;
-use crate::format::{Affine, Code, Format, Offset, ScaleTree, Sense, Table};
-use crate::minifloat::{E4M3, MiniFloat, Overflow};
+use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense};
+use crate::minifloat::{E2M1, E4M3, MiniFloat, Overflow, TF32};
+use crate::round::Rounding;
 use crate::scheme::{Rule, Scheme};
+
+pub use nested::{Nested, nest};
 
 /// What a block's scale depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,11 +24,16 @@ pub struct Range {
     pub max: f32,
     /// Whether a NaN was seen.
     pub nan: bool,
+    /// Sum of the magnitudes.
+    pub abs_sum: f64,
+    /// Number of values.
+    pub count: u64,
 }
 
 impl Range {
     /// Of no values.
-    pub const EMPTY: Range = Range { min: f32::INFINITY, max: f32::NEG_INFINITY, nan: false };
+    pub const EMPTY: Range =
+        Range { min: f32::INFINITY, max: f32::NEG_INFINITY, nan: false, abs_sum: 0.0, count: 0 };
 
     /// Of `x`.
     pub fn of(x: &[f32]) -> Self {
@@ -32,17 +43,34 @@ impl Range {
     /// The range widened by one value.
     pub fn with(self, v: f32) -> Self {
         // f32::min and max ignore NaN.
-        Range { min: self.min.min(v), max: self.max.max(v), nan: self.nan | v.is_nan() }
+        Range {
+            min: self.min.min(v),
+            max: self.max.max(v),
+            nan: self.nan | v.is_nan(),
+            abs_sum: self.abs_sum + f64::from(v.abs()),
+            count: self.count + 1,
+        }
     }
 
     /// The union of two ranges.
     pub fn union(self, other: Self) -> Self {
-        Range { min: self.min.min(other.min), max: self.max.max(other.max), nan: self.nan | other.nan }
+        Range {
+            min: self.min.min(other.min),
+            max: self.max.max(other.max),
+            nan: self.nan | other.nan,
+            abs_sum: self.abs_sum + other.abs_sum,
+            count: self.count + other.count,
+        }
     }
 
     /// Largest magnitude; 0 of no values.
     pub fn amax(self) -> f32 {
         if self.min > self.max { 0.0 } else { self.min.abs().max(self.max.abs()) }
+    }
+
+    /// Mean magnitude; 0 of no values.
+    pub fn abs_mean(self) -> f32 {
+        (self.abs_sum / self.count.max(1) as f64) as f32
     }
 
     /// The range widened to hold 0, as integer grids require.
@@ -51,30 +79,52 @@ impl Range {
     }
 }
 
-/// Turns elements into values: `(element - zero) · inner`, times `tail` where the format multiplies twice.
+/// Turns elements into values: `(element - zero) · inner`, times `tail` where the format multiplies twice, plus the block's
+/// bias where it has one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoder {
     zero: f32,
     inner: f32,
     tail: Option<f32>,
+    bias: Option<f32>,
 }
 
 impl Decoder {
+    /// Multiplies elements by `scale`: a block whose scale is already known as a number.
+    pub const fn scaled(scale: f32) -> Self {
+        Decoder { zero: 0.0, inner: scale, tail: None, bias: None }
+    }
+
+    /// Adds the bias of a block of a format that [has one](Format::has_bias).
+    pub fn with_bias(self, bias: f32) -> Self {
+        Decoder { bias: Some(bias), ..self }
+    }
+
     /// The value of an element (see [`Format::element`]).
     pub fn value(&self, element: f32) -> f32 {
         let scaled = (element - self.zero) * self.inner;
-        self.tail.map_or(scaled, |tail| scaled * tail)
+        let scaled = self.tail.map_or(scaled, |tail| scaled * tail);
+        self.bias.map_or(scaled, |bias| scaled + bias)
     }
 }
 
 /// A block's chosen parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Block {
-    /// Code of the scale as stored (bit pattern for an f32 scale). 0 where the format has none.
+    /// Code of the scale as stored (bit pattern for an f32 scale). 0 where the format has none. Under double quantization the
+    /// bit pattern of the scale before it is quantized in turn, by [`nest`].
     pub scale: u32,
     /// Zero point in the signed domain; 0 where the format has none.
     pub zero: i32,
+    /// The value of the lowest code, where the format has a bias.
+    pub bias: f32,
     step: Step,
+}
+
+impl Block {
+    const fn new(scale: u32, step: Step) -> Self {
+        Block { scale, zero: 0, bias: 0.0, step }
+    }
 }
 
 /// How a value is brought to the element's grid.
@@ -83,6 +133,8 @@ enum Step {
     Unit,
     Divide(f32),
     Multiply(f32),
+    /// Every value is brought to this one.
+    Constant(f32),
 }
 
 impl Step {
@@ -91,32 +143,43 @@ impl Step {
             Step::Unit => x,
             Step::Divide(scale) => x / scale,
             Step::Multiply(inverse) => x * inverse,
+            Step::Constant(value) => value,
         }
     }
 }
 
 impl Format {
-    /// The element that `code` stands for, before scaling.
+    /// The element that `code` stands for, before scaling. NaN in a codec, which has no codes.
     pub fn element(&self, code: u32) -> f32 {
         match self {
             Format::Affine(a) => a.code.decode(code),
-            Format::Table(t) => t.book.levels().get(code as usize).copied().unwrap_or(f32::NAN),
+            Format::Table(t) => t.book.level(code),
+            Format::Codec(_) => f32::NAN,
         }
     }
 
     /// The most, in units of the scale, by which any rule here may miss a finite value: the largest distance between
     /// neighbouring elements, or, under power-of-two scales, what lies between the largest element and the next power of
-    /// two (OCP's floor rule clips it).
+    /// two (OCP's floor rule clips it). Infinite where a rule clips without bound (ternary) and where there is no scale to
+    /// measure in (a codec).
     pub fn error_bound(&self) -> f32 {
-        let Format::Affine(affine) = self else { return self.largest_gap() };
+        let affine = match self {
+            Format::Affine(affine) => affine,
+            // All negative values become the lowest level, 0.
+            Format::Table(t) if t.book.level(0) == 0.0 && t.book.is_dynamic() => return 1.0,
+            Format::Table(_) => return self.largest_gap(),
+            Format::Codec(_) => return f32::INFINITY,
+        };
         match (affine.code, &affine.scale) {
             (Code::Int(_), _) => 1.0,
+            (Code::Ternary, _) => f32::INFINITY,
             (Code::Float(f), Some(ScaleTree { code: Code::E8m0, .. })) => {
                 let clipped = crate::minifloat::pow2(f.max_exponent() + 1) as f32 - f.max();
                 self.largest_gap().max(clipped)
             }
             (Code::Float(f), _) if f.bits() > 8 => f.max() - f.decode(f.max_code() - 1),
-            (Code::F32, _) => 0.0,
+            (Code::F64 | Code::F32, _) => 0.0,
+            (Code::Tf32, _) => TF32.max() - TF32.decode(TF32.max_code() - 1),
             _ => self.largest_gap(),
         }
     }
@@ -128,28 +191,39 @@ impl Format {
         elements.windows(2).map(|w| w[1] - w[0]).fold(0.0, f32::max)
     }
 
-    /// How a block with this stored scale, zero point and outer scale decodes.
+    /// How a block with this stored scale, zero point and tensor-wide scale decodes, its bias aside
+    /// ([`Decoder::with_bias`]). Blocks under double quantization decode as [`Nested::scale`] says.
     pub fn decoder(&self, scale: u32, zero: i32, outer: Option<f32>) -> Decoder {
-        let Some(tree) = self.scale() else { return Decoder { zero: 0.0, inner: 1.0, tail: None } };
+        let Some(tree) = self.scale() else { return Decoder::scaled(1.0) };
         let inner = tree.code.decode(scale);
-        let zero = if self.has_zero() { zero as f32 } else { 0.0 };
-        match (tree.outer.as_ref().map(|(_, tree)| tree.sense), outer) {
-            (Some(Sense::Divisor), Some(global)) => Decoder { zero, inner: inner / global, tail: None },
-            (Some(Sense::Multiplier), Some(global)) => Decoder { zero, inner: inner * global, tail: None },
-            (Some(Sense::Amax { full_scale }), Some(amax)) => {
-                Decoder { zero, inner, tail: Some(amax / full_scale as f32) }
-            }
-            _ => Decoder { zero, inner, tail: None },
-        }
+        let zero = match self {
+            Format::Affine(Affine { offset: Offset::Zero, .. }) => zero as f32,
+            // The lowest code stands for the bias.
+            Format::Affine(Affine { offset: Offset::Bias, code: Code::Int(bits), .. }) => lowest(*bits),
+            _ => 0.0,
+        };
+        let (inner, tail) = match (tree.tensor_wide().map(|tree| tree.sense), outer) {
+            (Some(Sense::Divisor), Some(global)) => (inner / global, None),
+            (Some(Sense::Multiplier), Some(global)) => (inner * global, None),
+            (Some(Sense::Amax { full_scale }), Some(amax)) => (inner, Some(amax / full_scale as f32)),
+            _ => (inner, None),
+        };
+        Decoder { zero, inner, tail, bias: None }
     }
+}
+
+/// The lowest two's complement integer of `bits` bits.
+fn lowest(bits: u32) -> f32 {
+    -((1i32 << (bits - 1)) as f32)
 }
 
 impl Scheme {
     /// The tensor-wide scale as stored, from the tensor's amax. `None` where the format has one level or none.
     pub fn outer_scale(&self, amax: f32) -> Option<f32> {
-        let (_, tree) = self.format.scale()?.outer.as_ref()?;
-        match tree.sense {
+        match self.format.scale()?.tensor_wide()?.sense {
             Sense::Amax { .. } => Some(amax),
+            // torchao divides zero by zero in an all-zero tensor, and a subnormal has no finite reciprocal.
+            Sense::Multiplier => Some((amax / 2688.0).max(f32::MIN_POSITIVE)),
             // `generate_gparam`: amax clamped to the smallest normal, infinity replaced by 1.
             _ => {
                 let scale = 2688.0 / amax.max(f32::MIN_POSITIVE);
@@ -158,61 +232,113 @@ impl Scheme {
         }
     }
 
-    /// Chooses scale and zero point of a block. `short` says that the block has fewer elements than the format's block
-    /// size (only code books care); `outer` is the tensor-wide scale as stored.
+    /// Chooses scale, zero point and bias of a block. `short` says that the block has fewer elements than the format's block
+    /// size (only code books care); `outer` is the tensor-wide scale as stored. [`Rule::FourOverSix`] looks at the values
+    /// themselves: [`block_of`](Self::block_of). A codec has no such block: this is one that does nothing.
     pub fn block(&self, range: Range, short: bool, outer: Option<f32>) -> Block {
+        let rule = self.encoder.rule;
         match &self.format {
-            Format::Affine(Affine { scale: None, .. }) => Block { scale: 0, zero: 0, step: Step::Unit },
-            Format::Affine(Affine { code, scale: Some(tree), offset, .. }) => match (code, tree) {
-                (Code::Int(bits), _) if *offset == Offset::Zero => self.asymmetric(range, *bits, tree),
-                (Code::Int(bits), _) => self.symmetric(range, *bits, tree),
-                (_, ScaleTree { code: Code::E8m0, .. }) => self.microscaled(range, *code),
-                (_, ScaleTree { outer: Some(_), .. }) => self.two_level(range, *code, outer.unwrap_or(1.0)),
-                _ => {
-                    let (scale, value) =
-                        store_scale(tree.code, (range.amax() / code.max()).min(largest_scale(code.max())));
-                    Block { scale, zero: 0, step: Step::Divide(value) }
+            Format::Codec(_) | Format::Affine(Affine { scale: None, .. }) => Block::new(0, Step::Unit),
+            Format::Table(table) => rules::table(rule, table, range, short),
+            Format::Affine(Affine { code, blocks, scale: Some(tree), offset }) => {
+                match (code, offset, tree.code) {
+                    (Code::Int(bits), Offset::None, _) => rules::symmetric(rule, range, *bits, tree),
+                    (Code::Int(bits), Offset::Bias, _) => rules::biased(range, *bits, tree),
+                    (Code::Int(bits), ..) => rules::asymmetric(rule, range, *bits, tree),
+                    (Code::Ternary, ..) => rules::ternary(rule, range, tree),
+                    (_, _, Code::E8m0) if *blocks == Blocks::Group(32) && rule != Rule::DeepGemm => {
+                        rules::microscaled(rule, range, *code)
+                    }
+                    (Code::Float(E2M1), _, Code::Float(E4M3)) => {
+                        rules::nvfp4(rule, range, tree, outer.unwrap_or(1.0))
+                    }
+                    _ => rules::scaled_float(rule, range, *code, tree),
                 }
-            },
-            Format::Table(table) => table_block(table, range, short),
+            }
         }
+    }
+
+    /// [`block`](Self::block) of a block that is `x`, under every rule.
+    pub fn block_of(&self, x: &[f32], short: bool, outer: Option<f32>) -> Block {
+        let six = self.block(Range::of(x), short, outer);
+        match (self.encoder.rule, self.format.scale()) {
+            (Rule::FourOverSix, Some(tree)) => {
+                let four = rules::four(Range::of(x), tree, outer.unwrap_or(1.0));
+                let error = |block: &Block| self.squared_error(x, block, outer);
+                if error(&four) < error(&six) { four } else { six }
+            }
+            _ => six,
+        }
+    }
+
+    fn squared_error(&self, x: &[f32], block: &Block, outer: Option<f32>) -> f32 {
+        // As the reference weighs candidates: against code · (scale / encode scale), each step in f32.
+        let encode = rules::encode_scale(self.format.scale(), outer.unwrap_or(1.0));
+        let scale = self.format.scale().map_or(1.0, |tree| tree.code.decode(block.scale)) * (1.0 / encode);
+        let error = |v: &f32| self.format.element(self.encode(*v, block, 0)) * scale - v;
+        x.iter().map(error).fold(0.0, |sum, e| sum + e * e)
     }
 
     /// A block with a scale that was taken beforehand and no zero point: a static activation scale.
     pub fn block_with_scale(&self, scale: f32) -> Block {
         match self.format.scale() {
-            None => Block { scale: 0, zero: 0, step: Step::Unit },
+            None => Block::new(0, Step::Unit),
             Some(tree) => {
-                let (stored, value) = store_scale(tree.code, scale);
-                Block { scale: stored, zero: 0, step: Step::Divide(value) }
+                let (stored, value) = rules::store_scale(tree.code, scale);
+                Block::new(stored, Step::Divide(value))
             }
         }
     }
 
-    /// Code of `x` in `block`. `index` is the element's position in its tensor, the counter of stochastic rounding.
+    /// Code of `x` in `block`. `index` is the element's position in its tensor, the counter of stochastic rounding. A codec
+    /// has no codes of elements: 0.
     pub fn encode(&self, x: f32, block: &Block, index: u64) -> u32 {
-        let rounding = self.encoder.rounding;
         match &self.format {
-            Format::Affine(Affine { code: Code::F32, .. }) => x.to_bits(),
-            Format::Affine(Affine { code: Code::Float(element), scale, .. }) => {
-                let overflow = overflow_of(element, scale.is_some());
+            Format::Affine(affine) => self.encode_affine(x, block, affine, index),
+            Format::Table(table) => {
+                let v = block.step.apply(x).clamp(-1.0, 1.0);
+                if self.encoder.rule == Rule::Cpu {
+                    table.book.encode_by_table(v)
+                } else {
+                    table.book.encode(v)
+                }
+            }
+            Format::Codec(_) => 0,
+        }
+    }
+
+    fn encode_affine(&self, x: f32, block: &Block, affine: &Affine, index: u64) -> u32 {
+        let rounding = self.encoder.rounding;
+        match affine.code {
+            Code::F64 | Code::F32 => x.to_bits(),
+            Code::Tf32 => TF32.encode(x, Overflow::Special, rounding, index) << (32 - TF32.bits()),
+            Code::Float(element) if self.encoder.rule == Rule::DeepGemm => {
+                encode_half_down(element, block.step.apply(x), rounding, index)
+            }
+            Code::Float(element) => {
+                let overflow = overflow_of(&element, affine.scale.is_some());
                 element.encode(block.step.apply(x), overflow, rounding, index)
             }
-            Format::Affine(Affine { code: Code::Fixed64, .. }) => {
+            Code::Fixed64 => {
                 let k = rounding.integer(block.step.apply(x) * 64.0, index).clamp(-127.0, 127.0);
                 u32::from(k as i8 as u8)
             }
-            Format::Affine(Affine { code: Code::Int(bits), .. }) => {
-                u32::from(self.encode_int(x, block, *bits, index) as u8)
+            Code::Int(bits) if affine.offset == Offset::Bias => {
+                let q = rounding.integer(block.step.apply(x - block.bias), index);
+                u32::from((q.clamp(0.0, -2.0 * lowest(bits) - 1.0) + lowest(bits)) as i8 as u8)
             }
-            Format::Affine(Affine { code: Code::E8m0, .. }) => u32::from(e8m0::nearest(x)),
-            Format::Table(table) => table.book.encode(block.step.apply(x).clamp(-1.0, 1.0)),
+            Code::Int(bits) => u32::from(self.encode_int(x, block, bits, index) as u8),
+            Code::Ternary => {
+                u32::from(rounding.integer(block.step.apply(x).clamp(-1.0, 1.0), index) as i8 as u8)
+            }
+            Code::Book(book) => book.encode(block.step.apply(x)),
+            Code::E8m0 => u32::from(e8m0::nearest(x)),
         }
     }
 
     fn encode_int(&self, x: f32, block: &Block, bits: u32, index: u64) -> i8 {
         let rounding = self.encoder.rounding;
-        let (low, high) = self.int_limits(bits);
+        let (low, high) = rules::int_limits(self.encoder.rule, bits);
         let scaled = block.step.apply(x);
         let zero = block.zero as f32;
         let q = match self.encoder.rule {
@@ -222,146 +348,16 @@ impl Scheme {
         };
         q as i8
     }
-
-    fn int_limits(&self, bits: u32) -> (f32, f32) {
-        let high = ((1i32 << (bits - 1)) - 1) as f32;
-        (if self.encoder.rule == Rule::Restricted { -high } else { -high - 1.0 }, high)
-    }
-
-    fn symmetric(&self, range: Range, bits: u32, tree: &ScaleTree) -> Block {
-        let (low, high) = self.int_limits(bits);
-        let raw = match self.encoder.rule {
-            Rule::Restricted => range.amax().max(1e-5) / high,
-            Rule::NoClippingErr => {
-                let (min, max) = range.with_zero();
-                (min / low).max(max / high)
-            }
-            _ => range.amax() / ((high - low) / 2.0),
-        };
-        let (scale, value) = store_scale(tree.code, raw.min(largest_scale(-low)));
-        Block { scale, zero: 0, step: self.int_step(value) }
-    }
-
-    fn asymmetric(&self, range: Range, bits: u32, tree: &ScaleTree) -> Block {
-        let (low, high) = self.int_limits(bits);
-        let (min, max) = range.with_zero();
-        let levels = high - low;
-        // Where max - min overflows f32, the two quotients do not.
-        let spread = (max - min) / levels;
-        let raw = if spread.is_finite() { spread } else { max / levels - min / levels };
-        // No code may decode to infinity: |code - zero| is at most `levels` where the range is one-sided, and half of it,
-        // rounded up, where it is balanced; only ranges within a code of f32's own limit are affected.
-        let reach = (max.max(-min) / raw).ceil().clamp(1.0, levels);
-        let (scale, value) = store_scale(tree.code, raw.min(largest_scale((reach + 1.0).min(levels))));
-        let zero = match self.encoder.rule {
-            // Of an all-zero group this is the lowest code, 0 in torchao's unsigned domain.
-            Rule::Torchao => (low - (min / value).round_ties_even()).clamp(low, high),
-            _ if min == 0.0 && max == 0.0 => 0.0,
-            _ => (low - min / value).clamp(low, high).round_ties_even(),
-        };
-        Block { scale, zero: zero as i32, step: self.int_step(value) }
-    }
-
-    fn int_step(&self, scale: f32) -> Step {
-        match self.encoder.rule {
-            Rule::Torchao | Rule::NoClippingErr => Step::Multiply(1.0 / scale),
-            _ => Step::Divide(scale),
-        }
-    }
-
-    fn microscaled(&self, range: Range, code: Code) -> Block {
-        if range.nan {
-            return Block { scale: u32::from(e8m0::NAN), zero: 0, step: Step::Divide(f32::NAN) };
-        }
-        let exponent = shared_exponent(self.encoder.rule, range.amax(), code);
-        let scale = e8m0::from_exponent(exponent);
-        let step = if scale == 0 && self.encoder.rule == Rule::TorchaoRceil {
-            Step::Unit
-        } else {
-            Step::Divide(e8m0::decode(scale))
-        };
-        Block { scale: u32::from(scale), zero: 0, step }
-    }
-
-    fn two_level(&self, range: Range, code: Code, outer: f32) -> Block {
-        let amax = range.amax();
-        if self.encoder.rule == Rule::Te {
-            let encode = if outer == 0.0 { 1.0 } else { (2688.0 / outer).min(f32::MAX) };
-            let scale = E4M3.encode_saturating(amax * (encode * (1.0 / code.max())));
-            let inverse = (1.0 / (E4M3.decode(scale) * (1.0 / encode))).min(f32::MAX);
-            return Block { scale, zero: 0, step: Step::Multiply(inverse) };
-        }
-        let mut scale = E4M3.encode_saturating(outer * (amax / code.max()));
-        if scale == 0 {
-            scale = E4M3.encode_saturating(0.125); // torch.finfo(float8_e4m3fn).eps
-        }
-        Block { scale, zero: 0, step: Step::Divide(E4M3.decode(scale) / outer) }
-    }
 }
 
-fn table_block(table: &Table, range: Range, short: bool) -> Block {
-    let (scale, _) = match table.scale.code {
-        Code::F32 => (range.amax().to_bits(), range.amax()),
-        code => store_scale(code, range.amax()),
-    };
-    // bitsandbytes multiplies whole blocks by the reciprocal and divides in a short last one.
-    let amax = table.scale.code.decode(scale).max(1e-38);
-    let step = if short { Step::Divide(amax) } else { Step::Multiply(1.0 / amax) };
-    Block { scale, zero: 0, step }
+/// DeepGEMM's FP4: halves toward zero, and no negative zero.
+fn encode_half_down(element: MiniFloat, x: f32, rounding: Rounding, index: u64) -> u32 {
+    let rounding = if rounding == Rounding::NearestEven { Rounding::NearestDown } else { rounding };
+    let code = element.encode(x, Overflow::Saturate, rounding, index);
+    if element.decode(code) == 0.0 { 0 } else { code }
 }
 
 /// f16 and bf16 overflow to infinity as IEEE says; narrower or scaled elements saturate.
 fn overflow_of(element: &MiniFloat, scaled: bool) -> Overflow {
     if element.bits() == 16 && !scaled { Overflow::Special } else { Overflow::Saturate }
-}
-
-/// The stored code of a block scale and the value it then has. A zero scale becomes the f32 epsilon, as in
-/// compressed-tensors and torchao, so that nothing is ever divided by zero; a scale that a narrower code would round to
-/// zero becomes its smallest positive value.
-fn store_scale(code: Code, scale: f32) -> (u32, f32) {
-    let scale = if scale == 0.0 { f32::EPSILON } else { scale };
-    let stored = match code {
-        Code::Float(float) => float.encode_saturating(scale).max(1),
-        _ => scale.to_bits(),
-    };
-    (stored, code.decode(stored))
-}
-
-/// The largest scale under which an element of magnitude `reach` still decodes to a finite f32.
-fn largest_scale(reach: f32) -> f32 {
-    (f32::MAX / reach).next_down()
-}
-
-/// Exponent of a Microscaling block, before it is clamped to E8M0's range. `emax` is the exponent of the largest element.
-fn shared_exponent(rule: Rule, amax: f32, code: Code) -> i32 {
-    let (emax, mantissa_bits) = match code {
-        Code::Float(f) => (f.max_exponent(), f.mantissa_bits),
-        _ => (0, 6), // k/64: six fraction bits below one
-    };
-    let field = |bits: u32| (bits >> 23) as i32 - 127;
-    let bits = amax.to_bits();
-    match rule {
-        Rule::Ceil => field(bits) + i32::from(bits & 0x007f_ffff != 0) - emax,
-        // Half an ulp of the element's mantissa; a carry moves the exponent up.
-        Rule::Even => field(bits + (1 << (22 - mantissa_bits))) - emax,
-        // compressed-tensors knows one mantissa width per element width: 3 bits for FP6, else the 1 bit of FP4.
-        Rule::Ct => {
-            let mantissa = if code.bits() == 6 { 3 } else { 1 };
-            field(bits + (1 << (22 - mantissa))) - emax
-        }
-        Rule::Rceil => e8m0::ceil_log2(amax / code.max()).unwrap_or(-127),
-        Rule::TorchaoRceil => ceil_log2_rounded(amax / code.max()),
-        _ => field(bits) - emax,
-    }
-}
-
-/// `ceil(log2 x)` where the logarithm is first rounded to f32, as an eager f32 `log2` does: a quotient just above a power
-/// of two stays at it.
-fn ceil_log2_rounded(x: f32) -> i32 {
-    let Some(floor) = e8m0::floor_log2(x) else { return -127 };
-    let mantissa = f64::from(x) / crate::minifloat::pow2(floor);
-    // Only mantissas within a few ulps of 1 can round to the integer, where log2(1+d) = d/ln 2 to far below an f32 ulp.
-    let excess = (mantissa - 1.0) * std::f64::consts::LOG2_E;
-    let rounded = (f64::from(floor) + excess.min(0.5)) as f32;
-    if rounded == floor as f32 { floor } else { floor + 1 }
 }

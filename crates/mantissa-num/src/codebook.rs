@@ -8,6 +8,13 @@ pub enum Book {
     Nf4,
     /// The FP4 map of bitsandbytes (`create_fp4_map`): not E2M1, neither in values nor in code order.
     Fp4Bnb,
+    /// The signed dynamic map of 8-bit optimizers (Dettmers et al. 2022, section 2.1, `create_dynamic_map`): decimal
+    /// exponents of unary length, each with twice the fractions of the one below, so that 0 and ±1 are exact.
+    Dyn8,
+    /// The unsigned dynamic map of 8 bits, for second moments.
+    Dyn8Unsigned,
+    /// The signed dynamic map of 4 bits (torchao's `create_dynamic_map(True, 3, 4)`).
+    Dyn4,
 }
 
 /// Levels of NF4; index = code. `NF4[7]` is zero.
@@ -51,51 +58,139 @@ pub const FP4_BNB: [f32; 16] = [
     -0.25,
 ];
 
-/// Codes in ascending order of their levels.
-const NF4_ASCENDING: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-/// Both zeros are kept, positive first: a value just above zero takes code 8, as the bitsandbytes CPU backend does.
-const FP4_BNB_ASCENDING: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
+/// Levels of the signed dynamic map of 8 bits; index = code.
+pub static DYN8: [f32; 256] = dynamic_map(true);
+/// Levels of the unsigned dynamic map of 8 bits; index = code.
+pub static DYN8_UNSIGNED: [f32; 256] = dynamic_map(false);
+/// Levels of the signed dynamic map of 4 bits; index = code.
+pub static DYN4: [f32; 16] = dynamic_map(true);
 
 impl Book {
+    /// Every book.
+    pub const ALL: [Book; 5] = [Book::Nf4, Book::Fp4Bnb, Book::Dyn8, Book::Dyn8Unsigned, Book::Dyn4];
+
     /// Name in the Scheme grammar.
     pub const fn name(self) -> &'static str {
         match self {
             Book::Nf4 => "nf4",
             Book::Fp4Bnb => "fp4-bnb",
+            Book::Dyn8 => "dyn8",
+            Book::Dyn8Unsigned => "dyn8-unsigned",
+            Book::Dyn4 => "dyn4",
         }
     }
 
     /// Bits of a code.
     pub const fn bits(self) -> u32 {
         match self {
-            Book::Nf4 | Book::Fp4Bnb => 4,
+            Book::Nf4 | Book::Fp4Bnb | Book::Dyn4 => 4,
+            Book::Dyn8 | Book::Dyn8Unsigned => 8,
         }
+    }
+
+    /// Elements of a flat block where a name says nothing: 64 for the weight formats, as bitsandbytes defaults to, and 256
+    /// for the maps of optimizer state.
+    pub const fn default_block(self) -> u32 {
+        if self.is_dynamic() { 256 } else { 64 }
+    }
+
+    /// Whether the book is one of the dynamic maps, which bitsandbytes' CPU code quantizes through a table of 65 536
+    /// entries ([`encode_by_table`](Self::encode_by_table)).
+    pub const fn is_dynamic(self) -> bool {
+        !matches!(self, Book::Nf4 | Book::Fp4Bnb)
     }
 
     /// All levels; index = code.
-    pub const fn levels(self) -> &'static [f32] {
+    pub fn levels(self) -> &'static [f32] {
         match self {
             Book::Nf4 => &NF4,
             Book::Fp4Bnb => &FP4_BNB,
+            Book::Dyn8 => &DYN8,
+            Book::Dyn8Unsigned => &DYN8_UNSIGNED,
+            Book::Dyn4 => &DYN4,
         }
     }
 
+    /// The level of `code`; NaN past the last.
+    pub fn level(self, code: u32) -> f32 {
+        self.levels().get(code as usize).copied().unwrap_or(f32::NAN)
+    }
+
     /// All codes, ascending by level.
-    pub const fn ascending(self) -> &'static [u8] {
+    pub fn ascending(self) -> &'static [u8] {
         match self {
-            Book::Nf4 => &NF4_ASCENDING,
             Book::Fp4Bnb => &FP4_BNB_ASCENDING,
+            _ => &IDENTITY[..self.levels().len()],
         }
     }
 
     /// Code of the level nearest to `v` in [-1, 1]: with the levels sorted, the number of midpoints strictly below `v`
-    /// picks the code, so that a value on a midpoint takes the lower level (bitsandbytes' `dQuantizeNF4`).
+    /// picks the code, so that a value on a midpoint takes the lower level. Midpoints are f32 numbers, as in bitsandbytes.
     pub fn encode(self, v: f32) -> u32 {
         let (levels, order) = (self.levels(), self.ascending());
-        let level = |i: u8| levels[usize::from(i)];
-        let below = order.windows(2).filter(|pair| (level(pair[0]) + level(pair[1])) / 2.0 < v).count();
-        u32::from(order[below])
+        let level = |i: usize| levels[usize::from(order[i])];
+        let below = |i: usize| (level(i) + level(i + 1)) / 2.0 < v;
+        let (mut low, mut high) = (0, order.len() - 1);
+        while low < high {
+            let middle = (low + high) / 2;
+            if below(middle) { low = middle + 1 } else { high = middle }
+        }
+        u32::from(order[low])
     }
+
+    /// The code that bitsandbytes' CPU backend gives `v`: the nearest code to the nearest of 65 536 points over [-1, 1].
+    pub fn encode_by_table(self, v: f32) -> u32 {
+        let point = ((v.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65535.0 + 0.5).trunc();
+        self.encode((-1.0 + 2.0 * f64::from(point) / 65535.0) as f32)
+    }
+}
+
+/// Both zeros are kept, positive first: a value just above zero takes code 8, as the bitsandbytes CPU backend does.
+const FP4_BNB_ASCENDING: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
+
+static IDENTITY: [u8; 256] = {
+    let mut all = [0; 256];
+    let mut i = 0;
+    while i < 256 {
+        all[i] = i as u8;
+        i += 1;
+    }
+    all
+};
+
+/// `create_dynamic_map` of bitsandbytes for `N` codes, ascending: 0, 1, and for each decade from the lowest up `2^i` (signed)
+/// or `2^(i+1)` levels of either sign, the means of neighbours on an even grid over [0.1, 1], in f32.
+const fn dynamic_map<const N: usize>(signed: bool) -> [f32; N] {
+    const DECADES: [f32; 7] = [1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6];
+    let decades = N.ilog2() as usize - 1;
+    let zero = if signed { N / 2 - 1 } else { 0 };
+    let mut map = [0.0; N];
+    map[N - 1] = 1.0;
+    let (mut decade, mut next) = (0, 1);
+    while decade < decades {
+        let levels = if signed { 1 << decade } else { 2 << decade };
+        let mut j = 0;
+        while j < levels {
+            let mean = (grid_point(j, levels) + grid_point(j + 1, levels)) / 2.0;
+            let level = DECADES[decades - 1 - decade] * mean;
+            map[zero + next] = level;
+            if signed {
+                map[zero - next] = -level;
+            }
+            next += 1;
+            j += 1;
+        }
+        decade += 1;
+    }
+    map
+}
+
+/// Point `i` of `torch.linspace(0.1, 1, n + 1)`: the step is an f32, the product and the sum are rounded once (a fused
+/// multiply-add), and the upper half counts down from the end.
+const fn grid_point(i: usize, n: usize) -> f32 {
+    let step = ((1.0f32 - 0.1) / n as f32) as f64;
+    let low = 0.1f32 as f64 + step * i as f64;
+    (if i < n.div_ceil(2) { low } else { 1.0 - step * (n - i) as f64 }) as f32
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Two formats are equal when they decode equally. How a writer chose scales or rounded is the [`Encoder`](crate::Encoder)'s.
 
 use crate::codebook::Book;
+use crate::codec::{Codec, CodecId};
 use crate::e8m0;
 use crate::minifloat::MiniFloat;
 
@@ -10,12 +11,21 @@ use crate::minifloat::MiniFloat;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Code {
+    /// IEEE 754 binary64. Every value here is an f32, so that the code passed around is the f32 pattern, from and to which
+    /// [`Codes::U64`](crate::Codes::U64) converts without loss.
+    F64,
     /// IEEE 754 binary32; the code is its bit pattern.
     F32,
+    /// TensorFloat-32: an f32 of which 10 mantissa bits are kept, nearest-even; the code is the f32 pattern.
+    Tf32,
     /// A floating-point element of at most 16 bits.
     Float(MiniFloat),
     /// A two's complement integer of 1 to 8 bits, kept sign-extended in 8 bits.
     Int(u32),
+    /// -1, 0 or 1, in two's complement.
+    Ternary,
+    /// An index into a code book: a scale that is itself quantized ([`Table`] is for elements).
+    Book(Book),
     /// An 8-bit two's complement integer `k` that stands for `k/64` (the INT8 element of OCP MX v1.0, section 5.3.4).
     Fixed64,
     /// An unsigned power of two, `2^(code-127)`.
@@ -26,9 +36,12 @@ impl Code {
     /// Bits that the code takes in packed storage.
     pub const fn bits(self) -> u32 {
         match self {
-            Code::F32 => 32,
+            Code::F64 => 64,
+            Code::F32 | Code::Tf32 => 32,
             Code::Float(f) => f.bits(),
             Code::Int(b) => b,
+            Code::Ternary => 2,
+            Code::Book(b) => b.bits(),
             Code::Fixed64 | Code::E8m0 => 8,
         }
     }
@@ -36,9 +49,10 @@ impl Code {
     /// The number that `code` stands for. Integers read the low 8 bits as two's complement.
     pub fn decode(self, code: u32) -> f32 {
         match self {
-            Code::F32 => f32::from_bits(code),
+            Code::F64 | Code::F32 | Code::Tf32 => f32::from_bits(code),
             Code::Float(f) => f.decode(code),
-            Code::Int(_) => f32::from(code as u8 as i8),
+            Code::Int(_) | Code::Ternary => f32::from(code as u8 as i8),
+            Code::Book(b) => b.level(code),
             Code::Fixed64 => f32::from(code as u8 as i8) / 64.0,
             Code::E8m0 => e8m0::decode(code as u8),
         }
@@ -47,8 +61,10 @@ impl Code {
     /// Largest finite magnitude on the positive side.
     pub fn max(self) -> f32 {
         match self {
-            Code::F32 => f32::MAX,
+            Code::F64 | Code::F32 => f32::MAX,
+            Code::Tf32 => f32::from_bits(0x7f7f_e000),
             Code::Float(f) => f.max(),
+            Code::Ternary | Code::Book(_) => 1.0,
             Code::Int(b) => ((1i32 << (b - 1)) - 1) as f32,
             Code::Fixed64 => 127.0 / 64.0,
             Code::E8m0 => e8m0::decode(254),
@@ -60,7 +76,8 @@ impl Code {
         match self.bits() {
             0..=8 => 1,
             9..=16 => 2,
-            _ => 4,
+            17..=32 => 4,
+            _ => 8,
         }
     }
 }
@@ -173,6 +190,9 @@ pub enum Sense {
         /// Product of the largest element and the largest inner scale, 6 · 448 = 2688 for NVFP4.
         full_scale: u32,
     },
+    /// `value = element · (inner · scale + mean)`: double quantization (QLoRA, Dettmers et al. 2023, section 3) stores how
+    /// scales differ from their mean, which is kept for the whole tensor.
+    Residual,
 }
 
 /// The scale of a block: its own code, and, where scales are themselves scaled, the level above.
@@ -191,6 +211,21 @@ impl ScaleTree {
     pub const fn leaf(code: Code) -> Self {
         ScaleTree { code, sense: Sense::Multiplier, outer: None }
     }
+
+    /// These scales below `outer`, which `blocks` of them share.
+    pub fn below(code: Code, blocks: Blocks, outer: ScaleTree) -> Self {
+        ScaleTree { code, sense: Sense::Multiplier, outer: Some((blocks, Box::new(outer))) }
+    }
+
+    /// The tree of the one scale that the whole tensor shares, where there is one.
+    pub fn tensor_wide(&self) -> Option<&ScaleTree> {
+        self.outer.as_ref().filter(|(blocks, _)| *blocks == Blocks::Tensor).map(|(_, tree)| &**tree)
+    }
+
+    /// Which of these scales share one of the level above, and that level's tree, in double quantization.
+    pub fn nested(&self) -> Option<(Blocks, &ScaleTree)> {
+        self.outer.as_ref().filter(|(_, tree)| tree.sense == Sense::Residual).map(|(b, tree)| (*b, &**tree))
+    }
 }
 
 /// Whether codes are shifted before they are scaled.
@@ -201,6 +236,9 @@ pub enum Offset {
     None,
     /// `value = (code - zero) · scale` with an integer zero point per block, in the signed domain of the code.
     Zero,
+    /// `value = (code + 2^(b-1)) · scale + bias` with an f32 bias per block, the block's minimum: the lowest code stands for
+    /// the bias itself (KV caches).
+    Bias,
 }
 
 /// A format whose codes are numbers in their own right.
@@ -235,6 +273,8 @@ pub enum Format {
     Affine(Affine),
     /// Codes are table indices.
     Table(Table),
+    /// Blocks of bytes without a code per element.
+    Codec(CodecId),
 }
 
 impl Format {
@@ -243,11 +283,12 @@ impl Format {
         Format::Affine(Affine { code, blocks: Blocks::Tensor, scale: None, offset: Offset::None })
     }
 
-    /// Which elements share a scale.
+    /// Which elements share a scale, or are encoded together.
     pub const fn blocks(&self) -> Blocks {
         match self {
             Format::Affine(a) => a.blocks,
             Format::Table(t) => t.blocks,
+            Format::Codec(id) => Blocks::Group(id.codec().elements as u32),
         }
     }
 
@@ -256,20 +297,35 @@ impl Format {
         match self {
             Format::Affine(a) => a.scale.as_ref(),
             Format::Table(t) => Some(&t.scale),
+            Format::Codec(_) => None,
         }
     }
 
-    /// Bits of an element's code.
+    /// Bits of an element's code; 0 where elements have none (a codec).
     pub const fn code_bits(&self) -> u32 {
         match self {
             Format::Affine(a) => a.code.bits(),
             Format::Table(t) => t.book.bits(),
+            Format::Codec(_) => 0,
         }
     }
 
     /// Whether there is a zero point per block.
     pub const fn has_zero(&self) -> bool {
         matches!(self, Format::Affine(Affine { offset: Offset::Zero, .. }))
+    }
+
+    /// Whether there is an f32 bias per block.
+    pub const fn has_bias(&self) -> bool {
+        matches!(self, Format::Affine(Affine { offset: Offset::Bias, .. }))
+    }
+
+    /// The codec, where the format is one.
+    pub const fn codec(&self) -> Option<&'static Codec> {
+        match self {
+            Format::Codec(id) => Some(id.codec()),
+            _ => None,
+        }
     }
 
     /// The same format with its innermost scale stored as `code`. A convention that keeps scales in the model's dtype
@@ -279,16 +335,27 @@ impl Format {
             Format::Affine(Affine { scale: Some(scale), .. }) => scale.code = code,
             Format::Affine(_) => {}
             Format::Table(t) => t.scale.code = code,
+            Format::Codec(_) => {}
         }
         self
     }
 
-    /// Bits of a `[rows, cols]` tensor in packed storage, scales and zero points included. A zero point takes the bits
-    /// of a code.
+    /// Bits of a `[rows, cols]` tensor in packed storage, scales, zero points and biases included. A zero point takes the
+    /// bits of a code, a bias 32.
     pub fn total_bits(&self, rows: usize, cols: usize) -> u64 {
         let blocks = self.blocks().count(rows, cols);
-        let zeros = if self.has_zero() { blocks as u64 * u64::from(self.code_bits()) } else { 0 };
-        (rows as u64) * (cols as u64) * u64::from(self.code_bits()) + zeros + scale_bits(self.scale(), blocks)
+        if let Some(codec) = self.codec() {
+            return blocks as u64 * codec.bytes as u64 * 8;
+        }
+        let offset = match self {
+            Format::Affine(Affine { offset: Offset::Zero, code, .. }) => code.bits(),
+            Format::Affine(Affine { offset: Offset::Bias, .. }) => 32,
+            _ => 0,
+        };
+        let elements = rows as u64 * cols as u64;
+        elements * u64::from(self.code_bits())
+            + blocks as u64 * u64::from(offset)
+            + scale_bits(self.scale(), blocks)
     }
 
     /// Average bits per element of a `[rows, cols]` tensor, scales and zero points included. 0 for an empty tensor.
@@ -302,8 +369,10 @@ impl Format {
 
 fn scale_bits(tree: Option<&ScaleTree>, count: usize) -> u64 {
     let Some(tree) = tree else { return 0 };
-    let outer =
-        tree.outer.as_ref().map_or(0, |(blocks, outer)| scale_bits(Some(outer), blocks.count(1, count)));
+    let outer = tree.outer.as_ref().map_or(0, |(blocks, outer)| {
+        let mean = if outer.sense == Sense::Residual { 32 } else { 0 };
+        scale_bits(Some(outer), blocks.count(1, count)) + mean
+    });
     count as u64 * u64::from(tree.code.bits()) + outer
 }
 

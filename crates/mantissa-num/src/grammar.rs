@@ -6,9 +6,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::codebook::Book;
-use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree};
+use crate::codec::CodecId;
+use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Table};
 use crate::minifloat::{self, MiniFloat};
-use crate::scheme::{RowName, Rule, Scheme, Source};
+use crate::scheme::{self, RowName, Rule, Scheme, Source};
 
 /// Why a text is not a scheme.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,26 +56,31 @@ const FLOATS: [MiniFloat; 9] = [
     minifloat::E2M1,
 ];
 
-const BOOKS: [Book; 2] = [Book::Nf4, Book::Fp4Bnb];
+/// Elements wider than 16 bits.
+const WIDE: [(&str, Code); 3] = [("f64", Code::F64), ("f32", Code::F32), ("tf32", Code::Tf32)];
+
+/// Code books, the longer of two names with a common beginning first.
+const BOOKS: [Book; 5] = [Book::Nf4, Book::Fp4Bnb, Book::Dyn8Unsigned, Book::Dyn8, Book::Dyn4];
 
 /// Integer elements: symmetric or asymmetric.
 const INTS: [(&str, u32); 7] =
     [("int8", 8), ("int7", 7), ("int6", 6), ("int5", 5), ("int4", 4), ("int3", 3), ("int2", 2)];
 
-/// Default block of a code book (bitsandbytes' default blocksize).
-const BOOK_BLOCK: u32 = 64;
-
 /// Largest group or tile side the grammar takes: far above any in use, far below overflow.
 const MAX_GROUP: u32 = 1 << 24;
 
-/// One representative of everything the grammar can name, default rules, for tables and tests.
+/// One representative of everything that the grammar can name and this crate can write, default rules, for tables and
+/// tests. [`CodecId::ALL`] has the codecs that are read only.
 pub fn catalogue() -> Vec<Scheme> {
-    let mut all = vec![Scheme::plain(Code::F32)];
+    let mut all: Vec<Scheme> = WIDE.iter().map(|(_, code)| Scheme::plain(*code)).collect();
     all.extend(FLOATS.map(|f| Scheme::plain(Code::Float(f))));
     all.extend(INTS.map(|(_, bits)| Scheme::int_symmetric(bits, Blocks::Group(128))));
-    all.extend(BOOKS.map(|book| Scheme::table(book, BOOK_BLOCK)));
+    all.push(Scheme::ternary(Blocks::Group(128)));
+    all.extend(BOOKS.map(|book| Scheme::table(book, book.default_block())));
+    all.push(Scheme::double_quantized(Book::Nf4, Book::Nf4.default_block()));
     all.extend(MX.map(|(_, code)| Scheme::mx(code)));
     all.push(Scheme::nvfp4(Rule::Ct));
+    all.extend(CodecId::ALL.map(Scheme::codec).into_iter().filter(Scheme::has_encoder));
     all
 }
 
@@ -104,12 +110,12 @@ impl FromStr for Scheme {
             None => (rest, None),
             Some((body, rule)) => (body, Some(rule)),
         };
-        let mut scheme = parse_body(text, body, rule)?;
+        let mut scheme = parse_body(text, body)?;
         scheme.source = source;
-        if let Some(name) = rule {
-            scheme.encoder.rule = parse_rule(text, name, &scheme)?;
+        match rule {
+            None => Ok(scheme),
+            Some(name) => with_rule(text, name, scheme),
         }
-        Ok(scheme)
     }
 }
 
@@ -129,24 +135,29 @@ impl fmt::Display for Scheme {
 }
 
 fn element_names() -> String {
+    let wide = WIDE.iter().map(|(name, _)| *name);
     let floats = FLOATS.iter().map(|f| f.name);
     let ints = INTS.iter().map(|(name, _)| *name);
     let mx = MX.iter().map(|(name, _)| *name);
     let books = BOOKS.iter().map(|b| b.name());
-    let names: Vec<_> = std::iter::once("f32").chain(floats).chain(ints).chain(books).chain(mx).collect();
-    names.join(", ") + ", nvfp4"
+    let codecs = CodecId::ALL.iter().map(|id| id.name());
+    let names = wide.chain(floats).chain(ints).chain(["ternary"]).chain(books).chain(["nf4-dq"]);
+    names.chain(mx).chain(["nvfp4"]).chain(codecs).collect::<Vec<_>>().join(", ")
 }
 
 fn part(text: &str, part: &str, allowed: impl Into<String>) -> ParseError {
     ParseError::Part { text: text.into(), part: part.into(), allowed: allowed.into() }
 }
 
-fn parse_body(text: &str, body: &str, rule: Option<&str>) -> Result<Scheme, ParseError> {
+fn parse_body(text: &str, body: &str) -> Result<Scheme, ParseError> {
     if body == "nvfp4" {
-        return Ok(Scheme::nvfp4(if rule == Some("te") { Rule::Te } else { Rule::Ct }));
+        return Ok(Scheme::nvfp4(Rule::Ct));
     }
     if let Some(&(_, code)) = MX.iter().find(|(name, _)| *name == body) {
         return Ok(Scheme::mx(code));
+    }
+    if let Some(&id) = CodecId::ALL.iter().find(|id| id.name() == body) {
+        return Ok(Scheme::codec(id));
     }
     // Names share prefixes (fp8-e4m3, fp8-e4m3fnuz): a name counts only at a hyphen or at the end.
     let after = |name: &str| match body.strip_prefix(name) {
@@ -154,8 +165,14 @@ fn parse_body(text: &str, body: &str, rule: Option<&str>) -> Result<Scheme, Pars
         Some(rest) => rest.strip_prefix('-'),
         None => None,
     };
-    if let Some(rest) = after("f32") {
-        return plain_only(text, rest, Code::F32);
+    for (name, code) in WIDE {
+        if let Some(rest) = after(name) {
+            return plain_only(text, rest, code);
+        }
+    }
+    if let Some(rest) = after("ternary") {
+        let (blocks, row) = parse_blocks(text, rest)?;
+        return Ok(Scheme { row, ..Scheme::ternary(blocks) });
     }
     for float in FLOATS {
         if let Some(rest) = after(float.name) {
@@ -193,14 +210,19 @@ fn parse_float(text: &str, rest: &str, float: MiniFloat) -> Result<Scheme, Parse
 }
 
 fn parse_book(text: &str, rest: &str, book: Book) -> Result<Scheme, ParseError> {
-    let block = match rest {
-        "" => BOOK_BLOCK,
-        _ => rest
+    // Double quantization is of weights: the maps of optimizer state have no use for it.
+    let (size, doubled) = match rest.strip_suffix("dq").filter(|_| !book.is_dynamic()) {
+        Some(size) => (size.strip_suffix('-').unwrap_or(size), true),
+        None => (rest, false),
+    };
+    let block = match size {
+        "" => book.default_block(),
+        _ => size
             .strip_prefix('g')
             .and_then(parse_size)
             .ok_or_else(|| part(text, rest, "a block size such as g64 (of the flattened tensor)"))?,
     };
-    Ok(Scheme::table(book, block))
+    Ok(if doubled { Scheme::double_quantized(book, block) } else { Scheme::table(book, block) })
 }
 
 fn parse_int(text: &str, rest: &str, bits: u32) -> Result<Scheme, ParseError> {
@@ -242,47 +264,56 @@ fn parse_size(digits: &str) -> Option<u32> {
     digits.parse().ok().filter(|n| plain && (1..=MAX_GROUP).contains(n))
 }
 
-fn parse_rule(text: &str, name: &str, scheme: &Scheme) -> Result<Rule, ParseError> {
+fn with_rule(text: &str, name: &str, scheme: Scheme) -> Result<Scheme, ParseError> {
     let allowed = scheme.rules();
     let rule = Rule::NAMES.iter().find(|(_, n)| *n == name).map(|(rule, _)| *rule);
-    rule.filter(|rule| allowed.contains(rule)).ok_or_else(|| {
+    rule.and_then(|rule| scheme.with_rule(rule)).ok_or_else(|| {
         let names: Vec<_> = allowed.iter().filter_map(|rule| rule.name()).map(|n| format!(":{n}")).collect();
-        part(text, name, if names.is_empty() { "no rule here".into() } else { names.join(", ") })
+        part(text, name, names.join(", "))
     })
 }
 
 fn write_body(f: &mut fmt::Formatter<'_>, scheme: &Scheme) -> fmt::Result {
     let affine = match &scheme.format {
-        Format::Table(t) => {
-            f.write_str(t.book.name())?;
-            return match t.blocks {
-                Blocks::Flat(BOOK_BLOCK) => Ok(()),
-                blocks => write_blocks(f, blocks, scheme.row),
-            };
-        }
         Format::Affine(affine) => affine,
+        Format::Table(table) => return write_table(f, table),
+        Format::Codec(id) => return f.write_str(id.name()),
     };
     match affine {
-        Affine { scale: Some(ScaleTree { code: Code::E8m0, .. }), code, .. } => {
+        Affine {
+            scale: Some(ScaleTree { code: Code::E8m0, .. }), code, blocks: Blocks::Group(32), ..
+        } => {
             let named = MX.iter().find(|(_, c)| c == code);
             f.write_str(named.map_or("mx", |(name, _)| name))
         }
-        Affine { scale: Some(ScaleTree { outer: Some(_), .. }), .. } => f.write_str("nvfp4"),
+        nvfp4 if scheme::is_nvfp4(nvfp4) => f.write_str("nvfp4"),
         Affine { code, blocks, scale, offset } => {
             write_code(f, *code)?;
             if scale.is_some() {
                 write_blocks(f, *blocks, scheme.row)?;
             }
-            if *offset == Offset::Zero { f.write_str("-asym") } else { Ok(()) }
+            if *offset == Offset::None { Ok(()) } else { f.write_str("-asym") }
         }
     }
 }
 
+fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Result {
+    f.write_str(table.book.name())?;
+    if table.blocks != Blocks::Flat(table.book.default_block()) {
+        write_blocks(f, table.blocks, RowName::Channel)?;
+    }
+    if table.scale.nested().is_some() { f.write_str("-dq") } else { Ok(()) }
+}
+
 fn write_code(f: &mut fmt::Formatter<'_>, code: Code) -> fmt::Result {
     match code {
+        Code::F64 => f.write_str("f64"),
         Code::F32 => f.write_str("f32"),
+        Code::Tf32 => f.write_str("tf32"),
         Code::Float(float) => f.write_str(float.name),
         Code::Int(bits) => write!(f, "int{bits}"),
+        Code::Ternary => f.write_str("ternary"),
+        Code::Book(book) => f.write_str(book.name()),
         Code::Fixed64 => f.write_str("fixed64"),
         Code::E8m0 => f.write_str("e8m0"),
     }
@@ -338,6 +369,33 @@ mod tests {
             "nvfp4:te",
             "fp6-e2m3",
             "int5-t1x128",
+            "f64",
+            "tf32",
+            "ternary-tensor",
+            "ternary-g64:amax",
+            "dyn8",
+            "dyn8-g4096:cpu",
+            "dyn8-unsigned",
+            "dyn4-g128",
+            "nf4-dq",
+            "nf4-g128-dq",
+            "fp4-bnb-dq",
+            "nvfp4:torchao",
+            "nvfp4:torchao-1level",
+            "nvfp4:te-2d",
+            "nvfp4:4over6",
+            "fp8-e4m3-t1x128:floor1e-4",
+            "fp8-e4m3-t128x128:floor1e-12",
+            "fp8-e4m3-t128x128:ue8m0",
+            "fp8-e4m3-t1x128:deepseek-v3",
+            "fp4-e2m1-g32:deepgemm",
+            "mxfp4:deepgemm",
+            "int4-head-asym:minmax",
+            "int2-g32-asym:minmax",
+            "q4_0",
+            "q6_k",
+            "iq2_xxs",
+            "gguf-mxfp4",
         ] {
             assert_eq!(canonical(text), text);
         }
@@ -351,6 +409,9 @@ mod tests {
             ("mxfp4:floor", "mxfp4"),
             ("nvfp4:ct", "nvfp4"),
             ("nf4-g64", "nf4"),
+            ("nf4-g64-dq", "nf4-dq"),
+            ("dyn8-g256:nearest", "dyn8"),
+            ("ternary-channel:absmean", "ternary-channel"),
             ("int8-token@dynamic", "int8-token"),
         ];
         for (long, short) in cases {
@@ -369,6 +430,10 @@ mod tests {
             ("mxfp4:full", "full"),
             ("mxfp4-g16", "g16"),
             ("nf4-channel", "channel"),
+            ("dyn8-dq", "dq"),
+            ("q4_0-g32", "g32"),
+            ("nvfp4:nearest", "nearest"),
+            ("mxfp8-e4m3:deepgemm", "deepgemm"),
             ("bf16-tensor", "tensor"),
             ("int8-token@later", "later"),
             ("fp8-e4m3-tensor:ct", "ct"),
@@ -402,11 +467,9 @@ mod tests {
                 *blocks = [Blocks::Tensor, Blocks::Row, Blocks::Group(group), Blocks::Tile { rows: 3, cols: group },
                     Blocks::Group(1)][shape];
             }
-            // nvfp4's two rules are two formats, so only its default is reachable this way.
-            if !scheme.has_outer_scale() {
-                let rules = scheme.rules();
-                scheme.encoder.rule = rules[rule % rules.len()];
-            }
+            let rules = scheme.rules();
+            let rule = rules[rule % rules.len()];
+            let mut scheme = scheme.with_rule(rule).unwrap();
             scheme.source = if fixed { Source::Static } else { Source::Dynamic };
             prop_assert_eq!(scheme.to_string().parse::<Scheme>().unwrap(), scheme);
         }

@@ -17,6 +17,7 @@
 
 pub mod blockwise;
 pub mod codebook;
+pub mod codec;
 pub mod e8m0;
 pub mod format;
 pub mod grammar;
@@ -26,6 +27,8 @@ pub mod round;
 pub mod scheme;
 mod tensor;
 
+pub use blockwise::Nested;
+pub use codec::CodecId;
 pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 pub use grammar::{ParseError, parse_activation};
 pub use round::Rounding;

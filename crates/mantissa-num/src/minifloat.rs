@@ -1,4 +1,4 @@
-//! Floating-point elements of 16 bits and fewer: code ↔ value.
+//! Floating-point elements of 16 bits and fewer, and TF32: code ↔ value.
 //!
 //! Sources: IEEE 754-2019 (f16), OCP 8-bit Floating Point Specification v1.0 (E4M3, E5M2), OCP Microscaling Formats
 //! v1.0 section 5.3 (E3M2, E2M3, E2M1), and the `ml_dtypes` README for the `fnuz` variants.
@@ -52,6 +52,9 @@ const fn float(name: &'static str, e: u32, m: u32, bias: i32, special: Special) 
 
 /// IEEE 754 binary16.
 pub const F16: MiniFloat = float("f16", 5, 10, 15, Special::Ieee);
+/// TensorFloat-32, the 19 high bits of an f32: 8 exponent and 10 mantissa bits. Kept in 32 bits: see
+/// [`Code::Tf32`](crate::Code::Tf32).
+pub const TF32: MiniFloat = float("tf32", 8, 10, 127, Special::Ieee);
 /// bfloat16: the upper half of an f32.
 pub const BF16: MiniFloat = float("bf16", 8, 7, 127, Special::Ieee);
 /// OCP FP8 E4M3 (`float8_e4m3fn`): largest finite 448 = 1.75 · 2^8.
@@ -69,7 +72,7 @@ pub const E3M2: MiniFloat = float("fp6-e3m2", 3, 2, 3, Special::Finite);
 /// OCP FP4 E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and negatives.
 pub const E2M1: MiniFloat = float("fp4-e2m1", 2, 1, 1, Special::Finite);
 
-/// Every minifloat this crate knows.
+/// Every minifloat of at most 16 bits.
 pub const ALL: [MiniFloat; 9] = [F16, BF16, E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ, E2M3, E3M2, E2M1];
 
 impl MiniFloat {

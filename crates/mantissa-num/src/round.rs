@@ -9,6 +9,8 @@ pub enum Rounding {
     /// To the nearest code, ties to the even code (RNE).
     #[default]
     NearestEven,
+    /// To the nearest code, ties toward zero (DeepGEMM's FP4).
+    NearestDown,
     /// Up (away from zero) with a probability equal to the distance travelled from the lower neighbour.
     Stochastic {
         /// Key of the random stream.
@@ -26,6 +28,7 @@ impl Rounding {
         let rest = if drop >= 64 { value } else { value & ((1 << drop) - 1) };
         match self {
             Rounding::NearestEven => whole + u64::from(rounds_up(rest, drop, whole & 1 == 1)),
+            Rounding::NearestDown => whole + u64::from(rounds_up(rest, drop, false)),
             Rounding::Stochastic { seed } => {
                 // rest / 2^drop as a 32-bit fixed-point probability, truncated below 2^-32.
                 let probability = (u128::from(rest) << 32).checked_shr(drop).unwrap_or(0) as u64;
@@ -38,6 +41,10 @@ impl Rounding {
     pub fn integer(self, x: f32, index: u64) -> f32 {
         match self {
             Rounding::NearestEven => x.round_ties_even(),
+            Rounding::NearestDown => {
+                let floor = x.abs().floor();
+                (floor + f32::from(u8::from(x.abs() - floor > 0.5))).copysign(x)
+            }
             Rounding::Stochastic { seed } => {
                 let magnitude = x.abs();
                 let floor = magnitude.floor();

@@ -1,6 +1,9 @@
 //! `Scheme`: what a user names - a [`Format`], how a writer chooses its codes, and when scales are taken.
 
+use crate::codebook::Book;
+use crate::codec::{Codec, CodecId};
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
+use crate::minifloat;
 use crate::round::Rounding;
 
 /// How a writer picks a block's scale and codes, where public implementations differ. `golden/README.md` of the reference
@@ -8,7 +11,7 @@ use crate::round::Rounding;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rule {
-    /// `scale = amax / max_element`: scaled floats and code books.
+    /// `scale = amax / max_element`: scaled floats, code books, ternary.
     Amax,
     /// Shared exponent `floor(log2 amax) - emax` (OCP Microscaling v1.0, section 6.3).
     Floor,
@@ -32,11 +35,38 @@ pub enum Rule {
     Torchao,
     /// torchao's `SYMMETRIC_NO_CLIPPING_ERR`: `scale = max(min / qmin, max / qmax)`.
     NoClippingErr,
+    /// Asymmetric integers of a KV cache: `scale = max((max - min) / (2^b - 1), 1e-8)`, and the minimum itself is kept.
+    MinMax,
+    /// torchao's NVFP4 without a scale for the tensor: `scale = clamp(amax / 6, 2^-6, 448)`.
+    Torchao1Level,
+    /// Transformer Engine with one block scale per 16 × 16 tile.
+    Te2d,
+    /// Four Over Six (Cook et al. 2026, arXiv 2512.02010) as Transformer Engine has it: of mapping a block's amax to 4 or
+    /// to 6, the one with the smaller squared error; the tensor's amax maps to 6 · 256.
+    FourOverSix,
+    /// DeepGEMM tiles: `scale = max(amax, 1e-4) / max_element`, times the reciprocal.
+    Floor1e4,
+    /// torchao tiles: `1 / scale = max_element / max(amax, 1e-12)`.
+    Floor1e12,
+    /// DeepSeek-V3's own kernel: as [`Rule::Floor1e4`], but dividing.
+    DeepSeekV3,
+    /// DeepGEMM tiles whose scale is rounded up to a power of two, stored as E8M0.
+    Ue8m0,
+    /// DeepGEMM's FP4: `scale = max(amax, 1e-4) / 6` (a power of two, rounded up, under E8M0), and halves round toward zero.
+    DeepGemm,
+    /// Dynamic maps: the nearest level.
+    Nearest,
+    /// Dynamic maps: through bitsandbytes' table of 65 536 entries; an all-zero block is all code 0.
+    Cpu,
+    /// Ternary of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764, equation 1, with the floor of the published code):
+    /// `scale = max(mean |x|, 1e-5)`, `code = RNE(clamp(x · (1 / scale), ±1))`.
+    AbsMean,
 }
 
 impl Rule {
-    /// Every rule with its name in the grammar. [`Rule::Amax`] has no text: it is the only rule where it applies.
-    pub const NAMES: [(Rule, &'static str); 11] = [
+    /// Every rule with its name in the grammar.
+    pub const NAMES: [(Rule, &'static str); 24] = [
+        (Rule::Amax, "amax"),
         (Rule::Floor, "floor"),
         (Rule::Ceil, "ceil"),
         (Rule::Even, "even"),
@@ -48,6 +78,18 @@ impl Rule {
         (Rule::Restricted, "restricted"),
         (Rule::Torchao, "torchao"),
         (Rule::NoClippingErr, "no-clipping-err"),
+        (Rule::MinMax, "minmax"),
+        (Rule::Torchao1Level, "torchao-1level"),
+        (Rule::Te2d, "te-2d"),
+        (Rule::FourOverSix, "4over6"),
+        (Rule::Floor1e4, "floor1e-4"),
+        (Rule::Floor1e12, "floor1e-12"),
+        (Rule::DeepSeekV3, "deepseek-v3"),
+        (Rule::Ue8m0, "ue8m0"),
+        (Rule::DeepGemm, "deepgemm"),
+        (Rule::Nearest, "nearest"),
+        (Rule::Cpu, "cpu"),
+        (Rule::AbsMean, "absmean"),
     ];
 
     /// Name in the grammar.
@@ -135,60 +177,154 @@ impl Scheme {
         Self::new(format, Rule::Floor)
     }
 
-    /// NVFP4: groups of 16 E2M1 elements, an E4M3 scale each, an f32 scale for the tensor. `rule` is [`Rule::Ct`] or
-    /// [`Rule::Te`]; they store different global scales and so are different formats.
+    /// NVFP4: groups of 16 E2M1 elements, an E4M3 scale each, an f32 scale for the tensor. The rules keep different tensor
+    /// scales ([`Sense`]), none, or tiles instead of groups, and so are different formats.
     pub fn nvfp4(rule: Rule) -> Self {
-        let sense = if rule == Rule::Te { Sense::Amax { full_scale: 2688 } } else { Sense::Divisor };
-        let global = ScaleTree { code: Code::F32, sense, outer: None };
-        let scale = ScaleTree {
-            code: Code::Float(crate::minifloat::E4M3),
-            sense: Sense::Multiplier,
-            outer: Some((Blocks::Tensor, Box::new(global))),
+        let sense = match rule {
+            Rule::Torchao => Some(Sense::Multiplier),
+            Rule::Te | Rule::Te2d => Some(Sense::Amax { full_scale: 6 * 448 }),
+            Rule::FourOverSix => Some(Sense::Amax { full_scale: 6 * 256 }),
+            Rule::Torchao1Level => None,
+            _ => Some(Sense::Divisor),
         };
-        let element = Code::Float(crate::minifloat::E2M1);
-        Self::new(scaled(element, Blocks::Group(16), scale, Offset::None), rule)
+        let e4m3 = Code::Float(minifloat::E4M3);
+        let scale = sense.map_or(ScaleTree::leaf(e4m3), |sense| {
+            ScaleTree::below(e4m3, Blocks::Tensor, ScaleTree { code: Code::F32, sense, outer: None })
+        });
+        let blocks = if rule == Rule::Te2d { Blocks::Tile { rows: 16, cols: 16 } } else { Blocks::Group(16) };
+        Self::new(scaled(Code::Float(minifloat::E2M1), blocks, scale, Offset::None), rule)
+    }
+
+    /// FP8 tiles with a power-of-two scale each (DeepGEMM's `ue8m0`).
+    pub fn power_of_two_tiles(code: Code, blocks: Blocks) -> Self {
+        Self::new(scaled(code, blocks, ScaleTree::leaf(Code::E8m0), Offset::None), Rule::Ue8m0)
+    }
+
+    /// Asymmetric integers with an f32 scale and the f32 minimum of each block: a KV cache.
+    pub fn int_biased(bits: u32, blocks: Blocks) -> Self {
+        Self::new(scaled(Code::Int(bits), blocks, ScaleTree::leaf(Code::F32), Offset::Bias), Rule::MinMax)
+    }
+
+    /// -1, 0 and 1 with an f32 scale per block.
+    pub fn ternary(blocks: Blocks) -> Self {
+        Self::new(scaled(Code::Ternary, blocks, ScaleTree::leaf(Code::F32), Offset::None), Rule::AbsMean)
     }
 
     /// A code book over flat blocks with an f32 amax each, as bitsandbytes stores NF4.
-    pub fn table(book: crate::codebook::Book, block: u32) -> Self {
+    pub fn table(book: Book, block: u32) -> Self {
         let format =
             Format::Table(Table { book, blocks: Blocks::Flat(block), scale: ScaleTree::leaf(Code::F32) });
-        Self::new(format, Rule::Amax)
+        Self::new(format, if book.is_dynamic() { Rule::Nearest } else { Rule::Amax })
+    }
+
+    /// A code book whose block scales are themselves quantized (bitsandbytes' `compress_statistics`): their differences
+    /// from the mean scale are signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
+    pub fn double_quantized(book: Book, block: u32) -> Self {
+        let nested = ScaleTree { code: Code::F32, sense: Sense::Residual, outer: None };
+        let scale = ScaleTree::below(Code::Book(Book::Dyn8), Blocks::Flat(256), nested);
+        Self::new(Format::Table(Table { book, blocks: Blocks::Flat(block), scale }), Rule::Amax)
+    }
+
+    /// A closed block format.
+    pub fn codec(id: CodecId) -> Self {
+        Self::new(Format::Codec(id), Rule::Amax)
     }
 
     /// The rules that may be named for this scheme's family, the default first. [`Rule::Amax`] alone where nothing can
-    /// be chosen.
+    /// be chosen. Some name another format ([`Scheme::nvfp4`], `:ue8m0`, `:minmax`): the grammar knows which.
     pub fn rules(&self) -> &'static [Rule] {
         match &self.format {
-            Format::Affine(Affine { code: Code::Int(_), offset: Offset::Zero, .. }) => {
-                &[Rule::Ct, Rule::Torchao]
-            }
-            Format::Affine(Affine { code: Code::Int(_), .. }) => {
-                &[Rule::Full, Rule::Restricted, Rule::Torchao, Rule::NoClippingErr]
-            }
-            Format::Affine(Affine { scale: Some(ScaleTree { code: Code::E8m0, .. }), .. }) => {
-                &[Rule::Floor, Rule::Ceil, Rule::Even, Rule::Rceil, Rule::TorchaoRceil, Rule::Ct]
-            }
-            Format::Affine(Affine { scale: Some(ScaleTree { outer: Some(_), .. }), .. }) => {
-                &[Rule::Ct, Rule::Te]
-            }
-            _ => &[Rule::Amax],
+            Format::Affine(affine) => affine_rules(affine),
+            Format::Table(Table { book, .. }) if book.is_dynamic() => &[Rule::Nearest, Rule::Cpu],
+            Format::Table(_) | Format::Codec(_) => &[Rule::Amax],
         }
+    }
+
+    /// The same scheme under `rule`, with the format that the rule stores; `None` where the rule is not one of
+    /// [`rules`](Self::rules).
+    pub fn with_rule(mut self, rule: Rule) -> Option<Self> {
+        if !self.rules().contains(&rule) {
+            return None;
+        }
+        self.encoder.rule = rule;
+        match &mut self.format {
+            Format::Affine(affine) if is_nvfp4(affine) => self.format = Scheme::nvfp4(rule).format,
+            Format::Affine(Affine { code: Code::Int(_), offset, .. }) if *offset != Offset::None => {
+                *offset = if rule == Rule::MinMax { Offset::Bias } else { Offset::Zero };
+            }
+            Format::Affine(Affine {
+                blocks: Blocks::Tile { .. },
+                code: Code::Float(_),
+                scale: Some(scale),
+                ..
+            }) => {
+                if rule == Rule::Ue8m0 {
+                    scale.code = Code::E8m0;
+                } else if scale.code == Code::E8m0 {
+                    scale.code = Code::F32;
+                }
+            }
+            _ => {}
+        }
+        Some(self)
     }
 
     /// Whether NaN and infinities have a documented code. Plain casts keep them (or saturate). An E8M0 block with a NaN has
     /// the NaN scale; one with an infinity has the scale of 2^128, under which everything but the infinity vanishes.
     /// Everywhere else they are an error.
     pub fn accepts_non_finite(&self) -> bool {
-        match self.format.scale() {
-            None => true,
-            Some(scale) => scale.code == Code::E8m0,
+        match (&self.format, self.format.scale()) {
+            (Format::Codec(_), _) => false,
+            (_, None) => true,
+            (_, Some(scale)) => scale.code == Code::E8m0 && self.format.blocks() == Blocks::Group(32),
         }
     }
 
     /// Whether the format has a scale for the whole tensor above the block scales.
     pub fn has_outer_scale(&self) -> bool {
-        self.format.scale().is_some_and(|scale| scale.outer.is_some())
+        self.format.scale().is_some_and(|scale| scale.tensor_wide().is_some())
+    }
+
+    /// Whether codes depend on values outside their block by more than the tensor-wide scale, so that a tensor can only be
+    /// quantized whole: the scales of double quantization are stored relative to their mean.
+    pub fn needs_whole_tensor(&self) -> bool {
+        self.format.scale().is_some_and(|scale| scale.nested().is_some())
+    }
+
+    /// Whether this crate can write the format and not only read it.
+    pub fn has_encoder(&self) -> bool {
+        self.format.codec().is_none_or(Codec::has_encoder)
+    }
+}
+
+/// E2M1 elements under E4M3 scales, whatever is above them.
+pub(crate) fn is_nvfp4(affine: &Affine) -> bool {
+    let scale = affine.scale.as_ref().map(|scale| scale.code);
+    affine.code == Code::Float(minifloat::E2M1) && scale == Some(Code::Float(minifloat::E4M3))
+}
+
+fn affine_rules(affine: &Affine) -> &'static [Rule] {
+    let Some(scale) = &affine.scale else { return &[Rule::Amax] };
+    if is_nvfp4(affine) {
+        return &[Rule::Ct, Rule::Te, Rule::Torchao, Rule::Torchao1Level, Rule::Te2d, Rule::FourOverSix];
+    }
+    match (affine.code, affine.offset, scale.code, affine.blocks) {
+        (Code::Int(_), Offset::None, ..) => {
+            &[Rule::Full, Rule::Restricted, Rule::Torchao, Rule::NoClippingErr]
+        }
+        (Code::Int(_), ..) => &[Rule::Ct, Rule::Torchao, Rule::MinMax],
+        (Code::Ternary, ..) => &[Rule::AbsMean, Rule::Amax],
+        (_, _, _, Blocks::Tile { .. }) => {
+            &[Rule::Amax, Rule::Floor1e4, Rule::Floor1e12, Rule::DeepSeekV3, Rule::Ue8m0]
+        }
+        (Code::Float(minifloat::E2M1), _, Code::E8m0, _) => {
+            &[Rule::Floor, Rule::Ceil, Rule::Even, Rule::Rceil, Rule::TorchaoRceil, Rule::Ct, Rule::DeepGemm]
+        }
+        (_, _, Code::E8m0, _) => {
+            &[Rule::Floor, Rule::Ceil, Rule::Even, Rule::Rceil, Rule::TorchaoRceil, Rule::Ct]
+        }
+        (Code::Float(minifloat::E2M1), ..) => &[Rule::Amax, Rule::DeepGemm],
+        _ => &[Rule::Amax],
     }
 }
 

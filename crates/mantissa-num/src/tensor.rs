@@ -2,9 +2,10 @@
 
 use std::ops::Range as Rows;
 
-use crate::blockwise::{Block, Range};
+use crate::blockwise::{Block, Decoder, Nested, Range, nest};
+use crate::codec::Codec;
 use crate::format::{Blocks, Code, Format};
-use crate::scheme::Scheme;
+use crate::scheme::{Rule, Scheme};
 
 /// A list of codes, each in the smallest unit that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,24 +16,31 @@ pub enum Codes {
     U16(Vec<u16>),
     /// Codes of 17 to 32 bits.
     U32(Vec<u32>),
+    /// Bit patterns of f64. [`get`](Codes::get) and [`push`](Codes::push) give and take the f32 pattern of the same value,
+    /// nearest-even where a file holds more digits.
+    U64(Vec<u64>),
+    /// Whole blocks of a codec, row by row: bytes, not codes of elements.
+    Packed(Vec<u8>),
 }
 
 impl Codes {
-    /// An empty list for codes of `unit_bytes` 1, 2 or 4.
+    /// An empty list for codes of `unit_bytes` 1, 2, 4 or 8.
     pub fn with_capacity(unit_bytes: usize, n: usize) -> Self {
         match unit_bytes {
             1 => Codes::U8(Vec::with_capacity(n)),
             2 => Codes::U16(Vec::with_capacity(n)),
+            8 => Codes::U64(Vec::with_capacity(n)),
             _ => Codes::U32(Vec::with_capacity(n)),
         }
     }
 
-    /// Number of codes.
+    /// Number of codes, or of bytes where there are none.
     pub fn len(&self) -> usize {
         match self {
-            Codes::U8(v) => v.len(),
+            Codes::U8(v) | Codes::Packed(v) => v.len(),
             Codes::U16(v) => v.len(),
             Codes::U32(v) => v.len(),
+            Codes::U64(v) => v.len(),
         }
     }
 
@@ -44,27 +52,30 @@ impl Codes {
     /// Code `i`.
     pub fn get(&self, i: usize) -> u32 {
         match self {
-            Codes::U8(v) => v[i].into(),
+            Codes::U8(v) | Codes::Packed(v) => v[i].into(),
             Codes::U16(v) => v[i].into(),
             Codes::U32(v) => v[i],
+            Codes::U64(v) => (f64::from_bits(v[i]) as f32).to_bits(),
         }
     }
 
     /// Appends a code, cut to the unit.
     pub fn push(&mut self, code: u32) {
         match self {
-            Codes::U8(v) => v.push(code as u8),
+            Codes::U8(v) | Codes::Packed(v) => v.push(code as u8),
             Codes::U16(v) => v.push(code as u16),
             Codes::U32(v) => v.push(code),
+            Codes::U64(v) => v.push(f64::from(f32::from_bits(code)).to_bits()),
         }
     }
 
     /// Little-endian bytes, one unit per code.
     pub fn to_le_bytes(&self) -> Vec<u8> {
         match self {
-            Codes::U8(v) => v.clone(),
+            Codes::U8(v) | Codes::Packed(v) => v.clone(),
             Codes::U16(v) => v.iter().flat_map(|c| c.to_le_bytes()).collect(),
             Codes::U32(v) => v.iter().flat_map(|c| c.to_le_bytes()).collect(),
+            Codes::U64(v) => v.iter().flat_map(|c| c.to_le_bytes()).collect(),
         }
     }
 
@@ -73,6 +84,10 @@ impl Codes {
         match unit_bytes {
             1 => Codes::U8(bytes.to_vec()),
             2 => Codes::U16(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()),
+            8 => {
+                let word = |b: &[u8]| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
+                Codes::U64(bytes.chunks_exact(8).map(word).collect())
+            }
             _ => Codes::U32(
                 bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
             ),
@@ -80,7 +95,7 @@ impl Codes {
     }
 }
 
-/// A quantized `[rows, cols]` tensor, unpacked: one code per element, row-major.
+/// A quantized `[rows, cols]` tensor, unpacked: one code per element, row-major, or the blocks of a codec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
     /// How to read it.
@@ -89,7 +104,7 @@ pub struct Quantized {
     pub rows: usize,
     /// Last axis.
     pub cols: usize,
-    /// One per element. Integers are sign-extended to 8 bits.
+    /// One per element. Integers are sign-extended to 8 bits. Of a codec, [`Codes::Packed`].
     pub codes: Codes,
     /// Stored block scales, in the order of [`Blocks::grid`]; empty for a plain cast.
     pub scales: Codes,
@@ -97,6 +112,10 @@ pub struct Quantized {
     pub outer: Option<f32>,
     /// Zero points in the signed domain, one per block; empty where the format has none.
     pub zeros: Vec<i32>,
+    /// The value of the lowest code, one per block; empty where the format has no bias.
+    pub biases: Vec<f32>,
+    /// The level above `scales`, under double quantization.
+    pub nested: Option<Nested>,
 }
 
 /// Why a tensor could not be quantized or a quantized tensor not be read.
@@ -129,6 +148,24 @@ pub enum TensorError {
         /// Columns of the tensor.
         cols: usize,
     },
+    /// A codec's blocks do not divide a row.
+    #[error("found rows of {cols} elements, allowed multiples of {block} for {codec}")]
+    Ragged {
+        /// Columns of the tensor.
+        cols: usize,
+        /// Elements of a block.
+        block: usize,
+        /// The codec.
+        codec: &'static str,
+    },
+    /// The codec can be read only.
+    #[error(
+        "found {codec}, which is read and not written, allowed q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0, gguf-mxfp4, gguf-nvfp4"
+    )]
+    ReadOnly {
+        /// The codec.
+        codec: &'static str,
+    },
 }
 
 /// What a caller may fix beforehand.
@@ -153,20 +190,26 @@ pub fn quantize(
     cols: usize,
     given: Given,
 ) -> Result<Quantized, TensorError> {
+    if let Some(codec) = scheme.format.codec() {
+        let codes = Codes::Packed(encode_blocks(codec, x, rows, cols)?);
+        return Ok(Quantized { codes, ..Quantized::empty(scheme.format.clone(), rows, cols) });
+    }
     let plan = Plan::new(scheme, x, rows, cols, given)?;
     let format = &scheme.format;
-    let mut codes = Codes::with_capacity(code_unit(format), x.len());
-    plan.for_each(|i, block| codes.push(scheme.encode(x[i], block, given.first_index + i as u64)));
-    let mut scales =
-        Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), plan.blocks.len());
-    let mut zeros = Vec::new();
-    if format.scale().is_some() {
-        plan.blocks.iter().for_each(|b| scales.push(b.scale));
+    let mut q = Quantized { outer: plan.outer, ..Quantized::empty(format.clone(), rows, cols) };
+    plan.for_each(|i, block| q.codes.push(scheme.encode(x[i], block, given.first_index + i as u64)));
+    match plan.nested {
+        Some((scales, nested)) => (q.scales, q.nested) = (scales, Some(nested)),
+        None if format.scale().is_some() => plan.blocks.iter().for_each(|b| q.scales.push(b.scale)),
+        None => {}
     }
     if format.has_zero() {
-        zeros.extend(plan.blocks.iter().map(|b| b.zero));
+        q.zeros.extend(plan.blocks.iter().map(|b| b.zero));
     }
-    Ok(Quantized { format: format.clone(), rows, cols, codes, scales, outer: plan.outer, zeros })
+    if format.has_bias() {
+        q.biases.extend(plan.blocks.iter().map(|b| b.bias));
+    }
+    Ok(q)
 }
 
 /// Replaces each element by the value of its code: quantize and dequantize in place, as an activation is.
@@ -180,9 +223,14 @@ pub fn fake_quantize(
     cols: usize,
     given: Given,
 ) -> Result<(), TensorError> {
+    if let Some(codec) = scheme.format.codec() {
+        let blocks = encode_blocks(codec, x, rows, cols)?;
+        codec.decode(&blocks, x);
+        return Ok(());
+    }
     let plan = Plan::new(scheme, x, rows, cols, given)?;
     let format = &scheme.format;
-    let decoders: Vec<_> = plan.blocks.iter().map(|b| format.decoder(b.scale, b.zero, plan.outer)).collect();
+    let decoders: Vec<_> = (0..plan.blocks.len()).map(|i| plan.decoder(format, i)).collect();
     plan.for_each_block(|i, b| {
         let code = scheme.encode(x[i], &plan.blocks[b], given.first_index + i as u64);
         x[i] = decoders[b].value(format.element(code));
@@ -191,6 +239,17 @@ pub fn fake_quantize(
 }
 
 impl Quantized {
+    /// Without codes or scales yet: what a reader or writer of `format` fills in.
+    pub fn empty(format: Format, rows: usize, cols: usize) -> Self {
+        let codes = match format.codec() {
+            Some(_) => Codes::Packed(Vec::new()),
+            None => Codes::with_capacity(code_unit(&format), rows.saturating_mul(cols).min(MAX_RESERVED)),
+        };
+        let scales = Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), 0);
+        let (zeros, biases) = (Vec::new(), Vec::new());
+        Quantized { format, rows, cols, codes, scales, outer: None, zeros, biases, nested: None }
+    }
+
     /// Dequantizes all rows.
     ///
     /// # Errors
@@ -204,10 +263,13 @@ impl Quantized {
 
     /// Dequantizes some rows into `out` (`[rows.len(), cols]`). The tensor must have passed [`check`](Self::check).
     pub fn dequantize_rows(&self, rows: Rows<usize>, out: &mut [f32]) {
+        if let Some(codec) = self.format.codec() {
+            return self.decode_blocks(codec, rows, out);
+        }
         let blocks = self.format.blocks();
         for (row, out) in rows.zip(out.chunks_exact_mut(self.cols.max(1))) {
             for (block, start, end) in blocks.runs(self.cols, row) {
-                let decoder = self.decoder(block);
+                let decoder = self.block_decoder(block);
                 for col in start..end {
                     out[col] = decoder.value(self.format.element(self.codes.get(row * self.cols + col)));
                 }
@@ -215,20 +277,29 @@ impl Quantized {
         }
     }
 
+    fn decode_blocks(&self, codec: &Codec, rows: Rows<usize>, out: &mut [f32]) {
+        let (Codes::Packed(bytes) | Codes::U8(bytes)) = &self.codes else { return };
+        let row_bytes = self.cols / codec.elements * codec.bytes;
+        codec.decode(&bytes[rows.start * row_bytes..rows.end * row_bytes], out);
+    }
+
     /// Whether all lists match the shape and the format.
     ///
     /// # Errors
-    /// [`TensorError::Length`] names the first list that does not.
+    /// [`TensorError::Length`] names the first list that does not, [`TensorError::Ragged`] a codec that does not divide rows.
     pub fn check(&self) -> Result<(), TensorError> {
         let blocks = self.format.blocks().count(self.rows, self.cols);
-        let scales = if self.format.scale().is_some() { blocks } else { 0 };
-        let zeros = if self.format.has_zero() { blocks } else { 0 };
-        let outer = usize::from(self.format.scale().is_some_and(|s| s.outer.is_some()));
+        let per_block = |present: bool| if present { blocks } else { 0 };
+        let scale = self.format.scale();
+        let outer = usize::from(scale.is_some_and(|s| s.tensor_wide().is_some()));
+        let nested = scale.and_then(|s| s.nested()).map_or(0, |(b, _)| b.count(1, blocks));
         let lists = [
-            ("codes", self.codes.len(), self.rows * self.cols),
-            ("scales", self.scales.len(), scales),
-            ("zero points", self.zeros.len(), zeros),
+            ("codes", self.codes.len(), self.code_count()?),
+            ("scales", self.scales.len(), per_block(scale.is_some())),
+            ("zero points", self.zeros.len(), per_block(self.format.has_zero())),
+            ("biases", self.biases.len(), per_block(self.format.has_bias())),
             ("tensor-wide scales", usize::from(self.outer.is_some()), outer),
+            ("nested scales", self.nested.as_ref().map_or(0, |n| n.scales.len()), nested),
         ];
         match lists.into_iter().find(|(_, found, expected)| found != expected) {
             None => Ok(()),
@@ -238,18 +309,47 @@ impl Quantized {
         }
     }
 
-    fn decoder(&self, block: usize) -> crate::blockwise::Decoder {
-        let scale = if self.scales.is_empty() { 0 } else { self.scales.get(block) };
-        let zero = if self.zeros.is_empty() { 0 } else { self.zeros[block] };
-        self.format.decoder(scale, zero, self.outer)
+    /// Codes, or bytes of a codec, that the shape requires.
+    fn code_count(&self) -> Result<usize, TensorError> {
+        match self.format.codec() {
+            None => Ok(self.rows * self.cols),
+            Some(codec) => codec.total_bytes(self.rows, self.cols).ok_or_else(|| ragged(codec, self.cols)),
+        }
     }
+
+    /// How elements of `block` decode, in the order of [`Blocks::grid`]. The tensor must have passed [`check`](Self::check).
+    pub fn block_decoder(&self, block: usize) -> Decoder {
+        let scale = if self.scales.is_empty() { 0 } else { self.scales.get(block) };
+        if let (Some(nested), Some(tree)) = (&self.nested, self.format.scale()) {
+            return Decoder::scaled(nested.scale(block, tree.code.decode(scale)));
+        }
+        let zero = if self.zeros.is_empty() { 0 } else { self.zeros[block] };
+        let decoder = self.format.decoder(scale, zero, self.outer);
+        if self.biases.is_empty() { decoder } else { decoder.with_bias(self.biases[block]) }
+    }
+}
+
+/// Codes reserved at once for a shape that may come from a file.
+const MAX_RESERVED: usize = 1 << 24;
+
+fn ragged(codec: &Codec, cols: usize) -> TensorError {
+    TensorError::Ragged { cols, block: codec.elements, codec: codec.name }
+}
+
+fn encode_blocks(codec: &Codec, x: &[f32], rows: usize, cols: usize) -> Result<Vec<u8>, TensorError> {
+    check_length(x, rows, cols)?;
+    check_finite(x)?;
+    let bytes = codec.total_bytes(rows, cols).ok_or_else(|| ragged(codec, cols))?;
+    let mut blocks = vec![0; bytes];
+    codec.encode(x, &mut blocks).ok_or(TensorError::ReadOnly { codec: codec.name })?;
+    Ok(blocks)
 }
 
 /// Unit of the element codes of a format, in bytes.
 pub fn code_unit(format: &Format) -> usize {
     match format {
         Format::Affine(a) => a.code.unit_bytes(),
-        Format::Table(_) => Code::Int(8).unit_bytes(),
+        Format::Table(_) | Format::Codec(_) => Code::Int(8).unit_bytes(),
     }
 }
 
@@ -260,47 +360,62 @@ struct Plan {
     cols: usize,
     blocks: Vec<Block>,
     outer: Option<f32>,
+    nested: Option<(Codes, Nested)>,
 }
 
 impl Plan {
     fn new(scheme: &Scheme, x: &[f32], rows: usize, cols: usize, given: Given) -> Result<Self, TensorError> {
-        if x.len() != rows * cols {
-            return Err(TensorError::Length {
-                what: "values",
-                found: x.len(),
-                expected: rows * cols,
-                rows,
-                cols,
-            });
-        }
+        check_length(x, rows, cols)?;
         if !scheme.accepts_non_finite() {
             check_finite(x)?;
         }
         let geometry = scheme.format.blocks();
-        let mut ranges = vec![Range::EMPTY; geometry.count(rows, cols)];
-        let mut sizes = vec![0usize; ranges.len()];
-        for row in 0..rows {
-            for (block, start, end) in geometry.runs(cols, row) {
-                let run = &x[row * cols + start..row * cols + end];
-                ranges[block] = ranges[block].union(Range::of(run));
-                sizes[block] += run.len();
-            }
-        }
+        let ranges = ranges(geometry, x, rows, cols);
         let two_levels = scheme.has_outer_scale();
         let outer = given.outer.filter(|_| two_levels).or_else(|| {
             scheme.outer_scale(ranges.iter().fold(Range::EMPTY, |all, &range| all.union(range)).amax())
         });
         let full = match geometry {
-            Blocks::Flat(g) => g as usize,
+            Blocks::Flat(g) => u64::from(g),
             _ => 0,
         };
         let blocks = match given.outer.filter(|_| !two_levels) {
             Some(scale) => vec![scheme.block_with_scale(scale); ranges.len()],
-            None => {
-                ranges.iter().zip(sizes).map(|(&range, n)| scheme.block(range, n < full, outer)).collect()
-            }
+            None => ranges.iter().map(|&range| scheme.block(range, range.count < full, outer)).collect(),
         };
-        Ok(Plan { geometry, rows, cols, blocks, outer })
+        let mut plan = Plan { geometry, rows, cols, blocks, outer, nested: None };
+        if scheme.encoder.rule == Rule::FourOverSix {
+            plan.choose_by_values(scheme, x);
+        }
+        if let Some(tree) = scheme.format.scale() {
+            let scales: Vec<f32> = match tree.nested() {
+                Some(_) => plan.blocks.iter().map(|b| f32::from_bits(b.scale)).collect(),
+                None => Vec::new(),
+            };
+            plan.nested = nest(tree, &scales, None);
+        }
+        Ok(plan)
+    }
+
+    /// Blocks under a rule that needs more than their range: each is one run of one row.
+    fn choose_by_values(&mut self, scheme: &Scheme, x: &[f32]) {
+        for row in 0..self.rows {
+            for (block, start, end) in self.geometry.runs(self.cols, row) {
+                let run = &x[row * self.cols + start..row * self.cols + end];
+                self.blocks[block] = scheme.block_of(run, false, self.outer);
+            }
+        }
+    }
+
+    fn decoder(&self, format: &Format, block: usize) -> Decoder {
+        let Block { scale, zero, bias, .. } = self.blocks[block];
+        match (&self.nested, format.scale()) {
+            (Some((codes, nested)), Some(tree)) => {
+                Decoder::scaled(nested.scale(block, tree.code.decode(codes.get(block))))
+            }
+            _ if format.has_bias() => format.decoder(scale, zero, self.outer).with_bias(bias),
+            _ => format.decoder(scale, zero, self.outer),
+        }
     }
 
     /// Calls `f` with every element's flat index and its block's index, in order.
@@ -314,6 +429,26 @@ impl Plan {
 
     fn for_each(&self, mut f: impl FnMut(usize, &Block)) {
         self.for_each_block(|i, b| f(i, &self.blocks[b]));
+    }
+}
+
+/// The range of each block.
+fn ranges(geometry: Blocks, x: &[f32], rows: usize, cols: usize) -> Vec<Range> {
+    let mut ranges = vec![Range::EMPTY; geometry.count(rows, cols)];
+    for row in 0..rows {
+        for (block, start, end) in geometry.runs(cols, row) {
+            ranges[block] = ranges[block].union(Range::of(&x[row * cols + start..row * cols + end]));
+        }
+    }
+    ranges
+}
+
+fn check_length(x: &[f32], rows: usize, cols: usize) -> Result<(), TensorError> {
+    match x.len() == rows * cols {
+        true => Ok(()),
+        false => {
+            Err(TensorError::Length { what: "values", found: x.len(), expected: rows * cols, rows, cols })
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 mod activations;
 mod books;
 mod elements;
+mod gguf;
 mod ints;
 mod mx;
 mod nvfp4;

@@ -103,3 +103,9 @@ pub fn assert_codes(what: &str, found: &[i64], expected: &[i64]) {
 pub fn nibbles(packed: &[u8]) -> Vec<u8> {
     packed.iter().flat_map(|b| [b & 15, b >> 4]).collect()
 }
+
+/// Asserts that two lists of bytes agree.
+pub fn assert_bytes(what: &str, found: &[u8], expected: &[u8]) {
+    let wide = |bytes: &[u8]| bytes.iter().map(|&b| b.into()).collect::<Vec<i64>>();
+    assert_codes(what, &wide(found), &wide(expected));
+}

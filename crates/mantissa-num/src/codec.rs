@@ -1,0 +1,275 @@
+//! Closed block formats: a block of elements becomes a fixed number of bytes, and no code stands for one element by itself.
+//!
+//! These are the quantized types of GGUF (ggml's `ggml-common.h` and `ggml-quants.c`, as `docs/gguf.md` of ggml names them).
+//! Decoding follows the C reference bit for bit: one f32 operation at a time, in its order, without fused multiply-add.
+//! Each file below holds one family; a new closed format is one more [`Codec`] in one of them, or one more file.
+
+mod fp4;
+mod grids;
+mod iq;
+mod iq4;
+mod k_quants;
+mod legacy;
+mod ternary;
+
+use crate::minifloat::{F16, Overflow};
+use crate::round::Rounding;
+
+/// A closed block format by name.
+///
+/// GGUF's own MXFP4 and NVFP4 are called `gguf-mxfp4` and `gguf-nvfp4`: they hold the elements of [`mxfp4`](crate::Scheme::mx)
+/// and of NVFP4 in another order, and NVFP4 there has no scale for the whole tensor. GGUF's F32, F16 and BF16 are plain casts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+#[allow(missing_docs)] // Named as GGUF names them.
+pub enum CodecId {
+    Iq1M,
+    Iq1S,
+    Iq2S,
+    Iq2Xs,
+    Iq2Xxs,
+    Iq3S,
+    Iq3Xxs,
+    Iq4Nl,
+    Iq4Xs,
+    Mxfp4,
+    Nvfp4,
+    Q1_0,
+    Q2K,
+    Q3K,
+    Q4_0,
+    Q4_1,
+    Q4K,
+    Q5_0,
+    Q5_1,
+    Q5K,
+    Q6K,
+    Q8_0,
+    Q8_1,
+    Q8K,
+    Tq1_0,
+    Tq2_0,
+}
+
+/// What a codec is: sizes and the two directions.
+#[derive(Debug)]
+pub struct Codec {
+    /// Name in the Scheme grammar.
+    pub name: &'static str,
+    /// Elements of a block.
+    pub elements: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+    decode: fn(&[u8], &mut [f32]),
+    encode: Option<fn(&[f32], &mut [u8])>,
+}
+
+impl CodecId {
+    /// Every codec, smallest types first, as tables list them.
+    pub const ALL: [CodecId; 26] = [
+        CodecId::Q1_0,
+        CodecId::Q4_0,
+        CodecId::Q4_1,
+        CodecId::Q5_0,
+        CodecId::Q5_1,
+        CodecId::Q8_0,
+        CodecId::Q8_1,
+        CodecId::Q2K,
+        CodecId::Q3K,
+        CodecId::Q4K,
+        CodecId::Q5K,
+        CodecId::Q6K,
+        CodecId::Q8K,
+        CodecId::Iq1S,
+        CodecId::Iq1M,
+        CodecId::Iq2Xxs,
+        CodecId::Iq2Xs,
+        CodecId::Iq2S,
+        CodecId::Iq3Xxs,
+        CodecId::Iq3S,
+        CodecId::Iq4Nl,
+        CodecId::Iq4Xs,
+        CodecId::Tq1_0,
+        CodecId::Tq2_0,
+        CodecId::Mxfp4,
+        CodecId::Nvfp4,
+    ];
+
+    /// The codec itself.
+    pub const fn codec(self) -> &'static Codec {
+        match self {
+            CodecId::Iq1M => &iq::IQ1_M,
+            CodecId::Iq1S => &iq::IQ1_S,
+            CodecId::Iq2S => &iq::IQ2_S,
+            CodecId::Iq2Xs => &iq::IQ2_XS,
+            CodecId::Iq2Xxs => &iq::IQ2_XXS,
+            CodecId::Iq3S => &iq::IQ3_S,
+            CodecId::Iq3Xxs => &iq::IQ3_XXS,
+            CodecId::Iq4Nl => &iq4::IQ4_NL,
+            CodecId::Iq4Xs => &iq4::IQ4_XS,
+            CodecId::Mxfp4 => &fp4::MXFP4,
+            CodecId::Nvfp4 => &fp4::NVFP4,
+            CodecId::Q1_0 => &legacy::Q1_0,
+            CodecId::Q2K => &k_quants::Q2_K,
+            CodecId::Q3K => &k_quants::Q3_K,
+            CodecId::Q4_0 => &legacy::Q4_0,
+            CodecId::Q4_1 => &legacy::Q4_1,
+            CodecId::Q4K => &k_quants::Q4_K,
+            CodecId::Q5_0 => &legacy::Q5_0,
+            CodecId::Q5_1 => &legacy::Q5_1,
+            CodecId::Q5K => &k_quants::Q5_K,
+            CodecId::Q6K => &k_quants::Q6_K,
+            CodecId::Q8_0 => &legacy::Q8_0,
+            CodecId::Q8_1 => &legacy::Q8_1,
+            CodecId::Q8K => &k_quants::Q8_K,
+            CodecId::Tq1_0 => &ternary::TQ1_0,
+            CodecId::Tq2_0 => &ternary::TQ2_0,
+        }
+    }
+
+    /// Name in the Scheme grammar.
+    pub const fn name(self) -> &'static str {
+        self.codec().name
+    }
+}
+
+impl Codec {
+    /// Whether this crate can also write the format. The K- and IQ-types but Q8_K are read only: writing them is a search.
+    pub const fn has_encoder(&self) -> bool {
+        self.encode.is_some()
+    }
+
+    /// Bytes of a `[rows, cols]` tensor; `None` where blocks do not divide a row, or on overflow.
+    pub fn total_bytes(&self, rows: usize, cols: usize) -> Option<usize> {
+        let whole = cols.is_multiple_of(self.elements);
+        (cols / self.elements).checked_mul(self.bytes)?.checked_mul(rows).filter(|_| whole)
+    }
+
+    /// Decodes one block of [`bytes`](Self::bytes) into [`elements`](Self::elements) values.
+    ///
+    /// # Panics
+    /// A slice is shorter than a block.
+    pub fn decode_block(&self, block: &[u8], out: &mut [f32]) {
+        (self.decode)(&block[..self.bytes], &mut out[..self.elements]);
+    }
+
+    /// Decodes as many whole blocks as both slices hold.
+    pub fn decode(&self, blocks: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks.chunks_exact(self.bytes).zip(out.chunks_exact_mut(self.elements)) {
+            (self.decode)(block, out);
+        }
+    }
+
+    /// Encodes one block of finite values; `None`, and nothing written, where the codec has no encoder. A scale past the
+    /// largest f16 is stored as infinity, as the reference stores it: such a block decodes to infinities and NaN, which
+    /// happens for magnitudes past 65504 times the largest code only.
+    ///
+    /// # Panics
+    /// A slice is shorter than a block.
+    pub fn encode_block(&self, x: &[f32], block: &mut [u8]) -> Option<()> {
+        (self.encode?)(&x[..self.elements], &mut block[..self.bytes]);
+        Some(())
+    }
+
+    /// Encodes as many whole blocks as both slices hold; `None` as [`encode_block`](Self::encode_block).
+    pub fn encode(&self, x: &[f32], blocks: &mut [u8]) -> Option<()> {
+        let encode = self.encode?;
+        for (x, block) in x.chunks_exact(self.elements).zip(blocks.chunks_exact_mut(self.bytes)) {
+            encode(x, block);
+        }
+        Some(())
+    }
+}
+
+fn u16_at(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+fn u32_at(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+fn f16_at(block: &[u8], at: usize) -> f32 {
+    F16.decode(u16_at(block, at).into())
+}
+
+fn put_f16(block: &mut [u8], at: usize, x: f32) {
+    let code = F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16;
+    block[at..at + 2].copy_from_slice(&code.to_le_bytes());
+}
+
+/// `1 / scale` of the scale before it is rounded to f16, as the reference divides, or 0 where the scale is. A scale whose
+/// inverse overflows is zero in f16, and 0 is returned for it too: its codes decode to zero, whatever they are.
+fn inverse(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// The value of largest magnitude with its sign, the first of equals; 0 of zeros.
+fn signed_amax(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |max: f32, &v| if max.abs() < v.abs() { v } else { max })
+}
+
+fn amax(x: &[f32]) -> f32 {
+    signed_amax(x).abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_format() {
+        let sizes: Vec<_> =
+            CodecId::ALL.iter().map(|id| (id.name(), id.codec().elements, id.codec().bytes)).collect();
+        let expected = [
+            ("q1_0", 128, 18),
+            ("q4_0", 32, 18),
+            ("q4_1", 32, 20),
+            ("q5_0", 32, 22),
+            ("q5_1", 32, 24),
+            ("q8_0", 32, 34),
+            ("q8_1", 32, 36),
+            ("q2_k", 256, 84),
+            ("q3_k", 256, 110),
+            ("q4_k", 256, 144),
+            ("q5_k", 256, 176),
+            ("q6_k", 256, 210),
+            ("q8_k", 256, 292),
+            ("iq1_s", 256, 50),
+            ("iq1_m", 256, 56),
+            ("iq2_xxs", 256, 66),
+            ("iq2_xs", 256, 74),
+            ("iq2_s", 256, 82),
+            ("iq3_xxs", 256, 98),
+            ("iq3_s", 256, 110),
+            ("iq4_nl", 32, 18),
+            ("iq4_xs", 256, 136),
+            ("tq1_0", 256, 54),
+            ("tq2_0", 256, 66),
+            ("gguf-mxfp4", 32, 17),
+            ("gguf-nvfp4", 64, 36),
+        ];
+        assert_eq!(sizes, expected);
+    }
+
+    #[test]
+    fn no_bytes_make_a_decoder_panic_and_no_values_an_encoder() {
+        for id in CodecId::ALL {
+            let codec = id.codec();
+            let mut out = vec![0.0; codec.elements];
+            for fill in [0x00, 0xff, 0x7f, 0x80, 0x55] {
+                codec.decode_block(&vec![fill; codec.bytes], &mut out);
+            }
+            for value in [0.0, -0.0, f32::MAX, -f32::MAX, f32::MIN_POSITIVE, 1e-45, -3e-39, 6e4, -1e4] {
+                let x: Vec<f32> = (0..codec.elements).map(|i| if i % 3 == 0 { value } else { 0.0 }).collect();
+                let mut block = vec![0; codec.bytes];
+                if codec.encode_block(&x, &mut block).is_some() {
+                    codec.decode_block(&block, &mut out);
+                    let fits = value.abs() <= 65504.0 || !["q", "t"].contains(&&codec.name[..1]);
+                    assert!(!fits || out.iter().all(|v| v.is_finite()), "{} of {value:e}", codec.name);
+                }
+            }
+        }
+    }
+}

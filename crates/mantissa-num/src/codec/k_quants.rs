@@ -1,0 +1,130 @@
+//! Super-blocks of 256 with scaled scales (K-quants): Q2_K to Q6_K, and Q8_K, their partner in integer dot products.
+//!
+//! `d` and `dmin` are f16. A sub-block decodes `(d·scale)·q`, or `(d·scale)·q - dmin·min` where it has a minimum.
+
+use super::{Codec, f16_at, signed_amax};
+
+/// `16 scale and min nibbles | 64 bytes of 2-bit codes | d | dmin`.
+pub(super) const Q2_K: Codec =
+    Codec { name: "q2_k", elements: 256, bytes: 84, decode: decode_q2_k, encode: None };
+/// `32 bytes of high bits | 64 bytes of low pairs | 12 bytes of 6-bit scales | d`.
+pub(super) const Q3_K: Codec =
+    Codec { name: "q3_k", elements: 256, bytes: 110, decode: decode_q3_k, encode: None };
+/// `d | dmin | 12 bytes of 6-bit scales and mins | 128 bytes of nibbles`.
+pub(super) const Q4_K: Codec =
+    Codec { name: "q4_k", elements: 256, bytes: 144, decode: decode_q4_k, encode: None };
+/// `d | dmin | 12 bytes of 6-bit scales and mins | 32 bytes of high bits | 128 bytes of nibbles`.
+pub(super) const Q5_K: Codec =
+    Codec { name: "q5_k", elements: 256, bytes: 176, decode: decode_q5_k, encode: None };
+/// `128 bytes of nibbles | 64 bytes of high pairs | 16 signed scales | d`.
+pub(super) const Q6_K: Codec =
+    Codec { name: "q6_k", elements: 256, bytes: 210, decode: decode_q6_k, encode: None };
+/// `d as f32 | 256 signed bytes | 16 sums of 16 bytes as i16`.
+pub(super) const Q8_K: Codec =
+    Codec { name: "q8_k", elements: 256, bytes: 292, decode: decode_q8_k, encode: Some(encode_q8_k) };
+
+fn decode_q2_k(block: &[u8], out: &mut [f32]) {
+    let (scales, codes) = (&block[..16], &block[16..80]);
+    let (d, dmin) = (f16_at(block, 80), f16_at(block, 82));
+    for (sub, out) in out.chunks_exact_mut(16).enumerate() {
+        let scale = d * f32::from(scales[sub] & 15);
+        let min = dmin * f32::from(scales[sub] >> 4);
+        let (codes, shift) = pairs(codes, sub);
+        out.iter_mut().zip(codes).for_each(|(out, q)| *out = scale * f32::from(q >> shift & 3) - min);
+    }
+}
+
+/// The bytes and the shift of sub-block `sub` of 16 among 2-bit codes: four shifts over 32 bytes, then the next 32 bytes.
+fn pairs(codes: &[u8], sub: usize) -> (&[u8], usize) {
+    (&codes[sub / 8 * 32 + sub % 2 * 16..][..16], sub % 8 / 2 * 2)
+}
+
+fn decode_q3_k(block: &[u8], out: &mut [f32]) {
+    let (high, low, scales) = (&block[..32], &block[32..96], &block[96..108]);
+    let d = f16_at(block, 108);
+    for (sub, out) in out.chunks_exact_mut(16).enumerate() {
+        // The low four bits of 16 scales fill 8 bytes, half-split; the high two bits fill 4 bytes, quarter-split.
+        let low_bits = if sub < 8 { scales[sub] & 15 } else { scales[sub - 8] >> 4 };
+        let high_bits = scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
+        let scale = d * f32::from((low_bits | high_bits << 4) as i8 - 32);
+        let (low, shift) = pairs(low, sub);
+        let (high, bit) = (&high[sub % 2 * 16..][..16], sub / 2);
+        for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+            let q = (low >> shift & 3) as i8 - if high >> bit & 1 == 1 { 0 } else { 4 };
+            *out = scale * f32::from(q);
+        }
+    }
+}
+
+/// Scale and minimum `i` of 8, 6 bits each: the first four whole, the others' high pairs above those.
+fn scale_min(packed: &[u8], i: usize) -> (f32, f32) {
+    let (scale, min) = if i < 4 {
+        (packed[i] & 63, packed[i + 4] & 63)
+    } else {
+        let byte = packed[i + 4];
+        (byte & 15 | packed[i - 4] >> 6 << 4, byte >> 4 | packed[i] >> 6 << 4)
+    };
+    (scale.into(), min.into())
+}
+
+fn decode_q4_k(block: &[u8], out: &mut [f32]) {
+    decode_nibbles_k(block, &[0; 32], &block[16..], out);
+}
+
+fn decode_q5_k(block: &[u8], out: &mut [f32]) {
+    decode_nibbles_k(block, &block[16..48], &block[48..], out);
+}
+
+/// Sub-blocks of 32; two of them share 32 bytes of nibbles, low half first. Bit `sub` of `high[i]` is code bit 4.
+fn decode_nibbles_k(block: &[u8], high: &[u8], nibbles: &[u8], out: &mut [f32]) {
+    let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
+    for (sub, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, min) = scale_min(&block[4..16], sub);
+        let (scale, min) = (d * scale, dmin * min);
+        let nibbles = &nibbles[sub / 2 * 32..][..32];
+        for ((out, byte), high) in out.iter_mut().zip(nibbles).zip(high) {
+            let q = byte >> (sub % 2 * 4) & 15 | (high >> sub & 1) << 4;
+            *out = scale * f32::from(q) - min;
+        }
+    }
+}
+
+fn decode_q6_k(block: &[u8], out: &mut [f32]) {
+    let d = f16_at(block, 208);
+    for (sub, out) in out.chunks_exact_mut(16).enumerate() {
+        // Half `sub / 8` has four runs of 32: nibbles of bytes 0..32, of 32..64, then their high halves.
+        let (half, run, start) = (sub / 8, sub % 8 / 2, sub % 2 * 16);
+        let low = &block[half * 64 + run % 2 * 32 + start..][..16];
+        let high = &block[128 + half * 32 + start..][..16];
+        let scale = d * f32::from(block[192 + sub] as i8);
+        for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+            let q = low >> (run / 2 * 4) & 15 | (high >> (run * 2) & 3) << 4;
+            *out = scale * f32::from(q as i8 - 32);
+        }
+    }
+}
+
+fn decode_q8_k(block: &[u8], out: &mut [f32]) {
+    let d = f32::from_bits(super::u32_at(block, 0));
+    out.iter_mut().zip(&block[4..260]).for_each(|(out, &q)| *out = d * f32::from(q as i8));
+}
+
+fn encode_q8_k(x: &[f32], block: &mut [u8]) {
+    block.fill(0);
+    let max = signed_amax(x);
+    // The inverse of a subnormal overflows; such a block is stored as zeros.
+    let inverse = -127.0 / max;
+    if max == 0.0 || !inverse.is_finite() {
+        return;
+    }
+    // Rounding must not carry 127 times the scale past f32.
+    let limit = (f32::MAX / 127.0).next_down();
+    block[..4].copy_from_slice(&(1.0 / inverse).clamp(-limit, limit).to_le_bytes());
+    for (v, out) in x.iter().zip(&mut block[4..260]) {
+        *out = (inverse * v).round_ties_even().min(127.0) as i8 as u8;
+    }
+    for sub in 0..16 {
+        let sum: i16 = block[4 + 16 * sub..][..16].iter().map(|&q| i16::from(q as i8)).sum();
+        block[260 + 2 * sub..][..2].copy_from_slice(&sum.to_le_bytes());
+    }
+}
