@@ -110,7 +110,7 @@ impl InputQuantizer {
         // The bit patterns of magnitudes are ordered as the magnitudes are, and integers are compared faster.
         let amax =
             f32::from_bits(x.iter().map(|x| (x.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max) as u32);
-        let block = scheme.block(Range { min: -amax, max: amax, nan: false }, false, outer);
+        let block = scheme.block(Range { min: -amax, max: amax, ..Range::EMPTY }, false, outer);
         let scale = scheme.format.decoder(block.scale, 0, outer).value(1.0);
         match element {
             Element::Int { low, high } => {

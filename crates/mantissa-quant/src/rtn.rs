@@ -63,10 +63,13 @@ pub fn quantize(
 /// A tensor to which panels are appended.
 fn nothing(scheme: &Scheme, rows: usize, cols: usize, outer: Option<f32>) -> Quantized {
     let format = scheme.format.clone();
-    let codes = Codes::with_capacity(code_unit(&format), rows * cols);
+    let codes = match format.codec() {
+        Some(_) => Codes::Packed(Vec::with_capacity((format.total_bits(rows, cols) / 8) as usize)),
+        None => Codes::with_capacity(code_unit(&format), rows * cols),
+    };
     let scale_unit = format.scale().map_or(1, |scale| scale.code.unit_bytes());
     let scales = Codes::with_capacity(scale_unit, format.blocks().count(rows, cols));
-    Quantized { format, rows, cols, codes, scales, outer, zeros: Vec::new() }
+    Quantized { codes, scales, outer, ..Quantized::empty(format, rows, cols) }
 }
 
 /// Rows of a panel that holds whole blocks.
@@ -86,7 +89,7 @@ fn gcd(a: usize, b: usize) -> usize {
 
 fn append(all: &mut Codes, part: Codes) {
     match (all, part) {
-        (Codes::U8(all), Codes::U8(part)) => all.extend(part),
+        (Codes::U8(all), Codes::U8(part)) | (Codes::Packed(all), Codes::Packed(part)) => all.extend(part),
         (Codes::U16(all), Codes::U16(part)) => all.extend(part),
         (Codes::U32(all), Codes::U32(part)) => all.extend(part),
         (all, part) => (0..part.len()).for_each(|i| all.push(part.get(i))),
@@ -179,6 +182,8 @@ fn integers(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quan
         scales: stored,
         outer: None,
         zeros: zeros.into_iter().map(i32::from).collect(),
+        biases: Vec::new(),
+        nested: None,
     })
 }
 

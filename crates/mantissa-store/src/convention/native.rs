@@ -45,6 +45,9 @@ pub fn pack_codes(q: &Quantized) -> Vec<u8> {
 
 /// Bytes of `n.packed`.
 fn packed_bytes(format: &Format, rows: usize, cols: usize) -> usize {
+    if format.codec().is_some() {
+        return usize::try_from(format.total_bits(rows, cols) / 8).unwrap_or(usize::MAX);
+    }
     packing(format).map_or(rows * cols * code_unit(format), |p| p.total_bytes(rows, cols))
 }
 
@@ -158,18 +161,11 @@ impl Config {
         let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let codes = match packing(&format) {
             Some(packing) => packing.unpack(&bytes, rows, cols, signed).map(Codes::U8),
+            None if format.codec().is_some() => Some(Codes::Packed(bytes)),
             None => Some(Codes::from_le_bytes(code_unit(&format), &bytes)),
         };
         let codes = codes.ok_or_else(|| files.fault(&packed, "a wrong length", "the packed codes", ""))?;
-        let mut q = Quantized {
-            codes,
-            scales: Codes::U8(Vec::new()),
-            outer: None,
-            zeros: Vec::new(),
-            rows,
-            cols,
-            format,
-        };
+        let mut q = Quantized { codes, ..Quantized::empty(format, rows, cols) };
         read_scales(files, &n, &mut q)?;
         Ok((Weight::Quantized(q), input))
     }

@@ -1,6 +1,7 @@
 //! Tensor types of GGUF: ggml's numbering (`ggml.h`), sizes and how to decode each.
 
-use mantissa_num::{Codec, CodecId};
+use mantissa_num::CodecId;
+use mantissa_num::codec::Codec;
 
 use crate::dtype::Dtype;
 

@@ -53,7 +53,7 @@ impl Config {
         } else {
             Vec::new()
         };
-        Ok(Quantized { format: scheme.format, rows, cols, codes, scales, outer, zeros })
+        Ok(Quantized { format: scheme.format, rows, cols, codes, scales, outer, zeros, biases: Vec::new(), nested: None })
     }
 
     fn input(&self, files: &ModelFiles, module: &str, args: &Args) -> Result<ActivationQuant> {
