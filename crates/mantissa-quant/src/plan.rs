@@ -185,7 +185,7 @@ impl Plan {
             match groups.iter_mut().find(|(known, ..)| known == scheme) {
                 Some((_, _, modules)) => modules.push(info.module.clone()),
                 None => {
-                    groups.push((scheme.clone(), self.recipe.activations.clone(), vec![info.module.clone()]))
+                    groups.push((scheme.clone(), self.recipe.activations.clone(), vec![info.module.clone()]));
                 }
             }
         }
@@ -307,5 +307,5 @@ fn notes(source: &ModelFiles, recipe: &Recipe, config: &ModelConfig, copied: &[T
 }
 
 fn spec_bytes(spec: &TensorSpec) -> u64 {
-    spec.shape.iter().map(|&n| n as u64).product::<u64>() * u64::from(spec.dtype.bits()) / 8
+    spec.shape.iter().map(|&n| n as u64).product::<u64>() * spec.dtype.bits() / 8
 }

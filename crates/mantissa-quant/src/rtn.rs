@@ -143,7 +143,9 @@ fn integers(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quan
     let (rule, asymmetric) = (scheme.encoder.rule, scheme.format.has_zero());
     let known =
         matches!((rule, asymmetric, scale.code), (Rule::Full, false, _) | (Rule::Ct, true, Code::F32));
-    let extreme = !(kernels().amax(w) < f32::MAX / 512.0);
+    // NaN, too, is for the reference to report.
+    let amax = kernels().amax(w);
+    let extreme = amax.is_nan() || amax >= f32::MAX / 512.0;
     if !known || extreme || cols == 0 || scheme.encoder.rounding != Rounding::NearestEven {
         return None;
     }

@@ -113,7 +113,10 @@ impl Context {
         match warnings {
             [first, ..] if self.strict => {
                 let count = warnings.len();
-                Err(GateFailed::new(format!("--strict: found {count} warnings, allowed none; the first: {first}")).into())
+                Err(GateFailed::new(format!(
+                    "--strict: found {count} warnings, allowed none; the first: {first}"
+                ))
+                .into())
             }
             _ => Ok(()),
         }
@@ -150,7 +153,9 @@ impl Context {
     /// [`OverMemory`] with both sizes.
     pub fn require_memory(&self, what: &str, bytes: u64) -> Result<()> {
         match self.memory {
-            Some(allowed) if bytes > allowed => Err(OverMemory { what: what.into(), needs: bytes, allowed }.into()),
+            Some(allowed) if bytes > allowed => {
+                Err(OverMemory { what: what.into(), needs: bytes, allowed }.into())
+            }
             _ => Ok(()),
         }
     }
@@ -225,7 +230,8 @@ fn print_error(message: &str) {
 
 fn report_panic(info: &PanicHookInfo<'_>) {
     let payload = info.payload();
-    let text = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+    let text =
+        payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
     let place = info.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
     print_error(&format!("internal: {}{place}; this is a bug, please report it", text.unwrap_or("panic")));
 }

@@ -122,7 +122,8 @@ mod tests {
         let io = || io::Error::from(io::ErrorKind::StorageFull);
         let store_input = mantissa_store::Error::field(Path::new("config.json"), "a", "b", "c", "");
         let store_io = mantissa_store::Error::Io { path: "p".into(), operation: "read", error: io() };
-        let wrapped = LoadError::Store(mantissa_store::Error::Io { path: "p".into(), operation: "read", error: io() });
+        let wrapped =
+            LoadError::Store(mantissa_store::Error::Io { path: "p".into(), operation: "read", error: io() });
         let cases: [(anyhow::Error, Exit); 8] = [
             (GateFailed::new("kl").into(), Exit::Gate),
             (BadInput::new("a", "b", "c").into(), Exit::Input),

@@ -59,15 +59,21 @@ impl Table {
 
     fn widths(&self) -> Vec<usize> {
         let width = |text: &str| text.chars().count();
-        let column = |i: usize| self.rows.iter().filter_map(move |row| row.get(i)).map(|cell| width(cell)).max();
-        self.columns.iter().enumerate().map(|(i, (name, _))| width(name).max(column(i).unwrap_or(0))).collect()
+        let column =
+            |i: usize| self.rows.iter().filter_map(move |row| row.get(i)).map(|cell| width(cell)).max();
+        self.columns
+            .iter()
+            .enumerate()
+            .map(|(i, (name, _))| width(name).max(column(i).unwrap_or(0)))
+            .collect()
     }
 
     fn line(&self, cells: &[&str], widths: &[usize]) -> String {
-        let padded = cells.iter().zip(&self.columns).zip(widths).map(|((cell, (_, align)), &width)| match align {
-            Align::Left => format!("{cell:<width$}"),
-            Align::Right => format!("{cell:>width$}"),
-        });
+        let padded =
+            cells.iter().zip(&self.columns).zip(widths).map(|((cell, (_, align)), &width)| match align {
+                Align::Left => format!("{cell:<width$}"),
+                Align::Right => format!("{cell:>width$}"),
+            });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     }
 }
@@ -108,7 +114,11 @@ pub fn number(value: Option<f64>, digits: usize) -> String {
             if (-4..7).contains(&exponent) {
                 let decimals = (digits as i32 - 1 - exponent).max(0) as usize;
                 let text = format!("{v:.decimals$}");
-                if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
+                if text.contains('.') {
+                    text.trim_end_matches('0').trim_end_matches('.').into()
+                } else {
+                    text
+                }
             } else {
                 format!("{v:.*e}", digits.saturating_sub(1))
             }
@@ -168,7 +178,13 @@ mod tests {
 
     #[test]
     fn sizes_read_well() {
-        let cases = [(0, "0 B"), (999, "999 B"), (1_000, "1.00 kB"), (2_471_645_608, "2.47 GB"), (999_999, "1.00 MB")];
+        let cases = [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1_000, "1.00 kB"),
+            (2_471_645_608, "2.47 GB"),
+            (999_999, "1.00 MB"),
+        ];
         for (n, text) in cases {
             assert_eq!(bytes(n), text);
         }
@@ -178,7 +194,13 @@ mod tests {
 
     #[test]
     fn numbers_keep_their_digits() {
-        let cases = [(0.0, "0"), (448.0, "448"), (1.953125e-3, "0.001953"), (6.5504e4, "65504"), (3.4e38, "3.400e38")];
+        let cases = [
+            (0.0, "0"),
+            (448.0, "448"),
+            (1.953125e-3, "0.001953"),
+            (6.5504e4, "65504"),
+            (3.4e38, "3.400e38"),
+        ];
         for (value, text) in cases {
             assert_eq!(number(Some(value), 4), text);
         }
@@ -187,7 +209,8 @@ mod tests {
 
     #[test]
     fn sizes_parse() {
-        let cases = [("12G", 12_000_000_000), ("1.5k", 1500), ("4Gi", 4 << 30), ("800MB", 800_000_000), ("7", 7)];
+        let cases =
+            [("12G", 12_000_000_000), ("1.5k", 1500), ("4Gi", 4 << 30), ("800MB", 800_000_000), ("7", 7)];
         for (text, n) in cases {
             assert_eq!(parse_bytes(text), Ok(n), "{text}");
         }

@@ -72,8 +72,13 @@ impl<'a> FloatTensor<'a> {
             return Ok(bytes.into_iter().map(|code| values[usize::from(code)]).collect());
         }
         let TensorMeta { name, dtype, offset, .. } = self.meta;
-        let part =
-            TensorMeta { name: name.clone(), dtype: *dtype, shape: vec![range.len()], offset: offset + first, len };
+        let part = TensorMeta {
+            name: name.clone(),
+            dtype: *dtype,
+            shape: vec![range.len()],
+            offset: offset + first,
+            len,
+        };
         Ok(self.file.read_f32(&part)?)
     }
 }

@@ -48,7 +48,7 @@ pub enum RecipeError {
         error: mantissa_num::ParseError,
     },
     /// A key, or a value, of the file.
-    #[error("{file}: {field}: found {found}, allowed {allowed}{hint}")]
+    #[error("{file}: {field}: found {found}, allowed {allowed}")]
     File {
         /// The file.
         file: String,
@@ -56,10 +56,8 @@ pub enum RecipeError {
         field: String,
         /// What it holds.
         found: String,
-        /// What it may hold.
+        /// What it may hold, and the nearest of it where something is misspelt.
         allowed: String,
-        /// `; did you mean …` or nothing.
-        hint: String,
     },
     /// The file cannot be read.
     #[error("{file}: read recipe: {error}")]

@@ -86,8 +86,7 @@ impl Reader<'_> {
             file: self.file.to_owned(),
             field: format!("{}{key}", self.at),
             found: "an unknown key".to_owned(),
-            allowed: known.join(", "),
-            hint: suggestion(key, known.iter().copied()),
+            allowed: known.join(", ") + &suggestion(key, known.iter().copied()),
         })
     }
 
@@ -134,7 +133,6 @@ fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
         field: field.to_owned(),
         found: found.into(),
         allowed: allowed.into(),
-        hint: String::new(),
     }
 }
 

@@ -149,18 +149,21 @@ impl Reader<'_> {
             let (file, _) = self.files.checkpoint().locate(scale)?;
             return block_of_text(file.metadata().get(n)?);
         }
-        let groups = self.files.config()?.get("quantization_config")?.get("config_groups")?.as_object()?;
-        let names = |group: &Value| {
-            group.get("targets").is_some_and(|t| t.to_string().contains(&format!("\"{}\"", self.module)))
-        };
-        let group = groups.values().find(|group| names(group)).or_else(|| groups.values().next())?;
-        let weights = group.get("weights")?;
+        let weights = self.group_weights()?;
         if let Some([rows, cols]) =
             weights.get("block_structure").and_then(Value::as_array).map(Vec::as_slice)
         {
             return Some((rows.as_u64()? as usize, cols.as_u64()? as usize));
         }
         Some((1, weights.get("group_size")?.as_u64()? as usize))
+    }
+
+    /// The `weights` arguments of the compressed-tensors group that names this module, or of the first.
+    fn group_weights(&self) -> Option<&Value> {
+        let groups = self.files.config()?.get("quantization_config")?.get("config_groups")?.as_object()?;
+        let quoted = format!("\"{}\"", self.module);
+        let names = |group: &&Value| group.get("targets").is_some_and(|t| t.to_string().contains(&quoted));
+        groups.values().find(names).or_else(|| groups.values().next())?.get("weights")
     }
 
     fn scale_at(&self, scales: &Scales, row: usize, col: usize) -> usize {
@@ -217,8 +220,11 @@ impl Reader<'_> {
         let packed = self.bytes("weight_packed")?;
         let scales = self.scales("weight_scale")?;
         let words = packed.len() / 4 / self.rows.max(1);
-        // The width follows from the words of a row: the largest that fits, for rows of 32 codes and more.
-        let bits = (1..=8).rev().find(|b| (self.cols * b).div_ceil(32) <= words).unwrap_or(1);
+        let bits = self.group_weights().and_then(|w| w.get("num_bits")).and_then(Value::as_u64).unwrap_or(8)
+            as usize;
+        if !(1..=8).contains(&bits) || (self.cols * bits).div_ceil(32) > words {
+            return Err(self.short("weight_packed"));
+        }
         let zeros = self.packed_zeros(bits, &scales)?;
         let offset = f32::from(1u8 << (bits - 1));
         Ok(self.values(|r, c| {
@@ -394,7 +400,7 @@ impl Element {
             Element::Int(bits) => f32::from(field(packed, bit, *bits)) - f32::from(1u8 << (bits - 1)),
             Element::Book(levels, _) => {
                 let byte = packed[bit / 8];
-                levels[usize::from(if bit % 8 == 0 { byte >> 4 } else { byte & 15 })]
+                levels[usize::from(if bit.is_multiple_of(8) { byte >> 4 } else { byte & 15 })]
             }
             Element::Fixed64 => f32::from(packed[bit / 8] as i8) / 64.0,
             Element::F32 => f32::from_bits(u32::from_le_bytes([0, 1, 2, 3].map(|i| packed[bit / 8 + i]))),

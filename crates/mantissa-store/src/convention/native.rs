@@ -194,7 +194,7 @@ fn read_scales(files: &ModelFiles, n: &str, q: &mut Quantized) -> Result<()> {
         let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
         match spec.name.rsplit('.').next() {
             Some("scale") => {
-                q.scales = Codes::from_le_bytes(if spec.dtype == Dtype::U8 { 1 } else { 4 }, &bytes)
+                q.scales = Codes::from_le_bytes(if spec.dtype == Dtype::U8 { 1 } else { 4 }, &bytes);
             }
             Some("global") => q.outer = words().next().map(f32::from_le_bytes),
             _ => q.zeros = words().map(i32::from_le_bytes).collect(),

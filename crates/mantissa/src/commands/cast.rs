@@ -13,7 +13,9 @@ use clap::ValueEnum;
 use mantissa_num::{Format, Rounding, Scheme, Source};
 use mantissa_store::convention::native;
 use mantissa_store::error::Shown;
-use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, refuse_overlap};
+use mantissa_store::{
+    Dtype, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, refuse_overlap,
+};
 use serde::Serialize;
 
 use self::panels::{Caster, Cost};
@@ -94,9 +96,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let (tensors, skipped) = split(&input);
     if tensors.is_empty() {
         let what = format!("{}: tensors", args.input.display());
-        return Err(BadInput::new(what, "none of a float dtype", "at least one of F64, F32, F16, BF16 or FP8").into());
+        return Err(BadInput::new(
+            what,
+            "none of a float dtype",
+            "at least one of F64, F32, F16, BF16 or FP8",
+        )
+        .into());
     }
-    let names: Vec<String> = skipped.iter().map(|s| format!("tensor \"{}\" skipped: {}", Shown(&s.name), s.dtype)).collect();
+    let names: Vec<String> =
+        skipped.iter().map(|s| format!("tensor \"{}\" skipped: {}", Shown(&s.name), s.dtype)).collect();
     context.warn_all(&names)?;
     let casters: Vec<Caster<'_>> =
         tensors.into_iter().map(|tensor| Caster::new(&scheme, tensor, args.packed)).collect::<Result<_>>()?;
@@ -127,7 +135,12 @@ fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
     let mut scheme = args.scheme.clone();
     if scheme.source == Source::Static {
         let found = format!("\"{scheme}\"");
-        return Err(BadInput::new("--scheme", found, "no @static: scales are taken from the tensors themselves").into());
+        return Err(BadInput::new(
+            "--scheme",
+            found,
+            "no @static: scales are taken from the tensors themselves",
+        )
+        .into());
     }
     if args.round == Round::Stochastic {
         if matches!(scheme.format, Format::Table(_)) {

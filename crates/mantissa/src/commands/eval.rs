@@ -110,7 +110,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = limited(sequences(args, context)?, args.limit);
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
     let model = model::load(&args.model, longest, context.threads, context)?;
-    let reference = args.reference.as_ref().map(|path| model::load(path, longest, context.threads, context)).transpose()?;
+    let reference = args
+        .reference
+        .as_ref()
+        .map(|path| model::load(path, longest, context.threads, context))
+        .transpose()?;
     if let Some(path) = &args.logits {
         write_logits(path, &model.decoder, &sequences)?;
     }
@@ -118,7 +122,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let progress = context.progress(total, Unit::Items("tokens"));
     let start = std::time::Instant::now();
     let compared = reference.as_ref().map(|r| &r.decoder);
-    let result = mantissa_eval::evaluate(&model.decoder, compared, &sequences, context.threads, &|done| progress.set(done))?;
+    let result = mantissa_eval::evaluate(&model.decoder, compared, &sequences, context.threads, &|done| {
+        progress.set(done)
+    })?;
     progress.finish();
     if let Some(path) = &args.per_window {
         write_file_atomic(path, format!("{:#}\n", per_window(&result)).as_bytes())?;
@@ -162,7 +168,11 @@ fn sequences(args: &Args, context: &Context) -> Result<Vec<Sequence>> {
 /// Reads a text file.
 fn read_text(path: &Path) -> Result<String> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io { path: path.into(), operation: "read text", error });
+    let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io {
+        path: path.into(),
+        operation: "read text",
+        error,
+    });
     let bytes = match bytes {
         Err(mantissa_store::Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
             return Err(BadInput::new(name, "no such file", "a UTF-8 text").into());
@@ -170,7 +180,8 @@ fn read_text(path: &Path) -> Result<String> {
         other => other?,
     };
     String::from_utf8(bytes).map_err(|e| {
-        BadInput::new(name, format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()), "a UTF-8 text").into()
+        BadInput::new(name, format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()), "a UTF-8 text")
+            .into()
     })
 }
 
@@ -187,11 +198,23 @@ fn limited(mut sequences: Vec<Sequence>, limit: Option<usize>) -> Vec<Sequence> 
 }
 
 fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
-    writeln!(out, "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows)", r.ppl, r.nll, r.nll_se, r.tokens, r.windows)?;
+    writeln!(
+        out,
+        "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows)",
+        r.ppl, r.nll, r.nll_se, r.tokens, r.windows
+    )?;
     if let Some(c) = r.comparison {
-        writeln!(out, "KL          {:.6} ± {:.6} nats  (median {:.6}, p99 {:.4}, max {:.3})", c.kl, c.kl_se, c.kl_median, c.kl_p99, c.kl_max)?;
+        writeln!(
+            out,
+            "KL          {:.6} ± {:.6} nats  (median {:.6}, p99 {:.4}, max {:.3})",
+            c.kl, c.kl_se, c.kl_median, c.kl_p99, c.kl_max
+        )?;
         writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * c.top1, 100.0 * c.top1_se)?;
-        writeln!(out, "ΔNLL        {:+.6} ± {:.6} nats  (reference {:.6})", c.delta_nll, c.delta_nll_se, c.reference_nll)?;
+        writeln!(
+            out,
+            "ΔNLL        {:+.6} ± {:.6} nats  (reference {:.6})",
+            c.delta_nll, c.delta_nll_se, c.reference_nll
+        )?;
     }
     writeln!(out, "{:.0} tokens/s", r.tokens as f64 / r.seconds)
 }
@@ -227,7 +250,8 @@ fn write_logits(path: &Path, decoder: &Decoder, sequences: &[Sequence]) -> Resul
     ];
     let mut writer = SafetensorsWriter::create(staged.path(), specs, Default::default())?;
     for (i, sequence) in sequences.iter().enumerate() {
-        let logits: Vec<u8> = mantissa_eval::logits(decoder, i, sequence)?.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let logits: Vec<u8> =
+            mantissa_eval::logits(decoder, i, sequence)?.iter().flat_map(|v| v.to_le_bytes()).collect();
         writer.write_range("logits", (i * logits.len()) as u64, &logits)?;
         let ids: Vec<u8> = sequence.tokens.iter().flat_map(|&t| i64::from(t).to_le_bytes()).collect();
         writer.write_range("input_ids", (i * ids.len()) as u64, &ids)?;
@@ -243,7 +267,10 @@ fn gates(args: &Args, result: &Evaluation) -> Result<()> {
     }
     let increase = c.delta_nll.exp() - 1.0;
     if let Some(max) = args.max_ppl_increase.filter(|max| increase > *max) {
-        return Err(GateFailed::new(format!("perplexity: found an increase of {increase:.6}, allowed {max}")).into());
+        return Err(GateFailed::new(format!(
+            "perplexity: found an increase of {increase:.6}, allowed {max}"
+        ))
+        .into());
     }
     Ok(())
 }

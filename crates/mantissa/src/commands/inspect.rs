@@ -13,7 +13,6 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
 use mantissa_store::{Checkpoint, Error};
 use serde::Serialize;
-use serde_json::Value;
 
 use self::architecture::Architecture;
 use self::inventory::{Entry, Inventory};
@@ -232,7 +231,10 @@ fn print(args: &Args, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     }
     if args.stats {
         writeln!(out)?;
-        stats::print(report.tensors.iter().filter_map(|t| Some((t.entry.name.as_str(), t.stats.as_ref()?))), out)?;
+        stats::print(
+            report.tensors.iter().filter_map(|t| Some((t.entry.name.as_str(), t.stats.as_ref()?))),
+            out,
+        )?;
     }
     Ok(())
 }
@@ -298,9 +300,4 @@ fn print_tensors(tensors: &[TensorReport], out: &mut dyn Write) -> io::Result<()
         ]);
     }
     table.write(out)
-}
-
-/// Names of the fields of `config.json` that decide whether the architecture is known.
-fn model_type(config: &Value) -> Option<&str> {
-    config.get("model_type").and_then(Value::as_str)
 }

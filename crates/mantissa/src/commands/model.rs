@@ -24,13 +24,24 @@ pub struct Model {
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     if path.extension().is_some_and(|e| e == "gguf") {
-        return Err(BadInput::new(path.display().to_string(), "a GGUF file", "a Hugging Face folder (GGUF is not read yet)").into());
+        return Err(BadInput::new(
+            path.display().to_string(),
+            "a GGUF file",
+            "a Hugging Face folder (GGUF is not read yet)",
+        )
+        .into());
     }
     if path.as_os_str() == "demo" && !path.exists() {
-        return Err(BadInput::new("MODEL", "\"demo\"", "a model folder (the embedded model is not there yet)").into());
+        return Err(BadInput::new(
+            "MODEL",
+            "\"demo\"",
+            "a model folder (the embedded model is not there yet)",
+        )
+        .into());
     }
     let files = ModelFiles::open(path)?;
-    let notes: Vec<_> = files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
+    let notes: Vec<_> =
+        files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
     context.warn_all(&notes)?;
     Ok(files)
 }

@@ -160,8 +160,16 @@ fn dry_run(plan: &Plan, source_bytes: u64, context: &Context) -> Result<()> {
         notes: &plan.notes,
     };
     context.report(&report, |out| {
-        writeln!(out, "{} layers by {} into {}; {} kept", report.layers, report.recipe, report.container, report.kept)?;
-        writeln!(out, "{:.3} bits per weight in those layers, scales and zero points counted", report.linear_bits_per_weight)?;
+        writeln!(
+            out,
+            "{} layers by {} into {}; {} kept",
+            report.layers, report.recipe, report.container, report.kept
+        )?;
+        writeln!(
+            out,
+            "{:.3} bits per weight in those layers, scales and zero points counted",
+            report.linear_bits_per_weight
+        )?;
         writeln!(out, "{} of tensors, from {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
         writeln!(out, "{} of memory at the peak (predicted)", bytes(report.predicted_peak_memory))?;
         report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
@@ -201,7 +209,12 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         bytes(r.bytes),
         bytes(done.source_bytes),
     )?;
-    writeln!(out, "{:.2} s, {} weights/s", done.seconds, crate::output::count(done.weights_per_second as u64))?;
+    writeln!(
+        out,
+        "{:.2} s, {} weights/s",
+        done.seconds,
+        crate::output::count(done.weights_per_second as u64)
+    )?;
     match done.verification {
         Some(v) => super::verify::human(out, v),
         None => writeln!(out, "not verified"),

@@ -1,7 +1,5 @@
 //! `mantissa recipes`: the short names of recipes, spelled out.
 
-use std::io::Write;
-
 use anyhow::Result;
 use mantissa_quant::Recipe;
 use mantissa_quant::recipe::{ALIASES, METHODS};

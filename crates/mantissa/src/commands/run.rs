@@ -77,7 +77,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         ..GenerateOptions::default()
     };
     if longest > limit {
-        context.warn(&format!("the model's context of {limit} tokens leaves room for {} new ones", options.max_new_tokens));
+        context.warn(&format!(
+            "the model's context of {limit} tokens leaves room for {} new ones",
+            options.max_new_tokens
+        ));
     }
     let model = model::load(&args.model, longest.min(limit), 1, context)?;
     let start = Instant::now();

@@ -191,12 +191,17 @@ fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     table.write(out)?;
     writeln!(out)?;
     let mut table = Table::new([("scheme", Align::Left), ("may be written", Align::Left)]);
-    rows.iter().filter(|row| row.examples.len() > 1).for_each(|row| table.row([row.name.clone(), row.examples.join(" ")]));
+    rows.iter()
+        .filter(|row| row.examples.len() > 1)
+        .for_each(|row| table.row([row.name.clone(), row.examples.join(" ")]));
     table.write(out)
 }
 
 fn print_scaled(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "\nWith its power-of-two scale, 2^-127 to 2^127, a block's largest and smallest positive value:")?;
+    writeln!(
+        out,
+        "\nWith its power-of-two scale, 2^-127 to 2^127, a block's largest and smallest positive value:"
+    )?;
     let mut table =
         Table::new([("scheme", Align::Left), ("largest", Align::Right), ("smallest positive", Align::Right)]);
     for row in rows {
@@ -234,7 +239,11 @@ mod tests {
         ];
         for (name, largest, normal, subnormal, levels) in cases {
             let row = find(name);
-            assert_eq!((row.largest, row.smallest_normal, row.smallest_subnormal), (largest, normal, subnormal), "{name}");
+            assert_eq!(
+                (row.largest, row.smallest_normal, row.smallest_subnormal),
+                (largest, normal, subnormal),
+                "{name}"
+            );
             assert_eq!(row.levels, levels, "{name}");
         }
     }

@@ -126,7 +126,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let total = plan.total_bytes();
 
     let mut staging = Staging::begin(&args.out)?;
-    std::fs::write(staging.path().join("config.json"), format!("{json:#}\n")).context("config.json: write")?;
+    std::fs::write(staging.path().join("config.json"), format!("{json:#}\n"))
+        .context("config.json: write")?;
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let writer = ShardedWriter::new(staging.path(), plan, metadata);
     for (file, digest) in write_all(writer, &tensors, args.dtype, total, context)? {
@@ -135,7 +136,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let run = Map::from_iter([("synth".to_owned(), json!({"seed": context.seed, "std": STD}))]);
     staging.commit(run)?;
 
-    let report = json!({"output": args.out, "parameters": config.parameters(), "bytes": total, "seed": context.seed});
+    let report =
+        json!({"output": args.out, "parameters": config.parameters(), "bytes": total, "seed": context.seed});
     context.report(&report, |out| {
         let parameters = count(config.parameters());
         writeln!(out, "wrote {}: {parameters} parameters, {}", args.out.display(), bytes(total))

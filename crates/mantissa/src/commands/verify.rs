@@ -30,7 +30,11 @@ pub struct Args {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let found = verify(&args.model, args.reference.as_deref())?;
     context.report(&found, |out| human(out, &found))?;
-    if found.ok { Ok(()) } else { Err(GateFailed::new(format!("verify: {}", found.faults.join("; "))).into()) }
+    if found.ok {
+        Ok(())
+    } else {
+        Err(GateFailed::new(format!("verify: {}", found.faults.join("; "))).into())
+    }
 }
 
 /// What a verification found, for people.

@@ -38,10 +38,18 @@ fn tensors_have_the_documented_shapes_and_dtypes() {
     for (scheme, code_dtype, scale_shape, scale_dtype) in cases {
         let file = cast(dir.path(), &[2, 3, 70], &x, scheme, &[]);
         assert_eq!((file.dtype("x.codes"), file.shape("x.codes")), (code_dtype, vec![2, 3, 70]), "{scheme}");
-        assert_eq!((file.dtype("x.dequant"), file.shape("x.dequant")), (Dtype::F32, vec![2, 3, 70]), "{scheme}");
+        assert_eq!(
+            (file.dtype("x.dequant"), file.shape("x.dequant")),
+            (Dtype::F32, vec![2, 3, 70]),
+            "{scheme}"
+        );
         assert_eq!(file.has("x.scale"), !scale_shape.is_empty(), "{scheme}");
         if file.has("x.scale") {
-            assert_eq!((file.shape("x.scale"), file.dtype("x.scale")), (scale_shape.to_vec(), scale_dtype), "{scheme}");
+            assert_eq!(
+                (file.shape("x.scale"), file.dtype("x.scale")),
+                (scale_shape.to_vec(), scale_dtype),
+                "{scheme}"
+            );
         }
         assert!(!file.has("x.zero") && !file.has("x.packed"), "{scheme}");
         assert_eq!(file.has("x.global"), scheme == "nvfp4");
@@ -62,7 +70,9 @@ fn ranks_0_and_1_are_one_row_and_empty_tensors_pass() {
     assert_eq!(file.bytes("x.codes"), [127]);
     let file = cast(dir.path(), &[5], &values(5), "int4-g2", &[]);
     assert_eq!(file.shape("x.scale"), [1, 3]);
-    for scheme in ["int8-channel", "int4-g32-asym", "mxfp4", "nvfp4", "nf4", "f16", "int8-tensor", "fp8-e4m3-t2x2"] {
+    for scheme in
+        ["int8-channel", "int4-g32-asym", "mxfp4", "nvfp4", "nf4", "f16", "int8-tensor", "fp8-e4m3-t2x2"]
+    {
         let file = cast(dir.path(), &[4, 0], &[], scheme, &["--packed"]);
         assert_eq!(file.bytes("x.codes"), [0u8; 0], "{scheme}");
         let file = cast(dir.path(), &[0, 64], &[], scheme, &["--packed"]);

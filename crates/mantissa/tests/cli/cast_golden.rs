@@ -31,7 +31,8 @@ fn integers_match_compressed_tensors() {
     let (golden, out) = cast("int_affine.safetensors", "dyadic.x", "int4-g32-asym");
     assert_eq!(out.bytes("x.codes"), golden.bytes(&format!("{prefix}.codes_i8")));
     assert_eq!(out.f32("x.scale"), golden.f32(&format!("{prefix}.scale")));
-    let zeros: Vec<i32> = golden.bytes(&format!("{prefix}.zero_point_i8")).iter().map(|&b| i32::from(b as i8)).collect();
+    let zeros: Vec<i32> =
+        golden.bytes(&format!("{prefix}.zero_point_i8")).iter().map(|&b| i32::from(b as i8)).collect();
     assert_eq!(out.i32("x.zero"), zeros);
     assert_eq!(out.bytes("x.packed"), golden.bytes(&format!("{prefix}.packed_i32")));
     same_values("dequant", &out.f32("x.dequant"), &golden.f32(&format!("{prefix}.dequant")));
@@ -69,7 +70,8 @@ fn nvfp4_matches_both_producers() {
         let at = |name: &str| format!("dyadic_amax42.{case}.{name}");
         assert_eq!(out.f32("x.global"), golden.f32(&at(global)), "{scheme}");
         assert_eq!(out.bytes("x.scale"), golden.bytes(&at("scale_e4m3")), "{scheme}");
-        let signless = |codes: Vec<u8>| codes.into_iter().map(|c| if c == 8 { 0 } else { c }).collect::<Vec<_>>();
+        let signless =
+            |codes: Vec<u8>| codes.into_iter().map(|c| if c == 8 { 0 } else { c }).collect::<Vec<_>>();
         let packed = golden.bytes(&at("codes_packed"));
         assert_eq!(signless(out.bytes("x.codes")), signless(nibbles(&packed)), "{scheme}");
         assert_eq!(signless(nibbles(&out.bytes("x.packed"))), signless(nibbles(&packed)), "{scheme}");

@@ -28,16 +28,24 @@ fn a_dense_model_adds_up() {
     let report = json(&["inspect", text(&model), "--json"]);
     assert_eq!(report["model_type"], "qwen3");
     assert_eq!(report["convention"], "dense");
-    assert_eq!((&report["architecture"]["layers"], &report["architecture"]["head_dim"]), (&2.into(), &12.into()));
+    assert_eq!(
+        (&report["architecture"]["layers"], &report["architecture"]["head_dim"]),
+        (&2.into(), &12.into())
+    );
     let tensors = report["tensors"].as_array().unwrap();
     let sum = |key: &str| tensors.iter().map(|t| t[key].as_u64().unwrap()).sum::<u64>();
-    assert_eq!((sum("parameters"), sum("bytes")), (report["parameters"].as_u64().unwrap(), report["bytes"].as_u64().unwrap()));
+    assert_eq!(
+        (sum("parameters"), sum("bytes")),
+        (report["parameters"].as_u64().unwrap(), report["bytes"].as_u64().unwrap())
+    );
     assert_eq!(report["warnings"], Value::Array(Vec::new()));
     assert_eq!((&report["bits_per_weight"], &report["linear_bits_per_weight"]), (&32.0.into(), &32.0.into()));
     assert!(tensors.iter().all(|t| t.get("stats").is_none() && t["dtype"] == "F32"));
     let printed = succeed(&["inspect", text(&model)]);
     assert!(printed.contains("qwen3: 2 layers") && !printed.contains("q_norm"), "{printed}");
-    assert!(succeed(&["inspect", text(&model), "--tensors"]).contains("model.layers.1.self_attn.q_norm.weight"));
+    assert!(
+        succeed(&["inspect", text(&model), "--tensors"]).contains("model.layers.1.self_attn.q_norm.weight")
+    );
 }
 
 #[test]
@@ -53,7 +61,9 @@ fn statistics_are_those_of_the_values_at_any_thread_count() {
     let report = json(&["inspect", text(&path), "--stats", "--json", "--threads", "1"]);
     assert_eq!(report, json(&["inspect", text(&path), "--stats", "--json", "--threads", "3"]));
     assert_eq!((&report["model_type"], &report["linear_bits_per_weight"]), (&Value::Null, &Value::Null));
-    let of = |name: &str| report["tensors"].as_array().unwrap().iter().find(|t| t["name"] == name).unwrap().clone();
+    let of = |name: &str| {
+        report["tensors"].as_array().unwrap().iter().find(|t| t["name"] == name).unwrap().clone()
+    };
     assert!(of("i").get("stats").is_none());
     assert_eq!(of("s")["stats"]["mean"], 2.5);
     let stats = &of("x")["stats"];
@@ -139,7 +149,10 @@ fn quantized_models_count_logical_weights() {
         let quantized: Vec<_> = tensors.iter().filter(|t| t["scheme"] == scheme).collect();
         assert_eq!(quantized.len(), 35, "{name}");
         // Weights of this model have a standard deviation of a few hundredths: they were dequantized.
-        assert!(quantized.iter().all(|t| (0.001..0.2).contains(&t["stats"]["std"].as_f64().unwrap())), "{name}");
+        assert!(
+            quantized.iter().all(|t| (0.001..0.2).contains(&t["stats"]["std"].as_f64().unwrap())),
+            "{name}"
+        );
         let bytes: u64 = tensors.iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
         assert_eq!(bytes, report["bytes"].as_u64().unwrap(), "{name}");
     }
@@ -148,4 +161,28 @@ fn quantized_models_count_logical_weights() {
     let foreign = json(&["inspect", text(&artifacts.join("gptqm_w4_g32_sym_gar")), "--json"]);
     assert!(foreign["warnings"][0].as_str().unwrap().contains("gptq"));
     assert_eq!(foreign["parameters"], 936_448);
+}
+
+#[test]
+fn the_native_container_is_shown_by_its_schemes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, out) = (dir.path().join("model"), dir.path().join("native"));
+    succeed(&["synth", "--preset", "tiny", "--out", text(&model)]);
+    succeed(&[
+        "quantize",
+        text(&model),
+        "--recipe",
+        "rtn-int4-g32-asym",
+        "--format",
+        "native",
+        "--out",
+        text(&out),
+    ]);
+    let report = json(&["inspect", text(&out), "--json"]);
+    assert_eq!(report["convention"], "native");
+    // A four-bit code and a group's scale and zero point, 32 bits each.
+    assert_eq!(report["linear_bits_per_weight"], 6.0);
+    assert_eq!(report["parameters"], json(&["inspect", text(&model), "--json"])["parameters"]);
+    let quantized = report["tensors"].as_array().unwrap().iter().filter(|t| t["scheme"] == "int4-g32-asym");
+    assert_eq!(quantized.count(), 2 * 7);
 }

@@ -5,5 +5,6 @@ mod cast;
 mod cast_golden;
 mod frame;
 mod inspect;
+mod main_job;
 mod support;
 mod synth;

@@ -70,7 +70,8 @@ pub fn shared(folder: &str) -> Option<PathBuf> {
 
 /// Writes a safetensors file.
 pub fn write(path: &Path, tensors: &[(&str, Dtype, &[usize], Vec<u8>)]) {
-    let specs = tensors.iter().map(|(name, dtype, shape, _)| TensorSpec::new(*name, *dtype, *shape)).collect();
+    let specs =
+        tensors.iter().map(|(name, dtype, shape, _)| TensorSpec::new(*name, *dtype, *shape)).collect();
     let mut writer = SafetensorsWriter::create(path, specs, BTreeMap::new()).unwrap();
     for (name, _, _, bytes) in tensors {
         writer.write(name, bytes).unwrap();

@@ -31,7 +31,10 @@ fn it_is_a_model_with_gaussian_weights() {
         synth(&model, &["--dtype", dtype, "--layers", "3", "--tied=false", "--hidden", "128"]);
         let report = json(&["inspect", text(&model), "--stats", "--json"]);
         assert_eq!(report["warnings"], serde_json::json!([]), "{dtype}");
-        assert_eq!((&report["bits_per_weight"], &report["architecture"]["layers"]), (&bits.into(), &3.into()));
+        assert_eq!(
+            (&report["bits_per_weight"], &report["architecture"]["layers"]),
+            (&bits.into(), &3.into())
+        );
         assert_eq!(report["architecture"]["tied_head"], false);
         for tensor in report["tensors"].as_array().unwrap() {
             let (name, stats) = (tensor["name"].as_str().unwrap(), &tensor["stats"]);

@@ -71,7 +71,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
         }
         PackFormat::IntQuantized => all.push(spec("weight", Dtype::I8, vec![rows, cols])),
         PackFormat::FloatQuantized | PackFormat::Mxfp8 => {
-            all.push(spec("weight", Dtype::F8E4M3, vec![rows, cols]))
+            all.push(spec("weight", Dtype::F8E4M3, vec![rows, cols]));
         }
         PackFormat::Nvfp4Pack | PackFormat::Mxfp4Pack => {
             all.push(spec("weight_packed", Dtype::U8, vec![rows, cols.div_ceil(2)]));

@@ -56,10 +56,21 @@ impl Architecture {
 
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Architecture { model_type, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context, .. } = self;
-        write!(f, "{model_type}: {layers} layers, hidden {hidden}, {heads} heads ({kv_heads} kv) of {head_dim}, ")?;
+        let Architecture {
+            model_type, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context, ..
+        } = self;
+        write!(
+            f,
+            "{model_type}: {layers} layers, hidden {hidden}, {heads} heads ({kv_heads} kv) of {head_dim}, "
+        )?;
         write!(f, "ffn {ffn}, vocab {vocab}, context {context}, ")?;
-        write!(f, "{} head, rope {} theta {}", if self.tied_head { "tied" } else { "own" }, self.rope, self.rope_theta)?;
+        write!(
+            f,
+            "{} head, rope {} theta {}",
+            if self.tied_head { "tied" } else { "own" },
+            self.rope,
+            self.rope_theta
+        )?;
         match self.window {
             Some((window, layers)) => write!(f, ", window {window} on {layers} layers"),
             None => Ok(()),
@@ -92,12 +103,14 @@ pub fn config(
 ) -> Result<Option<ModelConfig>> {
     let Some(value) = checkpoint.config() else { return Ok(None) };
     let file = model.join("config.json").display().to_string();
-    if let Some(name) = super::model_type(value)
+    if let Some(name) = value["model_type"].as_str()
         && ModelType::NAMES.iter().all(|(_, known)| *known != name)
     {
         let known = ModelType::NAMES.map(|(_, name)| name).join(", ");
         let name = Shown(name);
-        warnings.push(format!("{file}: model_type: found \"{name}\", known are {known}; tensors are shown without it"));
+        warnings.push(format!(
+            "{file}: model_type: found \"{name}\", known are {known}; tensors are shown without it"
+        ));
         return Ok(None);
     }
     Ok(Some(ModelConfig::from_json(value, &file)?))
@@ -123,7 +136,8 @@ pub fn compare(config: &ModelConfig, entries: &[Entry], notes: &mut Vec<String>,
     }
     let used: HashSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
     let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.name.as_str()));
-    let unused = unused.map(|entry| format!("the architecture does not use tensor \"{}\"", Shown(&entry.name)));
+    let unused =
+        unused.map(|entry| format!("the architecture does not use tensor \"{}\"", Shown(&entry.name)));
     warnings.extend(first_of(missing));
     warnings.extend(first_of(misshapen));
     notes.extend(first_of(unused.collect()));
@@ -138,7 +152,8 @@ fn first_of(findings: Vec<String>) -> Option<String> {
 
 /// Bits per weight of the decoder's linear layers, scales and zero points counted; `None` where none is stored.
 pub fn linear_bits(config: &ModelConfig, entries: &[Entry]) -> Option<f64> {
-    let names: HashSet<String> = config.linears().into_iter().map(|l| format!("{}.weight", l.module)).collect();
+    let names: HashSet<String> =
+        config.linears().into_iter().map(|l| format!("{}.weight", l.module)).collect();
     let linears = entries.iter().filter(|entry| names.contains(&entry.name));
     let (bytes, parameters) = linears.fold((0, 0), |(b, p), entry| (b + entry.bytes, p + entry.parameters));
     super::bits(bytes, parameters)

@@ -61,8 +61,15 @@ pub struct Inventory {
 const CT_PARTS: [&str; 7] = ["", "_packed", "_scale", "_zero_point", "_global_scale", "_shape", "_g_idx"];
 
 /// What compressed-tensors stores for inputs and caches, and what is no weight.
-const CT_RUN_TIME: [&str; 7] =
-    [".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale"];
+const CT_RUN_TIME: [&str; 7] = [
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".output_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+];
 
 impl Inventory {
     /// Reads headers, and one weight of every kind of quantized layer.
@@ -72,13 +79,18 @@ impl Inventory {
     pub fn read(model: &Model, warnings: &mut Vec<String>) -> Result<Self> {
         let checkpoint = model.checkpoint();
         let quantized = match model {
-            Model::Known(files) if files.convention_name() == "compressed-tensors" => compressed(files, warnings)?,
+            Model::Known(files) if files.convention_name() == "compressed-tensors" => {
+                compressed(files, warnings)?
+            }
             Model::Known(files) if files.convention_name() == "native" => native_weights(files)?,
             _ => HashMap::new(),
         };
         let run_time = model.convention() == "compressed-tensors";
-        let parts: HashSet<String> =
-            quantized.iter().flat_map(|(codes, weight)| weight.parts.iter().filter(move |p| *p != codes)).cloned().collect();
+        let parts: HashSet<String> = quantized
+            .iter()
+            .flat_map(|(codes, weight)| weight.parts.iter().filter(move |p| *p != codes))
+            .cloned()
+            .collect();
         let mut entries = Vec::new();
         for meta in checkpoint.tensors() {
             if let Some(weight) = quantized.get(&meta.name) {
@@ -134,7 +146,8 @@ fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
     let checkpoint = files.checkpoint();
     let mut all = HashMap::new();
     for meta in checkpoint.tensors() {
-        let Some((n, module)) = meta.name.strip_suffix(".packed").and_then(|n| Some((n, n.strip_suffix(".weight")?)))
+        let Some((n, module)) =
+            meta.name.strip_suffix(".packed").and_then(|n| Some((n, n.strip_suffix(".weight")?)))
         else {
             continue;
         };
@@ -156,7 +169,9 @@ fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(St
     // A shape is believed only where it cannot overflow what is computed from it.
     let elements = rows.checked_mul(cols).filter(|&n| n < 1 << 48)?;
     let expected = native::packing(&scheme.format)
-        .map_or(elements * mantissa_num::code_unit(&scheme.format), |packing| packing.total_bytes(rows, cols));
+        .map_or(elements * mantissa_num::code_unit(&scheme.format), |packing| {
+            packing.total_bytes(rows, cols)
+        });
     (meta.len == expected as u64).then(|| (scheme.to_string(), rows, cols))
 }
 
@@ -172,12 +187,16 @@ fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<
         let Some(module) = quantized_module(checkpoint, &codes.name) else { continue };
         let Some(group) = config.group(module).filter(|group| group.weights.is_some()) else { continue };
         let Some((rows, cols)) = logical_shape(checkpoint, module, codes)? else {
-            warnings.push(format!("tensor \"{}\": found no weight_shape that fits, it is shown as stored", Shown(&codes.name)));
+            warnings.push(format!(
+                "tensor \"{}\": found no weight_shape that fits, it is shown as stored",
+                Shown(&codes.name)
+            ));
             continue;
         };
         let layer = Quantized { module: module.into(), rows, cols };
         let scales = checkpoint.get(&format!("{module}.weight_scale")).map(|meta| meta.dtype);
-        let (scheme, input_scheme) = kinds.schemes(files, &layer, codes, scales, (&group.weights, &group.input))?;
+        let (scheme, input_scheme) =
+            kinds.schemes(files, &layer, codes, scales, (&group.weights, &group.input))?;
         let name = format!("{module}.weight");
         let parts = CT_PARTS.map(|part| format!("{name}{part}")).into();
         all.insert(codes.name.clone(), Found { name, layer, scheme, input_scheme, parts });
@@ -194,7 +213,11 @@ fn quantized_module<'a>(checkpoint: &Checkpoint, name: &'a str) -> Option<&'a st
 }
 
 /// Rows and columns of the weight whose codes these are; `None` where nothing says.
-fn logical_shape(checkpoint: &Checkpoint, module: &str, codes: &TensorMeta) -> Result<Option<(usize, usize)>> {
+fn logical_shape(
+    checkpoint: &Checkpoint,
+    module: &str,
+    codes: &TensorMeta,
+) -> Result<Option<(usize, usize)>> {
     let [rows, cols] = codes.shape[..] else { return Ok(None) };
     if codes.len == 0 {
         // Nothing in the file bounds such a shape.
@@ -242,7 +265,8 @@ impl Kinds {
     ) -> Result<(String, Option<String>)> {
         let dtypes = (codes.dtype, scales);
         let known = self.0.iter().find(|kind| {
-            (&kind.arguments.0, &kind.arguments.1, kind.dtypes) == (weights, input, dtypes) && kind.fits(layer, codes)
+            (&kind.arguments.0, &kind.arguments.1, kind.dtypes) == (weights, input, dtypes)
+                && kind.fits(layer, codes)
         });
         if let Some(kind) = known {
             return Ok((text(&kind.format), kind.input_scheme.clone()));
@@ -272,7 +296,8 @@ impl Kind {
 fn text(format: &Format) -> String {
     let mut scheme = Scheme::new(format.clone(), mantissa_num::Rule::Amax);
     let rules = scheme.rules();
-    let reads_back = |scheme: &Scheme| scheme.to_string().parse::<Scheme>().is_ok_and(|s| s.format == *format);
+    let reads_back =
+        |scheme: &Scheme| scheme.to_string().parse::<Scheme>().is_ok_and(|s| s.format == *format);
     for &rule in rules {
         scheme.encoder.rule = rule;
         if reads_back(&scheme) {

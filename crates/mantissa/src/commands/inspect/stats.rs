@@ -56,7 +56,8 @@ struct RowAmax {
 pub fn memory(entry: &Entry, threads: usize) -> u64 {
     let columns = entry.shape.last().map_or(1, |&cols| cols as u64);
     // A panel as read and as f32.
-    let panels = threads as u64 * columns.max(PANEL as u64).saturating_mul(8).min(entry.parameters.saturating_mul(8));
+    let panels =
+        threads as u64 * columns.max(PANEL as u64).saturating_mul(8).min(entry.parameters.saturating_mul(8));
     let whole = match &entry.quantized {
         Some(_) => entry.parameters.saturating_add(2 * entry.bytes),
         None => 4 * entry.shape.iter().rev().skip(1).fold(1, |n: u64, &d| n.saturating_mul(d as u64)),
@@ -118,7 +119,8 @@ fn of_rows(
         Ok((moments.merge(&other), amax))
     };
     let grain = (PANEL / cols).max(1);
-    let (moments, amax) = map_reduce_fixed(threads, rows, grain, panel, Ok((Moments::default(), Vec::new())), merge)?;
+    let (moments, amax) =
+        map_reduce_fixed(threads, rows, grain, panel, Ok((Moments::default(), Vec::new())), merge)?;
     Ok(Stats::of(moments, amax))
 }
 
@@ -273,7 +275,8 @@ mod tests {
 
     #[test]
     fn merged_moments_equal_those_of_the_whole() {
-        let x: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.7).sin() * (1.0 + i as f32 / 100.0) + 2.0).collect();
+        let x: Vec<f32> =
+            (0..1000).map(|i| (i as f32 * 0.7).sin() * (1.0 + i as f32 / 100.0) + 2.0).collect();
         let whole = Moments::of(&x);
         let parts = x.chunks(37).map(Moments::of).fold(Moments::default(), |a, b| a.merge(&b));
         assert_eq!((whole.n, whole.min, whole.max), (parts.n, parts.min, parts.max));

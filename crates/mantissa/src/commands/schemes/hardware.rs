@@ -3,9 +3,9 @@
 //! Each entry says where it comes from. "SM" is NVIDIA's compute capability: 7.5 Turing, 8.0 Ampere, 8.9 Ada, 9.0 Hopper,
 //! 10.x data-centre Blackwell, 12.x consumer Blackwell.
 
+use mantissa_num::Code;
 use mantissa_num::format::{Affine, Format, ScaleTree};
 use mantissa_num::minifloat::{BF16, E4M3_FNUZ, E5M2_FNUZ, F16};
-use mantissa_num::Code;
 
 // Vector units everywhere; of matrix units, AMD CDNA has f32 MFMA (CDNA 3 ISA, V_MFMA_F32_*_F32), while NVIDIA's mma takes
 // f32 registers only as TF32, 10 bits of mantissa (PTX ISA, mma .tf32, sm_80).
@@ -19,7 +19,8 @@ const BF16_UNITS: &str = "NVIDIA SM 8.0+, AMD CDNA and RDNA 3+, x86 AVX-512 BF16
 
 // PTX ISA mma .e4m3/.e5m2 (sm_89: Ada too, not Hopper alone); OCP encodings on AMD from CDNA 4 (MI350) and RDNA 4 (CDNA 4 and
 // RDNA 4 ISA guides); MI300 reads the same bits as fnuz, at half the value.
-const FP8_UNITS: &str = "NVIDIA SM 8.9+ (Ada, Hopper, Blackwell), AMD MI350 and RDNA 4; not AMD MI300, whose FP8 is fnuz";
+const FP8_UNITS: &str =
+    "NVIDIA SM 8.9+ (Ada, Hopper, Blackwell), AMD MI350 and RDNA 4; not AMD MI300, whose FP8 is fnuz";
 
 // CDNA 3 ISA, V_MFMA_*_FP8/BF8: bias 8 and 16, NaN is the code of -0.
 const FNUZ_UNITS: &str = "AMD MI300 (CDNA 3)";
@@ -40,7 +41,8 @@ const NVFP4_UNITS: &str = "NVIDIA SM 10.x and 12.x (block-scaled MMA)";
 const INT8_UNITS: &str = "NVIDIA SM 7.5+ (B300: about 1/30 of B200's rate), AMD CDNA and RDNA 3+, x86 VNNI and AMX-INT8, Arm DotProd and I8MM";
 
 // PTX ISA mma .s4 (sm_75, sm_80, sm_89; A100 1248 TOPS dense). Hopper's wgmma and Blackwell's tcgen05 have no 4-bit integers.
-const INT4_UNITS: &str = "NVIDIA SM 7.5 to 8.9 (Turing, Ampere, Ada); not Hopper or Blackwell, where it is decoded in registers";
+const INT4_UNITS: &str =
+    "NVIDIA SM 7.5 to 8.9 (Turing, Ampere, Ada); not Hopper or Blackwell, where it is decoded in registers";
 
 // No matrix unit takes these codes; kernels decode them to bf16, f16 or int8 first.
 const NONE: &str = "software (decoded in registers)";

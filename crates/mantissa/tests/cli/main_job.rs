@@ -1,0 +1,217 @@
+//! The main job as a user does it: quantize, verify, eval, run - on the tiny models in the repository.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{fail, json, mantissa, root, succeed, text};
+
+fn tiny(name: &str) -> PathBuf {
+    root().join("tests/data/tiny").join(name)
+}
+
+/// Token windows for the tiny models, whose vocabularies hold at least 64 ids.
+fn windows(dir: &Path) -> String {
+    let path = dir.join("windows.json");
+    let window =
+        |seed: u64| (0..24).map(|i| mantissa_num::round::random_u32(seed, i) % 64).collect::<Vec<_>>();
+    std::fs::write(&path, serde_json::json!({ "w": [window(1), window(2), window(3)] }).to_string()).unwrap();
+    format!("{}:w", text(&path))
+}
+
+#[test]
+fn quantize_verify_and_measure() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("llama2-gqa-tied"), temp.path().join("q"));
+    let (model, out) = (text(&model), text(&out));
+    let done = json(&["quantize", model, "--recipe", "rtn-int4-g8", "--out", out, "--json", "--quiet"]);
+    assert_eq!(done["verification"]["ok"], true);
+    assert_eq!(done["linear_bits_per_weight"], 8.0);
+    assert_eq!(done["layers"].as_array().unwrap().len(), 14);
+    assert!(done["layers"][0]["sqnr_db"].as_f64().unwrap() > 15.0);
+    let found = json(&["verify", out, "--reference", model, "--json"]);
+    assert_eq!((&found["ok"], &found["faults"]), (&true.into(), &serde_json::json!([])));
+    let tokens = windows(temp.path());
+    let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
+    assert_eq!((&result["tokens"], &result["windows"]), (&69.into(), &3.into()));
+    for field in ["nll", "nll_se", "ppl", "kl", "kl_se", "kl_p99", "top1", "delta_nll", "delta_nll_se"] {
+        assert!(result[field].is_f64(), "{field}: {result}");
+    }
+    let inspected = json(&["inspect", out, "--json"]);
+    // What is on disk: also the two int64 of `weight_shape`, which weigh in a layer this small.
+    let bits = inspected["linear_bits_per_weight"].as_f64().unwrap();
+    assert!((8.0..8.2).contains(&bits), "{bits}");
+}
+
+#[test]
+fn gates_decide_the_exit_code_and_still_report() {
+    let temp = TempDir::new().unwrap();
+    let (model, out, tokens) = (tiny("llama1-mha"), temp.path().join("q"), windows(temp.path()));
+    let (model, out) = (text(&model), text(&out));
+    succeed(&["quantize", model, "--recipe", "rtn-int3-g8", "--out", out, "--quiet"]);
+    let with = |gate: &str| {
+        mantissa(&["eval", out, "--reference", model, "--tokens", &tokens, "--quiet", "--json", gate])
+    };
+    let passed = with("--max-kl=100");
+    assert_eq!(passed.status.code(), Some(0));
+    let failed = with("--max-kl=1e-9");
+    assert_eq!(failed.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&failed.stdout).unwrap();
+    assert!(report["kl"].as_f64().unwrap() > 1e-9);
+    assert!(String::from_utf8_lossy(&failed.stderr).starts_with("error: KL: found"));
+    assert_eq!(with("--max-ppl-increase=-2").status.code(), Some(1));
+}
+
+#[test]
+fn a_damaged_output_does_not_verify() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    succeed(&["quantize", text(&model), "--recipe", "nf4", "--out", text(&out), "--quiet"]);
+    let weights = out.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let at = bytes.len() - 9;
+    bytes[at] ^= 0x80;
+    std::fs::write(&weights, bytes).unwrap();
+    let line = fail(1, &["verify", text(&out), "--quiet"]);
+    assert!(line.contains("SHA-256"), "{line}");
+}
+
+#[test]
+fn a_dry_run_writes_nothing() {
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("q");
+    let arguments = [
+        "quantize",
+        text(&tiny("llama1-mha")),
+        "--recipe",
+        "rtn-int4-g8-asym",
+        "--out",
+        text(&out),
+        "--dry-run",
+        "--json",
+    ]
+    .map(str::to_owned);
+    let plan = json(&arguments);
+    assert_eq!(plan["linear_bits_per_weight"], 8.5);
+    assert!(plan["predicted_peak_memory"].as_u64().unwrap() > 0 && !out.exists());
+}
+
+#[test]
+fn bad_input_is_named_and_leaves_nothing() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    let (model, out_text) = (text(&model), text(&out));
+    let quantize = |recipe: &str, extra: &[&str]| {
+        let mut arguments = vec!["quantize", model, "--recipe", recipe, "--out", out_text, "--quiet"];
+        arguments.extend(extra);
+        fail(2, &arguments)
+    };
+    assert!(quantize("rtn-int4-g32", &[]).contains("down_proj"));
+    assert!(quantize("gptz-int4", &[]).contains("mantissa recipes"));
+    assert!(quantize("nf4", &["--format", "compressed-tensors"]).contains("code books"));
+    assert!(quantize("nf4", &["--format", "zip"]).contains("native"));
+    assert!(!out.exists());
+    assert!(fail(2, &["eval", model]).contains("--text"));
+    assert!(fail(2, &["eval", model, "--tokens", "/nowhere.json:x"]).contains("/nowhere.json"));
+    assert!(fail(2, &["eval", text(temp.path()), "--tokens", &windows(temp.path())]).contains("error"));
+    // The output must not be the input.
+    let line = fail(2, &["quantize", model, "--recipe", "nf4", "--out", model, "--quiet"]);
+    assert!(line.contains("llama1-mha"), "{line}");
+}
+
+#[test]
+fn memory_is_refused_before_the_work() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    let line = fail(3, &["quantize", text(&model), "--recipe", "nf4", "--out", text(&out), "--memory", "1M"]);
+    assert!(line.contains("--memory allows 1.00 MB") && !out.exists(), "{line}");
+}
+
+#[test]
+fn strict_makes_notes_errors() {
+    let temp = TempDir::new().unwrap();
+    let recipe = temp.path().join("r.toml");
+    std::fs::write(&recipe, "weights = \"nf4\"\nkeep = [\"*.no_such_proj\"]\n").unwrap();
+    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    let arguments = ["quantize", text(&model), "--recipe", text(&recipe), "--out", text(&out)];
+    let output = mantissa(&arguments);
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no_such_proj"));
+    std::fs::remove_dir_all(&out).unwrap();
+    assert_eq!(mantissa(&[&arguments[..], &["--strict"]].concat()).status.code(), Some(1));
+    assert!(!out.exists());
+}
+
+#[test]
+fn text_is_cut_into_documents_or_windows() {
+    let temp = TempDir::new().unwrap();
+    let path = temp.path().join("t.txt");
+    std::fs::write(&path, "the cat sat\n==\nthe dog ran home\n==\na bird\n").unwrap();
+    let model = tiny("llama2-gqa-tied");
+    let eval = |extra: &[&str]| {
+        let mut arguments = vec!["eval", text(&model), "--text", text(&path), "--json", "--quiet"];
+        arguments.extend(extra);
+        json(&arguments)
+    };
+    assert_eq!(eval(&["--split", "==", "--bos", "always"])["windows"], 3);
+    let two = eval(&["--split", "==", "--docs", "2..3", "--bos", "always"]);
+    assert_eq!(two["windows"], 2);
+    // End to end or overlapping, every token after the first window's context is predicted once.
+    let whole = eval(&["--bos", "never", "--context", "8", "--stride", "4"]);
+    assert!(whole["tokens"].as_u64().unwrap() > 7);
+    let limited = eval(&["--bos", "never", "--context", "8", "--limit", "5"]);
+    assert_eq!(limited["tokens"], 5);
+    let line = fail(2, &["eval", text(&model), "--text", text(&path), "--split", "==", "--docs", "2..9"]);
+    assert!(line.contains("1..3"), "{line}");
+}
+
+#[test]
+fn window_sums_and_logits_can_be_kept() {
+    let temp = TempDir::new().unwrap();
+    let (sums, logits) = (temp.path().join("w.json"), temp.path().join("l.safetensors"));
+    let model = tiny("qwen2-bias");
+    let tokens = windows(temp.path());
+    let arguments = [
+        "eval",
+        text(&model),
+        "--tokens",
+        &tokens,
+        "--per-window",
+        text(&sums),
+        "--logits",
+        text(&logits),
+        "--json",
+        "--quiet",
+    ];
+    let result = json(&arguments);
+    let sums: Value = serde_json::from_slice(&std::fs::read(&sums).unwrap()).unwrap();
+    let total: f64 = sums["windows"].as_array().unwrap().iter().map(|w| w["nll_sum"].as_f64().unwrap()).sum();
+    assert!((total / 69.0 - result["nll"].as_f64().unwrap()).abs() < 1e-12);
+    let file = mantissa_store::SafeTensors::open(&logits).unwrap();
+    assert_eq!(file.get("logits").unwrap().shape[..2], [3, 24]);
+}
+
+#[test]
+fn text_is_generated_greedily_or_by_seed() {
+    let model = tiny("llama2-gqa-tied");
+    let run = |extra: &[&str]| {
+        let mut arguments = vec!["run", text(&model), "-p", "the cat", "-n", "12", "--json", "--quiet"];
+        arguments.extend(extra);
+        json(&arguments)["tokens"].clone()
+    };
+    assert_eq!(run(&[]), run(&["--seed", "5"]));
+    let sampled = |seed: &str| run(&["--temperature", "1.5", "--seed", seed]);
+    assert_eq!(sampled("1"), sampled("1"));
+    assert_ne!(sampled("1"), sampled("2"));
+    assert_eq!(run(&["--temperature", "2", "--top-k", "1"]), run(&[]));
+    assert!(fail(2, &["run", text(&model), "-p", "x", "-n", "2", "--top-p", "0"]).contains("top"));
+}
+
+#[test]
+fn recipes_and_schemes_are_listed() {
+    let recipes = json(&["recipes", "--json"]);
+    let row = recipes["recipes"].as_array().unwrap().iter().find(|r| r["name"] == "w4a16").unwrap().clone();
+    assert_eq!((&row["bits_per_weight"], &row["format"]), (&4.25.into(), &"compressed-tensors".into()));
+    assert!(succeed(&["recipes"]).contains("vLLM"));
+}
