@@ -106,7 +106,7 @@ impl Checkpoint {
         self.files.iter().map(SafeTensors::path)
     }
 
-    /// The folder, or the folder of the bare file.
+    /// The folder, or the folder of the bare file; of a GGUF model the file itself.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -146,6 +146,12 @@ impl Checkpoint {
         }
         opened.config = config;
         Ok(opened)
+    }
+
+    /// A GGUF file: its tensors as they are stored, and the config made from its metadata. The "folder" is the file.
+    pub(crate) fn of_gguf(file: SafeTensors, config: Option<Value>) -> Self {
+        let path = file.path().to_owned();
+        Self { config, ..Self::of_one(&path, file) }
     }
 
     fn of_one(dir: &Path, file: SafeTensors) -> Self {
