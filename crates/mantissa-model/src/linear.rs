@@ -8,7 +8,8 @@
 use std::ops::Range;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_num::Quantized;
+use mantissa_num::codec::Codec;
+use mantissa_num::{Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::error::{ForwardError, LoadError};
@@ -40,6 +41,11 @@ enum Storage {
     Bf16(Vec<u16>),
     F16(Vec<u16>),
     Packed(Packed),
+    /// Blocks of a codec, row by row.
+    Blocks {
+        codec: &'static Codec,
+        bytes: Vec<u8>,
+    },
 }
 
 impl Linear {
@@ -104,6 +110,7 @@ impl Linear {
             Storage::F32(w) => 4 * w.len(),
             Storage::Bf16(w) | Storage::F16(w) => 2 * w.len(),
             Storage::Packed(packed) => packed.bytes(),
+            Storage::Blocks { bytes, .. } => bytes.len(),
         };
         weight + 4 * self.bias.as_ref().map_or(0, Vec::len)
     }
@@ -163,6 +170,10 @@ impl Linear {
             Storage::Bf16(w) => kernels().bf16_to_f32(&w[span], out),
             Storage::F16(w) => kernels().f16_to_f32(&w[span], out),
             Storage::Packed(packed) => packed.row(row, out),
+            Storage::Blocks { codec, bytes } => {
+                let stride = bytes.len() / self.rows;
+                codec.decode(&bytes[row * stride..(row + 1) * stride], out);
+            }
         }
     }
 
@@ -221,6 +232,9 @@ fn panel_rows(cols: usize) -> usize {
 
 fn quantized(q: &Quantized) -> Result<Storage, mantissa_num::TensorError> {
     q.check()?;
+    if let (Some(codec), Codes::Packed(bytes)) = (q.format.codec(), &q.codes) {
+        return Ok(Storage::Blocks { codec, bytes: bytes.clone() });
+    }
     match Packed::new(q) {
         Some(packed) => Ok(Storage::Packed(packed)),
         // Codes of 16 and 32 bits are floats already.
