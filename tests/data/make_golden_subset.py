@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 2_600_000
+MAX_TOTAL_BYTES = 3_000_000
 DTYPE_NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -44,6 +44,11 @@ def main(source, out):
         int_affine,
         bnb_blockwise,
         gguf_blocks,
+        fp8_tiles,
+        kv_cache,
+        hadamard,
+        stochastic_rounding,
+        gptq,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -126,16 +131,21 @@ def mx_compressed_tensors(tensors, metadata, _decode):
 
 
 def nvfp4(tensors, metadata, _decode):
-    rows = {"weights_gaussian": slice(8, 24)}
+    rows = {"weights_gaussian": slice(16, 32)}
     names = ("weights_gaussian", "all_zero", "mixed", "single_huge", "tiny_1e-38", "large_1e37", "dyadic_amax42", "dyadic_negzero")
     producers = ("compressed_tensors", "transformer_engine_1x16")
-    kept = {}
+    kept = {k: v for k, v in tensors.items() if k.startswith("swizzle_")}
     for tensor in names:
         for name, values in tensors.items():
-            if name.split(".")[0] == tensor and (name == f"{tensor}.x" or name.split(".")[1] in producers):
+            if name.split(".")[0] != tensor:
+                continue
+            if name == f"{tensor}.x" or name.split(".")[1] in producers:
+                kept[name] = values[rows[tensor]] if tensor in rows and values.shape != (1,) else values
+            elif not name.rsplit(".", 1)[1].startswith("dequant") or tensor == "mixed":
+                # The other four rules: scales and codes; their values follow from those.
                 kept[name] = values[rows[tensor]] if tensor in rows and values.shape != (1,) else values
         check_nvfp4_globals(kept, tensor)
-    return kept, note(metadata, "compressed_tensors and transformer_engine_1x16 of eight tensors; weights_gaussian rows 8..24, which hold its amax")
+    return kept, note(metadata, "eight tensors, values under compressed_tensors and transformer_engine_1x16 only; weights_gaussian rows 16..32, which hold its amax")
 
 
 def int_affine(tensors, metadata, _decode):
@@ -183,16 +193,99 @@ def gguf_blocks(tensors, metadata, _decode):
             if not written or rest[0] == "student_t3" or (rest[0] == "edge" and "dequant" in rest[-1]):
                 continue
             values = values[:2] if rest[0] == "gaussian" else values
-        elif rest[0] == "random_bytes" and len(values) == 48:
-            values = values[:16]
+        elif rest[0] == "random_bytes":
+            values = values[:8]
         elif family == "MXFP4" and rest[0] == "all_scales":
             values = values[np.r_[0:4, 120:132, 250:256]]
         kept[name] = values
     check_gguf_q8_0(kept)
-    return kept, note(metadata, "random blocks of every type (16 of 48); edge and gaussian (2 rows) inputs of the types that are written")
+    return kept, note(metadata, "8 random blocks of every type; edge and gaussian (2 rows) inputs of the types that are written")
+
+
+def fp8_tiles(tensors, metadata, _decode):
+    kept = {}
+    for name, values in tensors.items():
+        kind, tensor, *rest = name.split(".")
+        if kind == "act" and tensor in ("outliers", "ragged_200", "tiny", "zeros"):
+            kept[name] = values[:4]
+        elif kind == "weight" and tensor == "ragged":
+            # The right tiles, ragged below and to the right.
+            kept[name] = values[:, 1:] if rest[-1] == "scale" else values[:, 128:]
+        elif kind == "weight" and tensor == "heavy" and rest[-1] != "dequant":
+            # One of two tiles side by side; a tile cannot be cut.
+            kept[name] = values[:, : values.shape[1] // 2]
+        elif kind in ("plain", "fp4") and not (kind == "plain" and rest and rest[-1] == "dequant"):
+            kept[name] = values
+    check_fp8_tiles(kept)
+    return kept, note(metadata, "act: 4 rows of four tensors; weight.heavy: the left tile; weight.ragged: the right tiles; plain: no values")
+
+
+def kv_cache(tensors, metadata, _decode):
+    return tensors_of_heads(tensors, 2), note(metadata, "first 2 of 4 heads; per-tensor FP8 left out")
+
+
+def hadamard(tensors, metadata, _decode):
+    lengths = ("n16", "n72", "n96", "n112", "n128", "n160")
+    kept = {}
+    for name, values in tensors.items():
+        family, *rest = name.split(".")
+        if family in lengths and rest[0] != "signs_i8" and "matrix" not in rest[0]:
+            values = values[:2]
+        if family in (*lengths, "te_rht16", "had12_i8", "had20_i8", "had172_i8"):
+            kept[name] = values
+    for n in lengths:
+        norm = np.linalg.norm
+        assert np.allclose(norm(kept[f"{n}.x_f64"], axis=1), norm(kept[f"{n}.y_f64"], axis=1), rtol=1e-13)
+    return kept, note(metadata, f"{lengths}, 2 of 4 vectors, and three of the base matrices")
+
+
+def stochastic_rounding(tensors, metadata, _decode):
+    low16 = tensors["x_bits"] & 0xFFFF
+    up = (tensors["x_bits"] >> 16) + (tensors["rand_u16"] < low16)
+    finite = tensors["finite_mask"] != 0
+    assert np.array_equal(up[finite], tensors["bf16_torchao_compare"][finite])
+    return tensors, note(metadata, "whole")
+
+
+def tensors_of_heads(tensors, heads):
+    kept = {k: np.ascontiguousarray(v[:, :heads]) for k, v in tensors.items() if "per_tensor" not in k}
+    for side in "kv":
+        amax = np.abs(kept[f"{side}.x"]).max(axis=-1, keepdims=True)
+        assert np.array_equal(np.maximum(amax / np.float32(127), np.float32(1e-8)), kept[f"{side}.int8_sym.scale"]), side
+    return kept
 
 
 GGUF_WRITTEN = ("Q1_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "BF16")
+
+
+def gptq(tensors, metadata, _decode):
+    """Rows of W do not meet, so any of them are quantized as in the whole; their losses are computed anew."""
+    kept_rows = {"a_64x96": 12, "b_256x256": 8}
+    kept = {}
+    for name, values in tensors.items():
+        case, *rest = name.split(".")
+        part = rest[-1]
+        if part in ("W", "codes", "scale_f64", "zero"):
+            kept[name] = values[: kept_rows[case]]
+        elif part in ("H", "perm", "g_idx"):
+            kept[name] = values
+        elif part == "loss_f64":
+            entry = name.removesuffix(".loss_f64")
+            assert abs(gptq_loss(tensors, entry) / values[0] - 1) < 1e-9, f"{entry}: not the loss of its codes"
+    for name in [k for k in kept if k.endswith(".codes")]:
+        entry = name.removesuffix(".codes")
+        kept[f"{entry}.loss_f64"] = np.array([gptq_loss(kept, entry)])
+    return kept, note(metadata, f"first rows of W, losses of these rows: {kept_rows}; no losses of other implementations")
+
+
+def gptq_loss(tensors, entry):
+    """tr((W - Q) H (W - Q)^T) from codes, scales and zero points, in float64."""
+    case = entry.split(".")[0]
+    w, h = (tensors[f"{case}.{part}"].astype(np.float64) for part in ("W", "H"))
+    codes, scale, zero = (tensors[f"{entry}.{part}"] for part in ("codes", "scale_f64", "zero"))
+    groups = tensors.get(f"{entry}.g_idx", np.arange(w.shape[1]) // 32)
+    d = w - scale[:, groups] * (codes.astype(np.float64) - zero[:, groups])
+    return float(np.einsum("ij,jk,ik->", d, h, d))
 
 
 # --- cutting ---
@@ -305,6 +398,19 @@ def check_flat_absmax(kept, name):
     padded = np.pad(flat, (0, -len(flat) % block))
     assert np.array_equal(padded.reshape(-1, block).max(axis=1), kept[name]), name
     assert len(kept[f"{tensor}.{scheme}.packed"]) == (len(flat) + 1) // 2, name
+
+
+def check_fp8_tiles(kept):
+    checked = 0
+    for name, scale in kept.items():
+        if name.startswith("act.") and name.endswith(".deepgemm_1x128.scale"):
+            x = np.abs(kept[name.rsplit(".", 2)[0] + ".x"])
+            x = np.pad(x, ((0, 0), (0, -x.shape[1] % 128))).reshape(len(x), -1, 128)
+            assert np.array_equal(np.maximum(x.max(axis=2), np.float32(1e-4)) / np.float32(448), scale), name
+            checked += 1
+    assert checked == 4
+    amax = np.abs(kept["weight.heavy.x"]).max()
+    assert kept["weight.heavy.deepgemm_128x128.scale"].ravel() == amax / np.float32(448)
 
 
 def check_gguf_q8_0(kept):

@@ -7,7 +7,7 @@ use mantissa_kernels::{LogSumExp, kernels, map_reduce_fixed};
 use mantissa_model::{Batch, Buffers, Decoder, ForwardError, LoadError};
 use serde::Serialize;
 
-use crate::stats::{Sum, estimate, percentile};
+use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
 /// Positions whose logits are held at a time.
@@ -159,17 +159,40 @@ pub fn evaluate(
     Ok(summary(windows, reference.is_some()))
 }
 
+/// [`evaluate`] against a reference, with the comparison beside.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn compare(
+    model: &Decoder,
+    reference: &Decoder,
+    sequences: &[Sequence],
+    threads: usize,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(Evaluation, Comparison), EvalError> {
+    let evaluation = evaluate(model, Some(reference), sequences, threads, progress)?;
+    let comparison = Comparison::of(&evaluation.windows);
+    Ok((evaluation, comparison))
+}
+
 fn summary(windows: Vec<WindowResult>, compared: bool) -> Evaluation {
-    let column = |f: fn(&WindowResult) -> Sum| {
-        estimate(&windows.iter().map(f).filter(|s| s.count > 0).collect::<Vec<_>>())
-    };
-    let nll = column(|w| w.nll);
-    let comparison = compared.then(|| {
-        let (kl, top1, delta) = (column(|w| w.kl), column(|w| w.top1), column(|w| w.delta));
+    let nll = column(&windows, |w| w.nll);
+    let comparison = compared.then(|| Comparison::of(&windows));
+    let tokens = windows.iter().map(|w| w.nll.count).sum();
+    Evaluation { nll: nll.mean, nll_se: nll.se, ppl: nll.mean.exp(), tokens, comparison, windows }
+}
+
+fn column(windows: &[WindowResult], sum: fn(&WindowResult) -> Sum) -> Estimate {
+    estimate(&windows.iter().map(sum).filter(|s| s.count > 0).collect::<Vec<_>>())
+}
+
+impl Comparison {
+    fn of(windows: &[WindowResult]) -> Self {
+        let (kl, top1, delta) = (column(windows, |w| w.kl), column(windows, |w| w.top1), column(windows, |w| w.delta));
         let mut sorted: Vec<f32> = windows.iter().flat_map(|w| w.kl_positions.iter().copied()).collect();
         sorted.sort_by(f32::total_cmp);
         Comparison {
-            reference_nll: column(|w| w.reference_nll).mean,
+            reference_nll: column(windows, |w| w.reference_nll).mean,
             kl: kl.mean,
             kl_se: kl.se,
             kl_median: percentile(&sorted, 0.5),
@@ -180,9 +203,7 @@ fn summary(windows: Vec<WindowResult>, compared: bool) -> Evaluation {
             delta_nll: delta.mean,
             delta_nll_se: delta.se,
         }
-    });
-    let tokens = windows.iter().map(|w| w.nll.count).sum();
-    Evaluation { nll: nll.mean, nll_se: nll.se, ppl: nll.mean.exp(), tokens, comparison, windows }
+    }
 }
 
 /// One thread's memory.

@@ -139,12 +139,12 @@ kernels! {
     levels {
         SCALAR = Scalar in scalar uses (Portable, Portable);
         #[cfg(target_arch = "x86_64")]
-        AVX2 = Avx2 in avx2 uses (x86::Avx2, x86::Avx2::new()) features "avx2" with {
+        AVX2 = Avx2 in avx2 uses (x86::Avx2, x86::Avx2::new()) features "avx2,fma" with {
             dequant_lut4: crate::x86::dequant_lut4_avx2,
         };
         #[cfg(target_arch = "x86_64")]
         AVX512 = Avx512 in avx512 uses (x86::Avx512, x86::Avx512::new())
-            features "avx2,avx512f,avx512bw,avx512vl,avx512dq" with {
+            features "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq" with {
             dequant_lut4: crate::x86::dequant_lut4_avx512,
         };
         #[cfg(target_arch = "aarch64")]
@@ -156,6 +156,28 @@ kernels! {
 
         /// `y[i] += alpha * x[i]`. Panics if the lengths differ.
         fn axpy(alpha: f32, x: &[f32], y: &mut [f32]);
+
+        /// `y[i] = c - alpha * x[i]` for the `c` in `y[i]`, rounded once. Panics if the lengths differ.
+        fn sub_axpy_f64(alpha: f64, x: &[f64], y: &mut [f64]);
+
+        /// `C[m, n] -= A[m, p] B[p, n]` for `shape` = (m, n, p) and row-major operands with row strides. Every
+        /// element is one chain of fused multiply-adds that begins at its old value and takes the products in
+        /// the order of `p`, so that a product cut into pieces has the bits of the whole. Panics if a slice is
+        /// too short.
+        fn gemm_sub_f64[simd](
+            shape: (usize, usize, usize),
+            a: &[f64],
+            lda: usize,
+            b: &[f64],
+            ldb: usize,
+            c: &mut [f64],
+            ldc: usize,
+        );
+
+        /// Adds rows `48 band..` (at most 48) of `XᵀX` to `h`, which begins at the first of them and has rows
+        /// of `k`: columns before `48 band` are left alone. `packed` holds `tokens` rows of 48 columns of X for
+        /// every panel of 48 columns, the last filled up with zeros. Behind [`Self::accumulate_xtx`].
+        fn xtx_band[simd](packed: &[f32], tokens: usize, k: usize, band: usize, h: &mut [f32]);
 
         /// `sum x[i]` in f64, in 16 lanes.
         fn sum_f64[simd](x: &[f32]) -> f64;

@@ -11,9 +11,9 @@ pub(crate) const ENV: &str = "MANTISSA_ISA";
 pub enum Isa {
     /// What the compilation target guarantees (SSE2 on x86-64).
     Scalar,
-    /// x86-64 with AVX2.
+    /// x86-64 with AVX2 and FMA.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, VL and DQ.
+    /// x86-64 with AVX-512 F, BW, VL and DQ, AVX2 and FMA.
     Avx512,
     /// AArch64 with NEON.
     Neon,
@@ -114,7 +114,7 @@ impl std::error::Error for IsaError {}
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2")
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
 #[cfg(target_arch = "x86_64")]

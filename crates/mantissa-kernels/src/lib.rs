@@ -14,9 +14,10 @@
 //!
 //! Every kernel of [`Kernels`] gives the same bits at every level, whatever the slice length or its
 //! alignment: reductions run in 16 lane accumulators (element `i` belongs to lane `i mod 16`) that are
-//! combined in one fixed tree, there is no fused multiply-add and no reassociation, and `exp` is our own
-//! polynomial. Where a result is NaN, it is NaN at every level but its payload is not specified (Rust leaves
-//! it open). Converters are exact in NaN payloads too.
+//! combined in one fixed tree, nothing is reassociated, `exp` is our own polynomial, and a multiply-add is
+//! fused either at every level (where a kernel's documentation says so) or at none. Where a result is NaN, it
+//! is NaN at every level but its payload is not specified (Rust leaves it open). Converters are exact in NaN
+//! payloads too.
 //!
 //! Exempt are the matrix products of more than a few rows ([`Kernels::gemm_nt`] and its siblings) and with
 //! them [`Kernels::attention_causal`]: they run in the `gemm` crate, which picks its own micro-kernel and
@@ -30,6 +31,7 @@
 //! anything (NaN and infinities included) and never cause more than a NaN in the output.
 
 mod attention;
+mod cholesky;
 mod dispatch;
 mod gemm;
 mod generic;
@@ -39,8 +41,10 @@ mod parallel;
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+mod xtx;
 
 pub use attention::CausalAttention;
+pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use generic::{LogSumExp, NonFinite};
 pub use isa::{Isa, IsaError};

@@ -1,7 +1,7 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use mantissa_kernels::{Isa, Kernels};
+use mantissa_kernels::{Isa, Kernels, MatRef};
 
 /// Lengths around every vector width, unroll and group boundary.
 const LENGTHS: [usize; 27] = [
@@ -158,6 +158,26 @@ fn rows() {
             k.gevm(&x, &b, len + 1, &mut out, accumulate);
             all.extend(bits(&out));
         }
+        all
+    });
+}
+
+#[test]
+fn factorization_and_statistics() {
+    assert_identical("block updates", |k, random, kind, len| {
+        let doubles = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
+        let (m, depth) = (5, 7);
+        let (a, b) = (doubles(random.floats(kind, m * depth)), doubles(random.floats(kind, depth * len)));
+        let mut c = doubles(random.floats(kind, m * len));
+        k.gemm_sub_f64((m, len, depth), &a, depth, &b, len, &mut c, len);
+        let mut all: Vec<u64> = c.iter().map(|&c| bits64(c)).collect();
+        let mut y = c[..len].to_vec();
+        k.sub_axpy_f64(a[0], &b[..len], &mut y);
+        all.extend(y.iter().map(|&y| bits64(y)));
+        let (tokens, width) = (len, 9);
+        let (x, mut h) = (random.floats(kind, tokens * width), vec![0.0; width * width]);
+        k.accumulate_xtx(MatRef::new(&x, tokens, width), &mut h, 1);
+        all.extend(bits(&h));
         all
     });
 }

@@ -10,8 +10,8 @@ use crate::buffers::{Buffers, Sequences};
 use crate::cache::LayerCache;
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
-use crate::graph::{LinearKind, prefix};
-use crate::layer::load_linear;
+use crate::graph::{LinearInput, LinearKind, prefix};
+use crate::layer::{Observer, load_linear};
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
@@ -78,13 +78,17 @@ impl Attention {
         &self,
         seqs: &Sequences<'_>,
         past: Option<&mut LayerCache>,
+        mut observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
+        if let Some(observe) = observer.as_deref_mut() {
+            observe(LinearInput::Qkv, &b.normed[..seqs.tokens() * self.q.cols()]);
+        }
         self.project(seqs.rows, b)?;
         self.norm_heads(seqs.rows, b);
         self.rotate(seqs, b);
         self.attend(seqs, past, b);
-        self.output(seqs.rows, b)
+        self.output(seqs, observer, b)
     }
 
     fn project(&self, rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
@@ -142,12 +146,20 @@ impl Attention {
         b.attended[first * q_width..seqs.rows * q_width].fill(0.0);
     }
 
-    fn output(&self, rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
-        let width = rows * self.o.cols();
+    fn output(
+        &self,
+        seqs: &Sequences<'_>,
+        observer: Option<&mut Observer<'_>>,
+        b: &mut Buffers,
+    ) -> Result<(), ForwardError> {
+        let (rows, width) = (seqs.rows, seqs.rows * self.o.cols());
         let mut x = &b.attended[..width];
         if let Some(norm) = &self.sub_norm {
             norm.forward(x, &mut b.q[..width]);
             x = &b.q[..width];
+        }
+        if let Some(observe) = observer {
+            observe(LinearInput::O, &x[..seqs.tokens() * self.o.cols()]);
         }
         let out = &mut b.residual[..rows * self.o.rows()];
         let job = Job { linear: &self.o, out, accumulate: true };

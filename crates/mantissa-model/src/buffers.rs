@@ -23,6 +23,13 @@ pub(crate) struct Sequences<'a> {
     pub(crate) rows: usize,
 }
 
+impl Sequences<'_> {
+    /// Rows that are no padding.
+    pub(crate) fn tokens(&self) -> usize {
+        self.lens.iter().sum()
+    }
+}
+
 /// Activations of one forward pass and its scratch. One per thread.
 #[derive(Debug)]
 pub struct Buffers {

@@ -49,17 +49,13 @@ impl Decoder {
     /// [`LoadError`] names the field, the tensor or the linear layer that does not fit.
     pub fn load(source: &dyn WeightSource) -> Result<Self, LoadError> {
         let config = load_config(source)?;
-        let table = |module: &str| {
-            let weight = source.linear(module, config.vocab_size, config.hidden_size, false)?;
-            Linear::new(module, weight)
-        };
         let layers = (0..config.num_hidden_layers).map(|layer| Layer::load(source, &config, layer));
         let norm = source.tensor_f32(FINAL_NORM, &[config.hidden_size])?;
         Ok(Decoder {
-            embedding: table(EMBEDDING)?,
+            embedding: load_embedding(source, &config)?,
             layers: layers.collect::<Result<_, _>>()?,
             norm: RmsNorm::new(norm, config.rms_norm_eps),
-            head: if config.tie_word_embeddings { None } else { Some(table(HEAD)?) },
+            head: if config.tie_word_embeddings { None } else { Some(load_table(source, &config, HEAD)?) },
             config,
         })
     }
@@ -128,7 +124,7 @@ impl Decoder {
     ) -> Result<Hidden<'a>, ForwardError> {
         self.embed(tokens, seqs.rows, b)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), b)?;
+            layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), None, b)?;
         }
         if let Some(cache) = cache {
             cache.commit(tokens.len());
@@ -141,16 +137,44 @@ impl Decoder {
 
     /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
     fn embed(&self, tokens: &[u32], rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
-        let (vocab_size, d) = (self.config.vocab_size, self.config.hidden_size);
-        if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
-            return Err(ForwardError::Vocabulary { index, token, vocab_size });
-        }
-        for (&token, out) in tokens.iter().zip(b.residual.chunks_exact_mut(d)) {
-            self.embedding.row(token as usize, out);
-        }
-        b.residual[tokens.len() * d..rows * d].fill(0.0);
+        let d = self.config.hidden_size;
+        let (states, padding) = b.residual[..rows * d].split_at_mut(tokens.len() * d);
+        embed(&self.embedding, tokens, states)?;
+        padding.fill(0.0);
         Ok(())
     }
+}
+
+/// The embedding by itself, `[vocabulary, hidden]`, for work that holds one layer at a time.
+///
+/// # Errors
+/// As [`WeightSource`]'s.
+pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Linear, LoadError> {
+    load_table(source, config, EMBEDDING)
+}
+
+fn load_table(source: &dyn WeightSource, config: &ModelConfig, module: &str) -> Result<Linear, LoadError> {
+    let weight = source.linear(module, config.vocab_size, config.hidden_size, false)?;
+    Linear::new(module, weight)
+}
+
+/// The tokens' rows of `embedding` into `states` (`[tokens, hidden]`): what the first layer reads.
+///
+/// # Errors
+/// [`ForwardError::Vocabulary`]; the states are then as they were.
+///
+/// # Panics
+/// If `states` has another length.
+pub fn embed(embedding: &Linear, tokens: &[u32], states: &mut [f32]) -> Result<(), ForwardError> {
+    let (vocab_size, d) = (embedding.rows(), embedding.cols());
+    assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
+    if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+        return Err(ForwardError::Vocabulary { index, token, vocab_size });
+    }
+    for (&token, out) in tokens.iter().zip(states.chunks_exact_mut(d)) {
+        embedding.row(token as usize, out);
+    }
+    Ok(())
 }
 
 impl Hidden<'_> {

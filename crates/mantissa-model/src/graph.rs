@@ -41,6 +41,30 @@ pub enum FusedGroup {
     GateUp,
 }
 
+/// What the linear layers of a decoder layer read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LinearInput {
+    /// The normed states that queries, keys and values are made of.
+    Qkv,
+    /// The joined heads.
+    O,
+    /// The normed states that gate and up read.
+    GateUp,
+    /// The inner activation of the MLP.
+    Down,
+}
+
+impl LinearInput {
+    /// All of a layer, in the order of the forward pass.
+    pub const ALL: [LinearInput; 4] =
+        [LinearInput::Qkv, LinearInput::O, LinearInput::GateUp, LinearInput::Down];
+
+    /// The linears that read it.
+    pub fn readers(self) -> impl Iterator<Item = LinearKind> {
+        LinearKind::ALL.into_iter().filter(move |kind| kind.input() == self)
+    }
+}
+
 impl LinearKind {
     /// All of a layer, in the order of the forward pass.
     pub const ALL: [LinearKind; 7] = [
@@ -59,6 +83,16 @@ impl LinearKind {
             LinearKind::Q | LinearKind::K | LinearKind::V => Some(FusedGroup::Qkv),
             LinearKind::Gate | LinearKind::Up => Some(FusedGroup::GateUp),
             LinearKind::O | LinearKind::Down => None,
+        }
+    }
+
+    /// What it reads.
+    pub const fn input(self) -> LinearInput {
+        match self {
+            LinearKind::Q | LinearKind::K | LinearKind::V => LinearInput::Qkv,
+            LinearKind::O => LinearInput::O,
+            LinearKind::Gate | LinearKind::Up => LinearInput::GateUp,
+            LinearKind::Down => LinearInput::Down,
         }
     }
 

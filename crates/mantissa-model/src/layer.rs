@@ -1,15 +1,19 @@
 //! One decoder layer: `x += attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`.
 
 use crate::attention::Attention;
-use crate::buffers::{Buffers, Sequences};
+use crate::buffers::{Buffers, MIN_ROWS, Sequences};
 use crate::cache::LayerCache;
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
-use crate::graph::{LinearInfo, LinearKind, prefix};
+use crate::graph::{LinearInfo, LinearInput, LinearKind, prefix};
 use crate::linear::Linear;
 use crate::mlp::Mlp;
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
+
+/// Told what the linear layers of a decoder layer read: which input, and its values `[tokens, width]`, padding aside and
+/// before a run-time quantization of it. Tokens come in order; those of a long pass may come in several calls.
+pub type Observer<'a> = dyn FnMut(LinearInput, &[f32]) + 'a;
 
 /// A decoder layer.
 #[derive(Clone, Debug)]
@@ -59,6 +63,47 @@ impl Layer {
         }
     }
 
+    /// The same, to put another one in its place.
+    pub fn linear_mut(&mut self, kind: LinearKind) -> &mut Linear {
+        match kind {
+            LinearKind::Q => &mut self.attention.q,
+            LinearKind::K => &mut self.attention.k,
+            LinearKind::V => &mut self.attention.v,
+            LinearKind::O => &mut self.attention.o,
+            LinearKind::Gate => &mut self.mlp.gate,
+            LinearKind::Up => &mut self.mlp.up,
+            LinearKind::Down => &mut self.mlp.down,
+        }
+    }
+
+    /// Takes the states of whole sequences, `[tokens, hidden]`, one after another and of `lens` tokens each, through this
+    /// layer by itself: the bits that they have after it in [`Decoder::forward`](crate::Decoder::forward).
+    ///
+    /// # Errors
+    /// As [`Decoder::forward`](crate::Decoder::forward). The states are then as they were.
+    pub fn run(
+        &self,
+        config: &ModelConfig,
+        lens: &[usize],
+        states: &mut [f32],
+        observer: Option<&mut Observer<'_>>,
+        b: &mut Buffers,
+    ) -> Result<(), ForwardError> {
+        let tokens = states.len() / config.hidden_size;
+        let sum = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        if sum != tokens || tokens * config.hidden_size != states.len() {
+            return Err(ForwardError::Lengths { sum, tokens });
+        }
+        b.check(config, tokens, lens.iter().max().copied().unwrap_or(0))?;
+        let rows = tokens.max(MIN_ROWS);
+        let (residual, padding) = b.residual[..rows * config.hidden_size].split_at_mut(states.len());
+        residual.copy_from_slice(states);
+        padding.fill(0.0);
+        self.forward(&Sequences { lens, start: 0, rows }, None, observer, b)?;
+        states.copy_from_slice(&b.residual[..states.len()]);
+        Ok(())
+    }
+
     /// Takes `b.residual` through the layer.
     ///
     /// # Errors
@@ -67,13 +112,14 @@ impl Layer {
         &self,
         seqs: &Sequences<'_>,
         past: Option<&mut LayerCache>,
+        mut observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.input_norm.weight().len();
         self.input_norm.forward(&b.residual[..len], &mut b.normed[..len]);
-        self.attention.forward(seqs, past, b)?;
+        self.attention.forward(seqs, past, observer.as_deref_mut(), b)?;
         self.post_norm.forward(&b.residual[..len], &mut b.normed[..len]);
-        self.mlp.forward(seqs.rows, b)
+        self.mlp.forward(seqs, observer, b)
     }
 }
 

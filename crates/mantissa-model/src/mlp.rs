@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use mantissa_kernels::kernels;
 
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, Sequences};
 use crate::config::{Activation, ModelConfig};
 use crate::error::{ForwardError, LoadError};
-use crate::graph::{LinearKind, prefix};
-use crate::layer::load_linear;
+use crate::graph::{LinearInput, LinearKind, prefix};
+use crate::layer::{Observer, load_linear};
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
@@ -57,13 +57,32 @@ impl Mlp {
     ///
     /// # Errors
     /// [`ForwardError::Input`].
-    pub(crate) fn forward(&self, rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
-        Buffers::mlp_parts(rows).try_for_each(|part| self.forward_part(part, b))
+    pub(crate) fn forward(
+        &self,
+        seqs: &Sequences<'_>,
+        mut observer: Option<&mut Observer<'_>>,
+        b: &mut Buffers,
+    ) -> Result<(), ForwardError> {
+        let tokens = seqs.tokens();
+        Buffers::mlp_parts(seqs.rows).try_for_each(|part| {
+            let real = part.end.min(tokens).saturating_sub(part.start);
+            self.forward_part(part, real, observer.as_deref_mut(), b)
+        })
     }
 
-    fn forward_part(&self, rows: Range<usize>, b: &mut Buffers) -> Result<(), ForwardError> {
+    /// The `rows`, of which the first `real` are no padding.
+    fn forward_part(
+        &self,
+        rows: Range<usize>,
+        real: usize,
+        mut observer: Option<&mut Observer<'_>>,
+        b: &mut Buffers,
+    ) -> Result<(), ForwardError> {
         let (d, len) = (self.gate.cols(), rows.len() * self.gate.rows());
         let x = &b.normed[rows.start * d..rows.end * d];
+        if let Some(observe) = observer.as_deref_mut() {
+            observe(LinearInput::GateUp, &x[..real * d]);
+        }
         let (gate, up, inner) = (&mut b.gate[..len], &mut b.up[..len], &mut b.inner[..len]);
         let jobs = [
             Job { linear: &self.gate, out: gate, accumulate: false },
@@ -84,6 +103,9 @@ impl Mlp {
             }
             None => &*inner,
         };
+        if let Some(observe) = observer {
+            observe(LinearInput::Down, &x[..real * self.down.cols()]);
+        }
         let out = &mut b.residual[rows.start * d..rows.end * d];
         let job = Job { linear: &self.down, out, accumulate: true };
         forward_fused([job], x, &mut b.quantized, &mut b.panel)

@@ -11,7 +11,7 @@ use crate::e8m0;
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense};
 use crate::minifloat::{E2M1, E4M3, MiniFloat, Overflow, TF32};
 use crate::round::Rounding;
-use crate::scheme::{Rule, Scheme};
+use crate::scheme::{RowName, Rule, Scheme};
 
 pub use nested::{Nested, nest};
 
@@ -222,8 +222,9 @@ impl Scheme {
     pub fn outer_scale(&self, amax: f32) -> Option<f32> {
         match self.format.scale()?.tensor_wide()?.sense {
             Sense::Amax { .. } => Some(amax),
-            // torchao divides zero by zero in an all-zero tensor, and a subnormal has no finite reciprocal.
-            Sense::Multiplier => Some((amax / 2688.0).max(f32::MIN_POSITIVE)),
+            // torchao divides zero by zero in an all-zero tensor.
+            Sense::Multiplier if amax == 0.0 => Some(f32::MIN_POSITIVE),
+            Sense::Multiplier => Some((amax / 2688.0).max(f32::from_bits(1))),
             // `generate_gparam`: amax clamped to the smallest normal, infinity replaced by 1.
             _ => {
                 let scale = 2688.0 / amax.max(f32::MIN_POSITIVE);
@@ -237,12 +238,13 @@ impl Scheme {
     /// themselves: [`block_of`](Self::block_of). A codec has no such block: this is one that does nothing.
     pub fn block(&self, range: Range, short: bool, outer: Option<f32>) -> Block {
         let rule = self.encoder.rule;
+        let head = self.row == RowName::Head;
         match &self.format {
             Format::Codec(_) | Format::Affine(Affine { scale: None, .. }) => Block::new(0, Step::Unit),
             Format::Table(table) => rules::table(rule, table, range, short),
             Format::Affine(Affine { code, blocks, scale: Some(tree), offset }) => {
                 match (code, offset, tree.code) {
-                    (Code::Int(bits), Offset::None, _) => rules::symmetric(rule, range, *bits, tree),
+                    (Code::Int(bits), Offset::None, _) => rules::symmetric(rule, head, range, *bits, tree),
                     (Code::Int(bits), Offset::Bias, _) => rules::biased(range, *bits, tree),
                     (Code::Int(bits), ..) => rules::asymmetric(rule, range, *bits, tree),
                     (Code::Ternary, ..) => rules::ternary(rule, range, tree),
@@ -252,7 +254,7 @@ impl Scheme {
                     (Code::Float(E2M1), _, Code::Float(E4M3)) => {
                         rules::nvfp4(rule, range, tree, outer.unwrap_or(1.0))
                     }
-                    _ => rules::scaled_float(rule, range, *code, tree),
+                    _ => rules::scaled_float(rule, head, range, *code, tree),
                 }
             }
         }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Book {
-    /// NormalFloat-4 of QLoRA (Dettmers et al. 2023, appendix E), as bitsandbytes and torchao tabulate it.
+    /// NormalFloat-4 of QLoRA (Dettmers et al. 2023, appendix E), as bitsandbytes tabulates it (torchao rounds to four digits).
     Nf4,
     /// The FP4 map of bitsandbytes (`create_fp4_map`): not E2M1, neither in values nor in code order.
     Fp4Bnb,

@@ -81,6 +81,27 @@ impl Packing {
         Some(out)
     }
 
+    /// Packs a `[rows, cols]` array along its rows' axis (dim 0): each column is a line, and the units of all lines lie
+    /// `[units, cols]`, so that a unit holds codes of consecutive rows (GPTQ's `qweight`, compressed-tensors' zero points).
+    pub fn pack_dim0(&self, codes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+        let lines = self.pack(&transpose(codes, rows, cols), rows);
+        self.transpose_units(&lines, cols, self.line_bytes(rows) / self.unit_bytes)
+    }
+
+    /// The inverse of [`pack_dim0`](Self::pack_dim0), as [`unpack`](Self::unpack).
+    pub fn unpack_dim0(&self, packed: &[u8], rows: usize, cols: usize, signed: bool) -> Option<Vec<u8>> {
+        if packed.len() != self.total_bytes(cols, rows) {
+            return None;
+        }
+        let lines = self.transpose_units(packed, self.line_bytes(rows) / self.unit_bytes, cols);
+        Some(transpose(&self.unpack(&lines, cols, rows, signed)?, cols, rows))
+    }
+
+    fn transpose_units(&self, bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+        let unit = |r: usize, c: usize| &bytes[(r * cols + c) * self.unit_bytes..][..self.unit_bytes];
+        (0..cols).flat_map(|c| (0..rows).flat_map(move |r| unit(r, c).iter().copied())).collect()
+    }
+
     fn mask(&self) -> u32 {
         (1 << self.bits) - 1
     }
@@ -128,9 +149,9 @@ pub fn sign_extend(code: u8, bits: u32) -> u8 {
     (((code << unused) as i8) >> unused) as u8
 }
 
-/// Transposes a `[rows, cols]` array of bytes to `[cols, rows]`.
-pub fn transpose(codes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| codes[r * cols + c])).collect()
+/// Transposes a `[rows, cols]` array to `[cols, rows]`.
+pub fn transpose<T: Copy>(values: &[T], rows: usize, cols: usize) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
 }
 
 #[cfg(test)]
@@ -165,7 +186,11 @@ mod tests {
                 .collect();
             let packed = packing.pack(&codes, cols);
             prop_assert_eq!(packed.len(), packing.total_bytes(rows, cols));
-            prop_assert_eq!(packing.unpack(&packed, rows, cols, true).unwrap(), codes);
+            prop_assert_eq!(packing.unpack(&packed, rows, cols, true).unwrap(), &codes[..]);
+            if !packing.flat {
+                let packed = packing.pack_dim0(&codes, rows, cols);
+                prop_assert_eq!(packing.unpack_dim0(&packed, rows, cols, true).unwrap(), codes);
+            }
         }
     }
 }

@@ -16,6 +16,11 @@ pub enum Rounding {
         /// Key of the random stream.
         seed: u64,
     },
+    /// [`Rounding::Stochastic`] with this random word for every element: what another generator drew.
+    Drawn {
+        /// Rounds up where it is below `2^32` times the distance from the lower neighbour.
+        word: u32,
+    },
 }
 
 impl Rounding {
@@ -29,11 +34,20 @@ impl Rounding {
         match self {
             Rounding::NearestEven => whole + u64::from(rounds_up(rest, drop, whole & 1 == 1)),
             Rounding::NearestDown => whole + u64::from(rounds_up(rest, drop, false)),
-            Rounding::Stochastic { seed } => {
+            Rounding::Stochastic { .. } | Rounding::Drawn { .. } => {
                 // rest / 2^drop as a 32-bit fixed-point probability, truncated below 2^-32.
                 let probability = (u128::from(rest) << 32).checked_shr(drop).unwrap_or(0) as u64;
-                whole + u64::from(u64::from(random_u32(seed, index)) < probability)
+                whole + u64::from(u64::from(self.word(index)) < probability)
             }
+        }
+    }
+
+    /// The random word of element `index`.
+    fn word(self, index: u64) -> u32 {
+        match self {
+            Rounding::Stochastic { seed } => random_u32(seed, index),
+            Rounding::Drawn { word } => word,
+            Rounding::NearestEven | Rounding::NearestDown => 0,
         }
     }
 
@@ -45,12 +59,12 @@ impl Rounding {
                 let floor = x.abs().floor();
                 (floor + f32::from(u8::from(x.abs() - floor > 0.5))).copysign(x)
             }
-            Rounding::Stochastic { seed } => {
+            Rounding::Stochastic { .. } | Rounding::Drawn { .. } => {
                 let magnitude = x.abs();
                 let floor = magnitude.floor();
                 // The fraction is exact in f32, and its product with 2^32 exact in f64.
                 let threshold = f64::from(magnitude - floor) * 4_294_967_296.0;
-                let up = f64::from(random_u32(seed, index)) < threshold;
+                let up = f64::from(self.word(index)) < threshold;
                 (floor + f32::from(u8::from(up))).copysign(x)
             }
         }

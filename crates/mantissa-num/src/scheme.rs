@@ -29,7 +29,8 @@ pub enum Rule {
     Te,
     /// Symmetric integers over the whole code range: `scale = amax / ((2^b - 1) / 2)`.
     Full,
-    /// Symmetric integers without the most negative code: `scale = max(amax, 1e-5) / (2^(b-1) - 1)`.
+    /// Symmetric integers without the most negative code: `scale = max(amax, 1e-5) / (2^(b-1) - 1)`; of a KV cache's head
+    /// vectors `max(amax / (2^(b-1) - 1), 1e-8)`.
     Restricted,
     /// torchao: multiplies by the reciprocal of the scale, and adds the zero point after rounding.
     Torchao,
@@ -118,8 +119,9 @@ pub enum Source {
     Dynamic,
 }
 
-/// What a row is called where a scale belongs to each: no effect on bits, but `int8-channel` is a weight's and
-/// `int8-token` an activation's.
+/// What a row is called where a scale belongs to each: `int8-channel` is a weight's and `int8-token` an activation's. The
+/// only effect on bits is the smallest scale of a `head`'s vector, 1e-8 for `:restricted` integers and 1e-12 for floats, as KV
+/// caches have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowName {
     /// An output channel of a weight.

@@ -6,6 +6,7 @@
 
 mod error;
 mod error_stats;
+pub mod gptq;
 mod pipeline;
 mod plan;
 pub mod recipe;

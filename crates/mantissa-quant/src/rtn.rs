@@ -87,7 +87,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn append(all: &mut Codes, part: Codes) {
+pub(crate) fn append(all: &mut Codes, part: Codes) {
     match (all, part) {
         (Codes::U8(all), Codes::U8(part)) | (Codes::Packed(all), Codes::Packed(part)) => all.extend(part),
         (Codes::U16(all), Codes::U16(part)) => all.extend(part),

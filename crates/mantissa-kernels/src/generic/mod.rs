@@ -7,6 +7,7 @@ mod activation;
 mod convert;
 mod dequant;
 mod exp;
+mod gemm_f64;
 mod gemv;
 mod norm;
 mod pack;
@@ -14,6 +15,7 @@ mod quant;
 mod reduce;
 mod rope;
 mod softmax;
+mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul};
@@ -25,6 +27,7 @@ pub(crate) use convert::{
 pub(crate) use dequant::check4;
 pub(crate) use dequant::{dequant_int4_zero, dequant_int8_zero, dequant_lut4, dequant_lut8};
 pub(crate) use exp::exp_inplace;
+pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::rms_norm;
 pub(crate) use pack::{pack_codes_le, unpack_codes_le};
@@ -34,6 +37,7 @@ pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64};
 pub(crate) use rope::rope_rotate;
 pub use softmax::LogSumExp;
 pub(crate) use softmax::{log_softmax_stats, softmax, softmax_numerators};
+pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};
 
 /// The last, short chunk of a row, filled up with a value that changes no lane.
 #[inline(always)]

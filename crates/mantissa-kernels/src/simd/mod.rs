@@ -13,6 +13,9 @@ pub(crate) const LANES: usize = 16;
 
 /// The operations of a level on 16 lanes.
 pub(crate) trait Simd: Copy {
+    /// Whether there are 32 vector registers, so that a tile of a product may hold 24 accumulators.
+    const WIDE: bool;
+
     /// 16 f32 lanes.
     type F32: Copy;
     /// 16 f64 lanes.
@@ -23,6 +26,8 @@ pub(crate) trait Simd: Copy {
     fn to_array(self, a: Self::F32) -> [f32; LANES];
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once: fused at every level, in software where the processor cannot.
+    fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// `if b > a { b } else { a }`: NaN in `b` is passed over.
     fn greater(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `if b < a { b } else { a }`: NaN in `b` is passed over.
@@ -34,6 +39,8 @@ pub(crate) trait Simd: Copy {
     fn splat_f64(self, x: f64) -> Self::F64;
     fn load_f64(self, x: &[f64; LANES]) -> Self::F64;
     fn add_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
+    /// `c - a * b`, rounded once.
+    fn sub_mul_f64(self, a: Self::F64, b: Self::F64, c: Self::F64) -> Self::F64;
     fn to_array_f64(self, a: Self::F64) -> [f64; LANES];
 }
 
@@ -44,6 +51,8 @@ pub(crate) struct Portable;
 impl Simd for Portable {
     type F32 = [f32; LANES];
     type F64 = [f64; LANES];
+
+    const WIDE: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; LANES] {
@@ -68,6 +77,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn mul(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
 
     #[inline(always)]
@@ -98,6 +112,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn add_f64(self, a: [f64; LANES], b: [f64; LANES]) -> [f64; LANES] {
         std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub_mul_f64(self, a: [f64; LANES], b: [f64; LANES], c: [f64; LANES]) -> [f64; LANES] {
+        std::array::from_fn(|i| (-a[i]).mul_add(b[i], c[i]))
     }
 
     #[inline(always)]

@@ -3,19 +3,19 @@
 use super::{LANES, Simd};
 use std::arch::x86_64::*;
 
-/// Proof that AVX2 is available.
+/// Proof that AVX2 and FMA are available.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
 
 impl Avx2 {
     #[inline]
-    #[target_feature(enable = "avx2")]
+    #[target_feature(enable = "avx2,fma")]
     pub(crate) fn new() -> Self {
         Self(())
     }
 }
 
-/// Proof that AVX-512 F, BW, VL and DQ are available.
+/// Proof that AVX-512 F, BW, VL and DQ (and with them AVX2 and FMA) are available.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
@@ -47,6 +47,8 @@ impl Simd for Avx2 {
     type F32 = [__m256; 2];
     type F64 = [__m256d; 4];
 
+    const WIDE: bool = false;
+
     methods! {
         fn splat(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
         fn load(self, x: &[f32; LANES]) -> [__m256; 2] {
@@ -58,6 +60,9 @@ impl Simd for Avx2 {
         }
         fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+        }
+        fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
         }
         // The instructions return their second operand unless the first is greater (less).
         fn greater(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
@@ -86,6 +91,14 @@ impl Simd for Avx2 {
                 _mm256_add_pd(a[3], b[3]),
             ]
         }
+        fn sub_mul_f64(self, a: [__m256d; 4], b: [__m256d; 4], c: [__m256d; 4]) -> [__m256d; 4] {
+            [
+                _mm256_fnmadd_pd(a[0], b[0], c[0]),
+                _mm256_fnmadd_pd(a[1], b[1], c[1]),
+                _mm256_fnmadd_pd(a[2], b[2], c[2]),
+                _mm256_fnmadd_pd(a[3], b[3], c[3]),
+            ]
+        }
         fn to_array_f64(self, a: [__m256d; 4]) -> [f64; LANES] { std::mem::transmute(a) }
     }
 }
@@ -101,12 +114,15 @@ impl Simd for Avx512 {
     type F32 = __m512;
     type F64 = [__m512d; 2];
 
+    const WIDE: bool = true;
+
     methods! {
         fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
         fn load(self, x: &[f32; LANES]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
         fn to_array(self, a: __m512) -> [f32; LANES] { std::mem::transmute(a) }
         fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         // The instructions return their second operand unless the first is greater (less).
         fn greater(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(b, a) }
         fn lesser(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(b, a) }
@@ -117,6 +133,9 @@ impl Simd for Avx512 {
         }
         fn add_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
             [_mm512_add_pd(a[0], b[0]), _mm512_add_pd(a[1], b[1])]
+        }
+        fn sub_mul_f64(self, a: [__m512d; 2], b: [__m512d; 2], c: [__m512d; 2]) -> [__m512d; 2] {
+            [_mm512_fnmadd_pd(a[0], b[0], c[0]), _mm512_fnmadd_pd(a[1], b[1], c[1])]
         }
         fn to_array_f64(self, a: [__m512d; 2]) -> [f64; LANES] { std::mem::transmute(a) }
     }

@@ -14,9 +14,11 @@ pub(super) fn int_limits(rule: Rule, bits: u32) -> (f32, f32) {
     (if rule == Rule::Restricted { -high } else { -high - 1.0 }, high)
 }
 
-pub(super) fn symmetric(rule: Rule, range: Range, bits: u32, tree: &ScaleTree) -> Block {
+/// `head` says that the block is a head's vector of a KV cache, where `:restricted` has another floor.
+pub(super) fn symmetric(rule: Rule, head: bool, range: Range, bits: u32, tree: &ScaleTree) -> Block {
     let (low, high) = int_limits(rule, bits);
     let raw = match rule {
+        Rule::Restricted if head => (range.amax() / high).max(1e-8),
         Rule::Restricted => range.amax().max(1e-5) / high,
         Rule::NoClippingErr => {
             let (min, max) = range.with_zero();
@@ -79,13 +81,15 @@ pub(super) fn ternary(rule: Rule, range: Range, tree: &ScaleTree) -> Block {
 }
 
 /// Floats under an f32 scale (or one narrower float, or, in tiles, E8M0).
-pub(super) fn scaled_float(rule: Rule, range: Range, code: Code, tree: &ScaleTree) -> Block {
+/// `head` as in [`symmetric`].
+pub(super) fn scaled_float(rule: Rule, head: bool, range: Range, code: Code, tree: &ScaleTree) -> Block {
     let (amax, max) = (range.amax(), code.max());
     let floor = match rule {
         Rule::Floor1e4 | Rule::DeepSeekV3 | Rule::Ue8m0 | Rule::DeepGemm => 1e-4,
         _ => 0.0,
     };
-    let raw = (amax.max(floor) / max).min(largest_scale(max));
+    let least = if rule == Rule::Amax && head { 1e-12 } else { 0.0 };
+    let raw = (amax.max(floor) / max).max(least).min(largest_scale(max));
     if tree.code == Code::E8m0 {
         let scale = if range.nan { e8m0::NAN } else { e8m0::ceil_of_abs(raw) };
         return Block::new(scale.into(), Step::Divide(e8m0::decode(scale)));

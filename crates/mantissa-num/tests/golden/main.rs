@@ -6,8 +6,12 @@
 mod activations;
 mod books;
 mod elements;
+mod fp8;
 mod gguf;
+mod hadamard;
 mod ints;
+mod kv;
 mod mx;
 mod nvfp4;
+mod stochastic;
 mod support;

@@ -31,6 +31,7 @@ impl Golden {
 /// Typed access by name; `None` where this file (a subset) lacks the tensor.
 pub trait Get {
     fn f32(&self, name: &str) -> Option<Vec<f32>>;
+    fn f64(&self, name: &str) -> Option<Vec<f64>>;
     fn u8(&self, name: &str) -> Option<Vec<u8>>;
     fn ints(&self, name: &str) -> Option<Vec<i64>>;
     fn shape2(&self, name: &str) -> (usize, usize);
@@ -41,6 +42,12 @@ impl Get for SafeTensors<'_> {
         let t = self.tensor(name).ok()?;
         assert_eq!(t.dtype(), Dtype::F32, "{name}");
         Some(t.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+    }
+
+    fn f64(&self, name: &str) -> Option<Vec<f64>> {
+        let t = self.tensor(name).ok()?;
+        assert_eq!(t.dtype(), Dtype::F64, "{name}");
+        Some(t.data().chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect())
     }
 
     fn u8(&self, name: &str) -> Option<Vec<u8>> {

@@ -1,0 +1,114 @@
+//! One layer at a time over saved states, and what its linear layers read.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{expected, load, tiny};
+use mantissa_model::{
+    Batch, Buffers, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, embed, load_embedding,
+};
+use mantissa_store::convention::ModelFiles;
+
+#[test]
+fn layers_by_themselves_give_the_bits_of_the_decoder() {
+    for dir in tiny() {
+        let (files, decoder) = (ModelFiles::open(&dir).unwrap(), load(&dir));
+        let config = decoder.config();
+        let tokens = expected(&dir).0.concat();
+        // One sequence that needs padding, and enough tokens for the MLP to take them in parts.
+        let long: Vec<u32> = tokens.iter().copied().cycle().take(600).collect();
+        for (tokens, lens) in [(&tokens[..7], vec![7]), (&tokens[..9], vec![2, 0, 7]), (&long, vec![10; 60])]
+        {
+            let mut buffers = Buffers::plan(config, tokens.len(), 10).unwrap();
+            let mut states = vec![f32::NAN; tokens.len() * config.hidden_size];
+            embed(&load_embedding(&files, config).unwrap(), tokens, &mut states).unwrap();
+            for i in 0..config.num_hidden_layers {
+                let layer = Layer::load(&files, config, i).unwrap();
+                layer.run(config, &lens, &mut states, None, &mut buffers).unwrap();
+            }
+            let expected = decoder.forward(&Batch { tokens, lens: &lens }, &mut buffers).unwrap();
+            assert!(normed(&decoder, &files, &states) == expected.states(), "{}", dir.display());
+        }
+    }
+}
+
+fn normed(decoder: &Decoder, files: &ModelFiles, states: &[f32]) -> Vec<f32> {
+    let config = decoder.config();
+    let weight = files.tensor_f32("model.norm.weight", &[config.hidden_size]).unwrap();
+    let mut out = vec![0.0; states.len()];
+    mantissa_model::RmsNorm::new(weight, config.rms_norm_eps).forward(states, &mut out);
+    out
+}
+
+/// Every linear layer applied to what was observed gives what the next step was observed to read.
+#[test]
+fn observed_inputs_are_what_the_linear_layers_read() {
+    for dir in tiny() {
+        let decoder = load(&dir);
+        let config = decoder.config();
+        let layer = &decoder.layers()[0];
+        let (sequences, _) = expected(&dir);
+        let long: Vec<u32> = sequences[0].iter().copied().cycle().take(20 * 30).collect();
+        for (tokens, lens) in [(&sequences[0][..5], vec![5]), (&long, vec![20; 30])] {
+            let mut buffers = Buffers::plan(config, tokens.len(), lens[0]).unwrap();
+            let mut states = vec![0.0; tokens.len() * config.hidden_size];
+            embed(&load_embedding(&ModelFiles::open(&dir).unwrap(), config).unwrap(), tokens, &mut states)
+                .unwrap();
+            let (before, mut seen) = (states.clone(), BTreeMap::new());
+            let mut observe = |input: LinearInput, x: &[f32]| {
+                seen.entry(input).or_insert_with(Vec::new).extend_from_slice(x);
+            };
+            layer.run(config, &lens, &mut states, Some(&mut observe), &mut buffers).unwrap();
+            for input in LinearInput::ALL {
+                let width = layer.linear(input.readers().next().unwrap()).cols();
+                assert_eq!(seen[&input].len(), tokens.len() * width, "{} {input:?}", dir.display());
+            }
+            let mut qkv_input = vec![0.0; before.len()];
+            layer.input_norm.forward(&before, &mut qkv_input);
+            assert_eq!(seen[&LinearInput::Qkv], qkv_input, "{}", dir.display());
+
+            let mut middle = before;
+            add(&mut middle, &apply(layer.linear(LinearKind::O), &seen[&LinearInput::O]));
+            let mut mlp_input = vec![0.0; middle.len()];
+            layer.post_norm.forward(&middle, &mut mlp_input);
+            close(&seen[&LinearInput::GateUp], &mlp_input);
+
+            add(&mut middle, &apply(layer.linear(LinearKind::Down), &seen[&LinearInput::Down]));
+            close(&states, &middle);
+        }
+    }
+}
+
+fn apply(linear: &Linear, x: &[f32]) -> Vec<f32> {
+    let mut scratch = vec![0.0; Linear::scratch_len(linear.rows(), linear.cols())];
+    let mut out = vec![0.0; x.len() / linear.cols() * linear.rows()];
+    linear.forward(x, &mut out, false, &mut scratch);
+    out
+}
+
+fn add(to: &mut [f32], x: &[f32]) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
+}
+
+fn close(a: &[f32], b: &[f32]) {
+    let scale = b.iter().fold(1.0_f32, |m, v| m.max(v.abs()));
+    assert!(common::max_difference(a, b) <= 1e-5 * scale);
+}
+
+#[test]
+fn states_of_another_shape_are_refused() {
+    let decoder = load(&tiny()[0]);
+    let config = decoder.config();
+    let mut buffers = Buffers::plan(config, 8, 4).unwrap();
+    let mut run = |lens: &[usize], len: usize| {
+        decoder.layers()[0].run(config, lens, &mut vec![0.0; len], None, &mut buffers)
+    };
+    let d = config.hidden_size;
+    assert_eq!(run(&[2, 1], 3 * d), Ok(()));
+    assert_eq!(run(&[2], 3 * d), Err(ForwardError::Lengths { sum: 2, tokens: 3 }));
+    assert_eq!(run(&[3], 3 * d + 1), Err(ForwardError::Lengths { sum: 3, tokens: 3 }));
+    assert!(matches!(run(&[5], 5 * d), Err(ForwardError::Plan { needed: 5, planned: 4, .. })));
+    assert!(matches!(run(&[3; 3], 9 * d), Err(ForwardError::Plan { needed: 9, planned: 8, .. })));
+}

@@ -1,0 +1,356 @@
+//! GPTQ (Frantar, Ashkboos, Hoefler & Alistarh 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+//! Transformers", arXiv 2210.17323, algorithm 1).
+//!
+//! Given a weight `W[n, k]` and the second moments `H[k, k] = XᵀX / t` of its inputs `X[t, k]`, choose codes with values
+//! `Q[n, k]` so that `tr((W - Q) H (W - Q)ᵀ)`, the mean squared error of the layer's output, is small. Columns are quantized
+//! one after another, and what is not quantized yet makes up for the error of what is:
+//!
+//! ```text
+//! (H + λI)⁻¹ = Uᵀ U,  U upper triangular,  λ = damp · mean(diag H)
+//! for j in 0..k:   Q[:, j] = quantize(W[:, j])
+//!                  e       = (W[:, j] - Q[:, j]) / U[j, j]              so that the loss with damping is the sum of e²
+//!                  W[:, j+1..] -= e · U[j, j+1..]
+//! ```
+//!
+//! Rows do not meet, so they run on any number of threads. Updates beyond the block at hand wait for its end and are then one
+//! matrix product. All of it is f64, each weight one chain of fused multiply-adds in the order of the columns: neither blocks,
+//! threads nor the processor show in the codes.
+//!
+//! `U` takes one factorization and one triangular inverse, not two and a whole inverse: with `J` the reversal of order,
+//! `J (H + λI) J = L Lᵀ` gives `U = J L⁻¹ J`.
+//!
+//! A column whose input was zero in every token (`H[j, j] = 0`) is dead: as in the published code its weights become zero and
+//! it takes no part in anything else. (There, its diagonal is set to 1 and counts in λ, which then depends on the scale of H;
+//! here λ is of the live columns.)
+
+mod hessian;
+mod solve;
+
+use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
+use mantissa_num::{Blocks, Quantized, Scheme, TensorError};
+
+pub use hessian::Hessian;
+
+/// What a group's scale is taken from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GroupOrder {
+    /// The weights as they were, groups of neighbouring columns whatever the order of quantization. The stored layout is that
+    /// of any other method.
+    #[default]
+    Static,
+    /// Columns that are quantized one after another, with the updates of the blocks before their first, as the published code
+    /// does; the result depends on the block size.
+    Original,
+    /// Columns that are quantized one after another, with all updates so far.
+    Current,
+}
+
+/// How [`gptq`] works.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GptqOptions {
+    /// λ as a fraction of the mean of H's diagonal; where H is singular all the same, ten times as much is tried, up to 1.
+    pub damp: f64,
+    /// Columns between two products with the rest of the weight.
+    pub block: usize,
+    /// Columns by decreasing diagonal of H, equal ones in their own order, instead of from left to right.
+    pub act_order: bool,
+    /// What a group's scale is taken from.
+    pub groups: GroupOrder,
+}
+
+impl Default for GptqOptions {
+    /// Act-order with static groups: less error than from left to right, and nothing in the stored layout shows it.
+    fn default() -> Self {
+        GptqOptions { damp: 0.01, block: 128, act_order: true, groups: GroupOrder::Static }
+    }
+}
+
+/// A quantized weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptqResult {
+    /// Codes in the order of W. Where [`g_idx`](Self::g_idx) is there, a row's groups are not those of neighbouring columns,
+    /// and only [`dequantize`](Self::dequantize) reads it.
+    pub quantized: Quantized,
+    /// Group of each column, `[k]`, where it is not `column / group`.
+    pub g_idx: Option<Vec<u32>>,
+    /// `tr((W - Q) H (W - Q)ᵀ)` with the H given, not damped; of W with its dead columns zero.
+    pub loss: f64,
+    /// The `damp` that made H positive definite, at least the one asked for.
+    pub damp_used: f64,
+    /// Columns whose input was always zero, and whose weights now are.
+    pub dead_columns: usize,
+    /// What the user should know: escalated damping, dead columns.
+    pub notes: Vec<String>,
+}
+
+/// Why a weight could not be quantized.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GptqError {
+    /// Lengths that do not agree.
+    #[error("{what}: found {found}, allowed {expected}")]
+    Length {
+        /// Of what.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length required.
+        expected: usize,
+    },
+    /// The weight holds NaN or infinity.
+    #[error(transparent)]
+    Weight(#[from] TensorError),
+    /// An option out of range.
+    #[error("{option}: found {found}, allowed {allowed}")]
+    Option {
+        /// Which.
+        option: &'static str,
+        /// Its value.
+        found: f64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// A scale's block holds elements of several rows.
+    #[error("scheme {scheme} for [{rows}, {cols}]: found blocks across rows, allowed blocks within a row; use groups or channels")]
+    Blocks {
+        /// The scheme.
+        scheme: String,
+        /// Rows of the weight.
+        rows: usize,
+        /// Columns of the weight.
+        cols: usize,
+    },
+    /// No input was seen.
+    #[error("Hessian: found 0 tokens of calibration, allowed at least 1; give a text with a window's length of tokens")]
+    NoTokens,
+    /// The Hessian holds NaN, infinity or a negative square.
+    #[error("Hessian: found {value} for column {column}, allowed finite values, not negative on the diagonal; the calibration overflows this layer")]
+    Value {
+        /// First column with such a value.
+        column: usize,
+        /// The value.
+        value: f32,
+    },
+    /// The Hessian stays singular.
+    #[error("Hessian: found pivot {value:e} at column {column} with damping {damp}, allowed positive; round this layer to nearest")]
+    Singular {
+        /// The column.
+        column: usize,
+        /// The pivot.
+        value: f64,
+        /// The largest damping tried.
+        damp: f64,
+    },
+    /// Not enough memory.
+    #[error("Hessian: found no memory for {bytes} bytes, allowed what is free")]
+    Memory {
+        /// How much was asked for.
+        bytes: u64,
+    },
+}
+
+/// Quantizes `w` (`[n, k]`, row-major; `k` are the columns of `hessian`) by `scheme`. `outer` is the tensor-wide scale where
+/// fused partners share one; `None` takes it from `w`. Weights that share their input share an [`InverseFactor`].
+///
+/// # Errors
+/// See [`GptqError`]. [`GptqError::Singular`] is the caller's cue to round the layer to nearest instead.
+pub fn gptq(
+    scheme: &Scheme,
+    w: &[f32],
+    hessian: &Hessian,
+    options: GptqOptions,
+    outer: Option<f32>,
+    threads: usize,
+) -> Result<GptqResult, GptqError> {
+    InverseFactor::new(hessian, options, threads)?.quantize(scheme, w, outer, threads)
+}
+
+/// What weights with the same input have in common: the order of their columns and the factor of the inverse Hessian.
+#[derive(Clone, Debug)]
+pub struct InverseFactor {
+    kernels: Kernels,
+    options: GptqOptions,
+    /// Column at each position.
+    order: Vec<usize>,
+    /// By column.
+    dead: Vec<bool>,
+    damp_used: f64,
+    lambda: f64,
+    /// `U[k, k]` by position.
+    upper: Vec<f64>,
+}
+
+impl InverseFactor {
+    /// Factors the inverse of `hessian`. Takes `k³ / 3` multiply-adds in f64.
+    ///
+    /// # Errors
+    /// [`GptqError`], of the options and the Hessian.
+    pub fn new(hessian: &Hessian, options: GptqOptions, threads: usize) -> Result<Self, GptqError> {
+        Self::at(*kernels(), hessian, options, threads)
+    }
+
+    fn at(kernels: Kernels, hessian: &Hessian, options: GptqOptions, threads: usize) -> Result<Self, GptqError> {
+        check_options(options)?;
+        let diagonal = hessian.diagonal()?;
+        let dead: Vec<bool> = diagonal.iter().map(|&d| d == 0.0).collect();
+        let order = column_order(&diagonal, options.act_order);
+        let live = diagonal.iter().filter(|&&d| d > 0.0);
+        let mean = live.clone().sum::<f64>() / live.count().max(1) as f64;
+        let (damp_used, upper) = damped(&order, options.damp, |damp| {
+            hessian.inverse_factor(&kernels, &order, damp * mean, threads)
+        })?;
+        Ok(InverseFactor { kernels, options, order, dead, damp_used, lambda: damp_used * mean, upper })
+    }
+
+    /// [`gptq`] of one weight.
+    ///
+    /// # Errors
+    /// [`GptqError`], of the weight and the scheme.
+    pub fn quantize(
+        &self,
+        scheme: &Scheme,
+        w: &[f32],
+        outer: Option<f32>,
+        threads: usize,
+    ) -> Result<GptqResult, GptqError> {
+        let cols = self.order.len();
+        let rows = check_weight(w, cols)?;
+        let group = group_columns(scheme, rows, cols)?;
+        let outer = outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
+        let problem = solve::Problem { factor: self, scheme, outer, w, rows, cols, group };
+        let (quantized, loss) = problem.solve(threads);
+        let GptqOptions { act_order, groups, .. } = self.options;
+        let moved = act_order && groups != GroupOrder::Static && group < cols;
+        Ok(GptqResult {
+            quantized,
+            g_idx: moved.then(|| group_indices(&self.order, group)),
+            loss,
+            damp_used: self.damp_used,
+            dead_columns: self.dead_columns(),
+            notes: self.notes(),
+        })
+    }
+
+    fn dead_columns(&self) -> usize {
+        self.dead.iter().filter(|&&dead| dead).count()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let (asked, used, dead) = (self.options.damp, self.damp_used, self.dead_columns());
+        let mut notes = Vec::new();
+        if used > asked {
+            notes.push(format!("the Hessian is singular with damping {asked}; {used} was used"));
+        }
+        if dead > 0 {
+            let cols = self.order.len();
+            notes.push(format!("{dead} of {cols} columns have no input in the calibration; their weights are zero"));
+        }
+        notes
+    }
+}
+
+/// Anonymous memory that [`gptq`] takes beside `w` and the Hessian for a weight `[rows, cols]`: U, scratch of the
+/// factorization, the codes twice, and what each thread works on.
+pub fn peak_bytes(rows: usize, cols: usize, threads: usize) -> u64 {
+    let (n, k, threads) = (rows as u64, cols as u64, threads.max(1) as u64);
+    let panel_rows = n.min(threads * solve::PANEL_ROWS as u64);
+    8 * k * k + 2 * 8 * 128 * k + 2 * n * k + panel_rows * (8 + 4) * k
+}
+
+impl GptqResult {
+    /// The values `Q`, `[n, k]`.
+    ///
+    /// # Errors
+    /// [`TensorError::Length`] where the parts do not fit together.
+    pub fn dequantize(&self) -> Result<Vec<f32>, TensorError> {
+        let Some(g_idx) = &self.g_idx else { return self.quantized.dequantize() };
+        let q = &self.quantized;
+        q.check()?;
+        let groups = q.format.blocks().count(q.rows, q.cols) / q.rows.max(1);
+        let scale = |block: usize| if q.scales.is_empty() { 0 } else { q.scales.get(block) };
+        let zero = |block: usize| q.zeros.get(block).copied().unwrap_or(0);
+        let mut out = Vec::with_capacity(q.rows * q.cols);
+        for row in 0..q.rows {
+            let blocks = row * groups..(row + 1) * groups;
+            let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer)).collect();
+            let codes = (row * q.cols..).map(|i| q.codes.get(i));
+            out.extend(g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))));
+        }
+        Ok(out)
+    }
+}
+
+fn check_options(options: GptqOptions) -> Result<(), GptqError> {
+    let GptqOptions { damp, block, .. } = options;
+    if !(0.0..=1.0).contains(&damp) {
+        return Err(GptqError::Option { option: "damp", found: damp, allowed: "0 to 1" });
+    }
+    if block == 0 {
+        return Err(GptqError::Option { option: "block", found: 0.0, allowed: "at least 1" });
+    }
+    Ok(())
+}
+
+/// Rows of `w`.
+fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
+    let rows = w.len() / cols.max(1);
+    if rows * cols != w.len() {
+        return Err(GptqError::Length { what: "values", found: w.len(), expected: rows * cols });
+    }
+    let mut bad = w.iter().enumerate().filter(|(_, v)| !v.is_finite());
+    match bad.next() {
+        None => Ok(rows),
+        Some((index, &value)) => Err(TensorError::NonFinite { count: 1 + bad.count(), index, value }.into()),
+    }
+}
+
+/// Columns of a group; all of them where a row has one scale or none.
+fn group_columns(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, GptqError> {
+    match scheme.format.blocks() {
+        _ if scheme.format.scale().is_none() => Ok(cols.max(1)),
+        Blocks::Row => Ok(cols.max(1)),
+        Blocks::Group(group) => Ok((group as usize).min(cols).max(1)),
+        Blocks::Flat(block) if cols.is_multiple_of(block as usize) => Ok(block as usize),
+        _ => Err(GptqError::Blocks { scheme: scheme.to_string(), rows, cols }),
+    }
+}
+
+/// Positions → columns.
+fn column_order(diagonal: &[f64], act_order: bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..diagonal.len()).collect();
+    if act_order {
+        order.sort_by(|&a, &b| diagonal[b].total_cmp(&diagonal[a]));
+    }
+    order
+}
+
+fn group_indices(order: &[usize], group: usize) -> Vec<u32> {
+    let mut g_idx = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(position, &column)| g_idx[column] = (position / group) as u32);
+    g_idx
+}
+
+/// What `factor` gives for the least damping from `damp` on under which the matrix is positive definite.
+fn damped(
+    order: &[usize],
+    damp: f64,
+    factor: impl Fn(f64) -> Result<Result<Vec<f64>, NotPositiveDefinite>, GptqError>,
+) -> Result<(f64, Vec<f64>), GptqError> {
+    /// Where no damping was asked for and some is needed.
+    const LEAST: f64 = 1e-4;
+    let mut damp = damp;
+    loop {
+        match factor(damp)? {
+            Ok(upper) => return Ok((damp, upper)),
+            Err(NotPositiveDefinite { pivot, value }) if damp >= 1.0 => {
+                let column = order[order.len() - 1 - pivot];
+                return Err(GptqError::Singular { column, value, damp });
+            }
+            Err(_) => damp = (damp * 10.0).clamp(LEAST, 1.0),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

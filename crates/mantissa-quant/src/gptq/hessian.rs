@@ -1,0 +1,145 @@
+//! The second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
+
+use mantissa_kernels::{Kernels, MatRef, NotPositiveDefinite, kernels};
+
+use super::GptqError;
+
+/// `H = XᵀX / t` for the inputs `X[t, k]` of a linear layer, as the sum and the number of tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hessian {
+    cols: usize,
+    tokens: u64,
+    /// `[cols, cols]`, the upper triangle.
+    sum: Vec<f32>,
+}
+
+impl Hessian {
+    /// Of no tokens, for inputs of width `cols`.
+    ///
+    /// # Errors
+    /// [`GptqError::Memory`].
+    pub fn new(cols: usize) -> Result<Self, GptqError> {
+        Ok(Hessian { cols, tokens: 0, sum: zeros(cols)? })
+    }
+
+    /// A Hessian computed elsewhere: the upper triangle of `sum` (`[cols, cols]`) over `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`GptqError::Length`].
+    pub fn from_sum(sum: Vec<f32>, cols: usize, tokens: u64) -> Result<Self, GptqError> {
+        match cols.checked_mul(cols) {
+            Some(expected) if expected == sum.len() => Ok(Hessian { cols, tokens, sum }),
+            expected => {
+                let expected = expected.unwrap_or(usize::MAX);
+                Err(GptqError::Length { what: "Hessian", found: sum.len(), expected })
+            }
+        }
+    }
+
+    /// Bytes that a Hessian of this width takes.
+    pub fn bytes_needed(cols: usize) -> u64 {
+        4 * (cols as u64).saturating_mul(cols as u64)
+    }
+
+    /// Adds the inputs `x` (`[t, cols]`). The sum's bits depend on how calls cut the inputs (cuts at multiples of 256 tokens
+    /// aside), never on `threads`.
+    ///
+    /// # Panics
+    /// If `x` is not whole rows.
+    pub fn add(&mut self, x: &[f32], threads: usize) {
+        let tokens = x.len() / self.cols.max(1);
+        assert!(tokens * self.cols == x.len(), "{} values are not rows of {}", x.len(), self.cols);
+        kernels().accumulate_xtx(MatRef::new(x, tokens, self.cols), &mut self.sum, threads);
+        self.tokens += tokens as u64;
+    }
+
+    /// Width of the inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Tokens seen.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// `tr((a - b) H (a - b)ᵀ)` for `a` and `b` `[n, k]`, in f64: the mean over tokens of the squared error of the layer's
+    /// output. Takes `n k²` multiply-adds.
+    pub fn loss(&self, a: &[f32], b: &[f32]) -> f64 {
+        let k = self.cols.max(1);
+        let rows = a.chunks_exact(k).zip(b.chunks_exact(k));
+        let losses = rows.map(|(a, b)| {
+            let d: Vec<f64> = a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
+            (0..k).map(|i| d[i] * self.upper_row_product(i, &d)).sum::<f64>()
+        });
+        losses.sum::<f64>() / self.tokens.max(1) as f64
+    }
+
+    /// `H[i, i] d[i] + 2 sum_{j > i} H[i, j] d[j]`, not divided by the tokens.
+    fn upper_row_product(&self, i: usize, d: &[f64]) -> f64 {
+        let row = self.sum[i * self.cols + i..(i + 1) * self.cols].iter().zip(&d[i..]);
+        let twice: f64 = row.skip(1).map(|(h, d)| f64::from(*h) * d).sum();
+        f64::from(self.sum[i * self.cols + i]) * d[i] + 2.0 * twice
+    }
+
+    /// The diagonal of H.
+    ///
+    /// # Errors
+    /// [`GptqError::NoTokens`] and [`GptqError::Value`].
+    pub(super) fn diagonal(&self) -> Result<Vec<f64>, GptqError> {
+        if self.tokens == 0 {
+            return Err(GptqError::NoTokens);
+        }
+        for (column, row) in self.sum.chunks_exact(self.cols.max(1)).enumerate() {
+            let bad = row[column..].iter().find(|v| !v.is_finite());
+            if let Some(&value) = bad.or(row.get(column).filter(|v| **v < 0.0)) {
+                return Err(GptqError::Value { column, value });
+            }
+        }
+        let diagonal = (0..self.cols).map(|i| f64::from(self.sum[i * self.cols + i]) / self.tokens as f64);
+        Ok(diagonal.collect())
+    }
+
+    /// `U[k, k]`, upper triangular with zeros below, with `(H + λI)⁻¹ = Uᵀ U` for columns in `order`; dead columns have a
+    /// diagonal of 1.
+    pub(super) fn inverse_factor(
+        &self,
+        kernels: &Kernels,
+        order: &[usize],
+        lambda: f64,
+        threads: usize,
+    ) -> Result<Result<Vec<f64>, NotPositiveDefinite>, GptqError> {
+        let k = self.cols;
+        let mut a = zeros(k)?;
+        // The reversed matrix, of which the factorization reads the lower triangle.
+        for (i, row) in a.chunks_exact_mut(k.max(1)).enumerate() {
+            let column = order[k - 1 - i];
+            for (j, out) in row[..=i].iter_mut().enumerate() {
+                *out = self.element(column, order[k - 1 - j]);
+            }
+            row[i] = if row[i] > 0.0 { row[i] + lambda } else { 1.0 };
+        }
+        if let Err(error) = kernels.cholesky_f64(&mut a, k, threads) {
+            return Ok(Err(error));
+        }
+        kernels.invert_lower_f64(&mut a, k, threads);
+        // Reversing both axes of a row-major square is reversing its elements.
+        a.reverse();
+        Ok(Ok(a))
+    }
+
+    fn element(&self, i: usize, j: usize) -> f64 {
+        f64::from(self.sum[i.min(j) * self.cols + i.max(j)]) / self.tokens as f64
+    }
+}
+
+/// A `[k, k]` matrix of zeros.
+fn zeros<T: Clone + Default>(k: usize) -> Result<Vec<T>, GptqError> {
+    let bytes = (k as u64).saturating_mul(k as u64).saturating_mul(size_of::<T>() as u64);
+    let memory = || GptqError::Memory { bytes };
+    let len = k.checked_mul(k).ok_or_else(memory)?;
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| memory())?;
+    values.resize(len, T::default());
+    Ok(values)
+}
