@@ -24,6 +24,9 @@ pub enum QuantError {
     /// A forward pass.
     #[error(transparent)]
     Forward(#[from] mantissa_model::ForwardError),
+    /// The tokenizer, where it goes into the same file.
+    #[error(transparent)]
+    Tokenizer(#[from] mantissa_model::TokenizerError),
     /// The recipe.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
@@ -82,6 +85,7 @@ impl QuantError {
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
+            QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(LoadError::Store(e)) => e.class(),
             QuantError::Load(LoadError::Memory { .. }) => ErrorClass::Environment,
             QuantError::Recipe(RecipeError::Io { error, .. })

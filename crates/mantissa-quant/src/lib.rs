@@ -6,6 +6,7 @@
 
 mod error;
 mod error_stats;
+mod gguf;
 pub mod gptq;
 mod pipeline;
 mod plan;
@@ -16,6 +17,7 @@ pub mod verify;
 
 pub use error::{QuantError, Result};
 pub use error_stats::{ErrorReport, ErrorStats};
+pub use gguf::{MANIFEST_SUFFIX, manifest_path};
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};

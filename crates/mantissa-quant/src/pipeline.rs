@@ -13,6 +13,7 @@ use mantissa_store::{Committed, Error, ShardPlan, ShardedWriter, Staging, Tensor
 use serde_json::{Map, Value, json};
 
 use crate::error::{QuantError, Result};
+use crate::gguf;
 use crate::plan::Plan;
 use crate::report::{LayerReport, Report};
 use crate::rtn;
@@ -55,11 +56,14 @@ pub fn run(
     out: &Path,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Outcome> {
+    if let Some(layout) = &plan.gguf {
+        return gguf::run(plan, layout, source, out, progress);
+    }
     refuse_overlap(source.dir(), out)?;
     let mut staging = Staging::begin(out)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
     let mut writer = ShardedWriter::new(staging.path(), shards, plan.metadata());
-    let mut run = Run { plan, source, writer: &mut writer, progress, done: 0 };
+    let mut run = Run::new(plan, source, &mut writer, progress);
     run.copy_tensors()?;
     let layers = run.quantize_layers()?;
     for (file, digest) in writer.finish()? {
@@ -73,16 +77,49 @@ pub fn run(
     Ok(Outcome { report, committed })
 }
 
-struct Run<'a, 'p> {
+/// Takes tensors by name, as the container names them.
+pub(crate) trait Sink {
+    /// A whole tensor.
+    fn write(&mut self, name: &str, bytes: &[u8]) -> mantissa_store::Result<()>;
+    /// A part of a tensor.
+    fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> mantissa_store::Result<()>;
+}
+
+impl Sink for ShardedWriter {
+    fn write(&mut self, name: &str, bytes: &[u8]) -> mantissa_store::Result<()> {
+        ShardedWriter::write(self, name, bytes)
+    }
+
+    fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> mantissa_store::Result<()> {
+        ShardedWriter::write_range(self, name, byte_offset, bytes)
+    }
+}
+
+/// A run under way.
+pub(crate) struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
-    writer: &'a mut ShardedWriter,
+    writer: &'a mut dyn Sink,
     progress: &'p mut dyn FnMut(Progress<'_>),
     done: u64,
 }
 
-impl Run<'_, '_> {
-    fn advance(&mut self, work: u64, tensor: &str) {
+impl<'a, 'p> Run<'a, 'p> {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        source: &'a ModelFiles,
+        writer: &'a mut dyn Sink,
+        progress: &'p mut dyn FnMut(Progress<'_>),
+    ) -> Self {
+        Run { plan, source, writer, progress, done: 0 }
+    }
+
+    /// Where tensors go.
+    pub(crate) fn sink(&mut self) -> &mut dyn Sink {
+        self.writer
+    }
+
+    pub(crate) fn advance(&mut self, work: u64, tensor: &str) {
         self.done += work;
         (self.progress)(Progress { done: self.done, tensor });
     }
@@ -110,7 +147,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
+    pub(crate) fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
         let mut reports = Vec::new();
         let mut shared: Option<((usize, FusedGroup), Option<f32>)> = None;
         for (info, scheme) in self.plan.quantized() {
@@ -205,7 +242,7 @@ fn copy_sidecars(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// What the manifest says of the run.
-fn run_fields(plan: &Plan) -> Map<String, Value> {
+pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
     let fields = json!({
         "command": "quantize",
         "recipe": plan.recipe.name,

@@ -91,6 +91,15 @@ impl Checkpoint {
         file.read_f32(meta)
     }
 
+    /// `count` elements of such a tensor, from element `first` on, as f32.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32), and [`Error::Range`].
+    pub fn read_elements_f32(&self, name: &str, first: usize, count: usize) -> Result<Vec<f32>> {
+        let (file, meta) = self.require(name)?;
+        file.read_elements_f32(meta, first as u64, count as u64)
+    }
+
     /// `config.json`, an object, where the folder has one.
     pub fn config(&self) -> Option<&Value> {
         self.config.as_ref()

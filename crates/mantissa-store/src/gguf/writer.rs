@@ -10,7 +10,7 @@ use super::{DEFAULT_ALIGNMENT, GgufTensor, MAGIC};
 use crate::error::{Error, Result, WriteFault};
 use crate::hash::FileDigest;
 use crate::safetensors::TensorMeta;
-use crate::writer::SafetensorsWriter;
+use crate::writer::{SafetensorsWriter, TensorSpec};
 
 /// The version written.
 const VERSION: u32 = 3;
@@ -33,6 +33,14 @@ impl GgufTensorSpec {
     /// A tensor to be written.
     pub fn new(name: impl Into<String>, ty: GgmlType, shape: impl Into<Vec<usize>>) -> Self {
         Self { name: name.into(), ty, shape: shape.into() }
+    }
+
+    /// The tensor as a reader that knows bytes only sees it: blocks as `U8 [.., bytes of a row]`.
+    pub fn as_stored(&self) -> TensorSpec {
+        let Self { name, ty, shape } = self.clone();
+        let tensor = GgufTensor { name, ty, shape, offset: 0, len: 0 };
+        let TensorMeta { name, dtype, shape, .. } = tensor.as_stored();
+        TensorSpec { name, dtype, shape }
     }
 
     /// Dimensions, fastest first.
