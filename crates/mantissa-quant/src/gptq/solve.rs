@@ -69,7 +69,7 @@ impl Problem<'_> {
         });
         let Panel { codes, scales, zeros, losses } = all;
         let (rows, cols, outer) = (self.rows, self.cols, self.outer);
-        let quantized = Quantized { format: format.clone(), rows, cols, codes, scales, outer, zeros };
+        let quantized = Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) };
         // Row by row in their order, whatever the panels were.
         (quantized, losses.into_iter().sum())
     }

@@ -202,7 +202,7 @@ fn rounding_name(scheme: &Scheme) -> &'static str {
 fn seed_of(scheme: &Scheme) -> Option<u64> {
     match scheme.encoder.rounding {
         Rounding::Stochastic { seed } => Some(seed),
-        Rounding::NearestEven => None,
+        _ => None,
     }
 }
 
