@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
-/// Positions whose logits are held at a time.
-const ROWS: usize = 64;
+/// Positions whose logits each thread holds at a time.
+pub const ROWS: usize = 64;
 
 /// Why an evaluation stopped.
 #[derive(Debug, thiserror::Error)]
@@ -188,7 +188,8 @@ fn column(windows: &[WindowResult], sum: fn(&WindowResult) -> Sum) -> Estimate {
 
 impl Comparison {
     fn of(windows: &[WindowResult]) -> Self {
-        let (kl, top1, delta) = (column(windows, |w| w.kl), column(windows, |w| w.top1), column(windows, |w| w.delta));
+        let (kl, top1, delta) =
+            (column(windows, |w| w.kl), column(windows, |w| w.top1), column(windows, |w| w.delta));
         let mut sorted: Vec<f32> = windows.iter().flat_map(|w| w.kl_positions.iter().copied()).collect();
         sorted.sort_by(f32::total_cmp);
         Comparison {

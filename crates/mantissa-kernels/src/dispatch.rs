@@ -5,7 +5,7 @@ use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{LogSumExp, NonFinite};
+use crate::{ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
 use std::sync::OnceLock;
 
 /// The kernels of the level that `MANTISSA_ISA` forces or else of the best one, resolved on first use.
@@ -289,6 +289,57 @@ kernels! {
         /// `out[i] = (codes[i] - zeros[i / group]) * scales[i / group]` for one row of byte codes. Panics if
         /// the lengths do not agree.
         fn dequant_int8_zero(codes: &[u8], zeros: &[f32], scales: &[f32], group: usize, out: &mut [f32]);
+
+        /// [`Self::dequant_int8_zero`] of two's complement codes.
+        fn dequant_i8_zero(codes: &[u8], zeros: &[f32], scales: &[f32], group: usize, out: &mut [f32]);
+
+        /// `out[g]` is [`Self::amax`] of group `g` of `x`. Panics unless there are `ceil(x.len() / group)`
+        /// results.
+        fn group_amax[simd](x: &[f32], group: usize, out: &mut [f32]);
+
+        /// (`low[g]`, `high[g]`) is [`Self::min_max`] of group `g` of `x`. Panics unless there are
+        /// `ceil(x.len() / group)` of both.
+        fn group_min_max[simd](x: &[f32], group: usize, low: &mut [f32], high: &mut [f32]);
+
+        /// Sums of the squared error, the squared value and the greatest error of `y` against `x`. Panics if
+        /// the lengths differ.
+        fn error_sums[simd](x: &[f32], y: &[f32]) -> ErrorSums;
+
+        /// `codes[i]`: the minifloat nearest to `x[i]` under its group's step, ties to even, saturating; NaN
+        /// becomes the largest code of its sign. Steps must be positive. Panics unless there are
+        /// `x.len()` codes and `ceil(x.len() / group)` steps, and for a layout out of its ranges.
+        fn minifloat_codes(
+            x: &[f32],
+            group: usize,
+            steps: &[Step],
+            layout: &MinifloatLayout,
+            codes: &mut [u8],
+        );
+
+        /// `codes[i] = order[n]` where `n` of the ascending `midpoints` lie strictly below `x[i]` under its
+        /// group's step, clamped to [-1, 1]. Panics unless there are `x.len()` codes and
+        /// `ceil(x.len() / group)` steps.
+        fn book_codes(
+            x: &[f32],
+            group: usize,
+            steps: &[Step],
+            midpoints: &[f32; 15],
+            order: &[u8; 16],
+            codes: &mut [u8],
+        );
+
+        /// `codes[i] = RNE(clamp(v + zeros[g], low, high))` in two's complement, where `v` is `x[i]` under
+        /// the step of its group `g`; or `clamp(RNE(v) + zeros[g], low, high)` as the grid says. Zeros are
+        /// integers. A NaN element gets an unspecified code. Panics unless there are `x.len()` codes and
+        /// `ceil(x.len() / group)` steps and zeros, and `low <= high`.
+        fn int_codes(
+            x: &[f32],
+            group: usize,
+            steps: &[Step],
+            zeros: &[f32],
+            grid: IntGrid,
+            codes: &mut [u8],
+        );
 
         /// Symmetric round-to-nearest of one row: per group `scale = amax / scale_div` (0 becomes the f32
         /// epsilon), `code = RNE(clamp(x / scale, qmin, qmax))`. `scale_div` is `(2^b - 1) / 2` for

@@ -46,7 +46,7 @@ mod xtx;
 pub use attention::CausalAttention;
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
-pub use generic::{LogSumExp, NonFinite};
+pub use generic::{ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};

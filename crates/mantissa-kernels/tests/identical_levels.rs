@@ -1,7 +1,7 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use mantissa_kernels::{Isa, Kernels, MatRef};
+use mantissa_kernels::{IntGrid, Isa, Kernels, MatRef, MinifloatLayout, Step};
 
 /// Lengths around every vector width, unroll and group boundary.
 const LENGTHS: [usize; 27] = [
@@ -282,6 +282,69 @@ fn quantizers() {
                 }
             }
         }
+        all
+    });
+}
+
+#[test]
+fn element_codes() {
+    // Saturating E4M3, E2M1 and a format without a negative zero.
+    let layouts = [(3, 7, 7, 0x7e, true), (1, 1, 3, 7, true), (2, 16, 7, 0x7f, false)].map(
+        |(mantissa_bits, bias, sign_bit, max_code, signed_zero)| MinifloatLayout {
+            mantissa_bits,
+            bias,
+            sign_bit,
+            max_code,
+            signed_zero,
+        },
+    );
+    let midpoints = std::array::from_fn(|i| (i as f32 - 7.0) / 8.0);
+    let orders = [std::array::from_fn(|i| i as u8), std::array::from_fn(|i| 15 - i as u8)];
+    assert_identical("element codes", |k, random, kind, len| {
+        let x = random.floats(kind, len);
+        let mut all = Vec::new();
+        let mut codes = vec![0; len];
+        for group in GROUPS {
+            let groups = len.div_ceil(group);
+            let steps: Vec<Step> = (0..groups)
+                .map(|g| (g % 2 == 0, random.unit().abs() + 1e-3))
+                .map(|(divide, s)| if divide { Step::Divide(s) } else { Step::Multiply(s) })
+                .collect();
+            let zeros: Vec<f32> = (0..groups).map(|g| (g % 16) as f32 - 8.0).collect();
+            let (mut low, mut high) = (vec![0.0; groups], vec![0.0; groups]);
+            k.group_min_max(&x, group, &mut low, &mut high);
+            all.extend(bits(&low).into_iter().chain(bits(&high)));
+            k.group_amax(&x, group, &mut high);
+            all.extend(bits(&high));
+            for layout in &layouts {
+                k.minifloat_codes(&x, group, &steps, layout, &mut codes);
+                all.extend(codes.iter().map(|&c| u64::from(c)));
+            }
+            for order in &orders {
+                k.book_codes(&x, group, &steps, &midpoints, order, &mut codes);
+                all.extend(codes.iter().map(|&c| u64::from(c)));
+            }
+            for zero_after_rounding in [false, true] {
+                let grid = IntGrid { low: -8, high: 7, zero_after_rounding };
+                k.int_codes(&x, group, &steps, &zeros, grid, &mut codes);
+                let defined = x.iter().zip(&codes).map(|(x, &c)| if x.is_nan() { 0 } else { u64::from(c) });
+                all.extend(defined);
+            }
+            let (scales, mut values) = (vec![0.5; groups], vec![0.0; len]);
+            k.dequant_i8_zero(&codes, &zeros, &scales, group, &mut values);
+            all.extend(x.iter().zip(bits(&values)).map(|(x, v)| if x.is_nan() { 0 } else { v }));
+        }
+        all
+    });
+}
+
+#[test]
+fn error_sums() {
+    assert_identical("error sums", |k, random, kind, len| {
+        let (x, y) = (random.floats(kind, len), random.floats(kind, len));
+        let sums = k.error_sums(&x, &y);
+        let mut all = vec![bits64(sums.squared_error), bits64(sums.squared_value)];
+        all.extend(bits(&[sums.max_error]));
         all
     });
 }

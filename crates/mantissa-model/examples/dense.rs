@@ -30,7 +30,8 @@ fn values(
     files: &ModelFiles,
     tensor: &mantissa_model::TensorInfo,
 ) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
-    let (Role::Linear { .. } | Role::Embedding | Role::Head, [rows, cols]) = (tensor.role, &tensor.shape[..]) else {
+    let (Role::Linear { .. } | Role::Embedding | Role::Head, [rows, cols]) = (tensor.role, &tensor.shape[..])
+    else {
         return Ok(WeightSource::tensor_f32(files, &tensor.name, &tensor.shape)?);
     };
     let module = tensor.name.trim_end_matches(".weight");

@@ -17,7 +17,7 @@ use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
 
 /// Tokens of a prompt that go through the model at a time.
-const PREFILL: usize = 512;
+pub const PREFILL: usize = 512;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -272,8 +272,17 @@ mod tests {
         let f16 = w.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
         let mut all = vec![("bf16".to_string(), Weight::Bf16(bf16)), ("f16".into(), Weight::F16(f16))];
         for text in [
-            "int4-g32", "int4-g32-asym", "int8-channel", "fp8-e4m3-channel", "nf4", "nvfp4", "mxfp4", "bf16", "q4_0",
-            "gguf-nvfp4", "tq2_0",
+            "int4-g32",
+            "int4-g32-asym",
+            "int8-channel",
+            "fp8-e4m3-channel",
+            "nf4",
+            "nvfp4",
+            "mxfp4",
+            "bf16",
+            "q4_0",
+            "gguf-nvfp4",
+            "tq2_0",
         ] {
             let scheme: Scheme = text.parse().unwrap();
             if scheme.format.codec().is_some_and(|codec| !cols.is_multiple_of(codec.elements)) {

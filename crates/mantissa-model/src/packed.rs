@@ -149,7 +149,9 @@ fn unsigned_offset(format: &Format) -> Option<u8> {
 /// The element of the code whose low four bits are `nibble`.
 fn nibble_element(format: &Format, nibble: u8) -> f32 {
     match format {
-        Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }) => f32::from((nibble << 4) as i8 >> 4),
+        Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }) => {
+            f32::from((nibble << 4) as i8 >> 4)
+        }
         _ => format.element(u32::from(nibble)),
     }
 }
@@ -191,7 +193,10 @@ mod tests {
         let Ok(q) = quantize(scheme, &weights(rows * cols), rows, cols, Given::default()) else { return };
         let Some(packed) = Packed::new(&q) else {
             let codec = q.format.codec().is_some();
-            assert!(codec || q.format.code_bits() > 8 || q.format.has_bias() || q.nested.is_some(), "{scheme}");
+            assert!(
+                codec || q.format.code_bits() > 8 || q.format.has_bias() || q.nested.is_some(),
+                "{scheme}"
+            );
             return;
         };
         let expected = q.dequantize().unwrap();

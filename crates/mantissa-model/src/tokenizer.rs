@@ -264,7 +264,8 @@ fn special_text(config: &Value, field: &str) -> Option<String> {
 fn chat_template(dir: &Path, config: Option<&Value>) -> Option<String> {
     const MAX_TEMPLATE: u64 = 1 << 20;
     let stated = config.and_then(|config| config.get("chat_template"));
-    let named = |value: &Value| value["template"].as_str().filter(|_| value["name"] == "default").map(str::to_owned);
+    let named =
+        |value: &Value| value["template"].as_str().filter(|_| value["name"] == "default").map(str::to_owned);
     match stated {
         Some(Value::String(template)) => Some(template.clone()),
         Some(Value::Array(all)) => all.iter().find_map(named),

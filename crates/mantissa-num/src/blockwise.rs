@@ -106,6 +106,11 @@ impl Decoder {
         let scaled = self.tail.map_or(scaled, |tail| scaled * tail);
         self.bias.map_or(scaled, |bias| scaled + bias)
     }
+
+    /// (`zero`, `inner`, `tail`) of the formula, for loops over many elements. `inner` is 1 in a format without scales.
+    pub const fn parts(&self) -> (f32, f32, Option<f32>) {
+        (self.zero, self.inner, self.tail)
+    }
 }
 
 /// A block's chosen parameters.
@@ -125,13 +130,21 @@ impl Block {
     const fn new(scale: u32, step: Step) -> Self {
         Block { scale, zero: 0, bias: 0.0, step }
     }
+
+    /// How a value is brought to the element's grid, for loops over many elements.
+    pub const fn step(&self) -> Step {
+        self.step
+    }
 }
 
 /// How a value is brought to the element's grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Step {
+pub enum Step {
+    /// As it is.
     Unit,
+    /// Divided by this.
     Divide(f32),
+    /// Multiplied by this.
     Multiply(f32),
     /// Every value is brought to this one.
     Constant(f32),

@@ -51,6 +51,9 @@ pub enum CodecId {
     Tq2_0,
 }
 
+type DecodeBlock = fn(&[u8], &mut [f32]);
+type EncodeBlock = fn(&[f32], &mut [u8]);
+
 /// What a codec is: sizes and the two directions.
 #[derive(Debug)]
 pub struct Codec {
@@ -60,8 +63,8 @@ pub struct Codec {
     pub elements: usize,
     /// Bytes of a block.
     pub bytes: usize,
-    decode: fn(&[u8], &mut [f32]),
-    encode: Option<fn(&[f32], &mut [u8])>,
+    decode: DecodeBlock,
+    encode: Option<EncodeBlock>,
 }
 
 impl CodecId {

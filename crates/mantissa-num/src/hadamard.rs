@@ -166,14 +166,7 @@ fn sylvester<T: Real>(x: &mut [T]) {
 }
 
 /// Multiplies the `k` elements `x[column + i·segment]` by the base matrix or its transpose.
-fn combine<T: Real>(
-    x: &mut [T],
-    segment: usize,
-    column: usize,
-    k: usize,
-    rows: &[u32],
-    transposed: bool,
-) {
+fn combine<T: Real>(x: &mut [T], segment: usize, column: usize, k: usize, rows: &[u32], transposed: bool) {
     let per_row = k.div_ceil(32);
     let negative = |i: usize, j: usize| rows[i * per_row + j / 32] >> (j % 32) & 1 == 1;
     let mut old = [T::default(); MAX_BASE];
@@ -210,7 +203,10 @@ mod tests {
         }
         let base = |n| Hadamard::new(n).map(|h| h.base());
         // 11008 and 14336 are MLP widths of Llama 2 7B and Llama 3 8B.
-        assert_eq!([base(11_008), base(14_336), base(4096), base(80)], [Some(172), Some(28), Some(1), Some(40)]);
+        assert_eq!(
+            [base(11_008), base(14_336), base(4096), base(80)],
+            [Some(172), Some(28), Some(1), Some(40)]
+        );
         assert_eq!([base(0), base(24 * 7), base(96)], [None, None, Some(12)]);
     }
 

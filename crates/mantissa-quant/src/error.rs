@@ -29,7 +29,7 @@ pub enum QuantError {
     Tokenizer(#[from] mantissa_model::TokenizerError),
     /// The recipe.
     #[error(transparent)]
-    Recipe(#[from] RecipeError),
+    Recipe(Box<RecipeError>),
     /// The source is quantized already.
     #[error("{}: found weights quantized as {convention}, allowed a dense model; give the model it was made from", .path.display())]
     AlreadyQuantized {
@@ -68,6 +68,12 @@ pub enum QuantError {
         /// What is wrong.
         error: TensorError,
     },
+    /// The caller ended the run.
+    #[error("found a request to stop, allowed to run to the end")]
+    Interrupted,
+    /// A run ended early; what it had done is kept.
+    #[error(transparent)]
+    Unfinished(Box<Unfinished>),
     /// A verification was asked to compare models of different shapes.
     #[error("{}: found a model that is not the source of {}: {what}", .reference.display(), .model.display())]
     Reference {
@@ -80,20 +86,52 @@ pub enum QuantError {
     },
 }
 
+impl From<RecipeError> for QuantError {
+    fn from(error: RecipeError) -> Self {
+        QuantError::Recipe(Box::new(error))
+    }
+}
+
+/// A run that ended early, and what of it is kept.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{error}; {done} finished tensors and layers are kept in {}: the same command goes on from there, --restart begins anew",
+    .kept.display()
+)]
+pub struct Unfinished {
+    /// Why it ended.
+    pub error: QuantError,
+    /// The staging folder.
+    pub kept: PathBuf,
+    /// Copied tensors and quantized layers in it.
+    pub done: usize,
+}
+
 impl QuantError {
     /// Whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
             QuantError::Tokenizer(e) => e.class(),
-            QuantError::Load(LoadError::Store(e)) => e.class(),
-            QuantError::Load(LoadError::Memory { .. }) => ErrorClass::Environment,
-            QuantError::Recipe(RecipeError::Io { error, .. })
-                if error.kind() != std::io::ErrorKind::NotFound =>
-            {
-                ErrorClass::Environment
-            }
+            QuantError::Load(e) => e.class(),
+            QuantError::Interrupted => ErrorClass::Environment,
+            QuantError::Unfinished(unfinished) => unfinished.error.class(),
+            QuantError::Recipe(error) => match &**error {
+                RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {
+                    ErrorClass::Environment
+                }
+                _ => ErrorClass::Input,
+            },
             _ => ErrorClass::Input,
+        }
+    }
+
+    /// Whether the caller has ended the run.
+    pub fn is_interruption(&self) -> bool {
+        match self {
+            QuantError::Interrupted => true,
+            QuantError::Unfinished(unfinished) => unfinished.error.is_interruption(),
+            _ => false,
         }
     }
 }

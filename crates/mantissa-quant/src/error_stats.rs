@@ -1,7 +1,10 @@
 //! How far a quantized tensor is from its source.
 
+use mantissa_kernels::{ErrorSums, kernels};
 use mantissa_num::Quantized;
 use serde::{Deserialize, Serialize};
+
+use crate::dequantize::Dequantizer;
 
 /// Sums over a tensor's elements, in f64; merging parts in a fixed order gives the same bits every time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -30,23 +33,19 @@ impl ErrorStats {
     pub fn of(w: &[f32], q: &Quantized) -> Self {
         let mut stats = ErrorStats::default();
         let mut row = vec![0.0; q.cols];
+        let mut dequantizer = Dequantizer::new(q);
         for (r, w) in w.chunks_exact(q.cols.max(1)).enumerate() {
-            q.dequantize_rows(r..r + 1, &mut row);
+            dequantizer.row(r, &mut row);
             stats.merge(&Self::of_values(w, &row));
         }
         stats
     }
 
-    /// Of `w` against `approximation`, element by element.
+    /// Of `w` against `approximation`, element by element. Panics if the lengths differ.
     pub fn of_values(w: &[f32], approximation: &[f32]) -> Self {
-        let mut stats = ErrorStats { count: w.len() as u64, ..Self::default() };
-        for (&w, &a) in w.iter().zip(approximation) {
-            let error = f64::from(w) - f64::from(a);
-            stats.squared_error += error * error;
-            stats.squared_value += f64::from(w) * f64::from(w);
-            stats.max_error = stats.max_error.max(error.abs() as f32);
-        }
-        stats
+        let sums = kernels().error_sums(w, approximation);
+        let ErrorSums { squared_error, squared_value, max_error } = sums;
+        ErrorStats { count: w.len() as u64, squared_error, squared_value, max_error }
     }
 
     /// Adds the sums of another part.

@@ -3,6 +3,7 @@
 //! Linear layers take the recipe's scheme; where its blocks do not divide a row, f16, which is noted. The embedding and the
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use mantissa_kernels::kernels;
@@ -12,11 +13,13 @@ use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, block_type, to_gguf_order};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
-use mantissa_store::{Committed, Dtype, Error, Manifest, StagedFile, TensorSpec, refuse_overlap, write_file_atomic};
+use mantissa_store::{
+    Committed, Dtype, Error, Manifest, StagedFile, TensorSpec, refuse_overlap, write_file_atomic,
+};
 use serde_json::json;
 
 use crate::error::{QuantError, Result};
-use crate::pipeline::{self, Outcome, Progress, Run, Sink};
+use crate::pipeline::{self, Layers, Outcome, Progress, work_of};
 use crate::plan::{Plan, PlannedLinear};
 use crate::recipe::Recipe;
 use crate::report::Report;
@@ -58,7 +61,10 @@ pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<String> {
         let block = block_type(&wanted.format).map_or(1, |ty| ty.block().0);
         if !info.cols.is_multiple_of(block) {
             let cols = info.cols;
-            notes.push(format!("{}: f16 instead of {wanted}: rows of {cols} are not multiples of {block}", info.module));
+            notes.push(format!(
+                "{}: f16 instead of {wanted}: rows of {cols} are not multiples of {block}",
+                info.module
+            ));
             *wanted = plain(minifloat::F16);
         }
     }
@@ -118,7 +124,9 @@ impl Layout {
         })?;
         let module = info.name.trim_end_matches(".weight");
         let planned = linears.iter().find(|linear| linear.info.module == module);
-        if let (Role::Linear { .. }, Some(scheme)) = (info.role, planned.and_then(|linear| linear.scheme.as_ref())) {
+        if let (Role::Linear { .. }, Some(scheme)) =
+            (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
+        {
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
             if scheme.has_outer_scale() {
                 let name = stored.replace(".weight", ".scale");
@@ -133,7 +141,12 @@ impl Layout {
             ty.row_bytes(cols).is_some() && !scheme.has_outer_scale()
         });
         let ty = ty.ok_or_else(|| {
-            fault(source, &info.name, scheme.to_string(), "a type of GGUF whose blocks divide a row, such as f16 or q8_0")
+            fault(
+                source,
+                &info.name,
+                scheme.to_string(),
+                "a type of GGUF whose blocks divide a row, such as f16 or q8_0",
+            )
         })?;
         self.tensors.push(GgufTensorSpec::new(stored.clone(), ty, info.shape.clone()));
         self.casts.push(Cast { info, stored, scheme });
@@ -145,7 +158,9 @@ impl Layout {
         self.metadata.extend(exported.metadata);
         self.notes.extend(exported.notes);
         let eos = "tokenizer.ggml.eos_token_id".to_owned();
-        if let (Some(&id), false) = (config.eos_token_ids.first(), self.metadata.iter().any(|(key, _)| *key == eos)) {
+        if let (Some(&id), false) =
+            (config.eos_token_ids.first(), self.metadata.iter().any(|(key, _)| *key == eos))
+        {
             self.metadata.push((eos, Value::U32(id)));
         }
         Ok(())
@@ -161,16 +176,21 @@ fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<Architectur
         ModelType::Llama | ModelType::Mistral => Architecture::Llama,
         ModelType::Qwen2 => Architecture::Qwen2,
         ModelType::Qwen3 => Architecture::Qwen3,
-        _ => return Err(fault(source, "model_type", "another architecture", "llama, mistral, qwen2 or qwen3")),
+        _ => {
+            return Err(fault(source, "model_type", "another architecture", "llama, mistral, qwen2 or qwen3"));
+        }
     };
     if config.hidden_act != Activation::Silu {
         return Err(fault(source, "hidden_act", "another activation", "silu"));
     }
     let cut = config.windows.iter().flatten().find(|&&window| window < config.max_position_embeddings);
     match cut {
-        Some(window) => {
-            Err(fault(source, "sliding_window", window.to_string(), "none: llama.cpp has none in this architecture"))
-        }
+        Some(window) => Err(fault(
+            source,
+            "sliding_window",
+            window.to_string(),
+            "none: llama.cpp has none in this architecture",
+        )),
         None => Ok(architecture),
     }
 }
@@ -203,12 +223,18 @@ fn rope_factors(rope: &Rope, head_dim: usize) -> Option<Vec<f32>> {
     }
 }
 
-fn rope_metadata(source: &ModelFiles, architecture: Architecture, rope: &Rope) -> Result<Vec<(String, Value)>> {
+fn rope_metadata(
+    source: &ModelFiles,
+    architecture: Architecture,
+    rope: &Rope,
+) -> Result<Vec<(String, Value)>> {
     let key = |key: &str| format!("{}.rope.scaling.{key}", architecture.name());
     let kind = |name: &str| (key("type"), Value::String(name.to_owned()));
     match &rope.scaling {
         RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(Vec::new()),
-        RopeScaling::Linear { factor } => Ok(vec![kind("linear"), (key("factor"), Value::F32(*factor as f32))]),
+        RopeScaling::Linear { factor } => {
+            Ok(vec![kind("linear"), (key("factor"), Value::F32(*factor as f32))])
+        }
         RopeScaling::Yarn(yarn) => {
             let expected = yarn_mscale(yarn.factor, 1.0);
             let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected;
@@ -249,7 +275,8 @@ fn cast_scheme(source: &ModelFiles, recipe: &Recipe, info: &TensorInfo) -> Resul
 
 fn source_scheme(source: &ModelFiles, name: &str) -> Result<Scheme> {
     let meta = source.checkpoint().get(name);
-    let meta = meta.ok_or_else(|| Error::NoTensor { path: source.dir().to_owned(), tensor: name.to_owned() })?;
+    let meta =
+        meta.ok_or_else(|| Error::NoTensor { path: source.dir().to_owned(), tensor: name.to_owned() })?;
     Ok(match meta.dtype {
         Dtype::F16 => plain(minifloat::F16),
         Dtype::BF16 => plain(minifloat::BF16),
@@ -261,30 +288,20 @@ fn plain(float: minifloat::MiniFloat) -> Scheme {
     Scheme::new(Format::plain(Code::Float(float)), Rule::Amax)
 }
 
-/// Carries out `plan` into the file `out`, and writes its manifest beside it.
+/// Carries out `plan` into the file `out`, and writes its manifest beside it. A run that is stopped begins anew.
 pub(crate) fn run(
     plan: &Plan,
     layout: &Layout,
     source: &ModelFiles,
     out: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
     let staged = StagedFile::begin(out)?;
     let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
-    let mut sink = GgufSink { writer, plan, order: layout.order };
-    let mut run = Run::new(plan, source, &mut sink, progress);
-    for cast in &layout.casts {
-        let work = write_cast(plan, source, cast, layout.order, run.sink())?;
-        run.advance(work, &cast.stored);
-    }
-    let layers = run.quantize_layers()?;
-    if let Some(factors) = &layout.rope_factors {
-        let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
-        sink.writer.write(ROPE_FACTORS, &bytes)?;
-    }
-    let digest = sink.writer.finish()?;
-    let report = Report::new(plan, layers);
+    let mut run = Run { plan, source, layout, writer, progress, done: 0 };
+    let report = run.fill()?;
+    let digest = run.writer.finish()?;
     let mut fields = pipeline::run_fields(plan);
     fields.insert("report".to_owned(), json!(report));
     let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
@@ -298,7 +315,11 @@ pub(crate) fn run(
         _ => staged.commit()?,
     }
     write_file_atomic(&beside, manifest.to_json().as_bytes())?;
-    Ok(Outcome { report, committed: Committed { path: out.to_owned(), manifest, leftover: None } })
+    Ok(Outcome {
+        report,
+        committed: Committed { path: out.to_owned(), manifest, leftover: None },
+        resumed: 0,
+    })
 }
 
 /// Where the manifest of the GGUF file `path` lies.
@@ -308,60 +329,87 @@ pub fn manifest_path(path: &Path) -> std::path::PathBuf {
     name.into()
 }
 
-/// Takes tensors in Hugging Face order and writes rows as GGUF has them.
-struct GgufSink<'a> {
-    writer: GgufWriter,
+/// A run under way.
+struct Run<'a, 'p> {
     plan: &'a Plan,
-    order: RowOrder,
+    source: &'a ModelFiles,
+    layout: &'a Layout,
+    writer: GgufWriter,
+    progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    done: u64,
 }
 
-impl Sink for GgufSink<'_> {
-    fn write(&mut self, name: &str, bytes: &[u8]) -> mantissa_store::Result<()> {
-        let hf = gguf::hf_name(name).unwrap_or_default();
-        let Some(heads) = self.order.heads(&hf) else { return self.writer.write(name, bytes) };
-        let module = hf.trim_end_matches(".weight");
-        let linear = self.plan.linears.iter().find(|linear| linear.info.module == module);
-        // A bias has one value per row.
-        let rows = linear.map_or(bytes.len() / size_of::<f32>(), |linear| linear.info.rows);
-        self.writer.write(name, &to_gguf_order(bytes, bytes.len() / rows.max(1), heads))
+impl Run<'_, '_> {
+    fn fill(&mut self) -> Result<Report> {
+        for cast in &self.layout.casts {
+            let work = self.write_cast(cast)?;
+            self.advance(work, &cast.stored)?;
+        }
+        let mut layers = Layers::new(self.plan, self.source);
+        let mut reports = Vec::new();
+        for (info, scheme) in self.plan.quantized() {
+            let (tensors, report) = layers.quantize(info, scheme)?;
+            for (name, bytes) in tensors {
+                self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
+            }
+            reports.push(report);
+            self.advance(work_of(info), &info.module)?;
+        }
+        if let Some(factors) = &self.layout.rope_factors {
+            let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
+            self.writer.write(ROPE_FACTORS, &bytes)?;
+        }
+        Ok(Report::new(self.plan, reports))
     }
 
-    fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> mantissa_store::Result<()> {
-        self.writer.write_range(name, byte_offset, bytes)
+    fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
+        self.done += work;
+        match (self.progress)(Progress { done: self.done, tensor }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(QuantError::Interrupted),
+        }
     }
-}
 
-/// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read.
-fn write_cast(
-    plan: &Plan,
-    source: &ModelFiles,
-    cast: &Cast,
-    order: RowOrder,
-    sink: &mut dyn Sink,
-) -> Result<u64> {
-    let Cast { info, stored, scheme } = cast;
-    let meta = source.checkpoint().get(&info.name);
-    let meta = meta.ok_or_else(|| Error::NoTensor { path: source.dir().to_owned(), tensor: info.name.clone() })?;
-    let cols = if info.shape.len() < 2 { 1 } else { info.shape[1] };
-    let rows = info.shape[0];
-    if info.shape.len() < 2 || order.heads(&info.name).is_some() {
-        let values = source.tensor_f32(&info.name, &info.shape)?;
-        sink.write(stored, &cast_bytes(plan, source, cast, &values, rows, cols)?)?;
-        return Ok(meta.len);
+    /// Writes tensor `stored`, which has the rows of `name` in Hugging Face order, or is a factor beside them.
+    fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
+        match self.layout.order.heads(name).filter(|_| !stored.ends_with(".scale")) {
+            Some(heads) => {
+                let moved = to_gguf_order(bytes, bytes.len() / rows.max(1), heads);
+                Ok(self.writer.write(stored, &moved)?)
+            }
+            None => Ok(self.writer.write(stored, bytes)?),
+        }
     }
-    if meta.shape != info.shape {
-        source.tensor_f32(&info.name, &info.shape)?;
+
+    /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read.
+    fn write_cast(&mut self, cast: &Cast) -> Result<u64> {
+        let Cast { info, stored, .. } = cast;
+        let meta = self.source.checkpoint().get(&info.name);
+        let meta = meta.ok_or_else(|| Error::NoTensor {
+            path: self.source.dir().to_owned(),
+            tensor: info.name.clone(),
+        })?;
+        let rows = info.shape.first().copied().unwrap_or(1);
+        let cols: usize = info.shape.iter().skip(1).product();
+        let in_panels = info.shape.len() == 2
+            && meta.shape == info.shape
+            && self.layout.order.heads(&info.name).is_none();
+        if !in_panels {
+            let values = self.source.tensor_f32(&info.name, &info.shape)?;
+            let bytes = cast_bytes(self.plan, self.source, cast, &values, rows, cols)?;
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok(meta.len);
+        }
+        let (panel, mut written) = ((PANEL / cols.max(1)).max(1), 0);
+        for first in (0..rows).step_by(panel) {
+            let n = panel.min(rows - first);
+            let values = self.source.checkpoint().read_elements_f32(&info.name, first * cols, n * cols)?;
+            let bytes = cast_bytes(self.plan, self.source, cast, &values, n, cols)?;
+            self.writer.write_range(stored, written, &bytes)?;
+            written += bytes.len() as u64;
+        }
+        Ok(meta.len)
     }
-    let mut written = 0;
-    for first in (0..rows).step_by((PANEL / cols).max(1)) {
-        let n = (PANEL / cols).max(1).min(rows - first);
-        let values = source.checkpoint().read_elements_f32(&info.name, first * cols, n * cols)?;
-        let bytes = cast_bytes(plan, source, cast, &values, n, cols)?;
-        sink.write_range(stored, written, &bytes)?;
-        written += bytes.len() as u64;
-    }
-    debug_assert!(scheme.format.codec().is_none() || rows > 0);
-    Ok(meta.len)
 }
 
 fn cast_bytes(
@@ -391,6 +439,7 @@ fn cast_bytes(
     })?;
     let linear = LinearPlan { module, scheme, input: None, rows, cols };
     let tensors = gguf::tensors(&linear, &q);
-    let tensors = tensors.map_err(|e| fault(source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
+    let tensors =
+        tensors.map_err(|e| fault(source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
     Ok(tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default())
 }

@@ -111,7 +111,9 @@ pub enum GptqError {
         allowed: &'static str,
     },
     /// A scale's block holds elements of several rows.
-    #[error("scheme {scheme} for [{rows}, {cols}]: found blocks across rows, allowed blocks within a row; use groups or channels")]
+    #[error(
+        "scheme {scheme} for [{rows}, {cols}]: found blocks across rows, allowed blocks within a row; use groups or channels"
+    )]
     Blocks {
         /// The scheme.
         scheme: String,
@@ -121,10 +123,14 @@ pub enum GptqError {
         cols: usize,
     },
     /// No input was seen.
-    #[error("Hessian: found 0 tokens of calibration, allowed at least 1; give a text with a window's length of tokens")]
+    #[error(
+        "Hessian: found 0 tokens of calibration, allowed at least 1; give a text with a window's length of tokens"
+    )]
     NoTokens,
     /// The Hessian holds NaN, infinity or a negative square.
-    #[error("Hessian: found {value} for column {column}, allowed finite values, not negative on the diagonal; the calibration overflows this layer")]
+    #[error(
+        "Hessian: found {value} for column {column}, allowed finite values, not negative on the diagonal; the calibration overflows this layer"
+    )]
     Value {
         /// First column with such a value.
         column: usize,
@@ -132,7 +138,9 @@ pub enum GptqError {
         value: f32,
     },
     /// The Hessian stays singular.
-    #[error("Hessian: found pivot {value:e} at column {column} with damping {damp}, allowed positive; round this layer to nearest")]
+    #[error(
+        "Hessian: found pivot {value:e} at column {column} with damping {damp}, allowed positive; round this layer to nearest"
+    )]
     Singular {
         /// The column.
         column: usize,
@@ -189,7 +197,12 @@ impl InverseFactor {
         Self::at(*kernels(), hessian, options, threads)
     }
 
-    fn at(kernels: Kernels, hessian: &Hessian, options: GptqOptions, threads: usize) -> Result<Self, GptqError> {
+    fn at(
+        kernels: Kernels,
+        hessian: &Hessian,
+        options: GptqOptions,
+        threads: usize,
+    ) -> Result<Self, GptqError> {
         check_options(options)?;
         let diagonal = hessian.diagonal()?;
         let dead: Vec<bool> = diagonal.iter().map(|&d| d == 0.0).collect();
@@ -216,7 +229,8 @@ impl InverseFactor {
         let cols = self.order.len();
         let rows = check_weight(w, cols)?;
         let group = group_columns(scheme, rows, cols)?;
-        let outer = outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
+        let outer =
+            outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
         let problem = solve::Problem { factor: self, scheme, outer, w, rows, cols, group };
         let (quantized, loss) = problem.solve(threads);
         let GptqOptions { act_order, groups, .. } = self.options;
@@ -243,7 +257,9 @@ impl InverseFactor {
         }
         if dead > 0 {
             let cols = self.order.len();
-            notes.push(format!("{dead} of {cols} columns have no input in the calibration; their weights are zero"));
+            notes.push(format!(
+                "{dead} of {cols} columns have no input in the calibration; their weights are zero"
+            ));
         }
         notes
     }
@@ -274,7 +290,9 @@ impl GptqResult {
             let blocks = row * groups..(row + 1) * groups;
             let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer)).collect();
             let codes = (row * q.cols..).map(|i| q.codes.get(i));
-            out.extend(g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))));
+            out.extend(
+                g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))),
+            );
         }
         Ok(out)
     }

@@ -4,21 +4,27 @@
 //! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
 #![forbid(unsafe_code)]
 
+pub mod calibrate;
+mod dequantize;
 mod error;
 mod error_stats;
 mod gguf;
 pub mod gptq;
+mod journal;
 mod pipeline;
 mod plan;
 pub mod recipe;
 mod report;
 pub mod rtn;
+mod source;
 pub mod verify;
 
-pub use error::{QuantError, Result};
+pub use error::{QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::{MANIFEST_SUFFIX, manifest_path};
+pub use journal::Start;
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use recipe::{Recipe, RecipeError};
 pub use report::{LayerReport, Report};
+pub use source::{Source, amax};

@@ -1,28 +1,37 @@
 //! The pipeline: a dense model in, a verified quantized model out, one layer in memory.
 //!
 //! Layers are read, quantized, packed and written one by one; everything else is copied in pieces. The output appears only
-//! when it is complete. Nothing in it depends on threads, time or machine.
+//! when it is complete. Nothing in it depends on threads, time or machine, nor on how often the run was interrupted: what
+//! is done is written to a [journal](crate::journal), from which the next run with the same plan goes on.
+//!
+//! Where a run ends early, its staging folder stays if going on can help: after a kill, an interruption, and an error of the
+//! environment (disk full, I/O, memory), provided that a unit of work is done. After an error in source or recipe it is
+//! removed, and so is whatever another run has left for the same output.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
-use mantissa_kernels::kernels;
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Committed, Error, ShardPlan, ShardedWriter, Staging, TensorMeta, refuse_overlap};
+use mantissa_store::{
+    Checksum, Committed, Error, ErrorClass, ShardPlan, ShardedWriter, Staging, TensorMeta, refuse_overlap,
+};
 use serde_json::{Map, Value, json};
 
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Result, Unfinished};
 use crate::gguf;
+use crate::journal::{self, Journal, Start};
 use crate::plan::Plan;
 use crate::report::{LayerReport, Report};
 use crate::rtn;
+use crate::source::{self, DenseError, DenseTensor};
 
 /// Name of the error report beside the weights.
 pub const REPORT_NAME: &str = "mantissa-report.json";
 
 /// Bytes copied at a time.
-const COPY: usize = 8 << 20;
+pub(crate) const COPY: usize = 1 << 20;
 
 /// Files beside the weights that belong to a model and are copied: everything small that is not weights.
 const MAX_SIDECAR: u64 = 256 << 20;
@@ -43,129 +52,198 @@ pub struct Outcome {
     pub report: Report,
     /// The output folder.
     pub committed: Committed,
+    /// Copied tensors and layers that were taken over from an unfinished run.
+    pub resumed: usize,
 }
 
-/// Carries out `plan` into the folder `out`.
+/// Carries out `plan` into the folder `out`. `progress` is told of every step and may end the run: between two steps, with
+/// everything done so far made durable.
 ///
 /// # Errors
-/// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold. The old content of `out`,
-/// if any, is then still in place.
+/// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold,
+/// [`QuantError::Interrupted`] where `progress` ends the run; in [`QuantError::Unfinished`] where something is kept. The
+/// old content of `out`, if any, is then still in place.
 pub fn run(
     plan: &Plan,
     source: &ModelFiles,
     out: &Path,
-    progress: &mut dyn FnMut(Progress<'_>),
+    start: Start,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Outcome> {
     if let Some(layout) = &plan.gguf {
         return gguf::run(plan, layout, source, out, progress);
     }
     refuse_overlap(source.dir(), out)?;
-    let mut staging = Staging::begin(out)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
-    let mut writer = ShardedWriter::new(staging.path(), shards, plan.metadata());
-    let mut run = Run::new(plan, source, &mut writer, progress);
+    let key = journal::key(plan, source)?;
+    let (mut staging, mut journal) = Journal::begin(out, &key, start)?;
+    let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
+    match fill(plan, source, &mut staging, &mut journal, writer, progress) {
+        Ok(report) => {
+            let kept = staging.path().to_owned();
+            let committed =
+                staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
+            Ok(Outcome { report, committed, resumed: journal.recovered() })
+        }
+        Err(error) => {
+            let keep = error.class() == ErrorClass::Environment && journal.done() > 0;
+            staging.keep(keep);
+            Err(if keep { unfinished(error, staging.path(), journal.done()) } else { error })
+        }
+    }
+}
+
+fn unfinished(error: QuantError, kept: &Path, done: usize) -> QuantError {
+    // A failure of the last step, which nothing can be taken over from, leaves no folder.
+    if !kept.exists() {
+        return error;
+    }
+    QuantError::Unfinished(Box::new(Unfinished { error, kept: kept.to_owned(), done }))
+}
+
+/// Writes everything but the manifest.
+fn fill(
+    plan: &Plan,
+    source: &ModelFiles,
+    staging: &mut Staging,
+    journal: &mut Journal,
+    mut writer: ShardedWriter,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Report> {
+    let layers = Layers::new(plan, source);
+    let mut run = Run { plan, source, layers, writer: &mut writer, journal, progress, done: 0 };
     run.copy_tensors()?;
     let layers = run.quantize_layers()?;
     for (file, digest) in writer.finish()? {
         staging.record(file, digest);
     }
     let report = Report::new(plan, layers);
-    write_json(&staging.path().join("config.json"), &plan.output_config(source)?)?;
-    write_json(&staging.path().join(REPORT_NAME), &json!(report))?;
-    copy_sidecars(source.dir(), staging.path())?;
-    let committed = staging.commit(run_fields(plan))?;
-    Ok(Outcome { report, committed })
+    write_json(staging, "config.json", &plan.output_config(source)?)?;
+    write_json(staging, REPORT_NAME, &json!(report))?;
+    copy_sidecars(source.dir(), staging)?;
+    Ok(report)
 }
 
-/// Takes tensors by name, as the container names them.
-pub(crate) trait Sink {
-    /// A whole tensor.
-    fn write(&mut self, name: &str, bytes: &[u8]) -> mantissa_store::Result<()>;
-    /// A part of a tensor.
-    fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> mantissa_store::Result<()>;
-}
-
-impl Sink for ShardedWriter {
-    fn write(&mut self, name: &str, bytes: &[u8]) -> mantissa_store::Result<()> {
-        ShardedWriter::write(self, name, bytes)
-    }
-
-    fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> mantissa_store::Result<()> {
-        ShardedWriter::write_range(self, name, byte_offset, bytes)
-    }
-}
-
-/// A run under way.
-pub(crate) struct Run<'a, 'p> {
+struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
-    writer: &'a mut dyn Sink,
-    progress: &'p mut dyn FnMut(Progress<'_>),
+    layers: Layers<'a>,
+    writer: &'a mut ShardedWriter,
+    journal: &'a mut Journal,
+    progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     done: u64,
 }
 
-impl<'a, 'p> Run<'a, 'p> {
-    pub(crate) fn new(
-        plan: &'a Plan,
-        source: &'a ModelFiles,
-        writer: &'a mut dyn Sink,
-        progress: &'p mut dyn FnMut(Progress<'_>),
-    ) -> Self {
-        Run { plan, source, writer, progress, done: 0 }
-    }
-
-    /// Where tensors go.
-    pub(crate) fn sink(&mut self) -> &mut dyn Sink {
-        self.writer
-    }
-
-    pub(crate) fn advance(&mut self, work: u64, tensor: &str) {
+impl Run<'_, '_> {
+    fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        (self.progress)(Progress { done: self.done, tensor });
+        if (self.progress)(Progress { done: self.done, tensor }).is_continue() {
+            return Ok(());
+        }
+        self.journal.sync(self.writer)?;
+        Err(QuantError::Interrupted)
     }
 
     fn copy_tensors(&mut self) -> Result<()> {
         let mut buffer = vec![0; COPY];
         for meta in &self.plan.copied {
-            self.copy_tensor(meta, &mut buffer)?;
+            match self.journal.recover(&meta.name, self.writer)? {
+                Some(_) => self.advance(meta.len, &meta.name)?,
+                None => self.copy_tensor(meta, &mut buffer)?,
+            }
         }
         Ok(())
     }
 
     fn copy_tensor(&mut self, meta: &TensorMeta, buffer: &mut [u8]) -> Result<()> {
         let mut at = 0;
+        let mut checksum = Checksum::default();
         if meta.len == 0 {
-            return Ok(self.writer.write(&meta.name, &[])?);
+            self.writer.write(&meta.name, &[])?;
         }
         while at < meta.len {
             let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(buffer.len());
             self.source.checkpoint().read_range(&meta.name, at, &mut buffer[..n])?;
             self.writer.write_range(&meta.name, at, &buffer[..n])?;
+            checksum.update(&buffer[..n]);
             at += n as u64;
-            self.advance(n as u64, &meta.name);
+            if at == meta.len {
+                let written = vec![(meta.name.clone(), checksum.finish())];
+                self.journal.record(&meta.name, written, meta.len, None, self.writer)?;
+            }
+            self.advance(n as u64, &meta.name)?;
         }
         Ok(())
     }
 
-    pub(crate) fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
+    fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
         let mut reports = Vec::new();
-        let mut shared: Option<((usize, FusedGroup), Option<f32>)> = None;
         for (info, scheme) in self.plan.quantized() {
-            // Fused partners follow each other, so the scale of the last group is enough.
-            let outer = match info.kind.fused().filter(|_| scheme.has_outer_scale()) {
-                None => None,
-                Some(group) => match shared {
-                    Some((key, outer)) if key == (info.layer, group) => outer,
-                    _ => {
-                        let outer = self.shared_outer(info.layer, group, scheme)?;
-                        shared = Some(((info.layer, group), outer));
-                        outer
-                    }
-                },
-            };
-            reports.push(self.quantize_layer(info, scheme, outer)?);
+            let recovered = self.journal.recover(&info.module, self.writer)?;
+            if let Some(report) = recovered.and_then(|unit| unit.report) {
+                reports.push(report);
+                self.advance(work_of(info), &info.module)?;
+                continue;
+            }
+            reports.push(self.quantize_layer(info, scheme)?);
+            self.advance(work_of(info), &info.module)?;
         }
         Ok(reports)
+    }
+
+    fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<LayerReport> {
+        let (tensors, report) = self.layers.quantize(info, scheme)?;
+        let mut written = Vec::with_capacity(tensors.len());
+        let mut total = 0;
+        for (name, bytes) in tensors {
+            self.writer.write(&name, &bytes)?;
+            total += bytes.len() as u64;
+            written.push((name, Checksum::of(&bytes)));
+        }
+        self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
+        Ok(report)
+    }
+}
+
+/// The tensors that a layer becomes, by name, and its error.
+type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
+
+/// The layers of a plan, quantized one after another.
+pub(crate) struct Layers<'a> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
+    shared: Option<((usize, FusedGroup), Option<f32>)>,
+}
+
+impl<'a> Layers<'a> {
+    pub(crate) fn new(plan: &'a Plan, source: &'a ModelFiles) -> Self {
+        Layers { plan, source, shared: None }
+    }
+
+    /// Reads a layer and quantizes it into the tensors of the plan's container.
+    pub(crate) fn quantize(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<QuantizedLayer> {
+        let outer = self.outer(info, scheme)?;
+        let (w, threads) = (self.open(info)?, self.plan.options.threads);
+        let quantized = rtn::quantize_source(scheme, &w, info.rows, info.cols, outer, threads);
+        let (q, stats) = quantized.map_err(|error| self.dense_error(info, error))?;
+        let plan = self.plan.linear_plan(info, scheme);
+        let tensors = self.plan.container.tensors(&plan, &q);
+        let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
+        Ok((tensors, LayerReport::new(info, scheme, stats.report())))
+    }
+
+    /// The tensor-wide scale that a layer shares with its fused partners, where it has one.
+    fn outer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<Option<f32>> {
+        let Some(group) = info.kind.fused().filter(|_| scheme.has_outer_scale()) else { return Ok(None) };
+        if let Some((key, outer)) = self.shared
+            && key == (info.layer, group)
+        {
+            return Ok(outer);
+        }
+        let outer = self.shared_outer(info.layer, group, scheme)?;
+        self.shared = Some(((info.layer, group), outer));
+        Ok(outer)
     }
 
     /// The tensor-wide scale of fused partners. vLLM runs q, k and v (gate and up) as one matrix with one global scale.
@@ -173,40 +251,27 @@ impl<'a, 'p> Run<'a, 'p> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
-                amaxes.push(kernels().amax(&self.read(info)?));
+                let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
+                let amax = source::amax(&self.open(info)?, len, threads);
+                amaxes.push(amax.map_err(|error| self.dense_error(info, error))?);
             }
         }
         Ok(rtn::shared_outer_scale(scheme, amaxes))
     }
 
-    fn quantize_layer(
-        &mut self,
-        info: &LinearInfo,
-        scheme: &Scheme,
-        outer: Option<f32>,
-    ) -> Result<LayerReport> {
-        let w = self.read(info)?;
-        let quantized = rtn::quantize(scheme, &w, info.rows, info.cols, outer, self.plan.options.threads);
-        let (q, stats) = quantized.map_err(|error| self.tensor_error(info, error))?;
-        drop(w);
-        let plan = self.plan.linear_plan(info, scheme);
-        let tensors = self.plan.container.tensors(&plan, &q);
-        let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
-        for (name, bytes) in tensors {
-            self.writer.write(&name, &bytes)?;
-        }
-        self.advance((info.rows * info.cols) as u64 * 2, &info.module);
-        Ok(LayerReport::new(info, scheme, stats.report()))
-    }
-
-    fn read(&self, info: &LinearInfo) -> Result<Vec<f32>> {
+    fn open(&self, info: &LinearInfo) -> Result<DenseTensor<'_>> {
         let name = format!("{}.weight", info.module);
-        Ok(self.source.tensor_f32(&name, &[info.rows, info.cols])?)
+        Ok(DenseTensor::open(self.source, &name, &[info.rows, info.cols])?)
     }
 
-    fn tensor_error(&self, info: &LinearInfo, error: mantissa_num::TensorError) -> QuantError {
-        let (path, tensor) = (self.source.dir().to_owned(), format!("{}.weight", info.module));
-        QuantError::Tensor { path, tensor, error }
+    fn dense_error(&self, info: &LinearInfo, error: DenseError) -> QuantError {
+        match error {
+            DenseError::Store(error) => error.into(),
+            DenseError::Tensor(error) => {
+                let (path, tensor) = (self.source.dir().to_owned(), format!("{}.weight", info.module));
+                QuantError::Tensor { path, tensor, error }
+            }
+        }
     }
 
     fn tensor_error_text(&self, info: &LinearInfo, what: String) -> QuantError {
@@ -214,19 +279,22 @@ impl<'a, 'p> Run<'a, 'p> {
     }
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
-    let text = format!("{value:#}\n");
-    std::fs::write(path, text)
-        .map_err(|error| Error::Io { path: path.to_owned(), operation: "write", error }.into())
+/// The measure of a layer in [`Plan::work_bytes`].
+pub(crate) fn work_of(info: &LinearInfo) -> u64 {
+    (info.rows * info.cols) as u64 * 2
+}
+
+fn write_json(staging: &mut Staging, file: &str, value: &Value) -> Result<()> {
+    Ok(staging.write(file, format!("{value:#}\n").as_bytes())?)
 }
 
 /// Copies tokenizer, generation settings, licence and the like: regular files of the source folder that are neither
 /// weights nor written by the pipeline itself. Names are sorted, so that the manifest is the same every time.
-fn copy_sidecars(from: &Path, to: &Path) -> Result<()> {
+fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
     const WEIGHTS: [&str; 9] = ["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "onnx", "h5", "msgpack"];
-    let io = |path: &Path, error| Error::Io { path: path.to_owned(), operation: "copy", error };
-    let entries = std::fs::read_dir(from).map_err(|e| io(from, e))?;
-    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    let io = |error| Error::Io { path: from.to_owned(), operation: "list folder", error };
+    let entries = std::fs::read_dir(from).map_err(io)?;
+    let mut paths = entries.map(|entry| Ok(entry.map_err(io)?.path())).collect::<Result<Vec<_>>>()?;
     paths.sort();
     for path in paths {
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
@@ -236,7 +304,7 @@ fn copy_sidecars(from: &Path, to: &Path) -> Result<()> {
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;
         }
-        std::fs::copy(&path, to.join(name)).map_err(|e| io(&path, e))?;
+        staging.copy(&path, name)?;
     }
     Ok(())
 }

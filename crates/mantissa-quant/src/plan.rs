@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::error::{QuantError, Result};
 use crate::gguf;
+use crate::pipeline::work_of;
 use crate::recipe::Recipe;
 
 /// How a run is to be done; nothing here changes what a scheme means.
@@ -138,9 +139,8 @@ impl Plan {
 
     /// Bytes of the source that a run reads, the measure of its progress.
     pub fn work_bytes(&self) -> u64 {
-        let linears = self.linears.iter().filter(|l| l.scheme.is_some());
-        let linears: u64 = linears.map(|l| (l.info.rows * l.info.cols) as u64 * 2).sum();
-        linears + self.copied.iter().map(|m| m.len).sum::<u64>()
+        self.quantized().map(|(info, _)| work_of(info)).sum::<u64>()
+            + self.copied.iter().map(|m| m.len).sum::<u64>()
     }
 
     /// Predicted peak of anonymous memory: the largest layer as read, as f32, as codes and packed, and a fixed part.

@@ -4,20 +4,19 @@
 //! [`mantissa_num::blockwise`]: `s_B = block(range of W over B)`, `code[n, k] = encode(W[n, k], s_B)`.
 //!
 //! Blocks are independent, so rows are cut into panels that hold whole blocks and run on several threads; the result does
-//! not depend on how many. Integers go through the fast loops of `mantissa-kernels`, which give the reference's bits.
+//! not depend on how many. A panel goes through the kernels where they have its elements and all values are finite, and
+//! through the reference otherwise; the bits are the same.
 
-use std::ops::Range;
+mod panel;
 
-use mantissa_kernels::{kernels, map_reduce_fixed};
-use mantissa_num::blockwise;
-use mantissa_num::format::{Affine, Format};
+use mantissa_kernels::for_each;
+use mantissa_num::blockwise::{self, Block};
 use mantissa_num::scheme::Rule;
-use mantissa_num::{Blocks, Code, Codes, Given, Quantized, Rounding, Scheme, TensorError, code_unit};
+use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit};
 
 use crate::error_stats::ErrorStats;
-
-/// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache.
-const PANEL: usize = 1 << 16;
+use crate::source::{self, PANEL, Source};
+use panel::Elements;
 
 /// Quantizes `w` (`[rows, cols]`, row-major) and measures the error. `outer` is the tensor-wide scale where fused partners
 /// share one; `None` takes it from `w`.
@@ -41,81 +40,150 @@ pub fn quantize(
             cols,
         });
     }
-    let outer = outer.or_else(|| scheme.outer_scale(kernels().amax(w)));
-    let grain = panel_rows(scheme.format.blocks(), rows, cols);
-    let panels = rows.div_ceil(grain);
-    let panel = |range: Range<usize>| {
-        let (first, last) = (range.start * grain, (range.end * grain).min(rows));
-        quantize_panel(scheme, &w[first * cols..last * cols], first, cols, outer)
-    };
-    let start = Ok((nothing(scheme, rows, cols, outer), ErrorStats::default()));
-    map_reduce_fixed(threads, panels, 1, panel, start, |all, part| {
-        let (mut all, mut stats): (Quantized, ErrorStats) = all?;
-        let (part, part_stats) = part?;
-        append(&mut all.codes, part.codes);
-        append(&mut all.scales, part.scales);
-        all.zeros.extend(part.zeros);
-        stats.merge(&part_stats);
-        Ok((all, stats))
-    })
+    quantize_source(scheme, w, rows, cols, outer, threads)
 }
 
-/// A tensor to which panels are appended.
-fn nothing(scheme: &Scheme, rows: usize, cols: usize, outer: Option<f32>) -> Quantized {
-    let format = scheme.format.clone();
-    let codes = match format.codec() {
-        Some(_) => Codes::Packed(Vec::with_capacity((format.total_bits(rows, cols) / 8) as usize)),
-        None => Codes::with_capacity(code_unit(&format), rows * cols),
-    };
-    let scale_unit = format.scale().map_or(1, |scale| scale.code.unit_bytes());
-    let scales = Codes::with_capacity(scale_unit, format.blocks().count(rows, cols));
-    Quantized { codes, scales, outer, ..Quantized::empty(format, rows, cols) }
-}
-
-/// Rows of a panel that holds whole blocks.
-fn panel_rows(blocks: Blocks, rows: usize, cols: usize) -> usize {
-    let unit = match blocks {
-        Blocks::Row | Blocks::Group(_) => 1,
-        Blocks::Tile { rows, .. } => rows as usize,
-        Blocks::Flat(block) => block as usize / gcd(block as usize, cols.max(1)),
-        _ => rows.max(1),
-    };
-    (PANEL / cols.max(1) / unit).max(1) * unit
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-pub(crate) fn append(all: &mut Codes, part: Codes) {
-    match (all, part) {
-        (Codes::U8(all), Codes::U8(part)) | (Codes::Packed(all), Codes::Packed(part)) => all.extend(part),
-        (Codes::U16(all), Codes::U16(part)) => all.extend(part),
-        (Codes::U32(all), Codes::U32(part)) => all.extend(part),
-        (all, part) => (0..part.len()).for_each(|i| all.push(part.get(i))),
-    }
-}
-
-fn quantize_panel(
+/// [`quantize`] of a tensor that is read panel by panel, so that its f32 values never stand in memory together (but for a
+/// single block over the whole tensor where only the reference can encode it).
+///
+/// # Errors
+/// Those of `source`, and [`TensorError::NonFinite`] as there.
+pub fn quantize_source<S: Source + ?Sized>(
     scheme: &Scheme,
-    w: &[f32],
-    first_row: usize,
+    source: &S,
+    rows: usize,
     cols: usize,
     outer: Option<f32>,
-) -> Result<(Quantized, ErrorStats), TensorError> {
-    let rows = w.len() / cols.max(1);
-    let q = match integers(scheme, w, rows, cols) {
-        Some(q) => q,
-        None => {
-            let given = Given {
-                outer: outer.filter(|_| scheme.has_outer_scale()),
-                first_index: (first_row * cols) as u64,
-            };
-            mantissa_num::quantize(scheme, w, rows, cols, given).map_err(|e| shift(e, first_row * cols))?
-        }
+    threads: usize,
+) -> Result<(Quantized, ErrorStats), S::Error> {
+    let outer = match outer.filter(|_| scheme.has_outer_scale()) {
+        None if scheme.has_outer_scale() => scheme.outer_scale(source::amax(source, rows * cols, threads)?),
+        outer => outer,
     };
-    let stats = ErrorStats::of(w, &q);
-    Ok((q, stats))
+    let mut job = Job { scheme, cols, outer, elements: Elements::of(scheme), fixed: None };
+    let one_block = scheme.format.scale().is_some() && scheme.format.blocks() == Blocks::Tensor;
+    if one_block && job.elements.is_some() {
+        let range = source::min_max(source, rows * cols, threads)?;
+        let range = range.map(|(min, max)| blockwise::Range::of(&[min, max]));
+        job.fixed = range.map(|range| scheme.block(range, false, outer));
+    }
+    if rows * cols == 0 || (one_block && job.fixed.is_none()) || !in_panels(scheme) {
+        let mut scratch = Vec::new();
+        let x = source.elements(0..rows * cols, &mut scratch)?;
+        let q = job.reference(x, rows, 0)?;
+        let stats = ErrorStats::of(x, &q);
+        return Ok((q, stats));
+    }
+    job.panels(source, rows, threads)
+}
+
+/// The tensor-wide scale that fused partners share: of the largest amax among them.
+pub fn shared_outer_scale(scheme: &Scheme, amaxes: impl IntoIterator<Item = f32>) -> Option<f32> {
+    let range = amaxes.into_iter().fold(blockwise::Range::EMPTY, blockwise::Range::with);
+    scheme.outer_scale(range.amax())
+}
+
+/// Whether a scheme's blocks follow from their own least and greatest value, so that panels of whole blocks can be quantized
+/// by themselves. Codecs, nested and float-minimum scales, rules that look at more than the range, and element formats
+/// wider than f32 go through the reference as one.
+fn in_panels(scheme: &Scheme) -> bool {
+    let format = &scheme.format;
+    let rule = matches!(
+        scheme.encoder.rule,
+        Rule::Amax
+            | Rule::Floor
+            | Rule::Ceil
+            | Rule::Even
+            | Rule::Rceil
+            | Rule::TorchaoRceil
+            | Rule::Ct
+            | Rule::Te
+            | Rule::Full
+            | Rule::Restricted
+            | Rule::Torchao
+            | Rule::NoClippingErr
+    );
+    let nested = format.scale().is_some_and(|scale| scale.nested().is_some());
+    rule && format.codec().is_none() && !format.has_bias() && !nested && code_unit(format) <= 4
+}
+
+/// What is the same for every panel of a tensor.
+struct Job<'a> {
+    scheme: &'a Scheme,
+    cols: usize,
+    outer: Option<f32>,
+    elements: Option<Elements>,
+    /// The block of a tensor with a single one.
+    fixed: Option<Block>,
+}
+
+impl Job<'_> {
+    fn panels<S: Source + ?Sized>(
+        &self,
+        source: &S,
+        rows: usize,
+        threads: usize,
+    ) -> Result<(Quantized, ErrorStats), S::Error> {
+        let (format, cols) = (&self.scheme.format, self.cols);
+        let grain = panel_rows(self.scheme, rows, cols);
+        let panels = rows.div_ceil(grain);
+        let blocks = format.blocks().count(grain, cols);
+        let mut q = self.blank(rows);
+        let mut results: Vec<Result<ErrorStats, S::Error>> =
+            (0..panels).map(|_| Ok(ErrorStats::default())).collect();
+        let codes = pieces(&mut q.codes, grain * cols, panels);
+        let scales = pieces(&mut q.scales, blocks, panels);
+        let zeros = pieces_of(&mut q.zeros, blocks, panels);
+        let parts = codes.into_iter().zip(scales).zip(zeros).zip(&mut results);
+        for_each(threads, parts.enumerate(), |(i, (((codes, scales), zeros), result))| {
+            let (first, last) = (i * grain, rows.min((i + 1) * grain));
+            let mut scratch = Vec::new();
+            *result = source.elements(first * cols..last * cols, &mut scratch).and_then(|x| {
+                let part = self.panel(x, first)?;
+                codes.copy_from(&part.codes);
+                // A single block for all is the same in every panel.
+                if self.fixed.is_none() || i == 0 {
+                    scales.copy_from(&part.scales);
+                    zeros.copy_from_slice(&part.zeros);
+                }
+                Ok(ErrorStats::of(x, &part))
+            });
+        });
+        let mut stats = ErrorStats::default();
+        for result in results {
+            stats.merge(&result?);
+        }
+        Ok((q, stats))
+    }
+
+    /// A tensor of the right size, to be filled.
+    fn blank(&self, rows: usize) -> Quantized {
+        let format = self.scheme.format.clone();
+        let blocks = format.blocks().count(rows, self.cols);
+        let codes = zeroed(code_unit(&format), rows * self.cols);
+        let scales = match format.scale() {
+            Some(scale) => zeroed(scale.code.unit_bytes(), blocks),
+            None => zeroed(1, 0),
+        };
+        let zeros = vec![0; if format.has_zero() { blocks } else { 0 }];
+        Quantized { codes, scales, outer: self.outer, zeros, ..Quantized::empty(format, rows, self.cols) }
+    }
+
+    fn panel(&self, x: &[f32], first_row: usize) -> Result<Quantized, TensorError> {
+        let fast = self.elements.as_ref().and_then(|elements| {
+            panel::quantize(self.scheme, elements, x, self.cols, self.outer, self.fixed)
+        });
+        match fast {
+            Some(q) => Ok(q),
+            None => self.reference(x, x.len() / self.cols, first_row),
+        }
+    }
+
+    fn reference(&self, x: &[f32], rows: usize, first_row: usize) -> Result<Quantized, TensorError> {
+        let first = first_row * self.cols;
+        let given = Given { outer: self.outer, first_index: first as u64 };
+        mantissa_num::quantize(self.scheme, x, rows, self.cols, given).map_err(|error| shift(error, first))
+    }
 }
 
 /// An error of a panel, with its index in the whole tensor.
@@ -128,82 +196,78 @@ fn shift(error: TensorError, first: usize) -> TensorError {
     }
 }
 
-/// The fast path: integers in groups or rows by the rules that need nothing but the range. `None` where it does not apply,
-/// and for panels with values so extreme that the reference treats them apart.
-fn integers(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> Option<Quantized> {
-    let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(scale), .. }) = &scheme.format
-    else {
-        return None;
+/// Rows of a panel that holds whole blocks; a block over all rows is chosen before.
+fn panel_rows(scheme: &Scheme, rows: usize, cols: usize) -> usize {
+    let unit = match scheme.format.blocks() {
+        Blocks::Row | Blocks::Group(_) | Blocks::Tensor => 1,
+        Blocks::Tile { rows, .. } => rows as usize,
+        Blocks::Flat(block) => block as usize / gcd(block as usize, cols),
+        _ => rows,
     };
-    let group = match blocks {
-        Blocks::Row => cols,
-        Blocks::Group(group) => *group as usize,
-        _ => return None,
-    };
-    let (rule, asymmetric) = (scheme.encoder.rule, scheme.format.has_zero());
-    let known =
-        matches!((rule, asymmetric, scale.code), (Rule::Full, false, _) | (Rule::Ct, true, Code::F32));
-    // NaN, too, is for the reference to report.
-    let amax = kernels().amax(w);
-    let extreme = amax.is_nan() || amax >= f32::MAX / 512.0;
-    if !known || extreme || cols == 0 || scheme.encoder.rounding != Rounding::NearestEven {
-        return None;
-    }
-    let per_row = cols.div_ceil(group);
-    let mut codes = vec![0i8; w.len()];
-    let mut scales = vec![0f32; rows * per_row];
-    let mut zeros = vec![0i8; if asymmetric { rows * per_row } else { 0 }];
-    let high = ((1i16 << (bits - 1)) - 1) as i8;
-    for row in 0..rows {
-        let x = &w[row * cols..][..cols];
-        let codes = &mut codes[row * cols..][..cols];
-        let scales = &mut scales[row * per_row..][..per_row];
-        if asymmetric {
-            let zeros = &mut zeros[row * per_row..][..per_row];
-            kernels().quant_int_asym(x, group, *bits, scales, zeros, codes).ok()?;
-        } else {
-            let levels = f32::from(high) + 0.5;
-            kernels().quant_int_sym(x, group, -high - 1, high, levels, scales, codes).ok()?;
-            if scale.code != Code::F32 {
-                scales.iter_mut().for_each(|s| *s = scale.code.decode(scheme.block_with_scale(*s).scale));
-                kernels().int_codes_sym(x, group, -high - 1, high, scales, codes);
-            }
-        }
-    }
-    let mut stored = Codes::with_capacity(scale.code.unit_bytes(), scales.len());
-    scales.iter().for_each(|&s| stored.push(scheme.block_with_scale(s).scale));
-    // An all-zero group has zero point 0 by this rule, where the formula gives the lowest code.
-    if asymmetric {
-        zero_empty_groups(w, cols, group, &mut zeros, &mut codes);
-    }
-    Some(Quantized {
-        format: scheme.format.clone(),
-        rows,
-        cols,
-        codes: Codes::U8(codes.into_iter().map(|c| c as u8).collect()),
-        scales: stored,
-        outer: None,
-        zeros: zeros.into_iter().map(i32::from).collect(),
-        biases: Vec::new(),
-        nested: None,
-    })
+    (PANEL / cols / unit).max(1) * unit
 }
 
-fn zero_empty_groups(w: &[f32], cols: usize, group: usize, zeros: &mut [i8], codes: &mut [i8]) {
-    let groups = w.chunks_exact(cols).zip(codes.chunks_exact_mut(cols));
-    let groups = groups.flat_map(|(w, codes)| w.chunks(group).zip(codes.chunks_mut(group)));
-    for ((w, codes), zero) in groups.zip(zeros) {
-        if w.iter().all(|&v| v == 0.0) {
-            *zero = 0;
-            codes.fill(0);
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Adds the codes of a part to those before it.
+pub(crate) fn append(all: &mut Codes, part: Codes) {
+    match (all, part) {
+        (Codes::U8(all), Codes::U8(part)) => all.extend(part),
+        (Codes::U16(all), Codes::U16(part)) => all.extend(part),
+        (Codes::U32(all), Codes::U32(part)) => all.extend(part),
+        (all, part) => (0..part.len()).for_each(|i| all.push(part.get(i))),
+    }
+}
+
+fn zeroed(unit_bytes: usize, n: usize) -> Codes {
+    match unit_bytes {
+        1 => Codes::U8(vec![0; n]),
+        2 => Codes::U16(vec![0; n]),
+        _ => Codes::U32(vec![0; n]),
+    }
+}
+
+/// A panel's part of a list of codes.
+enum Piece<'a> {
+    U8(&'a mut [u8]),
+    U16(&'a mut [u16]),
+    U32(&'a mut [u32]),
+}
+
+impl Piece<'_> {
+    fn copy_from(self, codes: &Codes) {
+        match (self, codes) {
+            (Piece::U8(piece), Codes::U8(codes)) => piece.copy_from_slice(codes),
+            (Piece::U16(piece), Codes::U16(codes)) => piece.copy_from_slice(codes),
+            (Piece::U32(piece), Codes::U32(codes)) => piece.copy_from_slice(codes),
+            // Both come from the same format.
+            _ => debug_assert!(false, "units differ"),
         }
     }
 }
 
-/// The tensor-wide scale that fused partners share: of the largest amax among them.
-pub fn shared_outer_scale(scheme: &Scheme, amaxes: impl IntoIterator<Item = f32>) -> Option<f32> {
-    let range = amaxes.into_iter().fold(blockwise::Range::EMPTY, blockwise::Range::with);
-    scheme.outer_scale(range.amax())
+fn pieces(codes: &mut Codes, size: usize, count: usize) -> Vec<Piece<'_>> {
+    match codes {
+        Codes::U8(all) => pieces_of(all, size, count).into_iter().map(Piece::U8).collect(),
+        Codes::U16(all) => pieces_of(all, size, count).into_iter().map(Piece::U16).collect(),
+        Codes::U32(all) => pieces_of(all, size, count).into_iter().map(Piece::U32).collect(),
+        // Formats with such codes are not cut into panels.
+        Codes::U64(_) | Codes::Packed(_) => Vec::new(),
+    }
+}
+
+/// `count` consecutive pieces of `size` elements; the last may be shorter, and a list that is shared or absent gives all of
+/// itself to the first.
+fn pieces_of<T>(mut all: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
+    let mut pieces = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (piece, rest) = all.split_at_mut(size.min(all.len()));
+        pieces.push(piece);
+        all = rest;
+    }
+    pieces
 }
 
 #[cfg(test)]
@@ -211,6 +275,7 @@ pub fn shared_outer_scale(scheme: &Scheme, amaxes: impl IntoIterator<Item = f32>
 mod tests {
     use super::*;
     use mantissa_num::grammar::catalogue;
+    use mantissa_num::{Code, Rounding};
 
     fn weights(n: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * i) as f32 * 0.013).sin() * (1.0 + (i % 17) as f32)).collect()
@@ -230,12 +295,28 @@ mod tests {
             "int4-g32-asym:torchao",
             "fp8-e4m3-t128x128",
             "fp8-e4m3-tensor",
+            "fp8-e5m2-channel",
+            "fp8-e4m3fnuz-g32",
+            "fp6-e2m3-g48",
             "nf4-g128",
+            "nf4-g100",
+            "fp4-bnb-g64",
             "nvfp4:te",
+            "int8-tensor-asym",
+            "int4-tensor-asym:torchao",
+            "int8-channel-asym:torchao",
+            "int4-g32:torchao",
+            "int4-g32:no-clipping-err",
+            "int3-t4x8-asym",
         ] {
             all.push(text.parse().unwrap());
         }
-        for text in ["int4-g32", "int8-channel-asym"] {
+        for mx in ["mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8"] {
+            for rule in ["floor", "ceil", "even", "rceil", "torchao-rceil", "ct"] {
+                all.push(format!("{mx}:{rule}").parse().unwrap());
+            }
+        }
+        for text in ["int4-g32", "int8-channel-asym", "fp8-e4m3-channel"] {
             let mut narrow: Scheme = text.parse().unwrap();
             narrow.format = narrow.format.with_scale_code(Code::Float(mantissa_num::minifloat::BF16));
             all.push(narrow);
@@ -261,6 +342,59 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Values at the edges of f32 and of the formats: subnormals, single outliers, ties, ranges near the limit.
+    fn extremes(rows: usize, cols: usize) -> Vec<f32> {
+        let mut state = 1u32;
+        let mut next = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        let mut w = Vec::with_capacity(rows * cols);
+        for row in 0..rows {
+            for _ in 0..cols {
+                let v = match row % 6 {
+                    0 => f32::from_bits(next() << 8),          // any exponent
+                    1 => f32::from_bits(next() & 0x00ff_ffff), // subnormal or barely normal
+                    2 => (next() % 33) as f32 * 0.25 - 4.0,    // ties
+                    3 => 2f32.powi((next() % 40) as i32 - 20) * if next() % 2 == 0 { 1.0 } else { -1.0 },
+                    4 => f32::MAX * ((next() % 5) as f32 * 0.5 - 1.0),
+                    _ => f32::from(next() % 50 == 0) * 1e30 + 1e-3 * (next() % 9) as f32,
+                };
+                w.push(if v.is_finite() { v } else { -0.0 });
+            }
+        }
+        w
+    }
+
+    #[test]
+    fn extremes_give_the_reference() {
+        for (rows, cols) in [(48, 272), (12, 96)] {
+            let w = extremes(rows, cols);
+            for scheme in schemes() {
+                let expected = mantissa_num::quantize(&scheme, &w, rows, cols, Given::default()).unwrap();
+                let (found, _) = quantize(&scheme, &w, rows, cols, None, 2).unwrap();
+                for i in 0..w.len() {
+                    let (found, expected) = (found.codes.get(i), expected.codes.get(i));
+                    assert_eq!(found, expected, "{scheme} element {i} of {cols} columns: {:e}", w[i]);
+                }
+                assert_eq!(found, expected, "{scheme}");
+            }
+        }
+    }
+
+    #[test]
+    fn non_finite_values_give_the_reference_where_they_have_codes() {
+        let mut w = weights(64 * 96);
+        (w[100], w[2000], w[5000]) = (f32::NAN, f32::INFINITY, -f32::INFINITY);
+        for text in ["f16", "bf16", "fp8-e5m2", "mxfp4", "mxfp8-e4m3:ct", "mxint8"] {
+            let scheme: Scheme = text.parse().unwrap();
+            let expected = mantissa_num::quantize(&scheme, &w, 64, 96, Given::default()).unwrap();
+            assert_eq!(quantize(&scheme, &w, 64, 96, None, 2).unwrap().0, expected, "{scheme}");
+        }
+        assert!(quantize(&"int8-tensor".parse().unwrap(), &w, 64, 96, None, 2).is_err());
+        assert!(quantize(&"nvfp4".parse().unwrap(), &w, 64, 96, None, 2).is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Verification of an artifact, by a reader that shares no code with the writer beyond the layout tables.
 //!
+//! The rows of a weight are checked on several threads; faults come in the order of the rows whatever their number.
+//!
 //! 1. The manifest's hashes.
 //! 2. Every quantized weight decoded independently ([`independent`]) and by the ordinary reader: equal bit for bit.
 //! 3. Against the source, where given: every weight within the scheme's bound, every other tensor equal byte for byte.
@@ -7,18 +9,26 @@
 
 pub mod independent;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use mantissa_kernels::map_reduce_fixed;
 use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig};
+use mantissa_num::{Code, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{MANIFEST_NAME, verify_manifest};
 use serde::Serialize;
 
+use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::plan::model_config;
+use crate::source::{DenseError, DenseTensor, PANEL, Source};
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
 const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;
+
+/// Bytes compared at a time: they stay in a core's cache.
+const COMPARED: u64 = 1 << 19;
 
 /// Tokens of the logit comparison.
 const LOGIT_TOKENS: usize = 32;
@@ -45,11 +55,11 @@ pub struct Verification {
 }
 
 /// Verifies the model folder `dir`, against the dense model `reference` where one is given. `bounded` says that the method
-/// rounds to nearest, so that an error past the scheme's bound is a fault.
+/// rounds to nearest, so that an error past the scheme's bound is a fault. The result does not depend on `threads`.
 ///
 /// # Errors
 /// [`QuantError`] for what cannot be read at all; what can be read and is wrong is a fault of the [`Verification`].
-pub fn verify(dir: &Path, reference: Option<&Path>) -> Result<Verification> {
+pub fn verify(dir: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
     let mut found = Verification::default();
     check_hashes(dir, &mut found)?;
     let files = ModelFiles::open(dir)?;
@@ -63,10 +73,11 @@ pub fn verify(dir: &Path, reference: Option<&Path>) -> Result<Verification> {
         );
     }
     for info in config.linears() {
-        check_weight(&files, source.as_ref(), &info, bounded, &mut found)?;
+        let check = WeightCheck { files: &files, source: source.as_ref(), info: &info, bounded };
+        check.run(threads, &mut found)?;
     }
     if let Some(source) = &source {
-        check_copied(&files, source, &config, &mut found)?;
+        check_copied(&files, source, &config, threads, &mut found)?;
     }
     check_logits(&files, &config, &mut found)?;
     found.ok = found.faults.is_empty();
@@ -96,91 +107,164 @@ fn rounds_to_nearest(dir: &Path) -> bool {
     report.is_some_and(|r| r.method == "rtn")
 }
 
-fn check_weight(
-    files: &ModelFiles,
-    source: Option<&ModelFiles>,
-    info: &LinearInfo,
+struct WeightCheck<'a> {
+    files: &'a ModelFiles,
+    source: Option<&'a ModelFiles>,
+    info: &'a LinearInfo,
     bounded: bool,
-    found: &mut Verification,
-) -> Result<()> {
-    let linear = files.linear(&info.module, info.rows, info.cols, false)?;
-    let Weight::Quantized(q) = &linear.weight else { return Ok(()) };
-    found.weights += 1;
-    let ours = independent::decode(files, &info.module, info.rows, info.cols)?;
-    let mut row = vec![0.0; info.cols];
-    for (r, ours) in ours.chunks_exact(info.cols).enumerate() {
-        q.dequantize_rows(r..r + 1, &mut row);
-        let differs = ours.iter().zip(&row).position(|(a, b)| a != b && !(a.is_nan() && b.is_nan()));
-        if let Some(c) = differs {
-            let (a, b) = (ours[c], row[c]);
-            let what = format!(
-                "{}: element [{r}, {c}]: independent reader {a:e}, ordinary reader {b:e}",
-                info.module
-            );
-            found.faults.push(what);
-            break;
-        }
-    }
-    let Some(source) = source else { return Ok(()) };
-    let w = source_weight(files.dir(), source, info)?;
-    let worst = worst_error(q, &w, &ours);
-    found.compared += 1;
-    found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(worst.ratio));
-    if bounded && worst.ratio > 1.0 {
-        let Worst { ratio, row, col } = worst;
-        let (w, value) = (w[row * info.cols + col], ours[row * info.cols + col]);
-        let what = format!(
-            "{}: element [{row}, {col}]: source {w:e}, stored {value:e}, {ratio:.3} × the bound",
-            info.module
-        );
-        found.faults.push(what);
-    }
-    Ok(())
 }
 
-fn source_weight(dir: &Path, source: &ModelFiles, info: &LinearInfo) -> Result<Vec<f32>> {
+/// What some rows showed.
+#[derive(Default)]
+struct Rows {
+    /// The first element that the two readers decode differently.
+    difference: Option<String>,
+    worst: Worst,
+}
+
+impl WeightCheck<'_> {
+    fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
+        let LinearInfo { module, rows, cols, .. } = self.info;
+        let linear = self.files.linear(module, *rows, *cols, false)?;
+        let Weight::Quantized(q) = &linear.weight else { return Ok(()) };
+        found.weights += 1;
+        let ours = independent::open(self.files, module, *rows, *cols)?;
+        let source =
+            self.source.map(|source| source_weight(self.files.dir(), source, self.info)).transpose()?;
+        let grain = (PANEL / (*cols).max(1)).max(1);
+        let check = |range: Range<usize>| self.rows(range, q, &ours, source.as_ref());
+        let all = map_reduce_fixed(threads, *rows, grain, check, Ok(Rows::default()), |all, part| {
+            let (mut all, part): (Rows, Rows) = (all?, part?);
+            all.difference = all.difference.or(part.difference);
+            all.worst.take(part.worst);
+            Ok::<_, QuantError>(all)
+        })?;
+        found.faults.extend(all.difference);
+        if source.is_some() {
+            found.compared += 1;
+            found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(all.worst.ratio));
+            if self.bounded && all.worst.ratio > 1.0 {
+                found.faults.push(all.worst.text(module));
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(
+        &self,
+        rows: Range<usize>,
+        q: &Quantized,
+        stored: &independent::Stored,
+        source: Option<&DenseTensor<'_>>,
+    ) -> Result<Rows> {
+        let cols = self.info.cols;
+        let mut scratch = Vec::new();
+        let w = match source {
+            Some(source) => {
+                let range = rows.start * cols..rows.end * cols;
+                Some(source.elements(range, &mut scratch).map_err(|error| self.error(error))?)
+            }
+            None => None,
+        };
+        let bound = q.format.error_bound();
+        let mut found = Rows::default();
+        let mut dequantizer = Dequantizer::new(q);
+        let (mut ours, mut theirs) = (vec![0.0; cols], vec![0.0; cols]);
+        for (i, row) in rows.enumerate() {
+            stored.row(row, &mut ours);
+            dequantizer.row(row, &mut theirs);
+            if found.difference.is_none() {
+                found.difference = self.difference(row, &ours, &theirs);
+            }
+            if let Some(w) = w {
+                worst_error(q, bound, row, &w[i * cols..][..cols], &ours, &mut found.worst);
+            }
+        }
+        Ok(found)
+    }
+
+    fn difference(&self, row: usize, ours: &[f32], theirs: &[f32]) -> Option<String> {
+        // NaN is rare: a whole row is compared before an element is looked for.
+        if ours.iter().zip(theirs).fold(true, |same, (a, b)| same & (a == b)) {
+            return None;
+        }
+        let col = ours.iter().zip(theirs).position(|(a, b)| a != b && !(a.is_nan() && b.is_nan()))?;
+        let (module, a, b) = (&self.info.module, ours[col], theirs[col]);
+        Some(format!("{module}: element [{row}, {col}]: independent reader {a:e}, ordinary reader {b:e}"))
+    }
+
+    fn error(&self, error: DenseError) -> QuantError {
+        match error {
+            DenseError::Store(error) => error.into(),
+            DenseError::Tensor(error) => {
+                let (path, tensor) = (self.files.dir().to_owned(), self.info.module.clone());
+                QuantError::Tensor { path, tensor, error }
+            }
+        }
+    }
+}
+
+fn source_weight<'a>(dir: &Path, source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {
     let name = format!("{}.weight", info.module);
     if source.is_quantized() || !source.has(&name) {
         return Err(reference_fault(dir, source.dir(), format!("it has no dense tensor {name}")));
     }
-    Ok(source.tensor_f32(&name, &[info.rows, info.cols])?)
+    Ok(DenseTensor::open(source, &name, &[info.rows, info.cols])?)
 }
 
 fn reference_fault(model: &Path, reference: &Path, what: String) -> QuantError {
     QuantError::Reference { model: PathBuf::from(model), reference: PathBuf::from(reference), what }
 }
 
+/// The element furthest from its source.
+#[derive(Clone, Copy, Default)]
 struct Worst {
+    /// Error in units of the bound.
     ratio: f64,
     row: usize,
     col: usize,
+    source: f32,
+    decoded: f32,
 }
 
-/// The largest `|w - ŵ|` in units of what nearest rounding under any rule may miss.
-fn worst_error(q: &mantissa_num::Quantized, w: &[f32], decoded: &[f32]) -> Worst {
-    let mut worst = Worst { ratio: 0.0, row: 0, col: 0 };
-    let bound = q.format.error_bound();
-    for row in 0..q.rows {
-        for (block, start, end) in q.format.blocks().runs(q.cols, row) {
-            let scale = if q.scales.is_empty() { 0 } else { q.scales.get(block) };
-            // A scale that a narrow code rounded down clips by as much as it was rounded: 1/16 for E4M3, 1/256 for bf16.
-            let slack = q
-                .format
-                .scale()
-                .map_or(0.0, |s| if s.code == mantissa_num::Code::F32 { 1e-6 } else { 0.0625 });
-            let step = q.format.decoder(scale, 0, q.outer).value(bound).abs();
-            for col in start..end {
-                let i = row * q.cols + col;
-                let error = (f64::from(w[i]) - f64::from(decoded[i])).abs();
-                let allowed = f64::from(step) * 1.0001 + f64::from(w[i].abs()) * slack;
-                let ratio = if error == 0.0 { 0.0 } else { error / allowed };
-                if ratio > worst.ratio || ratio.is_nan() {
-                    worst = Worst { ratio: if ratio.is_nan() { f64::INFINITY } else { ratio }, row, col };
-                }
-            }
+impl Worst {
+    fn take(&mut self, other: Worst) {
+        if other.ratio > self.ratio {
+            *self = other;
         }
     }
-    worst
+
+    fn text(&self, module: &str) -> String {
+        let Worst { ratio, row, col, source, decoded } = self;
+        format!(
+            "{module}: element [{row}, {col}]: source {source:e}, stored {decoded:e}, {ratio:.3} × the bound"
+        )
+    }
+}
+
+/// The largest `|w - ŵ|` of a row in units of what nearest rounding under any rule may miss, `bound` steps.
+fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32], worst: &mut Worst) {
+    // A scale that a narrow code rounded down clips by as much as it was rounded: 1/16 for E4M3, 1/256 for bf16.
+    let slack = q.format.scale().map_or(0.0, |s| if s.code == Code::F32 { 1e-6 } else { 0.0625 });
+    for (block, start, end) in q.format.blocks().runs(q.cols, row) {
+        let scale = if q.scales.is_empty() { 0 } else { q.scales.get(block) };
+        let step = f64::from(q.format.decoder(scale, 0, q.outer).value(bound).abs()) * 1.0001;
+        let allowed = |w: f32| step + f64::from(w.abs()) * slack;
+        let error = |w: f32, decoded: f32| (f64::from(w) - f64::from(decoded)).abs();
+        let (w, decoded) = (&w[start..end], &decoded[start..end]);
+        // Most blocks hold nothing worse than what was seen, which a multiplication shows; only the others divide.
+        let known = worst.ratio * (1.0 - 1e-12);
+        let within = |w, decoded| error(w, decoded) <= known * allowed(w);
+        if w.iter().zip(decoded).fold(true, |all, (&w, &decoded)| all & within(w, decoded)) {
+            continue;
+        }
+        for (i, (&source, &decoded)) in w.iter().zip(decoded).enumerate() {
+            let error = error(source, decoded);
+            let ratio = if error == 0.0 { 0.0 } else { error / allowed(source) };
+            let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
+            worst.take(Worst { ratio, row, col: start + i, source, decoded });
+        }
+    }
 }
 
 /// Tensors that are not linear weights must have been taken over byte for byte.
@@ -188,6 +272,7 @@ fn check_copied(
     files: &ModelFiles,
     source: &ModelFiles,
     config: &ModelConfig,
+    threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
     for info in config.tensors() {
@@ -200,20 +285,24 @@ fn check_copied(
             continue; // a quantized layer under its own name; compared as a weight
         }
         found.compared += 1;
-        let mut buffers = (vec![0; 1 << 20], vec![0; 1 << 20]);
-        let mut at = 0;
-        while at < ours.len {
-            let n = usize::try_from(ours.len - at).unwrap_or(usize::MAX).min(1 << 20);
-            files.checkpoint().read_range(&info.name, at, &mut buffers.0[..n])?;
-            source.checkpoint().read_range(&info.name, at, &mut buffers.1[..n])?;
-            if buffers.0[..n] != buffers.1[..n] {
-                found.faults.push(format!("{}: differs from the source", info.name));
-                break;
-            }
-            at += n as u64;
+        if !same_bytes(files, source, &info.name, ours.len, threads)? {
+            found.faults.push(format!("{}: differs from the source", info.name));
         }
     }
     Ok(())
+}
+
+fn same_bytes(a: &ModelFiles, b: &ModelFiles, name: &str, len: u64, threads: usize) -> Result<bool> {
+    let pieces = usize::try_from(len.div_ceil(COMPARED)).unwrap_or(usize::MAX);
+    let compare = |range: Range<usize>| -> Result<bool> {
+        let at = range.start as u64 * COMPARED;
+        let n = usize::try_from(COMPARED.min(len - at)).unwrap_or_default();
+        let mut bytes = (vec![0; n], vec![0; n]);
+        a.checkpoint().read_range(name, at, &mut bytes.0)?;
+        b.checkpoint().read_range(name, at, &mut bytes.1)?;
+        Ok(bytes.0 == bytes.1)
+    };
+    map_reduce_fixed(threads, pieces, 1, compare, Ok(true), |all, part| Ok(all? & part?))
 }
 
 /// Compares logits on a fixed pseudo-random text.

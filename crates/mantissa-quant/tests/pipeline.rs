@@ -1,55 +1,17 @@
 //! The pipeline on small random models: every kind of recipe, read back and verified; what must be refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::path::{Path, PathBuf};
+mod common;
 
-use mantissa_model::{ModelConfig, Role};
-use mantissa_num::round::random_u32;
-use mantissa_num::{Rounding, minifloat};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use common::{files, model};
 use mantissa_quant::verify::verify;
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, run};
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
+use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles, Weight};
-use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 use tempfile::TempDir;
-
-/// Writes a Llama of two layers (hidden 64, ffn 96: whole groups of 32, no group of 64) with random weights.
-fn model(dir: &Path, dtype: Dtype, seed: u64) -> PathBuf {
-    let path = dir.join(format!("{dtype}-{seed}"));
-    std::fs::create_dir(&path).unwrap();
-    let config = serde_json::json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
-    });
-    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
-    std::fs::write(path.join("tokenizer_config.json"), "{}").unwrap();
-    let tensors = ModelConfig::from_json(&config, "config.json").unwrap().tensors();
-    let specs = tensors.iter().map(|t| TensorSpec::new(&t.name, dtype, t.shape.clone())).collect();
-    let mut writer =
-        SafetensorsWriter::create(&path.join("model.safetensors"), specs, Default::default()).unwrap();
-    for (i, tensor) in tensors.iter().enumerate() {
-        let n: usize = tensor.shape.iter().product();
-        let norm = matches!(tensor.role, Role::Norm { .. });
-        let value = |j: usize| {
-            let uniform = random_u32(seed + i as u64, j as u64) as f32 / u32::MAX as f32 - 0.5;
-            if norm { 1.0 + 0.2 * uniform } else { 0.4 * uniform * if j % 97 == 0 { 4.0 } else { 1.0 } }
-        };
-        let bytes: Vec<u8> = (0..n).flat_map(|j| encode(dtype, value(j))).collect();
-        writer.write(&tensor.name, &bytes).unwrap();
-    }
-    writer.finish().unwrap();
-    path
-}
-
-fn encode(dtype: Dtype, x: f32) -> Vec<u8> {
-    let half =
-        |f: minifloat::MiniFloat| f.encode(x, minifloat::Overflow::Special, Rounding::NearestEven, 0) as u16;
-    match dtype {
-        Dtype::BF16 => half(minifloat::BF16).to_le_bytes().to_vec(),
-        Dtype::F16 => half(minifloat::F16).to_le_bytes().to_vec(),
-        _ => x.to_le_bytes().to_vec(),
-    }
-}
 
 fn options(threads: usize) -> Options {
     Options { threads, ..Options::default() }
@@ -58,17 +20,7 @@ fn options(threads: usize) -> Options {
 fn quantize(model: &Path, recipe: &str, out: &Path, options: Options) -> Result<Outcome, QuantError> {
     let source = ModelFiles::open(model)?;
     let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
-    run(&plan, &source, out, &mut |_| {})
-}
-
-fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut all: Vec<_> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&p).unwrap()))
-        .collect();
-    all.sort();
-    all
+    run(&plan, &source, out, Start::Resume, &mut |_| ControlFlow::Continue(()))
 }
 
 const RECIPES: &[&str] = &[
@@ -113,7 +65,7 @@ fn every_recipe_verifies_and_reads_back_what_was_measured() {
             let out = temp.path().join(format!("{dtype}-{}", recipe.replace(':', "_")));
             let outcome =
                 quantize(&source, recipe, &out, options(2)).unwrap_or_else(|e| panic!("{recipe}: {e}"));
-            let found = verify(&out, Some(&source)).unwrap();
+            let found = verify(&out, Some(&source), 2).unwrap();
             assert!(found.ok, "{dtype} {recipe}: {:?}", found.faults);
             assert_eq!(found.weights, 14, "{recipe}");
             assert!(
@@ -181,7 +133,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
         let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
         let outcome = quantize(&source, &recipe, &out, with).unwrap();
         assert_eq!((outcome.report.layers.len(), outcome.report.kept.len()), (7, 7));
-        let found = verify(&out, Some(&source)).unwrap();
+        let found = verify(&out, Some(&source), 2).unwrap();
         assert!(found.ok, "{:?}", found.faults);
         let files = ModelFiles::open(&out).unwrap();
         assert!(files.checkpoint().files().count() > 1, "sharded");
@@ -207,7 +159,7 @@ fn tampering_is_found() {
     let at = bytes.len() - 1000;
     bytes[at] ^= 0x11;
     std::fs::write(&weights, bytes).unwrap();
-    let found = verify(&out, Some(&source)).unwrap();
+    let found = verify(&out, Some(&source), 2).unwrap();
     assert!(!found.ok && found.faults.iter().any(|f| f.contains("SHA-256")), "{:?}", found.faults);
 }
 
@@ -217,10 +169,10 @@ fn another_model_is_not_the_source() {
     let out = temp.path().join("q");
     quantize(&model(temp.path(), Dtype::F32, 7), "rtn-int4-g32", &out, options(1)).unwrap();
     // Same shapes and other weights: errors far past the bound.
-    let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8))).unwrap();
+    let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8)), 2).unwrap();
     assert!(found.faults.iter().any(|f| f.contains("× the bound")), "{:?}", found.faults);
     // A quantized model is no source.
-    assert!(verify(&out, Some(&out)).is_err());
+    assert!(verify(&out, Some(&out), 2).is_err());
 }
 
 #[test]
@@ -243,7 +195,7 @@ fn what_cannot_be_stored_is_refused_before_anything_is_written() {
     // Our own container takes the ragged group.
     let native = Options { container: Some(Container::Native), ..options(1) };
     quantize(&source, "rtn-int4-g24", &out, native).unwrap();
-    assert!(verify(&out, Some(&source)).unwrap().ok);
+    assert!(verify(&out, Some(&source), 2).unwrap().ok);
     // And a quantized model is no source.
     let error = quantize(&out, "rtn-int4-g32", &temp.path().join("again"), options(1)).unwrap_err();
     assert!(matches!(error, QuantError::AlreadyQuantized { .. }), "{error}");

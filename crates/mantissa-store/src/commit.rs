@@ -7,7 +7,7 @@
 //! between them leaves no target, and the next start puts the old one back.
 //!
 //! An advisory lock beside the target keeps a second writer out. Whoever holds it knows that any other partial of
-//! the same target is an orphan of a killed process, and removes it.
+//! the same target is an orphan of a killed process, and removes it, or goes on with it ([`Staging::resume`]).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,19 +19,29 @@ use rustix::io::Errno;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
+use crate::journal::JOURNAL_NAME;
 use crate::lock::Lock;
 use crate::manifest::{MANIFEST_NAME, Manifest, files_under};
+use crate::reader::Source;
 use crate::target::{Target, require_replaceable};
+use crate::unpublished::Unpublished;
 
-/// An output folder being written. Dropped without [`Self::commit`], it removes what was written.
+/// Bytes copied at a time.
+const COPY: usize = 1 << 20;
+
+/// An output folder being written. Dropped without [`Self::commit`], it removes what was written unless told to
+/// [keep](Self::keep) it.
 #[derive(Debug)]
 pub struct Staging {
     target: Target,
     partial: PathBuf,
     recorded: BTreeMap<String, FileDigest>,
     cleaned: Vec<PathBuf>,
+    kept: bool,
     published: bool,
+    unpublished: Unpublished,
     _lock: Lock,
 }
 
@@ -53,13 +63,53 @@ impl Staging {
     /// [`Error::Output`] when another process writes it or when a folder is there that holds anything but a
     /// model, [`Error::WrongKind`] when it is a file, [`Error::Io`].
     pub fn begin(target: &Path) -> Result<Self> {
+        Self::resume(target, &mut |_| false).map(|(staging, _)| staging)
+    }
+
+    /// As [`Self::begin`], but goes on in the folder that a dead process has left and that `fits` accepts; says whether
+    /// there was one. Of such a folder the weight files and the journal are left, which the caller must check.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn resume(target: &Path, fits: &mut dyn FnMut(&Path) -> bool) -> Result<(Self, bool)> {
         let target = Target::prepare(target)?;
         let lock = Lock::acquire(&target)?;
-        let cleaned = clean_up(&target)?;
-        require_replaceable(&target.path())?;
         let partial = target.sibling(&format!("partial-{}", std::process::id()));
-        fs::create_dir(&partial).map_err(|e| Error::io(&partial, "create folder", e))?;
-        Ok(Self { target, partial, recorded: BTreeMap::new(), cleaned, published: false, _lock: lock })
+        let (cleaned, orphan) = clean_up(&target, fits)?;
+        require_replaceable(&target.path())?;
+        let unpublished = Unpublished::new(&partial, lock.path());
+        let resumed = orphan.is_some();
+        match orphan {
+            Some(orphan) => {
+                failpoint::write(|| fs::rename(&orphan, &partial))
+                    .map_err(|e| Error::io(&orphan, "take over", e))?;
+            }
+            None => failpoint::write(|| fs::create_dir(&partial))
+                .map_err(|e| Error::io(&partial, "create folder", e))?,
+        }
+        // A folder that was taken over stays if anything goes wrong before the caller decides.
+        let staging = Self {
+            target,
+            partial,
+            recorded: BTreeMap::new(),
+            cleaned,
+            kept: resumed,
+            published: false,
+            unpublished,
+            _lock: lock,
+        };
+        staging.unpublished.keep(resumed);
+        if resumed {
+            remove_all_but_weights(&staging.partial)?;
+        }
+        Ok((staging, resumed))
+    }
+
+    /// Whether what was written stays for [`Self::resume`] where this is dropped without [`Self::commit`], or the process
+    /// is told to end.
+    pub fn keep(&mut self, kept: bool) {
+        self.kept = kept;
+        self.unpublished.keep(kept);
     }
 
     /// The folder to write into.
@@ -78,7 +128,37 @@ impl Staging {
         self.recorded.insert(file.into(), digest);
     }
 
-    /// Makes every file durable, writes the manifest with `run` in it, and puts the folder in place.
+    /// Writes a file of the folder, which must not exist.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+        write_new(&self.partial.join(file), bytes)?;
+        self.record(file, FileDigest::of(bytes));
+        Ok(())
+    }
+
+    /// Copies the regular file at `from` into the folder, where it must not exist, under the name `file`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::WrongKind`], [`Error::Io`] naming the file that could not be read or written.
+    pub fn copy(&mut self, from: &Path, file: &str) -> Result<()> {
+        let source = Source::open(from, "a file to copy")?;
+        let path = self.partial.join(file);
+        let mut out = create_new(&path)?;
+        let mut piece = vec![0; COPY.min(usize::try_from(source.len()).unwrap_or(COPY))];
+        let mut at = 0;
+        while at < source.len() {
+            let n = piece.len().min(usize::try_from(source.len() - at).unwrap_or(COPY));
+            source.read_exact(at, &mut piece[..n], "read to copy")?;
+            failpoint::write(|| out.write_all(&piece[..n])).map_err(|e| Error::io(&path, "write", e))?;
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes every file durable, writes the manifest with `run` in it, and puts the folder in place. A journal is
+    /// removed.
     ///
     /// # Errors
     /// [`Error::Output`] when the target has meanwhile become something that may not be replaced, [`Error::Io`];
@@ -87,7 +167,10 @@ impl Staging {
         let manifest = self.seal(run)?;
         let path = self.target.path();
         require_replaceable(&path)?;
-        let old = replace(&self.partial, &path, &self.target)?;
+        self.remove_journal()?;
+        // Without its journal nothing can go on from here.
+        self.keep(false);
+        let old = self.unpublished.publish(|| replace(&self.partial, &path, &self.target))?;
         self.published = true;
         sync_folder(self.target.parent())?;
         let leftover = old.filter(|old| fs::remove_dir_all(old).is_err());
@@ -97,7 +180,7 @@ impl Staging {
     /// Digests and syncs what was written, and writes the manifest.
     fn seal(&self, run: Map<String, Value>) -> Result<Manifest> {
         let mut files = BTreeMap::new();
-        for file in files_under(&self.partial)? {
+        for file in files_under(&self.partial)?.into_iter().filter(|file| file != JOURNAL_NAME) {
             let path = self.partial.join(&file);
             sync_file(&path)?;
             let digest = self.digest(&file, &path)?;
@@ -109,8 +192,19 @@ impl Staging {
         Ok(manifest)
     }
 
+    /// The last step before the output is put in place: a kill in between loses what was done and nothing else.
+    fn remove_journal(&self) -> Result<()> {
+        let journal = self.partial.join(JOURNAL_NAME);
+        match failpoint::write(|| fs::remove_file(&journal)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(Error::io(&journal, "remove", error)),
+            Ok(()) => sync_folder(&self.partial),
+        }
+    }
+
     fn digest(&self, file: &str, path: &Path) -> Result<FileDigest> {
-        let len = fs::metadata(path).map_err(|e| Error::io(path, "read length", e))?.len();
+        let len =
+            failpoint::read(|| fs::metadata(path)).map_err(|e| Error::io(path, "read length", e))?.len();
         match self.recorded.get(file) {
             Some(&digest) if digest.len == len => Ok(digest),
             _ => hash_file(path),
@@ -120,7 +214,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.published {
+        if !self.published && !self.kept {
             // Nothing to report to; what stays is cleaned at the next start.
             let _ = fs::remove_dir_all(&self.partial);
         }
@@ -134,6 +228,7 @@ pub struct StagedFile {
     partial: PathBuf,
     cleaned: Vec<PathBuf>,
     published: bool,
+    unpublished: Unpublished,
     _lock: Lock,
 }
 
@@ -146,10 +241,11 @@ impl StagedFile {
     pub fn begin(target: &Path) -> Result<Self> {
         let target = Target::prepare(target)?;
         let lock = Lock::acquire(&target)?;
-        let cleaned = clean_up(&target)?;
+        let (cleaned, _) = clean_up(&target, &mut |_| false)?;
         require_file_or_nothing(&target.path())?;
         let partial = target.sibling(&format!("partial-{}", std::process::id()));
-        Ok(Self { target, partial, cleaned, published: false, _lock: lock })
+        let unpublished = Unpublished::new(&partial, lock.path());
+        Ok(Self { target, partial, cleaned, published: false, unpublished, _lock: lock })
     }
 
     /// The path to write to; no file is there yet.
@@ -170,7 +266,8 @@ impl StagedFile {
         let path = self.target.path();
         sync_file(&self.partial)?;
         require_file_or_nothing(&path)?;
-        fs::rename(&self.partial, &path).map_err(|e| Error::io(&path, "rename into place", e))?;
+        let put = || failpoint::write(|| fs::rename(&self.partial, &path));
+        self.unpublished.publish(put).map_err(|e| Error::io(&path, "rename into place", e))?;
         self.published = true;
         sync_folder(self.target.parent())
     }
@@ -196,15 +293,20 @@ pub fn write_file_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Creates a file that must not exist, writes it and makes it durable.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut file = File::create_new(path).map_err(|e| Error::io(path, "create", e))?;
-    file.write_all(bytes).map_err(|e| Error::io(path, "write", e))?;
-    file.sync_all().map_err(|e| Error::io(path, "fsync", e))
+    let mut file = create_new(path)?;
+    failpoint::write(|| file.write_all(bytes)).map_err(|e| Error::io(path, "write", e))?;
+    failpoint::write(|| file.sync_all()).map_err(|e| Error::io(path, "fsync", e))
 }
 
-/// Removes partial outputs, and puts back an old one that a kill between two renames has left aside.
-/// The caller holds the lock, so their owners are dead.
-fn clean_up(target: &Target) -> Result<Vec<PathBuf>> {
+fn create_new(path: &Path) -> Result<File> {
+    failpoint::write(|| File::create_new(path)).map_err(|e| Error::io(path, "create", e))
+}
+
+/// Removes partial outputs but the first folder that `fits`, and puts back an old output that a kill between two renames
+/// has left aside. The caller holds the lock, so their owners are dead.
+fn clean_up(target: &Target, fits: &mut dyn FnMut(&Path) -> bool) -> Result<(Vec<PathBuf>, Option<PathBuf>)> {
     let mut cleaned = Vec::new();
+    let mut kept = None;
     for aside in target.siblings_of_any_process("old")? {
         let gone = fs::symlink_metadata(target.path()).is_err();
         let settled = if gone { fs::rename(&aside, target.path()) } else { remove(&aside) };
@@ -212,10 +314,27 @@ fn clean_up(target: &Target) -> Result<Vec<PathBuf>> {
         cleaned.push(aside);
     }
     for partial in target.siblings_of_any_process("partial")? {
+        let folder = fs::symlink_metadata(&partial).is_ok_and(|m| m.is_dir());
+        if kept.is_none() && folder && fits(&partial) {
+            kept = Some(partial);
+            continue;
+        }
         remove(&partial).map_err(|e| Error::io(&partial, "clean up", e))?;
         cleaned.push(partial);
     }
-    Ok(cleaned)
+    Ok((cleaned, kept))
+}
+
+/// What a new run of the same work writes again.
+fn remove_all_but_weights(partial: &Path) -> Result<()> {
+    for entry in fs::read_dir(partial).map_err(|e| Error::io(partial, "list folder", e))? {
+        let path = entry.map_err(|e| Error::io(partial, "list folder", e))?.path();
+        let weights = path.extension().is_some_and(|extension| extension == "safetensors");
+        if !weights && path.file_name().is_none_or(|name| name != JOURNAL_NAME) {
+            remove(&path).map_err(|e| Error::io(&path, "clean up", e))?;
+        }
+    }
+    Ok(())
 }
 
 fn remove(path: &Path) -> io::Result<()> {
@@ -225,22 +344,25 @@ fn remove(path: &Path) -> io::Result<()> {
 /// Puts the folder `new` at `path`; gives where the old one is now, if there was one.
 fn replace(new: &Path, path: &Path, target: &Target) -> Result<Option<PathBuf>> {
     if fs::symlink_metadata(path).is_err() {
-        fs::rename(new, path).map_err(|e| Error::io(path, "rename into place", e))?;
+        failpoint::write(|| fs::rename(new, path)).map_err(|e| Error::io(path, "rename into place", e))?;
         return Ok(None);
     }
-    match renameat_with(CWD, new, CWD, path, RenameFlags::EXCHANGE) {
+    let exchanged = failpoint::write(|| Ok(renameat_with(CWD, new, CWD, path, RenameFlags::EXCHANGE)?));
+    let unsupported = [Errno::NOSYS, Errno::INVAL, Errno::OPNOTSUPP].map(|errno| Some(errno.raw_os_error()));
+    match exchanged {
         Ok(()) => Ok(Some(new.to_owned())),
-        Err(Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => {
+        Err(error) if unsupported.contains(&error.raw_os_error()) => {
             replace_in_two_steps(new, path, target).map(Some)
         }
-        Err(error) => Err(Error::io(path, "exchange with the old output", error.into())),
+        Err(error) => Err(Error::io(path, "exchange with the old output", error)),
     }
 }
 
 fn replace_in_two_steps(new: &Path, path: &Path, target: &Target) -> Result<PathBuf> {
     let aside = target.sibling(&format!("old-{}", std::process::id()));
-    fs::rename(path, &aside).map_err(|e| Error::io(path, "move the old output aside", e))?;
-    match fs::rename(new, path) {
+    failpoint::write(|| fs::rename(path, &aside))
+        .map_err(|e| Error::io(path, "move the old output aside", e))?;
+    match failpoint::write(|| fs::rename(new, path)) {
         Ok(()) => Ok(aside),
         Err(error) => {
             // If this fails too, the next start puts it back.
@@ -261,12 +383,12 @@ fn require_file_or_nothing(path: &Path) -> Result<()> {
 }
 
 fn sync_file(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|file| file.sync_all());
+    let synced = failpoint::write(|| File::open(path).and_then(|file| file.sync_all()));
     synced.map_err(|e| Error::io(path, "fsync", e))
 }
 
 fn sync_folder(path: &Path) -> Result<()> {
-    let synced = File::open(path).and_then(|folder| folder.sync_all());
+    let synced = failpoint::write(|| File::open(path).and_then(|folder| folder.sync_all()));
     synced.map_err(|e| Error::io(path, "fsync folder", e))
 }
 
@@ -304,7 +426,7 @@ mod tests {
         folder_with(&new, "new");
         let aside = replace_in_two_steps(&new, &target.path(), &target).unwrap();
         assert_eq!((config_of(&target.path()), config_of(&aside)), ("new".into(), "old".into()));
-        assert_eq!(clean_up(&target).unwrap(), std::slice::from_ref(&aside));
+        assert_eq!(clean_up(&target, &mut |_| false).unwrap(), (vec![aside.clone()], None));
         assert!(!aside.exists());
     }
 

@@ -319,7 +319,9 @@ impl ForeignKind {
 
     fn hint(self) -> &'static str {
         match self {
-            Self::Gguf => "give the .gguf file by its own name; where safetensors are needed, the model it was made from",
+            Self::Gguf => {
+                "give the .gguf file by its own name; where safetensors are needed, the model it was made from"
+            }
             Self::GitLfsPointer => "run `git lfs install && git lfs pull` in its folder",
             Self::Html => "the download failed (login or missing page): download it again",
             Self::Pickle | Self::Zip => {

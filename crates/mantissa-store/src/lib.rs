@@ -12,13 +12,17 @@
 //! the environment is at fault. The crate needs a Unix (positioned I/O, advisory locks, atomic exchange).
 #![forbid(unsafe_code)]
 
+pub mod checksum;
 pub mod commit;
 pub mod convention;
 pub mod dtype;
 pub mod error;
+#[doc(hidden)]
+pub mod failpoint;
 pub mod gguf;
 pub mod hash;
 mod header_json;
+pub mod journal;
 pub mod json;
 mod lock;
 pub mod manifest;
@@ -27,17 +31,21 @@ pub mod safetensors;
 pub mod shard_plan;
 pub mod shards;
 pub mod target;
+mod unpublished;
 mod widen;
 pub mod writer;
 
+pub use checksum::Checksum;
 pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result};
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file};
+pub use journal::{JOURNAL_NAME, Journal};
 pub use manifest::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
 pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use shard_plan::{DEFAULT_SHARD_BYTES, Shard, ShardPlan, ShardedWriter};
 pub use shards::Checkpoint;
 pub use target::refuse_overlap;
+pub use unpublished::abandon_unpublished;
 pub use writer::{SafetensorsWriter, TensorSpec};

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::error::{Error, OutputFault, Result};
+use crate::failpoint;
 use crate::target::Target;
 
 /// Held until dropped; the system releases it when the process dies, so a stale file locks nobody out.
@@ -41,6 +42,11 @@ impl Lock {
         }
         Err(Error::output(&target.path(), OutputFault::Busy { owner: "of changing id".to_owned() }))
     }
+
+    /// The lock file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl Drop for Lock {
@@ -51,14 +57,10 @@ impl Drop for Lock {
 }
 
 fn open(path: &Path) -> Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        // A link planted in a shared folder must not have its target truncated.
-        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-        .open(path)
-        .map_err(|e| Error::io(path, "create lock file", e))
+    let mut options = OpenOptions::new();
+    // A link planted in a shared folder must not have its target truncated.
+    options.read(true).write(true).create(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    failpoint::write(|| options.open(path)).map_err(|e| Error::io(path, "create lock file", e))
 }
 
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
@@ -71,8 +73,8 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 fn write_owner(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())
+    failpoint::write(|| file.set_len(0))?;
+    failpoint::write(|| writeln!(file, "{}", std::process::id()))
 }
 
 fn owner(file: &mut File) -> String {

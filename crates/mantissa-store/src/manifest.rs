@@ -10,6 +10,7 @@ use std::path::{Component, Path};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result, Shown};
+use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
 use crate::json;
 
@@ -136,7 +137,9 @@ pub(crate) fn files_under(dir: &Path) -> Result<Vec<String>> {
     let mut folders = vec![String::new()];
     while let Some(folder) = folders.pop() {
         let path = dir.join(&folder);
-        for entry in fs::read_dir(&path).map_err(|e| Error::io(&path, "list folder", e))? {
+        for entry in
+            failpoint::read(|| fs::read_dir(&path)).map_err(|e| Error::io(&path, "list folder", e))?
+        {
             let entry = entry.map_err(|e| Error::io(&path, "list folder", e))?;
             let kind = entry.file_type().map_err(|e| Error::io(&entry.path(), "read type", e))?;
             let name = format!("{folder}{}", entry.file_name().to_string_lossy());

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, JsonFault, Result};
+use crate::failpoint;
 
 /// An open regular file whose length was taken once, at opening.
 ///
@@ -21,10 +22,12 @@ impl Source {
     /// Opens `path`, which must be a regular file. `expected` names what was looked for.
     pub(crate) fn open(path: &Path, expected: &'static str) -> Result<Self> {
         // Looked at before it is opened: opening a pipe would wait for its writer.
-        let before = fs::metadata(path).map_err(|e| missing_or_io(path, expected, "open", e))?;
+        let before =
+            failpoint::read(|| fs::metadata(path)).map_err(|e| missing_or_io(path, expected, "open", e))?;
         require_regular(path, &before, expected)?;
-        let file = File::open(path).map_err(|e| missing_or_io(path, expected, "open", e))?;
-        let opened = file.metadata().map_err(|e| Error::io(path, "read length", e))?;
+        let file =
+            failpoint::read(|| File::open(path)).map_err(|e| missing_or_io(path, expected, "open", e))?;
+        let opened = failpoint::read(|| file.metadata()).map_err(|e| Error::io(path, "read length", e))?;
         require_regular(path, &opened, expected)?;
         Ok(Self { path: path.to_owned(), file, len: opened.len() })
     }
@@ -39,7 +42,8 @@ impl Source {
 
     /// Fills `buf` from byte `offset`.
     pub(crate) fn read_exact(&self, offset: u64, buf: &mut [u8], operation: &'static str) -> Result<()> {
-        self.file.read_exact_at(buf, offset).map_err(|e| Error::io(&self.path, operation, e))
+        failpoint::read(|| self.file.read_exact_at(buf, offset))
+            .map_err(|e| Error::io(&self.path, operation, e))
     }
 
     /// `len` bytes from byte `offset`, which the caller has checked against [`Self::len`].

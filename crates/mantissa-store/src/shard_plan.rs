@@ -108,6 +108,8 @@ pub struct ShardedWriter {
 #[derive(Debug)]
 enum State {
     Pending,
+    /// Perhaps on disk, begun by another process.
+    Left,
     Open(SafetensorsWriter),
     Done(FileDigest),
 }
@@ -122,12 +124,57 @@ impl ShardedWriter {
         Self { dir: dir.to_owned(), plan, metadata, states, shard_of }
     }
 
+    /// As [`Self::new`], in a folder where another process has begun the same files. What [`Self::recover`] does not find
+    /// is to be written again.
+    pub fn resume(dir: &Path, plan: ShardPlan, metadata: BTreeMap<String, String>) -> Self {
+        let mut writer = Self::new(dir, plan, metadata);
+        writer.states.iter_mut().for_each(|state| *state = State::Left);
+        writer
+    }
+
+    /// Counts these tensors as written where all of them are on disk with these [checksums](crate::Checksum); says whether
+    /// they are.
+    ///
+    /// # Errors
+    /// [`Error::Write`] for a tensor written before, [`Error::Io`].
+    pub fn recover(&mut self, tensors: &[(String, u64)]) -> Result<bool> {
+        for (name, checksum) in tensors {
+            let Some(&at) = self.shard_of.get(name) else { return Ok(false) };
+            match self.left(at)? {
+                Some(writer) if writer.holds(name, *checksum)? => {}
+                _ => return Ok(false),
+            }
+        }
+        for (name, _) in tensors {
+            let at = self.shard(name)?;
+            self.open(name, at, 0)?.count_as_written(name)?;
+        }
+        for (name, _) in tensors {
+            self.close_if_complete(self.shard(name)?)?;
+        }
+        Ok(true)
+    }
+
+    /// Makes durable what was written.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&self) -> Result<()> {
+        self.states.iter().try_for_each(|state| match state {
+            State::Open(writer) => writer.sync(),
+            _ => Ok(()),
+        })
+    }
+
     /// Writes a whole tensor; see [`SafetensorsWriter::write`].
     ///
     /// # Errors
     /// As [`SafetensorsWriter::create`], [`SafetensorsWriter::write`] and [`SafetensorsWriter::finish`].
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let at = self.shard(name)?;
+        if self.nothing_to_write(at, bytes) {
+            return Ok(());
+        }
         self.open(name, at, 0)?.write(name, bytes)?;
         self.close_if_complete(at)
     }
@@ -138,6 +185,9 @@ impl ShardedWriter {
     /// As [`SafetensorsWriter::create`], [`SafetensorsWriter::write_range`] and [`SafetensorsWriter::finish`].
     pub fn write_range(&mut self, name: &str, byte_offset: u64, bytes: &[u8]) -> Result<()> {
         let at = self.shard(name)?;
+        if self.nothing_to_write(at, bytes) {
+            return Ok(());
+        }
         self.open(name, at, byte_offset)?.write_range(name, byte_offset, bytes)?;
         self.close_if_complete(at)
     }
@@ -164,8 +214,14 @@ impl ShardedWriter {
         known.ok_or_else(|| Error::write(&self.dir, name, WriteFault::Unknown))
     }
 
+    /// Tensors without bytes may come after the last byte of their file.
+    fn nothing_to_write(&self, at: usize, bytes: &[u8]) -> bool {
+        bytes.is_empty() && matches!(self.states[at], State::Done(_))
+    }
+
     /// The writer of shard `at`, created if nothing was written there yet.
     fn open(&mut self, name: &str, at: usize, offset: u64) -> Result<&mut SafetensorsWriter> {
+        self.left(at)?;
         if let State::Pending = self.states[at] {
             self.states[at] = State::Open(self.create(at)?);
         }
@@ -173,6 +229,26 @@ impl ShardedWriter {
             State::Open(writer) => Ok(writer),
             // A complete file holds every byte of its tensors, so this write repeats one.
             _ => Err(Error::write(&self.dir, name, WriteFault::Twice { offset })),
+        }
+    }
+
+    /// The writer of shard `at` if there is one, perhaps of a file that another process has begun.
+    fn left(&mut self, at: usize) -> Result<Option<&SafetensorsWriter>> {
+        if let State::Left = self.states[at] {
+            let shard = &self.plan.shards[at];
+            let path = self.dir.join(&shard.file_name);
+            self.states[at] =
+                match SafetensorsWriter::reopen(&path, shard.specs.clone(), self.metadata.clone())? {
+                    Some(writer) => State::Open(writer),
+                    None => {
+                        remove_if_there(&path)?;
+                        State::Pending
+                    }
+                };
+        }
+        match &self.states[at] {
+            State::Open(writer) => Ok(Some(writer)),
+            _ => Ok(None),
         }
     }
 
@@ -193,13 +269,21 @@ impl ShardedWriter {
     }
 
     fn finish_shard(&mut self, at: usize) -> Result<FileDigest> {
+        self.left(at)?;
         let digest = match std::mem::replace(&mut self.states[at], State::Pending) {
-            State::Pending => self.create(at)?.finish()?,
+            State::Pending | State::Left => self.create(at)?.finish()?,
             State::Open(writer) => writer.finish()?,
             State::Done(digest) => digest,
         };
         self.states[at] = State::Done(digest);
         Ok(digest)
+    }
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, "clean up", error)),
+        _ => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, OutputFault, Result};
+use crate::failpoint;
 use crate::manifest::{MANIFEST_NAME, Manifest, files_under};
 
 /// Refuses an output that is the input, lies inside it or contains it; neither the output nor its parents need
@@ -44,7 +45,7 @@ impl Target {
         let (Some(parent), Some(name)) = (resolved.parent(), resolved.file_name()) else {
             return Err(Error::output(path, OutputFault::NoName));
         };
-        fs::create_dir_all(parent).map_err(|e| Error::io(parent, "create folder", e))?;
+        failpoint::write(|| fs::create_dir_all(parent)).map_err(|e| Error::io(parent, "create folder", e))?;
         Ok(Self { parent: parent.to_owned(), name: name.to_owned() })
     }
 
@@ -67,7 +68,7 @@ impl Target {
         let prefix = prefix.as_encoded_bytes();
         let list_error = |e| Error::io(&self.parent, "list folder", e);
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.parent).map_err(list_error)? {
+        for entry in failpoint::read(|| fs::read_dir(&self.parent)).map_err(list_error)? {
             let name = entry.map_err(list_error)?.file_name();
             let pid = name.as_encoded_bytes().strip_prefix(prefix);
             if pid.is_some_and(|pid| !pid.is_empty() && pid.iter().all(u8::is_ascii_digit)) {

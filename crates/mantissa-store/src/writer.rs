@@ -4,19 +4,24 @@
 //! by name, a compact header padded with spaces to 8 bytes.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 use serde_json::json;
 
+use crate::checksum::Checksum;
 use crate::dtype::{Dtype, byte_len};
 use crate::error::{Error, OutputFault, Result, WriteFault};
+use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
-use crate::safetensors::{LENGTH_BYTES, MAX_HEADER_BYTES, TensorMeta, shape_text};
+use crate::safetensors::{MAX_HEADER_BYTES, TensorMeta, shape_text};
+
+/// Bytes read at a time.
+const PIECE: u64 = 1 << 20;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,30 +69,77 @@ impl SafetensorsWriter {
     /// [`Error::Write`] for a name given twice or a shape without a byte length, [`Error::Output`] when the
     /// header would be too long, [`Error::Io`] when the file exists, or cannot be created, or the disk is full.
     pub fn create(path: &Path, specs: Vec<TensorSpec>, metadata: BTreeMap<String, String>) -> Result<Self> {
-        let placed = place(path, specs)?;
-        let header = header(path, &placed, &metadata)?;
-        let tensors = move_behind(placed, header.len() as u64);
-        let end = tensors.last().map_or(header.len() as u64, |meta| meta.offset + meta.len);
-        Self::create_laid_out(path, &header, tensors, end)
+        let layout = Layout::new(path, specs, &metadata)?;
+        Self::create_laid_out(path, layout)
     }
 
-    /// Creates a file of any format that is a header and, at the offsets of `tensors`, their bytes; `end` bytes in all.
-    pub(crate) fn create_laid_out(
-        path: &Path,
-        header: &[u8],
-        tensors: Vec<TensorMeta>,
-        end: u64,
-    ) -> Result<Self> {
-        let file = File::create_new(path).map_err(|e| Error::io(path, "create", e))?;
-        let begun = reserve_space(&file, end).and_then(|()| file.write_all_at(header, 0));
+    /// Creates a file of any format that is a header and, at their offsets, the bytes of tensors.
+    pub(crate) fn create_laid_out(path: &Path, layout: Layout) -> Result<Self> {
+        let Layout { header, tensors, end } = layout;
+        let file = failpoint::write(|| File::create_new(path)).map_err(|e| Error::io(path, "create", e))?;
+        let begun = failpoint::write(|| reserve_space(&file, end))
+            .and_then(|()| failpoint::write(|| file.write_all_at(&header, 0)));
         if let Err(error) = begun {
             // Our own file of a moment ago; the error that matters is the one above.
             let _ = fs::remove_file(path);
             return Err(Error::io(path, "reserve disk space", error));
         }
-        let by_name = tensors.iter().enumerate().map(|(i, meta)| (meta.name.clone(), i)).collect();
-        let tensors = tensors.into_iter().map(|meta| (meta, Written::default())).collect();
-        Ok(Self { path: path.to_owned(), file, tensors, by_name })
+        Ok(Self::of(path, file, tensors))
+    }
+
+    /// Opens a file that [`Self::create`] has begun with the same arguments and nobody has finished; `None` where there is
+    /// no such file. Every byte counts as missing until [`Self::count_as_written`] says otherwise.
+    ///
+    /// # Errors
+    /// As [`Self::create`] for the arguments, [`Error::Io`].
+    pub fn reopen(
+        path: &Path,
+        specs: Vec<TensorSpec>,
+        metadata: BTreeMap<String, String>,
+    ) -> Result<Option<Self>> {
+        let Layout { header, tensors, end } = Layout::new(path, specs, &metadata)?;
+        let mut options = OpenOptions::new();
+        // Not through a link, which in a shared folder somebody else may have planted, and not waiting for a pipe.
+        options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+        let Ok(file) = failpoint::read(|| options.read(true).write(true).open(path)) else { return Ok(None) };
+        let found = failpoint::read(|| file.metadata()).map_err(|e| Error::io(path, "read length", e))?;
+        if !found.is_file() || found.nlink() != 1 || found.len() != end {
+            return Ok(None);
+        }
+        let mut begun = vec![0; header.len()];
+        failpoint::read(|| file.read_exact_at(&mut begun, 0))
+            .map_err(|e| Error::io(path, "read header", e))?;
+        Ok((begun == header).then(|| Self::of(path, file, tensors)))
+    }
+
+    fn of(path: &Path, file: File, tensors: Vec<(TensorMeta, Written)>) -> Self {
+        let by_name = tensors.iter().enumerate().map(|(i, (meta, _))| (meta.name.clone(), i)).collect();
+        Self { path: path.to_owned(), file, tensors, by_name }
+    }
+
+    /// Whether the tensor's bytes on disk have this [`Checksum`].
+    ///
+    /// # Errors
+    /// [`Error::Write`] when the name is unknown, [`Error::Io`].
+    pub fn holds(&self, name: &str, checksum: u64) -> Result<bool> {
+        Ok(self.checksum(self.position(name)?)? == checksum)
+    }
+
+    /// Counts a tensor that is on disk already as written.
+    ///
+    /// # Errors
+    /// [`Error::Write`] when the name is unknown or a byte was written before.
+    pub fn count_as_written(&mut self, name: &str) -> Result<()> {
+        let at = self.position(name)?;
+        self.claim(at, 0, self.tensors[at].0.len)
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&self) -> Result<()> {
+        failpoint::write(|| self.file.sync_data()).map_err(|e| Error::io(&self.path, "fsync", e))
     }
 
     /// Writes a whole tensor.
@@ -139,7 +191,7 @@ impl SafetensorsWriter {
                 return Err(Error::write(&self.path, &meta.name, fault));
             }
         }
-        self.file.sync_all().map_err(|e| Error::io(&self.path, "fsync", e))?;
+        failpoint::write(|| self.file.sync_all()).map_err(|e| Error::io(&self.path, "fsync", e))?;
         hash_file(&self.path)
     }
 
@@ -153,13 +205,58 @@ impl SafetensorsWriter {
     }
 
     fn write_at(&mut self, at: usize, byte_offset: u64, bytes: &[u8]) -> Result<()> {
+        self.claim(at, byte_offset, byte_offset + bytes.len() as u64)?;
+        let offset = self.tensors[at].0.offset + byte_offset;
+        failpoint::write(|| self.file.write_all_at(bytes, offset))
+            .map_err(|e| Error::io(&self.path, "write tensor", e))
+    }
+
+    fn claim(&mut self, at: usize, start: u64, end: u64) -> Result<()> {
         let (meta, written) = &mut self.tensors[at];
         written
-            .claim(byte_offset, byte_offset + bytes.len() as u64)
-            .map_err(|offset| Error::write(&self.path, &meta.name, WriteFault::Twice { offset }))?;
-        self.file
-            .write_all_at(bytes, meta.offset + byte_offset)
-            .map_err(|e| Error::io(&self.path, "write tensor", e))
+            .claim(start, end)
+            .map_err(|offset| Error::write(&self.path, &meta.name, WriteFault::Twice { offset }))
+    }
+
+    /// Of the tensor's bytes on disk.
+    fn checksum(&self, at: usize) -> Result<u64> {
+        let meta = &self.tensors[at].0;
+        let mut sum = Checksum::default();
+        let mut piece = vec![0; usize::try_from(meta.len.min(PIECE)).unwrap_or(0)];
+        let mut done = 0;
+        while done < meta.len {
+            let n = usize::try_from((meta.len - done).min(PIECE)).unwrap_or(0);
+            failpoint::read(|| self.file.read_exact_at(&mut piece[..n], meta.offset + done))
+                .map_err(|e| Error::io(&self.path, "read tensor", e))?;
+            sum.update(&piece[..n]);
+            done += n as u64;
+        }
+        Ok(sum.finish())
+    }
+}
+
+/// What a file will look like.
+pub(crate) struct Layout {
+    header: Vec<u8>,
+    tensors: Vec<(TensorMeta, Written)>,
+    /// Bytes of the file.
+    end: u64,
+}
+
+impl Layout {
+    fn new(path: &Path, specs: Vec<TensorSpec>, metadata: &BTreeMap<String, String>) -> Result<Self> {
+        let placed = place(path, specs)?;
+        let header = header(path, &placed, metadata)?;
+        let data = placed.last().map_or(0, |meta| meta.offset + meta.len);
+        Ok(Self::of(header, placed, data))
+    }
+
+    /// A header, tensors with offsets from its end, and `data` bytes behind it.
+    pub(crate) fn of(header: Vec<u8>, placed: Vec<TensorMeta>, data: u64) -> Self {
+        let start = header.len() as u64;
+        let shift = |meta: TensorMeta| TensorMeta { offset: meta.offset + start, ..meta };
+        let tensors = placed.into_iter().map(|meta| (shift(meta), Written::default())).collect();
+        Self { header, tensors, end: start + data }
     }
 }
 
@@ -253,13 +350,6 @@ fn header(path: &Path, tensors: &[TensorMeta], metadata: &BTreeMap<String, Strin
     let mut bytes = found.to_le_bytes().to_vec();
     bytes.append(&mut json);
     Ok(bytes)
-}
-
-/// Turns offsets within the data into offsets within the file.
-fn move_behind(placed: Vec<TensorMeta>, header: u64) -> Vec<TensorMeta> {
-    debug_assert!(header >= LENGTH_BYTES);
-    let shift = |meta: TensorMeta| TensorMeta { offset: meta.offset + header, ..meta };
-    placed.into_iter().map(shift).collect()
 }
 
 /// Sets the length and takes the disk space now: a full disk is found before hours of work, not after.

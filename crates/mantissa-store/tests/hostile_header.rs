@@ -39,7 +39,7 @@ fn header_text() {
     ] {
         match error_of(&file_of(text, b"")) {
             Error::Header { fault: HeaderFault::Json { position, .. }, .. } if at > 0 => {
-                assert_eq!(position, at)
+                assert_eq!(position, at);
             }
             Error::Header { fault: HeaderFault::Json { .. }, .. } | Error::Tensor { .. } => {}
             other => panic!("{other}"),

@@ -12,7 +12,9 @@ use clap::{Args, Parser};
 use serde::Serialize;
 
 use crate::commands::{self, Command};
-use crate::error::{BadInput, Exit, GateFailed, OverMemory, exit_of, one_line};
+use crate::error::{BadInput, Exit, GateFailed, OverMemory, exit_of, one_line, print_error};
+use crate::interrupt;
+use crate::memory::{self, Limit};
 use crate::output::{self, parse_bytes};
 use crate::progress::{Progress, Unit};
 
@@ -24,7 +26,8 @@ use crate::progress::{Progress, Unit};
   mantissa schemes
   mantissa cast weights.safetensors --scheme int4-g32 --out weights-int4.safetensors
 
-Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage, 3 environment (I/O, memory, disk).")]
+Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage, 3 environment (I/O, memory, disk), 130 and 143 stopped by
+SIGINT and SIGTERM.")]
 struct Cli {
     #[command(flatten)]
     common: Common,
@@ -48,7 +51,7 @@ struct Common {
     /// Seed of everything random
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Memory ceiling, such as 12G or 800M (powers of 1000) or 4Gi (powers of 1024)
+    /// Memory ceiling, such as 12G or 800M (powers of 1000) or 4Gi (powers of 1024) [default: what is available]
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// Fail (exit 1) where something would only be warned of
@@ -147,17 +150,20 @@ impl Context {
         output::to_stdout(human)
     }
 
-    /// Refuses work that needs more than `--memory` allows, before it begins.
+    /// Refuses work that needs more memory than `--memory` allows, or, without it, than the machine has available, before it
+    /// begins.
     ///
     /// # Errors
     /// [`OverMemory`] with both sizes.
-    pub fn require_memory(&self, what: &str, bytes: u64) -> Result<()> {
-        match self.memory {
-            Some(allowed) if bytes > allowed => {
-                Err(OverMemory { what: what.into(), needs: bytes, allowed }.into())
-            }
-            _ => Ok(()),
+    pub fn require_memory(&self, what: &str, needs: u64) -> Result<()> {
+        let (allowed, limit) = match self.memory {
+            Some(allowed) => (allowed, Limit::Option),
+            None => (memory::available().unwrap_or(u64::MAX), Limit::Available),
+        };
+        if needs > allowed {
+            return Err(OverMemory { what: what.into(), needs, allowed, limit }.into());
         }
+        Ok(())
     }
 }
 
@@ -178,6 +184,7 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
         Err(error) => return usage(&error),
     };
     let result = Context::new(cli.common).and_then(|context| {
+        interrupt::watch()?;
         mantissa_kernels::init()?;
         commands::run(cli.command, &context)
     });
@@ -222,10 +229,6 @@ fn usage_line(rendered: &str) -> String {
         .map(|p| p.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
         .collect();
     kept.join("; ") + "; --help shows what is allowed"
-}
-
-fn print_error(message: &str) {
-    let _ = writeln!(io::stderr().lock(), "error: {}", one_line(message));
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {

@@ -1,11 +1,15 @@
 //! Errors of the command line, and whose fault an error is.
 
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use mantissa_model::LoadError;
+use mantissa_eval::EvalError;
+use mantissa_model::{GenerateError, LoadError};
+use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
 
+use crate::interrupt;
+use crate::memory::Limit;
 use crate::output::bytes;
 
 /// How the process ends.
@@ -19,6 +23,10 @@ pub enum Exit {
     Input = 2,
     /// I/O, memory, disk, or a bug of ours.
     Environment = 3,
+    /// Stopped by SIGINT.
+    Interrupted = 130,
+    /// Stopped by SIGTERM.
+    Terminated = 143,
 }
 
 impl From<Exit> for ExitCode {
@@ -55,16 +63,18 @@ impl BadInput {
     }
 }
 
-/// The work does not fit under `--memory`.
+/// The work needs more memory than there is.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: needs {}, --memory allows {}; raise it or use fewer --threads", bytes(*.needs), bytes(*.allowed))]
+#[error("{what}: needs {}, {} {}; {}", bytes(*.needs), bytes(*.allowed), .limit.verb(), .limit.hint())]
 pub struct OverMemory {
     /// The work.
     pub what: String,
     /// Bytes it needs.
     pub needs: u64,
-    /// Bytes allowed.
+    /// Bytes that it may have.
     pub allowed: u64,
+    /// Who says so.
+    pub limit: Limit,
 }
 
 /// Standard output cannot be written.
@@ -89,21 +99,35 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         // Whoever reads has seen enough, as with `| head`.
         return Some(if error.kind() == io::ErrorKind::BrokenPipe { Exit::Done } else { Exit::Environment });
     }
-    if let Some(error) = error.downcast_ref::<mantissa_store::Error>() {
-        return Some(of_store(error));
+    if let Some(error) = error.downcast_ref::<QuantError>() {
+        return Some(if error.is_interruption() {
+            interrupt::received().unwrap_or(Exit::Interrupted)
+        } else {
+            of_class(error.class())
+        });
     }
-    match error.downcast_ref::<LoadError>()? {
-        LoadError::Store(error) => Some(of_store(error)),
-        LoadError::Memory { .. } => Some(Exit::Environment),
-        _ => None,
-    }
+    // The libraries' errors stand in for their causes, so that each must be asked.
+    let store = || error.downcast_ref().map(mantissa_store::Error::class);
+    let load = || error.downcast_ref().map(LoadError::class);
+    let generate = || error.downcast_ref().map(GenerateError::class);
+    let eval = || match error.downcast_ref()? {
+        EvalError::Load(error) => Some(error.class()),
+        _ => Some(ErrorClass::Input),
+    };
+    store().or_else(load).or_else(generate).or_else(eval).map(of_class)
 }
 
-fn of_store(error: &mantissa_store::Error) -> Exit {
-    match error.class() {
+fn of_class(class: ErrorClass) -> Exit {
+    match class {
         ErrorClass::Input => Exit::Input,
         ErrorClass::Environment => Exit::Environment,
     }
+}
+
+/// One line on standard error.
+pub fn print_error(message: &str) {
+    // Nothing can be done where standard error is gone.
+    let _ = writeln!(io::stderr().lock(), "error: {}", one_line(message));
 }
 
 /// `text` on one line.
@@ -115,6 +139,7 @@ pub fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
     use anyhow::Context;
+    use mantissa_quant::Unfinished;
     use std::path::Path;
 
     #[test]
@@ -124,15 +149,26 @@ mod tests {
         let store_io = mantissa_store::Error::Io { path: "p".into(), operation: "read", error: io() };
         let wrapped =
             LoadError::Store(mantissa_store::Error::Io { path: "p".into(), operation: "read", error: io() });
-        let cases: [(anyhow::Error, Exit); 8] = [
+        let disk = || mantissa_store::Error::Io { path: "p".into(), operation: "write", error: io() };
+        let over = OverMemory { what: "w".into(), needs: 2, allowed: 1, limit: Limit::Option };
+        let memory = || LoadError::Memory { what: "KV cache", bytes: 1 };
+        let unfinished =
+            |error| QuantError::Unfinished(Box::new(Unfinished { error, kept: "p".into(), done: 1 }));
+        let cases: [(anyhow::Error, Exit); 14] = [
             (GateFailed::new("kl").into(), Exit::Gate),
             (BadInput::new("a", "b", "c").into(), Exit::Input),
-            (OverMemory { what: "w".into(), needs: 2, allowed: 1 }.into(), Exit::Environment),
+            (over.into(), Exit::Environment),
             (StdoutError(io()).into(), Exit::Environment),
             (StdoutError(io::ErrorKind::BrokenPipe.into()).into(), Exit::Done),
             (store_input.into(), Exit::Input),
             (store_io.into(), Exit::Environment),
             (wrapped.into(), Exit::Environment),
+            (QuantError::Store(disk()).into(), Exit::Environment),
+            (unfinished(disk().into()).into(), Exit::Environment),
+            (unfinished(QuantError::Interrupted).into(), Exit::Interrupted),
+            (GenerateError::Plan(memory()).into(), Exit::Environment),
+            (GenerateError::EmptyPrompt.into(), Exit::Input),
+            (EvalError::Load(memory()).into(), Exit::Environment),
         ];
         for (error, exit) in cases {
             assert_eq!(exit_of(&error), exit, "{error}");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
+use crate::memory::kib_field;
 use crate::output::{bytes, count};
 
 /// Time between two lines where standard error is no terminal.
@@ -170,9 +171,7 @@ impl Lines {
 
 /// Anonymous resident memory of this process in bytes; `None` where the system does not say.
 pub fn anonymous_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
 }
 
 #[cfg(test)]

@@ -41,6 +41,18 @@ pub(crate) fn dequant_int8_zero(codes: &[u8], zeros: &[f32], scales: &[f32], gro
     }
 }
 
+#[inline(always)]
+pub(crate) fn dequant_i8_zero(codes: &[u8], zeros: &[f32], scales: &[f32], group: usize, out: &mut [f32]) {
+    check8("dequant_i8_zero", codes, scales, group, out);
+    assert_eq!(zeros.len(), scales.len(), "dequant_i8_zero: zeros and scales differ in length");
+    let groups = codes.chunks(group).zip(out.chunks_mut(group));
+    for ((codes, out), (&zero, &scale)) in groups.zip(zeros.iter().zip(scales)) {
+        for (out, &code) in out.iter_mut().zip(codes) {
+            *out = (f32::from(code as i8) - zero) * scale;
+        }
+    }
+}
+
 /// `out[i] = decode(nibble i, i / group)`.
 #[inline(always)]
 fn each_nibble(codes: &[u8], group: usize, out: &mut [f32], decode: impl Fn(u8, usize) -> f32) {

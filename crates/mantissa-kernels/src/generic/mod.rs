@@ -6,6 +6,8 @@
 mod activation;
 mod convert;
 mod dequant;
+mod encode;
+mod error;
 mod exp;
 mod gemm_f64;
 mod gemv;
@@ -25,7 +27,11 @@ pub(crate) use convert::{
 };
 #[cfg(target_arch = "x86_64")]
 pub(crate) use dequant::check4;
-pub(crate) use dequant::{dequant_int4_zero, dequant_int8_zero, dequant_lut4, dequant_lut8};
+pub(crate) use dequant::{dequant_i8_zero, dequant_int4_zero, dequant_int8_zero, dequant_lut4, dequant_lut8};
+pub use encode::{IntGrid, MinifloatLayout, Step};
+pub(crate) use encode::{book_codes, int_codes, minifloat_codes};
+pub use error::ErrorSums;
+pub(crate) use error::{error_sums, group_amax, group_min_max};
 pub(crate) use exp::exp_inplace;
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};

@@ -64,7 +64,7 @@ pub(crate) fn sum_terms_f64<S: Simd>(simd: S, x: &[f32], term: impl Fn(f32) -> f
 #[inline(always)]
 pub(crate) fn amax<S: Simd>(simd: S, x: &[f32]) -> f32 {
     let lanes = fold(simd, x, 0.0, 0.0, |lanes, x| simd.max_abs(lanes, x));
-    max_bits(simd.to_array(lanes))
+    simd.max_lane(lanes)
 }
 
 #[inline(always)]
@@ -82,7 +82,7 @@ pub(crate) fn min_max<S: Simd>(simd: S, x: &[f32]) -> (f32, f32) {
         (low, high) = (simd.lesser(low, x), simd.greater(high, x));
         magnitude = simd.max_abs(magnitude, simd.load(&padded(tail, 0.0)));
     }
-    if max_bits(simd.to_array(magnitude)).is_nan() {
+    if simd.max_lane(magnitude).is_nan() {
         return (f32::NAN, f32::NAN);
     }
     (tree(simd.to_array(low), lesser), tree(simd.to_array(high), greater))
@@ -122,12 +122,6 @@ fn fold<S: Simd>(
         lanes = step(lanes, simd.load(&padded(tail, fill)));
     }
     lanes
-}
-
-/// The greatest of the lanes by their bits, none of which is negative.
-#[inline(always)]
-fn max_bits(lanes: [f32; LANES]) -> f32 {
-    f32::from_bits(tree(lanes.map(f32::to_bits), u32::max))
 }
 
 #[inline(always)]

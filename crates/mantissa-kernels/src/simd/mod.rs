@@ -35,6 +35,8 @@ pub(crate) trait Simd: Copy {
     /// The maximum, as integers, of the bits of `a` (not negative) and of `|b|`: orders finite < infinite <
     /// NaN.
     fn max_abs(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The greatest lane by its bits; no lane is negative.
+    fn max_lane(self, a: Self::F32) -> f32;
 
     fn splat_f64(self, x: f64) -> Self::F64;
     fn load_f64(self, x: &[f64; LANES]) -> Self::F64;
@@ -97,6 +99,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn max_abs(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| f32::from_bits(a[i].to_bits().max(b[i].to_bits() & 0x7fff_ffff)))
+    }
+
+    #[inline(always)]
+    fn max_lane(self, a: [f32; LANES]) -> f32 {
+        f32::from_bits(a.into_iter().fold(0, |max, v| v.to_bits().max(max)))
     }
 
     #[inline(always)]

@@ -74,6 +74,7 @@ impl Simd for Avx2 {
         fn max_abs(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [max_abs_256(a[0], b[0]), max_abs_256(a[1], b[1])]
         }
+        fn max_lane(self, a: [__m256; 2]) -> f32 { max_lane_256(a) }
         fn splat_f64(self, x: f64) -> [__m256d; 4] { [_mm256_set1_pd(x); 4] }
         fn load_f64(self, x: &[f64; LANES]) -> [__m256d; 4] {
             [
@@ -110,6 +111,17 @@ fn max_abs_256(a: __m256, b: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), magnitude))
 }
 
+/// The greatest of 16 lanes, none negative, whose bits are then ordered as integers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max_lane_256(a: [__m256; 2]) -> f32 {
+    let eight = _mm256_max_epi32(_mm256_castps_si256(a[0]), _mm256_castps_si256(a[1]));
+    let four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+    let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+    let one = _mm_max_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two));
+    f32::from_bits(_mm_cvtsi128_si32(one) as u32)
+}
+
 impl Simd for Avx512 {
     type F32 = __m512;
     type F64 = [__m512d; 2];
@@ -127,6 +139,9 @@ impl Simd for Avx512 {
         fn greater(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(b, a) }
         fn lesser(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(b, a) }
         fn max_abs(self, a: __m512, b: __m512) -> __m512 { max_abs_512(a, b) }
+        fn max_lane(self, a: __m512) -> f32 {
+            f32::from_bits(_mm512_reduce_max_epi32(_mm512_castps_si512(a)) as u32)
+        }
         fn splat_f64(self, x: f64) -> [__m512d; 2] { [_mm512_set1_pd(x); 2] }
         fn load_f64(self, x: &[f64; LANES]) -> [__m512d; 2] {
             [_mm512_loadu_pd(x.as_ptr()), _mm512_loadu_pd(x.as_ptr().add(8))]

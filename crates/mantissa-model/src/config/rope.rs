@@ -68,12 +68,15 @@ fn parse_scaling(
 
 /// One divisor for each frequency; no config of transformers says this, a GGUF file does.
 fn factors(fields: Fields<'_>, count: usize) -> Result<RopeScaling, ConfigError> {
-    let positive = |value: &serde_json::Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
+    let positive =
+        |value: &serde_json::Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
     let listed = fields.get("factors").and_then(|value| value.as_array());
     let parsed: Option<Vec<f32>> = listed.and_then(|list| list.iter().map(positive).collect());
     match parsed.filter(|factors| factors.len() == count) {
         Some(factors) => Ok(RopeScaling::Factors(factors)),
-        None => Err(fields.error("factors", format!("{count} finite numbers greater than 0, half of head_dim"))),
+        None => {
+            Err(fields.error("factors", format!("{count} finite numbers greater than 0, half of head_dim")))
+        }
     }
 }
 

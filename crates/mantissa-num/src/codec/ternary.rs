@@ -31,7 +31,7 @@ fn decode_tq1_0(block: &[u8], out: &mut [f32]) {
     let d = f16_at(block, 52);
     for_each_trit(|element, byte, trit| {
         let rest = block[byte].wrapping_mul(POWERS[trit]);
-        let digit = u16::from(rest) * 3 >> 8;
+        let digit = (u16::from(rest) * 3) >> 8;
         out[element] = (f32::from(digit) - 1.0) * d;
     });
 }

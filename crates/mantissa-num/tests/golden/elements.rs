@@ -1,7 +1,7 @@
 //! `elements_decode`, `elements_encode`: code ↔ f32 of every element format.
 
 use mantissa_num::minifloat::{self, MiniFloat, Overflow};
-use mantissa_num::{Rounding, Scheme, e8m0};
+use mantissa_num::{Given, Rounding, Scheme, e8m0, quantize};
 
 use crate::support::{Get, open, same};
 
@@ -109,4 +109,27 @@ fn integers_round_to_even_and_clamp() {
             }
         }
     }
+}
+
+/// No data has these elements: tf32 against rounding by addition, f64 and ternary against what they are.
+#[test]
+fn wide_elements_and_ternary_are_their_formulas() {
+    let random = |i: u64| f32::from_bits(mantissa_num::round::random_u32(9, i));
+    let mut x: Vec<f32> = (0..20_000).map(random).filter(|v| !v.is_nan()).collect();
+    x.extend([0.0, -0.0, f32::MIN_POSITIVE, f32::from_bits(1), f32::INFINITY, f32::MAX, -f32::MAX]);
+    let run =
+        |name: &str, x: &[f32]| quantize(&name.parse().unwrap(), x, 1, x.len(), Given::default()).unwrap();
+    for (x, tf32) in x.iter().zip(run("tf32", &x).dequantize().unwrap()) {
+        let bits = x.to_bits();
+        let rounded = (bits + 0xfff + (bits >> 13 & 1)) & !0x1fff;
+        assert_eq!(tf32.to_bits(), if x.is_finite() { rounded } else { bits }, "{x:e}");
+    }
+    let f64s = run("f64", &x);
+    let wide: Vec<u8> = x.iter().flat_map(|&v| f64::from(v).to_le_bytes()).collect();
+    assert_eq!(f64s.codes.to_le_bytes(), wide);
+    assert_eq!(f64s.dequantize().unwrap(), x);
+    // Mean magnitude 1.5: halves go to the even neighbour, 0.
+    let ternary = run("ternary-tensor", &[0.0, -0.75, 0.8, 4.45]);
+    assert_eq!(ternary.dequantize().unwrap(), [0.0, 0.0, 1.5, 1.5]);
+    assert_eq!(run("ternary-tensor:amax", &[0.5, -0.6, 1.0]).dequantize().unwrap(), [0.0, -1.0, 1.0]);
 }

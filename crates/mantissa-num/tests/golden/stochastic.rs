@@ -1,7 +1,7 @@
 //! `stochastic_rounding`: the two bf16 maps for a given random word, and exact probabilities.
 
-use mantissa_num::minifloat::{BF16, E2M1, E4M3, E5M2, MiniFloat, Overflow};
 use mantissa_num::Rounding;
+use mantissa_num::minifloat::{BF16, E2M1, E4M3, E5M2, MiniFloat, Overflow};
 
 use crate::support::{Get, assert_codes, open};
 

@@ -69,7 +69,8 @@ impl Problem<'_> {
         });
         let Panel { codes, scales, zeros, losses } = all;
         let (rows, cols, outer) = (self.rows, self.cols, self.outer);
-        let quantized = Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) };
+        let quantized =
+            Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) };
         // Row by row in their order, whatever the panels were.
         (quantized, losses.into_iter().sum())
     }
@@ -130,7 +131,8 @@ impl Problem<'_> {
 
     /// Quantizes the positions `cut` of one row, writing `e` of each, and updates the row up to `cut.end`.
     fn quantize_columns(&self, row: &mut Row<'_>, cut: Span<usize>, errors: &mut [f64]) {
-        let InverseFactor { kernels, options: GptqOptions { groups, .. }, order, dead, upper, .. } = self.factor;
+        let InverseFactor { kernels, options: GptqOptions { groups, .. }, order, dead, upper, .. } =
+            self.factor;
         let (k, format, is_static) = (self.cols, &self.scheme.format, *groups == GroupOrder::Static);
         // Before this block's own updates: what the published code takes a group's range from.
         let lazy = if *groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };

@@ -53,8 +53,20 @@ fn options() -> impl Iterator<Item = GptqOptions> {
 
 /// Every family of schemes whose blocks lie within rows of 192 columns.
 const SCHEMES: [&str; 14] = [
-    "int4-g32", "int4-g32-asym", "int3-channel-asym", "int2-g48", "int4-g160", "int8-channel", "int4-g32:restricted",
-    "fp8-e4m3-channel", "mxfp4", "mxint8", "nvfp4", "nvfp4:te", "nf4", "bf16",
+    "int4-g32",
+    "int4-g32-asym",
+    "int3-channel-asym",
+    "int2-g48",
+    "int4-g160",
+    "int8-channel",
+    "int4-g32:restricted",
+    "fp8-e4m3-channel",
+    "mxfp4",
+    "mxint8",
+    "nvfp4",
+    "nvfp4:te",
+    "nf4",
+    "bf16",
 ];
 
 /// The loop of the paper without blocks, on the whole matrix.
@@ -152,7 +164,11 @@ fn the_loss_is_that_of_the_codes_and_not_above_round_to_nearest() {
             for options in options() {
                 let result = gptq(&scheme, &w, &hessian, options, None, 1).unwrap();
                 let exact = hessian.loss(&w, &result.dequantize().unwrap());
-                assert!((result.loss - exact).abs() <= 1e-6 * exact, "{text} {options:?}: {} {exact}", result.loss);
+                assert!(
+                    (result.loss - exact).abs() <= 1e-6 * exact,
+                    "{text} {options:?}: {} {exact}",
+                    result.loss
+                );
                 assert!(exact <= baseline, "{text} seed {seed} {options:?}: {exact} for {baseline}");
                 ratios.push(exact / baseline);
             }
@@ -196,7 +212,8 @@ fn dead_columns_become_zero_and_touch_nothing_else() {
             let keep = |(i, v): (usize, &f32)| (!dead.contains(&(i % cols))).then_some(*v);
             m.iter().enumerate().filter_map(keep).collect()
         };
-        let alone = gptq(&"int4-channel".parse().unwrap(), &live(&w), &hessian(&live(&x), 61), options, None, 1);
+        let alone =
+            gptq(&"int4-channel".parse().unwrap(), &live(&w), &hessian(&live(&x), 61), options, None, 1);
         let alone = alone.unwrap();
         assert_eq!(alone.dequantize().unwrap(), live(&values), "{options:?}");
         assert!((alone.loss - result.loss).abs() <= 1e-9 * alone.loss, "{} {}", alone.loss, result.loss);
@@ -256,7 +273,10 @@ fn what_cannot_be_done_is_refused() {
     assert!(matches!(error, GptqError::Option { option: "block", .. }), "{error}");
     w[100] = f32::INFINITY;
     let error = run("int4-g32", &w, &hessian, usual);
-    assert!(matches!(error, GptqError::Weight(TensorError::NonFinite { index: 100, count: 1, .. })), "{error}");
+    assert!(
+        matches!(error, GptqError::Weight(TensorError::NonFinite { index: 100, count: 1, .. })),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! A second decoder of quantized weights, written from the format descriptions and not from the writer: bits are taken one
-//! by one from a big number of the byte stream, values come from arithmetic in f64, and nothing but the layout tables
-//! (code books, the packing of each convention) is shared with `mantissa-num`.
+//! A second decoder of quantized weights, written from the format descriptions and not from the writer: a code's value comes
+//! from arithmetic in f64, once for each code of a tensor; codes are cut from the byte stream by their bit positions; and
+//! nothing but the layout tables (code books, the packing of each convention) is shared with `mantissa-num`.
 
 use std::path::Path;
 
@@ -17,6 +17,19 @@ type Result<T> = std::result::Result<T, Error>;
 /// # Errors
 /// A tensor that is missing or does not hold enough bytes.
 pub fn decode(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Vec<f32>> {
+    let stored = open(files, module, rows, cols)?;
+    let mut values = vec![0.0; rows * cols];
+    for (row, out) in values.chunks_exact_mut(cols.max(1)).enumerate() {
+        stored.row(row, out);
+    }
+    Ok(values)
+}
+
+/// Reads the weight of linear layer `module` (`[rows, cols]`), to be decoded row by row.
+///
+/// # Errors
+/// As [`decode`].
+pub(super) fn open(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Stored> {
     let reader = Reader { files, module, rows, cols };
     let has = |suffix: &str| files.has(&format!("{module}.{suffix}"));
     if has("weight.packed") {
@@ -30,7 +43,89 @@ pub fn decode(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Res
     } else if has("weight_scale") {
         reader.one_byte_codes()
     } else {
-        files.checkpoint().read_f32(&format!("{module}.weight"))
+        reader.dense()
+    }
+}
+
+/// A weight as stored: codes, what each code stands for, and the factors of its blocks.
+pub(super) struct Stored {
+    cols: usize,
+    bytes: Vec<u8>,
+    /// Bits of a code.
+    bits: usize,
+    /// Bits from the start of one row to the start of the next.
+    row_bits: usize,
+    /// Whether the first of two nibbles is the high one.
+    high_first: bool,
+    /// Value of each code; empty for f32 bit patterns.
+    values: Vec<f32>,
+    scales: Option<Scales>,
+    /// One per scale; empty where all are 0.
+    zeros: Vec<f32>,
+    /// A second factor, the same for all.
+    tail: Option<f32>,
+}
+
+impl Stored {
+    /// Decodes row `row` into `out` (`[cols]`).
+    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+        self.elements(row, out);
+        let Some(scales) = &self.scales else { return };
+        let mut start = 0;
+        while start < self.cols {
+            let (at, end) = scales.run(row, start, self.cols);
+            let (scale, zero) = (scales.values[at], self.zeros.get(at).copied().unwrap_or(0.0));
+            for v in &mut out[start..end] {
+                *v = (*v - zero) * scale;
+            }
+            start = end;
+        }
+        if let Some(tail) = self.tail {
+            out.iter_mut().for_each(|v| *v *= tail);
+        }
+    }
+
+    /// What the codes of a row stand for, before scaling.
+    fn elements(&self, row: usize, out: &mut [f32]) {
+        let first = row * self.row_bits;
+        let bytes = &self.bytes[first / 8..];
+        // Rows of code books follow each other within a byte.
+        let whole = first.is_multiple_of(8);
+        match self.bits {
+            32 => out.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
+            16 => out
+                .iter_mut()
+                .zip(bytes.as_chunks::<2>().0)
+                .for_each(|(v, b)| *v = self.values[usize::from(u16::from_le_bytes(*b))]),
+            8 => out.iter_mut().zip(bytes).for_each(|(v, &b)| *v = self.values[usize::from(b)]),
+            4 if whole => self.nibbles(bytes, out),
+            bits => {
+                for (i, v) in out.iter_mut().enumerate() {
+                    *v = self.values[usize::from(self.field(first + i * bits))];
+                }
+            }
+        }
+    }
+
+    /// Two codes to the byte.
+    fn nibbles(&self, bytes: &[u8], out: &mut [f32]) {
+        let (pairs, last) = out.as_chunks_mut::<2>();
+        let (first, second) = if self.high_first { (4, 0) } else { (0, 4) };
+        for (pair, byte) in pairs.iter_mut().zip(bytes) {
+            *pair = [first, second].map(|shift| self.values[usize::from(byte >> shift & 15)]);
+        }
+        if let ([v], Some(byte)) = (last, bytes.get(pairs.len())) {
+            *v = self.values[usize::from(byte >> first & 15)];
+        }
+    }
+
+    /// The code at bit `at` of the stream.
+    fn field(&self, at: usize) -> u8 {
+        if self.high_first {
+            let byte = self.bytes[at / 8];
+            return if at.is_multiple_of(8) { byte >> 4 } else { byte & 15 };
+        }
+        field(&self.bytes, at, self.bits)
     }
 }
 
@@ -94,6 +189,31 @@ struct Scales {
     down: usize,
     across: usize,
     side: (usize, usize),
+    /// Instead of a grid: elements of a block of the flattened tensor, and of a row.
+    flat: Option<(usize, usize)>,
+}
+
+impl Scales {
+    /// The scale of (`row`, `start`), and the column of `cols` at which another begins.
+    fn run(&self, row: usize, start: usize, cols: usize) -> (usize, usize) {
+        let (at, end) = match self.flat {
+            Some((block, per_row)) => {
+                let (block, i) = (block.max(1), row * per_row + start);
+                (i / block, start + block - i % block)
+            }
+            None => {
+                let (rows, side) = (self.side.0.max(1), self.side.1.max(1));
+                let (down, across) = ((row / rows).min(self.down - 1), (start / side).min(self.across - 1));
+                (down * self.across + across, (start / side + 1) * side)
+            }
+        };
+        (at.min(self.values.len() - 1), end.min(cols))
+    }
+
+    fn map(mut self, f: impl Fn(f32) -> f32) -> Self {
+        self.values.iter_mut().for_each(|scale| *scale = f(*scale));
+        self
+    }
 }
 
 impl Reader<'_> {
@@ -121,10 +241,12 @@ impl Reader<'_> {
         let values = match meta.dtype {
             // The native container keeps both kinds of 8-bit scale as raw bytes; the scheme tells them apart.
             Dtype::U8 | Dtype::F8E8M0 if !self.native_scheme().starts_with("nvfp4") => {
-                self.bytes(suffix)?.into_iter().map(power_of_two).collect()
+                let values: [f32; 256] = std::array::from_fn(|code| power_of_two(code as u8));
+                self.bytes(suffix)?.into_iter().map(|code| values[usize::from(code)]).collect()
             }
             Dtype::U8 | Dtype::F8E4M3 => {
-                self.bytes(suffix)?.into_iter().map(|b| mini_float(b.into(), 4, 3, 7) as f32).collect()
+                let values = float_values(4, 3, 7);
+                self.bytes(suffix)?.into_iter().map(|code| values[usize::from(code)]).collect()
             }
             _ => self.files.checkpoint().read_f32(&name)?,
         };
@@ -139,7 +261,7 @@ impl Reader<'_> {
         let block = self.block(&meta.name);
         let even = |n: usize, blocks: usize| n.div_ceil(blocks.max(1)).max(1);
         let side = block.unwrap_or((even(self.rows, down), even(self.cols, across)));
-        Ok(Scales { values, down, across, side })
+        Ok(Scales { values, down, across, side, flat: None })
     }
 
     /// Rows and columns of a block where the file says so: in the scheme's text, or in the group's arguments. Otherwise the
@@ -166,34 +288,45 @@ impl Reader<'_> {
         groups.values().find(names).or_else(|| groups.values().next())?.get("weights")
     }
 
-    fn scale_at(&self, scales: &Scales, row: usize, col: usize) -> usize {
-        let (rows, cols) = scales.side;
-        ((row / rows.max(1)).min(scales.down - 1) * scales.across
-            + (col / cols.max(1)).min(scales.across - 1))
-        .min(scales.values.len() - 1)
+    /// A weight of `bits`-bit codes with these values, in rows that fill units of `unit` bits.
+    fn stored(&self, bytes: Vec<u8>, bits: usize, unit: usize, values: Vec<f32>) -> Stored {
+        let row_bits = (self.cols * bits).div_ceil(unit) * unit;
+        let (scales, zeros) = (None, Vec::new());
+        Stored {
+            cols: self.cols,
+            bytes,
+            bits,
+            row_bits,
+            high_first: false,
+            values,
+            scales,
+            zeros,
+            tail: None,
+        }
     }
 
-    fn values(&self, value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
-        (0..self.rows).flat_map(|r| (0..self.cols).map(move |c| (r, c))).map(|(r, c)| value(r, c)).collect()
+    fn dense(&self) -> Result<Stored> {
+        let values = self.files.checkpoint().read_f32(&self.name("weight"))?;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        if values.len() < self.rows * self.cols {
+            return Err(self.short("weight"));
+        }
+        Ok(self.stored(bytes, 32, 32, Vec::new()))
     }
 
-    fn fp4(&self, global: Option<f32>) -> Result<Vec<f32>> {
+    fn fp4(&self, global: Option<f32>) -> Result<Stored> {
         let packed = self.bytes("weight_packed")?;
         let scales = self.scales("weight_scale")?;
         let stride = self.cols.div_ceil(2);
         if packed.len() < self.rows * stride {
             return Err(self.short("weight_packed"));
         }
-        Ok(self.values(|r, c| {
-            let byte = packed[r * stride + c / 2];
-            let code = if c % 2 == 0 { byte & 15 } else { byte >> 4 };
-            let scale = scales.values[self.scale_at(&scales, r, c)];
-            let scale = global.map_or(scale, |g| scale / g);
-            mini_float(code.into(), 2, 1, 1) as f32 * scale
-        }))
+        let values = float_values(2, 1, 1);
+        let scales = scales.map(|scale| global.map_or(scale, |g| scale / g));
+        Ok(Stored { scales: Some(scales), ..self.stored(packed, 4, 8, values) })
     }
 
-    fn one_byte_codes(&self) -> Result<Vec<f32>> {
+    fn one_byte_codes(&self) -> Result<Stored> {
         let name = self.name("weight");
         let integer = self.files.checkpoint().get(&name).is_some_and(|m| m.dtype == Dtype::I8);
         let codes = self.bytes("weight")?;
@@ -206,33 +339,27 @@ impl Reader<'_> {
         } else {
             Vec::new()
         };
-        Ok(self.values(|r, c| {
-            let at = self.scale_at(&scales, r, c);
-            let code = codes[r * self.cols + c];
-            let zero = zeros.get(at).map_or(0.0, |&z| f32::from(z as i8));
-            let element =
-                if integer { f32::from(code as i8) } else { mini_float(code.into(), 4, 3, 7) as f32 };
-            (element - zero) * scales.values[at]
-        }))
+        let values = if integer {
+            (0..=255u8).map(|code| f32::from(code as i8)).collect()
+        } else {
+            float_values(4, 3, 7)
+        };
+        let zeros = zeros.iter().map(|&z| f32::from(z as i8)).collect();
+        Ok(Stored { scales: Some(scales), zeros, ..self.stored(codes, 8, 8, values) })
     }
 
-    fn pack_quantized(&self) -> Result<Vec<f32>> {
+    fn pack_quantized(&self) -> Result<Stored> {
         let packed = self.bytes("weight_packed")?;
         let scales = self.scales("weight_scale")?;
         let words = packed.len() / 4 / self.rows.max(1);
         let bits = self.group_weights().and_then(|w| w.get("num_bits")).and_then(Value::as_u64).unwrap_or(8)
             as usize;
-        if !(1..=8).contains(&bits) || (self.cols * bits).div_ceil(32) > words {
+        if !(1..=8).contains(&bits) || words * 32 < self.cols * bits {
             return Err(self.short("weight_packed"));
         }
-        let zeros = self.packed_zeros(bits, &scales)?;
-        let offset = f32::from(1u8 << (bits - 1));
-        Ok(self.values(|r, c| {
-            let code = f32::from(field(&packed[r * words * 4..(r + 1) * words * 4], c * bits, bits));
-            let at = self.scale_at(&scales, r, c);
-            let zero = zeros.as_ref().map_or(0.0, |z| z[at]);
-            (code - offset - zero) * scales.values[at]
-        }))
+        let zeros = self.packed_zeros(bits, &scales)?.unwrap_or_default();
+        let stored = self.stored(packed, bits, 32, int_values(bits));
+        Ok(Stored { row_bits: words * 32, scales: Some(scales), zeros, ..stored })
     }
 
     /// Zero points of `pack-quantized`: word `w` of line `l` holds rows from `32 w / bits` of group column `l`.
@@ -264,7 +391,7 @@ impl Reader<'_> {
         text.split(' ').next().unwrap_or_default()
     }
 
-    fn native(&self) -> Result<Vec<f32>> {
+    fn native(&self) -> Result<Stored> {
         let n = self.name("weight");
         let scheme = self.native_scheme();
         let element = Element::of(scheme).ok_or_else(|| {
@@ -289,21 +416,20 @@ impl Reader<'_> {
         if packed.len() * 8 < element.bits_needed(self.rows, self.cols) {
             return Err(self.short("weight.packed"));
         }
-        Ok(self.values(|r, c| {
-            let value = element.value(&packed, r, c, self.cols);
-            let Some(scales) = &scales else { return value };
-            let at = match element.flat_block() {
-                Some(block) => (r * self.cols + c) / block,
-                None => self.scale_at(scales, r, c),
-            };
-            let scale = scales.values[at.min(scales.values.len() - 1)];
-            let zero = zeros.as_ref().map_or(0.0, |z| z[at.min(z.len() - 1)]);
-            match global {
-                Some(amax) if scheme.ends_with(":te") => value * scale * (amax / 2688.0),
-                Some(global) => value * (scale / global),
-                None => (value - zero) * scale,
-            }
-        }))
+        let stored = Stored {
+            high_first: matches!(element, Element::Book(..)),
+            row_bits: element.row_bits(self.cols),
+            ..self.stored(packed, element.bits(), 8, element.values())
+        };
+        let Some(scales) = scales else { return Ok(stored) };
+        let te = scheme.ends_with(":te");
+        let scales = match (element.flat_block(), global) {
+            (Some(block), _) => Scales { flat: Some((block, self.cols)), ..scales },
+            (None, Some(global)) if !te => scales.map(|scale| scale / global),
+            _ => scales,
+        };
+        let tail = global.filter(|_| te).map(|amax| amax / 2688.0);
+        Ok(Stored { scales: Some(scales), zeros: zeros.unwrap_or_default(), tail, ..stored })
     }
 }
 
@@ -394,31 +520,35 @@ impl Element {
         rows * self.row_bits(cols)
     }
 
-    fn value(&self, packed: &[u8], row: usize, col: usize, cols: usize) -> f32 {
-        let bit = row * self.row_bits(cols) + col * self.bits();
+    /// The value of every code; none for f32, whose codes are too many.
+    fn values(&self) -> Vec<f32> {
         match self {
-            Element::Int(bits) => f32::from(field(packed, bit, *bits)) - f32::from(1u8 << (bits - 1)),
-            Element::Book(levels, _) => {
-                let byte = packed[bit / 8];
-                levels[usize::from(if bit.is_multiple_of(8) { byte >> 4 } else { byte & 15 })]
-            }
-            Element::Fixed64 => f32::from(packed[bit / 8] as i8) / 64.0,
-            Element::F32 => f32::from_bits(u32::from_le_bytes([0, 1, 2, 3].map(|i| packed[bit / 8 + i]))),
-            Element::Float { exponent, mantissa, bias } => {
-                let code = (0..self.bits()).fold(0u32, |code, i| {
-                    let at = bit + i;
-                    code | u32::from(packed[at / 8] >> (at % 8) & 1) << i
-                });
-                special(code, *exponent, *mantissa, *bias)
-                    .unwrap_or(mini_float(code, *exponent, *mantissa, *bias)) as f32
-            }
+            Element::Int(bits) => int_values(*bits),
+            Element::Book(levels, _) => levels.to_vec(),
+            Element::Fixed64 => (0..=255u8).map(|code| f32::from(code as i8) / 64.0).collect(),
+            Element::F32 => Vec::new(),
+            Element::Float { exponent, mantissa, bias } => float_values(*exponent, *mantissa, *bias),
         }
     }
 }
 
-/// `bits` bits from bit `at` of a little-endian stream, one by one.
+/// The values of offset-binary integers.
+fn int_values(bits: usize) -> Vec<f32> {
+    (0..1u16 << bits).map(|code| f32::from(code) - f32::from(1u8 << (bits - 1))).collect()
+}
+
+fn float_values(exponent: u32, mantissa: u32, bias: i32) -> Vec<f32> {
+    let value = |code| {
+        special(code, exponent, mantissa, bias).unwrap_or(mini_float(code, exponent, mantissa, bias)) as f32
+    };
+    (0..1u32 << (1 + exponent + mantissa)).map(value).collect()
+}
+
+/// `bits` bits from bit `at` of a little-endian stream: they lie in one byte or two.
 fn field(bytes: &[u8], at: usize, bits: usize) -> u8 {
-    (0..bits).fold(0, |code, i| code | (bytes[(at + i) / 8] >> ((at + i) % 8) & 1) << i)
+    let next = bytes.get(at / 8 + 1).copied().unwrap_or(0);
+    let pair = u16::from(bytes[at / 8]) | u16::from(next) << 8;
+    (pair >> (at % 8) & ((1 << bits) - 1)) as u8
 }
 
 fn power_of_two(code: u8) -> f32 {

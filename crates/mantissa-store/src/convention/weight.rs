@@ -4,6 +4,10 @@ use mantissa_num::{Quantized, Scheme};
 
 /// The weight of a linear layer, `[rows, cols]` = `[out, in]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one exists per layer being loaded; its lists are on the heap anyway"
+)]
 pub enum Weight {
     /// f32 values.
     F32(Vec<f32>),

@@ -130,8 +130,8 @@ impl<'a> Cursor<'a> {
 
     fn bytes(&mut self, len: u64, part: impl Fn() -> String) -> Result<Vec<u8>> {
         let mut bytes = reserve(self.path(), &part(), len, len)?;
-        let inside = self.at >= self.window_start
-            && self.at - self.window_start + len <= self.window.len() as u64;
+        let inside =
+            self.at >= self.window_start && self.at - self.window_start + len <= self.window.len() as u64;
         if !inside && len < WINDOW {
             self.refill()?;
         }

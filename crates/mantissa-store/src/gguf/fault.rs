@@ -7,7 +7,9 @@ use crate::error::Shown;
 #[non_exhaustive]
 pub enum GgufFault {
     /// The file ends before a part of it does.
-    #[error("{part}: found {available} bytes at byte {at}, allowed at least {needed}; the file is truncated or corrupt")]
+    #[error(
+        "{part}: found {available} bytes at byte {at}, allowed at least {needed}; the file is truncated or corrupt"
+    )]
     Truncated {
         /// What was being read.
         part: String,
@@ -25,7 +27,9 @@ pub enum GgufFault {
         found: [u8; 4],
     },
     /// The magic stands backwards.
-    #[error("magic: found \"FUGG\", allowed \"GGUF\"; the bytes are swapped: write the file on a little-endian machine")]
+    #[error(
+        "magic: found \"FUGG\", allowed \"GGUF\"; the bytes are swapped: write the file on a little-endian machine"
+    )]
     SwappedMagic,
     /// The version reads as a small number with its bytes reversed.
     #[error(
@@ -48,7 +52,9 @@ pub enum GgufFault {
         found: u32,
     },
     /// A count or length that cannot be.
-    #[error("{field}: found {found}, allowed at most {allowed}, what the {remaining} bytes after it can hold")]
+    #[error(
+        "{field}: found {found}, allowed at most {allowed}, what the {remaining} bytes after it can hold"
+    )]
     Count {
         /// Which count.
         field: String,
@@ -60,7 +66,9 @@ pub enum GgufFault {
         remaining: u64,
     },
     /// Metadata and tensor infos take more memory than any model needs.
-    #[error("{part}: found more than {allowed} bytes of metadata in memory, allowed up to that; the file is corrupt")]
+    #[error(
+        "{part}: found more than {allowed} bytes of metadata in memory, allowed up to that; the file is corrupt"
+    )]
     Budget {
         /// What was being read.
         part: String,
@@ -189,7 +197,9 @@ pub enum TensorFault {
         alignment: u64,
     },
     /// The data end behind the file.
-    #[error("found {len} bytes at offset {offset}, allowed within the {available} bytes of data; the file is truncated or corrupt")]
+    #[error(
+        "found {len} bytes at offset {offset}, allowed within the {available} bytes of data; the file is truncated or corrupt"
+    )]
     PastEnd {
         /// The offset.
         offset: u64,

@@ -146,8 +146,7 @@ const PAIR_MEMORY: usize = 2 * (size_of::<(String, Value)>() + size_of::<(String
 
 fn parse_type(cursor: &mut Cursor<'_>, key: &str) -> Result<ValueType> {
     let found = cursor.u32(|| format!("type of key \"{}\"", crate::error::Shown(key)))?;
-    ValueType::from_id(found)
-        .ok_or_else(|| cursor.fault(GgufFault::ValueType { key: key.to_owned(), found }))
+    ValueType::from_id(found).ok_or_else(|| cursor.fault(GgufFault::ValueType { key: key.to_owned(), found }))
 }
 
 fn parse_value(cursor: &mut Cursor<'_>, key: &str, ty: ValueType, depth: usize) -> Result<Value> {
@@ -322,7 +321,8 @@ fn place(
     check_overlap(cursor, &tensors)?;
     tensors.iter_mut().for_each(|tensor| {
         // A tensor without elements may stand at the padded end; it has no byte to read.
-        tensor.offset = (data_start + tensor.offset).min(if tensor.len == 0 { cursor.len() } else { u64::MAX });
+        tensor.offset =
+            (data_start + tensor.offset).min(if tensor.len == 0 { cursor.len() } else { u64::MAX });
     });
     Ok(tensors)
 }

@@ -65,7 +65,8 @@ impl Gguf {
     /// Whether the file begins as a GGUF file does; `false` where it cannot be read.
     pub fn sniff(path: &Path) -> bool {
         let mut head = [0; 4];
-        Source::open(path, "a file").and_then(|s| s.read_exact(0, &mut head, "read header")).is_ok() && head == MAGIC
+        Source::open(path, "a file").and_then(|s| s.read_exact(0, &mut head, "read header")).is_ok()
+            && head == MAGIC
     }
 
     /// Metadata and tensor infos.

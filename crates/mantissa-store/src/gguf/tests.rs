@@ -84,11 +84,14 @@ const Q4_0: u32 = 2;
 
 #[test]
 fn a_small_file_is_read() {
-    let array = [&5u32.to_le_bytes()[..], &2u64.to_le_bytes(), &1i32.to_le_bytes(), &(-1i32).to_le_bytes()].concat();
-    let file = File::new()
-        .pair("general.architecture", 8, &string("llama"))
-        .pair("a", 9, &array)
-        .tensor("t", &[32, 1], F32, 0);
+    let array =
+        [&5u32.to_le_bytes()[..], &2u64.to_le_bytes(), &1i32.to_le_bytes(), &(-1i32).to_le_bytes()].concat();
+    let file = File::new().pair("general.architecture", 8, &string("llama")).pair("a", 9, &array).tensor(
+        "t",
+        &[32, 1],
+        F32,
+        0,
+    );
     let header = file.parse().unwrap();
     assert_eq!((header.version, header.alignment), (3, 32));
     assert_eq!(header.metadata.text("general.architecture").unwrap(), Some("llama"));
@@ -172,7 +175,10 @@ fn many_empty_strings_are_charged() {
         let array = [&8u32.to_le_bytes()[..], &count.to_le_bytes()].concat();
         File { data: count as usize * 8, ..File::new().pair("k", 9, &array) }
     };
-    assert_eq!(strings(400_000).parse().unwrap().metadata.get("k").unwrap().as_array().unwrap().len(), 400_000);
+    assert_eq!(
+        strings(400_000).parse().unwrap().metadata.get("k").unwrap().as_array().unwrap().len(),
+        400_000
+    );
     // 2^24 values are 512 MiB before the strings in them are counted.
     assert!(matches!(strings(1 << 24).fault(), GgufFault::Budget { .. }));
 }
@@ -181,7 +187,10 @@ fn many_empty_strings_are_charged() {
 fn values_of_no_or_the_wrong_type_name_their_key() {
     assert_eq!(File::new().pair("k", 7, &[7]).fault(), GgufFault::Bool { key: "k".into(), found: 7 });
     for found in [13, 255, u32::MAX] {
-        assert_eq!(File::new().pair("k", found, &[0; 8]).fault(), GgufFault::ValueType { key: "k".into(), found });
+        assert_eq!(
+            File::new().pair("k", found, &[0; 8]).fault(),
+            GgufFault::ValueType { key: "k".into(), found }
+        );
         let array = [&found.to_le_bytes()[..], &1u64.to_le_bytes()].concat();
         assert_eq!(File::new().pair("k", 9, &array).fault(), GgufFault::ValueType { key: "k".into(), found });
     }
@@ -203,7 +212,8 @@ fn text_is_utf8_and_keys_have_names() {
 
 #[test]
 fn alignment_is_a_power_of_two_up_to_64_kib() {
-    let aligned = |n: u32| File { data: 1 << 17, ..File::new().pair("general.alignment", 4, &n.to_le_bytes()) };
+    let aligned =
+        |n: u32| File { data: 1 << 17, ..File::new().pair("general.alignment", 4, &n.to_le_bytes()) };
     for found in [0, 13, 33, 1 << 17, 1 << 31, u32::MAX] {
         let expected = GgufFault::Alignment { found: found.into(), allowed: MAX_ALIGNMENT };
         assert_eq!(aligned(found).fault(), expected);
@@ -225,7 +235,8 @@ fn dimensions_and_their_products_are_checked() {
     let many = File { infos: vec![[info, vec![0; 64]].concat()], ..File::new() };
     assert_eq!(many.tensor_fault(), TensorFault::Dimensions { found: u32::MAX });
     assert_eq!(with(&[1 << 63]).tensor_fault(), TensorFault::Dimension { found: 1 << 63 });
-    for dims in [&[1 << 62, 2][..], &[1 << 32, 1 << 32], &[1 << 61, 1], &[1 << 62, 4, 0], &[3, 1 << 62, 1, 1]] {
+    for dims in [&[1 << 62, 2][..], &[1 << 32, 1 << 32], &[1 << 61, 1], &[1 << 62, 4, 0], &[3, 1 << 62, 1, 1]]
+    {
         let fault = with(dims).tensor_fault();
         assert!(matches!(fault, TensorFault::Overflow { .. }), "{dims:?}: {fault}");
     }
@@ -239,7 +250,10 @@ fn dimensions_and_their_products_are_checked() {
 fn types_and_rows_are_checked() {
     for found in [4, 5, 31, 36, 38, 43, 97, 1000, u32::MAX] {
         let fault = File::new().tensor("t", &[256], found, 0).tensor_fault();
-        assert!(matches!(&fault, TensorFault::Type { allowed, .. } if allowed.contains("2 (Q4_0)")), "{fault}");
+        assert!(
+            matches!(&fault, TensorFault::Type { allowed, .. } if allowed.contains("2 (Q4_0)")),
+            "{fault}"
+        );
     }
     let fault = File::new().tensor("t", &[33, 32], Q4_0, 0).tensor_fault();
     assert_eq!(fault, TensorFault::Row { found: 33, block: 32, ty: "Q4_0" });
@@ -314,7 +328,8 @@ fn what_is_written_is_read_back() {
         Value::I64(i64::MIN),
         Value::F64(0.1),
     ];
-    let metadata: Vec<_> = values.into_iter().map(|value| (format!("k.{:?}", value.value_type()), value)).collect();
+    let metadata: Vec<_> =
+        values.into_iter().map(|value| (format!("k.{:?}", value.value_type()), value)).collect();
     let specs = [
         GgufTensorSpec::new("a", GgmlType::Q4_0, [3, 64]),
         GgufTensorSpec::new("b", GgmlType::F32, [5]),
@@ -341,7 +356,9 @@ fn what_readers_would_refuse_is_not_written() {
     let path = dir.path().join("m.gguf");
     let create = |names: [&str; 2], cols: usize, keys: [&str; 2]| {
         let specs = names.map(|name| GgufTensorSpec::new(name, GgmlType::Q8_0, [1, cols]));
-        GgufWriter::create(&path, &keys.map(|key| (key.to_owned(), Value::U8(0))), &specs).unwrap_err().to_string()
+        GgufWriter::create(&path, &keys.map(|key| (key.to_owned(), Value::U8(0))), &specs)
+            .unwrap_err()
+            .to_string()
     };
     assert!(create(["a", "a"], 32, ["k", "l"]).contains("found twice"));
     assert!(create(["a", "b"], 32, ["k", "k"]).contains("found twice"));

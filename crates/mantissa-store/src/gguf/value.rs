@@ -273,7 +273,9 @@ fn shown(value: &Value) -> String {
     match (value.as_u64(), value.as_f64(), value) {
         (Some(n), _, _) => n.to_string(),
         (_, Some(x), _) => x.to_string(),
-        (_, _, Value::I8(_) | Value::I16(_) | Value::I32(_) | Value::I64(_)) => "a negative integer".to_owned(),
+        (_, _, Value::I8(_) | Value::I16(_) | Value::I32(_) | Value::I64(_)) => {
+            "a negative integer".to_owned()
+        }
         _ => value.kind(),
     }
 }

@@ -10,7 +10,7 @@ use super::{DEFAULT_ALIGNMENT, GgufTensor, MAGIC};
 use crate::error::{Error, Result, WriteFault};
 use crate::hash::FileDigest;
 use crate::safetensors::TensorMeta;
-use crate::writer::{SafetensorsWriter, TensorSpec};
+use crate::writer::{Layout, SafetensorsWriter, TensorSpec};
 
 /// The version written.
 const VERSION: u32 = 3;
@@ -77,12 +77,10 @@ impl GgufWriter {
             header.extend(value.value_type().id().to_le_bytes());
             put_value(&mut header, value);
         }
-        let (infos, mut tensors, end) = infos(path, specs)?;
+        let (infos, tensors, data) = infos(path, specs)?;
         header.extend(infos);
         header.resize(header.len().next_multiple_of(DEFAULT_ALIGNMENT as usize), 0);
-        let start = header.len() as u64;
-        tensors.iter_mut().for_each(|meta| meta.offset += start);
-        SafetensorsWriter::create_laid_out(path, &header, tensors, start + end).map(Self)
+        SafetensorsWriter::create_laid_out(path, Layout::of(header, tensors, data)).map(Self)
     }
 
     /// Writes a whole tensor.
@@ -127,7 +125,11 @@ fn infos(path: &Path, specs: &[GgufTensorSpec]) -> Result<(Vec<u8>, Vec<TensorMe
     for spec in specs {
         let GgufTensorSpec { name, ty, shape } = spec;
         if name.len() > MAX_NAME {
-            return Err(Error::write(path, name, WriteFault::NameTooLong { found: name.len(), allowed: MAX_NAME }));
+            return Err(Error::write(
+                path,
+                name,
+                WriteFault::NameTooLong { found: name.len(), allowed: MAX_NAME },
+            ));
         }
         let dims = spec.dims();
         let unfit = |fault: super::fault::TensorFault| {

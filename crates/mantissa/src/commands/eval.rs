@@ -10,7 +10,7 @@ use mantissa_store::{Dtype, SafetensorsWriter, StagedFile, TensorSpec, write_fil
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::model::{self, ModelPath};
+use super::model::{self, ModelPath, Use};
 use crate::app::Context;
 use crate::error::{BadInput, GateFailed};
 use crate::progress::Unit;
@@ -109,12 +109,20 @@ struct Report<'a> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = limited(sequences(args, context)?, args.limit);
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-    let model = model::load(&args.model, longest, context.threads, context)?;
-    let reference = args
-        .reference
-        .as_ref()
-        .map(|path| model::load(path, longest, context.threads, context))
-        .transpose()?;
+    // Logits that are written are held for a whole window, as numbers and as bytes.
+    let logits = if args.logits.is_some() { longest.saturating_mul(2) } else { mantissa_eval::ROWS };
+    let threads = context.threads.min(sequences.len());
+    let used = Use { pass: longest, longest, threads, cached: false, logits };
+    let (model, reference) = match &args.reference {
+        None => {
+            let [model] = model::load_all([&args.model], used, context)?;
+            (model, None)
+        }
+        Some(path) => {
+            let [model, reference] = model::load_all([&args.model, path], used, context)?;
+            (model, Some(reference))
+        }
+    };
     if let Some(path) = &args.logits {
         write_logits(path, &model.decoder, &sequences)?;
     }
@@ -123,7 +131,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let start = std::time::Instant::now();
     let compared = reference.as_ref().map(|r| &r.decoder);
     let result = mantissa_eval::evaluate(&model.decoder, compared, &sequences, context.threads, &|done| {
-        progress.set(done)
+        progress.set(done);
     })?;
     progress.finish();
     if let Some(path) = &args.per_window {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_model::{Buffers, Decoder};
+use mantissa_model::{Buffers, Decoder, KvCache};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 
@@ -38,18 +38,50 @@ pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     Ok(files)
 }
 
-/// Opens and loads a model that is to run sequences of up to `longest` tokens on `threads` threads.
+/// How a model is to be run.
+#[derive(Clone, Copy)]
+pub struct Use {
+    /// Tokens of the longest pass, whose hidden states are held at a time.
+    pub pass: usize,
+    /// Tokens of the longest sequence.
+    pub longest: usize,
+    /// Passes at a time.
+    pub threads: usize,
+    /// Whether keys and values of the sequence are kept.
+    pub cached: bool,
+    /// Rows of logits held by each pass.
+    pub logits: usize,
+}
+
+/// Opens and loads models that are to be run side by side, after asking whether memory holds them together.
 ///
 /// # Errors
-/// As [`open`] and [`Decoder::load`]; where `--memory` does not allow it.
-pub fn load(path: &Path, longest: usize, threads: usize, context: &Context) -> Result<Model> {
-    let files = open(path, context)?;
-    let config = model_config(&files)?;
-    let buffers = Buffers::bytes_needed(&config, longest, longest).saturating_mul(threads as u64);
-    let what = format!("{}: weights and buffers", path.display());
-    context.require_memory(&what, files.checkpoint().total_bytes().saturating_add(buffers))?;
-    let decoder = Decoder::load(&files)?;
-    Ok(Model { files, decoder })
+/// As [`open`] and [`Decoder::load`]; where there is not enough memory.
+pub fn load_all<const N: usize>(paths: [&Path; N], used: Use, context: &Context) -> Result<[Model; N]> {
+    let mut opened = Vec::with_capacity(N);
+    let mut needs = BASE;
+    for path in paths {
+        let files = open(path, context)?;
+        needs = needs.saturating_add(bytes_needed(&files, used)?);
+        opened.push(files);
+    }
+    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    context.require_memory(&format!("{}: weights, buffers and cache", names.join(" and ")), needs)?;
+    let load = |files| Ok(Model { decoder: Decoder::load(&files)?, files });
+    let models: Vec<_> = opened.into_iter().map(load).collect::<Result<_>>()?;
+    models.try_into().map_err(|_| anyhow::anyhow!("as many models as paths"))
+}
+
+/// Memory of the process beside models and buffers: code tables, tokenizer, allocator.
+const BASE: u64 = 8 << 20;
+
+fn bytes_needed(files: &ModelFiles, used: Use) -> Result<u64> {
+    let config = model_config(files)?;
+    let buffers = Buffers::bytes_needed(&config, used.pass, used.longest);
+    let logits = (used.logits as u64).saturating_mul(config.vocab_size as u64).saturating_mul(4);
+    let cache = if used.cached { KvCache::bytes_needed(&config, used.longest) } else { 0 };
+    let per_pass = buffers.saturating_add(logits).saturating_mul(used.threads as u64);
+    Ok(files.checkpoint().total_bytes().saturating_add(per_pass).saturating_add(cache))
 }
 
 /// Tokens that a model was made for.

@@ -1,19 +1,21 @@
 //! `mantissa quantize`: a dense model in, a verified quantized model out.
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_num::Rounding;
 use mantissa_quant::verify::{Verification, verify};
-use mantissa_quant::{Options, Outcome, Plan, Recipe, Report, run as run_plan};
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Report, Start, run as run_plan};
 use mantissa_store::FileDigest;
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
 use super::model::{self, ModelPath};
 use crate::app::Context;
 use crate::error::GateFailed;
+use crate::interrupt;
 use crate::output::{Align, Table, bytes, number};
 use crate::progress::Unit;
 
@@ -22,7 +24,8 @@ use crate::progress::Unit;
 ///
 /// A recipe is a name such as rtn-int4-g128 (METHOD-SCHEME[+ACTIVATION]), a short name that `mantissa recipes` lists, or a
 /// TOML file. Embeddings, head and norms keep their dtype. The output appears only when it is complete; the same input
-/// gives the same bytes at any number of threads.
+/// gives the same bytes at any number of threads. A run that was killed, stopped or short of disk is gone on with by the
+/// same command, to the same bytes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
@@ -47,6 +50,12 @@ pub struct Args {
     /// Read the output back and check it; --verify=false leaves that out
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
+    /// Go on where an unfinished run of the same command has stopped; this is the default
+    #[arg(long, conflicts_with = "restart")]
+    resume: bool,
+    /// Begin anew, and remove what an unfinished run has left
+    #[arg(long)]
+    restart: bool,
     /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
     #[arg(long, value_enum, default_value_t = Round::Nearest)]
     round: Round,
@@ -88,6 +97,8 @@ struct Done<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<String>,
     source_bytes: u64,
+    /// Copied tensors and layers taken over from an unfinished run.
+    resumed: usize,
     seconds: f64,
     /// Weights quantized per second, files read and written included.
     weights_per_second: f64,
@@ -122,23 +133,20 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     context.warn_all(&plan.notes)?;
     let start = std::time::Instant::now();
-    let progress = context.progress(plan.work_bytes(), Unit::Bytes);
-    let outcome = run_plan(&plan, &source, &args.out, &mut |at| {
-        progress.message(at.tensor);
-        progress.set(at.done);
-    })?;
-    progress.finish();
+    let outcome = carry_out(args, &plan, &source, context)?;
     let seconds = start.elapsed().as_secs_f64();
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
     }
     let verifying = std::time::Instant::now();
-    let verification = if args.verify { Some(verify(&args.out, Some(&args.model))?) } else { None };
+    let verification =
+        if args.verify { Some(verify(&args.out, Some(&args.model), context.threads)?) } else { None };
     let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
         output: &args.out,
         sha256: sha256(&plan, &outcome),
         source_bytes,
+        resumed: outcome.resumed,
         seconds,
         weights_per_second: weights as f64 / seconds,
         report: &outcome.report,
@@ -156,6 +164,26 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let mut files = outcome.committed.manifest.files.values();
     files.next().filter(|_| plan.container == Container::Gguf).map(FileDigest::hex)
+}
+
+/// Runs the plan, to its end or to the next signal.
+fn carry_out(
+    args: &Args,
+    plan: &Plan,
+    source: &ModelFiles,
+    context: &Context,
+) -> Result<Outcome, QuantError> {
+    let start = if args.restart { Start::Restart } else { Start::Resume };
+    let progress = context.progress(plan.work_bytes(), Unit::Bytes);
+    let step = &mut |at: mantissa_quant::Progress<'_>| {
+        progress.message(at.tensor);
+        progress.set(at.done);
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let outcome =
+        interrupt::orderly(|| run_plan(plan, source, &args.out, start, step), QuantError::is_interruption);
+    progress.finish();
+    outcome
 }
 
 fn dry_run(plan: &Plan, source_bytes: u64, context: &Context) -> Result<()> {
@@ -221,6 +249,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         bytes(r.bytes),
         bytes(done.source_bytes),
     )?;
+    if done.resumed > 0 {
+        writeln!(out, "{} finished tensors and layers taken over from an unfinished run", done.resumed)?;
+    }
     writeln!(
         out,
         "{:.2} s, {} weights/s",

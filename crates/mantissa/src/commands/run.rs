@@ -10,7 +10,7 @@ use mantissa_model::{GenerateOptions, Sampling, StopReason, Tokenizer, generate}
 use serde::Serialize;
 
 use super::eval::BosArg;
-use super::model::{self, ModelPath};
+use super::model::{self, ModelPath, Use};
 use crate::app::Context;
 use crate::error::StdoutError;
 
@@ -82,7 +82,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             options.max_new_tokens
         ));
     }
-    let model = model::load(&args.model, longest.min(limit), 1, context)?;
+    let longest = longest.min(limit);
+    let pass = prompt.len().min(mantissa_model::PREFILL);
+    let used = Use { pass, longest, threads: 1, cached: true, logits: 1 };
+    let [model] = model::load_all([&args.model], used, context)?;
     let start = Instant::now();
     let mut stream = tokenizer.stream();
     stream.skip(&prompt)?;

@@ -28,7 +28,7 @@ pub struct Args {
 /// # Errors
 /// What cannot be read at all; [`GateFailed`] where something does not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let found = verify(&args.model, args.reference.as_deref())?;
+    let found = verify(&args.model, args.reference.as_deref(), context.threads)?;
     context.report(&found, |out| human(out, &found))?;
     if found.ok {
         Ok(())

@@ -5,6 +5,7 @@ mod cast;
 mod cast_golden;
 mod frame;
 mod inspect;
+mod interruptions;
 mod main_job;
 mod support;
 mod synth;

@@ -32,7 +32,8 @@ pub fn export(dir: &Path, rows: usize) -> Result<Exported, TokenizerError> {
         return Ok(without("there is no tokenizer.json"));
     };
     let tokenizer = Tokenizer::load(dir)?;
-    let source = Source { json: &json, own: read_json(&dir.join("tokenizer_config.json"))?, tokenizer: &tokenizer };
+    let source =
+        Source { json: &json, own: read_json(&dir.join("tokenizer_config.json"))?, tokenizer: &tokenizer };
     match source.kind() {
         Err(why) => Ok(without(why)),
         Ok(kind) => source.export(&kind, rows),
@@ -99,14 +100,22 @@ impl Source<'_> {
         let mut spaces = false;
         let (mut prefix, mut trim) = (false, false);
         for step in &steps {
-            match (step["type"].as_str(), step["pattern"]["String"].as_str(), step["pattern"]["Regex"].as_str()) {
+            match (
+                step["type"].as_str(),
+                step["pattern"]["String"].as_str(),
+                step["pattern"]["Regex"].as_str(),
+            ) {
                 (Some("Prepend"), ..) if step["prepend"] == SPACE => prefix = true,
                 (Some("Replace"), Some(" "), _) if step["content"] == SPACE => spaces = true,
                 (Some("Replace"), _, Some("\\A +| +\\z" | " {2,}")) => trim = true,
                 _ => return Err("it normalizes text"),
             }
         }
-        if spaces { Ok(Kind::SentencePiece { prefix, trim }) } else { Err("it is neither byte-level nor SentencePiece") }
+        if spaces {
+            Ok(Kind::SentencePiece { prefix, trim })
+        } else {
+            Err("it is neither byte-level nor SentencePiece")
+        }
     }
 
     fn export(&self, kind: &Kind, rows: usize) -> Result<Exported, TokenizerError> {
@@ -183,7 +192,10 @@ impl Source<'_> {
         // What the tokenizer itself puts around a text is seen around an empty one.
         let around = self.tokenizer.encode("", Bos::Auto)?;
         all.push(("add_bos_token", Value::Bool(bos.is_some() && around.first() == bos.as_ref())));
-        all.push(("add_eos_token", Value::Bool(eos.is_some() && around.len() > 1 && around.last() == eos.as_ref())));
+        all.push((
+            "add_eos_token",
+            Value::Bool(eos.is_some() && around.len() > 1 && around.last() == eos.as_ref()),
+        ));
         Ok(())
     }
 }

@@ -22,7 +22,11 @@ pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
         Some("llama") => sentence_piece(metadata, &vocabulary),
         other => {
             let found = other.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
-            Err(metadata.fault("tokenizer.ggml.model", found, "\"gpt2\" or \"llama\"; token windows need no tokenizer"))
+            Err(metadata.fault(
+                "tokenizer.ggml.model",
+                found,
+                "\"gpt2\" or \"llama\"; token windows need no tokenizer",
+            ))
         }
     }
 }
@@ -77,7 +81,8 @@ impl<'a> Vocabulary<'a> {
     fn named(&self, metadata: &Metadata, key: &str) -> Result<Option<(usize, &'a str)>> {
         let Some(id) = metadata.uint(key)? else { return Ok(None) };
         let at = usize::try_from(id).ok().filter(|&id| id < self.tokens.len());
-        let at = at.ok_or_else(|| metadata.fault(key, id.to_string(), format!("below {}", self.tokens.len())))?;
+        let at =
+            at.ok_or_else(|| metadata.fault(key, id.to_string(), format!("below {}", self.tokens.len())))?;
         Ok(Some((at, self.tokens[at])))
     }
 }
@@ -91,9 +96,11 @@ fn list<'a, T>(
 ) -> Result<Option<Vec<T>>> {
     let values = metadata.list(key, "a list of one number for every token", of)?;
     match values {
-        Some(values) if values.len() != count => {
-            Err(metadata.fault(key, format!("{} values", values.len()), format!("{count}, one for every token")))
-        }
+        Some(values) if values.len() != count => Err(metadata.fault(
+            key,
+            format!("{} values", values.len()),
+            format!("{count}, one for every token"),
+        )),
         values => Ok(values),
     }
 }
@@ -102,7 +109,8 @@ fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> 
     const PRE: &str = "tokenizer.ggml.pre";
     const MERGES: &str = "tokenizer.ggml.merges";
     let name = metadata.text(PRE)?;
-    let known = |pre: &&PreTokenizer| name.is_some_and(|name| pre.name == name || pre.aliases.contains(&name));
+    let known =
+        |pre: &&PreTokenizer| name.is_some_and(|name| pre.name == name || pre.aliases.contains(&name));
     let pre = PRE_TOKENIZERS.iter().find(known).ok_or_else(|| {
         let names: Vec<_> = PRE_TOKENIZERS.iter().map(|pre| pre.name).collect();
         let found = name.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
@@ -217,12 +225,17 @@ fn post_processor(metadata: &Metadata, vocabulary: &Vocabulary<'_>, default_bos:
     };
     let bos = special("tokenizer.ggml.add_bos_token", default_bos, "tokenizer.ggml.bos_token_id")?;
     let eos = special("tokenizer.ggml.add_eos_token", false, "tokenizer.ggml.eos_token_id")?;
-    let piece = |token: &Option<(usize, &str)>| token.map(|(_, t)| json!({ "SpecialToken": { "id": t, "type_id": 0 } }));
+    let piece = |token: &Option<(usize, &str)>| {
+        token.map(|(_, t)| json!({ "SpecialToken": { "id": t, "type_id": 0 } }))
+    };
     let sequence = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
     let single: Vec<Json> = piece(&bos).into_iter().chain([sequence("A")]).chain(piece(&eos)).collect();
-    let pair: Vec<Json> = single.iter().cloned().chain(piece(&bos)).chain([sequence("B")]).chain(piece(&eos)).collect();
+    let pair: Vec<Json> =
+        single.iter().cloned().chain(piece(&bos)).chain([sequence("B")]).chain(piece(&eos)).collect();
     let tokens = [bos, eos].into_iter().flatten();
     let special_tokens: serde_json::Map<_, _> =
         tokens.map(|(id, t)| (t.to_owned(), json!({ "id": t, "ids": [id], "tokens": [t] }))).collect();
-    Ok(json!({ "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens }))
+    Ok(
+        json!({ "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens }),
+    )
 }

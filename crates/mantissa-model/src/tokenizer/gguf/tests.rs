@@ -12,7 +12,11 @@ fn workspace() -> PathBuf {
 }
 
 /// The tokenizer of `dir` by way of a GGUF file.
-fn by_gguf(dir: &Path, rows: usize, change: impl FnOnce(&mut Vec<(String, Value)>)) -> Result<Tokenizer, String> {
+fn by_gguf(
+    dir: &Path,
+    rows: usize,
+    change: impl FnOnce(&mut Vec<(String, Value)>),
+) -> Result<Tokenizer, String> {
     let exported = export(dir, rows).map_err(|e| e.to_string())?;
     assert_eq!(exported.notes, [""; 0]);
     let mut metadata = exported.metadata;
@@ -52,7 +56,8 @@ fn assert_same(dir: &Path, rows: usize) {
 #[test]
 fn byte_level_bpe_comes_back() {
     let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
-    let rows = crate::config::read_json(&dir.join("config.json")).unwrap().unwrap()["vocab_size"].as_u64().unwrap();
+    let rows =
+        crate::config::read_json(&dir.join("config.json")).unwrap().unwrap()["vocab_size"].as_u64().unwrap();
     assert_same(&dir, rows as usize);
 }
 

@@ -53,7 +53,17 @@ impl Config {
         } else {
             Vec::new()
         };
-        Ok(Quantized { format: scheme.format, rows, cols, codes, scales, outer, zeros, biases: Vec::new(), nested: None })
+        Ok(Quantized {
+            format: scheme.format,
+            rows,
+            cols,
+            codes,
+            scales,
+            outer,
+            zeros,
+            biases: Vec::new(),
+            nested: None,
+        })
     }
 
     fn input(&self, files: &ModelFiles, module: &str, args: &Args) -> Result<ActivationQuant> {

@@ -80,7 +80,11 @@ impl Reader<'_> {
             (Architecture::Llama, Some(q), Some(k)) => Some((small(q), small(k))),
             _ => None,
         };
-        Ok(Parsed { config: Some(Json::Object(config)), order: RowOrder { interleaved }, notes: self.notes()? })
+        Ok(Parsed {
+            config: Some(Json::Object(config)),
+            order: RowOrder { interleaved },
+            notes: self.notes()?,
+        })
     }
 
     fn key(&self, key: &str) -> String {
@@ -102,13 +106,19 @@ impl Reader<'_> {
             let number = value.as_f64().or_else(|| value.as_u64().map(|n| n as f64));
             if number.is_none_or(|n| !harmless.contains(&n)) {
                 let found = number.map_or_else(|| value.kind(), |n| n.to_string());
-                let allowed = harmless.first().map_or("no such key".to_owned(), |n| format!("{n}, or no such key"));
+                let allowed =
+                    harmless.first().map_or("no such key".to_owned(), |n| format!("{n}, or no such key"));
                 return Err(self.metadata.fault(&key, found, allowed));
             }
         }
-        for suffix in ["attn_qkv.weight", "ffn_gate_inp.weight", "ffn_gate_exps.weight", "attn_sinks.weight"] {
+        for suffix in ["attn_qkv.weight", "ffn_gate_inp.weight", "ffn_gate_exps.weight", "attn_sinks.weight"]
+        {
             if let Some(tensor) = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(suffix)) {
-                return Err(self.metadata.fault(&tensor.name, "this tensor", "a dense model with q, k and v apart"));
+                return Err(self.metadata.fault(
+                    &tensor.name,
+                    "this tensor",
+                    "a dense model with q, k and v apart",
+                ));
             }
         }
         Ok(())
@@ -121,7 +131,11 @@ impl Reader<'_> {
         let mut counts = values.iter().map(Value::as_u64);
         let first = counts.next().flatten();
         if first.is_none() || counts.any(|count| count != first) {
-            return Err(self.metadata.fault(&key, "different numbers by layer", "the same number for every layer"));
+            return Err(self.metadata.fault(
+                &key,
+                "different numbers by layer",
+                "the same number for every layer",
+            ));
         }
         Ok(first)
     }
@@ -197,7 +211,11 @@ impl Reader<'_> {
                 yarn.insert(field.into(), json!(beta));
             }
         }
-        for key in ["rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"] {
+        for key in [
+            "rope.scaling.yarn_log_multiplier",
+            "rope.scaling.yarn_ext_factor",
+            "rope.scaling.yarn_attn_factor",
+        ] {
             if let Some(found) = self.float(key)? {
                 return Err(self.metadata.fault(&self.key(key), found.to_string(), "no such key"));
             }
@@ -210,12 +228,17 @@ impl Reader<'_> {
         const NAME: &str = "rope_freqs.weight";
         for name in ["rope_factors_long.weight", "rope_factors_short.weight"] {
             if self.gguf.get(name).is_some() {
-                return Err(self.metadata.fault(name, "factors by context length", "rope_freqs.weight or none"));
+                return Err(self.metadata.fault(
+                    name,
+                    "factors by context length",
+                    "rope_freqs.weight or none",
+                ));
             }
         }
         let Some(tensor) = self.gguf.get(NAME) else { return Ok(None) };
         let expected = head_dim.unwrap_or(0) / 2;
-        if tensor.ty != crate::gguf::GgmlType::F32 || tensor.shape != [usize::try_from(expected).unwrap_or(0)] {
+        if tensor.ty != crate::gguf::GgmlType::F32 || tensor.shape != [usize::try_from(expected).unwrap_or(0)]
+        {
             let found = format!("{} {:?}", tensor.ty.name, tensor.shape);
             return Err(self.metadata.fault(NAME, found, format!("F32 [{expected}]")));
         }

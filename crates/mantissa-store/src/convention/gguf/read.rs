@@ -114,7 +114,11 @@ fn two_level_nvfp4(q: &Quantized, factor: f32) -> Quantized {
         let (scales, nibbles) = block.split_at(SCALES);
         for (scale, nibbles) in scales.iter().zip(nibbles.chunks_exact(NIBBLES)) {
             let scale = scale & 0x7f;
-            out.scales.push(if u32::from(scale) == minifloat::E4M3.max_code() + 1 { 0 } else { scale.into() });
+            out.scales.push(if u32::from(scale) == minifloat::E4M3.max_code() + 1 {
+                0
+            } else {
+                scale.into()
+            });
             nibbles.iter().for_each(|byte| out.codes.push((byte & 15).into()));
             nibbles.iter().for_each(|byte| out.codes.push((byte >> 4).into()));
         }

@@ -128,8 +128,20 @@ fn weights_of_every_type_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let (module, heads, rows) = ("model.layers.0.self_attn.k_proj", 2, 32);
     for text in [
-        "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "gguf-mxfp4", "gguf-nvfp4", "nvfp4",
-        "nvfp4:te", "nvfp4:torchao",
+        "f32",
+        "f16",
+        "bf16",
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q5_1",
+        "q8_0",
+        "mxfp4",
+        "gguf-mxfp4",
+        "gguf-nvfp4",
+        "nvfp4",
+        "nvfp4:te",
+        "nvfp4:torchao",
     ] {
         let scheme: Scheme = text.parse().unwrap();
         let q = quantize(&scheme, &wave(rows * HIDDEN), rows, HIDDEN, Given::default()).unwrap();
@@ -166,12 +178,13 @@ fn weights_of_every_type_are_read_back() {
 
 #[test]
 fn what_gguf_cannot_hold_is_refused() {
-    let specs = |text: &str, cols: usize, input: Option<&Scheme>| -> std::result::Result<Vec<TensorSpec>, String> {
-        let scheme: Scheme = text.parse().unwrap();
-        let module = "model.layers.0.mlp.up_proj";
-        let plan = LinearPlan { module, scheme: &scheme, input, rows: 4, cols };
-        Container::Gguf.specs(&plan).map_err(|e| e.to_string())
-    };
+    let specs =
+        |text: &str, cols: usize, input: Option<&Scheme>| -> std::result::Result<Vec<TensorSpec>, String> {
+            let scheme: Scheme = text.parse().unwrap();
+            let module = "model.layers.0.mlp.up_proj";
+            let plan = LinearPlan { module, scheme: &scheme, input, rows: 4, cols };
+            Container::Gguf.specs(&plan).map_err(|e| e.to_string())
+        };
     assert!(specs("int4-g32", 64, None).unwrap_err().contains("no type"));
     assert!(specs("q4_0", 48, None).unwrap_err().contains("not multiples of 32"));
     let input = mantissa_num::parse_activation("int8-token").unwrap();

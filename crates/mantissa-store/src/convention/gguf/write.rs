@@ -1,10 +1,12 @@
 //! What a linear layer becomes in GGUF, and the metadata of a model.
 
-use mantissa_num::{Affine, Blocks, Code, Codes, Format, Offset, Quantized, Rounding, ScaleTree, Sense, minifloat};
 use super::{Architecture, stored_name};
 use crate::convention::container::{LinearPlan, NotStorable};
 use crate::gguf::{GgmlType, Storage, Value};
 use crate::{Dtype, TensorSpec};
+use mantissa_num::{
+    Affine, Blocks, Code, Codes, Format, Offset, Quantized, Rounding, ScaleTree, Sense, minifloat,
+};
 
 /// The GGUF type that holds `format` without loss, where there is one.
 pub fn block_type(format: &Format) -> Option<GgmlType> {
@@ -12,7 +14,9 @@ pub fn block_type(format: &Format) -> Option<GgmlType> {
         Format::Codec(id) => GgmlType::of_codec(*id),
         Format::Affine(Affine { code: Code::F32, scale: None, .. }) => Some(GgmlType::F32),
         Format::Affine(Affine { code: Code::Float(minifloat::F16), scale: None, .. }) => Some(GgmlType::F16),
-        Format::Affine(Affine { code: Code::Float(minifloat::BF16), scale: None, .. }) => Some(GgmlType::BF16),
+        Format::Affine(Affine { code: Code::Float(minifloat::BF16), scale: None, .. }) => {
+            Some(GgmlType::BF16)
+        }
         Format::Affine(Affine {
             code: Code::Float(minifloat::E2M1),
             blocks: Blocks::Group(32),
@@ -86,7 +90,11 @@ fn stored_type(plan: &LinearPlan<'_>) -> Result<GgmlType, NotStorable> {
 
 fn stored(plan: &LinearPlan<'_>, part: &str) -> Result<String, NotStorable> {
     // A module without a name asks about the scheme alone.
-    let name = if plan.module.is_empty() { Some(String::new()) } else { stored_name(&format!("{}.weight", plan.module)) };
+    let name = if plan.module.is_empty() {
+        Some(String::new())
+    } else {
+        stored_name(&format!("{}.weight", plan.module))
+    };
     let why = || format!("{}: GGUF has no name for it", plan.module);
     let name = name.ok_or_else(|| NotStorable { scheme: plan.scheme.to_string(), why: why() })?;
     Ok(format!("{}.{part}", name.trim_end_matches(".weight")))

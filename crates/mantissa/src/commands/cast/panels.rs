@@ -171,7 +171,8 @@ impl<'a> Caster<'a> {
         let mut scales = Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), 1);
         scales.push(block.scale);
         let zeros = if format.has_zero() { vec![block.zero] } else { Vec::new() };
-        Ok(Quantized { codes, scales, zeros, ..Quantized::empty(format.clone(), rows, cols) })
+        let biases = if format.has_bias() { vec![block.bias] } else { Vec::new() };
+        Ok(Quantized { codes, scales, zeros, biases, ..Quantized::empty(format.clone(), rows, cols) })
     }
 
     /// A tensor without elements may still have scales.

@@ -1,0 +1,159 @@
+//! What an unfinished run has done, so that the next one goes on from there to identical bytes.
+//!
+//! The journal lies in the staging folder, which outlives a killed process. Its first line is a key: a hash of everything
+//! that decides the output. After it stands a line for every unit of work, a copied tensor or a quantized layer, with a
+//! checksum of each tensor written and the layer's report. A run with the same key takes over what is on disk as its
+//! checksums say, and does the rest; a run with another key begins anew.
+//!
+//! A line follows its data, and every [`BATCH`] bytes both are made durable, data first. A power cut may still leave a line
+//! without its data: the checksum tells.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Error, FileDigest, ShardedWriter, Staging};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::error::Result;
+use crate::plan::Plan;
+use crate::report::LayerReport;
+
+/// Bytes written between two points at which everything is made durable.
+const BATCH: u64 = 256 << 20;
+
+/// Whether a run goes on with what an unfinished one has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// Where it was a run of the same plan on the same source.
+    #[default]
+    Resume,
+    /// Never: what was left is removed.
+    Restart,
+}
+
+/// A unit of work that is done.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Unit {
+    /// A copied tensor, or the module of a quantized layer.
+    name: String,
+    /// Checksums of the tensors written, in hexadecimal.
+    tensors: Vec<(String, String)>,
+    /// Of a quantized layer.
+    pub(crate) report: Option<LayerReport>,
+}
+
+/// The journal of a run, and what was found in it.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    lines: mantissa_store::Journal,
+    left: BTreeMap<String, Unit>,
+    recovered: usize,
+    done: usize,
+    unsynced: u64,
+}
+
+impl Journal {
+    /// Begins the output folder `out`, or takes over what a run with the same `key` has left.
+    pub(crate) fn begin(out: &Path, key: &str, start: Start) -> Result<(Staging, Self)> {
+        let mut lines = Vec::new();
+        let (mut staging, resumed) = Staging::resume(out, &mut |left| {
+            lines = mantissa_store::Journal::read(left).unwrap_or_default();
+            start == Start::Resume && lines.first().is_some_and(|first| first == key)
+        })?;
+        let journal = if resumed {
+            let units = lines.iter().skip(1).filter_map(|line| serde_json::from_str::<Unit>(line).ok());
+            let left = units.map(|unit| (unit.name.clone(), unit)).collect();
+            Journal::new(mantissa_store::Journal::reopen(staging.path())?, left)
+        } else {
+            let mut lines = mantissa_store::Journal::create(staging.path())?;
+            lines.append(key)?;
+            Journal::new(lines, BTreeMap::new())
+        };
+        staging.keep(true);
+        Ok((staging, journal))
+    }
+
+    fn new(lines: mantissa_store::Journal, left: BTreeMap<String, Unit>) -> Self {
+        Journal { lines, left, recovered: 0, done: 0, unsynced: 0 }
+    }
+
+    /// Units taken over from another run.
+    pub(crate) fn recovered(&self) -> usize {
+        self.recovered
+    }
+
+    /// Units that are done, taken over or not.
+    pub(crate) fn done(&self) -> usize {
+        self.done
+    }
+
+    /// The unit `name` as another run has left it, if its bytes are what it wrote.
+    pub(crate) fn recover(&mut self, name: &str, writer: &mut ShardedWriter) -> Result<Option<Unit>> {
+        let Some(unit) = self.left.remove(name) else { return Ok(None) };
+        let parsed = unit.tensors.iter().map(|(tensor, sum)| Some((tensor.clone(), parse(sum)?)));
+        let Some(tensors) = parsed.collect::<Option<Vec<_>>>() else { return Ok(None) };
+        if !writer.recover(&tensors)? {
+            return Ok(None);
+        }
+        self.recovered += 1;
+        self.done += 1;
+        Ok(Some(unit))
+    }
+
+    /// Writes down that the unit `name` is done: the tensors written with their checksums, `bytes` in all.
+    pub(crate) fn record(
+        &mut self,
+        name: &str,
+        tensors: Vec<(String, u64)>,
+        bytes: u64,
+        report: Option<&LayerReport>,
+        writer: &ShardedWriter,
+    ) -> Result<()> {
+        let tensors = tensors.into_iter().map(|(tensor, sum)| (tensor, format!("{sum:016x}"))).collect();
+        let unit = Unit { name: name.to_owned(), tensors, report: report.cloned() };
+        self.lines.append(&json!(unit).to_string())?;
+        self.done += 1;
+        self.unsynced += bytes;
+        if self.unsynced >= BATCH { self.sync(writer) } else { Ok(()) }
+    }
+
+    /// Makes everything durable that is done.
+    pub(crate) fn sync(&mut self, writer: &ShardedWriter) -> Result<()> {
+        writer.sync()?;
+        self.lines.sync()?;
+        self.unsynced = 0;
+        Ok(())
+    }
+}
+
+fn parse(checksum: &str) -> Option<u64> {
+    u64::from_str_radix(checksum, 16).ok()
+}
+
+/// Hash of what decides the output: this version, the plan but for its threads, and the source: names, shapes and places
+/// of its tensors, its config, and length and times of its weight files. The time of the last change of a file's inode is
+/// among them, which no copying tool can set back.
+pub(crate) fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
+    let files = source.checkpoint().files().map(file_identity).collect::<Result<Vec<_>>>()?;
+    let tensors: Vec<_> = source.checkpoint().tensors().collect();
+    let Plan { recipe, container, linears, specs, copied, notes, options, .. } = plan;
+    let decided =
+        (recipe, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
+    let config = source.config().map(ToString::to_string);
+    let text = format!("{} {decided:?} {tensors:?} {config:?} {files:?}", env!("CARGO_PKG_VERSION"));
+    Ok(format!("mantissa quantize 1 {}", FileDigest::of(text.as_bytes()).hex()))
+}
+
+/// Name, length, and times of change in seconds and nanoseconds.
+type FileIdentity = (String, u64, [i64; 4]);
+
+fn file_identity(path: &Path) -> Result<FileIdentity> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let io = |error| Error::Io { path: path.to_owned(), operation: "look up", error };
+    let found = fs::metadata(path).map_err(io)?;
+    Ok((name, found.len(), [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()]))
+}

@@ -1,0 +1,215 @@
+//! The fast path: ranges by kernels, scales by the reference rules, codes by kernels. It gives the bits of
+//! [`mantissa_num::quantize`], because the rules are that function's own and the kernels round as it does.
+
+use mantissa_kernels::{IntGrid, MinifloatLayout, Step, kernels};
+use mantissa_num::blockwise::{self, Block, Range};
+use mantissa_num::format::{Affine, Format, Table};
+use mantissa_num::minifloat::{BF16, F16, MiniFloat, Special};
+use mantissa_num::scheme::Rule;
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding, Scheme};
+
+/// The elements for which there are kernels.
+pub(super) enum Elements {
+    Int(IntGrid),
+    /// `k / 64`: an integer whose step is 64 times smaller.
+    Fixed64,
+    Minifloat(MinifloatLayout),
+    Book {
+        midpoints: [f32; 15],
+        order: [u8; 16],
+    },
+    Bf16,
+    F16,
+    F32,
+}
+
+impl Elements {
+    /// Those of `scheme`; `None` where only the reference encodes.
+    pub(super) fn of(scheme: &Scheme) -> Option<Self> {
+        if scheme.encoder.rounding != Rounding::NearestEven {
+            return None;
+        }
+        let affine = match &scheme.format {
+            Format::Table(table) => return book(table),
+            Format::Affine(affine) => affine,
+            _ => return None,
+        };
+        match affine {
+            Affine { code: Code::Int(bits), .. } => Some(Elements::Int(int_grid(*bits, scheme.encoder.rule))),
+            Affine { code: Code::Fixed64, .. } => Some(Elements::Fixed64),
+            Affine { code: Code::Float(f), .. } if f.bits() <= 8 => Some(Elements::Minifloat(layout(f))),
+            Affine { code: Code::Float(f), scale: None, .. } if *f == BF16 => Some(Elements::Bf16),
+            Affine { code: Code::Float(f), scale: None, .. } if *f == F16 => Some(Elements::F16),
+            Affine { code: Code::F32, scale: None, .. } => Some(Elements::F32),
+            _ => None,
+        }
+    }
+}
+
+fn int_grid(bits: u32, rule: Rule) -> IntGrid {
+    let high = ((1i16 << (bits - 1)) - 1) as i8;
+    let low = if rule == Rule::Restricted { -high } else { -high - 1 };
+    IntGrid { low, high, zero_after_rounding: rule == Rule::Torchao }
+}
+
+fn layout(f: &MiniFloat) -> MinifloatLayout {
+    MinifloatLayout {
+        mantissa_bits: f.mantissa_bits,
+        bias: f.bias.unsigned_abs(),
+        sign_bit: f.exponent_bits + f.mantissa_bits,
+        max_code: f.max_code() as u8,
+        signed_zero: f.special != Special::Fnuz,
+    }
+}
+
+fn book(table: &Table) -> Option<Elements> {
+    let (levels, ascending) = (table.book.levels(), table.book.ascending());
+    let order: [u8; 16] = ascending.try_into().ok()?;
+    let level = |i: usize| levels[usize::from(order[i])];
+    Some(Elements::Book { midpoints: std::array::from_fn(|i| (level(i) + level(i + 1)) / 2.0), order })
+}
+
+/// How a panel is cut: lines of `len` elements, blocks of `group` elements of a line, and of `depth` lines.
+struct Lines {
+    len: usize,
+    group: usize,
+    depth: usize,
+}
+
+impl Lines {
+    fn of(blocks: Blocks, rows: usize, cols: usize) -> Option<Self> {
+        let all = rows * cols;
+        let (len, group, depth) = match blocks {
+            Blocks::Row => (cols, cols, 1),
+            Blocks::Group(group) => (cols, group as usize, 1),
+            Blocks::Tile { rows, cols: group } => (cols, group as usize, rows as usize),
+            Blocks::Flat(group) => (all, group as usize, 1),
+            Blocks::Tensor => (all, all, 1),
+            _ => return None,
+        };
+        Some(Lines { len, group, depth })
+    }
+
+    fn per_line(&self) -> usize {
+        self.len.div_ceil(self.group)
+    }
+
+    /// Blocks of line `i`.
+    fn blocks(&self, i: usize) -> std::ops::Range<usize> {
+        let first = i / self.depth * self.per_line();
+        first..first + self.per_line()
+    }
+}
+
+/// Quantizes `x` (`[rows, cols]`, whole blocks). `fixed` is the block of a tensor with a single one, chosen from all of it.
+/// `None` where a value is not finite: the reference knows what becomes of it.
+pub(super) fn quantize(
+    scheme: &Scheme,
+    elements: &Elements,
+    x: &[f32],
+    cols: usize,
+    outer: Option<f32>,
+    fixed: Option<Block>,
+) -> Option<Quantized> {
+    let format = &scheme.format;
+    let rows = x.len() / cols;
+    let lines = Lines::of(format.blocks(), rows, cols)?;
+    let blocks = match (format.scale(), fixed) {
+        (None, _) => kernels().amax(x).is_finite().then(|| vec![scheme.block(Range::EMPTY, false, outer)])?,
+        (_, Some(block)) => vec![block],
+        _ => choose_blocks(scheme, &lines, x, outer)?,
+    };
+    let mut scales = Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), blocks.len());
+    if format.scale().is_some() {
+        blocks.iter().for_each(|block| scales.push(block.scale));
+    }
+    let zeros = if format.has_zero() { blocks.iter().map(|block| block.zero).collect() } else { Vec::new() };
+    let codes = encode(elements, &lines, &blocks, x);
+    Some(Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) })
+}
+
+/// The reference's choice for every block, from its range.
+fn choose_blocks(scheme: &Scheme, lines: &Lines, x: &[f32], outer: Option<f32>) -> Option<Vec<Block>> {
+    let signed = scheme.format.has_zero() || scheme.encoder.rule == Rule::NoClippingErr;
+    let per_line = lines.per_line();
+    let block_lines = (x.len() / lines.len).div_ceil(lines.depth);
+    let mut ranges = vec![Range::EMPTY; block_lines * per_line];
+    // Where only magnitudes matter the range is [0, amax].
+    let (mut low, mut high) = (vec![0.0; per_line], vec![0.0; per_line]);
+    for (i, line) in x.chunks_exact(lines.len).enumerate() {
+        if signed {
+            kernels().group_min_max(line, lines.group, &mut low, &mut high);
+        } else {
+            kernels().group_amax(line, lines.group, &mut high);
+        }
+        if !low.iter().chain(&high).all(|v| v.is_finite()) {
+            return None;
+        }
+        for (range, (&min, &max)) in ranges[lines.blocks(i)].iter_mut().zip(low.iter().zip(&high)) {
+            *range = range.union(Range::of(&[min, max]));
+        }
+    }
+    let last = match scheme.format.blocks() {
+        Blocks::Flat(_) if !x.len().is_multiple_of(lines.group) => ranges.len() - 1,
+        _ => ranges.len(),
+    };
+    Some(ranges.iter().enumerate().map(|(i, &range)| scheme.block(range, i == last, outer)).collect())
+}
+
+fn encode(elements: &Elements, lines: &Lines, blocks: &[Block], x: &[f32]) -> Codes {
+    match elements {
+        Elements::F32 => return Codes::U32(x.iter().map(|v| v.to_bits()).collect()),
+        Elements::Bf16 | Elements::F16 => {
+            let mut codes = vec![0; x.len()];
+            match elements {
+                Elements::Bf16 => kernels().f32_to_bf16(x, &mut codes),
+                _ => kernels().f32_to_f16(x, &mut codes),
+            }
+            return Codes::U16(codes);
+        }
+        _ => {}
+    }
+    let unit = if matches!(elements, Elements::Fixed64) { 64.0 } else { 1.0 };
+    let steps: Vec<Step> = blocks.iter().map(|block| step(block, unit)).collect();
+    let zeros: Vec<f32> = blocks.iter().map(|block| block.zero as f32).collect();
+    let mut codes = vec![0; x.len()];
+    for (i, (x, codes)) in x.chunks_exact(lines.len).zip(codes.chunks_exact_mut(lines.len)).enumerate() {
+        let (steps, zeros) = (&steps[lines.blocks(i)], &zeros[lines.blocks(i)]);
+        encode_line(elements, x, lines.group, steps, zeros, codes);
+    }
+    Codes::U8(codes)
+}
+
+fn encode_line(
+    elements: &Elements,
+    x: &[f32],
+    group: usize,
+    steps: &[Step],
+    zeros: &[f32],
+    codes: &mut [u8],
+) {
+    match elements {
+        Elements::Int(grid) => kernels().int_codes(x, group, steps, zeros, *grid, codes),
+        Elements::Fixed64 => {
+            let grid = IntGrid { low: -127, high: 127, zero_after_rounding: false };
+            kernels().int_codes(x, group, steps, zeros, grid, codes);
+        }
+        Elements::Minifloat(layout) => kernels().minifloat_codes(x, group, steps, layout, codes),
+        Elements::Book { midpoints, order } => {
+            kernels().book_codes(x, group, steps, midpoints, order, codes);
+        }
+        Elements::Bf16 | Elements::F16 | Elements::F32 => {}
+    }
+}
+
+/// A block's step, for elements counted in `1 / unit`. Only power-of-two scales meet a unit other than 1, so that dividing
+/// by it is exact, down to subnormal scales.
+fn step(block: &Block, unit: f32) -> Step {
+    match block.step() {
+        blockwise::Step::Unit => Step::Divide(1.0 / unit),
+        blockwise::Step::Divide(scale) => Step::Divide(scale / unit),
+        blockwise::Step::Multiply(inverse) => Step::Multiply(inverse * unit),
+        // Rules that choose this are not cut into panels; as a step it would bring everything to zero.
+        blockwise::Step::Constant(_) => Step::Multiply(0.0),
+    }
+}

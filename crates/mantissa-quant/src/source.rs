@@ -1,0 +1,148 @@
+//! Where a tensor's values come from, a panel at a time: a weight on disk is widened in the cache of the thread that uses it
+//! and never stands in memory as f32.
+
+use std::ops::Range;
+
+use mantissa_kernels::{for_each, kernels};
+use mantissa_num::TensorError;
+use mantissa_store::Dtype;
+use mantissa_store::convention::ModelFiles;
+
+/// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache.
+pub(crate) const PANEL: usize = 1 << 16;
+
+/// A flattened tensor that can be read in pieces, by several threads at once.
+pub trait Source: Sync {
+    /// Why it could not be read, or its values not be quantized.
+    type Error: From<TensorError> + Send;
+
+    /// Elements `range`; `scratch` holds them where they have to be brought into memory first.
+    ///
+    /// # Errors
+    /// As the implementation says.
+    fn elements<'a>(
+        &'a self,
+        range: Range<usize>,
+        scratch: &'a mut Vec<f32>,
+    ) -> Result<&'a [f32], Self::Error>;
+}
+
+impl Source for [f32] {
+    type Error = TensorError;
+
+    fn elements<'a>(&'a self, range: Range<usize>, _: &'a mut Vec<f32>) -> Result<&'a [f32], TensorError> {
+        Ok(&self[range])
+    }
+}
+
+/// The greatest magnitude among the `len` elements of `source`; NaN if one is NaN.
+///
+/// # Errors
+/// As [`Source::elements`].
+pub fn amax<S: Source + ?Sized>(source: &S, len: usize, threads: usize) -> Result<f32, S::Error> {
+    // Positive floats, infinity and NaN are ordered as their bits are.
+    let parts = map_panels(source, len, threads, |x| kernels().amax(x).to_bits())?;
+    Ok(f32::from_bits(parts.into_iter().max().unwrap_or(0)))
+}
+
+/// The least and the greatest of the `len` elements of `source`; `None` if one is not finite.
+///
+/// # Errors
+/// As [`Source::elements`].
+pub(crate) fn min_max<S: Source + ?Sized>(
+    source: &S,
+    len: usize,
+    threads: usize,
+) -> Result<Option<(f32, f32)>, S::Error> {
+    let parts = map_panels(source, len, threads, |x| kernels().min_max(x))?;
+    let finite = parts.iter().all(|(low, high)| low.is_finite() && high.is_finite());
+    let start = (f32::INFINITY, f32::NEG_INFINITY);
+    Ok(finite.then(|| parts.iter().fold(start, |all, part| (all.0.min(part.0), all.1.max(part.1)))))
+}
+
+/// `f` of every panel, in order.
+fn map_panels<S: Source + ?Sized, T: Send>(
+    source: &S,
+    len: usize,
+    threads: usize,
+    f: impl Fn(&[f32]) -> T + Sync,
+) -> Result<Vec<T>, S::Error> {
+    let mut parts: Vec<Option<Result<T, S::Error>>> = (0..len.div_ceil(PANEL)).map(|_| None).collect();
+    for_each(threads, parts.iter_mut().enumerate(), |(i, part)| {
+        let mut scratch = Vec::new();
+        let range = i * PANEL..len.min((i + 1) * PANEL);
+        *part = Some(source.elements(range, &mut scratch).map(&f));
+    });
+    parts.into_iter().flatten().collect()
+}
+
+/// A dense tensor of a model.
+pub(crate) struct DenseTensor<'a>(Values<'a>);
+
+enum Values<'a> {
+    File { files: &'a ModelFiles, name: String, dtype: Dtype },
+    Memory(Vec<f32>),
+}
+
+/// Why a [`DenseTensor`] could not be quantized.
+#[derive(Debug)]
+pub(crate) enum DenseError {
+    Store(mantissa_store::Error),
+    Tensor(TensorError),
+}
+
+impl From<TensorError> for DenseError {
+    fn from(error: TensorError) -> Self {
+        DenseError::Tensor(error)
+    }
+}
+
+impl<'a> DenseTensor<'a> {
+    /// The tensor `name`, which must have this shape.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::tensor_f32`].
+    pub(crate) fn open(
+        files: &'a ModelFiles,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Self, mantissa_store::Error> {
+        let meta = files.checkpoint().get(name).filter(|meta| meta.shape == shape);
+        match meta.map(|meta| meta.dtype) {
+            Some(dtype @ (Dtype::BF16 | Dtype::F16 | Dtype::F32)) => {
+                Ok(DenseTensor(Values::File { files, name: name.to_owned(), dtype }))
+            }
+            // Rare dtypes, and every fault.
+            _ => Ok(DenseTensor(Values::Memory(files.tensor_f32(name, shape)?))),
+        }
+    }
+}
+
+impl Source for DenseTensor<'_> {
+    type Error = DenseError;
+
+    fn elements<'a>(
+        &'a self,
+        range: Range<usize>,
+        scratch: &'a mut Vec<f32>,
+    ) -> Result<&'a [f32], DenseError> {
+        let (files, name, dtype) = match &self.0 {
+            Values::Memory(values) => return Ok(&values[range]),
+            Values::File { files, name, dtype } => (files, name, *dtype),
+        };
+        let size = if dtype == Dtype::F32 { 4 } else { 2 };
+        let mut bytes = vec![0; range.len() * size];
+        let start = (range.start * size) as u64;
+        files.checkpoint().read_range(name, start, &mut bytes).map_err(DenseError::Store)?;
+        scratch.resize(range.len(), 0.0);
+        match dtype {
+            Dtype::BF16 => kernels().bf16_le_to_f32(&bytes, scratch),
+            Dtype::F16 => kernels().f16_le_to_f32(&bytes, scratch),
+            _ => scratch
+                .iter_mut()
+                .zip(bytes.as_chunks::<4>().0)
+                .for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
+        }
+        Ok(scratch)
+    }
+}

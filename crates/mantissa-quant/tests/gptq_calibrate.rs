@@ -1,0 +1,125 @@
+//! Statistics collected layer by layer are those of the model as it has become.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use mantissa_model::{Buffers, Decoder, LinearInput, LinearKind, MapSource, embed, load_embedding};
+use mantissa_quant::calibrate::{CalibrateError, Calibration};
+use mantissa_quant::gptq::{GptqOptions, Hessian, InverseFactor};
+use mantissa_store::convention::{ModelFiles, Weight};
+
+fn files() -> ModelFiles {
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
+    ModelFiles::open(&data.join("qwen2-bias")).unwrap()
+}
+
+/// Windows of several lengths; tokens repeat, as in a text.
+fn windows(vocab_size: usize) -> Vec<Vec<u32>> {
+    let token = |i: usize| ((i * i + 3 * i) % vocab_size) as u32;
+    [20, 1, 24, 7, 24]
+        .iter()
+        .enumerate()
+        .map(|(w, &len)| (0..len).map(|i| token(31 * w + i)).collect())
+        .collect()
+}
+
+/// What the linear layers of `layer` read in `decoder`, window by window.
+fn direct(decoder: &Decoder, files: &ModelFiles, windows: &[Vec<u32>], layer: usize) -> Vec<Hessian> {
+    let config = decoder.config();
+    let embedding = load_embedding(files, config).unwrap();
+    let mut buffers = Buffers::plan(config, 24, 24).unwrap();
+    let width = |input: LinearInput| decoder.layers()[0].linear(input.readers().next().unwrap()).cols();
+    let mut hessians = LinearInput::ALL.map(|input| Hessian::new(width(input)).unwrap());
+    for tokens in windows {
+        let mut states = vec![0.0; tokens.len() * config.hidden_size];
+        embed(&embedding, tokens, &mut states).unwrap();
+        for earlier in &decoder.layers()[..layer] {
+            earlier.run(config, &[tokens.len()], &mut states, None, &mut buffers).unwrap();
+        }
+        let mut observe = |input: LinearInput, x: &[f32]| hessians[input as usize].add(x, 1);
+        let lens = [tokens.len()];
+        decoder.layers()[layer].run(config, &lens, &mut states, Some(&mut observe), &mut buffers).unwrap();
+    }
+    hessians.into()
+}
+
+#[test]
+fn statistics_are_those_of_the_decoder_at_any_thread_count() {
+    let files = files();
+    let decoder = Decoder::load(&files).unwrap();
+    let (config, windows) = (decoder.config(), windows(decoder.config().vocab_size));
+    for threads in [0, 1, 2, 3, 9] {
+        let mut calibration = Calibration::begin(&files, config, &windows, threads).unwrap();
+        assert_eq!(calibration.state_bytes(), 76 * 4 * config.hidden_size as u64);
+        let mut layers = 0;
+        while let Some(layer) = calibration.next_layer().unwrap() {
+            let expected = direct(&decoder, &files, &windows, layer.index());
+            let found = calibration.statistics(&layer, &LinearInput::ALL).unwrap();
+            assert!(found == expected, "layer {}, {threads} threads", layer.index());
+            assert_eq!(found[0].tokens(), 76);
+            let some = [LinearInput::Down, LinearInput::Qkv];
+            let found = calibration.statistics(&layer, &some).unwrap();
+            assert!(found[0] == expected[3] && found[1] == expected[0], "layer {}", layer.index());
+            calibration.advance(&layer).unwrap();
+            layers += 1;
+        }
+        assert_eq!(layers, config.num_hidden_layers);
+    }
+}
+
+/// The whole of sequential GPTQ on a small model: what each step sees is what the finished model computes.
+#[test]
+fn later_statistics_see_the_weights_that_were_replaced() {
+    let files = files();
+    let dense = Decoder::load(&files).unwrap();
+    let (config, windows) = (dense.config(), windows(dense.config().vocab_size));
+    let read = |name: &str, shape: &[usize]| files.tensor_f32(name, shape).unwrap();
+    let tensors = config.tensors().into_iter();
+    let mut tensors: HashMap<_, _> =
+        tensors.map(|t| (t.name.clone(), (t.shape.clone(), read(&t.name, &t.shape)))).collect();
+    let mut seen = Vec::new();
+    let mut calibration = Calibration::begin(&files, config, &windows, 2).unwrap();
+    while let Some(mut layer) = calibration.next_layer().unwrap() {
+        for input in LinearInput::ALL {
+            let hessian = calibration.statistics(&layer, &[input]).unwrap().remove(0);
+            let factor = InverseFactor::new(&hessian, GptqOptions::default(), 2).unwrap();
+            for kind in input.readers() {
+                let (shape, w) = tensors.get_mut(&format!("{}.weight", layer.linear(kind).module())).unwrap();
+                assert_eq!(shape[..], [layer.linear(kind).rows(), layer.linear(kind).cols()]);
+                let result = factor.quantize(&"int3-g16".parse().unwrap(), w, None, 2).unwrap();
+                *w = result.dequantize().unwrap();
+                layer.replace(kind, Weight::Quantized(result.quantized)).unwrap();
+            }
+            seen.push((layer.index(), input, hessian));
+        }
+        calibration.advance(&layer).unwrap();
+    }
+    let source = MapSource { config: files.config().unwrap().clone(), tensors, linears: HashMap::new() };
+    let quantized = Decoder::load(&source).unwrap();
+    for (layer, input, hessian) in seen {
+        let expected = &direct(&quantized, &files, &windows, layer)[input as usize];
+        assert!(hessian == *expected, "layer {layer} {input:?}");
+        let before = &direct(&dense, &files, &windows, layer)[input as usize];
+        assert_eq!(hessian == *before, (layer, input) == (0, LinearInput::Qkv), "layer {layer} {input:?}");
+    }
+}
+
+#[test]
+fn what_cannot_calibrate_is_refused() {
+    let files = files();
+    let decoder = Decoder::load(&files).unwrap();
+    let config = decoder.config();
+    let error =
+        |windows: &[Vec<u32>]| Calibration::begin(&files, config, windows, 2).map(|_| ()).unwrap_err();
+    assert!(matches!(error(&[]), CalibrateError::Empty));
+    assert!(matches!(error(&[vec![], vec![]]), CalibrateError::Empty));
+    let unknown = config.vocab_size as u32;
+    assert!(matches!(error(&[vec![1], vec![unknown]]), CalibrateError::Forward { window: 1, .. }));
+    let long = vec![0; config.max_position_embeddings + 1];
+    assert!(error(&[long]).to_string().contains("max_position_embeddings"));
+
+    let mut calibration = Calibration::begin(&files, config, &[vec![1, 2]], 1).unwrap();
+    let mut layer = calibration.next_layer().unwrap().unwrap();
+    assert!(layer.replace(LinearKind::Q, Weight::F32(vec![0.0; 3])).is_err());
+}

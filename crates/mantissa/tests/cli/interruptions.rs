@@ -1,0 +1,344 @@
+//! Kills, signals, full disks and rival writers: the old output stays whole, and the same command ends in the same bytes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use mantissa_num::round::random_u32;
+use tempfile::TempDir;
+
+use crate::support::{command, fail, json, mantissa, stderr, succeed, text};
+
+/// A model of 4.2 million parameters, whose quantization takes a few tenths of a second.
+fn model(dir: &Path) -> PathBuf {
+    synth(
+        dir,
+        "model",
+        &["--hidden", "256", "--layers", "4", "--ffn", "768", "--heads", "8", "--vocab", "4096"],
+    )
+}
+
+fn synth(dir: &Path, name: &str, sizes: &[&str]) -> PathBuf {
+    let out = dir.join(name);
+    succeed(&[&["synth", "--out", text(&out), "--preset", "tiny"], sizes].concat());
+    out
+}
+
+/// Arguments of a quantization into several files, so that some are complete when it is ended.
+fn arguments<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
+    let (model, out) = (text(model), text(out));
+    vec![
+        "quantize",
+        model,
+        "--recipe",
+        "nf4",
+        "--out",
+        out,
+        "--max-shard-size",
+        "900k",
+        "--verify=false",
+        "--json",
+    ]
+}
+
+fn start<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Child {
+    command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Names and contents of a folder's files, folders within it left out.
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let read = |name: String| {
+        let bytes = fs::read(dir.join(&name)).unwrap();
+        (name, bytes)
+    };
+    names_in(dir).into_iter().map(read).collect()
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = entries.collect();
+    names.sort();
+    names
+}
+
+fn strays(dir: &Path) -> Vec<String> {
+    names_in(dir).into_iter().filter(|name| name.contains(".mantissa-")).collect()
+}
+
+/// Sends a signal, by its name without SIG.
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Waits until something holds; false after a minute or when the child has ended.
+fn wait_until(child: &mut Child, holds: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(60) {
+        if holds() {
+            return true;
+        }
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Lines of the journal beside the output, its key not counted.
+fn units_done(dir: &Path) -> usize {
+    let partial = names_in(dir).into_iter().find(|name| name.contains(".mantissa-partial"));
+    let journal = partial.and_then(|name| fs::read(dir.join(name).join(".mantissa-journal")).ok());
+    journal.map_or(0, |bytes| bytes.iter().filter(|&&b| b == b'\n').count().saturating_sub(1))
+}
+
+fn end(child: Child) -> Output {
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn killed_at_fifty_moments_and_gone_on_with() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let expected = temp.path().join("expected");
+    let begin = Instant::now();
+    succeed(&arguments(&model, &expected));
+    let whole = begin.elapsed();
+    let expected = files(&expected);
+    let (dir, mut resumed) = (temp.path().join("outputs"), 0);
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("out");
+    for trial in 0..50 {
+        let mut child = start(&arguments(&model, &out));
+        sleep(whole.mul_f64(f64::from(random_u32(3, trial)) / f64::from(u32::MAX)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!out.exists() || files(&out) == expected, "a kill leaves an output that is whole, or none");
+        let report = json(&arguments(&model, &out));
+        resumed += usize::from(report["resumed"].as_u64().unwrap() > 0);
+        assert!(files(&out) == expected, "trial {trial}");
+        assert_eq!(names_in(&dir), ["out"], "trial {trial}");
+        fs::remove_dir_all(&out).unwrap();
+    }
+    println!("{resumed} of 50 kills left something to go on with");
+    assert!(resumed >= 3, "{resumed}");
+}
+
+#[test]
+fn signals_end_a_quantization_in_order() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let expected = temp.path().join("expected");
+    succeed(&arguments(&model, &expected));
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let out = dir.join(name);
+        let mut child = start(&arguments(&model, &out));
+        assert!(
+            wait_until(&mut child, || units_done(&dir) >= 12),
+            "the run has ended before it could be stopped"
+        );
+        let begin = Instant::now();
+        signal(&child, name);
+        let output = end(child);
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        let line = stderr(&output);
+        assert!(line.contains("go on") || line.contains("goes on"), "{line}");
+        assert_eq!(strays(&dir).len(), 1, "the staging folder and no lock");
+        let report = json(&arguments(&model, &out));
+        assert!(report["resumed"].as_u64().unwrap() >= 12, "{report}");
+        assert!(files(&out) == files(&expected));
+        assert_eq!(strays(&dir), [""; 0]);
+    }
+}
+
+#[test]
+fn a_second_signal_ends_at_once_and_loses_nothing() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let expected = temp.path().join("expected");
+    succeed(&arguments(&model, &expected));
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("out");
+    let mut child = start(&arguments(&model, &out));
+    assert!(wait_until(&mut child, || units_done(&dir) >= 12));
+    // Both are pending when the process goes on, so that the second comes before it has acted on the first.
+    signal(&child, "STOP");
+    signal(&child, "INT");
+    signal(&child, "TERM");
+    signal(&child, "CONT");
+    let code = end(child).status.code();
+    assert!(matches!(code, Some(130 | 143)), "{code:?}");
+    assert!(json(&arguments(&model, &out))["resumed"].as_u64().unwrap() > 0);
+    assert!(files(&out) == files(&expected));
+}
+
+#[test]
+fn other_commands_leave_nothing_when_they_are_stopped() {
+    let temp = TempDir::new().unwrap();
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("out");
+    let sizes = ["--hidden", "1024", "--layers", "16", "--heads", "16", "--ffn", "4096", "--vocab", "32000"];
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let synth =
+            [&["synth", "--out", text(&out), "--preset", "tiny", "--threads", "1"], &sizes[..]].concat();
+        let mut child = start(&synth);
+        assert!(wait_until(&mut child, || strays(&dir).len() == 2));
+        signal(&child, name);
+        let output = end(child);
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(stderr(&output).contains(name), "{}", stderr(&output));
+        assert_eq!(names_in(&dir), [""; 0]);
+    }
+}
+
+#[test]
+fn of_two_writers_the_second_is_told_who_the_first_is() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("out");
+    let mut first = start(&arguments(&model, &out));
+    assert!(wait_until(&mut first, || units_done(&dir) >= 1));
+    signal(&first, "STOP");
+    let line = fail(3, &arguments(&model, &out));
+    assert!(line.contains(&format!("process {} ", first.id())), "{line}");
+    signal(&first, "CONT");
+    let output = end(first);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(names_in(&dir), ["out"]);
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_refused() {
+    let temp = TempDir::new().unwrap();
+    let model = synth(temp.path(), "model", &[]);
+    let before = files(&model);
+    let quantize = |out: &Path| {
+        let arguments =
+            ["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(out), "--verify=false"];
+        mantissa(&arguments)
+    };
+    let refused = |out: &Path, code, says: &str| {
+        let output = quantize(out);
+        assert_eq!(output.status.code(), Some(code), "{}: {}", out.display(), stderr(&output));
+        assert!(stderr(&output).contains(says), "{}", stderr(&output));
+    };
+    refused(&model, 2, "it is the input");
+    refused(&model.join("inside"), 2, "lies inside");
+    let link = temp.path().join("link");
+    std::os::unix::fs::symlink("model", &link).unwrap();
+    refused(&link, 2, "it is the input");
+    let file = temp.path().join("file");
+    fs::write(&file, "text").unwrap();
+    refused(&file, 2, "found a file");
+    refused(&file.join("below"), 3, "file");
+    let dangling = temp.path().join("dangling");
+    std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
+    refused(&dangling, 3, "resolve link");
+    assert!(
+        quantize(Path::new("/proc/mantissa")).status.code() == Some(3),
+        "a file system that takes no folders"
+    );
+    // Through a link to another folder the link stays.
+    let (real, link) = (temp.path().join("real"), temp.path().join("other-link"));
+    fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    assert!(quantize(&link).status.success());
+    assert!(real.join("config.json").exists() && fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(files(&model) == before && fs::read(&file).unwrap() == b"text");
+    assert_eq!(strays(temp.path()), [""; 0]);
+}
+
+/// Writes of a file fail from a length on that grows until the run succeeds.
+#[test]
+fn a_limit_on_the_length_of_files() {
+    let temp = TempDir::new().unwrap();
+    let model = synth(temp.path(), "model", &[]);
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("out");
+    let quantize = |recipe: &str, shell: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{shell} exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_mantissa")]);
+        command.args([
+            "quantize",
+            text(&model),
+            "--recipe",
+            recipe,
+            "--out",
+            text(&out),
+            "--verify=false",
+            "--quiet",
+        ]);
+        command.output().unwrap()
+    };
+    assert!(quantize("rtn-int8-channel", "").status.success());
+    let old = files(&out);
+    let mut failures = 0;
+    for blocks in (0..2000).step_by(24) {
+        let output = quantize("rtn-int4-g32", &format!("trap '' XFSZ; ulimit -f {blocks};"));
+        if output.status.success() {
+            break;
+        }
+        failures += 1;
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        assert!(stderr(&output).contains(text(&dir)), "names no path: {}", stderr(&output));
+        assert!(files(&out) == old, "limit {blocks}");
+    }
+    assert!((3..80).contains(&failures), "{failures}");
+    assert_ne!(files(&out), old);
+    assert_eq!(names_in(&dir), ["out"]);
+}
+
+/// A file system of 1 MiB, in a mount namespace of its own.
+#[test]
+fn a_full_file_system() {
+    let temp = TempDir::new().unwrap();
+    let mount = temp.path().join("small");
+    fs::create_dir(&mount).unwrap();
+    let in_small = |script: &str| {
+        let script = format!("mount -t tmpfs -o size=1m none \"$1\" && cd \"$1\" && {script}");
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script, env!("CARGO_BIN_EXE_mantissa"), text(&mount)]);
+        command.arg(text(&temp.path().join("model"))).env("LC_ALL", "C").output()
+    };
+    match in_small("true") {
+        Ok(output) if output.status.success() => {}
+        _ => {
+            println!("skipped: no file system can be mounted here");
+            return;
+        }
+    }
+    // 0.15 MB of embedding and, as nf4, 0.25 MB of layers, in files of 0.2 MB: the second does not fit beside the filler.
+    synth(temp.path(), "model", &["--hidden", "128", "--ffn", "256", "--vocab", "600", "--layers", "3"]);
+    let script = "
+        run() { \"$0\" quantize \"$2\" --recipe \"$1\" --out out --max-shard-size 200k --verify=false --json; }
+        mkdir kept && \"$0\" synth --preset tiny --out out >/dev/null && cp -r out kept/old
+        head -c 400000 /dev/zero > filler
+        run nf4 \"$2\" >/dev/null; echo \"code $?\"
+        diff -r out kept/old && echo 'old intact'
+        ls -A | tr '\\n' ' '; echo
+        rm -r filler kept
+        run nf4 \"$2\" | tr -d ' \\n' | grep -o '\"resumed\":[0-9]*'
+        ls -A | tr '\\n' ' '; echo";
+    let output = in_small(script).unwrap();
+    let (found, said) = (String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output));
+    let lines: Vec<_> = found.lines().collect();
+    assert_eq!(lines[..2], ["code 3", "old intact"], "{found}{said}");
+    assert!(said.contains("free disk space") && said.contains("safetensors"), "{said}");
+    let resumed: usize = lines[3].rsplit(':').next().unwrap().parse().unwrap();
+    assert!(
+        resumed > 0 && lines[2].contains("mantissa-partial") && !lines[2].contains("lock"),
+        "{found}{said}"
+    );
+    assert_eq!(lines[4].trim(), "out", "{found}");
+}
