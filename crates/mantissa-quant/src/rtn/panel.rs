@@ -3,7 +3,7 @@
 
 use mantissa_kernels::{IntGrid, MinifloatLayout, Step, kernels};
 use mantissa_num::blockwise::{self, Block, Range};
-use mantissa_num::format::{Affine, Format, Table};
+use mantissa_num::format::{Affine, Format, Offset, Table};
 use mantissa_num::minifloat::{BF16, F16, MiniFloat, Special};
 use mantissa_num::scheme::Rule;
 use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding, Scheme};
@@ -26,7 +26,9 @@ pub(super) enum Elements {
 impl Elements {
     /// Those of `scheme`; `None` where only the reference encodes.
     pub(super) fn of(scheme: &Scheme) -> Option<Self> {
-        if scheme.encoder.rounding != Rounding::NearestEven {
+        // Rules that look at more than a block's range, or round in their own way.
+        let special = matches!(scheme.encoder.rule, Rule::FourOverSix | Rule::DeepGemm | Rule::Cpu);
+        if special || scheme.encoder.rounding != Rounding::NearestEven {
             return None;
         }
         let affine = match &scheme.format {
@@ -35,7 +37,9 @@ impl Elements {
             _ => return None,
         };
         match affine {
-            Affine { code: Code::Int(bits), .. } => Some(Elements::Int(int_grid(*bits, scheme.encoder.rule))),
+            Affine { code: Code::Int(bits), offset: Offset::None | Offset::Zero, .. } => {
+                Some(Elements::Int(int_grid(*bits, scheme.encoder.rule)))
+            }
             Affine { code: Code::Fixed64, .. } => Some(Elements::Fixed64),
             Affine { code: Code::Float(f), .. } if f.bits() <= 8 => Some(Elements::Minifloat(layout(f))),
             Affine { code: Code::Float(f), scale: None, .. } if *f == BF16 => Some(Elements::Bf16),
@@ -124,7 +128,7 @@ pub(super) fn quantize(
         blocks.iter().for_each(|block| scales.push(block.scale));
     }
     let zeros = if format.has_zero() { blocks.iter().map(|block| block.zero).collect() } else { Vec::new() };
-    let codes = encode(elements, &lines, &blocks, x);
+    let codes = encode(elements, &lines, &blocks, x)?;
     Some(Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) })
 }
 
@@ -146,7 +150,7 @@ fn choose_blocks(scheme: &Scheme, lines: &Lines, x: &[f32], outer: Option<f32>) 
             return None;
         }
         for (range, (&min, &max)) in ranges[lines.blocks(i)].iter_mut().zip(low.iter().zip(&high)) {
-            *range = range.union(Range::of(&[min, max]));
+            *range = range.union(Range { min, max, ..Range::EMPTY });
         }
     }
     let last = match scheme.format.blocks() {
@@ -156,28 +160,28 @@ fn choose_blocks(scheme: &Scheme, lines: &Lines, x: &[f32], outer: Option<f32>) 
     Some(ranges.iter().enumerate().map(|(i, &range)| scheme.block(range, i == last, outer)).collect())
 }
 
-fn encode(elements: &Elements, lines: &Lines, blocks: &[Block], x: &[f32]) -> Codes {
+fn encode(elements: &Elements, lines: &Lines, blocks: &[Block], x: &[f32]) -> Option<Codes> {
     match elements {
-        Elements::F32 => return Codes::U32(x.iter().map(|v| v.to_bits()).collect()),
+        Elements::F32 => return Some(Codes::U32(x.iter().map(|v| v.to_bits()).collect())),
         Elements::Bf16 | Elements::F16 => {
             let mut codes = vec![0; x.len()];
             match elements {
                 Elements::Bf16 => kernels().f32_to_bf16(x, &mut codes),
                 _ => kernels().f32_to_f16(x, &mut codes),
             }
-            return Codes::U16(codes);
+            return Some(Codes::U16(codes));
         }
         _ => {}
     }
     let unit = if matches!(elements, Elements::Fixed64) { 64.0 } else { 1.0 };
-    let steps: Vec<Step> = blocks.iter().map(|block| step(block, unit)).collect();
+    let steps: Vec<Step> = blocks.iter().map(|block| step(block, unit)).collect::<Option<_>>()?;
     let zeros: Vec<f32> = blocks.iter().map(|block| block.zero as f32).collect();
     let mut codes = vec![0; x.len()];
     for (i, (x, codes)) in x.chunks_exact(lines.len).zip(codes.chunks_exact_mut(lines.len)).enumerate() {
         let (steps, zeros) = (&steps[lines.blocks(i)], &zeros[lines.blocks(i)]);
         encode_line(elements, x, lines.group, steps, zeros, codes);
     }
-    Codes::U8(codes)
+    Some(Codes::U8(codes))
 }
 
 fn encode_line(
@@ -204,12 +208,11 @@ fn encode_line(
 
 /// A block's step, for elements counted in `1 / unit`. Only power-of-two scales meet a unit other than 1, so that dividing
 /// by it is exact, down to subnormal scales.
-fn step(block: &Block, unit: f32) -> Step {
+fn step(block: &Block, unit: f32) -> Option<Step> {
     match block.step() {
-        blockwise::Step::Unit => Step::Divide(1.0 / unit),
-        blockwise::Step::Divide(scale) => Step::Divide(scale / unit),
-        blockwise::Step::Multiply(inverse) => Step::Multiply(inverse * unit),
-        // Rules that choose this are not cut into panels; as a step it would bring everything to zero.
-        blockwise::Step::Constant(_) => Step::Multiply(0.0),
+        blockwise::Step::Unit => Some(Step::Divide(1.0 / unit)),
+        blockwise::Step::Divide(scale) => Some(Step::Divide(scale / unit)),
+        blockwise::Step::Multiply(inverse) => Some(Step::Multiply(inverse * unit)),
+        blockwise::Step::Constant(_) => None,
     }
 }

@@ -109,13 +109,14 @@ impl Stored {
 
     /// Two codes to the byte.
     fn nibbles(&self, bytes: &[u8], out: &mut [f32]) {
+        let Some(values) = self.values.first_chunk::<16>() else { return };
         let (pairs, last) = out.as_chunks_mut::<2>();
-        let (first, second) = if self.high_first { (4, 0) } else { (0, 4) };
+        let (first, second) = if self.high_first { (4u32, 0u32) } else { (0, 4) };
         for (pair, byte) in pairs.iter_mut().zip(bytes) {
-            *pair = [first, second].map(|shift| self.values[usize::from(byte >> shift & 15)]);
+            *pair = [values[usize::from(byte >> first & 15)], values[usize::from(byte >> second & 15)]];
         }
         if let ([v], Some(byte)) = (last, bytes.get(pairs.len())) {
-            *v = self.values[usize::from(byte >> first & 15)];
+            *v = values[usize::from(byte >> first & 15)];
         }
     }
 
@@ -354,7 +355,7 @@ impl Reader<'_> {
         let words = packed.len() / 4 / self.rows.max(1);
         let bits = self.group_weights().and_then(|w| w.get("num_bits")).and_then(Value::as_u64).unwrap_or(8)
             as usize;
-        if !(1..=8).contains(&bits) || words * 32 < self.cols * bits {
+        if !(1..=8).contains(&bits) || (self.cols * bits).div_ceil(32) > words {
             return Err(self.short("weight_packed"));
         }
         let zeros = self.packed_zeros(bits, &scales)?.unwrap_or_default();
