@@ -148,7 +148,7 @@ impl ModelConfig {
             hidden_act: parse_activation(fields, model_type)?,
             biases: parse_biases(fields, model_type)?,
             windows: parse_windows(fields, model_type, num_hidden_layers)?,
-            rope: rope::parse(fields, model_type.default_theta(), max_position_embeddings)?,
+            rope: rope::parse(fields, model_type.default_theta(), max_position_embeddings, heads.dim)?,
             bos_token_id: fields.token("bos_token_id")?,
             eos_token_ids: fields.tokens("eos_token_id")?,
         })

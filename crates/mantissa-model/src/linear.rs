@@ -8,7 +8,8 @@
 use std::ops::Range;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_num::Quantized;
+use mantissa_num::codec::Codec;
+use mantissa_num::{Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::error::{ForwardError, LoadError};
@@ -40,6 +41,11 @@ enum Storage {
     Bf16(Vec<u16>),
     F16(Vec<u16>),
     Packed(Packed),
+    /// Blocks of a codec, row by row.
+    Blocks {
+        codec: &'static Codec,
+        bytes: Vec<u8>,
+    },
 }
 
 impl Linear {
@@ -104,6 +110,7 @@ impl Linear {
             Storage::F32(w) => 4 * w.len(),
             Storage::Bf16(w) | Storage::F16(w) => 2 * w.len(),
             Storage::Packed(packed) => packed.bytes(),
+            Storage::Blocks { bytes, .. } => bytes.len(),
         };
         weight + 4 * self.bias.as_ref().map_or(0, Vec::len)
     }
@@ -163,6 +170,10 @@ impl Linear {
             Storage::Bf16(w) => kernels().bf16_to_f32(&w[span], out),
             Storage::F16(w) => kernels().f16_to_f32(&w[span], out),
             Storage::Packed(packed) => packed.row(row, out),
+            Storage::Blocks { codec, bytes } => {
+                let stride = bytes.len() / self.rows;
+                codec.decode(&bytes[row * stride..(row + 1) * stride], out);
+            }
         }
     }
 
@@ -221,6 +232,9 @@ fn panel_rows(cols: usize) -> usize {
 
 fn quantized(q: &Quantized) -> Result<Storage, mantissa_num::TensorError> {
     q.check()?;
+    if let (Some(codec), Codes::Packed(bytes)) = (q.format.codec(), &q.codes) {
+        return Ok(Storage::Blocks { codec, bytes: bytes.clone() });
+    }
     match Packed::new(q) {
         Some(packed) => Ok(Storage::Packed(packed)),
         // Codes of 16 and 32 bits are floats already.
@@ -257,10 +271,23 @@ mod tests {
         let bf16 = w.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
         let f16 = w.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
         let mut all = vec![("bf16".to_string(), Weight::Bf16(bf16)), ("f16".into(), Weight::F16(f16))];
-        for text in
-            ["int4-g32", "int4-g32-asym", "int8-channel", "fp8-e4m3-channel", "nf4", "nvfp4", "mxfp4", "bf16"]
-        {
+        for text in [
+            "int4-g32",
+            "int4-g32-asym",
+            "int8-channel",
+            "fp8-e4m3-channel",
+            "nf4",
+            "nvfp4",
+            "mxfp4",
+            "bf16",
+            "q4_0",
+            "gguf-nvfp4",
+            "tq2_0",
+        ] {
             let scheme: Scheme = text.parse().unwrap();
+            if scheme.format.codec().is_some_and(|codec| !cols.is_multiple_of(codec.elements)) {
+                continue;
+            }
             let q = quantize(&scheme, w, rows, cols, Given::default()).unwrap();
             all.push((text.into(), Weight::Quantized(q)));
         }
@@ -269,7 +296,7 @@ mod tests {
 
     #[test]
     fn every_storage_gives_the_bits_of_the_dense_product_with_its_values() {
-        for (rows, cols) in [(7, 33), (130, 64), (1100, 129), (397, 700)] {
+        for (rows, cols) in [(7, 33), (130, 64), (1100, 129), (397, 700), (40, 512)] {
             let w = wave(rows * cols, 0.0);
             for (name, weight) in storages(&w, rows, cols) {
                 let stored = linear(rows, cols, weight);

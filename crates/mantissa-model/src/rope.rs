@@ -42,6 +42,8 @@ pub enum RopeScaling {
         /// Context of the first training.
         original_context: usize,
     },
+    /// Every frequency divided by a factor of its own (GGUF's `rope_freqs`, which is how Llama 3.1's scaling is kept there).
+    Factors(Vec<f32>),
     /// NTK-by-parts interpolation with a factor on the attention scores (Peng et al. 2023, "YaRN").
     Yarn(Yarn),
 }
@@ -84,6 +86,7 @@ impl Rope {
                     llama3_frequency(1.0 / p, *factor as f32, low, high, *original_context as f64)
                 })
                 .collect(),
+            RopeScaling::Factors(factors) => powers.zip(factors).map(|(p, f)| 1.0 / p / f).collect(),
             RopeScaling::Yarn(yarn) => {
                 let (low, high) = yarn.ramp(self.theta, head_dim);
                 let ramp = (0..head_dim / 2)

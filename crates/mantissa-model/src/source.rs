@@ -44,7 +44,8 @@ impl WeightSource for ModelFiles {
     }
 
     fn dir(&self) -> Option<&Path> {
-        Some(ModelFiles::dir(self))
+        // A GGUF file says everything itself; what else lies in its folder is not its own.
+        if self.gguf().is_some() { None } else { Some(ModelFiles::dir(self)) }
     }
 
     fn location(&self) -> String {

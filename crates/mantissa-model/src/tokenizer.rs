@@ -4,6 +4,7 @@
 //! guarded, and a panic becomes an error. Truncation and padding settings are dropped before loading: a text
 //! is always encoded whole.
 
+pub mod gguf;
 mod guard;
 mod stream;
 
@@ -76,6 +77,9 @@ pub enum TokenizerError {
         /// The model's vocabulary.
         vocab_size: usize,
     },
+    /// The GGUF file that holds the tokenizer.
+    #[error(transparent)]
+    Store(#[from] mantissa_store::Error),
     /// A configuration beside the tokenizer is broken.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -86,6 +90,7 @@ impl TokenizerError {
     pub fn class(&self) -> ErrorClass {
         match self {
             TokenizerError::Io { .. } => ErrorClass::Environment,
+            TokenizerError::Store(error) => error.class(),
             _ => ErrorClass::Input,
         }
     }
@@ -110,26 +115,45 @@ pub struct Tokenizer {
     path: PathBuf,
     bos: Option<u32>,
     vocab_size: Option<usize>,
+    chat_template: Option<String>,
 }
 
 impl Tokenizer {
     /// Loads `tokenizer.json` of the model folder `dir`; `tokenizer_config.json` and `config.json` say which
-    /// token begins a text and how many there are.
+    /// token begins a text and how many there are. Of a GGUF file, the tokenizer in it.
     ///
     /// # Errors
     /// [`TokenizerError`] where the file is missing, too large, or nothing that the library accepts.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        if dir.is_file() {
+            return Self::load_gguf(dir);
+        }
         let path = dir.join("tokenizer.json");
         let bytes = without_limits(read_capped(&path)?);
         let inner = call(&path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
         let config = read_json(&dir.join("config.json"))?;
         let field = |name: &str| config.as_ref()?.get(name)?.as_u64();
-        let named = read_json(&dir.join("tokenizer_config.json"))?.as_ref().and_then(bos_text);
-        let bos = named
+        let own = read_json(&dir.join("tokenizer_config.json"))?;
+        let bos = own
+            .as_ref()
+            .and_then(|own| special_text(own, "bos_token"))
             .and_then(|text| inner.token_to_id(&text))
             .or_else(|| field("bos_token_id").and_then(|id| u32::try_from(id).ok()));
         let vocab_size = field("vocab_size").and_then(|n| usize::try_from(n).ok());
-        Ok(Tokenizer { inner, path, bos, vocab_size })
+        let chat_template = chat_template(dir, own.as_ref());
+        Ok(Tokenizer { inner, path, bos, vocab_size, chat_template })
+    }
+
+    fn load_gguf(path: &Path) -> Result<Self, TokenizerError> {
+        let file = mantissa_store::Gguf::open(path)?;
+        let metadata = file.metadata();
+        let json = gguf::tokenizer_json(metadata)?;
+        let bytes = serde_json::to_vec(&json).unwrap_or_default();
+        let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
+        let bos = metadata.uint("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok());
+        let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
+        let chat_template = metadata.text("tokenizer.chat_template")?.map(str::to_owned);
+        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, chat_template })
     }
 
     /// Token ids of `text`.
@@ -172,6 +196,11 @@ impl Tokenizer {
     /// A decoder for tokens that come one by one.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream::new(self)
+    }
+
+    /// The template of a conversation, in Jinja, as the model's files give it.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
     }
 
     /// The token that begins a text.
@@ -224,11 +253,29 @@ fn without_limits(bytes: Vec<u8>) -> Vec<u8> {
     serde_json::to_vec(&object).unwrap_or(bytes)
 }
 
-/// `bos_token` of `tokenizer_config.json`: a string, or an added token with its content.
-fn bos_text(config: &Value) -> Option<String> {
-    let token = config.get("bos_token")?;
+/// A special token of `tokenizer_config.json`: a string, or an added token with its content.
+fn special_text(config: &Value, field: &str) -> Option<String> {
+    let token = config.get(field)?;
     let content = token.as_str().or_else(|| token.get("content")?.as_str());
     content.map(str::to_owned)
+}
+
+/// The chat template: of `tokenizer_config.json` (one, or the list's default), or the file of its own.
+fn chat_template(dir: &Path, config: Option<&Value>) -> Option<String> {
+    const MAX_TEMPLATE: u64 = 1 << 20;
+    let stated = config.and_then(|config| config.get("chat_template"));
+    let named =
+        |value: &Value| value["template"].as_str().filter(|_| value["name"] == "default").map(str::to_owned);
+    match stated {
+        Some(Value::String(template)) => Some(template.clone()),
+        Some(Value::Array(all)) => all.iter().find_map(named),
+        _ => {
+            let file = File::open(dir.join("chat_template.jinja")).ok()?;
+            let mut text = String::new();
+            file.take(MAX_TEMPLATE).read_to_string(&mut text).ok()?;
+            Some(text)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,9 @@ pub enum QuantError {
     /// A forward pass.
     #[error(transparent)]
     Forward(#[from] mantissa_model::ForwardError),
+    /// The tokenizer, where it goes into the same file.
+    #[error(transparent)]
+    Tokenizer(#[from] mantissa_model::TokenizerError),
     /// The recipe.
     #[error(transparent)]
     Recipe(Box<RecipeError>),
@@ -109,6 +112,7 @@ impl QuantError {
     pub fn class(&self) -> ErrorClass {
         match self {
             QuantError::Store(e) => e.class(),
+            QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(e) => e.class(),
             QuantError::Interrupted => ErrorClass::Environment,
             QuantError::Unfinished(unfinished) => unfinished.error.class(),

@@ -8,6 +8,7 @@ pub mod calibrate;
 mod dequantize;
 mod error;
 mod error_stats;
+mod gguf;
 pub mod gptq;
 mod journal;
 pub mod memory;
@@ -21,6 +22,7 @@ pub mod verify;
 
 pub use error::{QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
+pub use gguf::{MANIFEST_SUFFIX, manifest_path};
 pub use journal::Start;
 pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};

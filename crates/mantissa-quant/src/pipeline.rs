@@ -20,6 +20,7 @@ use mantissa_store::{
 use serde_json::{Map, Value, json};
 
 use crate::error::{QuantError, Result, Unfinished};
+use crate::gguf;
 use crate::journal::{self, Journal, Start};
 use crate::plan::Plan;
 use crate::report::{LayerReport, Report};
@@ -69,6 +70,9 @@ pub fn run(
     start: Start,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Outcome> {
+    if let Some(layout) = &plan.gguf {
+        return gguf::run(plan, layout, source, out, progress);
+    }
     refuse_overlap(source.dir(), out)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
     let key = journal::key(plan, source)?;
@@ -106,7 +110,8 @@ fn fill(
     mut writer: ShardedWriter,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Report> {
-    let mut run = Run { plan, source, writer: &mut writer, journal, progress, done: 0 };
+    let layers = Layers::new(plan, source);
+    let mut run = Run { plan, source, layers, writer: &mut writer, journal, progress, done: 0 };
     run.copy_tensors()?;
     let layers = run.quantize_layers()?;
     for (file, digest) in writer.finish()? {
@@ -122,6 +127,7 @@ fn fill(
 struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
+    layers: Layers<'a>,
     writer: &'a mut ShardedWriter,
     journal: &'a mut Journal,
     progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
@@ -172,7 +178,6 @@ impl Run<'_, '_> {
 
     fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
         let mut reports = Vec::new();
-        let mut shared: Option<((usize, FusedGroup), Option<f32>)> = None;
         for (info, scheme) in self.plan.quantized() {
             let recovered = self.journal.recover(&info.module, self.writer)?;
             if let Some(report) = recovered.and_then(|unit| unit.report) {
@@ -180,22 +185,65 @@ impl Run<'_, '_> {
                 self.advance(work_of(info), &info.module)?;
                 continue;
             }
-            // Fused partners follow each other, so the scale of the last group is enough.
-            let outer = match info.kind.fused().filter(|_| scheme.has_outer_scale()) {
-                None => None,
-                Some(group) => match shared {
-                    Some((key, outer)) if key == (info.layer, group) => outer,
-                    _ => {
-                        let outer = self.shared_outer(info.layer, group, scheme)?;
-                        shared = Some(((info.layer, group), outer));
-                        outer
-                    }
-                },
-            };
-            reports.push(self.quantize_layer(info, scheme, outer)?);
+            reports.push(self.quantize_layer(info, scheme)?);
             self.advance(work_of(info), &info.module)?;
         }
         Ok(reports)
+    }
+
+    fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<LayerReport> {
+        let (tensors, report) = self.layers.quantize(info, scheme)?;
+        let mut written = Vec::with_capacity(tensors.len());
+        let mut total = 0;
+        for (name, bytes) in tensors {
+            self.writer.write(&name, &bytes)?;
+            total += bytes.len() as u64;
+            written.push((name, Checksum::of(&bytes)));
+        }
+        self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
+        Ok(report)
+    }
+}
+
+/// The tensors that a layer becomes, by name, and its error.
+type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
+
+/// The layers of a plan, quantized one after another.
+pub(crate) struct Layers<'a> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
+    shared: Option<((usize, FusedGroup), Option<f32>)>,
+}
+
+impl<'a> Layers<'a> {
+    pub(crate) fn new(plan: &'a Plan, source: &'a ModelFiles) -> Self {
+        Layers { plan, source, shared: None }
+    }
+
+    /// Reads a layer and quantizes it into the tensors of the plan's container.
+    pub(crate) fn quantize(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<QuantizedLayer> {
+        let outer = self.outer(info, scheme)?;
+        let (w, threads) = (self.open(info)?, self.plan.options.threads);
+        let quantized = rtn::quantize_source(scheme, &w, info.rows, info.cols, outer, threads);
+        let (q, stats) = quantized.map_err(|error| self.dense_error(info, error))?;
+        let plan = self.plan.linear_plan(info, scheme);
+        let tensors = self.plan.container.tensors(&plan, &q);
+        let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
+        Ok((tensors, LayerReport::new(info, scheme, stats.report())))
+    }
+
+    /// The tensor-wide scale that a layer shares with its fused partners, where it has one.
+    fn outer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<Option<f32>> {
+        let Some(group) = info.kind.fused().filter(|_| scheme.has_outer_scale()) else { return Ok(None) };
+        if let Some((key, outer)) = self.shared
+            && key == (info.layer, group)
+        {
+            return Ok(outer);
+        }
+        let outer = self.shared_outer(info.layer, group, scheme)?;
+        self.shared = Some(((info.layer, group), outer));
+        Ok(outer)
     }
 
     /// The tensor-wide scale of fused partners. vLLM runs q, k and v (gate and up) as one matrix with one global scale.
@@ -209,30 +257,6 @@ impl Run<'_, '_> {
             }
         }
         Ok(rtn::shared_outer_scale(scheme, amaxes))
-    }
-
-    fn quantize_layer(
-        &mut self,
-        info: &LinearInfo,
-        scheme: &Scheme,
-        outer: Option<f32>,
-    ) -> Result<LayerReport> {
-        let (w, threads) = (self.open(info)?, self.plan.options.threads);
-        let quantized = rtn::quantize_source(scheme, &w, info.rows, info.cols, outer, threads);
-        let (q, stats) = quantized.map_err(|error| self.dense_error(info, error))?;
-        let plan = self.plan.linear_plan(info, scheme);
-        let tensors = self.plan.container.tensors(&plan, &q);
-        let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
-        let report = LayerReport::new(info, scheme, stats.report());
-        let mut written = Vec::with_capacity(tensors.len());
-        let mut total = 0;
-        for (name, bytes) in tensors {
-            self.writer.write(&name, &bytes)?;
-            total += bytes.len() as u64;
-            written.push((name, Checksum::of(&bytes)));
-        }
-        self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
-        Ok(report)
     }
 
     fn open(&self, info: &LinearInfo) -> Result<DenseTensor<'_>> {
@@ -286,7 +310,7 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
 }
 
 /// What the manifest says of the run.
-fn run_fields(plan: &Plan) -> Map<String, Value> {
+pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
     let fields = json!({
         "command": "quantize",
         "recipe": plan.recipe.name,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig};
 use mantissa_num::{Code, Rounding, Scheme, minifloat};
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
@@ -9,6 +10,7 @@ use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::error::{QuantError, Result};
+use crate::gguf;
 use crate::memory;
 use crate::pipeline::work_of;
 use crate::recipe::Recipe;
@@ -64,6 +66,8 @@ pub struct Plan {
     /// What the user should know.
     pub notes: Vec<String>,
     pub(crate) options: Options,
+    /// The rest of a GGUF file.
+    pub(crate) gguf: Option<gguf::Layout>,
 }
 
 impl Plan {
@@ -73,13 +77,13 @@ impl Plan {
     /// [`QuantError::AlreadyQuantized`]; [`QuantError::NotStorable`] with the layers that the container cannot hold;
     /// [`QuantError::NothingToDo`].
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
-        if source.is_quantized() {
+        if source.is_quantized() || source.gguf().is_some() {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
             return Err(QuantError::AlreadyQuantized { path, convention });
         }
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
-        let linears: Vec<_> = config
+        let mut linears: Vec<_> = config
             .linears()
             .into_iter()
             .map(|info| planned(source, &recipe, container, options.rounding, info))
@@ -87,15 +91,31 @@ impl Plan {
         if linears.iter().all(|linear| linear.scheme.is_none()) {
             return Err(QuantError::NothingToDo { recipe: recipe.name });
         }
+        let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears)?;
         let copied = copied_tensors(source, &linears);
-        let specs = copied
-            .iter()
-            .map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()))
-            .chain(quantized)
-            .collect();
-        let notes = notes(source, &recipe, &config, &copied);
-        Ok(Plan { recipe, container, config, linears, specs, copied, notes, options })
+        let mut notes = notes(source, &recipe, container, &config, &copied);
+        notes.extend(fallbacks);
+        let gguf = match container {
+            Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears)?),
+            _ => None,
+        };
+        let specs = match &gguf {
+            Some(layout) => {
+                notes.extend(layout.notes.iter().cloned());
+                layout.specs()
+            }
+            None => {
+                let copied = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
+                copied.chain(quantized).collect()
+            }
+        };
+        Ok(Plan { recipe, container, config, linears, specs, copied, notes, options, gguf })
+    }
+
+    /// Threads that a run may use.
+    pub(crate) fn threads(&self) -> usize {
+        self.options.threads
     }
 
     /// The layers that are quantized, with their schemes.
@@ -145,6 +165,8 @@ impl Plan {
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
                 native::quantization_config(&inputs)
             }
+            // One file, whose metadata are no config.json.
+            Container::Gguf => Value::Null,
         };
         if let Value::Object(fields) = &mut config {
             fields.insert("quantization_config".to_owned(), quantization);
@@ -193,7 +215,7 @@ impl Plan {
 /// # Errors
 /// [`mantissa_model::LoadError`] where there is none or a field is at fault.
 pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
-    let file = source.dir().join("config.json").display().to_string();
+    let file = source.config_path().display().to_string();
     let no_config = || LoadError::NoConfig { location: source.dir().display().to_string() };
     let config =
         ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
@@ -280,19 +302,29 @@ fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorM
     copied
 }
 
-fn notes(source: &ModelFiles, recipe: &Recipe, config: &ModelConfig, copied: &[TensorMeta]) -> Vec<String> {
+fn notes(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    container: Container,
+    config: &ModelConfig,
+    copied: &[TensorMeta],
+) -> Vec<String> {
     let mut notes = source.notes();
     notes.extend(source.checkpoint().warnings().iter().cloned());
     let known: std::collections::BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
     let unknown: Vec<_> =
         copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
     if let Some(first) = unknown.first() {
+        let fate = if container == Container::Gguf { "left out" } else { "copied" };
         notes.push(format!(
-            "{} tensors that the architecture does not use are copied, the first is {first}",
+            "{} tensors that the architecture does not use are {fate}, the first is {first}",
             unknown.len()
         ));
     }
-    let modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
+    let mut modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
+    if container == Container::Gguf {
+        modules.extend([EMBEDDING, HEAD].map(str::to_owned));
+    }
     for rule in &recipe.layers {
         for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
             notes.push(format!("recipe pattern {glob:?} matches no layer"));

@@ -67,6 +67,9 @@ impl LayerReport {
 }
 
 fn scale_dtype(format: &Format) -> &'static str {
+    if format.codec().is_some() {
+        return "in blocks";
+    }
     match format.scale().map(|scale| scale.code) {
         None => "none",
         Some(Code::Float(float)) => float.name,

@@ -87,6 +87,14 @@ pub enum Error {
         /// What is wrong.
         fault: HeaderFault,
     },
+    /// A GGUF file is malformed.
+    #[error("{}: {fault}", ShownPath(.path))]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: Box<crate::gguf::GgufFault>,
+    },
     /// One tensor's entry in a safetensors header is malformed.
     #[error("{}: tensor \"{}\": {fault}", ShownPath(.path), Shown(.tensor))]
     Tensor {
@@ -311,7 +319,9 @@ impl ForeignKind {
 
     fn hint(self) -> &'static str {
         match self {
-            Self::Gguf => "GGUF is not read here: give the safetensors model it was made from",
+            Self::Gguf => {
+                "give the .gguf file by its own name; where safetensors are needed, the model it was made from"
+            }
             Self::GitLfsPointer => "run `git lfs install && git lfs pull` in its folder",
             Self::Html => "the download failed (login or missing page): download it again",
             Self::Pickle | Self::Zip => {

@@ -19,6 +19,7 @@ pub mod dtype;
 pub mod error;
 #[doc(hidden)]
 pub mod failpoint;
+pub mod gguf;
 pub mod hash;
 mod header_json;
 pub mod journal;
@@ -38,6 +39,7 @@ pub use checksum::Checksum;
 pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result};
+pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file};
 pub use journal::{JOURNAL_NAME, Journal};
 pub use manifest::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};

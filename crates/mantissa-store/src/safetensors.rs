@@ -66,6 +66,13 @@ impl SafeTensors {
         Ok(Self { source, header })
     }
 
+    /// Another format's file, its tensors already checked against it.
+    pub(crate) fn of_parts(source: Source, tensors: Vec<TensorMeta>) -> Self {
+        let mut by_name: Vec<usize> = (0..tensors.len()).collect();
+        by_name.sort_by(|&a, &b| tensors[a].name.cmp(&tensors[b].name));
+        Self { source, header: Header { tensors, by_name, metadata: BTreeMap::new() } }
+    }
+
     /// All tensors, in the order of their bytes in the file.
     pub fn tensors(&self) -> &[TensorMeta] {
         &self.header.tensors
@@ -95,11 +102,7 @@ impl SafeTensors {
     /// # Errors
     /// [`Error::Range`] when the read reaches beyond the tensor or the file, [`Error::Io`].
     pub fn read_range(&self, meta: &TensorMeta, byte_offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.require_inside(meta)?;
-        let len = buf.len() as u64;
-        if byte_offset.checked_add(len).is_none_or(|end| end > meta.len) {
-            return Err(self.range_error(meta, byte_offset, len, meta.len));
-        }
+        self.require_range(meta, byte_offset, buf.len() as u64)?;
         self.source.read_exact(meta.offset + byte_offset, buf, "read tensor")
     }
 
@@ -111,6 +114,14 @@ impl SafeTensors {
     /// Bytes of the file when it was opened.
     pub fn file_len(&self) -> u64 {
         self.source.len()
+    }
+
+    pub(crate) fn require_range(&self, meta: &TensorMeta, byte_offset: u64, len: u64) -> Result<()> {
+        self.require_inside(meta)?;
+        if byte_offset.checked_add(len).is_none_or(|end| end > meta.len) {
+            return Err(self.range_error(meta, byte_offset, len, meta.len));
+        }
+        Ok(())
     }
 
     pub(crate) fn require_inside(&self, meta: &TensorMeta) -> Result<()> {

@@ -91,6 +91,15 @@ impl Checkpoint {
         file.read_f32(meta)
     }
 
+    /// `count` elements of such a tensor, from element `first` on, as f32.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32), and [`Error::Range`].
+    pub fn read_elements_f32(&self, name: &str, first: usize, count: usize) -> Result<Vec<f32>> {
+        let (file, meta) = self.require(name)?;
+        file.read_elements_f32(meta, first as u64, count as u64)
+    }
+
     /// `config.json`, an object, where the folder has one.
     pub fn config(&self) -> Option<&Value> {
         self.config.as_ref()
@@ -106,7 +115,7 @@ impl Checkpoint {
         self.files.iter().map(SafeTensors::path)
     }
 
-    /// The folder, or the folder of the bare file.
+    /// The folder, or the folder of the bare file; of a GGUF model the file itself.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -146,6 +155,12 @@ impl Checkpoint {
         }
         opened.config = config;
         Ok(opened)
+    }
+
+    /// A GGUF file: its tensors as they are stored, and the config made from its metadata. The "folder" is the file.
+    pub(crate) fn of_gguf(file: SafeTensors, config: Option<Value>) -> Self {
+        let path = file.path().to_owned();
+        Self { config, ..Self::of_one(&path, file) }
     }
 
     fn of_one(dir: &Path, file: SafeTensors) -> Self {

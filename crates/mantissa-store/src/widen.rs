@@ -17,19 +17,27 @@ impl SafeTensors {
     /// # Errors
     /// [`Error::NotFloat`] for any other dtype, else as [`SafeTensors::read`].
     pub fn read_f32(&self, meta: &TensorMeta) -> Result<Vec<f32>> {
+        self.require_inside(meta)?;
+        self.read_elements_f32(meta, 0, meta.len / (meta.dtype.bits() / 8).max(1))
+    }
+
+    /// `count` elements of the tensor as f32, from element `first` on.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32), and [`Error::Range`] beyond the tensor.
+    pub fn read_elements_f32(&self, meta: &TensorMeta, first: u64, count: u64) -> Result<Vec<f32>> {
         let widen = widener(meta.dtype).ok_or_else(|| Error::NotFloat {
             path: self.path().to_owned(),
             tensor: meta.name.clone(),
             dtype: meta.dtype,
         })?;
-        self.require_inside(meta)?;
         let size = meta.dtype.bits() / 8;
-        let count = meta.len / size;
+        self.require_range(meta, first.saturating_mul(size), count.saturating_mul(size))?;
         let mut values = reserve(self.path(), &meta.name, count, count.saturating_mul(4))?;
         let mut panel = vec![0; usize::try_from(PANEL.min(count) * size).unwrap_or(0)];
         for start in (0..count).step_by(PANEL as usize) {
             let n = usize::try_from(PANEL.min(count - start) * size).unwrap_or(0);
-            self.read_range(meta, start * size, &mut panel[..n])?;
+            self.read_range(meta, (first + start) * size, &mut panel[..n])?;
             widen(&panel[..n], &mut values);
         }
         Ok(values)

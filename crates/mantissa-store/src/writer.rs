@@ -18,7 +18,7 @@ use crate::dtype::{Dtype, byte_len};
 use crate::error::{Error, OutputFault, Result, WriteFault};
 use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
-use crate::safetensors::{LENGTH_BYTES, MAX_HEADER_BYTES, TensorMeta, shape_text};
+use crate::safetensors::{MAX_HEADER_BYTES, TensorMeta, shape_text};
 
 /// Bytes read at a time.
 const PIECE: u64 = 1 << 20;
@@ -69,7 +69,13 @@ impl SafetensorsWriter {
     /// [`Error::Write`] for a name given twice or a shape without a byte length, [`Error::Output`] when the
     /// header would be too long, [`Error::Io`] when the file exists, or cannot be created, or the disk is full.
     pub fn create(path: &Path, specs: Vec<TensorSpec>, metadata: BTreeMap<String, String>) -> Result<Self> {
-        let Layout { header, tensors, end } = Layout::new(path, specs, &metadata)?;
+        let layout = Layout::new(path, specs, &metadata)?;
+        Self::create_laid_out(path, layout)
+    }
+
+    /// Creates a file of any format that is a header and, at their offsets, the bytes of tensors.
+    pub(crate) fn create_laid_out(path: &Path, layout: Layout) -> Result<Self> {
+        let Layout { header, tensors, end } = layout;
         let file = failpoint::write(|| File::create_new(path)).map_err(|e| Error::io(path, "create", e))?;
         let begun = failpoint::write(|| reserve_space(&file, end))
             .and_then(|()| failpoint::write(|| file.write_all_at(&header, 0)));
@@ -230,7 +236,7 @@ impl SafetensorsWriter {
 }
 
 /// What a file will look like.
-struct Layout {
+pub(crate) struct Layout {
     header: Vec<u8>,
     tensors: Vec<(TensorMeta, Written)>,
     /// Bytes of the file.
@@ -241,9 +247,16 @@ impl Layout {
     fn new(path: &Path, specs: Vec<TensorSpec>, metadata: &BTreeMap<String, String>) -> Result<Self> {
         let placed = place(path, specs)?;
         let header = header(path, &placed, metadata)?;
-        let tensors = move_behind(placed, header.len() as u64);
-        let end = tensors.last().map_or(header.len() as u64, |(meta, _)| meta.offset + meta.len);
-        Ok(Self { header, tensors, end })
+        let data = placed.last().map_or(0, |meta| meta.offset + meta.len);
+        Ok(Self::of(header, placed, data))
+    }
+
+    /// A header, tensors with offsets from its end, and `data` bytes behind it.
+    pub(crate) fn of(header: Vec<u8>, placed: Vec<TensorMeta>, data: u64) -> Self {
+        let start = header.len() as u64;
+        let shift = |meta: TensorMeta| TensorMeta { offset: meta.offset + start, ..meta };
+        let tensors = placed.into_iter().map(|meta| (shift(meta), Written::default())).collect();
+        Self { header, tensors, end: start + data }
     }
 }
 
@@ -337,13 +350,6 @@ fn header(path: &Path, tensors: &[TensorMeta], metadata: &BTreeMap<String, Strin
     let mut bytes = found.to_le_bytes().to_vec();
     bytes.append(&mut json);
     Ok(bytes)
-}
-
-/// Turns offsets within the data into offsets within the file.
-fn move_behind(placed: Vec<TensorMeta>, header: u64) -> Vec<(TensorMeta, Written)> {
-    debug_assert!(header >= LENGTH_BYTES);
-    let shift = |meta: TensorMeta| TensorMeta { offset: meta.offset + header, ..meta };
-    placed.into_iter().map(|meta| (shift(meta), Written::default())).collect()
 }
 
 /// Sets the length and takes the disk space now: a full disk is found before hours of work, not after.

@@ -6,7 +6,12 @@ use crate::rope::{Rope, RopeScaling, Yarn, yarn_mscale};
 
 /// Reads the parameters as transformers 5.23 does: `rope_scaling` before `rope_parameters`, the object's own
 /// `rope_theta` before the one beside it.
-pub(super) fn parse(root: Fields<'_>, default_theta: f64, max_positions: usize) -> Result<Rope, ConfigError> {
+pub(super) fn parse(
+    root: Fields<'_>,
+    default_theta: f64,
+    max_positions: usize,
+    head_dim: usize,
+) -> Result<Rope, ConfigError> {
     let nested = match root.object("rope_scaling")? {
         Some(fields) => Some(fields),
         None => root.object("rope_parameters")?,
@@ -26,7 +31,10 @@ pub(super) fn parse(root: Fields<'_>, default_theta: f64, max_positions: usize) 
         return Ok(Rope { theta: outer_theta.unwrap_or(default_theta), scaling: RopeScaling::Default });
     };
     let theta = fields.optional_positive("rope_theta")?.or(outer_theta).unwrap_or(default_theta);
-    let scaling = parse_scaling(root, fields, theta, max_positions)?;
+    let scaling = match fields.text("rope_type")? {
+        Some("factors") => factors(fields, head_dim / 2)?,
+        _ => parse_scaling(root, fields, theta, max_positions)?,
+    };
     Ok(Rope { theta, scaling })
 }
 
@@ -55,6 +63,20 @@ fn parse_scaling(
         "llama3" => llama3(fields, context()?),
         "yarn" => yarn(fields, theta, context()?, max_positions),
         _ => Err(fields.error(key, "default, linear, llama3 or yarn")),
+    }
+}
+
+/// One divisor for each frequency; no config of transformers says this, a GGUF file does.
+fn factors(fields: Fields<'_>, count: usize) -> Result<RopeScaling, ConfigError> {
+    let positive =
+        |value: &serde_json::Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
+    let listed = fields.get("factors").and_then(|value| value.as_array());
+    let parsed: Option<Vec<f32>> = listed.and_then(|list| list.iter().map(positive).collect());
+    match parsed.filter(|factors| factors.len() == count) {
+        Some(factors) => Ok(RopeScaling::Factors(factors)),
+        None => {
+            Err(fields.error("factors", format!("{count} finite numbers greater than 0, half of head_dim")))
+        }
     }
 }
 

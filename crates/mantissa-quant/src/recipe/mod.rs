@@ -149,13 +149,16 @@ impl Recipe {
                 std::iter::once(&self.weights).chain(self.layers.iter().filter_map(|r| r.weights.as_ref()));
             // A shape that every block divides: only the scheme is in question here.
             let side = 1 << 24;
-            let holds = |scheme: &Scheme| {
+            let holds = |container: Container, scheme: &Scheme| {
                 let input = self.activations.as_ref();
                 let plan =
                     LinearPlan { module: "", scheme, input, rows: side, cols: block_multiple(scheme, side) };
-                Container::CompressedTensors.specs(&plan).is_ok()
+                container.specs(&plan).is_ok()
             };
-            if schemes.into_iter().all(holds) { Container::CompressedTensors } else { Container::Native }
+            let mut schemes = schemes;
+            let blocks = schemes.clone().any(|scheme| scheme.format.codec().is_some());
+            let first = if blocks { Container::Gguf } else { Container::CompressedTensors };
+            if schemes.all(|scheme| holds(first, scheme)) { first } else { Container::Native }
         })
     }
 }

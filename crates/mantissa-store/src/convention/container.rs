@@ -2,7 +2,7 @@
 
 use mantissa_num::{Quantized, Scheme};
 
-use super::{compressed_tensors, native};
+use super::{compressed_tensors, gguf, native};
 use crate::TensorSpec;
 
 /// A convention for a quantized model that is written.
@@ -10,6 +10,8 @@ use crate::TensorSpec;
 pub enum Container {
     /// compressed-tensors, read by vLLM, SGLang and transformers.
     CompressedTensors,
+    /// One GGUF file, read by llama.cpp.
+    Gguf,
     /// mantissa's own.
     Native,
 }
@@ -41,26 +43,31 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 2] =
-        [(Container::CompressedTensors, "compressed-tensors"), (Container::Native, "native")];
+    pub const NAMES: [(Container, &'static str); 3] = [
+        (Container::CompressedTensors, "compressed-tensors"),
+        (Container::Gguf, "gguf"),
+        (Container::Native, "native"),
+    ];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(container, _)| *container == self).map_or("", |(_, name)| name)
     }
 
-    /// The tensors that `plan` becomes.
+    /// The tensors that `plan` becomes. For GGUF under the names there, blocks as rows of bytes.
     ///
     /// # Errors
     /// [`NotStorable`] where the container cannot hold the scheme, or not on this shape.
     pub fn specs(self, plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
         match self {
             Container::CompressedTensors => compressed_tensors::specs(plan),
+            Container::Gguf => gguf::specs(plan),
             Container::Native => Ok(native::specs(plan)),
         }
     }
 
-    /// The bytes of those tensors, by name.
+    /// The bytes of those tensors, by name. For GGUF the rows are still in Hugging Face order
+    /// ([`gguf::to_gguf_order`]).
     ///
     /// # Errors
     /// As [`specs`](Self::specs).
@@ -74,6 +81,7 @@ impl Container {
                 let format = compressed_tensors::pack_format(plan.scheme, plan.input)?;
                 Ok(compressed_tensors::tensors(plan.module, format, q))
             }
+            Container::Gguf => gguf::tensors(plan, q),
             Container::Native => Ok(native::tensors(plan.module, q)),
         }
     }

@@ -5,10 +5,11 @@
 
 pub mod compressed_tensors;
 mod container;
+pub mod gguf;
 pub mod native;
 mod weight;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mantissa_num::{Code, Codes, minifloat};
 use serde_json::Value;
@@ -24,6 +25,7 @@ enum Convention {
     Dense,
     CompressedTensors(Box<compressed_tensors::Config>),
     Native(native::Config),
+    Gguf(Box<gguf::Model>),
 }
 
 /// A model on disk: weights in some convention, and its configuration.
@@ -34,12 +36,16 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Opens a Hugging Face directory or one bare `.safetensors` file.
+    /// Opens a Hugging Face directory, one bare `.safetensors` file or one GGUF file.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`]; [`Error::Field`] where `quantization_config` names a convention that is not supported or
+    /// As [`Checkpoint::open`] and [`crate::Gguf::open`]; [`Error::Field`] where `quantization_config` names a convention that is not supported or
     /// is malformed.
     pub fn open(path: &Path) -> Result<Self> {
+        if gguf::is_gguf(path) {
+            let (checkpoint, model) = gguf::open(path)?;
+            return Ok(ModelFiles { checkpoint, convention: Convention::Gguf(Box::new(model)) });
+        }
         let checkpoint = Checkpoint::open(path)?;
         let convention = detect(&checkpoint)?;
         Ok(ModelFiles { checkpoint, convention })
@@ -60,30 +66,52 @@ impl ModelFiles {
         self.checkpoint.dir()
     }
 
-    /// Name of the convention, for people: `dense`, `compressed-tensors` or `native`.
+    /// What the config was read from, for messages: `config.json`, or the GGUF file itself.
+    pub fn config_path(&self) -> PathBuf {
+        if self.gguf().is_some() { self.dir().to_owned() } else { self.dir().join("config.json") }
+    }
+
+    /// The metadata and names of a GGUF model.
+    pub fn gguf(&self) -> Option<&gguf::Model> {
+        match &self.convention {
+            Convention::Gguf(model) => Some(model),
+            _ => None,
+        }
+    }
+
+    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native` or `gguf`.
     pub fn convention_name(&self) -> &'static str {
         match self.convention {
             Convention::Dense => "dense",
             Convention::CompressedTensors(_) => "compressed-tensors",
             Convention::Native(_) => "native",
+            Convention::Gguf(_) => "gguf",
         }
     }
 
     /// Whether some linear layer may be quantized.
     pub fn is_quantized(&self) -> bool {
-        !matches!(self.convention, Convention::Dense)
+        match &self.convention {
+            Convention::Dense => false,
+            Convention::Gguf(model) => model.has_blocks(),
+            _ => true,
+        }
     }
 
     /// What the checkpoint asks for and this reader leaves out, for the user to know.
     pub fn notes(&self) -> Vec<String> {
         match &self.convention {
             Convention::CompressedTensors(config) => config.notes(),
+            Convention::Gguf(model) => model.notes().to_vec(),
             _ => Vec::new(),
         }
     }
 
-    /// Whether a tensor of this exact name is stored.
+    /// Whether a tensor of this name is stored; in GGUF, under its name there.
     pub fn has(&self, name: &str) -> bool {
+        if let Some(model) = self.gguf() {
+            return model.tensor(name).is_some();
+        }
         self.checkpoint.get(name).is_some()
     }
 
@@ -92,6 +120,9 @@ impl ModelFiles {
     /// # Errors
     /// [`Error::NoTensor`], [`Error::NotFloat`], or [`Error::Field`] when the shape is not `shape`.
     pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        if let Some(model) = self.gguf() {
+            return model.tensor_f32(self, name, shape);
+        }
         let meta = self.meta(name)?;
         self.expect_shape(meta, shape)?;
         self.checkpoint.read_f32(name)
@@ -106,6 +137,7 @@ impl ModelFiles {
             Convention::Dense => (self.dense(module, rows, cols)?, None),
             Convention::CompressedTensors(config) => config.linear(self, module, rows, cols)?,
             Convention::Native(config) => config.linear(self, module, rows, cols)?,
+            Convention::Gguf(model) => (model.weight(self, module, rows, cols)?, None),
         };
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
         Ok(LinearWeight { rows, cols, weight, bias, input })

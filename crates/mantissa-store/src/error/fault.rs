@@ -298,6 +298,20 @@ pub enum WriteFault {
         /// The dtype.
         dtype: Dtype,
     },
+    /// The name is longer than readers of the format accept.
+    #[error("name: found {found} bytes, allowed {allowed}")]
+    NameTooLong {
+        /// Bytes of the name.
+        found: usize,
+        /// The most allowed.
+        allowed: usize,
+    },
+    /// The type's blocks do not fit the shape.
+    #[error("{what}")]
+    Blocks {
+        /// What was found and what is allowed.
+        what: String,
+    },
     /// A write reaches beyond the tensor or is not all of it.
     #[error("found a write of {len} bytes at byte {offset}, allowed {allowed}")]
     Length {

@@ -26,7 +26,7 @@ use crate::progress::Unit;
   mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' --docs 1..64 --json
   mantissa eval path/to/quantized --reference path/to/model --tokens windows.json:eval --max-kl 0.05")]
 pub struct Args {
-    /// A Hugging Face folder, dense or quantized
+    /// A Hugging Face folder, dense or quantized, or a .gguf file
     model: ModelPath,
     /// UTF-8 text to evaluate on
     #[arg(long, value_name = "TEXT", conflicts_with = "tokens")]

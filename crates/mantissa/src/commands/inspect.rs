@@ -23,7 +23,7 @@ use crate::progress::Unit;
 
 /// Show what a model holds: tensors, dtypes, schemes, parameters, bytes and bits per weight.
 ///
-/// MODEL is a Hugging Face folder, dense or quantized, or one bare .safetensors file, which needs no config and no known
+/// MODEL is a Hugging Face folder, dense or quantized, a .gguf file or one bare .safetensors file, which needs no config and no known
 /// architecture. Headers are read, not weights, unless --stats asks for their distribution.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
@@ -31,7 +31,7 @@ use crate::progress::Unit;
   mantissa inspect path/to/model --tensors --stats
   mantissa inspect path/to/model.safetensors --json")]
 pub struct Args {
-    /// A model folder or a .safetensors file
+    /// A model folder, a .gguf or a .safetensors file
     model: PathBuf,
     /// List every tensor
     #[arg(long)]

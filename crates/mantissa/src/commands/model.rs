@@ -23,14 +23,6 @@ pub struct Model {
 /// # Errors
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
-    if path.extension().is_some_and(|e| e == "gguf") {
-        return Err(BadInput::new(
-            path.display().to_string(),
-            "a GGUF file",
-            "a Hugging Face folder (GGUF is not read yet)",
-        )
-        .into());
-    }
     if path.as_os_str() == "demo" && !path.exists() {
         return Err(BadInput::new(
             "MODEL",

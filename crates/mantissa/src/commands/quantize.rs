@@ -10,6 +10,7 @@ use mantissa_num::Rounding;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Verification, verify};
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Report, Start, run as run_plan};
+use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
@@ -31,6 +32,7 @@ use crate::progress::Unit;
 #[command(after_help = "EXAMPLES
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
+  mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
     /// A dense Hugging Face folder
@@ -38,8 +40,8 @@ pub struct Args {
     /// A recipe by name, or a TOML file
     #[arg(long, value_name = "RECIPE")]
     recipe: String,
-    /// The folder to write
-    #[arg(long, value_name = "DIR")]
+    /// The folder to write; with --format gguf the file
+    #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
     /// Container of the output [default: the recipe's, or the first that holds its schemes]
     #[arg(long, value_name = "FORMAT", value_parser = container)]
@@ -96,6 +98,9 @@ struct DryRun<'a> {
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
+    /// SHA-256 of the one file that is the output, where it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
     source_bytes: u64,
     /// Copied tensors and layers taken over from an unfinished run.
     resumed: usize,
@@ -146,6 +151,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
         output: &args.out,
+        sha256: sha256(&plan, &outcome),
         source_bytes,
         resumed: outcome.resumed,
         seconds,
@@ -159,6 +165,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
         None => Ok(()),
     }
+}
+
+/// The hash of an output that is a single file.
+fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
+    let mut files = outcome.committed.manifest.files.values();
+    files.next().filter(|_| plan.container == Container::Gguf).map(FileDigest::hex)
 }
 
 /// Runs the plan, to its end or to the next signal.
@@ -257,6 +269,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         done.seconds,
         crate::output::count(done.weights_per_second as u64)
     )?;
+    if let Some(hash) = &done.sha256 {
+        writeln!(out, "sha256 {hash}")?;
+    }
     match done.verification {
         Some(v) => super::verify::human(out, v),
         None => writeln!(out, "not verified"),

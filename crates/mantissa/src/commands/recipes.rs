@@ -90,6 +90,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
 fn loads_in(container: Container) -> &'static str {
     match container {
         Container::CompressedTensors => "vLLM, SGLang, transformers, mantissa",
+        Container::Gguf => "llama.cpp, mantissa",
         Container::Native => "mantissa",
     }
 }

@@ -22,7 +22,7 @@ use crate::error::StdoutError;
   mantissa run path/to/model -p 'Once upon a time' -n 64
   mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7")]
 pub struct Args {
-    /// A Hugging Face folder, dense or quantized
+    /// A Hugging Face folder, dense or quantized, or a .gguf file
     model: ModelPath,
     /// The text to continue
     #[arg(short, long, value_name = "TEXT")]

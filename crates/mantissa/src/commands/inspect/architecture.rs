@@ -102,7 +102,9 @@ pub fn config(
     warnings: &mut Vec<String>,
 ) -> Result<Option<ModelConfig>> {
     let Some(value) = checkpoint.config() else { return Ok(None) };
-    let file = model.join("config.json").display().to_string();
+    // A GGUF file is its own config.
+    let file = if model.is_file() { model.to_owned() } else { model.join("config.json") };
+    let file = file.display().to_string();
     if let Some(name) = value["model_type"].as_str()
         && ModelType::NAMES.iter().all(|(_, known)| *known != name)
     {
@@ -119,7 +121,7 @@ pub fn config(
 /// Compares the tensors that the architecture asks for with those stored: what is missing or has another shape is a warning,
 /// what is not used a note.
 pub fn compare(config: &ModelConfig, entries: &[Entry], notes: &mut Vec<String>, warnings: &mut Vec<String>) {
-    let stored: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    let stored: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.hf_name(), entry)).collect();
     let expected = config.tensors();
     let mut missing = Vec::new();
     let mut misshapen = Vec::new();
@@ -135,7 +137,7 @@ pub fn compare(config: &ModelConfig, entries: &[Entry], notes: &mut Vec<String>,
         }
     }
     let used: HashSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
-    let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.name.as_str()));
+    let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.hf_name()));
     let unused =
         unused.map(|entry| format!("the architecture does not use tensor \"{}\"", Shown(&entry.name)));
     warnings.extend(first_of(missing));
@@ -154,7 +156,7 @@ fn first_of(findings: Vec<String>) -> Option<String> {
 pub fn linear_bits(config: &ModelConfig, entries: &[Entry]) -> Option<f64> {
     let names: HashSet<String> =
         config.linears().into_iter().map(|l| format!("{}.weight", l.module)).collect();
-    let linears = entries.iter().filter(|entry| names.contains(&entry.name));
+    let linears = entries.iter().filter(|entry| names.contains(entry.hf_name()));
     let (bytes, parameters) = linears.fold((0, 0), |(b, p), entry| (b + entry.bytes, p + entry.parameters));
     super::bits(bytes, parameters)
 }

@@ -9,8 +9,9 @@ use anyhow::Result;
 use mantissa_num::pack::Packing;
 use mantissa_num::{Format, Scheme};
 use mantissa_store::convention::compressed_tensors::{Args, Config};
-use mantissa_store::convention::{ModelFiles, native};
+use mantissa_store::convention::{ModelFiles, gguf, native};
 use mantissa_store::error::Shown;
+use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Checkpoint, Dtype, TensorMeta};
 use serde::Serialize;
 
@@ -38,6 +39,16 @@ pub struct Entry {
     /// How to read it.
     #[serde(skip)]
     pub quantized: Option<Quantized>,
+    /// Name in a Hugging Face checkpoint, where this file has names of its own.
+    #[serde(skip)]
+    pub hf_name: Option<String>,
+}
+
+impl Entry {
+    /// Name in a Hugging Face checkpoint.
+    pub fn hf_name(&self) -> &str {
+        self.hf_name.as_deref().unwrap_or(&self.name)
+    }
 }
 
 /// A quantized linear layer.
@@ -77,6 +88,11 @@ impl Inventory {
     /// # Errors
     /// A quantized weight is malformed.
     pub fn read(model: &Model, warnings: &mut Vec<String>) -> Result<Self> {
+        if let Model::Known(files) = model
+            && let Some(gguf) = files.gguf()
+        {
+            return Ok(Inventory { entries: gguf.tensors().iter().map(of_gguf).collect() });
+        }
         let checkpoint = model.checkpoint();
         let quantized = match model {
             Model::Known(files) if files.convention_name() == "compressed-tensors" => {
@@ -104,6 +120,29 @@ impl Inventory {
     }
 }
 
+/// A tensor of a GGUF file, under its name there. Factors beside a weight are no weights.
+fn of_gguf(tensor: &GgufTensor) -> Entry {
+    let hf_name = gguf::hf_name(&tensor.name);
+    let factor = tensor.name.ends_with(".scale") || tensor.name.ends_with(".input_scale");
+    let module = hf_name.as_deref().and_then(|name| name.strip_suffix(".weight"));
+    let codec = tensor.ty.codec();
+    let quantized = match (module, &tensor.shape[..], codec) {
+        (Some(module), &[rows, cols], Some(_)) => Some(Quantized { module: module.into(), rows, cols }),
+        _ => None,
+    };
+    Entry {
+        name: tensor.name.clone(),
+        dtype: tensor.ty.name,
+        shape: tensor.shape.clone(),
+        bytes: tensor.len,
+        parameters: if factor { 0 } else { tensor.numel() },
+        scheme: codec.map(|codec| codec.name.to_owned()),
+        input_scheme: None,
+        quantized,
+        hf_name,
+    }
+}
+
 fn stored(meta: &TensorMeta, counts: bool) -> Entry {
     Entry {
         name: meta.name.clone(),
@@ -114,6 +153,7 @@ fn stored(meta: &TensorMeta, counts: bool) -> Entry {
         scheme: None,
         input_scheme: None,
         quantized: None,
+        hf_name: None,
     }
 }
 
@@ -138,6 +178,7 @@ impl Found {
             scheme: Some(self.scheme.clone()),
             input_scheme: self.input_scheme.clone(),
             quantized: Some(self.layer.clone()),
+            hf_name: None,
         }
     }
 }

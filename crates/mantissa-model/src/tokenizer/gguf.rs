@@ -1,0 +1,75 @@
+//! Tokenizers in GGUF metadata: read into a `tokenizer.json`, and written from one.
+//!
+//! Two kinds. `gpt2`: byte-level BPE, its merges listed, its pre-tokenization named. `llama`: SentencePiece BPE, in which two
+//! neighbours merge when their text is a token, the one of highest score first; a `tokenizer.json` says the same with
+//! merges in that order, one for every way to cut a token in two.
+
+mod export;
+mod import;
+
+pub use export::{Exported, export};
+pub(super) use import::tokenizer_json;
+
+/// What a token is (`tokenizer.ggml.token_type`).
+mod token_type {
+    pub(super) const NORMAL: i32 = 1;
+    pub(super) const UNKNOWN: i32 = 2;
+    pub(super) const CONTROL: i32 = 3;
+    pub(super) const USER_DEFINED: i32 = 4;
+    pub(super) const UNUSED: i32 = 5;
+    pub(super) const BYTE: i32 = 6;
+}
+
+/// What SentencePiece writes for a space.
+const SPACE: &str = "\u{2581}";
+
+/// A pre-tokenization by its name in GGUF.
+struct PreTokenizer {
+    name: &'static str,
+    /// Other names of the same.
+    aliases: &'static [&'static str],
+    /// The regular expression that cuts the text; `None` for the one built into byte-level pre-tokenization.
+    regex: Option<&'static str>,
+    /// Whether a piece that is a token is taken whole, whatever the merges say.
+    ignore_merges: bool,
+    /// Whether a text begins with BOS where the file does not say.
+    add_bos: bool,
+    /// Whether text is composed (NFC) first.
+    nfc: bool,
+}
+
+/// Those that are known. The expressions are those of the models' own `tokenizer.json`.
+const PRE_TOKENIZERS: [PreTokenizer; 3] = [
+    PreTokenizer {
+        name: "gpt-2",
+        aliases: &["gpt2"],
+        regex: None,
+        ignore_merges: false,
+        add_bos: false,
+        nfc: false,
+    },
+    PreTokenizer {
+        name: "llama-bpe",
+        aliases: &["llama3", "llama-v3"],
+        regex: Some(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: true,
+        add_bos: true,
+        nfc: false,
+    },
+    PreTokenizer {
+        name: "qwen2",
+        aliases: &[],
+        regex: Some(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: false,
+        add_bos: false,
+        nfc: true,
+    },
+];
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

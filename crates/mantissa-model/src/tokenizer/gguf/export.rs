@@ -1,0 +1,243 @@
+//! `tokenizer.json` → metadata.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use mantissa_store::gguf::{Value, ValueType};
+use serde_json::Value as Json;
+
+use super::{PRE_TOKENIZERS, SPACE, token_type};
+use crate::config::read_json;
+use crate::tokenizer::{Bos, Tokenizer, TokenizerError, special_text};
+
+/// Score of a token that no merge makes.
+const UNREACHABLE: f32 = -1e9;
+
+/// The tokenizer of a model folder in GGUF's terms.
+#[derive(Clone, Debug)]
+pub struct Exported {
+    /// Keys and values.
+    pub metadata: Vec<(String, Value)>,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
+}
+
+/// The metadata of the tokenizer in the model folder `dir`, padded to the `rows` of the embedding. A folder without one, or
+/// with one that GGUF cannot say, gives the model `none` and a note: such a file runs on token ids.
+///
+/// # Errors
+/// [`TokenizerError`] where a file is there and cannot be loaded.
+pub fn export(dir: &Path, rows: usize) -> Result<Exported, TokenizerError> {
+    let Some(json) = read_json(&dir.join("tokenizer.json"))? else {
+        return Ok(without("there is no tokenizer.json"));
+    };
+    let tokenizer = Tokenizer::load(dir)?;
+    let source =
+        Source { json: &json, own: read_json(&dir.join("tokenizer_config.json"))?, tokenizer: &tokenizer };
+    match source.kind() {
+        Err(why) => Ok(without(why)),
+        Ok(kind) => source.export(&kind, rows),
+    }
+}
+
+fn without(why: &str) -> Exported {
+    let note = format!("the tokenizer is not in the GGUF file: {why}; the file runs on token ids only");
+    let model = ("tokenizer.ggml.model".to_owned(), Value::String("none".to_owned()));
+    Exported { metadata: vec![model], notes: vec![note] }
+}
+
+enum Kind {
+    ByteLevel { pre: &'static str },
+    SentencePiece { prefix: bool, trim: bool },
+}
+
+struct Source<'a> {
+    json: &'a Json,
+    own: Option<Json>,
+    tokenizer: &'a Tokenizer,
+}
+
+impl Source<'_> {
+    fn kind(&self) -> Result<Kind, &'static str> {
+        let model = &self.json["model"];
+        if model["type"].as_str().is_some_and(|ty| ty != "BPE") || !model["vocab"].is_object() {
+            return Err("its model is not BPE");
+        }
+        let pre = &self.json["pre_tokenizer"];
+        let steps = steps(pre, "pretokenizers");
+        match steps.last().and_then(|step| step["type"].as_str()) {
+            Some("ByteLevel") => self.byte_level(&steps),
+            Some("Metaspace") if steps.len() == 1 => {
+                Ok(Kind::SentencePiece { prefix: pre["prepend_scheme"] != "never", trim: false })
+            }
+            None => self.sentence_piece(),
+            _ => Err("its pre-tokenization has no name in GGUF"),
+        }
+    }
+
+    fn byte_level(&self, steps: &[&Json]) -> Result<Kind, &'static str> {
+        let regex = match steps {
+            [only] if only["use_regex"] != false => None,
+            [split, last] if split["type"] == "Split" && last["use_regex"] == false => {
+                split["pattern"]["Regex"].as_str()
+            }
+            _ => return Err("its pre-tokenization has no name in GGUF"),
+        };
+        if steps.iter().any(|step| step["add_prefix_space"] == true) {
+            return Err("it puts a space before the text");
+        }
+        let composed = match steps_of_type(&self.json["normalizer"], "normalizers")[..] {
+            [] => false,
+            ["NFC"] => true,
+            _ => return Err("it normalizes text"),
+        };
+        let known = PRE_TOKENIZERS.iter().find(|pre| pre.regex == regex && pre.nfc == composed);
+        known.map(|pre| Kind::ByteLevel { pre: pre.name }).ok_or("its pre-tokenization has no name in GGUF")
+    }
+
+    fn sentence_piece(&self) -> Result<Kind, &'static str> {
+        let steps = steps(&self.json["normalizer"], "normalizers");
+        let mut spaces = false;
+        let (mut prefix, mut trim) = (false, false);
+        for step in &steps {
+            match (
+                step["type"].as_str(),
+                step["pattern"]["String"].as_str(),
+                step["pattern"]["Regex"].as_str(),
+            ) {
+                (Some("Prepend"), ..) if step["prepend"] == SPACE => prefix = true,
+                (Some("Replace"), Some(" "), _) if step["content"] == SPACE => spaces = true,
+                (Some("Replace"), _, Some("\\A +| +\\z" | " {2,}")) => trim = true,
+                _ => return Err("it normalizes text"),
+            }
+        }
+        if spaces {
+            Ok(Kind::SentencePiece { prefix, trim })
+        } else {
+            Err("it is neither byte-level nor SentencePiece")
+        }
+    }
+
+    fn export(&self, kind: &Kind, rows: usize) -> Result<Exported, TokenizerError> {
+        let merges = merges(&self.json["model"]["merges"]);
+        let (tokens, types) = self.tokens(rows, matches!(kind, Kind::SentencePiece { .. }));
+        let mut all: Vec<(&str, Value)> = Vec::new();
+        match kind {
+            Kind::ByteLevel { pre } => {
+                all.push(("model", Value::String("gpt2".to_owned())));
+                all.push(("pre", Value::String((*pre).to_owned())));
+                all.push(("merges", Value::strings(merges.iter().map(|(l, r)| format!("{l} {r}")))));
+            }
+            Kind::SentencePiece { prefix, trim } => {
+                all.push(("model", Value::String("llama".to_owned())));
+                all.push(("pre", Value::String("default".to_owned())));
+                all.push(("scores", scores(&tokens, &types, &merges)));
+                all.push(("add_space_prefix", Value::Bool(*prefix)));
+                all.push(("remove_extra_whitespaces", Value::Bool(*trim)));
+            }
+        }
+        all.push(("tokens", Value::strings(tokens)));
+        all.push(("token_type", Value::Array(ValueType::I32, types.into_iter().map(Value::I32).collect())));
+        self.put_special(&mut all)?;
+        let mut metadata: Vec<_> =
+            all.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
+        if let Some(template) = self.tokenizer.chat_template() {
+            metadata.push(("tokenizer.chat_template".to_owned(), Value::String(template.to_owned())));
+        }
+        Ok(Exported { metadata, notes: Vec::new() })
+    }
+
+    /// Text and type of every row of the embedding; rows that no token has are unused.
+    fn tokens(&self, rows: usize, bytes: bool) -> (Vec<String>, Vec<i32>) {
+        let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
+        let mut types = vec![token_type::UNUSED; rows];
+        let mut put = |id: Option<u64>, text: &str, ty: i32| {
+            let id = id.and_then(|id| usize::try_from(id).ok()).filter(|&id| id < rows);
+            if let Some(id) = id {
+                (tokens[id], types[id]) = (text.to_owned(), ty);
+            }
+        };
+        let model = &self.json["model"];
+        for (text, id) in model["vocab"].as_object().into_iter().flatten() {
+            let byte = bytes && model["byte_fallback"] == true && is_byte(text);
+            put(id.as_u64(), text, if byte { token_type::BYTE } else { token_type::NORMAL });
+        }
+        for added in self.json["added_tokens"].as_array().into_iter().flatten() {
+            let text = added["content"].as_str().unwrap_or_default();
+            let ty = match (added["special"] == true, model["unk_token"] == text) {
+                (true, true) => token_type::UNKNOWN,
+                (true, false) => token_type::CONTROL,
+                (false, _) => token_type::USER_DEFINED,
+            };
+            put(added["id"].as_u64(), text, ty);
+        }
+        (tokens, types)
+    }
+
+    fn put_special(&self, all: &mut Vec<(&str, Value)>) -> Result<(), TokenizerError> {
+        let inner = &self.tokenizer.inner;
+        let named = |field: &str| self.own.as_ref().and_then(|own| special_text(own, field));
+        let id_of = |text: Option<String>| text.and_then(|text| inner.token_to_id(&text));
+        let unknown = self.json["model"]["unk_token"].as_str().map(str::to_owned);
+        let bos = self.tokenizer.bos();
+        let eos = id_of(named("eos_token"));
+        for (key, id) in [
+            ("bos_token_id", bos),
+            ("eos_token_id", eos),
+            ("unknown_token_id", id_of(unknown)),
+            ("padding_token_id", id_of(named("pad_token"))),
+        ] {
+            all.extend(id.map(|id| (key, Value::U32(id))));
+        }
+        // What the tokenizer itself puts around a text is seen around an empty one.
+        let around = self.tokenizer.encode("", Bos::Auto)?;
+        all.push(("add_bos_token", Value::Bool(bos.is_some() && around.first() == bos.as_ref())));
+        all.push((
+            "add_eos_token",
+            Value::Bool(eos.is_some() && around.len() > 1 && around.last() == eos.as_ref()),
+        ));
+        Ok(())
+    }
+}
+
+/// The steps of a component: those of a sequence, itself, or none.
+fn steps<'a>(component: &'a Json, list: &str) -> Vec<&'a Json> {
+    match (component, component["type"].as_str()) {
+        (Json::Null, _) => Vec::new(),
+        (_, Some("Sequence")) => component[list].as_array().into_iter().flatten().collect(),
+        _ => vec![component],
+    }
+}
+
+fn steps_of_type<'a>(component: &'a Json, list: &str) -> Vec<&'a str> {
+    steps(component, list).iter().map(|step| step["type"].as_str().unwrap_or_default()).collect()
+}
+
+/// Merges in either form: pairs, or texts with a space between.
+fn merges(json: &Json) -> Vec<(String, String)> {
+    let pair = |merge: &Json| match merge {
+        Json::String(text) => text.split_once(' ').map(|(l, r)| (l.to_owned(), r.to_owned())),
+        pair => Some((pair[0].as_str()?.to_owned(), pair[1].as_str()?.to_owned())),
+    };
+    json.as_array().into_iter().flatten().filter_map(pair).collect()
+}
+
+/// Scores that fall with the rank of the first merge that makes a token.
+fn scores(tokens: &[String], types: &[i32], merges: &[(String, String)]) -> Value {
+    let mut ranks: HashMap<String, usize> = HashMap::new();
+    for (rank, (left, right)) in merges.iter().enumerate() {
+        ranks.entry(format!("{left}{right}")).or_insert(rank);
+    }
+    let score = |(token, ty): (&String, &i32)| match ranks.get(token) {
+        Some(&rank) => -(rank as f32) - 1.0,
+        None if *ty == token_type::NORMAL && token.chars().count() > 1 => UNREACHABLE,
+        None => 0.0,
+    };
+    Value::Array(ValueType::F32, tokens.iter().zip(types).map(score).map(Value::F32).collect())
+}
+
+/// Whether a token stands for one byte: `<0x0A>`.
+fn is_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()))
+}

@@ -1,0 +1,241 @@
+//! Metadata → `tokenizer.json`.
+
+use std::collections::HashMap;
+
+use mantissa_store::Result;
+use mantissa_store::gguf::{Metadata, Value};
+use serde_json::{Value as Json, json};
+
+use super::{PRE_TOKENIZERS, PreTokenizer, SPACE, token_type};
+
+/// Longest token that is cut in two in all ways, in characters. SentencePiece's own limit is 16 unless set.
+const MAX_CUT: usize = 512;
+
+/// The tokenizer of a GGUF file as a `tokenizer.json`.
+///
+/// # Errors
+/// [`mantissa_store::Error::Field`] names the key that is missing, malformed or asks for a kind that is not known.
+pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
+    let vocabulary = Vocabulary::read(metadata)?;
+    match metadata.text("tokenizer.ggml.model")? {
+        Some("gpt2") => byte_level(metadata, &vocabulary),
+        Some("llama") => sentence_piece(metadata, &vocabulary),
+        other => {
+            let found = other.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
+            Err(metadata.fault(
+                "tokenizer.ggml.model",
+                found,
+                "\"gpt2\" or \"llama\"; token windows need no tokenizer",
+            ))
+        }
+    }
+}
+
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    types: Vec<i32>,
+    ids: HashMap<&'a str, usize>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(metadata: &'a Metadata) -> Result<Self> {
+        const TOKENS: &str = "tokenizer.ggml.tokens";
+        let tokens = metadata.list(TOKENS, "an array of strings", Value::as_str)?;
+        let tokens = tokens.ok_or_else(|| metadata.fault(TOKENS, "nothing", "the list of tokens"))?;
+        let types = list(metadata, "tokenizer.ggml.token_type", tokens.len(), |value| match value {
+            Value::I32(ty) => Some(*ty),
+            _ => None,
+        })?;
+        let types = types.unwrap_or_else(|| vec![token_type::NORMAL; tokens.len()]);
+        let mut ids = HashMap::with_capacity(tokens.len());
+        for (id, token) in tokens.iter().enumerate() {
+            if let Some(first) = ids.insert(*token, id) {
+                let found = format!("token \"{token}\" twice, as {first} and {id}");
+                return Err(metadata.fault(TOKENS, found, "every token once"));
+            }
+        }
+        Ok(Vocabulary { tokens, types, ids })
+    }
+
+    fn json(&self) -> Json {
+        self.tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect()
+    }
+
+    fn added_tokens(&self) -> Vec<Json> {
+        let all = self.tokens.iter().zip(&self.types).enumerate();
+        all.filter_map(|(id, (token, ty))| {
+            let special = match *ty {
+                token_type::CONTROL | token_type::UNKNOWN => true,
+                token_type::USER_DEFINED => false,
+                _ => return None,
+            };
+            Some(json!({
+                "id": id, "content": token, "special": special, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false
+            }))
+        })
+        .collect()
+    }
+
+    /// The id and text of the token that a key names.
+    fn named(&self, metadata: &Metadata, key: &str) -> Result<Option<(usize, &'a str)>> {
+        let Some(id) = metadata.uint(key)? else { return Ok(None) };
+        let at = usize::try_from(id).ok().filter(|&id| id < self.tokens.len());
+        let at =
+            at.ok_or_else(|| metadata.fault(key, id.to_string(), format!("below {}", self.tokens.len())))?;
+        Ok(Some((at, self.tokens[at])))
+    }
+}
+
+/// A list of one value for every token.
+fn list<'a, T>(
+    metadata: &'a Metadata,
+    key: &str,
+    count: usize,
+    of: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<Vec<T>>> {
+    let values = metadata.list(key, "a list of one number for every token", of)?;
+    match values {
+        Some(values) if values.len() != count => Err(metadata.fault(
+            key,
+            format!("{} values", values.len()),
+            format!("{count}, one for every token"),
+        )),
+        values => Ok(values),
+    }
+}
+
+fn byte_level(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
+    const PRE: &str = "tokenizer.ggml.pre";
+    const MERGES: &str = "tokenizer.ggml.merges";
+    let name = metadata.text(PRE)?;
+    let known =
+        |pre: &&PreTokenizer| name.is_some_and(|name| pre.name == name || pre.aliases.contains(&name));
+    let pre = PRE_TOKENIZERS.iter().find(known).ok_or_else(|| {
+        let names: Vec<_> = PRE_TOKENIZERS.iter().map(|pre| pre.name).collect();
+        let found = name.map_or("nothing".to_owned(), |name| format!("\"{name}\""));
+        metadata.fault(PRE, found, format!("{}; token windows need no tokenizer", names.join(", ")))
+    })?;
+    let merges = metadata.list(MERGES, "an array of strings", |value| {
+        let (left, right) = value.as_str()?.split_once(' ')?;
+        Some(json!([left, right]))
+    })?;
+    let merges = merges.ok_or_else(|| metadata.fault(MERGES, "nothing", "the list of merges"))?;
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": pre.regex.is_none()
+    });
+    let pre_tokenizer = match pre.regex {
+        None => byte_level,
+        Some(regex) => json!({ "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false },
+            byte_level
+        ] }),
+    };
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": if pre.nfc { json!({ "type": "NFC" }) } else { Json::Null },
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(metadata, vocabulary, pre.add_bos)?,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": pre.ignore_merges, "vocab": vocabulary.json(), "merges": merges
+        }
+    }))
+}
+
+fn sentence_piece(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Json> {
+    let prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let trim = metadata.flag("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false);
+    let bytes = vocabulary.types.contains(&token_type::BYTE);
+    let unknown = vocabulary.named(metadata, "tokenizer.ggml.unknown_token_id")?;
+    let unknown = unknown.or_else(|| {
+        let at = vocabulary.types.iter().position(|ty| *ty == token_type::UNKNOWN)?;
+        Some((at, vocabulary.tokens[at]))
+    });
+    let mut normalizers = Vec::new();
+    if trim {
+        for (regex, content) in [("\\A +| +\\z", ""), (" {2,}", " ")] {
+            normalizers.push(json!({ "type": "Replace", "pattern": { "Regex": regex }, "content": content }));
+        }
+    }
+    if prefix {
+        normalizers.push(json!({ "type": "Prepend", "prepend": SPACE }));
+    }
+    normalizers.push(json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE }));
+    let mut decoders = vec![json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " })];
+    if bytes {
+        decoders.push(json!({ "type": "ByteFallback" }));
+    }
+    decoders.push(json!({ "type": "Fuse" }));
+    if prefix {
+        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    }
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": { "type": "Sequence", "normalizers": normalizers },
+        "pre_tokenizer": null,
+        "post_processor": post_processor(metadata, vocabulary, true)?,
+        "decoder": { "type": "Sequence", "decoders": decoders },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown.map(|(_, token)| token),
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+            "byte_fallback": bytes, "ignore_merges": false, "vocab": vocabulary.json(),
+            "merges": merges_by_score(metadata, vocabulary)?
+        }
+    }))
+}
+
+/// Every way to cut a token into two tokens, by falling score of the whole.
+fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
+    const SCORES: &str = "tokenizer.ggml.scores";
+    let scores = list(metadata, SCORES, vocabulary.tokens.len(), |value| match value {
+        Value::F32(score) => Some(*score),
+        _ => None,
+    })?;
+    let scores = scores.ok_or_else(|| metadata.fault(SCORES, "nothing", "the list of scores"))?;
+    let mut cuts = Vec::new();
+    for (id, token) in vocabulary.tokens.iter().enumerate() {
+        if vocabulary.types[id] != token_type::NORMAL {
+            continue;
+        }
+        for (at, _) in token.char_indices().skip(1).take(MAX_CUT) {
+            let (left, right) = token.split_at(at);
+            if let (Some(&l), Some(&r)) = (vocabulary.ids.get(left), vocabulary.ids.get(right)) {
+                cuts.push((id, l, r));
+            }
+        }
+    }
+    cuts.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(a.cmp(b)));
+    Ok(cuts.iter().map(|&(_, l, r)| json!([vocabulary.tokens[l], vocabulary.tokens[r]])).collect())
+}
+
+/// What is put before and after a text.
+fn post_processor(metadata: &Metadata, vocabulary: &Vocabulary<'_>, default_bos: bool) -> Result<Json> {
+    let special = |flag: &str, default: bool, key: &str| -> Result<Option<(usize, &str)>> {
+        let wanted = metadata.flag(flag)?.unwrap_or(default);
+        Ok(vocabulary.named(metadata, key)?.filter(|_| wanted))
+    };
+    let bos = special("tokenizer.ggml.add_bos_token", default_bos, "tokenizer.ggml.bos_token_id")?;
+    let eos = special("tokenizer.ggml.add_eos_token", false, "tokenizer.ggml.eos_token_id")?;
+    let piece = |token: &Option<(usize, &str)>| {
+        token.map(|(_, t)| json!({ "SpecialToken": { "id": t, "type_id": 0 } }))
+    };
+    let sequence = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
+    let single: Vec<Json> = piece(&bos).into_iter().chain([sequence("A")]).chain(piece(&eos)).collect();
+    let pair: Vec<Json> =
+        single.iter().cloned().chain(piece(&bos)).chain([sequence("B")]).chain(piece(&eos)).collect();
+    let tokens = [bos, eos].into_iter().flatten();
+    let special_tokens: serde_json::Map<_, _> =
+        tokens.map(|(id, t)| (t.to_owned(), json!({ "id": t, "ids": [id], "tokens": [t] }))).collect();
+    Ok(
+        json!({ "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens }),
+    )
+}

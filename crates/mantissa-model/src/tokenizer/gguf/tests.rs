@@ -1,0 +1,141 @@
+//! Tokenizers written to GGUF metadata and read back give the same ids.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Value};
+
+use super::*;
+use crate::tokenizer::{Bos, Tokenizer};
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The tokenizer of `dir` by way of a GGUF file.
+fn by_gguf(
+    dir: &Path,
+    rows: usize,
+    change: impl FnOnce(&mut Vec<(String, Value)>),
+) -> Result<Tokenizer, String> {
+    let exported = export(dir, rows).map_err(|e| e.to_string())?;
+    assert_eq!(exported.notes, [""; 0]);
+    let mut metadata = exported.metadata;
+    change(&mut metadata);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let spec = GgufTensorSpec::new("token_embd.weight", GgmlType::F32, [rows, 1]);
+    let mut writer = GgufWriter::create(&path, &metadata, std::slice::from_ref(&spec)).unwrap();
+    writer.write("token_embd.weight", &vec![0; rows * 4]).unwrap();
+    writer.finish().unwrap();
+    Tokenizer::load(&path).map_err(|e| e.to_string())
+}
+
+const TEXTS: [&str; 8] = [
+    "",
+    "Once upon a time, there was a little girl named Lily.",
+    "  two  spaces, a\ttab\nand a line ",
+    "don't you'll 12345 3.14159 CamelCase snake_case",
+    "naïve café, Привет мир, 你好, 🦀!",
+    "<s> and </s> and <unk> and <|endoftext|>",
+    "a",
+    " ",
+];
+
+fn assert_same(dir: &Path, rows: usize) {
+    let (ours, theirs) = (by_gguf(dir, rows, |_| {}).unwrap(), Tokenizer::load(dir).unwrap());
+    assert_eq!(ours.bos(), theirs.bos());
+    for text in TEXTS {
+        for bos in [Bos::Auto, Bos::Never] {
+            let (a, b) = (ours.encode(text, bos).unwrap(), theirs.encode(text, bos).unwrap());
+            assert_eq!(a, b, "{}: {text:?}", dir.display());
+            assert_eq!(ours.decode(&a).unwrap(), theirs.decode(&b).unwrap(), "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn byte_level_bpe_comes_back() {
+    let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
+    let rows =
+        crate::config::read_json(&dir.join("config.json")).unwrap().unwrap()["vocab_size"].as_u64().unwrap();
+    assert_same(&dir, rows as usize);
+}
+
+#[test]
+fn the_tokenizers_of_the_shared_models_come_back() {
+    for (model, rows) in [("babyllama-105", 105), ("stories260K", 512), ("ref-8m", 4096)] {
+        let dir = workspace().join("../shared/models").join(model);
+        if dir.exists() {
+            assert_same(&dir, rows);
+        } else {
+            eprintln!("skipped: no ../shared/models/{model}");
+        }
+    }
+}
+
+/// A SentencePiece tokenizer of six pieces, whose scores decide between two ways to cut.
+fn sentence_piece(scores: [f32; 3]) -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let tokens = ["<unk>", "<s>", "\u{2581}", "a", "b", "c", "ab", "bc", "abc"];
+    let types = [2, 3, 1, 1, 1, 1, 1, 1, 1];
+    let scores = [0.0; 6].into_iter().chain(scores);
+    let i32s = types.map(Value::I32).to_vec();
+    let metadata = [
+        ("tokenizer.ggml.model", Value::String("llama".into())),
+        ("tokenizer.ggml.tokens", Value::strings(tokens.map(str::to_owned))),
+        ("tokenizer.ggml.token_type", Value::Array(mantissa_store::gguf::ValueType::I32, i32s)),
+        (
+            "tokenizer.ggml.scores",
+            Value::Array(mantissa_store::gguf::ValueType::F32, scores.map(Value::F32).collect()),
+        ),
+        ("tokenizer.ggml.bos_token_id", Value::U32(1)),
+        ("tokenizer.chat_template", Value::String("{{ messages }}".into())),
+    ]
+    .map(|(key, value)| (key.to_owned(), value));
+    GgufWriter::create(&path, &metadata, &[]).unwrap().finish().unwrap();
+    Tokenizer::load(&path).unwrap()
+}
+
+#[test]
+fn scores_order_the_merges() {
+    let early = sentence_piece([-1.0, -2.0, -9.0]);
+    assert_eq!(early.encode("abb", Bos::Auto).unwrap(), [1, 2, 6, 4]);
+    assert_eq!(early.encode("abc", Bos::Never).unwrap(), [2, 8]);
+    assert_eq!(early.chat_template(), Some("{{ messages }}"));
+    assert_eq!(early.decode(&[1, 2, 8]).unwrap(), "abc");
+    assert_eq!(early.encode("x", Bos::Never).unwrap(), [2, 0]);
+}
+
+#[test]
+fn what_is_not_known_is_refused_by_its_key() {
+    let dir = workspace().join("tests/data/tiny/llama2-gqa-tied");
+    let replaced = |key: &str, value: Option<Value>| {
+        let result = by_gguf(&dir, 1024, |metadata| {
+            metadata.retain(|(known, _)| known != key);
+            metadata.extend(value.map(|value| (key.to_owned(), value)));
+        });
+        result.map(|_| ()).unwrap_err()
+    };
+    let text = |s: &str| Some(Value::String(s.into()));
+    assert!(replaced("tokenizer.ggml.model", text("bert")).contains("found \"bert\""));
+    assert!(replaced("tokenizer.ggml.pre", text("viking")).contains("llama-bpe"));
+    assert!(replaced("tokenizer.ggml.pre", None).contains("found nothing"));
+    assert!(replaced("tokenizer.ggml.merges", None).contains("tokenizer.ggml.merges"));
+    assert!(replaced("tokenizer.ggml.bos_token_id", Some(Value::U32(1 << 30))).contains("below 1024"));
+    let twice = Value::strings(["a".to_owned(), "a".to_owned()]);
+    let refused = replaced("tokenizer.ggml.tokens", Some(twice));
+    assert!(refused.contains("one for every token") || refused.contains("twice"), "{refused}");
+}
+
+#[test]
+fn tokenizers_without_a_name_in_gguf_are_left_out_with_a_note() {
+    let none = export(Path::new("/nonexistent"), 4).unwrap();
+    assert_eq!(none.metadata, [("tokenizer.ggml.model".to_owned(), Value::String("none".into()))]);
+    assert!(none.notes[0].contains("no tokenizer.json"));
+    let dir = tempfile::tempdir().unwrap();
+    let odd = r#"{"version": "1.0", "added_tokens": [], "normalizer": {"type": "Lowercase"}, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}"#;
+    std::fs::write(dir.path().join("tokenizer.json"), odd).unwrap();
+    assert!(export(dir.path(), 4).unwrap().notes[0].contains("normalizes"));
+}

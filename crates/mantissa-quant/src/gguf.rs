@@ -1,0 +1,445 @@
+//! A quantized model as one GGUF file that llama.cpp runs: what each tensor becomes, the metadata, and the writing.
+//!
+//! Linear layers take the recipe's scheme; where its blocks do not divide a row, f16, which is noted. The embedding and the
+//! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use mantissa_kernels::kernels;
+use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
+use mantissa_model::{Activation, ModelConfig, ModelType, Role, TensorInfo};
+use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
+use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, block_type, to_gguf_order};
+use mantissa_store::convention::{LinearPlan, ModelFiles};
+use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
+use mantissa_store::{
+    Committed, Dtype, Error, Manifest, StagedFile, TensorSpec, refuse_overlap, write_file_atomic,
+};
+use serde_json::json;
+
+use crate::error::{QuantError, Result};
+use crate::pipeline::{self, Layers, Outcome, Progress, work_of};
+use crate::plan::{Plan, PlannedLinear};
+use crate::recipe::Recipe;
+use crate::report::Report;
+use crate::rtn;
+
+/// What follows the name of a GGUF file in the name of its manifest, which holds hash, run and report.
+pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
+
+/// Elements cast at a time.
+const PANEL: usize = 1 << 20;
+
+/// Name of the tensor of rotary factors.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Everything of the file that the plan of the linear layers does not say.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<GgufTensorSpec>,
+    casts: Vec<Cast>,
+    order: RowOrder,
+    rope_factors: Option<Vec<f32>>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// A tensor that is not a quantized linear layer.
+#[derive(Clone, Debug)]
+struct Cast {
+    info: TensorInfo,
+    stored: String,
+    scheme: Scheme,
+}
+
+/// Replaces schemes whose blocks do not divide a row by f16, and says where.
+pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for PlannedLinear { info, scheme } in linears {
+        let Some(wanted) = scheme.as_mut() else { continue };
+        let block = block_type(&wanted.format).map_or(1, |ty| ty.block().0);
+        if !info.cols.is_multiple_of(block) {
+            let cols = info.cols;
+            notes.push(format!(
+                "{}: f16 instead of {wanted}: rows of {cols} are not multiples of {block}",
+                info.module
+            ));
+            *wanted = plain(minifloat::F16);
+        }
+    }
+    notes
+}
+
+impl Layout {
+    /// # Errors
+    /// What of the model GGUF or llama.cpp cannot say, by its field.
+    pub(crate) fn new(
+        source: &ModelFiles,
+        recipe: &Recipe,
+        config: &ModelConfig,
+        linears: &[PlannedLinear],
+    ) -> Result<Self> {
+        let architecture = architecture(source, config)?;
+        let interleaved = (architecture == Architecture::Llama)
+            .then_some((config.num_attention_heads, config.num_key_value_heads));
+        let mut layout = Layout {
+            metadata: Vec::new(),
+            tensors: Vec::new(),
+            casts: Vec::new(),
+            order: RowOrder { interleaved },
+            rope_factors: rope_factors(&config.rope, config.head_dim),
+            notes: Vec::new(),
+        };
+        for info in config.tensors() {
+            layout.add(source, recipe, linears, info)?;
+        }
+        if layout.rope_factors.is_some() {
+            let spec = GgufTensorSpec::new(ROPE_FACTORS, GgmlType::F32, [config.head_dim / 2]);
+            layout.tensors.push(spec);
+        }
+        let ty = block_type(&recipe.weights.format).unwrap_or(GgmlType::F16);
+        let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
+        let name = source.dir().file_name().and_then(|name| name.to_str());
+        layout.metadata = gguf::metadata(architecture, name, &sizes(config), ty, quantized);
+        layout.metadata.extend(rope_metadata(source, architecture, &config.rope)?);
+        layout.put_tokenizer(source, config)?;
+        Ok(layout)
+    }
+
+    /// The tensors of the file as bytes under their names, blocks as rows of bytes.
+    pub(crate) fn specs(&self) -> Vec<TensorSpec> {
+        self.tensors.iter().map(GgufTensorSpec::as_stored).collect()
+    }
+
+    fn add(
+        &mut self,
+        source: &ModelFiles,
+        recipe: &Recipe,
+        linears: &[PlannedLinear],
+        info: TensorInfo,
+    ) -> Result<()> {
+        let stored = gguf::stored_name(&info.name).ok_or_else(|| {
+            fault(source, &info.name, "this tensor", "a tensor that llama.cpp knows by name")
+        })?;
+        let module = info.name.trim_end_matches(".weight");
+        let planned = linears.iter().find(|linear| linear.info.module == module);
+        if let (Role::Linear { .. }, Some(scheme)) =
+            (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
+        {
+            let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
+            if scheme.has_outer_scale() {
+                let name = stored.replace(".weight", ".scale");
+                self.tensors.push(GgufTensorSpec::new(name, GgmlType::F32, [1]));
+            }
+            self.tensors.push(GgufTensorSpec::new(stored, ty, info.shape));
+            return Ok(());
+        }
+        let scheme = cast_scheme(source, recipe, &info)?;
+        let ty = block_type(&scheme.format).filter(|ty| {
+            let cols = info.shape.last().copied().unwrap_or(1);
+            ty.row_bytes(cols).is_some() && !scheme.has_outer_scale()
+        });
+        let ty = ty.ok_or_else(|| {
+            fault(
+                source,
+                &info.name,
+                scheme.to_string(),
+                "a type of GGUF whose blocks divide a row, such as f16 or q8_0",
+            )
+        })?;
+        self.tensors.push(GgufTensorSpec::new(stored.clone(), ty, info.shape.clone()));
+        self.casts.push(Cast { info, stored, scheme });
+        Ok(())
+    }
+
+    fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig) -> Result<()> {
+        let exported = mantissa_model::tokenizer::gguf::export(source.dir(), config.vocab_size)?;
+        self.metadata.extend(exported.metadata);
+        self.notes.extend(exported.notes);
+        let eos = "tokenizer.ggml.eos_token_id".to_owned();
+        if let (Some(&id), false) =
+            (config.eos_token_ids.first(), self.metadata.iter().any(|(key, _)| *key == eos))
+        {
+            self.metadata.push((eos, Value::U32(id)));
+        }
+        Ok(())
+    }
+}
+
+fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, allowed: &str) -> QuantError {
+    Error::field(&source.config_path(), field, found, allowed, "write it in another container").into()
+}
+
+fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<Architecture> {
+    let architecture = match config.model_type {
+        ModelType::Llama | ModelType::Mistral => Architecture::Llama,
+        ModelType::Qwen2 => Architecture::Qwen2,
+        ModelType::Qwen3 => Architecture::Qwen3,
+        _ => {
+            return Err(fault(source, "model_type", "another architecture", "llama, mistral, qwen2 or qwen3"));
+        }
+    };
+    if config.hidden_act != Activation::Silu {
+        return Err(fault(source, "hidden_act", "another activation", "silu"));
+    }
+    let cut = config.windows.iter().flatten().find(|&&window| window < config.max_position_embeddings);
+    match cut {
+        Some(window) => Err(fault(
+            source,
+            "sliding_window",
+            window.to_string(),
+            "none: llama.cpp has none in this architecture",
+        )),
+        None => Ok(architecture),
+    }
+}
+
+fn sizes(config: &ModelConfig) -> Sizes {
+    Sizes {
+        layers: config.num_hidden_layers,
+        context: config.max_position_embeddings,
+        hidden: config.hidden_size,
+        ffn: config.intermediate_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        vocab: config.vocab_size,
+        eps: config.rms_norm_eps,
+        rope_theta: config.rope.theta as f32,
+    }
+}
+
+/// What llama.cpp divides each frequency by, where scaling is not one of the kinds that it computes.
+fn rope_factors(rope: &Rope, head_dim: usize) -> Option<Vec<f32>> {
+    match &rope.scaling {
+        RopeScaling::Factors(factors) => Some(factors.clone()),
+        RopeScaling::Llama3 { .. } => {
+            let plain = Rope { theta: rope.theta, scaling: RopeScaling::Default };
+            let scaled = rope.inverse_frequencies(head_dim);
+            Some(plain.inverse_frequencies(head_dim).iter().zip(scaled).map(|(p, s)| p / s).collect())
+        }
+        _ => None,
+    }
+}
+
+fn rope_metadata(
+    source: &ModelFiles,
+    architecture: Architecture,
+    rope: &Rope,
+) -> Result<Vec<(String, Value)>> {
+    let key = |key: &str| format!("{}.rope.scaling.{key}", architecture.name());
+    let kind = |name: &str| (key("type"), Value::String(name.to_owned()));
+    match &rope.scaling {
+        RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(Vec::new()),
+        RopeScaling::Linear { factor } => {
+            Ok(vec![kind("linear"), (key("factor"), Value::F32(*factor as f32))])
+        }
+        RopeScaling::Yarn(yarn) => {
+            let expected = yarn_mscale(yarn.factor, 1.0);
+            let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected;
+            if !same || !yarn.truncate || (yarn.beta_fast, yarn.beta_slow) != (32.0, 1.0) {
+                let allowed = "YaRN with its default betas, truncation and attention factor";
+                return Err(fault(source, "rope_scaling", "other parameters", allowed));
+            }
+            let context = u32::try_from(yarn.original_context).unwrap_or(u32::MAX);
+            Ok(vec![
+                kind("yarn"),
+                (key("factor"), Value::F32(yarn.factor as f32)),
+                (key("original_context_length"), Value::U32(context)),
+            ])
+        }
+        _ => Err(fault(source, "rope_scaling", "another kind", "linear, yarn or llama3")),
+    }
+}
+
+/// The scheme of a tensor that is not quantized as a layer.
+fn cast_scheme(source: &ModelFiles, recipe: &Recipe, info: &TensorInfo) -> Result<Scheme> {
+    if info.shape.len() < 2 {
+        return Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax));
+    }
+    let module = info.name.trim_end_matches(".weight");
+    let rule = recipe.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module)));
+    match (info.role, rule) {
+        (Role::Embedding | Role::Head, None) => Ok(match block_type(&recipe.weights.format) {
+            Some(GgmlType::F32) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
+            Some(GgmlType::BF16) => plain(minifloat::BF16),
+            _ => plain(minifloat::F16),
+        }),
+        (Role::Embedding | Role::Head, Some(rule)) if rule.weights.is_some() => {
+            Ok(rule.weights.clone().unwrap_or_else(|| plain(minifloat::F16)))
+        }
+        _ => source_scheme(source, &info.name),
+    }
+}
+
+fn source_scheme(source: &ModelFiles, name: &str) -> Result<Scheme> {
+    let meta = source.checkpoint().get(name);
+    let meta =
+        meta.ok_or_else(|| Error::NoTensor { path: source.dir().to_owned(), tensor: name.to_owned() })?;
+    Ok(match meta.dtype {
+        Dtype::F16 => plain(minifloat::F16),
+        Dtype::BF16 => plain(minifloat::BF16),
+        _ => Scheme::new(Format::plain(Code::F32), Rule::Amax),
+    })
+}
+
+fn plain(float: minifloat::MiniFloat) -> Scheme {
+    Scheme::new(Format::plain(Code::Float(float)), Rule::Amax)
+}
+
+/// Carries out `plan` into the file `out`, and writes its manifest beside it. A run that is stopped begins anew.
+pub(crate) fn run(
+    plan: &Plan,
+    layout: &Layout,
+    source: &ModelFiles,
+    out: &Path,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Outcome> {
+    refuse_overlap(source.dir(), out)?;
+    let staged = StagedFile::begin(out)?;
+    let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
+    let mut run = Run { plan, source, layout, writer, progress, done: 0 };
+    let report = run.fill()?;
+    let digest = run.writer.finish()?;
+    let mut fields = pipeline::run_fields(plan);
+    fields.insert("report".to_owned(), json!(report));
+    let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let manifest = Manifest::new([(name, digest)].into(), fields);
+    // A manifest beside another file's content would be a lie for as long as it stands there.
+    let beside = manifest_path(out);
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::Io { path: beside, operation: "remove the old manifest", error }.into());
+        }
+        _ => staged.commit()?,
+    }
+    write_file_atomic(&beside, manifest.to_json().as_bytes())?;
+    Ok(Outcome {
+        report,
+        committed: Committed { path: out.to_owned(), manifest, leftover: None },
+        resumed: 0,
+    })
+}
+
+/// Where the manifest of the GGUF file `path` lies.
+pub fn manifest_path(path: &Path) -> std::path::PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(MANIFEST_SUFFIX);
+    name.into()
+}
+
+/// A run under way.
+struct Run<'a, 'p> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    layout: &'a Layout,
+    writer: GgufWriter,
+    progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    done: u64,
+}
+
+impl Run<'_, '_> {
+    fn fill(&mut self) -> Result<Report> {
+        for cast in &self.layout.casts {
+            let work = self.write_cast(cast)?;
+            self.advance(work, &cast.stored)?;
+        }
+        let mut layers = Layers::new(self.plan, self.source);
+        let mut reports = Vec::new();
+        for (info, scheme) in self.plan.quantized() {
+            let (tensors, report) = layers.quantize(info, scheme)?;
+            for (name, bytes) in tensors {
+                self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
+            }
+            reports.push(report);
+            self.advance(work_of(info), &info.module)?;
+        }
+        if let Some(factors) = &self.layout.rope_factors {
+            let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
+            self.writer.write(ROPE_FACTORS, &bytes)?;
+        }
+        Ok(Report::new(self.plan, reports))
+    }
+
+    fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
+        self.done += work;
+        match (self.progress)(Progress { done: self.done, tensor }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(QuantError::Interrupted),
+        }
+    }
+
+    /// Writes tensor `stored`, which has the rows of `name` in Hugging Face order, or is a factor beside them.
+    fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
+        match self.layout.order.heads(name).filter(|_| !stored.ends_with(".scale")) {
+            Some(heads) => {
+                let moved = to_gguf_order(bytes, bytes.len() / rows.max(1), heads);
+                Ok(self.writer.write(stored, &moved)?)
+            }
+            None => Ok(self.writer.write(stored, bytes)?),
+        }
+    }
+
+    /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read.
+    fn write_cast(&mut self, cast: &Cast) -> Result<u64> {
+        let Cast { info, stored, .. } = cast;
+        let meta = self.source.checkpoint().get(&info.name);
+        let meta = meta.ok_or_else(|| Error::NoTensor {
+            path: self.source.dir().to_owned(),
+            tensor: info.name.clone(),
+        })?;
+        let rows = info.shape.first().copied().unwrap_or(1);
+        let cols: usize = info.shape.iter().skip(1).product();
+        let in_panels = info.shape.len() == 2
+            && meta.shape == info.shape
+            && self.layout.order.heads(&info.name).is_none();
+        if !in_panels {
+            let values = self.source.tensor_f32(&info.name, &info.shape)?;
+            let bytes = cast_bytes(self.plan, self.source, cast, &values, rows, cols)?;
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok(meta.len);
+        }
+        let (panel, mut written) = ((PANEL / cols.max(1)).max(1), 0);
+        for first in (0..rows).step_by(panel) {
+            let n = panel.min(rows - first);
+            let values = self.source.checkpoint().read_elements_f32(&info.name, first * cols, n * cols)?;
+            let bytes = cast_bytes(self.plan, self.source, cast, &values, n, cols)?;
+            self.writer.write_range(stored, written, &bytes)?;
+            written += bytes.len() as u64;
+        }
+        Ok(meta.len)
+    }
+}
+
+fn cast_bytes(
+    plan: &Plan,
+    source: &ModelFiles,
+    cast: &Cast,
+    values: &[f32],
+    rows: usize,
+    cols: usize,
+) -> Result<Vec<u8>> {
+    let Cast { info, scheme, .. } = cast;
+    let f16 = scheme.format == plain(minifloat::F16).format;
+    let amax = kernels().amax(values);
+    if f16 && amax > minifloat::F16.max() {
+        let allowed = "up to 65504 in f16; keep this tensor, or store it as bf16, by a rule of the recipe";
+        return Err(fault(source, &info.name, format!("magnitude {amax:e}"), allowed));
+    }
+    let module = info.name.trim_end_matches(".weight");
+    if info.shape.len() < 2 {
+        return Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect());
+    }
+    let quantized = rtn::quantize(scheme, values, rows, cols, None, plan.threads());
+    let (q, _) = quantized.map_err(|error| QuantError::Tensor {
+        path: source.dir().to_owned(),
+        tensor: info.name.clone(),
+        error,
+    })?;
+    let linear = LinearPlan { module, scheme, input: None, rows, cols };
+    let tensors = gguf::tensors(&linear, &q);
+    let tensors =
+        tensors.map_err(|e| fault(source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
+    Ok(tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default())
+}

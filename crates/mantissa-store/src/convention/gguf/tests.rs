@@ -1,0 +1,193 @@
+//! Models of one layer, written and opened again.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_num::{Given, Scheme, quantize};
+use serde_json::json;
+
+use super::*;
+use crate::convention::{Container, LinearPlan, ModelFiles, Weight};
+use crate::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Value};
+use crate::{Error, TensorSpec};
+
+const HIDDEN: usize = 64;
+const SIZES: Sizes = Sizes {
+    layers: 1,
+    context: 32,
+    hidden: HIDDEN,
+    ffn: 96,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    vocab: 10,
+    eps: 1e-5,
+    rope_theta: 10_000.0,
+};
+
+fn wave(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i as f32 * 0.377).sin() * (1.0 + (i % 13) as f32)).collect()
+}
+
+fn write(dir: &Path, extra: &[(&str, Value)], tensors: &[(GgufTensorSpec, Vec<u8>)]) -> PathBuf {
+    let path = dir.join("m.gguf");
+    let _ = std::fs::remove_file(&path);
+    let mut metadata = super::metadata(Architecture::Llama, Some("m"), &SIZES, GgmlType::F32, false);
+    for (key, value) in extra {
+        metadata.retain(|(known, _)| known != key);
+        metadata.push(((*key).to_owned(), value.clone()));
+    }
+    let specs: Vec<_> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
+    let mut writer = GgufWriter::create(&path, &metadata, &specs).unwrap();
+    tensors.iter().for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
+    writer.finish().unwrap();
+    path
+}
+
+fn open_with(extra: &[(&str, Value)]) -> Result<ModelFiles> {
+    let dir = tempfile::tempdir().unwrap();
+    ModelFiles::open(&write(dir.path(), extra, &[]))
+}
+
+#[test]
+fn names_map_both_ways() {
+    for (hf, stored) in [
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.layers.12.self_attn.q_proj.bias", "blk.12.attn_q.bias"),
+        ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
+        ("lm_head.weight", "output.weight"),
+    ] {
+        assert_eq!(stored_name(hf).as_deref(), Some(stored));
+        assert_eq!(hf_name(stored).as_deref(), Some(hf));
+    }
+    for odd in ["", "weight", "model.layers.x.mlp.up_proj.weight", "model.layers.01.mlp.up_proj.weight"] {
+        assert_eq!(stored_name(odd), None, "{odd}");
+    }
+}
+
+#[test]
+fn rows_are_interleaved_by_head_and_back() {
+    let rows: Vec<usize> = (0..16).collect();
+    let stored = to_gguf_order(&rows, 1, 2);
+    assert_eq!(stored, [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]);
+    assert_eq!(to_hf_order(&stored, 1, 2), rows);
+    let wide: Vec<usize> = (0..96).collect();
+    assert_eq!(to_hf_order(&to_gguf_order(&wide, 3, 4), 3, 4), wide);
+    assert_eq!(to_gguf_order(&rows, 5, 2), rows, "no whole heads");
+}
+
+#[test]
+fn metadata_become_the_config() {
+    let files = open_with(&[]).unwrap();
+    let config = files.config().unwrap();
+    for (field, value) in [
+        ("model_type", json!("llama")),
+        ("hidden_size", json!(64)),
+        ("num_key_value_heads", json!(2)),
+        ("head_dim", json!(16)),
+        ("rms_norm_eps", json!(f64::from(1e-5f32))),
+        ("rope_theta", json!(10_000.0)),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        assert_eq!(config[field], value, "{field}");
+    }
+    assert_eq!(files.convention_name(), "gguf");
+    assert!(!files.is_quantized());
+}
+
+#[test]
+fn what_is_not_understood_is_refused_by_its_key() {
+    let text = |s: &str| Value::String(s.to_owned());
+    for (key, value) in [
+        ("llama.expert_count", Value::U32(8)),
+        ("llama.rope.dimension_count", Value::U32(8)),
+        ("llama.attention.value_length", Value::U32(8)),
+        ("llama.attention.head_count", text("four")),
+        ("llama.attention.scale", Value::F32(0.5)),
+    ] {
+        let error = open_with(&[(key, value)]).unwrap_err();
+        assert!(matches!(error, Error::Field(_)) && error.to_string().contains(key), "{error}");
+    }
+    let longrope =
+        [("llama.rope.scaling.type", text("longrope")), ("llama.rope.scaling.factor", Value::F32(4.0))];
+    assert!(open_with(&longrope).unwrap_err().to_string().contains("longrope"));
+    let uneven = Value::Array(crate::gguf::ValueType::U32, vec![Value::U32(4), Value::U32(2)]);
+    assert!(open_with(&[("llama.attention.head_count", uneven)]).is_err());
+    let yarn = [("llama.rope.scaling.type", text("yarn")), ("llama.rope.scaling.factor", Value::F32(4.0))];
+    assert_eq!(open_with(&yarn).unwrap().config().unwrap()["rope_scaling"]["factor"], json!(4.0));
+}
+
+#[test]
+fn other_architectures_open_and_say_what_they_are() {
+    let files = open_with(&[("general.architecture", Value::String("gemma".into()))]).unwrap();
+    assert_eq!(files.config().unwrap()["model_type"], json!("gemma"));
+}
+
+/// Every scheme that can be written: what is read back has the values that were written, in Hugging Face order.
+#[test]
+fn weights_of_every_type_are_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (module, heads, rows) = ("model.layers.0.self_attn.k_proj", 2, 32);
+    for text in [
+        "f32",
+        "f16",
+        "bf16",
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q5_1",
+        "q8_0",
+        "mxfp4",
+        "gguf-mxfp4",
+        "gguf-nvfp4",
+        "nvfp4",
+        "nvfp4:te",
+        "nvfp4:torchao",
+    ] {
+        let scheme: Scheme = text.parse().unwrap();
+        let q = quantize(&scheme, &wave(rows * HIDDEN), rows, HIDDEN, Given::default()).unwrap();
+        let plan = LinearPlan { module, scheme: &scheme, input: None, rows, cols: HIDDEN };
+        let specs = Container::Gguf.specs(&plan).unwrap();
+        let tensors = Container::Gguf.tensors(&plan, &q).unwrap();
+        let ty = block_type(&scheme.format).unwrap();
+        let mut all = Vec::new();
+        for (spec, (name, bytes)) in specs.iter().zip(tensors) {
+            assert_eq!(spec.name, name);
+            all.push(match name.ends_with(".scale") {
+                true => (GgufTensorSpec::new(name, GgmlType::F32, [1]), bytes),
+                false => {
+                    let row = bytes.len() / rows;
+                    (GgufTensorSpec::new(name, ty, [rows, HIDDEN]), to_gguf_order(&bytes, row, heads))
+                }
+            });
+        }
+        let files = ModelFiles::open(&write(dir.path(), &[], &all)).unwrap();
+        let expected = q.dequantize().unwrap();
+        let found = match files.linear(module, rows, HIDDEN, false).unwrap().weight {
+            Weight::Quantized(q) => q.dequantize().unwrap(),
+            Weight::F32(values) => values,
+            Weight::F16(words) => words.iter().map(|w| half::f16::from_bits(*w).to_f32()).collect(),
+            Weight::Bf16(words) => words.iter().map(|w| half::bf16::from_bits(*w).to_f32()).collect(),
+        };
+        // A divisor or an amax becomes a factor: one rounding more.
+        let tolerance = if ["nvfp4", "nvfp4:te"].contains(&text) { 1e-6 } else { 0.0 };
+        for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
+            assert!((a - b).abs() <= tolerance * b.abs(), "{text} {i}: {a} {b}");
+        }
+    }
+}
+
+#[test]
+fn what_gguf_cannot_hold_is_refused() {
+    let specs =
+        |text: &str, cols: usize, input: Option<&Scheme>| -> std::result::Result<Vec<TensorSpec>, String> {
+            let scheme: Scheme = text.parse().unwrap();
+            let module = "model.layers.0.mlp.up_proj";
+            let plan = LinearPlan { module, scheme: &scheme, input, rows: 4, cols };
+            Container::Gguf.specs(&plan).map_err(|e| e.to_string())
+        };
+    assert!(specs("int4-g32", 64, None).unwrap_err().contains("no type"));
+    assert!(specs("q4_0", 48, None).unwrap_err().contains("not multiples of 32"));
+    let input = mantissa_num::parse_activation("int8-token").unwrap();
+    assert!(specs("q4_0", 64, Some(&input)).unwrap_err().contains("inputs"));
+    assert_eq!(specs("q4_0", 64, None).unwrap()[0].shape, [4, 36]);
+}

@@ -1,0 +1,176 @@
+//! What a linear layer becomes in GGUF, and the metadata of a model.
+
+use super::{Architecture, stored_name};
+use crate::convention::container::{LinearPlan, NotStorable};
+use crate::gguf::{GgmlType, Storage, Value};
+use crate::{Dtype, TensorSpec};
+use mantissa_num::{
+    Affine, Blocks, Code, Codes, Format, Offset, Quantized, Rounding, ScaleTree, Sense, minifloat,
+};
+
+/// The GGUF type that holds `format` without loss, where there is one.
+pub fn block_type(format: &Format) -> Option<GgmlType> {
+    match format {
+        Format::Codec(id) => GgmlType::of_codec(*id),
+        Format::Affine(Affine { code: Code::F32, scale: None, .. }) => Some(GgmlType::F32),
+        Format::Affine(Affine { code: Code::Float(minifloat::F16), scale: None, .. }) => Some(GgmlType::F16),
+        Format::Affine(Affine { code: Code::Float(minifloat::BF16), scale: None, .. }) => {
+            Some(GgmlType::BF16)
+        }
+        Format::Affine(Affine {
+            code: Code::Float(minifloat::E2M1),
+            blocks: Blocks::Group(32),
+            scale: Some(ScaleTree { code: Code::E8m0, outer: None, .. }),
+            offset: Offset::None,
+        }) => Some(GgmlType::MXFP4),
+        Format::Affine(Affine {
+            code: Code::Float(minifloat::E2M1),
+            blocks: Blocks::Group(16),
+            scale: Some(scale),
+            offset: Offset::None,
+        }) if scale.code == Code::Float(minifloat::E4M3) => Some(GgmlType::NVFP4),
+        _ => None,
+    }
+}
+
+/// The tensors of a linear layer: its weight, and for NVFP4 with a scale for the tensor that scale.
+///
+/// # Errors
+/// [`NotStorable`] where GGUF has no type for the scheme, its blocks do not divide a row, or the input is to be quantized.
+pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+    let ty = stored_type(plan)?;
+    let name = stored(plan, "weight")?;
+    let (dtype, cols) = match ty.storage {
+        Storage::Plain(dtype) => (dtype, plan.cols),
+        _ => (Dtype::U8, ty.row_bytes(plan.cols).unwrap_or(0)),
+    };
+    let mut specs = vec![TensorSpec::new(name, dtype, [plan.rows, cols])];
+    if plan.scheme.has_outer_scale() {
+        specs.push(TensorSpec::new(stored(plan, "scale")?, Dtype::F32, [1]));
+    }
+    Ok(specs)
+}
+
+/// The bytes of the tensors that [`specs`] declares, rows in the order of `q`.
+///
+/// # Errors
+/// As [`specs`].
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let ty = stored_type(plan)?;
+    let bytes = match (ty, &q.codes) {
+        (_, Codes::Packed(bytes)) => bytes.clone(),
+        (GgmlType::MXFP4, Codes::U8(codes)) => blocks(codes, &q.scales, 32, 1),
+        (GgmlType::NVFP4, Codes::U8(codes)) => blocks(codes, &q.scales, 16, 4),
+        (_, codes) => codes.to_le_bytes(),
+    };
+    let mut all = vec![(stored(plan, "weight")?, bytes)];
+    if let (true, Some(outer)) = (plan.scheme.has_outer_scale(), q.outer) {
+        all.push((stored(plan, "scale")?, factor(&q.format, outer).to_le_bytes().to_vec()));
+    }
+    Ok(all)
+}
+
+fn stored_type(plan: &LinearPlan<'_>) -> Result<GgmlType, NotStorable> {
+    let refuse = |why: String| NotStorable { scheme: plan.scheme.to_string(), why };
+    if plan.input.is_some() {
+        return Err(refuse("GGUF has no quantization of inputs".to_owned()));
+    }
+    let Some(ty) = block_type(&plan.scheme.format) else {
+        return Err(refuse("GGUF has no type for it".to_owned()));
+    };
+    if plan.scheme.encoder.rounding != Rounding::NearestEven && plan.scheme.format.codec().is_some() {
+        return Err(refuse("blocks are rounded to nearest only".to_owned()));
+    }
+    let block = ty.block().0;
+    if !plan.cols.is_multiple_of(block) {
+        return Err(refuse(format!("{}: rows of {} are not multiples of {block}", plan.module, plan.cols)));
+    }
+    Ok(ty)
+}
+
+fn stored(plan: &LinearPlan<'_>, part: &str) -> Result<String, NotStorable> {
+    // A module without a name asks about the scheme alone.
+    let name = if plan.module.is_empty() {
+        Some(String::new())
+    } else {
+        stored_name(&format!("{}.weight", plan.module))
+    };
+    let why = || format!("{}: GGUF has no name for it", plan.module);
+    let name = name.ok_or_else(|| NotStorable { scheme: plan.scheme.to_string(), why: why() })?;
+    Ok(format!("{}.{part}", name.trim_end_matches(".weight")))
+}
+
+/// Blocks of `scales` scale bytes and half-split nibbles of `group` elements each.
+fn blocks(codes: &[u8], stored: &Codes, group: usize, scales: usize) -> Vec<u8> {
+    let half = group / 2;
+    let mut out = Vec::with_capacity(codes.len() / 2 + stored.len());
+    for (block, codes) in codes.chunks_exact(group * scales).enumerate() {
+        out.extend((0..scales).map(|i| stored.get(block * scales + i) as u8));
+        for codes in codes.chunks_exact(group) {
+            out.extend((0..half).map(|j| codes[j] & 15 | codes[j + half] << 4));
+        }
+    }
+    out
+}
+
+/// The scale of the whole tensor as the factor that GGUF keeps.
+fn factor(format: &Format, outer: f32) -> f32 {
+    match format.scale().and_then(ScaleTree::tensor_wide).map(|tree| tree.sense) {
+        Some(Sense::Divisor) => 1.0 / outer,
+        Some(Sense::Amax { full_scale }) => outer / full_scale as f32,
+        _ => outer,
+    }
+}
+
+/// The metadata that says what the model is, without tokenizer and rotary scaling. `ty` is the type of most weights,
+/// `quantized` whether any is in blocks.
+pub fn metadata(
+    architecture: Architecture,
+    name: Option<&str>,
+    sizes: &Sizes,
+    ty: GgmlType,
+    quantized: bool,
+) -> Vec<(String, Value)> {
+    let a = architecture.name();
+    let u32_of = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let mut all = vec![("general.architecture".to_owned(), Value::String(a.to_owned()))];
+    all.push(("general.type".to_owned(), Value::String("model".to_owned())));
+    all.extend(name.map(|name| ("general.name".to_owned(), Value::String(name.to_owned()))));
+    all.extend(ty.file_type().map(|number| ("general.file_type".to_owned(), Value::U32(number))));
+    if quantized {
+        all.push(("general.quantization_version".to_owned(), Value::U32(2)));
+    }
+    for (key, value) in [
+        ("block_count", u32_of(sizes.layers)),
+        ("context_length", u32_of(sizes.context)),
+        ("embedding_length", u32_of(sizes.hidden)),
+        ("feed_forward_length", u32_of(sizes.ffn)),
+        ("attention.head_count", u32_of(sizes.heads)),
+        ("attention.head_count_kv", u32_of(sizes.kv_heads)),
+        ("attention.layer_norm_rms_epsilon", Value::F32(sizes.eps)),
+        ("attention.key_length", u32_of(sizes.head_dim)),
+        ("attention.value_length", u32_of(sizes.head_dim)),
+        ("rope.dimension_count", u32_of(sizes.head_dim)),
+        ("rope.freq_base", Value::F32(sizes.rope_theta)),
+        ("vocab_size", u32_of(sizes.vocab)),
+    ] {
+        all.push((format!("{a}.{key}"), value));
+    }
+    all
+}
+
+/// The sizes that [`metadata`] states.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // As the keys of the format.
+pub struct Sizes {
+    pub layers: usize,
+    pub context: usize,
+    pub hidden: usize,
+    pub ffn: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub vocab: usize,
+    pub eps: f32,
+    pub rope_theta: f32,
+}

@@ -1,0 +1,129 @@
+//! GGUF, the single-file model format of ggml and llama.cpp: version 3, little-endian, read and written.
+//!
+//! Layout (`docs/gguf.md` of ggml): magic, version, counts, key-value metadata, tensor infos, padding to
+//! `general.alignment`, the data section. Dimensions stand fastest first in the file and outermost first here.
+//!
+//! The file is untrusted. Every length is checked in the order cap, bytes that remain, checked arithmetic, and only
+//! then allocated for; what parsing holds in memory is charged against one budget, so that neither a count nor many
+//! empty strings cost more than [`MAX_METADATA_BYTES`]. Version 2 has the layout of version 3 and is read as such.
+
+mod cursor;
+mod fault;
+mod header;
+mod types;
+mod value;
+mod writer;
+
+use std::path::Path;
+
+pub use fault::GgufFault;
+pub use header::{GgufHeader, GgufTensor};
+pub use types::{GgmlType, Storage};
+pub use value::{Metadata, Value, ValueType};
+pub use writer::{GgufTensorSpec, GgufWriter};
+
+use crate::error::Result;
+use crate::reader::Source;
+use crate::safetensors::{SafeTensors, TensorMeta};
+
+/// What metadata and tensor infos may take in memory. The largest tokenizers need a twentieth of it.
+pub const MAX_METADATA_BYTES: u64 = 512 << 20;
+
+/// Largest `general.alignment` accepted.
+pub const MAX_ALIGNMENT: u64 = 64 << 10;
+
+/// The alignment where the file states none.
+pub const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Nested arrays deeper than this are refused.
+pub const MAX_ARRAY_DEPTH: usize = 4;
+
+/// First bytes of every file.
+pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+
+/// An open GGUF file: its metadata in memory, its tensors read on demand.
+#[derive(Debug)]
+pub struct Gguf {
+    header: GgufHeader,
+    file: SafeTensors,
+}
+
+impl Gguf {
+    /// Opens the file and checks everything but the values of its tensors.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing), [`Error::WrongKind`](crate::Error::WrongKind) or
+    /// [`Error::Io`](crate::Error::Io) when it cannot be read, [`Error::Gguf`](crate::Error::Gguf) when it is
+    /// malformed.
+    pub fn open(path: &Path) -> Result<Self> {
+        let source = Source::open(path, "a .gguf file")?;
+        let header = GgufHeader::read(&source)?;
+        let stored = header.tensors.iter().map(GgufTensor::as_stored).collect();
+        Ok(Self { file: SafeTensors::of_parts(source, stored), header })
+    }
+
+    /// Whether the file begins as a GGUF file does; `false` where it cannot be read.
+    pub fn sniff(path: &Path) -> bool {
+        let mut head = [0; 4];
+        Source::open(path, "a file").and_then(|s| s.read_exact(0, &mut head, "read header")).is_ok()
+            && head == MAGIC
+    }
+
+    /// Metadata and tensor infos.
+    pub fn header(&self) -> &GgufHeader {
+        &self.header
+    }
+
+    /// The key-value metadata.
+    pub fn metadata(&self) -> &Metadata {
+        &self.header.metadata
+    }
+
+    /// All tensors, in the order of the file's tensor infos.
+    pub fn tensors(&self) -> &[GgufTensor] {
+        &self.header.tensors
+    }
+
+    /// The tensor with this name.
+    pub fn get(&self, name: &str) -> Option<&GgufTensor> {
+        self.header.get(name)
+    }
+
+    /// The bytes of a tensor of this file.
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory), [`Error::Io`](crate::Error::Io).
+    pub fn read(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
+        self.file.read(&tensor.as_stored())
+    }
+
+    /// Fills `buf` with the tensor's bytes from `byte_offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Range`](crate::Error::Range) when the read reaches beyond the tensor, [`Error::Io`](crate::Error::Io).
+    pub fn read_range(&self, tensor: &GgufTensor, byte_offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.file.read_range(&tensor.as_stored(), byte_offset, buf)
+    }
+
+    /// The path it was opened with.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// The same file as tensors of bytes: floats and integers under their dtype, blocks as `U8 [.., bytes of a row]`.
+    pub(crate) fn into_parts(self) -> (GgufHeader, SafeTensors) {
+        (self.header, self.file)
+    }
+}
+
+impl GgufTensor {
+    /// How the tensor looks to a reader that knows bytes only.
+    pub(crate) fn as_stored(&self) -> TensorMeta {
+        let (dtype, shape) = self.stored_shape();
+        TensorMeta { name: self.name.clone(), dtype, shape, offset: self.offset, len: self.len }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;
