@@ -164,7 +164,9 @@ proptest! {
         }
         let mut faked = x.clone();
         fake_quantize(scheme, &mut faked, rows, cols, Given::default()).unwrap();
-        prop_assert_eq!(faked, values);
+        // A block type's f16 scale overflows past 65504 times its largest element, to NaN and infinity as in ggml.
+        let equal = faked.iter().zip(&values).all(|(a, b)| a == b || (a.is_nan() && b.is_nan()));
+        prop_assert!(equal, "{scheme}: {faked:?} {values:?}");
     }
 
     #[test]

@@ -177,7 +177,12 @@ fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<Architectur
         ModelType::Qwen2 => Architecture::Qwen2,
         ModelType::Qwen3 => Architecture::Qwen3,
         _ => {
-            return Err(fault(source, "model_type", "another architecture", "llama, mistral, qwen2 or qwen3"));
+            return Err(fault(
+                source,
+                "model_type",
+                "another architecture",
+                "llama, mistral, qwen2 or qwen3",
+            ));
         }
     };
     if config.hidden_act != Activation::Silu {

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use mantissa_num::format::{Affine, Format, ScaleTree};
 use mantissa_num::grammar::catalogue;
+use mantissa_num::minifloat::TF32;
 use mantissa_num::pack::sign_extend;
 use mantissa_num::{Code, Scheme, e8m0};
 use serde::Serialize;
@@ -42,18 +43,18 @@ struct Row {
     examples: Vec<String>,
     element_bits: u32,
     bits_per_weight: f64,
-    /// Largest finite element.
-    largest: f32,
+    /// Largest finite element; this and what follows is `None` for block types, which have no elements of their own.
+    largest: Option<f64>,
     /// Least finite element.
-    lowest: f32,
+    lowest: Option<f64>,
     /// Smallest positive element with a full significand; `None` where elements are no floating-point numbers.
-    smallest_normal: Option<f32>,
+    smallest_normal: Option<f64>,
     /// Smallest positive floating-point element; `None` as above.
-    smallest_subnormal: Option<f32>,
+    smallest_subnormal: Option<f64>,
     /// Smallest positive element of any kind.
-    smallest_positive: f32,
+    smallest_positive: Option<f64>,
     /// Distinct finite values of an element; the two zeros count once.
-    levels: u64,
+    levels: Option<u64>,
     /// Largest and smallest positive value under the largest and smallest power-of-two scale.
     range_with_scale: Option<[f64; 2]>,
     /// Rules, the default first; empty where there is no choice.
@@ -78,7 +79,7 @@ fn row(scheme: &Scheme) -> Row {
         largest: values.largest,
         lowest: values.lowest,
         smallest_normal: values.smallest_normal,
-        smallest_subnormal: values.smallest_normal.map(|_| values.smallest_positive),
+        smallest_subnormal: values.smallest_normal.and(values.smallest_positive),
         smallest_positive: values.smallest_positive,
         levels: values.levels,
         range_with_scale: range_with_scale(scheme, &values),
@@ -89,19 +90,49 @@ fn row(scheme: &Scheme) -> Row {
 }
 
 /// What the elements of a format can be.
+#[derive(Default)]
 struct Values {
-    largest: f32,
-    lowest: f32,
-    smallest_normal: Option<f32>,
-    smallest_positive: f32,
-    levels: u64,
+    largest: Option<f64>,
+    lowest: Option<f64>,
+    smallest_normal: Option<f64>,
+    smallest_positive: Option<f64>,
+    levels: Option<u64>,
 }
 
 impl Values {
     fn of(format: &Format) -> Self {
-        if format.code_bits() == 32 {
-            return Self::of_f32();
+        match format {
+            Format::Affine(Affine { code: Code::F64, .. }) => {
+                Self::of_float(f64::MAX, f64::MIN_POSITIVE, f64::from_bits(1), 0x7ff0_0000_0000_0000)
+            }
+            Format::Affine(Affine { code: Code::F32, .. }) => {
+                let [largest, normal, least] =
+                    [f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1)].map(f64::from);
+                Self::of_float(largest, normal, least, 0x7f80_0000)
+            }
+            Format::Affine(Affine { code: Code::Tf32, .. }) => {
+                let [largest, normal, least] =
+                    [TF32.max(), TF32.min_normal(), TF32.min_subnormal()].map(f64::from);
+                Self::of_float(largest, normal, least, u64::from(TF32.max_code()) + 1)
+            }
+            Format::Affine(_) | Format::Table(_) => Self::enumerated(format),
+            _ => Self::default(),
         }
+    }
+
+    /// Of a float with `magnitudes` finite codes of one sign.
+    fn of_float(largest: f64, normal: f64, least: f64, magnitudes: u64) -> Self {
+        Values {
+            largest: Some(largest),
+            lowest: Some(-largest),
+            smallest_normal: Some(normal),
+            smallest_positive: Some(least),
+            levels: Some(2 * magnitudes - 1),
+        }
+    }
+
+    /// Of a format with at most 16 bits, code by code.
+    fn enumerated(format: &Format) -> Self {
         let bits = format.code_bits();
         // Integer codes are kept sign-extended.
         let signed = matches!(format, Format::Affine(Affine { code: Code::Int(_), .. }));
@@ -110,25 +141,14 @@ impl Values {
         // Adding zero makes -0 a 0.
         let distinct: HashSet<u32> = finite().map(|v| (v + 0.0).to_bits()).collect();
         Values {
-            largest: finite().fold(f32::MIN, f32::max),
-            lowest: finite().fold(f32::MAX, f32::min),
+            largest: finite().reduce(f32::max).map(f64::from),
+            lowest: finite().reduce(f32::min).map(f64::from),
             smallest_normal: match format {
-                Format::Affine(Affine { code: Code::Float(float), .. }) => Some(float.min_normal()),
+                Format::Affine(Affine { code: Code::Float(float), .. }) => Some(float.min_normal().into()),
                 _ => None,
             },
-            smallest_positive: finite().filter(|&v| v > 0.0).fold(f32::MAX, f32::min),
-            levels: distinct.len() as u64,
-        }
-    }
-
-    fn of_f32() -> Self {
-        Values {
-            largest: f32::MAX,
-            lowest: f32::MIN,
-            smallest_normal: Some(f32::MIN_POSITIVE),
-            smallest_positive: f32::from_bits(1),
-            // Magnitudes below infinity's code, of both signs, with one zero.
-            levels: 2 * 0x7f80_0000 - 1,
+            smallest_positive: finite().filter(|&v| v > 0.0).reduce(f32::min).map(f64::from),
+            levels: Some(distinct.len() as u64),
         }
     }
 }
@@ -136,8 +156,8 @@ impl Values {
 /// With an E8M0 scale the range is that of a block, 2^-127 to 2^127 times the element's.
 fn range_with_scale(scheme: &Scheme, values: &Values) -> Option<[f64; 2]> {
     let Some(ScaleTree { code: Code::E8m0, .. }) = scheme.format.scale() else { return None };
-    let times = |element: f32, code: u8| f64::from(element) * f64::from(e8m0::decode(code));
-    Some([times(values.largest, 254), times(values.smallest_positive, 0)])
+    let times = |element: f64, code: u8| element * f64::from(e8m0::decode(code));
+    Some([times(values.largest?, 254), times(values.smallest_positive?, 0)])
 }
 
 /// Schemes of the same element in other granularities, and with another rule.
@@ -145,7 +165,7 @@ fn examples(scheme: &Scheme, name: &str) -> Vec<String> {
     let element = name.split("-g").next().unwrap_or(name);
     let mut texts = vec![name.to_owned()];
     match &scheme.format {
-        Format::Table(_) => texts.push(format!("{element}-g128")),
+        Format::Table(table) if table.scale.nested().is_none() => texts.push(format!("{element}-g128")),
         Format::Affine(Affine { code: Code::Int(_), .. }) => {
             texts.extend(["channel", "g32-asym", "token@static"].map(|rest| format!("{element}-{rest}")));
         }
@@ -171,15 +191,14 @@ fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         ("rules", Align::Left),
     ]);
     for row in rows {
-        let float = |value: Option<f32>| number(value.map(f64::from), 4);
         table.row([
             row.name.clone(),
             row.element_bits.to_string(),
             format!("{:.4}", row.bits_per_weight),
-            float(Some(row.largest)),
-            float(row.smallest_normal),
-            float(row.smallest_subnormal),
-            row.levels.to_string(),
+            number(row.largest, 4),
+            number(row.smallest_normal, 4),
+            number(row.smallest_subnormal, 4),
+            row.levels.map_or_else(|| "-".into(), |n| n.to_string()),
             row.rules.join(" "),
         ]);
     }
@@ -225,13 +244,13 @@ mod tests {
     fn levels_and_limits_are_the_published_ones() {
         // OCP FP8 1.0 table 1, OCP MX 1.0 tables 1 to 6, IEEE 754 binary16.
         let cases = [
-            ("fp8-e4m3", 448.0, Some(2f32.powi(-6)), Some(2f32.powi(-9)), 253),
-            ("fp8-e5m2", 57344.0, Some(2f32.powi(-14)), Some(2f32.powi(-16)), 247),
+            ("fp8-e4m3", 448.0, Some(2f64.powi(-6)), Some(2f64.powi(-9)), 253),
+            ("fp8-e5m2", 57344.0, Some(2f64.powi(-14)), Some(2f64.powi(-16)), 247),
             ("fp6-e3m2", 28.0, Some(0.25), Some(0.0625), 63),
             ("fp6-e2m3", 7.5, Some(1.0), Some(0.125), 63),
             ("mxfp4", 6.0, Some(1.0), Some(0.5), 15),
             ("nvfp4", 6.0, Some(1.0), Some(0.5), 15),
-            ("f16", 65504.0, Some(2f32.powi(-14)), Some(2f32.powi(-24)), 63487),
+            ("f16", 65504.0, Some(2f64.powi(-14)), Some(2f64.powi(-24)), 63487),
             ("int4-g128", 7.0, None, None, 16),
             ("mxint8", 127.0 / 64.0, None, None, 256),
             ("nf4", 1.0, None, None, 16),
@@ -241,10 +260,10 @@ mod tests {
             let row = find(name);
             assert_eq!(
                 (row.largest, row.smallest_normal, row.smallest_subnormal),
-                (largest, normal, subnormal),
+                (Some(largest), normal, subnormal),
                 "{name}"
             );
-            assert_eq!(row.levels, levels, "{name}");
+            assert_eq!(row.levels, Some(levels), "{name}");
         }
     }
 
