@@ -309,9 +309,9 @@ fn place(
         let &GgufTensor { offset, len, .. } = tensor;
         let fault = if offset % alignment != 0 {
             TensorFault::Unaligned { found: offset, alignment }
-        } else if offset.checked_add(len).is_none_or(|end| end > available) && len > 0 {
-            TensorFault::PastEnd { offset, len, available }
-        } else if len == 0 && offset > available.next_multiple_of(alignment) {
+        } else if (len > 0 && offset.checked_add(len).is_none_or(|end| end > available))
+            || (len == 0 && offset > available.next_multiple_of(alignment))
+        {
             TensorFault::PastEnd { offset, len, available }
         } else {
             continue;
