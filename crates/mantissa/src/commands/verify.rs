@@ -7,7 +7,7 @@ use mantissa_quant::verify::{Verification, verify};
 
 use super::model::ModelPath;
 use crate::app::Context;
-use crate::error::GateFailed;
+use crate::error::{BadInput, GateFailed};
 
 /// Reopen a model with the independent reader: hashes of the manifest, every quantized weight decoded twice, logits; and,
 /// with --reference, every weight against its source within the bound of its scheme. Exit 1 where something does not hold.
@@ -28,6 +28,11 @@ pub struct Args {
 /// # Errors
 /// What cannot be read at all; [`GateFailed`] where something does not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    if args.model.extension().is_some_and(|e| e == "gguf") {
+        let (found, allowed) =
+            ("a GGUF file", "a model folder (the independent reader does not read GGUF yet)");
+        return Err(BadInput::new(args.model.display().to_string(), found, allowed).into());
+    }
     let found = verify(&args.model, args.reference.as_deref(), context.threads)?;
     context.report(&found, |out| human(out, &found))?;
     if found.ok {

@@ -215,3 +215,17 @@ fn recipes_and_schemes_are_listed() {
     assert_eq!((&row["bits_per_weight"], &row["format"]), (&4.25.into(), &"compressed-tensors".into()));
     assert!(succeed(&["recipes"]).contains("vLLM"));
 }
+
+#[test]
+fn a_gguf_file_is_written_read_and_run() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("llama2-gqa-tied"), temp.path().join("m.gguf"));
+    let (model, out) = (text(&model), text(&out));
+    let output = mantissa(&["quantize", model, "--recipe", "rtn-f32", "--format", "gguf", "--out", out]);
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && notes.contains("not verified"), "{notes}");
+    let tokens = windows(temp.path());
+    let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
+    assert!(result["kl"].as_f64().unwrap() < 1e-9 && result["top1"] == 1.0, "{result}");
+    assert!(fail(2, &["verify", out]).contains("GGUF"));
+}
