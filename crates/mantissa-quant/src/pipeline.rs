@@ -2,7 +2,7 @@
 //!
 //! Layers are read, quantized, packed and written one by one; everything else is copied in pieces. The output appears only
 //! when it is complete. Nothing in it depends on threads, time or machine, nor on how often the run was interrupted: what
-//! is done is written to a [journal](crate::journal), from which the next run with the same plan goes on.
+//! is done is written to a [`crate::journal`], from which the next run with the same plan goes on.
 //!
 //! Where a run ends early, its staging folder stays if going on can help: after a kill, an interruption, and an error of the
 //! environment (disk full, I/O, memory), provided that a unit of work is done. After an error in source or recipe it is

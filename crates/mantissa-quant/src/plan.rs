@@ -144,7 +144,7 @@ impl Plan {
             + self.copied.iter().map(|m| m.len).sum::<u64>()
     }
 
-    /// Predicted peak of anonymous memory; `verified` says that the output is read back. See [`memory`](crate::memory).
+    /// Predicted peak of anonymous memory; `verified` says that the output is read back. See [`crate::memory`].
     pub fn peak_bytes(&self, verified: bool) -> u64 {
         memory::peak_stage(self, verified).bytes()
     }

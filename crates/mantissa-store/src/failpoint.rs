@@ -1,6 +1,6 @@
 //! File operations that fail on demand, so that tests can step a fault over every one of them.
 //!
-//! Every operation of this crate that changes or reads a file runs through [`read`] or [`write`]. Nothing outside the
+//! Every operation of this crate that changes or reads a file runs through `read` or `write`. Nothing outside the
 //! process can arm a fault: a test calls [`failing`], and the fault holds for that call and its thread alone. The cost
 //! where nothing is armed is one thread-local load beside a system call.
 

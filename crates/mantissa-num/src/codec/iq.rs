@@ -1,7 +1,7 @@
 //! Lattice types: groups of eight (IQ1, IQ2) or four (IQ3) magnitudes are a point of a grid, with signs apart.
 //!
 //! Super-blocks of 256 with an f16 scale `d` (IQ1_M spreads its bits over the scale words), cut into 8 sub-blocks of 32 with
-//! small integer scales. The grids are data of the format, in [`grids`](super::grids).
+//! small integer scales. The grids are data of the format, in [`super::grids`].
 
 use super::{Codec, f16_at, grids, u16_at, u32_at};
 use crate::minifloat::F16;

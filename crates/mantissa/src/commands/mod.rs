@@ -1,4 +1,4 @@
-//! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`run`].
+//! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`run()`].
 
 mod cast;
 mod eval;

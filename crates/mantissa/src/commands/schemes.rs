@@ -19,6 +19,8 @@ use crate::output::{Align, Table, number};
 /// Rows and columns of the weight that bits per weight are stated for.
 const SIDE: usize = 4096;
 
+// The text is help for the terminal, not a page with links.
+#[allow(rustdoc::broken_intra_doc_links)]
 /// List the number formats, their bits per weight, range and rules, and the hardware that multiplies them natively.
 ///
 /// A scheme is written ELEMENT[-GRANULARITY][-sym|-asym][:RULE], or is a named format. Ranges are those of the elements,
