@@ -77,6 +77,7 @@ pub fn run(
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
     let key = journal::key(plan, source)?;
     let (mut staging, mut journal) = Journal::begin(out, &key, start)?;
+    sweep(staging.path(), &shards)?;
     let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
     match fill(plan, source, &mut staging, &mut journal, writer, progress) {
         Ok(report) => {
@@ -99,6 +100,24 @@ fn unfinished(error: QuantError, kept: &Path, done: usize) -> QuantError {
         return error;
     }
     QuantError::Unfinished(Box::new(Unfinished { error, kept: kept.to_owned(), done }))
+}
+
+/// Removes from an adopted folder whatever a resumed run does not go on with: everything but its weight files and journal
+/// is written anew, and what else lies there is not of this run.
+fn sweep(dir: &Path, shards: &ShardPlan) -> Result<()> {
+    let io = |path: &Path, error| Error::Io { path: path.to_owned(), operation: "clean up", error };
+    for entry in std::fs::read_dir(dir).map_err(|e| io(dir, e))? {
+        let path = entry.map_err(|e| io(dir, e))?.path();
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let ours =
+            name == mantissa_store::JOURNAL_NAME || shards.shards().iter().any(|s| s.file_name == name);
+        if !ours {
+            let removed =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(|e| io(&path, e))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes everything but the manifest.

@@ -73,8 +73,8 @@ fn other_files_are_named() {
         (b"<!DOCTYPE html><html></html>", ForeignKind::Html, "download it again"),
         (b"PK\x03\x04\x00\x00\x08\x08\x00\x00\x00", ForeignKind::Zip, "safe_serialization"),
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j", ForeignKind::Pickle, "never read"),
-        (b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", ForeignKind::Gguf, "safetensors model"),
-        (b"GGUF", ForeignKind::Gguf, "safetensors model"),
+        (b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", ForeignKind::Gguf, "the model it was made from"),
+        (b"GGUF", ForeignKind::Gguf, "the model it was made from"),
     ] {
         let error = error_of(bytes);
         assert!(matches!(error, Error::Foreign { kind, .. } if kind == expected), "{error}");
