@@ -106,8 +106,9 @@ fn dynamic_maps_match_nearest_and_table() {
                     let codes = |kind: &str| t.ints(&format!("{base}.codes_{kind}")).unwrap();
                     assert_codes(&format!("{base} nearest"), &wide(&nearest.codes), &codes("nearest"));
                     assert_codes(&format!("{base} table"), &wide(&table.codes), &codes("lut65536"));
-                    let Some(dequant) = t.f32(&format!("{base}.dequant_nearest")) else { continue };
-                    assert_same(&base, &nearest.dequantize().unwrap(), &dequant, false);
+                    if let Some(dequant) = t.f32(&format!("{base}.dequant_nearest")) {
+                        assert_same(&base, &nearest.dequantize().unwrap(), &dequant, false);
+                    }
                     checked += 1;
                 }
             }
