@@ -6,6 +6,8 @@ use mantissa_model::LoadError;
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
+use crate::calibrate::CalibrateError;
+use crate::gptq::GptqError;
 use crate::recipe::RecipeError;
 
 /// Result of the fallible functions of this crate.
@@ -68,6 +70,27 @@ pub enum QuantError {
         /// What is wrong.
         error: TensorError,
     },
+    /// The method calibrates, and there is nothing to calibrate on.
+    #[error(
+        "recipe \"{recipe}\": found no calibration, allowed a text or token windows; give --calibration TEXT or --calibration-tokens FILE.json[:KEY]"
+    )]
+    NoCalibration {
+        /// The recipe.
+        recipe: String,
+    },
+    /// Calibration.
+    #[error(transparent)]
+    Calibrate(CalibrateError),
+    /// GPTQ.
+    #[error("{}: {what}: {error}", .path.display())]
+    Gptq {
+        /// The model.
+        path: PathBuf,
+        /// The layer or input.
+        what: String,
+        /// What is wrong.
+        error: GptqError,
+    },
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
@@ -84,6 +107,15 @@ pub enum QuantError {
         /// What differs.
         what: String,
     },
+}
+
+impl From<CalibrateError> for QuantError {
+    fn from(error: CalibrateError) -> Self {
+        match error {
+            CalibrateError::Interrupted => QuantError::Interrupted,
+            error => QuantError::Calibrate(error),
+        }
+    }
 }
 
 impl From<RecipeError> for QuantError {
@@ -114,7 +146,10 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(e) => e.class(),
-            QuantError::Interrupted => ErrorClass::Environment,
+            QuantError::Interrupted | QuantError::Gptq { error: GptqError::Memory { .. }, .. } => {
+                ErrorClass::Environment
+            }
+            QuantError::Calibrate(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {
                 RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {

@@ -11,12 +11,14 @@ mod error_stats;
 mod gguf;
 pub mod gptq;
 mod journal;
+mod layers;
 pub mod memory;
 mod pipeline;
 mod plan;
 pub mod recipe;
 mod report;
 pub mod rtn;
+mod sequential;
 mod source;
 pub mod verify;
 

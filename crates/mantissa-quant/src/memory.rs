@@ -9,6 +9,8 @@ use mantissa_model::LinearInfo;
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
 
+use crate::calibrate::{Calibration, CalibrationSet};
+use crate::gptq::{self, Hessian};
 use crate::plan::Plan;
 use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
@@ -48,8 +50,14 @@ impl Stage {
 /// The stage of the run with the highest peak of anonymous memory; `verified` says that the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = Vec::new();
+    if let Some(set) = calibration(plan) {
+        stages.push(embedding_windows(plan, set));
+    }
     for (info, scheme) in plan.quantized() {
-        stages.push(quantizing(plan, info, scheme));
+        match calibration(plan) {
+            Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
+            None => stages.push(quantizing(plan, info, scheme)),
+        }
         if verified {
             stages.push(verifying(plan, info, scheme));
         }
@@ -104,6 +112,59 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let buffers = vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
+}
+
+/// What the plan calibrates on, where its method does.
+fn calibration(plan: &Plan) -> Option<&CalibrationSet> {
+    plan.options.calibration.as_ref().filter(|_| plan.recipe.method.needs_calibration())
+}
+
+fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
+    let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
+    let stored = plan.copied.iter().filter(|meta| meta.numel() == table).map(|meta| meta.len).max();
+    let buffers = vec![
+        ("states and buffers of the calibration", held(plan, set)),
+        ("embedding", 4 * table),
+        ("embedding as it is read", stored.unwrap_or(0)),
+    ];
+    Stage { name: "embed the calibration".to_owned(), buffers }
+}
+
+fn held(plan: &Plan, set: &CalibrationSet) -> u64 {
+    Calibration::held_bytes(&plan.config, set, plan.options.threads)
+}
+
+/// Statistics of a layer's input, their factor, and the solution.
+fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 3] {
+    let (threads, cols) = (plan.options.threads, info.cols as u64);
+    let of_layer = || plan.config.linears().into_iter().filter(|l| l.layer == info.layer);
+    let layer: u64 = of_layer().map(|l| (l.rows * l.cols) as u64 * 4).sum();
+    let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
+    let stage = |what: &str, more: &[(&'static str, u64)]| Stage {
+        name: format!("{what} {}", info.module),
+        buffers: base.iter().chain(more).copied().collect(),
+    };
+    let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
+    let statistics = Calibration::statistics_bytes(&plan.config, set, info.kind.input(), threads);
+    let hessian = Hessian::bytes_needed(info.cols);
+    let factor = 8 * cols * cols;
+    [
+        stage("statistics for", &[("Hessian and inputs of a window per thread", statistics)]),
+        stage(
+            "factor for",
+            &[("Hessian", hessian), ("factor and its scratch", gptq::factor_bytes(info.cols))],
+        ),
+        stage(
+            "solve",
+            &[
+                ("factor", factor),
+                ("weight as it is read and in f32", 2 * 4 * weights),
+                ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
+                ("scales", sizes.scales),
+                ("packed tensors", sizes.stored),
+            ],
+        ),
+    ]
 }
 
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {

@@ -6,7 +6,9 @@ use mantissa_num::{Code, format::Format};
 use serde::{Deserialize, Serialize};
 
 use crate::error_stats::ErrorReport;
+use crate::layers::Solved;
 use crate::plan::Plan;
+use crate::recipe::Method;
 
 /// What quantizing a model did.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,20 +50,35 @@ pub struct LayerReport {
     pub shape: [usize; 2],
     /// Bits per weight, scales and zero points counted.
     pub bits_per_weight: f64,
-    /// Error figures.
+    /// The method that chose its codes.
+    pub method: String,
+    /// Why that is not the recipe's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<String>,
+    /// Mean over the tokens of the calibration of the squared error of the layer's output, `tr((W - Q) H (W - Q)ᵀ)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<f64>,
+    /// What the user should know of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Error figures of the weight.
     #[serde(flatten)]
     pub error: ErrorReport,
 }
 
 impl LayerReport {
-    pub(crate) fn new(info: &LinearInfo, scheme: &Scheme, error: ErrorReport) -> Self {
+    pub(crate) fn new(info: &LinearInfo, scheme: &Scheme, method: Method, solved: Solved) -> Self {
         LayerReport {
             module: info.module.clone(),
             scheme: scheme.to_string(),
             scale_dtype: scale_dtype(&scheme.format).to_owned(),
             shape: [info.rows, info.cols],
             bits_per_weight: scheme.format.bits_per_weight(info.rows, info.cols),
-            error,
+            method: method.name().to_owned(),
+            fallback: solved.fallback,
+            output_error: solved.output_error,
+            notes: solved.notes,
+            error: solved.stats.report(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use mantissa_num::{Scheme, parse_activation};
 
 use super::{Recipe, RecipeError};
+use crate::gptq::GptqOptions;
 
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,10 +11,12 @@ use super::{Recipe, RecipeError};
 pub enum Method {
     /// Round to nearest: each weight by itself.
     Rtn,
+    /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
+    Gptq,
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 1] = [("rtn", Method::Rtn)];
+pub const METHODS: [(&str, Method); 2] = [("rtn", Method::Rtn), ("gptq", Method::Gptq)];
 
 /// Short names and what they stand for.
 pub const ALIASES: [(&str, &str); 10] = [
@@ -39,6 +42,7 @@ impl Method {
     pub const fn needs_calibration(self) -> bool {
         match self {
             Method::Rtn => false,
+            Method::Gptq => true,
         }
     }
 }
@@ -57,7 +61,15 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         }
         activations = Some(scheme(text, "activations", part, parse_activation)?);
     }
-    Ok(Recipe { name: text.to_owned(), method, weights, activations, container: None, layers: Vec::new() })
+    Ok(Recipe {
+        name: text.to_owned(),
+        method,
+        gptq: GptqOptions::default(),
+        weights,
+        activations,
+        container: None,
+        layers: Vec::new(),
+    })
 }
 
 fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeError> {
@@ -95,6 +107,8 @@ mod tests {
         let recipe = parse("rtn-int8-channel+int8-token").unwrap();
         assert_eq!(recipe.weights.to_string(), "int8-channel");
         assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
+        let recipe = parse("gptq-int3-g32-asym").unwrap();
+        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
     }
 
@@ -111,7 +125,7 @@ mod tests {
         let message = |name: &str| parse(name).unwrap_err().to_string();
         assert!(message("mxpf4").contains("did you mean \"mxfp4\"?"));
         assert!(message("rtn-int4-g0").contains("g0"));
-        assert!(message("gptq-int4-g128").contains("rtn-SCHEME"));
+        assert!(message("magic-int4-g128").contains("gptq-SCHEME"));
         assert!(message("rtn-int4-g32+int8-token+int8-token").contains("one activation scheme"));
         assert!(message("rtn-int4-g32+kv-int8-head").contains("later version"));
     }

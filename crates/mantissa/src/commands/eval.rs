@@ -174,7 +174,10 @@ fn sequences(args: &Args, context: &Context) -> Result<Vec<Sequence>> {
 }
 
 /// Reads a text file.
-fn read_text(path: &Path) -> Result<String> {
+///
+/// # Errors
+/// Where there is none, or it is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
     let name = path.display().to_string();
     let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io {
         path: path.into(),

@@ -9,11 +9,14 @@ use anyhow::Result;
 use mantissa_num::Rounding;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Verification, verify};
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Report, Start, run as run_plan};
+use mantissa_quant::{
+    LayerReport, Options, Outcome, Plan, QuantError, Recipe, Report, Start, run as run_plan,
+};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
+use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use crate::app::Context;
 use crate::error::GateFailed;
@@ -31,6 +34,7 @@ use crate::progress::Unit;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
+  mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
   mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
@@ -46,6 +50,11 @@ pub struct Args {
     /// Container of the output [default: the recipe's, or the first that holds its schemes]
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Option<Container>,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
+    /// Cut the text into documents at this separator; each is stripped and one window
+    #[arg(long, value_name = "SEP")]
+    split: Option<String>,
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -129,6 +138,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         container: args.format,
         max_shard_bytes: args.max_shard_size,
         rounding,
+        calibration: args.calibration.load(&source, args.split.as_deref(), context)?,
     };
     let plan = Plan::new(&source, recipe, options)?;
     let peak = plan.peak_bytes(args.verify);
@@ -165,10 +175,22 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verify_seconds: verification.is_some().then(|| verifying.elapsed().as_secs_f64()),
     };
     context.report(&done, |out| human(out, &done))?;
+    context.warn_all(&layer_notes(&outcome.report))?;
     match verification.filter(|v| !v.ok) {
         Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
         None => Ok(()),
     }
+}
+
+/// What happened to single layers: fallbacks first.
+fn layer_notes(report: &Report) -> Vec<String> {
+    let fallback = |l: &LayerReport| {
+        l.fallback
+            .as_ref()
+            .map(|why| format!("{}: {} instead of {}: {why}", l.module, l.method, report.method))
+    };
+    let notes = report.layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
+    report.layers.iter().filter_map(fallback).chain(notes).collect()
 }
 
 /// The hash of an output that is a single file.
