@@ -2,8 +2,7 @@
 //!
 //! For each layer and each of its inputs in the order of the forward pass (GPTQ's `true_sequential`): second moments of the
 //! input, computed with every weight before it already quantized; the weights that read it; then the next. Asking once for
-//! all inputs of a layer would take a quarter of the passes and leaves more error (on a small Llama at int4 with groups of 32
-//! a KL higher by a tenth).
+//! all inputs of a layer would take a quarter of the passes and leaves more error.
 //!
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
