@@ -18,8 +18,11 @@ pub enum Method {
 /// Methods by name.
 pub const METHODS: [(&str, Method); 2] = [("rtn", Method::Rtn), ("gptq", Method::Gptq)];
 
-/// Short names and what they stand for.
-pub const ALIASES: [(&str, &str); 10] = [
+/// Recipes by name, most of them short for what they stand for.
+pub const ALIASES: [(&str, &str); 13] = [
+    ("rtn-int4-g128", "rtn-int4-g128"),
+    ("gptq-int4-g128", "gptq-int4-g128"),
+    ("gptq-nvfp4", "gptq-nvfp4"),
     ("w8a16", "rtn-int8-channel"),
     ("w4a16", "rtn-int4-g128"),
     ("w8a8", "rtn-int8-channel+int8-token"),

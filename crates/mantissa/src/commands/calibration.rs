@@ -60,6 +60,9 @@ impl CalibrationArgs {
         };
         let text = read_text(path)?;
         let name = path.display().to_string();
+        if text.trim().is_empty() {
+            return Err(BadInput::new(name, "only white space", "a text to calibrate on").into());
+        }
         let all = sequences_from_text(&name, &text, &Tokenizer::load(source.dir())?, &options)?;
         let samples = self.samples as usize;
         if all.len() < samples {
