@@ -16,7 +16,7 @@ use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
 /// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared; measured.
-const BASE: u64 = 1_500_000;
+const BASE: u64 = 1_250_000;
 
 /// Names, shapes and journal lines of a tensor of source or output.
 const PER_TENSOR: u64 = 1 << 10;
@@ -25,8 +25,15 @@ const PER_TENSOR: u64 = 1 << 10;
 /// from its heap once one of their size has been freed, and leave holes there.
 const HEAP_BLOCK: u64 = 32 << 20;
 
-/// Share of the heap's blocks that holes add where layers of several sizes take turns; measured, 10 to 25 %.
-const HOLES: f64 = 0.18;
+/// Share of the heap's blocks that holes add where layers of several sizes take turns; measured, mostly nothing, at times a
+/// fifth, as threads happen to free.
+const HOLES: f64 = 0.06;
+
+/// The same where statistics, factors and weights of several sizes take turns with states that stay; measured.
+const HOLES_OF_CALIBRATION: f64 = 0.18;
+
+/// Share of a calibration's blocks of the heap that it still holds when all of them are freed; measured.
+const LEFT_BY_CALIBRATION: f64 = 0.25;
 
 /// Share that holes add to a model that is loaded once; measured.
 const HOLES_OF_MODEL: f64 = 0.05;
@@ -63,7 +70,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         }
     }
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
-        stages.push(comparing_logits(plan));
+        let left = stages.iter().filter(|_| calibration(plan).is_some()).map(from_heap).max();
+        let mut logits = comparing_logits(plan);
+        let left = left.map(|bytes| (bytes as f64 * LEFT_BY_CALIBRATION) as u64);
+        logits.buffers.extend(left.map(|bytes| ("heap left by the calibration", bytes)));
+        stages.push(logits);
     }
     let mut peak = stages
         .into_iter()
@@ -140,9 +151,12 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let of_layer = || plan.config.linears().into_iter().filter(|l| l.layer == info.layer);
     let layer: u64 = of_layer().map(|l| (l.rows * l.cols) as u64 * 4).sum();
     let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
-    let stage = |what: &str, more: &[(&'static str, u64)]| Stage {
-        name: format!("{what} {}", info.module),
-        buffers: base.iter().chain(more).copied().collect(),
+    let stage = |what: &str, more: &[(&'static str, u64)]| {
+        let buffers = base.iter().chain(more).copied().collect();
+        let mut stage = Stage { name: format!("{what} {}", info.module), buffers };
+        let holes = (from_heap(&stage) as f64 * HOLES_OF_CALIBRATION) as u64;
+        stage.buffers.push(("holes of the heap", holes));
+        stage
     };
     let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
     let statistics = Calibration::statistics_bytes(&plan.config, set, info.kind.input(), threads);
@@ -167,6 +181,11 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     ]
 }
 
+/// Bytes of a stage's buffers that come from the heap.
+fn from_heap(stage: &Stage) -> u64 {
+    stage.buffers.iter().map(|(_, bytes)| *bytes).filter(|&bytes| bytes <= HEAP_BLOCK).sum()
+}
+
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let buffers = vec![
@@ -178,17 +197,18 @@ fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     with_holes(plan, format!("verify {}", info.module), buffers, sizes.panels)
 }
 
-fn with_holes(plan: &Plan, name: String, mut buffers: Vec<(&'static str, u64)>, panels: u64) -> Stage {
+fn with_holes(plan: &Plan, name: String, buffers: Vec<(&'static str, u64)>, panels: u64) -> Stage {
     // Buffers of a size that no layer had before are mapped by themselves, which leaves no holes.
     let sizes: std::collections::BTreeSet<_> =
         plan.quantized().map(|(info, _)| info.rows * info.cols).collect();
     let repeated = plan.quantized().count() > 2 * sizes.len();
-    let from_heap: u64 = buffers.iter().map(|(_, bytes)| *bytes).filter(|&bytes| bytes <= HEAP_BLOCK).sum();
+    let mut stage = Stage { name, buffers };
     if repeated {
-        buffers.push(("holes of the heap", (from_heap as f64 * HOLES) as u64));
+        let holes = (from_heap(&stage) as f64 * HOLES) as u64;
+        stage.buffers.push(("holes of the heap", holes));
     }
-    buffers.push(("panels of all threads", panels));
-    Stage { name, buffers }
+    stage.buffers.push(("panels of all threads", panels));
+    stage
 }
 
 /// The second of two models, decoded to f32; the first is smaller and gone by then. A table that is not quantized passes
