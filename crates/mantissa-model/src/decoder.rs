@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use crate::buffers::{Buffers, MIN_ROWS, Sequences};
+use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
+use crate::flow::{MIN_ROWS, Sequences};
 use crate::graph::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
