@@ -34,7 +34,7 @@ pub use attention::Attention;
 pub use buffers::{Buffers, zeros};
 pub use cache::KvCache;
 pub use config::{Activation, ConfigError, ModelConfig, ModelType};
-pub use decoder::{Batch, Decoder, Hidden, embed, load_embedding};
+pub use decoder::{Batch, Decoder, Hidden, embed, load_config, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, TensorInfo};
