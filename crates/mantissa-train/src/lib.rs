@@ -17,6 +17,7 @@
 
 mod arena;
 mod backward;
+pub mod blockwise;
 mod error;
 mod forward;
 mod head;
@@ -27,6 +28,8 @@ mod plan;
 mod policy;
 mod profile;
 mod rows;
+pub mod scaling;
+pub mod schedule;
 
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
