@@ -18,6 +18,7 @@
 mod arena;
 mod backward;
 pub mod blockwise;
+pub mod data;
 mod error;
 mod forward;
 mod head;
