@@ -1,11 +1,13 @@
 //! Training data: text or JSONL becomes a file of tokens once; batches are read from it in a shuffled order that a few numbers
 //! say where it stands.
 
+mod bpe;
 mod sampler;
 mod shuffle;
 mod text;
 mod tokens;
 
+pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, train_bpe};
 pub use sampler::{Batches, Cursor, Sample};
 pub use shuffle::Shuffle;
 pub use text::{TextFormat, documents};
