@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use mantissa_eval::EvalError;
 use mantissa_model::LoadError;
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
+use crate::quality::{Quality, TokenSet};
 use crate::recipe::RecipeError;
 
 /// Result of the fallible functions of this crate.
@@ -24,6 +26,9 @@ pub enum QuantError {
     /// A forward pass.
     #[error(transparent)]
     Forward(#[from] mantissa_model::ForwardError),
+    /// An evaluation.
+    #[error(transparent)]
+    Eval(EvalError),
     /// The tokenizer, where it goes into the same file.
     #[error(transparent)]
     Tokenizer(#[from] mantissa_model::TokenizerError),
@@ -71,6 +76,9 @@ pub enum QuantError {
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
+    /// The output lost more than is allowed, and was not put in place.
+    #[error(transparent)]
+    Gate(Box<GateFailure>),
     /// A run ended early; what it had done is kept.
     #[error(transparent)]
     Unfinished(Box<Unfinished>),
@@ -84,12 +92,57 @@ pub enum QuantError {
         /// What differs.
         what: String,
     },
+    /// A verification was given another text than the recorded figures were measured on.
+    #[error(
+        "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
+        .path.display(), .found.windows, .found.tokens, .found.sha256,
+        .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
+    )]
+    OtherText {
+        /// The artifact.
+        path: PathBuf,
+        /// What its figures were measured on.
+        recorded: TokenSet,
+        /// What was given.
+        found: TokenSet,
+    },
+}
+
+impl From<EvalError> for QuantError {
+    fn from(error: EvalError) -> Self {
+        match error {
+            EvalError::Stopped => QuantError::Interrupted,
+            error => QuantError::Eval(error),
+        }
+    }
 }
 
 impl From<RecipeError> for QuantError {
     fn from(error: RecipeError) -> Self {
         QuantError::Recipe(Box::new(error))
     }
+}
+
+/// An output that lost more than is allowed.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "KL: found {}, allowed {allowed}; nothing was put at {}{}",
+    .quality.evaluation.as_ref().map_or_else(String::new, |e| format!("{:.6} ± {:.6} nats", e.kl, e.kl_se)),
+    .out.display(),
+    .kept.as_ref().map_or_else(String::new, |kept| format!(
+        "; the work is kept in {}: the same command with another --max-kl goes on from there, --restart begins anew",
+        kept.display()
+    ))
+)]
+pub struct GateFailure {
+    /// What the output is and what it lost.
+    pub quality: Quality,
+    /// The largest KL allowed, nats.
+    pub allowed: f64,
+    /// Where it would have been put.
+    pub out: PathBuf,
+    /// Where its parts lie, if the work can be gone on with.
+    pub kept: Option<PathBuf>,
 }
 
 /// A run that ended early, and what of it is kept.
@@ -114,6 +167,7 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(e) => e.class(),
+            QuantError::Eval(e) => e.class(),
             QuantError::Interrupted => ErrorClass::Environment,
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {

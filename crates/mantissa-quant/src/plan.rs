@@ -13,6 +13,7 @@ use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::memory;
 use crate::pipeline::work_of;
+use crate::quality::Evaluation;
 use crate::recipe::Recipe;
 
 /// How a run is to be done; nothing here changes what a scheme means.
@@ -65,6 +66,10 @@ pub struct Plan {
     pub copied: Vec<TensorMeta>,
     /// What the user should know.
     pub notes: Vec<String>,
+    /// Why layers are not stored as the recipe asks, by module.
+    pub fallbacks: BTreeMap<String, String>,
+    /// What the output is evaluated on before it is put in place.
+    pub evaluation: Option<Evaluation>,
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
@@ -95,7 +100,8 @@ impl Plan {
         let quantized = output_of_linears(&recipe, container, &linears)?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
-        notes.extend(fallbacks);
+        notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
+        let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container {
             Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears)?),
             _ => None,
@@ -110,7 +116,20 @@ impl Plan {
                 copied.chain(quantized).collect()
             }
         };
-        Ok(Plan { recipe, container, config, linears, specs, copied, notes, options, gguf })
+        let evaluation = None;
+        Ok(Plan {
+            recipe,
+            container,
+            config,
+            linears,
+            specs,
+            copied,
+            notes,
+            fallbacks,
+            evaluation,
+            options,
+            gguf,
+        })
     }
 
     /// Threads that a run may use.
@@ -333,6 +352,7 @@ fn notes(
     notes
 }
 
-fn spec_bytes(spec: &TensorSpec) -> u64 {
+/// Bytes of a tensor.
+pub(crate) fn spec_bytes(spec: &TensorSpec) -> u64 {
     spec.shape.iter().map(|&n| n as u64).product::<u64>() * spec.dtype.bits() / 8
 }

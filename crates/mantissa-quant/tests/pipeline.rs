@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::{files, model};
 use mantissa_quant::verify::verify;
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
+use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Recipe, Start, run};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles, Weight};
 use tempfile::TempDir;
@@ -72,7 +72,7 @@ fn every_recipe_verifies_and_reads_back_what_was_measured() {
                 found.max_error_in_bounds.unwrap() <= 1.0 && found.max_logit_difference.is_some(),
                 "{recipe}"
             );
-            assert_eq!(outcome.report.layers.len(), 14);
+            assert_eq!(outcome.quality.layers.len(), 14);
         }
     }
 }
@@ -132,7 +132,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
         let out = temp.path().join(container.name());
         let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
         let outcome = quantize(&source, &recipe, &out, with).unwrap();
-        assert_eq!((outcome.report.layers.len(), outcome.report.kept.len()), (7, 7));
+        assert_eq!((outcome.quality.layers.len(), outcome.quality.kept.len()), (7, 7));
         let found = verify(&out, Some(&source), 2).unwrap();
         assert!(found.ok, "{:?}", found.faults);
         let files = ModelFiles::open(&out).unwrap();
@@ -228,8 +228,7 @@ fn the_report_counts_scales_and_zero_points() {
     )
     .unwrap();
     // 4 bits, an f32 scale and a 4-bit zero point per 32 weights.
-    assert_eq!(outcome.report.linear_bits_per_weight, 4.0 + 36.0 / 32.0);
-    let text = std::fs::read_to_string(temp.path().join("q").join(mantissa_quant::REPORT_NAME)).unwrap();
-    let read: mantissa_quant::Report = serde_json::from_str(&text).unwrap();
-    assert_eq!(read, outcome.report);
+    assert_eq!(outcome.quality.linear_bits_per_weight, 4.0 + 36.0 / 32.0);
+    let read = Quality::read(&temp.path().join("q")).unwrap().unwrap();
+    assert_eq!(read, outcome.quality);
 }

@@ -1,6 +1,7 @@
 //! Recipe names: `METHOD-SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
 
 use mantissa_num::{Scheme, parse_activation};
+use mantissa_store::FileDigest;
 
 use super::{Recipe, RecipeError};
 
@@ -57,7 +58,15 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         }
         activations = Some(scheme(text, "activations", part, parse_activation)?);
     }
-    Ok(Recipe { name: text.to_owned(), method, weights, activations, container: None, layers: Vec::new() })
+    Ok(Recipe {
+        name: text.to_owned(),
+        method,
+        weights,
+        activations,
+        container: None,
+        layers: Vec::new(),
+        sha256: FileDigest::of(text.as_bytes()).hex(),
+    })
 }
 
 fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeError> {
