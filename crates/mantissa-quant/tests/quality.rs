@@ -343,14 +343,7 @@ fn a_gguf_file_has_its_own_beside_it() {
     let text = "weights = \"q8_0\"\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"nvfp4\"\n";
     fs::write(&recipe, text).unwrap();
     let gguf = Options { threads: 2, container: Some(Container::Gguf), ..Options::default() };
-    let done =
-        Job { source: &source, recipe: recipe.to_str().unwrap(), out: &out, options: gguf, max_kl: None }
-            .run(|_| false)
-            .0;
-    let outcome = match done {
-        Err(error) if error.to_string().contains("tokenizer") => panic!("{error}"),
-        done => done.unwrap(),
-    };
+    let outcome = quantize(&source, recipe.to_str().unwrap(), &out, gguf);
     let q = Quality::read(&out).unwrap().unwrap();
     assert_eq!(q, outcome.quality);
     assert_eq!(quality_path(&out), temp.path().join("m.gguf.quality.json"));
@@ -358,7 +351,9 @@ fn a_gguf_file_has_its_own_beside_it() {
     assert_eq!(q.hashes.weights, [("m.gguf".to_owned(), digest)].into());
     let embedding = q.tensors.iter().find(|t| t.tensor == "model.embed_tokens.weight").unwrap();
     assert!(embedding.scheme == "f16" && embedding.error.unwrap().mse > 0.0, "{embedding:?}");
-    assert_eq!(q.fallbacks.len(), q.layers.iter().filter(|l| l.fallback.is_some()).count());
+    assert_eq!(q.fallbacks, ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"]);
+    let why = q.layers.iter().filter_map(|l| l.fallback.as_deref()).collect::<Vec<_>>();
+    assert!(why.len() == 2 && why[0].starts_with("f16 instead of nvfp4"), "{why:?}");
     assert!(q.fallbacks.iter().all(|module| q.notes.iter().any(|note| note.starts_with(module))));
     assert!(check(&out, &source).unwrap().ok);
     let mut bytes = fs::read(&out).unwrap();
