@@ -1,10 +1,12 @@
 //! Running models over sequences and summing up.
 
+use std::ops::ControlFlow;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mantissa_kernels::{LogSumExp, kernels, map_reduce_fixed};
-use mantissa_model::{Batch, Buffers, Decoder, ForwardError, LoadError};
+use mantissa_model::{Batch, Buffers, Decoder, ForwardError, LoadError, ModelConfig};
+use mantissa_store::ErrorClass;
 use serde::Serialize;
 
 use crate::stats::{Estimate, Sum, estimate, percentile};
@@ -50,6 +52,20 @@ pub enum EvalError {
         /// Of the reference.
         reference: usize,
     },
+    /// The caller ended it.
+    #[error("evaluation: found a request to stop, allowed to run to the end")]
+    Stopped,
+}
+
+impl EvalError {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            EvalError::Load(error) => error.class(),
+            EvalError::Stopped => ErrorClass::Environment,
+            _ => ErrorClass::Input,
+        }
+    }
 }
 
 /// Sums over one window.
@@ -123,6 +139,42 @@ pub fn evaluate(
     threads: usize,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Evaluation, EvalError> {
+    evaluate_while(model, reference, sequences, threads, &|done| {
+        progress(done);
+        ControlFlow::Continue(())
+    })
+}
+
+/// Whether a model of this configuration can run `sequences`, without running it.
+///
+/// # Errors
+/// As [`evaluate`] would fail for a token that is not in the vocabulary or a window longer than the model's context.
+pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(), EvalError> {
+    for (window, Sequence { tokens, .. }) in sequences.iter().enumerate() {
+        let (needed, allowed) = (tokens.len(), config.max_position_embeddings);
+        if needed > allowed {
+            return Err(LoadError::Context { needed, allowed }.into());
+        }
+        let vocab_size = config.vocab_size;
+        if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+            let error = ForwardError::Vocabulary { index, token, vocab_size };
+            return Err(EvalError::Forward { window, error });
+        }
+    }
+    Ok(())
+}
+
+/// [`evaluate`], which `progress` may end between two windows.
+///
+/// # Errors
+/// As [`evaluate`], and [`EvalError::Stopped`].
+pub fn evaluate_while(
+    model: &Decoder,
+    reference: Option<&Decoder>,
+    sequences: &[Sequence],
+    threads: usize,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+) -> Result<Evaluation, EvalError> {
     if let Some(reference) = reference {
         let (model, reference) = (model.config().vocab_size, reference.config().vocab_size);
         if model != reference {
@@ -131,7 +183,7 @@ pub fn evaluate(
     }
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
     let pool: Mutex<Vec<Worker<'_>>> = Mutex::new(Vec::new());
-    let done = AtomicU64::new(0);
+    let (done, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
     let run = |range: std::ops::Range<usize>| {
         let pooled = pool.lock().map_or(None, |mut p| p.pop());
         let mut worker = match pooled {
@@ -140,9 +192,15 @@ pub fn evaluate(
         };
         let results: Result<Vec<_>, EvalError> = range
             .map(|i| {
+                if stopped.load(Ordering::Relaxed) {
+                    return Err(EvalError::Stopped);
+                }
                 let result = worker.window(i, &sequences[i])?;
                 let tokens = sequences[i].tokens.len() as u64;
-                progress(done.fetch_add(tokens, Ordering::Relaxed) + tokens);
+                if progress(done.fetch_add(tokens, Ordering::Relaxed) + tokens).is_break() {
+                    stopped.store(true, Ordering::Relaxed);
+                    return Err(EvalError::Stopped);
+                }
                 Ok(result)
             })
             .collect();
@@ -159,18 +217,18 @@ pub fn evaluate(
     Ok(summary(windows, reference.is_some()))
 }
 
-/// [`evaluate`] against a reference, with the comparison beside.
+/// [`evaluate_while`] against a reference, with the comparison beside.
 ///
 /// # Errors
-/// As [`evaluate`].
+/// As [`evaluate_while`].
 pub fn compare(
     model: &Decoder,
     reference: &Decoder,
     sequences: &[Sequence],
     threads: usize,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<(Evaluation, Comparison), EvalError> {
-    let evaluation = evaluate(model, Some(reference), sequences, threads, progress)?;
+    let evaluation = evaluate_while(model, Some(reference), sequences, threads, progress)?;
     let comparison = Comparison::of(&evaluation.windows);
     Ok((evaluation, comparison))
 }

@@ -13,5 +13,8 @@ mod evaluate;
 pub mod stats;
 mod tokens;
 
-pub use evaluate::{Comparison, EvalError, Evaluation, ROWS, WindowResult, compare, evaluate, logits};
+pub use evaluate::{
+    Comparison, EvalError, Evaluation, ROWS, WindowResult, check_sequences, compare, evaluate,
+    evaluate_while, logits,
+};
 pub use tokens::{Sequence, TextOptions, TokenError, parse_docs, sequences_from_text, token_file};

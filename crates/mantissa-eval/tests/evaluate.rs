@@ -1,9 +1,11 @@
 //! Evaluation of the committed tiny models against logits that transformers computed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mantissa_eval::{EvalError, Sequence, evaluate};
+use mantissa_eval::{EvalError, Sequence, check_sequences, evaluate, evaluate_while};
 use mantissa_model::Decoder;
 use mantissa_store::SafeTensors;
 use mantissa_store::convention::ModelFiles;
@@ -123,4 +125,24 @@ fn different_vocabularies_and_foreign_tokens_are_refused() {
     let foreign = [Sequence { tokens: vec![1, 4_000_000], from: 1 }];
     let error = evaluate(&a, None, &foreign, 1, &|_| {}).unwrap_err().to_string();
     assert!(error.contains("window 0") && error.contains("4000000"), "{error}");
+    // The same is said before the work.
+    assert_eq!(check_sequences(a.config(), &foreign).unwrap_err().to_string(), error);
+    let long = [Sequence { tokens: vec![1; a.config().max_position_embeddings + 1], from: 1 }];
+    let error = evaluate(&a, None, &long, 1, &|_| {}).unwrap_err().to_string();
+    assert_eq!(check_sequences(a.config(), &long).unwrap_err().to_string(), error);
+    check_sequences(a.config(), &sequences).unwrap();
+}
+
+#[test]
+fn a_request_to_stop_ends_it_after_a_window() {
+    let (sequences, _) = expected("llama1-mha");
+    let many: Vec<_> = sequences.iter().cycle().take(20).cloned().collect();
+    let done = AtomicUsize::new(0);
+    let stop_at_three = |_| {
+        let three = done.fetch_add(1, Ordering::Relaxed) == 2;
+        if three { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let stopped = evaluate_while(&decoder("llama1-mha"), None, &many, 1, &stop_at_three);
+    assert!(matches!(stopped, Err(EvalError::Stopped)));
+    assert_eq!(done.into_inner(), 3);
 }

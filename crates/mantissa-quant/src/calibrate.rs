@@ -12,6 +12,7 @@
 
 use std::ops::ControlFlow;
 
+use mantissa_eval::Sequence;
 use mantissa_kernels::for_each;
 use mantissa_model::{
     Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
@@ -21,6 +22,7 @@ use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::gptq::{GptqError, Hessian};
+use crate::quality::TokenSet;
 
 /// Why a calibration stopped.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +79,12 @@ impl CalibrationSet {
     /// Tokens of all windows.
     pub fn tokens(&self) -> usize {
         self.windows.iter().map(Vec::len).sum()
+    }
+
+    /// Name, hash and size.
+    pub(crate) fn identity(&self) -> TokenSet {
+        let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), from: 1 };
+        TokenSet::new(&self.name, &self.windows.iter().map(sequence).collect::<Vec<_>>())
     }
 
     /// Tokens of the longest window.

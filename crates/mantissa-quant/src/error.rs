@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use mantissa_eval::EvalError;
 use mantissa_model::LoadError;
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
 use crate::calibrate::CalibrateError;
 use crate::gptq::GptqError;
+use crate::quality::{Quality, TokenSet};
 use crate::recipe::RecipeError;
 
 /// Result of the fallible functions of this crate.
@@ -26,6 +28,9 @@ pub enum QuantError {
     /// A forward pass.
     #[error(transparent)]
     Forward(#[from] mantissa_model::ForwardError),
+    /// An evaluation.
+    #[error(transparent)]
+    Eval(EvalError),
     /// The tokenizer, where it goes into the same file.
     #[error(transparent)]
     Tokenizer(#[from] mantissa_model::TokenizerError),
@@ -94,6 +99,9 @@ pub enum QuantError {
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
+    /// The output lost more than is allowed, and was not put in place.
+    #[error(transparent)]
+    Gate(Box<GateFailure>),
     /// A run ended early; what it had done is kept.
     #[error(transparent)]
     Unfinished(Box<Unfinished>),
@@ -107,6 +115,29 @@ pub enum QuantError {
         /// What differs.
         what: String,
     },
+    /// A verification was given another text than the recorded figures were measured on.
+    #[error(
+        "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
+        .path.display(), .found.windows, .found.tokens, .found.sha256,
+        .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
+    )]
+    OtherText {
+        /// The artifact.
+        path: PathBuf,
+        /// What its figures were measured on.
+        recorded: Box<TokenSet>,
+        /// What was given.
+        found: Box<TokenSet>,
+    },
+}
+
+impl From<EvalError> for QuantError {
+    fn from(error: EvalError) -> Self {
+        match error {
+            EvalError::Stopped => QuantError::Interrupted,
+            error => QuantError::Eval(error),
+        }
+    }
 }
 
 impl From<CalibrateError> for QuantError {
@@ -122,6 +153,28 @@ impl From<RecipeError> for QuantError {
     fn from(error: RecipeError) -> Self {
         QuantError::Recipe(Box::new(error))
     }
+}
+
+/// An output that lost more than is allowed.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "KL: found {}, allowed {allowed}; nothing was put at {}{}",
+    .quality.evaluation.as_ref().map_or_else(String::new, |e| format!("{:.6} ± {:.6} nats", e.kl, e.kl_se)),
+    .out.display(),
+    .kept.as_ref().map_or_else(String::new, |kept| format!(
+        "; the work is kept in {}: the same command with another --max-kl goes on from there, --restart begins anew",
+        kept.display()
+    ))
+)]
+pub struct GateFailure {
+    /// What the output is and what it lost.
+    pub quality: Quality,
+    /// The largest KL allowed, nats.
+    pub allowed: f64,
+    /// Where it would have been put.
+    pub out: PathBuf,
+    /// Where its parts lie, if the work can be gone on with.
+    pub kept: Option<PathBuf>,
 }
 
 /// A run that ended early, and what of it is kept.
@@ -150,6 +203,7 @@ impl QuantError {
                 ErrorClass::Environment
             }
             QuantError::Calibrate(e) => e.class(),
+            QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {
                 RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {

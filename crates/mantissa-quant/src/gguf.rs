@@ -14,19 +14,23 @@ use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, bloc
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
 use mantissa_store::{
-    Committed, Dtype, Error, Manifest, StagedFile, TensorSpec, refuse_overlap, write_file_atomic,
+    Committed, Dtype, Error, FileDigest, Manifest, StagedFile, TensorSpec, refuse_overlap, write_file_atomic,
 };
-use serde_json::json;
 
+use crate::assess;
 use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
 use crate::layers::Layers;
 use crate::pipeline::{self, Outcome, Progress, work_of};
 use crate::plan::{Plan, PlannedLinear};
+use crate::quality::{
+    self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, manifest_path, quality_path,
+};
 use crate::recipe::Recipe;
-use crate::report::Report;
+use crate::report::LayerReport;
 use crate::rtn;
 
-/// What follows the name of a GGUF file in the name of its manifest, which holds hash, run and report.
+/// What follows the name of a GGUF file in the name of its manifest, which holds hashes and run.
 pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
 
 /// Elements cast at a time.
@@ -54,22 +58,20 @@ struct Cast {
     scheme: Scheme,
 }
 
-/// Replaces schemes whose blocks do not divide a row by f16, and says where.
-pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<String> {
-    let mut notes = Vec::new();
+/// Replaces schemes whose blocks do not divide a row by f16; gives the modules, each with the reason.
+pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
+    let mut fallbacks = Vec::new();
     for PlannedLinear { info, scheme } in linears {
         let Some(wanted) = scheme.as_mut() else { continue };
         let block = block_type(&wanted.format).map_or(1, |ty| ty.block().0);
         if !info.cols.is_multiple_of(block) {
             let cols = info.cols;
-            notes.push(format!(
-                "{}: f16 instead of {wanted}: rows of {cols} are not multiples of {block}",
-                info.module
-            ));
+            let why = format!("f16 instead of {wanted}: rows of {cols} are not multiples of {block}");
+            fallbacks.push((info.module.clone(), why));
             *wanted = plain(minifloat::F16);
         }
     }
-    notes
+    fallbacks
 }
 
 impl Layout {
@@ -294,45 +296,51 @@ fn plain(float: minifloat::MiniFloat) -> Scheme {
     Scheme::new(Format::plain(Code::Float(float)), Rule::Amax)
 }
 
-/// Carries out `plan` into the file `out`, and writes its manifest beside it. A run that is stopped begins anew.
+/// Carries out `plan` into the file `out`, and writes its `quality.json` and its manifest beside it. A run that is stopped
+/// begins anew.
 pub(crate) fn run(
     plan: &Plan,
     layout: &Layout,
     source: &ModelFiles,
     out: &Path,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
     let staged = StagedFile::begin(out)?;
-    let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
-    let mut run = Run { plan, source, layout, writer, progress, done: 0 };
-    let report = run.fill()?;
-    let digest = run.writer.finish()?;
-    let mut fields = pipeline::run_fields(plan);
-    fields.insert("report".to_owned(), json!(report));
-    let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-    let manifest = Manifest::new([(name, digest)].into(), fields);
-    // A manifest beside another file's content would be a lie for as long as it stands there.
-    let beside = manifest_path(out);
-    match std::fs::remove_file(&beside) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::Io { path: beside, operation: "remove the old manifest", error }.into());
-        }
-        _ => staged.commit()?,
-    }
-    write_file_atomic(&beside, manifest.to_json().as_bytes())?;
-    Ok(Outcome {
-        report,
-        committed: Committed { path: out.to_owned(), manifest, leftover: None },
-        resumed: 0,
-    })
+    let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (digest, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
+        let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
+        let mut run = Run { plan, source, layout, writer, progress: &mut *progress, done: 0 };
+        let (layers, tensors) = run.fill()?;
+        let digest = run.writer.finish()?;
+        let source_digests = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
+        let weights = Digests::from([(name.to_owned(), digest)]);
+        let found = quality::Found { layers, tensors, source: source_digests, weights };
+        Ok((digest, Quality::new(plan, source, found)))
+    })?;
+    quality.evaluation = assess::figures(plan, source, staged.path(), None, progress)?;
+    assess::gate(plan, &quality, out, None)?;
+    let text = quality.to_json();
+    let files =
+        [(name.to_owned(), digest), (format!("{name}.{QUALITY_NAME}"), FileDigest::of(text.as_bytes()))];
+    let manifest = Manifest::new(files.into(), pipeline::run_fields(plan));
+    // What lies beside another file's content would be a lie for as long as it stands there.
+    let beside = [manifest_path(out), quality_path(out)];
+    beside.iter().try_for_each(|path| remove_old(path))?;
+    staged.commit()?;
+    write_file_atomic(&beside[1], text.as_bytes())?;
+    write_file_atomic(&beside[0], manifest.to_json().as_bytes())?;
+    let committed = Committed { path: out.to_owned(), manifest, leftover: None };
+    Ok(Outcome { quality, committed, resumed: 0 })
 }
 
-/// Where the manifest of the GGUF file `path` lies.
-pub fn manifest_path(path: &Path) -> std::path::PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(MANIFEST_SUFFIX);
-    name.into()
+fn remove_old(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::Io { path: path.to_owned(), operation: "remove the old one", error }.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A run under way.
@@ -346,9 +354,11 @@ struct Run<'a, 'p> {
 }
 
 impl Run<'_, '_> {
-    fn fill(&mut self) -> Result<Report> {
+    fn fill(&mut self) -> Result<(Vec<LayerReport>, Vec<TensorReport>)> {
+        let mut tensors = Vec::new();
         for cast in &self.layout.casts {
-            let work = self.write_cast(cast)?;
+            let (work, report) = self.write_cast(cast)?;
+            tensors.push(report);
             self.advance(work, &cast.stored)?;
         }
         // A run into one file is never taken over.
@@ -358,7 +368,7 @@ impl Run<'_, '_> {
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
             let (done, progress) = (self.done, &mut *self.progress);
-            let mut tick = || progress(Progress { done, tensor: &info.module });
+            let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
             let (tensors, report) = layers.quantize(info, scheme, &mut tick)?;
             for (name, bytes) in tensors {
                 self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
@@ -370,12 +380,12 @@ impl Run<'_, '_> {
             let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
             self.writer.write(ROPE_FACTORS, &bytes)?;
         }
-        Ok(Report::new(self.plan, reports))
+        Ok((reports, tensors))
     }
 
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        match (self.progress)(Progress { done: self.done, tensor }) {
+        match (self.progress)(Progress { done: self.done, tensor, tokens: None }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(QuantError::Interrupted),
         }
@@ -392,9 +402,15 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read.
-    fn write_cast(&mut self, cast: &Cast) -> Result<u64> {
-        let Cast { info, stored, .. } = cast;
+    /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read, and the error.
+    fn write_cast(&mut self, cast: &Cast) -> Result<(u64, TensorReport)> {
+        let Cast { info, stored, scheme } = cast;
+        let report = |stats: Option<ErrorStats>| TensorReport {
+            tensor: info.name.clone(),
+            scheme: scheme.to_string(),
+            shape: info.shape.clone(),
+            error: stats.map(|stats| stats.report()),
+        };
         let meta = self.source.checkpoint().get(&info.name);
         let meta = meta.ok_or_else(|| Error::NoTensor {
             path: self.source.dir().to_owned(),
@@ -407,22 +423,24 @@ impl Run<'_, '_> {
             && self.layout.order.heads(&info.name).is_none();
         if !in_panels {
             let values = self.source.tensor_f32(&info.name, &info.shape)?;
-            let bytes = cast_bytes(self.plan, self.source, cast, &values, rows, cols)?;
+            let (bytes, stats) = cast_bytes(self.plan, self.source, cast, &values, rows, cols)?;
             self.write(&info.name, stored, rows, &bytes)?;
-            return Ok(meta.len);
+            return Ok((meta.len, report(stats)));
         }
-        let (panel, mut written) = ((PANEL / cols.max(1)).max(1), 0);
+        let (panel, mut written, mut error) = ((PANEL / cols.max(1)).max(1), 0, ErrorStats::default());
         for first in (0..rows).step_by(panel) {
             let n = panel.min(rows - first);
             let values = self.source.checkpoint().read_elements_f32(&info.name, first * cols, n * cols)?;
-            let bytes = cast_bytes(self.plan, self.source, cast, &values, n, cols)?;
+            let (bytes, stats) = cast_bytes(self.plan, self.source, cast, &values, n, cols)?;
             self.writer.write_range(stored, written, &bytes)?;
             written += bytes.len() as u64;
+            stats.iter().for_each(|stats| error.merge(stats));
         }
-        Ok(meta.len)
+        Ok((meta.len, report(Some(error))))
     }
 }
 
+/// The bytes of rows of a tensor under its scheme, and their error; a vector is widened to f32, which loses nothing.
 fn cast_bytes(
     plan: &Plan,
     source: &ModelFiles,
@@ -430,7 +448,7 @@ fn cast_bytes(
     values: &[f32],
     rows: usize,
     cols: usize,
-) -> Result<Vec<u8>> {
+) -> Result<(Vec<u8>, Option<ErrorStats>)> {
     let Cast { info, scheme, .. } = cast;
     let f16 = scheme.format == plain(minifloat::F16).format;
     let amax = kernels().amax(values);
@@ -440,10 +458,10 @@ fn cast_bytes(
     }
     let module = info.name.trim_end_matches(".weight");
     if info.shape.len() < 2 {
-        return Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect());
+        return Ok((values.iter().flat_map(|v| v.to_le_bytes()).collect(), None));
     }
     let quantized = rtn::quantize(scheme, values, rows, cols, None, plan.threads());
-    let (q, _) = quantized.map_err(|error| QuantError::Tensor {
+    let (q, stats) = quantized.map_err(|error| QuantError::Tensor {
         path: source.dir().to_owned(),
         tensor: info.name.clone(),
         error,
@@ -452,5 +470,5 @@ fn cast_bytes(
     let tensors = gguf::tensors(&linear, &q);
     let tensors =
         tensors.map_err(|e| fault(source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
-    Ok(tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default())
+    Ok((tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default(), Some(stats)))
 }

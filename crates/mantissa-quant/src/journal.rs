@@ -2,7 +2,7 @@
 //!
 //! The journal lies in the staging folder, which outlives a killed process. Its first line is a key: a hash of everything
 //! that decides the output. After it stands a line for every unit of work, a copied tensor or a quantized layer, with a
-//! checksum of each tensor written and the layer's report. A run with the same key takes over what is on disk as its
+//! checksum of each tensor written and the layer's report, and one for an evaluation of the whole. A run with the same key takes over what is on disk as its
 //! checksums say, and does the rest; a run with another key begins anew.
 //!
 //! A line follows its data, and every [`BATCH`] bytes both are made durable, data first. A power cut may still leave a line
@@ -20,6 +20,7 @@ use serde_json::json;
 
 use crate::error::Result;
 use crate::plan::Plan;
+use crate::quality::{Figures, TokenSet};
 use crate::report::LayerReport;
 
 /// Bytes written between two points at which everything is made durable.
@@ -46,11 +47,18 @@ pub(crate) struct Unit {
     pub(crate) report: Option<LayerReport>,
 }
 
+/// An evaluation of the whole that is done. It stands after every unit of work.
+#[derive(Debug, Serialize, Deserialize)]
+struct Evaluated {
+    figures: Figures,
+}
+
 /// The journal of a run, and what was found in it.
 #[derive(Debug)]
 pub(crate) struct Journal {
     lines: mantissa_store::Journal,
     left: BTreeMap<String, Unit>,
+    evaluated: Vec<Figures>,
     recovered: usize,
     done: usize,
     unsynced: u64,
@@ -67,7 +75,11 @@ impl Journal {
         let journal = if resumed {
             let units = lines.iter().skip(1).filter_map(|line| serde_json::from_str::<Unit>(line).ok());
             let left = units.map(|unit| (unit.name.clone(), unit)).collect();
-            Journal::new(mantissa_store::Journal::reopen(staging.path())?, left)
+            let evaluated =
+                lines.iter().skip(1).filter_map(|line| serde_json::from_str::<Evaluated>(line).ok());
+            let evaluated = evaluated.map(|line| line.figures).collect();
+            let lines = mantissa_store::Journal::reopen(staging.path())?;
+            Journal { evaluated, ..Journal::new(lines, left) }
         } else {
             let mut lines = mantissa_store::Journal::create(staging.path())?;
             lines.append(key)?;
@@ -78,7 +90,7 @@ impl Journal {
     }
 
     fn new(lines: mantissa_store::Journal, left: BTreeMap<String, Unit>) -> Self {
-        Journal { lines, left, recovered: 0, done: 0, unsynced: 0 }
+        Journal { lines, left, evaluated: Vec::new(), recovered: 0, done: 0, unsynced: 0 }
     }
 
     /// Units taken over from another run.
@@ -119,6 +131,18 @@ impl Journal {
         self.done += 1;
         self.unsynced += bytes;
         if self.unsynced >= BATCH { self.sync(writer) } else { Ok(()) }
+    }
+
+    /// What another run has measured on these windows. Its output is that of this run: the key and the checksums say so.
+    pub(crate) fn figures(&self, text: &TokenSet) -> Option<Figures> {
+        let same = self.evaluated.iter().rfind(|figures| figures.text.sha256 == text.sha256)?;
+        Some(Figures { text: text.clone(), ..same.clone() })
+    }
+
+    /// Writes down what was measured.
+    pub(crate) fn record_figures(&mut self, figures: &Figures) -> Result<()> {
+        self.lines.append(&json!(Evaluated { figures: figures.clone() }).to_string())?;
+        Ok(self.lines.sync()?)
     }
 
     /// Makes everything durable that is done.

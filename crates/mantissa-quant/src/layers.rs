@@ -86,7 +86,7 @@ impl<'a> Layers<'a> {
             )
         })?;
         let method = if solved.fallback.is_some() { Method::Rtn } else { self.plan.recipe.method };
-        Ok((tensors, LayerReport::new(info, scheme, method, solved)))
+        Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.

@@ -4,6 +4,7 @@
 //! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
 #![forbid(unsafe_code)]
 
+mod assess;
 pub mod calibrate;
 mod dequantize;
 mod error;
@@ -15,6 +16,7 @@ mod layers;
 pub mod memory;
 mod pipeline;
 mod plan;
+pub mod quality;
 pub mod recipe;
 mod report;
 pub mod rtn;
@@ -22,12 +24,13 @@ mod sequential;
 mod source;
 pub mod verify;
 
-pub use error::{QuantError, Result, Unfinished};
+pub use error::{GateFailure, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
-pub use gguf::{MANIFEST_SUFFIX, manifest_path};
+pub use gguf::MANIFEST_SUFFIX;
 pub use journal::Start;
-pub use pipeline::{Outcome, Progress, REPORT_NAME, run};
+pub use pipeline::{Outcome, Progress, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
+pub use quality::{Evaluation, Figures, QUALITY_NAME, Quality, TokenSet, manifest_path, quality_path};
 pub use recipe::{Recipe, RecipeError};
-pub use report::{LayerReport, Report};
+pub use report::LayerReport;
 pub use source::{Source, amax};

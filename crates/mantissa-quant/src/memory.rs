@@ -2,21 +2,23 @@
 //!
 //! A run holds one layer at a time, so its peak is that of the layer with the largest buffers, in the stage that needs more:
 //! quantizing it, or reading it back to verify it. Models that are small enough have their logits compared at the end, which
-//! takes the whole model in f32. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
+//! takes the whole model in f32; an evaluation holds source and output side by side. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
 //! compares the sum with the kernel's account).
 
-use mantissa_model::LinearInfo;
+use mantissa_model::{Buffers, LinearInfo};
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
 
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
-use crate::plan::Plan;
+use crate::plan::{Plan, spec_bytes};
+use crate::quality::Evaluation;
 use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
-/// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared; measured.
-const BASE: u64 = 1_250_000;
+/// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared;
+/// measured. The thread that hashes the source has a piece of its own.
+const BASE: u64 = 1_250_000 + (300 << 10);
 
 /// Names, shapes and journal lines of a tensor of source or output.
 const PER_TENSOR: u64 = 1 << 10;
@@ -57,11 +59,11 @@ impl Stage {
 /// The stage of the run with the highest peak of anonymous memory; `verified` says that the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = Vec::new();
-    if let Some(set) = calibration(plan) {
+    if let Some(set) = plan.calibration() {
         stages.push(embedding_windows(plan, set));
     }
     for (info, scheme) in plan.quantized() {
-        match calibration(plan) {
+        match plan.calibration() {
             Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
             None => stages.push(quantizing(plan, info, scheme)),
         }
@@ -70,12 +72,13 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         }
     }
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
-        let left = stages.iter().filter(|_| calibration(plan).is_some()).map(from_heap).max();
+        let left = stages.iter().filter(|_| plan.calibration().is_some()).map(from_heap).max();
         let mut logits = comparing_logits(plan);
         let left = left.map(|bytes| (bytes as f64 * LEFT_BY_CALIBRATION) as u64);
         logits.buffers.extend(left.map(|bytes| ("heap left by the calibration", bytes)));
         stages.push(logits);
     }
+    stages.extend(plan.evaluation.as_ref().map(|evaluation| evaluating(plan, evaluation)));
     let mut peak = stages
         .into_iter()
         .max_by_key(Stage::bytes)
@@ -123,11 +126,6 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let buffers = vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
-}
-
-/// What the plan calibrates on, where its method does.
-fn calibration(plan: &Plan) -> Option<&CalibrationSet> {
-    plan.options.calibration.as_ref().filter(|_| plan.recipe.method.needs_calibration())
 }
 
 fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
@@ -209,6 +207,30 @@ fn with_holes(plan: &Plan, name: String, buffers: Vec<(&'static str, u64)>, pane
     }
     stage.buffers.push(("panels of all threads", panels));
     stage
+}
+
+/// Source and output, or source and source in bf16, run side by side on every thread.
+fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
+    let Evaluation { sequences, source_bytes, floor_runs, .. } = evaluation;
+    let config = &plan.config;
+    let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+    let threads = plan.threads().clamp(1, sequences.len().max(1)) as u64;
+    let logits = (mantissa_eval::ROWS * config.vocab_size) as u64 * 4;
+    let pass = Buffers::bytes_needed(config, longest, longest).saturating_add(logits);
+    let in_bf16 = if *floor_runs { 2 * config.parameters() } else { 0 };
+    // A tensor passes through its stored bytes and, where it is quantized, through one byte per code.
+    let largest = plan.specs.iter().map(spec_bytes).max().unwrap_or(0);
+    let widest = plan.linears.iter().map(|l| (l.info.rows * l.info.cols) as u64).max().unwrap_or(0);
+    // Ids, and per position the KL and its sorted copy.
+    let tokens = 12 * evaluation.text.tokens;
+    let buffers = vec![
+        ("weights of the source", *source_bytes),
+        ("weights of the output", plan.output_bytes().max(in_bf16)),
+        ("a tensor as it is read", largest.saturating_add(widest)),
+        ("buffers and logits of all threads", pass.saturating_mul(2 * threads)),
+        ("windows", tokens),
+    ];
+    Stage { name: "evaluate the output".to_owned(), buffers }
 }
 
 /// The second of two models, decoded to f32; the first is smaller and gone by then. A table that is not quantized passes

@@ -19,15 +19,14 @@ use mantissa_store::{
 };
 use serde_json::{Map, Value, json};
 
+use crate::assess;
 use crate::error::{QuantError, Result, Unfinished};
 use crate::gguf;
 use crate::journal::{self, Journal, Start};
 use crate::layers::Layers;
 use crate::plan::Plan;
-use crate::report::{LayerReport, Report};
-
-/// Name of the error report beside the weights.
-pub const REPORT_NAME: &str = "mantissa-report.json";
+use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
+use crate::report::LayerReport;
 
 /// Bytes copied at a time.
 pub(crate) const COPY: usize = 1 << 20;
@@ -42,13 +41,22 @@ pub struct Progress<'a> {
     pub done: u64,
     /// What is being worked on.
     pub tensor: &'a str,
+    /// Once that is done and the output is evaluated: tokens, of [`crate::Evaluation::work`].
+    pub tokens: Option<u64>,
+}
+
+impl Progress<'_> {
+    /// Everything is written, and the source not yet hashed to its end.
+    pub(crate) fn hashing(plan: &Plan) -> Self {
+        Progress { done: plan.work_bytes(), tensor: "hash of the source", tokens: None }
+    }
 }
 
 /// What a run leaves behind.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Errors by layer.
-    pub report: Report,
+    /// What the output is and what it lost.
+    pub quality: Quality,
     /// The output folder.
     pub committed: Committed,
     /// Copied tensors and layers that were taken over from an unfinished run.
@@ -60,14 +68,14 @@ pub struct Outcome {
 ///
 /// # Errors
 /// [`QuantError::Store`] for files, [`QuantError::Tensor`] for values that a scheme cannot hold,
-/// [`QuantError::Interrupted`] where `progress` ends the run; in [`QuantError::Unfinished`] where something is kept. The
-/// old content of `out`, if any, is then still in place.
+/// [`QuantError::Interrupted`] where `progress` ends the run; in [`QuantError::Unfinished`] where something is kept;
+/// [`QuantError::Gate`] where the output loses more than [`Plan::evaluation`] allows. The old content of `out`, if any, is then still in place.
 pub fn run(
     plan: &Plan,
     source: &ModelFiles,
     out: &Path,
     start: Start,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
 ) -> Result<Outcome> {
     if let Some(layout) = &plan.gguf {
         return gguf::run(plan, layout, source, out, progress);
@@ -83,13 +91,20 @@ pub fn run(
     let stored = || Ok(ModelFiles::unfinished(&dir, names.iter().map(String::as_str), config.clone())?);
     let layers = Layers::new(plan, source, Box::new(stored));
     let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
-    match fill(plan, source, &mut staging, &mut journal, writer, layers, &config, progress) {
-        Ok(report) => {
+    let filled = fill(plan, source, &mut staging, &mut journal, writer, layers, &config, progress);
+    let filled = filled.and_then(|quality| {
+        assess::gate(plan, &quality, out, Some(staging.path()))?;
+        Ok(quality)
+    });
+    match filled {
+        Ok(quality) => {
             let kept = staging.path().to_owned();
             let committed =
                 staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
-            Ok(Outcome { report, committed, resumed: journal.recovered() })
+            Ok(Outcome { quality, committed, resumed: journal.recovered() })
         }
+        // The next run with the same plan may be allowed to lose more.
+        Err(error @ QuantError::Gate(_)) => Err(error),
         Err(error) => {
             let keep = error.class() == ErrorClass::Environment && journal.done() > 0;
             staging.keep(keep);
@@ -133,20 +148,28 @@ fn fill(
     mut writer: ShardedWriter,
     layers: Layers<'_>,
     config: &Value,
-    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<Report> {
-    let mut run = Run { plan, source, layers, writer: &mut writer, journal, progress, done: 0 };
-    run.copy_tensors()?;
-    let layers = run.quantize_layers()?;
-    drop(run);
-    for (file, digest) in writer.finish()? {
-        staging.record(file, digest);
+    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
+) -> Result<Quality> {
+    let found = SourceHashes::beside(source, plan.threads(), |hashes| {
+        let mut run =
+            Run { plan, source, layers, writer: &mut writer, journal, progress: &mut *progress, done: 0 };
+        run.copy_tensors()?;
+        let layers = run.quantize_layers()?;
+        drop(run);
+        let weights = writer.finish()?.into_iter().collect();
+        let tensors = plan.copied.iter().map(TensorReport::copied).collect();
+        let source = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
+        Ok(Found { layers, tensors, source, weights })
+    })?;
+    for (file, digest) in &found.weights {
+        staging.record(file, *digest);
     }
-    let report = Report::new(plan, layers);
     write_json(staging, "config.json", config)?;
-    write_json(staging, REPORT_NAME, &json!(report))?;
     copy_sidecars(source.dir(), staging)?;
-    Ok(report)
+    let mut quality = Quality::new(plan, source, found);
+    quality.evaluation = assess::figures(plan, source, staging.path(), Some(journal), progress)?;
+    staging.write(QUALITY_NAME, quality.to_json().as_bytes())?;
+    Ok(quality)
 }
 
 struct Run<'a, 'p> {
@@ -162,7 +185,7 @@ struct Run<'a, 'p> {
 impl Run<'_, '_> {
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
         self.done += work;
-        if (self.progress)(Progress { done: self.done, tensor }).is_continue() {
+        if (self.progress)(Progress { done: self.done, tensor, tokens: None }).is_continue() {
             return Ok(());
         }
         self.journal.sync(self.writer)?;
@@ -219,7 +242,7 @@ impl Run<'_, '_> {
 
     fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<LayerReport> {
         let (done, progress) = (self.done, &mut *self.progress);
-        let mut tick = || progress(Progress { done, tensor: &info.module });
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
         let (tensors, report) = match self.layers.quantize(info, scheme, &mut tick) {
             Err(QuantError::Interrupted) => {
                 self.journal.sync(self.writer)?;
@@ -259,7 +282,9 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
     for path in paths {
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let ours = name.ends_with(".index.json") || name.starts_with("mantissa-") || name == "config.json";
+        let ours = name.ends_with(".index.json")
+            || name.starts_with("mantissa-")
+            || ["config.json", QUALITY_NAME].contains(&name);
         let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;
@@ -273,7 +298,7 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
 pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
     let fields = json!({
         "command": "quantize",
-        "recipe": plan.recipe.name,
+        "recipe": plan.recipe.label(),
         "method": plan.recipe.method.name(),
         "weights": plan.recipe.weights.to_string(),
         "activations": plan.recipe.activations.as_ref().map(ToString::to_string),

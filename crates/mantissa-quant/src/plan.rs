@@ -15,6 +15,7 @@ use crate::gguf;
 use crate::gptq;
 use crate::memory;
 use crate::pipeline::work_of;
+use crate::quality::Evaluation;
 use crate::recipe::{Method, Recipe};
 
 /// How a run is to be done; nothing here changes what a scheme means.
@@ -70,6 +71,10 @@ pub struct Plan {
     pub copied: Vec<TensorMeta>,
     /// What the user should know.
     pub notes: Vec<String>,
+    /// Why layers are not stored as the recipe asks, by module.
+    pub fallbacks: BTreeMap<String, String>,
+    /// What the output is evaluated on before it is put in place.
+    pub evaluation: Option<Evaluation>,
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
@@ -103,8 +108,9 @@ impl Plan {
             calibration_notes(source, &recipe, &config, &linears, options.calibration.as_ref())?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
-        notes.extend(fallbacks);
+        notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
+        let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container {
             Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears)?),
             _ => None,
@@ -119,12 +125,30 @@ impl Plan {
                 copied.chain(quantized).collect()
             }
         };
-        Ok(Plan { recipe, container, config, linears, specs, copied, notes, options, gguf })
+        let evaluation = None;
+        Ok(Plan {
+            recipe,
+            container,
+            config,
+            linears,
+            specs,
+            copied,
+            notes,
+            fallbacks,
+            evaluation,
+            options,
+            gguf,
+        })
     }
 
     /// Threads that a run may use.
     pub(crate) fn threads(&self) -> usize {
         self.options.threads
+    }
+
+    /// What is calibrated on, where the method does.
+    pub fn calibration(&self) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
     }
 
     /// The layers that are quantized, with their schemes.
@@ -392,6 +416,7 @@ fn notes(
     notes
 }
 
-fn spec_bytes(spec: &TensorSpec) -> u64 {
+/// Bytes of a tensor.
+pub(crate) fn spec_bytes(spec: &TensorSpec) -> u64 {
     spec.shape.iter().map(|&n| n as u64).product::<u64>() * spec.dtype.bits() / 8
 }

@@ -2,26 +2,36 @@
 //!
 //! The rows of a weight are checked on several threads; faults come in the order of the rows whatever their number.
 //!
-//! 1. The manifest's hashes.
+//! 1. The manifest's hashes; those of `quality.json` against them, and, where the source is given, against its files.
 //! 2. Every quantized weight decoded independently ([`independent`]) and by the ordinary reader: equal bit for bit.
-//! 3. Against the source, where given: every weight within the scheme's bound, every other tensor equal byte for byte.
+//! 3. Against the source, where given: every weight within the scheme's bound and with the recorded error, every other
+//!    tensor equal byte for byte.
 //! 4. Logits of the model as read ordinarily and as decoded independently: equal within 1e-4 of the largest.
+//! 5. Where the text is given: the recorded figures, measured again.
+//!
+//! Of a GGUF file, which [`independent`] does not read, hashes and figures are checked.
 
 pub mod independent;
 
-use std::ops::Range;
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
+use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig};
 use mantissa_num::{Code, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
-use mantissa_store::{MANIFEST_NAME, verify_manifest};
+use mantissa_store::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
 use serde::Serialize;
 
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
 use crate::plan::model_config;
+use crate::quality::{Figures, check, manifest_path};
+use crate::recipe::Method;
+use crate::report::LayerReport;
 use crate::source::{DenseError, DenseTensor, PANEL, Source};
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
@@ -40,6 +50,8 @@ pub struct Verification {
     pub ok: bool,
     /// Files whose hash was checked; 0 without a manifest.
     pub files: usize,
+    /// Files of the source whose hash was compared with the recorded one.
+    pub source_files: usize,
     /// Quantized weights decoded.
     pub weights: usize,
     /// Tensors compared with the source.
@@ -48,70 +60,129 @@ pub struct Verification {
     pub max_error_in_bounds: Option<f64>,
     /// Largest difference of logits; absent where they were not compared.
     pub max_logit_difference: Option<f32>,
+    /// The recorded figures as measured again.
+    pub figures: Option<Figures>,
     /// What did not hold.
     pub faults: Vec<String>,
     /// What was not checked, and why.
     pub notes: Vec<String>,
 }
 
-/// Verifies the model folder `dir`, against the dense model `reference` where one is given. `bounded` says that the method
-/// rounds to nearest, so that an error past the scheme's bound is a fault. The result does not depend on `threads`.
+/// What an artifact is verified against.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Against<'a> {
+    /// The dense model that it was made from.
+    pub reference: Option<&'a Path>,
+    /// Whether its files are hashed; a caller that has just done so leaves that out.
+    pub source_hashes: bool,
+    /// The windows that the recorded figures were measured on.
+    pub text: Option<&'a [Sequence]>,
+}
+
+/// Verifies the model folder or GGUF file `artifact`, against the dense model `reference` where one is given. The result does
+/// not depend on `threads`.
 ///
 /// # Errors
 /// [`QuantError`] for what cannot be read at all; what can be read and is wrong is a fault of the [`Verification`].
-pub fn verify(dir: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
+pub fn verify(artifact: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
+    let against = Against { reference, source_hashes: true, text: None };
+    verify_against(artifact, &against, threads, &|_| ControlFlow::Continue(()))
+}
+
+/// [`verify`] against whatever there is. `progress` is told the tokens of [`Against::text`] that were run, and may end it.
+///
+/// # Errors
+/// As [`verify`]; [`QuantError::OtherText`] for windows that are not those of the recorded figures.
+pub fn verify_against(
+    artifact: &Path,
+    against: &Against<'_>,
+    threads: usize,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+) -> Result<Verification> {
     let mut found = Verification::default();
-    check_hashes(dir, &mut found)?;
-    let files = ModelFiles::open(dir)?;
-    let config = model_config(&files)?;
-    let source = reference.map(ModelFiles::open).transpose()?;
-    let bounded = rounds_to_nearest(dir);
-    if !bounded && source.is_some() {
-        found.notes.push(
-            "the artifact does not say that it was rounded to nearest: errors are reported, not judged"
-                .into(),
-        );
+    let files = ModelFiles::open(artifact)?;
+    let manifest = check_manifest(artifact, &mut found)?;
+    let source = against.reference.map(ModelFiles::open).transpose()?;
+    let quality = check::read(artifact, &mut found);
+    if let Some(quality) = &quality {
+        check::weights(quality, &files, manifest.as_ref(), &mut found)?;
+        if let Some(source) = source.as_ref().filter(|_| against.source_hashes) {
+            check::source(quality, source, &mut found)?;
+        }
     }
-    for info in config.linears() {
-        let check = WeightCheck { files: &files, source: source.as_ref(), info: &info, bounded };
-        check.run(threads, &mut found)?;
+    if files.gguf().is_some() {
+        found.notes.push("the independent reader does not read GGUF yet: no weight was decoded twice".into());
+    } else {
+        let recorded = check::errors(quality.as_ref());
+        check_weights(&files, source.as_ref(), &recorded, threads, &mut found)?;
     }
-    if let Some(source) = &source {
-        check_copied(&files, source, &config, threads, &mut found)?;
+    match (&quality, against.text) {
+        (Some(quality), Some(text)) => {
+            check::figures(quality, &files, source.as_ref(), text, threads, progress, &mut found)?;
+        }
+        (None, Some(_)) => found.notes.push("no figures are recorded: none were checked".into()),
+        _ => {}
     }
-    check_logits(&files, &config, &mut found)?;
     found.ok = found.faults.is_empty();
     Ok(found)
 }
 
-fn check_hashes(dir: &Path, found: &mut Verification) -> Result<()> {
-    if !dir.join(MANIFEST_NAME).exists() {
+fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Manifest>> {
+    let path = manifest_path(artifact);
+    if !path.exists() {
         found.notes.push(format!("no {MANIFEST_NAME}: hashes were not checked"));
-        return Ok(());
+        return Ok(None);
     }
-    let manifest = mantissa_store::Manifest::read(dir)?;
+    let manifest = Manifest::read_file(&path)?;
     found.files = manifest.files.len();
-    for mismatch in verify_manifest(dir)? {
+    let mismatches = if artifact.is_dir() {
+        verify_manifest(artifact)?
+    } else {
+        manifest.compare(path.parent().unwrap_or(Path::new("")))?
+    };
+    for mismatch in mismatches {
         match mismatch {
-            mantissa_store::Mismatch::Unlisted { .. } => found.notes.push(mismatch.to_string()),
+            Mismatch::Unlisted { .. } => found.notes.push(mismatch.to_string()),
             _ => found.faults.push(mismatch.to_string()),
         }
     }
-    Ok(())
+    Ok(Some(manifest))
 }
 
-/// Whether the report beside the weights says so.
-fn rounds_to_nearest(dir: &Path) -> bool {
-    let report = std::fs::read(dir.join(crate::REPORT_NAME)).ok();
-    let report: Option<crate::Report> = report.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    report.is_some_and(|r| r.method == "rtn")
+/// Steps 2 to 4. `recorded` says by module what method chose the codes and what error it left.
+fn check_weights(
+    files: &ModelFiles,
+    source: Option<&ModelFiles>,
+    recorded: &BTreeMap<&str, &LayerReport>,
+    threads: usize,
+    found: &mut Verification,
+) -> Result<()> {
+    let config = model_config(files)?;
+    let mut unjudged = 0;
+    for info in config.linears() {
+        let recorded = recorded.get(info.module.as_str()).copied();
+        let check = WeightCheck { files, source, info: &info, recorded };
+        let before = found.weights;
+        check.run(threads, found)?;
+        unjudged += usize::from(found.weights > before && !check.bounded());
+    }
+    if let Some(source) = source {
+        if unjudged > 0 {
+            found.notes.push(format!(
+                "{unjudged} weights are not said to be rounded to nearest: their errors are reported, not judged"
+            ));
+        }
+        check_copied(files, source, &config, threads, found)?;
+    }
+    check_logits(files, &config, found)
 }
 
 struct WeightCheck<'a> {
     files: &'a ModelFiles,
     source: Option<&'a ModelFiles>,
     info: &'a LinearInfo,
-    bounded: bool,
+    /// What `quality.json` says of it.
+    recorded: Option<&'a LayerReport>,
 }
 
 /// What some rows showed.
@@ -120,9 +191,15 @@ struct Rows {
     /// The first element that the two readers decode differently.
     difference: Option<String>,
     worst: Worst,
+    error: ErrorStats,
 }
 
 impl WeightCheck<'_> {
+    /// Whether an error past the scheme's bound is a fault: where the weight was rounded to nearest.
+    fn bounded(&self) -> bool {
+        self.recorded.is_some_and(|layer| layer.method == Method::Rtn.name())
+    }
+
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let LinearInfo { module, rows, cols, .. } = self.info;
         let linear = self.files.linear(module, *rows, *cols, false)?;
@@ -137,13 +214,17 @@ impl WeightCheck<'_> {
             let (mut all, part): (Rows, Rows) = (all?, part?);
             all.difference = all.difference.or(part.difference);
             all.worst.take(part.worst);
+            all.error.merge(&part.error);
             Ok::<_, QuantError>(all)
         })?;
         found.faults.extend(all.difference);
         if source.is_some() {
             found.compared += 1;
             found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(all.worst.ratio));
-            if self.bounded && all.worst.ratio > 1.0 {
+            if let Some(recorded) = self.recorded {
+                found.faults.extend(check::error_fault(module, &recorded.error, &all.error.report()));
+            }
+            if self.bounded() && all.worst.ratio > 1.0 {
                 found.faults.push(all.worst.text(module));
             }
         }
@@ -177,7 +258,11 @@ impl WeightCheck<'_> {
                 found.difference = self.difference(row, &ours, &theirs);
             }
             if let Some(w) = w {
-                worst_error(q, bound, row, &w[i * cols..][..cols], &ours, &mut found.worst);
+                let w = &w[i * cols..][..cols];
+                worst_error(q, bound, row, w, &ours, &mut found.worst);
+                if self.recorded.is_some() {
+                    found.error.merge(&ErrorStats::of_values(w, &ours));
+                }
             }
         }
         Ok(found)

@@ -10,7 +10,7 @@ use common::{calibration, files, model};
 use mantissa_model::LinearInput;
 use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::verify::verify;
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
+use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Recipe, Start, run};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles, Weight};
 use tempfile::TempDir;
@@ -74,7 +74,7 @@ fn every_recipe_verifies_and_reads_back_what_was_measured() {
                 found.max_error_in_bounds.unwrap() <= 1.0 && found.max_logit_difference.is_some(),
                 "{recipe}"
             );
-            assert_eq!(outcome.report.layers.len(), 14);
+            assert_eq!(outcome.quality.layers.len(), 14);
         }
     }
 }
@@ -100,7 +100,7 @@ fn gptq_recipes_verify_and_report_their_output_error() {
         let outcome = quantize(&source, recipe, &out, with).unwrap_or_else(|e| panic!("{recipe}: {e}"));
         let found = verify(&out, Some(&source), 2).unwrap();
         assert!(found.ok, "{recipe}: {:?}", found.faults);
-        for layer in &outcome.report.layers {
+        for layer in &outcome.quality.layers {
             assert_eq!(
                 (layer.method.as_str(), &layer.fallback),
                 ("gptq", &None),
@@ -138,7 +138,7 @@ fn gptq_beats_rounding_on_what_it_minimises() {
         let Weight::Quantized(q) = stored.weight else { panic!("{name} is not quantized") };
         let w = source.tensor_f32(&format!("{name}.weight"), &[64, 64]).unwrap();
         let loss = hessian.loss(&w, &q.dequantize().unwrap());
-        let reported = done.report.layers.iter().find(|l| l.module == name).unwrap().output_error;
+        let reported = done.quality.layers.iter().find(|l| l.module == name).unwrap().output_error;
         assert!(reported.is_none_or(|r| (r / loss - 1.0).abs() < 1e-6), "{recipe}: {reported:?} for {loss}");
         loss
     };
@@ -162,7 +162,9 @@ fn an_input_that_is_never_excited_is_rounded_to_nearest_and_said() {
     std::fs::write(&weights, bytes).unwrap();
     let with = Options { calibration: Some(calibration()), ..options(2) };
     let out = temp.path().join("out");
-    let report = quantize(&path, "gptq-int4-g32", &out, with).unwrap().report;
+    let report = quantize(&path, "gptq-int4-g32", &out, with).unwrap().quality;
+    assert_eq!(report.fallbacks, ["model.layers.1.mlp.down_proj"]);
+    assert_eq!(report.calibration.unwrap().tokens, calibration().tokens() as u64);
     for layer in report.layers {
         let fallen = layer.module == "model.layers.1.mlp.down_proj";
         assert_eq!(layer.method, if fallen { "rtn" } else { "gptq" }, "{}", layer.module);
@@ -266,7 +268,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
         let out = temp.path().join(container.name());
         let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
         let outcome = quantize(&source, &recipe, &out, with).unwrap();
-        assert_eq!((outcome.report.layers.len(), outcome.report.kept.len()), (7, 7));
+        assert_eq!((outcome.quality.layers.len(), outcome.quality.kept.len()), (7, 7));
         let found = verify(&out, Some(&source), 2).unwrap();
         assert!(found.ok, "{:?}", found.faults);
         let files = ModelFiles::open(&out).unwrap();
@@ -362,8 +364,7 @@ fn the_report_counts_scales_and_zero_points() {
     )
     .unwrap();
     // 4 bits, an f32 scale and a 4-bit zero point per 32 weights.
-    assert_eq!(outcome.report.linear_bits_per_weight, 4.0 + 36.0 / 32.0);
-    let text = std::fs::read_to_string(temp.path().join("q").join(mantissa_quant::REPORT_NAME)).unwrap();
-    let read: mantissa_quant::Report = serde_json::from_str(&text).unwrap();
-    assert_eq!(read, outcome.report);
+    assert_eq!(outcome.quality.linear_bits_per_weight, 4.0 + 36.0 / 32.0);
+    let read = Quality::read(&temp.path().join("q")).unwrap().unwrap();
+    assert_eq!(read, outcome.quality);
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::Result;
@@ -11,8 +12,9 @@ use crate::reader::Source;
 /// Bytes per read: large enough that the hash, not the system call, is the cost.
 const CHUNK: usize = 1 << 20;
 
-/// Length and SHA-256 of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Length and SHA-256 of a file. As JSON `{"bytes": length, "sha256": "64 hexadecimal digits"}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Spelt", into = "Spelt")]
 pub struct FileDigest {
     /// Bytes of the file.
     pub len: u64,
@@ -20,10 +22,44 @@ pub struct FileDigest {
     pub sha256: [u8; 32],
 }
 
+/// A [`FileDigest`] as it is spelt in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Spelt {
+    bytes: u64,
+    sha256: String,
+}
+
+impl From<FileDigest> for Spelt {
+    fn from(digest: FileDigest) -> Self {
+        Spelt { bytes: digest.len, sha256: digest.hex() }
+    }
+}
+
+impl TryFrom<Spelt> for FileDigest {
+    type Error = String;
+
+    fn try_from(spelt: Spelt) -> std::result::Result<Self, String> {
+        let sha256 = Self::parse_hex(&spelt.sha256);
+        let sha256 = sha256.ok_or("sha256: found other text, allowed 64 lower-case hexadecimal digits")?;
+        Ok(Self { len: spelt.bytes, sha256 })
+    }
+}
+
 impl FileDigest {
     /// Digest of bytes in memory.
     pub fn of(bytes: &[u8]) -> Self {
         Self { len: bytes.len() as u64, sha256: Sha256::digest(bytes).into() }
+    }
+
+    /// Digest of pieces of bytes, one after another.
+    pub fn of_pieces(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
+        let (mut hasher, mut len) = (Sha256::new(), 0);
+        for piece in pieces {
+            hasher.update(piece.as_ref());
+            len += piece.as_ref().len() as u64;
+        }
+        Self { len, sha256: hasher.finalize().into() }
     }
 
     /// The hash as 64 lower-case hexadecimal digits.
@@ -56,15 +92,44 @@ impl FileDigest {
 pub fn hash_file(path: &Path) -> Result<FileDigest> {
     let source = Source::open(path, "a file to hash")?;
     let mut hasher = Sha256::new();
-    let mut buf = vec![0; CHUNK];
+    each_piece(&source, &mut vec![0; CHUNK], &mut |piece, _| {
+        hasher.update(piece);
+        true
+    })?;
+    Ok(FileDigest { len: source.len(), sha256: hasher.finalize().into() })
+}
+
+/// As [`hash_file`], through `buffer`, which must not be empty. `go_on` is told the bytes hashed and may end it: the result
+/// is then `None`.
+///
+/// # Errors
+/// As [`hash_file`].
+pub fn hash_file_while(
+    path: &Path,
+    buffer: &mut [u8],
+    go_on: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<FileDigest>> {
+    let source = Source::open(path, "a file to hash")?;
+    let mut hasher = Sha256::new();
+    let whole = each_piece(&source, buffer, &mut |piece, done| {
+        hasher.update(piece);
+        go_on(done)
+    })?;
+    Ok(whole.then(|| FileDigest { len: source.len(), sha256: hasher.finalize().into() }))
+}
+
+/// Hands a file to `take` piece by piece, with the number of bytes read so far; false where `take` has ended it.
+fn each_piece(source: &Source, buffer: &mut [u8], take: &mut dyn FnMut(&[u8], u64) -> bool) -> Result<bool> {
     let mut at = 0;
     while at < source.len() {
-        let n = CHUNK.min(usize::try_from(source.len() - at).unwrap_or(CHUNK));
-        source.read_exact(at, &mut buf[..n], "read to hash")?;
-        hasher.update(&buf[..n]);
+        let n = buffer.len().min(usize::try_from(source.len() - at).unwrap_or(usize::MAX));
+        source.read_exact(at, &mut buffer[..n], "read to hash")?;
         at += n as u64;
+        if !take(&buffer[..n], at) {
+            return Ok(false);
+        }
     }
-    Ok(FileDigest { len: source.len(), sha256: hasher.finalize().into() })
+    Ok(true)
 }
 
 fn hex_digit(digit: u8) -> Option<u8> {
@@ -99,7 +164,24 @@ mod tests {
         for len in [0, 1, CHUNK - 1, CHUNK, 2 * CHUNK + 17] {
             let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
             std::fs::write(&path, &bytes).unwrap();
-            assert_eq!(hash_file(&path).unwrap(), FileDigest::of(&bytes));
+            let digest = FileDigest::of(&bytes);
+            assert_eq!(hash_file(&path).unwrap(), digest);
+            assert_eq!(FileDigest::of_pieces(bytes.chunks(1000)), digest);
+            let mut calls = 0;
+            let cut = hash_file_while(&path, &mut [0; 4096], &mut |_| {
+                calls += 1;
+                calls < 3
+            });
+            assert_eq!(cut.unwrap(), (len <= 2 * 4096).then_some(digest));
         }
+    }
+
+    #[test]
+    fn json_is_read_back_and_checked() {
+        let text = format!("{{\"bytes\":3,\"sha256\":\"{ABC}\"}}");
+        let digest = FileDigest::of(b"abc");
+        assert_eq!(serde_json::to_string(&digest).unwrap(), text);
+        assert_eq!(serde_json::from_str::<FileDigest>(&text).unwrap(), digest);
+        assert!(serde_json::from_str::<FileDigest>(&text.replace("ba78", "BA78")).is_err());
     }
 }

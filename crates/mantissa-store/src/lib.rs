@@ -40,7 +40,7 @@ pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result};
 pub use gguf::{Gguf, GgufWriter};
-pub use hash::{FileDigest, hash_file};
+pub use hash::{FileDigest, hash_file, hash_file_while};
 pub use journal::{JOURNAL_NAME, Journal};
 pub use manifest::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
 pub use safetensors::{Header, SafeTensors, TensorMeta};

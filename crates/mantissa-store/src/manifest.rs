@@ -46,9 +46,28 @@ impl Manifest {
     /// [`Error::Missing`] when there is none, [`Error::Json`] or [`Error::Field`] when it is malformed or a file
     /// in it lies outside the folder.
     pub fn read(dir: &Path) -> Result<Self> {
-        let path = dir.join(MANIFEST_NAME);
-        let value = json::read_strict(&path, MAX_MANIFEST_BYTES, "a folder with mantissa-manifest.json")?;
-        Self::from_value(&path, &value)
+        Self::read_file(&dir.join(MANIFEST_NAME))
+    }
+
+    /// Reads the manifest at `path`, such as one that lies beside a single file.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_file(path: &Path) -> Result<Self> {
+        let value = json::read_strict(path, MAX_MANIFEST_BYTES, "a manifest (mantissa-manifest.json)")?;
+        Self::from_value(path, &value)
+    }
+
+    /// Compares the files that it lists with those in the folder `dir`; empty when nothing differs.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a file that exists cannot be read.
+    pub fn compare(&self, dir: &Path) -> Result<Vec<Mismatch>> {
+        let mut found = Vec::new();
+        for (file, &expected) in &self.files {
+            found.extend(compare(dir, file, expected)?);
+        }
+        Ok(found)
     }
 
     /// The text of the manifest file.
@@ -121,10 +140,7 @@ pub enum Mismatch {
 /// As [`Manifest::read`], and [`Error::Io`] when a file that exists cannot be read.
 pub fn verify_manifest(dir: &Path) -> Result<Vec<Mismatch>> {
     let manifest = Manifest::read(dir)?;
-    let mut found = Vec::new();
-    for (file, &expected) in &manifest.files {
-        found.extend(compare(dir, file, expected)?);
-    }
+    let mut found = manifest.compare(dir)?;
     let unlisted =
         files_under(dir)?.into_iter().filter(|f| f != MANIFEST_NAME && !manifest.files.contains_key(f));
     found.extend(unlisted.map(|file| Mismatch::Unlisted { file }));

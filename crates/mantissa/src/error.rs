@@ -100,7 +100,9 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         return Some(if error.kind() == io::ErrorKind::BrokenPipe { Exit::Done } else { Exit::Environment });
     }
     if let Some(error) = error.downcast_ref::<QuantError>() {
-        return Some(if error.is_interruption() {
+        return Some(if let QuantError::Gate(_) = error {
+            Exit::Gate
+        } else if error.is_interruption() {
             interrupt::received().unwrap_or(Exit::Interrupted)
         } else {
             of_class(error.class())
@@ -110,10 +112,7 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     let store = || error.downcast_ref().map(mantissa_store::Error::class);
     let load = || error.downcast_ref().map(LoadError::class);
     let generate = || error.downcast_ref().map(GenerateError::class);
-    let eval = || match error.downcast_ref()? {
-        EvalError::Load(error) => Some(error.class()),
-        _ => Some(ErrorClass::Input),
-    };
+    let eval = || error.downcast_ref().map(EvalError::class);
     store().or_else(load).or_else(generate).or_else(eval).map(of_class)
 }
 

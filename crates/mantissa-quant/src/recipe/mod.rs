@@ -103,6 +103,8 @@ pub struct Recipe {
     pub container: Option<Container>,
     /// Exceptions; the first that matches a module counts.
     pub layers: Vec<LayerRule>,
+    /// SHA-256, in hexadecimal, of what says all this: the bytes of its file, or its name.
+    pub sha256: String,
 }
 
 /// A module name in which `*` stands for any characters.
@@ -142,6 +144,11 @@ impl Recipe {
             return toml_file::parse(text, &std::fs::read_to_string(Path::new(text)).map_err(file)?);
         }
         name::parse(text)
+    }
+
+    /// What reports call it: its name, or the name of its file without the folder.
+    pub fn label(&self) -> &str {
+        Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
     }
 
     /// The scheme of `module`'s weight; `None` leaves it as it is.
@@ -207,6 +214,21 @@ mod tests {
         assert!(!matches("*.up_proj", down) && !matches("", down));
         // The last part is matched at the end, not at its first occurrence.
         assert!(matches("*a", "banana") && !matches("*an", "banana"));
+    }
+
+    #[test]
+    fn a_recipe_is_known_by_its_text() {
+        let named = Recipe::load("nf4").unwrap();
+        // printf nf4 | sha256sum
+        assert_eq!(named.sha256, "017fde3d7e68f5ad24453e66bf2d76a6485584672bded01eca7b44be5a6a6a84");
+        assert_eq!(named.label(), "nf4");
+        let path = std::env::temp_dir().join(format!("mantissa-recipe-{}.toml", std::process::id()));
+        std::fs::write(&path, "weights = \"nf4\"\n").unwrap();
+        let read = Recipe::load(path.to_str().unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let read = read.unwrap();
+        assert_eq!(read.label(), path.file_name().unwrap().to_str().unwrap());
+        assert_ne!(read.sha256, named.sha256);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Recipe names: `METHOD-SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
 
 use mantissa_num::{Scheme, parse_activation};
+use mantissa_store::FileDigest;
 
 use super::{Recipe, RecipeError};
 use crate::gptq::GptqOptions;
@@ -72,6 +73,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         activations,
         container: None,
         layers: Vec::new(),
+        sha256: FileDigest::of(text.as_bytes()).hex(),
     })
 }
 

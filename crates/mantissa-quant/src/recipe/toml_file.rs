@@ -1,6 +1,7 @@
 //! Recipe files. Unknown keys are refused, with the nearest known one.
 
 use mantissa_num::{Scheme, parse_activation};
+use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
@@ -42,6 +43,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         activations: reader.scheme("activations", parse_activation)?,
         container: container(&reader)?,
         layers,
+        sha256: FileDigest::of(text.as_bytes()).hex(),
     })
 }
 

@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(tokenizer.decode(&ids).unwrap(), text);
         }
         // Words of the text are short.
-        assert!(tokenizer.encode("the little fox jumped", Bos::Never).unwrap().len() <= 6);
+        assert!(tokenizer.encode("the little fox jumped", Bos::Never).unwrap().len() <= 10);
     }
 
     #[test]

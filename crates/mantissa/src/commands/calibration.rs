@@ -8,8 +8,8 @@ use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_store::convention::ModelFiles;
 
-use super::eval::read_text;
 use super::model;
+use super::text::read_text;
 use crate::app::Context;
 use crate::error::BadInput;
 
@@ -34,6 +34,11 @@ pub struct CalibrationArgs {
 const LENGTH: usize = 2048;
 
 impl CalibrationArgs {
+    /// Whether there is a text to be cut.
+    pub fn is_text(&self) -> bool {
+        self.calibration.is_some()
+    }
+
     /// The windows, where there are some. Text is cut into documents at `split`.
     ///
     /// # Errors

@@ -4,13 +4,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{Evaluation, Sequence, TextOptions, parse_docs, sequences_from_text, token_file};
-use mantissa_model::{Bos, Decoder, Tokenizer};
+use mantissa_eval::{Evaluation, Sequence};
+use mantissa_model::Decoder;
 use mantissa_store::{Dtype, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::model::{self, ModelPath, Use};
+use super::text::{TextArgs, bound};
 use crate::app::Context;
 use crate::error::{BadInput, GateFailed};
 use crate::progress::Unit;
@@ -28,33 +29,11 @@ use crate::progress::Unit;
 pub struct Args {
     /// A Hugging Face folder, dense or quantized, or a .gguf file
     model: ModelPath,
-    /// UTF-8 text to evaluate on
-    #[arg(long, value_name = "TEXT", conflicts_with = "tokens")]
-    text: Option<PathBuf>,
-    /// Token windows instead of text: a list of lists of ids, or, with KEY, an object of such lists; used as they are
-    #[arg(long, value_name = "FILE.json[:KEY]")]
-    tokens: Option<String>,
+    #[command(flatten)]
+    text: TextArgs,
     /// Compare with this model
     #[arg(long, value_name = "MODEL")]
     reference: Option<ModelPath>,
-    /// Longest window in tokens, BOS included [default: the model's context]
-    #[arg(long, value_name = "N")]
-    context: Option<usize>,
-    /// Distance of overlapping windows [default: end to end]
-    #[arg(long, value_name = "N")]
-    stride: Option<usize>,
-    /// Whether a BOS stands before each window; auto does what the tokenizer does
-    #[arg(long, value_enum, default_value_t = BosArg::Auto)]
-    bos: BosArg,
-    /// Cut the text into documents at this separator; each is stripped and one window
-    #[arg(long, value_name = "SEP")]
-    split: Option<String>,
-    /// Documents to take, counted from 1, both ends included
-    #[arg(long, value_name = "A..B", requires = "split")]
-    docs: Option<String>,
-    /// Stop after this many predicted tokens
-    #[arg(long, value_name = "TOKENS")]
-    limit: Option<usize>,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE")]
     per_window: Option<PathBuf>,
@@ -62,28 +41,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE.safetensors")]
     logits: Option<PathBuf>,
     /// Fail (exit 1) when KL exceeds this many nats
-    #[arg(long, value_name = "NATS", requires = "reference")]
+    #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference")]
     max_kl: Option<f64>,
     /// Fail (exit 1) when perplexity grows by more than this share of the reference's, such as 0.02
-    #[arg(long, value_name = "SHARE", requires = "reference")]
+    #[arg(long, value_name = "SHARE", value_parser = bound, requires = "reference")]
     max_ppl_increase: Option<f64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum BosArg {
-    Auto,
-    Always,
-    Never,
-}
-
-impl From<BosArg> for Bos {
-    fn from(bos: BosArg) -> Self {
-        match bos {
-            BosArg::Auto => Bos::Auto,
-            BosArg::Always => Bos::Always,
-            BosArg::Never => Bos::Never,
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -107,12 +69,14 @@ struct Report<'a> {
 /// # Errors
 /// Input that cannot be read or evaluated; [`GateFailed`] past a gate.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let sequences = limited(sequences(args, context)?, args.limit);
-    let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-    // Logits that are written are held for a whole window, as numbers and as bytes.
-    let logits = if args.logits.is_some() { longest.saturating_mul(2) } else { mantissa_eval::ROWS };
-    let threads = context.threads.min(sequences.len());
-    let used = Use { pass: longest, longest, threads, cached: false, logits };
+    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences =
+        sequences.ok_or_else(|| BadInput::new("eval", "neither --text nor --tokens", "one of them"))?;
+    let mut used = Use::evaluation(&sequences, context.threads);
+    if args.logits.is_some() {
+        // Logits that are written are held for a whole window, as numbers and as bytes.
+        used.logits = used.longest.saturating_mul(2);
+    }
     let (model, reference) = match &args.reference {
         None => {
             let [model] = model::load_all([&args.model], used, context)?;
@@ -151,61 +115,6 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     context.report(&report, |out| human(out, &report))?;
     gates(args, &result)
-}
-
-fn sequences(args: &Args, context: &Context) -> Result<Vec<Sequence>> {
-    if let Some(tokens) = &args.tokens {
-        return Ok(token_file(tokens)?);
-    }
-    let Some(path) = &args.text else {
-        return Err(BadInput::new("eval", "neither --text nor --tokens", "one of them").into());
-    };
-    let text = read_text(path)?;
-    let files = model::open(&args.model, context)?;
-    let options = TextOptions {
-        split: args.split.clone(),
-        docs: args.docs.as_deref().map(parse_docs).transpose()?,
-        context: args.context.map_or_else(|| model::context_length(&files), Ok)?,
-        stride: args.stride,
-        bos: args.bos.into(),
-    };
-    let tokenizer = Tokenizer::load(files.dir())?;
-    Ok(sequences_from_text(&path.display().to_string(), &text, &tokenizer, &options)?)
-}
-
-/// Reads a text file.
-///
-/// # Errors
-/// Where there is none, or it is not UTF-8.
-pub fn read_text(path: &Path) -> Result<String> {
-    let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io {
-        path: path.into(),
-        operation: "read text",
-        error,
-    });
-    let bytes = match bytes {
-        Err(mantissa_store::Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(BadInput::new(name, "no such file", "a UTF-8 text").into());
-        }
-        other => other?,
-    };
-    String::from_utf8(bytes).map_err(|e| {
-        BadInput::new(name, format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()), "a UTF-8 text")
-            .into()
-    })
-}
-
-/// The first sequences that together predict `limit` tokens; the last is cut.
-fn limited(mut sequences: Vec<Sequence>, limit: Option<usize>) -> Vec<Sequence> {
-    let Some(mut left) = limit else { return sequences };
-    sequences.retain_mut(|s| {
-        let predicted = s.tokens.len().saturating_sub(s.from).min(left);
-        left -= predicted;
-        s.tokens.truncate(s.from + predicted);
-        predicted > 0
-    });
-    sequences
 }
 
 fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {

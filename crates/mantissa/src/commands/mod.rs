@@ -10,6 +10,7 @@ mod recipes;
 mod run;
 mod schemes;
 mod synth;
+mod text;
 mod verify;
 
 use anyhow::Result;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Decoder, KvCache};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
@@ -23,6 +24,18 @@ pub struct Model {
 /// # Errors
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
+    let files = open_quietly(path)?;
+    let notes: Vec<_> =
+        files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
+    context.warn_all(&notes)?;
+    Ok(files)
+}
+
+/// Opens the files of a model whose notes are told elsewhere.
+///
+/// # Errors
+/// As [`ModelFiles::open`].
+pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
     if path.as_os_str() == "demo" && !path.exists() {
         return Err(BadInput::new(
             "MODEL",
@@ -31,11 +44,7 @@ pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
         )
         .into());
     }
-    let files = ModelFiles::open(path)?;
-    let notes: Vec<_> =
-        files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
-    context.warn_all(&notes)?;
-    Ok(files)
+    Ok(ModelFiles::open(path)?)
 }
 
 /// How a model is to be run.
@@ -58,18 +67,35 @@ pub struct Use {
 /// # Errors
 /// As [`open`] and [`Decoder::load`]; where there is not enough memory.
 pub fn load_all<const N: usize>(paths: [&Path; N], used: Use, context: &Context) -> Result<[Model; N]> {
-    let mut opened = Vec::with_capacity(N);
-    let mut needs = BASE;
-    for path in paths {
-        let files = open(path, context)?;
-        needs = needs.saturating_add(bytes_needed(&files, used)?);
-        opened.push(files);
-    }
-    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-    context.require_memory(&format!("{}: weights, buffers and cache", names.join(" and ")), needs)?;
+    let opened: Vec<_> = paths.iter().map(|path| open(path, context)).collect::<Result<_>>()?;
+    require(&opened, used, context)?;
     let load = |files| Ok(Model { decoder: Decoder::load(&files)?, files });
     let models: Vec<_> = opened.into_iter().map(load).collect::<Result<_>>()?;
     models.try_into().map_err(|_| anyhow::anyhow!("as many models as paths"))
+}
+
+/// Asks whether memory holds models that are to be run side by side, without loading them.
+///
+/// # Errors
+/// As [`ModelFiles::open`]; where there is not enough memory.
+pub fn require_memory(paths: &[&ModelPath], used: Use, context: &Context) -> Result<()> {
+    require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
+}
+
+fn require(models: &[ModelFiles], used: Use, context: &Context) -> Result<()> {
+    let add = |sum: u64, files| Ok::<_, anyhow::Error>(sum.saturating_add(bytes_needed(files, used)?));
+    let needs = models.iter().try_fold(BASE, add)?;
+    let names: Vec<_> = models.iter().map(|files| files.dir().display().to_string()).collect();
+    context.require_memory(&format!("{}: weights, buffers and cache", names.join(" and ")), needs)
+}
+
+impl Use {
+    /// For measuring on `sequences`, one after another on each of up to `threads` threads.
+    pub fn evaluation(sequences: &[Sequence], threads: usize) -> Self {
+        let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+        let threads = threads.min(sequences.len());
+        Use { pass: longest, longest, threads, cached: false, logits: mantissa_eval::ROWS }
+    }
 }
 
 /// Memory of the process beside models and buffers: code tables, tokenizer, allocator.

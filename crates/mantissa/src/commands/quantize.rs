@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_num::Rounding;
 use mantissa_quant::memory::peak_stage;
-use mantissa_quant::verify::{Verification, verify};
+use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{
-    LayerReport, Options, Outcome, Plan, QuantError, Recipe, Report, Start, run as run_plan,
+    Evaluation, Figures, GateFailure, LayerReport, Options, Outcome, Plan, Quality, QuantError, Recipe,
+    Start, run as run_plan,
 };
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
@@ -18,6 +19,7 @@ use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
+use super::text::{TextArgs, bound};
 use crate::app::Context;
 use crate::error::GateFailed;
 use crate::interrupt;
@@ -31,12 +33,16 @@ use crate::progress::Unit;
 /// TOML file. Embeddings, head and norms keep their dtype. The output appears only when it is complete; the same input
 /// gives the same bytes at any number of threads. A run that was killed, stopped or short of disk is gone on with by the
 /// same command, to the same bytes.
+///
+/// With --text or --tokens the finished output is run against the source before it is put in place, and quality.json beside
+/// the weights says what it lost; with --max-kl it is put in place only if that is little enough.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
   mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
+  mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
     /// A dense Hugging Face folder
@@ -52,9 +58,6 @@ pub struct Args {
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Cut the text into documents at this separator; each is stripped and one window
-    #[arg(long, value_name = "SEP")]
-    split: Option<String>,
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -73,6 +76,11 @@ pub struct Args {
     /// Largest weight file
     #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
     max_shard_size: u64,
+    #[command(flatten)]
+    text: TextArgs,
+    /// Put nothing at --out and fail (exit 1) when KL on that text exceeds this many nats
+    #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on")]
+    max_kl: Option<f64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -104,6 +112,17 @@ struct DryRun<'a> {
     notes: &'a [String],
 }
 
+/// An output that was not put in place.
+#[derive(Serialize)]
+struct Rejected<'a> {
+    output: Option<&'a Path>,
+    max_kl: f64,
+    /// Where the work is kept.
+    kept: Option<&'a Path>,
+    #[serde(flatten)]
+    quality: &'a Quality,
+}
+
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
@@ -117,7 +136,7 @@ struct Done<'a> {
     /// Weights quantized per second, files read and written included.
     weights_per_second: f64,
     #[serde(flatten)]
-    report: &'a Report,
+    quality: &'a Quality,
     verification: Option<&'a Verification>,
     verify_seconds: Option<f64>,
 }
@@ -125,7 +144,8 @@ struct Done<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// Input that cannot be quantized, before anything is written; I/O; [`GateFailed`] where the output does not verify.
+/// Input that cannot be quantized, before anything is written; I/O; [`QuantError::Gate`] where it loses more than --max-kl,
+/// [`GateFailed`] where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let recipe = Recipe::load(&args.recipe)?;
     let source = model::open(&args.model, context)?;
@@ -138,9 +158,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         container: args.format,
         max_shard_bytes: args.max_shard_size,
         rounding,
-        calibration: args.calibration.load(&source, args.split.as_deref(), context)?,
+        calibration: args.calibration.load(&source, args.text.split(), context)?,
     };
-    let plan = Plan::new(&source, recipe, options)?;
+    let mut plan = Plan::new(&source, recipe, options)?;
+    plan.evaluation = evaluation(args, &source)?;
     let peak = plan.peak_bytes(args.verify);
     // The prediction is good to a tenth, and a ceiling is to hold.
     context.require_memory("quantize", peak + peak / 10)?;
@@ -150,7 +171,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     context.warn_all(&plan.notes)?;
     let start = std::time::Instant::now();
-    let outcome = carry_out(args, &plan, &source, context)?;
+    let outcome = carry_out(args, &plan, &source, context);
+    if let Err(QuantError::Gate(failure)) = &outcome {
+        reject(failure, context)?;
+    }
+    let outcome = outcome?;
     let seconds = start.elapsed().as_secs_f64();
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
@@ -160,8 +185,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         context.warn("the independent reader does not read GGUF yet: the output was not verified");
     }
     let verifying = std::time::Instant::now();
-    let verification =
-        if checked { Some(verify(&args.out, Some(&args.model), context.threads)?) } else { None };
+    let verification = if checked { Some(check(args, context)?) } else { None };
     let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
         output: &args.out,
@@ -170,12 +194,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         resumed: outcome.resumed,
         seconds,
         weights_per_second: weights as f64 / seconds,
-        report: &outcome.report,
+        quality: &outcome.quality,
         verification: verification.as_ref(),
         verify_seconds: verification.is_some().then(|| verifying.elapsed().as_secs_f64()),
     };
     context.report(&done, |out| human(out, &done))?;
-    context.warn_all(&layer_notes(&outcome.report))?;
+    context.warn_all(&layer_notes(&outcome.quality))?;
     match verification.filter(|v| !v.ok) {
         Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
         None => Ok(()),
@@ -183,19 +207,43 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 }
 
 /// What happened to single layers: fallbacks first.
-fn layer_notes(report: &Report) -> Vec<String> {
+fn layer_notes(quality: &Quality) -> Vec<String> {
     let fallback = |l: &LayerReport| {
-        l.fallback
-            .as_ref()
-            .map(|why| format!("{}: {} instead of {}: {why}", l.module, l.method, report.method))
+        let why = l.fallback.as_ref().filter(|_| l.method != quality.method)?;
+        Some(format!("{}: {} instead of {}: {why}", l.module, l.method, quality.method))
     };
-    let notes = report.layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
-    report.layers.iter().filter_map(fallback).chain(notes).collect()
+    let layers = &quality.layers;
+    let notes = layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
+    layers.iter().filter_map(fallback).chain(notes).collect()
+}
+
+/// What the output is to be evaluated on.
+fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
+    let Some(sequences) = args.text.sequences(&args.model, args.calibration.is_text())? else {
+        return Ok(None);
+    };
+    Ok(Some(Evaluation::new(source, &args.text.name(), sequences, args.max_kl)?))
+}
+
+/// Reads the output back. Its source was hashed while it was quantized.
+fn check(args: &Args, context: &Context) -> Result<Verification> {
+    let against = Against { reference: Some(&args.model), source_hashes: false, text: None };
+    Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
+}
+
+/// Says what an output lost that is not put in place.
+fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
+    let GateFailure { quality, allowed, kept, .. } = failure;
+    let rejected = Rejected { output: None, max_kl: *allowed, kept: kept.as_deref(), quality };
+    context.report(&rejected, |out| {
+        layer_table(out, quality)?;
+        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))
+    })
 }
 
 /// The hash of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
-    let mut files = outcome.committed.manifest.files.values();
+    let mut files = outcome.quality.hashes.weights.values();
     files.next().filter(|_| plan.container == Container::Gguf).map(FileDigest::hex)
 }
 
@@ -207,10 +255,16 @@ fn carry_out(
     context: &Context,
 ) -> Result<Outcome, QuantError> {
     let start = if args.restart { Start::Restart } else { Start::Resume };
-    let progress = context.progress(plan.work_bytes(), Unit::Bytes);
+    let mut progress = context.progress(plan.work_bytes(), Unit::Bytes);
+    let mut evaluating = false;
     let step = &mut |at: mantissa_quant::Progress<'_>| {
+        if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
+            progress.finish();
+            let tokens = plan.evaluation.as_ref().map_or(0, Evaluation::work);
+            progress = context.progress(tokens, Unit::Items("tokens"));
+        }
         progress.message(at.tensor);
-        progress.set(at.done);
+        progress.set(at.tokens.unwrap_or(at.done));
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let outcome =
@@ -253,8 +307,7 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
     })
 }
 
-fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
-    let r = done.report;
+fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
     let mut table = Table::new([
         ("layer", Align::Left),
         ("scheme", Align::Left),
@@ -263,7 +316,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         ("relative error", Align::Right),
         ("max error", Align::Right),
     ]);
-    for layer in &r.layers {
+    for layer in &quality.layers {
         table.row([
             layer.module.clone(),
             layer.scheme.clone(),
@@ -274,17 +327,43 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         ]);
     }
     table.write(out)?;
-    writeln!(out)?;
+    writeln!(out)
+}
+
+/// What an output lost, for people.
+///
+/// # Errors
+/// As `out`.
+pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
+    writeln!(
+        out,
+        "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
+        f.ppl, f.nll, f.nll_se, f.predicted, f.text.windows, f.text.name
+    )?;
+    writeln!(out, "KL          {:.6} ± {:.6} nats  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99)?;
+    writeln!(
+        out,
+        "bf16 KL     {:.6} ± {:.6} nats  (the noise floor)",
+        f.noise_floor_kl, f.noise_floor_kl_se
+    )?;
+    writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se)?;
+    writeln!(out, "ΔNLL        {:+.6} ± {:.6} nats", f.delta_nll, f.delta_nll_se)
+}
+
+fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+    let r = done.quality;
+    layer_table(out, r)?;
     let kept = if r.kept.is_empty() { String::new() } else { format!(", {} layers kept", r.kept.len()) };
     writeln!(
         out,
-        "{}: {} layers at {:.3} bits per weight as {}{kept}; {} from {} (embeddings and head included)",
+        "{}: {} layers at {:.3} bits per weight as {}{kept}; {} from {} ({:.3} bits per weight, embeddings and head included)",
         done.output.display(),
         r.layers.len(),
         r.linear_bits_per_weight,
         r.container,
         bytes(r.bytes),
         bytes(done.source_bytes),
+        r.bits_per_weight,
     )?;
     if done.resumed > 0 {
         writeln!(out, "{} finished tensors and layers taken over from an unfinished run", done.resumed)?;
@@ -295,6 +374,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         done.seconds,
         crate::output::count(done.weights_per_second as u64)
     )?;
+    if let Some(figures) = &r.evaluation {
+        human_figures(out, figures)?;
+    }
     if let Some(hash) = &done.sha256 {
         writeln!(out, "sha256 {hash}")?;
     }

@@ -9,8 +9,8 @@ use anyhow::Result;
 use mantissa_model::{GenerateOptions, Sampling, StopReason, Tokenizer, generate};
 use serde::Serialize;
 
-use super::eval::BosArg;
 use super::model::{self, ModelPath, Use};
+use super::text::BosArg;
 use crate::app::Context;
 use crate::error::StdoutError;
 

@@ -1,39 +1,55 @@
 //! `mantissa verify`: reopens a model with a reader that shares nothing with the writer.
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 
 use anyhow::Result;
-use mantissa_quant::verify::{Verification, verify};
+use mantissa_quant::verify::{Against, Verification, verify_against};
 
-use super::model::ModelPath;
+use super::model::{self, ModelPath, Use};
+use super::text::TextArgs;
 use crate::app::Context;
-use crate::error::{BadInput, GateFailed};
+use crate::error::GateFailed;
+use crate::progress::Unit;
 
-/// Reopen a model with the independent reader: hashes of the manifest, every quantized weight decoded twice, logits; and,
-/// with --reference, every weight against its source within the bound of its scheme. Exit 1 where something does not hold.
+/// Reopen a model with the independent reader: hashes of the manifest and of quality.json, every quantized weight decoded
+/// twice, logits; with --reference every weight against its source within the bound of its scheme, and the source's hashes;
+/// with the text that the recorded figures were measured on, the figures. Exit 1 where something does not hold.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa verify path/to/quantized
-  mantissa verify path/to/quantized --reference path/to/model --json")]
+  mantissa verify path/to/quantized --reference path/to/model --json
+  mantissa verify path/to/quantized --reference path/to/model --text story.txt")]
 pub struct Args {
-    /// The model folder to check
+    /// The model folder or .gguf file to check
     model: ModelPath,
     /// The dense model that it was made from
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
+    #[command(flatten)]
+    text: TextArgs,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be read at all; [`GateFailed`] where something does not hold.
+/// What cannot be read at all, and a text that is not the one of the recorded figures; [`GateFailed`] where something does
+/// not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    if args.model.extension().is_some_and(|e| e == "gguf") {
-        let (found, allowed) =
-            ("a GGUF file", "a model folder (the independent reader does not read GGUF yet)");
-        return Err(BadInput::new(args.model.display().to_string(), found, allowed).into());
+    let sequences = args.text.sequences(&args.model, false)?;
+    if let Some(sequences) = &sequences {
+        let models: Vec<_> = [Some(&args.model), args.reference.as_ref()].into_iter().flatten().collect();
+        model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
     }
-    let found = verify(&args.model, args.reference.as_deref(), context.threads)?;
+    let reference = args.reference.as_deref();
+    let against = Against { reference, source_hashes: true, text: sequences.as_deref() };
+    let tokens = sequences.iter().flatten().map(|s| s.tokens.len() as u64).sum();
+    let progress = context.progress(tokens, Unit::Items("tokens"));
+    let found = verify_against(&args.model, &against, context.threads, &|done| {
+        progress.set(done);
+        ControlFlow::Continue(())
+    })?;
+    progress.finish();
     context.report(&found, |out| human(out, &found))?;
     if found.ok {
         Ok(())
@@ -49,6 +65,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
     let verdict = if v.ok { "verified" } else { "NOT verified" };
     write!(out, "{verdict}: {} files by hash, {} weights decoded twice", v.files, v.weights)?;
+    if v.source_files > 0 {
+        write!(out, ", {} files of the source by hash", v.source_files)?;
+    }
     if v.compared > 0 {
         write!(out, ", {} tensors against the source", v.compared)?;
     }
@@ -59,6 +78,10 @@ pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
         write!(out, ", logits within {difference:.1e}")?;
     }
     writeln!(out)?;
+    if let Some(figures) = &v.figures {
+        writeln!(out, "measured again on {}:", figures.text.name)?;
+        super::quantize::human_figures(out, figures)?;
+    }
     v.faults.iter().try_for_each(|fault| writeln!(out, "fault: {fault}"))?;
     v.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }

@@ -9,5 +9,6 @@ mod inspect;
 mod interruptions;
 mod main_job;
 mod memory;
+mod quality;
 mod support;
 mod synth;

@@ -1,0 +1,57 @@
+//! The last step before an output is put in place: what it lost on a text, and whether that is allowed.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use mantissa_store::convention::ModelFiles;
+
+use crate::error::{GateFailure, QuantError, Result};
+use crate::journal::Journal;
+use crate::pipeline::Progress;
+use crate::plan::Plan;
+use crate::quality::{Evaluation, Figures, Quality};
+
+/// Measures the output that lies complete at `staged`, where `plan` asks for it. What an earlier run has measured on the
+/// same text, and left in its `journal`, is taken over.
+///
+/// # Errors
+/// As [`Figures::measure`].
+pub(crate) fn figures(
+    plan: &Plan,
+    source: &ModelFiles,
+    staged: &Path,
+    journal: Option<&mut Journal>,
+    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
+) -> Result<Option<Figures>> {
+    let Some(Evaluation { text, sequences, .. }) = &plan.evaluation else { return Ok(None) };
+    if let Some(left) = journal.as_ref().and_then(|journal| journal.figures(text)) {
+        return Ok(Some(left));
+    }
+    let artifact = ModelFiles::open(staged)?;
+    let (done, progress) = (plan.work_bytes(), Mutex::new(progress));
+    let tell = |tokens: u64| {
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress(Progress { done, tensor: "evaluation", tokens: Some(tokens) })
+    };
+    let figures = Figures::measure(&artifact, source, text, sequences, plan.threads(), &tell)?;
+    if let Some(journal) = journal {
+        journal.record_figures(&figures)?;
+    }
+    Ok(Some(figures))
+}
+
+/// Whether the output may be put at `out`. `kept` is where its parts stay if not.
+///
+/// # Errors
+/// [`QuantError::Gate`].
+pub(crate) fn gate(plan: &Plan, quality: &Quality, out: &Path, kept: Option<&Path>) -> Result<()> {
+    let allowed = plan.evaluation.as_ref().and_then(|evaluation| evaluation.max_kl);
+    match (allowed, &quality.evaluation) {
+        (Some(allowed), Some(found)) if found.kl > allowed => {
+            let (out, kept) = (out.to_owned(), kept.map(PathBuf::from));
+            Err(QuantError::Gate(Box::new(GateFailure { quality: quality.clone(), allowed, out, kept })))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,156 @@
+//! The way back: what `quality.json` says, held against what is there.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use mantissa_eval::Sequence;
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{FileDigest, Manifest, hash_file};
+
+use super::{Digests, Figures, QUALITY_NAME, Quality, TokenSet, hashes};
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorReport;
+use crate::verify::Verification;
+
+/// Error figures of a weight agree when they differ by no more than this share: the sums have other parts.
+const ERROR_TOLERANCE: f64 = 1e-6;
+
+/// Reads what the artifact says of itself. None, or one that cannot be used, is said in `found`.
+pub(crate) fn read(artifact: &Path, found: &mut Verification) -> Option<Quality> {
+    match Quality::read(artifact) {
+        Ok(Some(quality)) => Some(quality),
+        Ok(None) => {
+            found.notes.push(format!(
+                "no {QUALITY_NAME}, so that another tool has written this: no hash of a source and no figure to check"
+            ));
+            None
+        }
+        Err(error) => {
+            found.faults.push(error.to_string());
+            None
+        }
+    }
+}
+
+/// The recorded digests of the weight files against the manifest's, which were compared with the files, or, without a
+/// manifest, against the files.
+///
+/// # Errors
+/// A file that is there and cannot be read.
+pub(crate) fn weights(
+    quality: &Quality,
+    files: &ModelFiles,
+    manifest: Option<&Manifest>,
+    found: &mut Verification,
+) -> Result<()> {
+    let mut actual = Digests::new();
+    for path in files.checkpoint().files() {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let listed = manifest.and_then(|m| m.files.get(&name)).copied();
+        actual.insert(name, listed.map_or_else(|| hash_file(path), Ok)?);
+    }
+    for (name, digest) in &actual {
+        let recorded = quality.hashes.weights.get(name);
+        found.faults.extend(differs("hashes.weights", name, recorded, Some(digest)));
+    }
+    // Beside the weight files only their index is recorded.
+    for (name, recorded) in quality.hashes.weights.iter().filter(|(name, _)| !actual.contains_key(*name)) {
+        let listed = manifest.and_then(|m| m.files.get(name));
+        if manifest.is_some() || !name.ends_with(".index.json") {
+            found.faults.extend(differs("hashes.weights", name, Some(recorded), listed));
+        }
+    }
+    Ok(())
+}
+
+/// The recorded digests of the source against the files of `source`.
+///
+/// # Errors
+/// A file that is there and cannot be read.
+pub(crate) fn source(quality: &Quality, source: &ModelFiles, found: &mut Verification) -> Result<()> {
+    let actual = hashes::of_source(source)?;
+    found.source_files = actual.len();
+    let names: std::collections::BTreeSet<_> = actual.keys().chain(quality.hashes.source.keys()).collect();
+    for name in names {
+        let recorded = quality.hashes.source.get(name);
+        found.faults.extend(differs("hashes.source", name, recorded, actual.get(name)));
+    }
+    Ok(())
+}
+
+fn differs(
+    field: &str,
+    name: &str,
+    recorded: Option<&FileDigest>,
+    actual: Option<&FileDigest>,
+) -> Option<String> {
+    let text = |digest: Option<&FileDigest>| digest.map_or_else(|| "no file".to_owned(), FileDigest::hex);
+    let recorded_text = recorded.map_or_else(|| "nothing".to_owned(), FileDigest::hex);
+    (recorded != actual).then(|| {
+        format!("{name}: found SHA-256 {}, {QUALITY_NAME} records {recorded_text} ({field})", text(actual))
+    })
+}
+
+/// The recorded error of layers, by module.
+pub(crate) fn errors(quality: Option<&Quality>) -> BTreeMap<&str, &crate::LayerReport> {
+    quality.map(|q| q.layers.iter().map(|l| (l.module.as_str(), l)).collect()).unwrap_or_default()
+}
+
+/// What of the recorded error of a layer does not hold.
+pub(crate) fn error_fault(module: &str, recorded: &ErrorReport, again: &ErrorReport) -> Option<String> {
+    let near = |a: f64, b: f64| (a - b).abs() <= ERROR_TOLERANCE * a.abs().max(b.abs());
+    let pairs = [
+        ("mse", recorded.mse, again.mse),
+        ("sqnr_db", recorded.sqnr_db.unwrap_or(f64::MAX), again.sqnr_db.unwrap_or(f64::MAX)),
+        ("relative_error", recorded.relative_error, again.relative_error),
+        ("max_abs_error", recorded.max_abs_error.into(), again.max_abs_error.into()),
+    ];
+    let (name, recorded, again) = pairs.into_iter().find(|&(_, a, b)| !near(a, b))?;
+    Some(format!("{module}: found {name} {again:e}, {QUALITY_NAME} records {recorded:e}"))
+}
+
+/// Measures on `sequences` again what was recorded: all figures against `source`, without one the loss.
+///
+/// # Errors
+/// [`QuantError::OtherText`] where the figures were measured on other windows; as [`Figures::measure`].
+pub(crate) fn figures(
+    quality: &Quality,
+    artifact: &ModelFiles,
+    source: Option<&ModelFiles>,
+    sequences: &[Sequence],
+    threads: usize,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+    found: &mut Verification,
+) -> Result<()> {
+    let Some(recorded) = &quality.evaluation else {
+        found.notes.push(format!("{QUALITY_NAME} records no figures on a text: none were checked"));
+        return Ok(());
+    };
+    let text = TokenSet::new(&recorded.text.name, sequences);
+    if text != recorded.text {
+        let path = artifact.dir().to_owned();
+        let (recorded, found) = (Box::new(recorded.text.clone()), Box::new(text));
+        return Err(QuantError::OtherText { path, recorded, found });
+    }
+    let again = match source {
+        Some(source) => Figures::measure(artifact, source, &text, sequences, threads, progress)?,
+        None => {
+            found.notes.push("without the source only loss and perplexity were measured again".into());
+            recorded.loss_again(artifact, sequences, threads, progress)?
+        }
+    };
+    let bounds = recorded.bounded(quality.activations.is_some());
+    for (recorded, again) in bounds.into_iter().zip(again.bounded(false)) {
+        let (name, value, within) = (recorded.name, recorded.value, recorded.within);
+        let holds = (again.value - value).abs() <= within || (again.value.is_nan() && value.is_nan());
+        if !holds {
+            let found_now = again.value;
+            found.faults.push(format!(
+                "evaluation.{name}: found {found_now}, {QUALITY_NAME} records {value} (allowed within {within:.1e})"
+            ));
+        }
+    }
+    found.figures = Some(again);
+    Ok(())
+}

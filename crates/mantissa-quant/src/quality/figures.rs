@@ -1,0 +1,259 @@
+//! What an artifact lost on a text, measured against its source.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use mantissa_eval::{Sequence, check_sequences, compare, evaluate_while};
+use mantissa_kernels::kernels;
+use mantissa_model::{Decoder, LoadError, ModelConfig, WeightSource};
+use mantissa_store::Dtype;
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::TokenSet;
+use crate::error::Result;
+
+/// A text to evaluate an output on before it is put in place, and what it may lose there.
+#[derive(Clone, Debug)]
+pub struct Evaluation {
+    /// The windows, as the report names them.
+    pub text: TokenSet,
+    /// The windows.
+    pub sequences: Vec<Sequence>,
+    /// The largest KL, in nats, at which the output is put in place.
+    pub max_kl: Option<f64>,
+    /// Bytes of the source's tensors.
+    pub(crate) source_bytes: u64,
+    /// Whether the noise floor takes a run of its own.
+    pub(crate) floor_runs: bool,
+}
+
+impl Evaluation {
+    /// On `sequences`, which reports call `name`.
+    ///
+    /// # Errors
+    /// [`mantissa_eval::EvalError`] for windows that `source` cannot run.
+    pub fn new(
+        source: &ModelFiles,
+        name: &str,
+        sequences: Vec<Sequence>,
+        max_kl: Option<f64>,
+    ) -> Result<Self> {
+        let config = crate::plan::model_config(source)?;
+        check_sequences(&config, &sequences)?;
+        let text = TokenSet::new(name, &sequences);
+        let (source_bytes, floor_runs) = (source.checkpoint().total_bytes(), !is_bf16(source, &config));
+        Ok(Evaluation { text, sequences, max_kl, source_bytes, floor_runs })
+    }
+
+    /// The measure of its progress: tokens that [`Figures::measure`] runs.
+    pub fn work(&self) -> u64 {
+        self.text.tokens * if self.floor_runs { 2 } else { 1 }
+    }
+}
+
+/// What an artifact lost on a text. Means are over predicted tokens, standard errors over windows ([`mantissa_eval`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// The text.
+    pub text: TokenSet,
+    /// Predicted tokens.
+    pub predicted: u64,
+    /// Mean loss, nats.
+    pub nll: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub nll_se: f64,
+    /// `exp(nll)`.
+    pub ppl: f64,
+    /// Mean KL(source ‖ artifact), nats.
+    pub kl: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub kl_se: f64,
+    /// 99th percentile over positions.
+    pub kl_p99: f64,
+    /// Share of positions at which both have the same most probable token.
+    pub top1: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub top1_se: f64,
+    /// Loss minus the source's.
+    pub delta_nll: f64,
+    /// Its paired standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub delta_nll_se: f64,
+    /// KL(source ‖ source with its weights rounded to bf16), nats: what storing the model unquantized would lose. 0 for a
+    /// bf16 source.
+    pub noise_floor_kl: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub noise_floor_kl_se: f64,
+}
+
+/// A standard error that one position does not give is NaN, which JSON spells null.
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// One figure with how far a second measurement may lie from it.
+pub(crate) struct Bounded {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
+    pub(crate) within: f64,
+}
+
+impl Figures {
+    /// Measures the model in `artifact` against `source` on `sequences`. The result does not depend on `threads`. `progress`
+    /// is told the tokens run, of [`Evaluation::work`], and may end it.
+    ///
+    /// # Errors
+    /// Whatever loading or running either model raises; [`crate::QuantError::Interrupted`].
+    pub fn measure(
+        artifact: &ModelFiles,
+        source: &ModelFiles,
+        text: &TokenSet,
+        sequences: &[Sequence],
+        threads: usize,
+        progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+    ) -> Result<Self> {
+        let reference = Decoder::load(source)?;
+        let against = |model: &dyn WeightSource, before: u64| {
+            let decoder = Decoder::load(model)?;
+            let told = |done| progress(before + done);
+            Ok::<_, crate::QuantError>(compare(&decoder, &reference, sequences, threads, &told)?)
+        };
+        let (own, c) = against(artifact, 0)?;
+        let floor = if is_bf16(source, reference.config()) {
+            None
+        } else {
+            Some(against(&InBf16(source), text.tokens)?.1)
+        };
+        Ok(Figures {
+            text: text.clone(),
+            predicted: own.tokens,
+            nll: own.nll,
+            nll_se: own.nll_se,
+            ppl: own.ppl,
+            // Sums of differences: a model against itself may come out a little below zero.
+            kl: c.kl.max(0.0),
+            kl_se: c.kl_se,
+            kl_p99: f64::from(c.kl_p99),
+            top1: c.top1,
+            top1_se: c.top1_se,
+            delta_nll: c.delta_nll,
+            delta_nll_se: c.delta_nll_se,
+            noise_floor_kl: floor.as_ref().map_or(0.0, |f| f.kl.max(0.0)),
+            noise_floor_kl_se: floor.as_ref().map_or(0.0, |f| f.kl_se),
+        })
+    }
+
+    /// The figures that need no source, measured again: loss with standard error, and perplexity.
+    ///
+    /// # Errors
+    /// As [`Self::measure`].
+    pub(crate) fn loss_again(
+        &self,
+        artifact: &ModelFiles,
+        sequences: &[Sequence],
+        threads: usize,
+        progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+    ) -> Result<Self> {
+        let own = evaluate_while(&Decoder::load(artifact)?, None, sequences, threads, progress)?;
+        Ok(Figures { nll: own.nll, nll_se: own.nll_se, ppl: own.ppl, predicted: own.tokens, ..self.clone() })
+    }
+
+    /// Every figure with what another processor may make of it. Matrix products sum in an order that follows the processor,
+    /// which moves logits in their last bits; where inputs are quantized, one that falls on the other side of a boundary
+    /// moves all tokens after it.
+    pub(crate) fn bounded(&self, inputs_quantized: bool) -> [Bounded; 13] {
+        let (loss, share, of_kl, least) =
+            if inputs_quantized { (2e-3, 5e-3, 2e-2, 1e-5) } else { (1e-5, 1e-3, 1e-3, 1e-7) };
+        let kl = |kl: f64| of_kl * kl.abs() + least;
+        let se = |se: f64| 2e-2 * se.abs() + least;
+        let figure = |name, value, within| Bounded { name, value, within };
+        [
+            figure("predicted", self.predicted as f64, 0.0),
+            figure("nll", self.nll, loss),
+            figure("nll_se", self.nll_se, se(self.nll_se)),
+            figure("ppl", self.ppl, loss * self.ppl),
+            figure("kl", self.kl, kl(self.kl)),
+            figure("kl_se", self.kl_se, se(self.kl_se)),
+            figure("kl_p99", self.kl_p99, 10.0 * kl(self.kl_p99)),
+            figure("top1", self.top1, share),
+            figure("top1_se", self.top1_se, se(self.top1_se) + share / 10.0),
+            figure("delta_nll", self.delta_nll, loss),
+            figure("delta_nll_se", self.delta_nll_se, se(self.delta_nll_se)),
+            figure("noise_floor_kl", self.noise_floor_kl, kl(self.noise_floor_kl)),
+            figure("noise_floor_kl_se", self.noise_floor_kl_se, se(self.noise_floor_kl_se)),
+        ]
+    }
+}
+
+/// Whether every tensor that the model uses is stored in bf16, so that rounding to it changes nothing.
+fn is_bf16(source: &ModelFiles, config: &ModelConfig) -> bool {
+    let stored = |name: &str| source.checkpoint().get(name).is_none_or(|meta| meta.dtype == Dtype::BF16);
+    config.tensors().iter().all(|tensor| stored(&tensor.name))
+}
+
+/// A dense model with its weights rounded to bf16.
+struct InBf16<'a>(&'a ModelFiles);
+
+fn to_bf16(values: &[f32]) -> Vec<u16> {
+    let mut bits = vec![0; values.len()];
+    kernels().f32_to_bf16(values, &mut bits);
+    bits
+}
+
+fn round(values: &mut [f32]) {
+    let bits = to_bf16(values);
+    kernels().bf16_to_f32(&bits, values);
+}
+
+impl WeightSource for InBf16<'_> {
+    fn config(&self) -> Option<&Value> {
+        self.0.config()
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        Some(self.0.dir())
+    }
+
+    fn location(&self) -> String {
+        self.0.dir().display().to_string()
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.0.has(tensor)
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
+        let mut values = self.0.tensor_f32(tensor, shape)?;
+        round(&mut values);
+        Ok(values)
+    }
+
+    fn linear(
+        &self,
+        module: &str,
+        rows: usize,
+        cols: usize,
+        bias: bool,
+    ) -> std::result::Result<LinearWeight, LoadError> {
+        let mut linear = self.0.linear(module, rows, cols, bias)?;
+        linear.weight = match linear.weight {
+            Weight::F32(values) => Weight::Bf16(to_bf16(&values)),
+            Weight::F16(bits) => {
+                let mut values = vec![0.0; bits.len()];
+                kernels().f16_to_f32(&bits, &mut values);
+                Weight::Bf16(to_bf16(&values))
+            }
+            other => other,
+        };
+        if let Some(bias) = &mut linear.bias {
+            round(bias);
+        }
+        Ok(linear)
+    }
+}

@@ -1,0 +1,122 @@
+//! Hashing the source beside the work on it.
+//!
+//! A hash runs through a file from its beginning, and quantization reads panels of it in any order, so that the two cannot
+//! share their reads. A thread of its own hashes while the others quantize; what it reads lies in the page cache for them.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::hash_file_while;
+
+use super::Digests;
+use crate::error::{QuantError, Result};
+
+/// Bytes per read.
+const BUFFER: usize = 256 << 10;
+
+/// Time between two looks at the thread that hashes.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Stack of the thread that hashes.
+const STACK: usize = 128 << 10;
+
+/// The digests of a source, on their way.
+pub(crate) struct SourceHashes<'scope> {
+    files: Vec<PathBuf>,
+    /// `None` where there is no thread for it: the work is then done when it is asked for.
+    running: Option<ScopedJoinHandle<'scope, Result<Option<Digests>>>>,
+}
+
+impl SourceHashes<'_> {
+    /// Runs `work` with the hashing of `source` under way, on a thread of its own if `threads` allows two.
+    ///
+    /// # Errors
+    /// Those of `work`; hashing is then given up.
+    pub(crate) fn beside<T>(
+        source: &ModelFiles,
+        threads: usize,
+        work: impl FnOnce(SourceHashes<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let stop = AtomicBool::new(false);
+        let files = files_of(source);
+        thread::scope(|scope| {
+            // However `work` ends, the scope does not wait for the rest of the files.
+            let _stop = StopOnDrop(&stop);
+            let running = if threads > 1 { spawn(scope, files.clone(), &stop).ok() } else { None };
+            work(SourceHashes { files, running })
+        })
+    }
+
+    /// The digests, by file name. `go_on` is asked again and again, and may end the wait.
+    ///
+    /// # Errors
+    /// A file that cannot be read; [`QuantError::Interrupted`].
+    pub(crate) fn wait(self, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Digests> {
+        let found = match self.running {
+            None => hash(&self.files, &mut vec![0; BUFFER], &mut || go_on().is_continue()),
+            Some(running) => {
+                while !running.is_finished() {
+                    if go_on().is_break() {
+                        return Err(QuantError::Interrupted);
+                    }
+                    thread::sleep(POLL);
+                }
+                running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            }
+        };
+        found?.ok_or(QuantError::Interrupted)
+    }
+}
+
+/// Digests of the weight files of `source` and of its `config.json`, by file name.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn of_source(source: &ModelFiles) -> Result<Digests> {
+    Ok(hash(&files_of(source), &mut vec![0; BUFFER], &mut || true)?.unwrap_or_default())
+}
+
+/// What decides what a source is.
+fn files_of(source: &ModelFiles) -> Vec<PathBuf> {
+    let weights = source.checkpoint().files().map(Path::to_owned);
+    // The metadata of a GGUF file are in the file.
+    let config = Some(source.config_path()).filter(|path| source.gguf().is_none() && path.is_file());
+    weights.chain(config).collect()
+}
+
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    files: Vec<PathBuf>,
+    stop: &'scope AtomicBool,
+) -> io::Result<ScopedJoinHandle<'scope, Result<Option<Digests>>>> {
+    // Made here: a first allocation of its own costs a thread address space.
+    let mut buffer = vec![0; BUFFER];
+    let work = move || hash(&files, &mut buffer, &mut || !stop.load(Ordering::Relaxed));
+    thread::Builder::new().name("source hash".into()).stack_size(STACK).spawn_scoped(scope, work)
+}
+
+/// `None` where `go_on` has ended it.
+fn hash(files: &[PathBuf], buffer: &mut [u8], go_on: &mut dyn FnMut() -> bool) -> Result<Option<Digests>> {
+    let mut digests = Digests::new();
+    for path in files {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        match hash_file_while(path, buffer, &mut |_| go_on())? {
+            Some(digest) => digests.insert(name, digest),
+            None => return Ok(None),
+        };
+    }
+    Ok(Some(digests))
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

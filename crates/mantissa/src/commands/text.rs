@@ -1,0 +1,143 @@
+//! The text that a command measures on: the options that choose it, and the windows they give.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_eval::{Sequence, TextOptions, parse_docs, sequences_from_text, token_file};
+use mantissa_model::{Bos, Tokenizer};
+
+use super::model;
+use crate::error::BadInput;
+
+/// Options that choose a text. Flattened into a command, which may ask for one with `requires = "measured_on"`.
+#[derive(clap::Args)]
+pub struct TextArgs {
+    /// UTF-8 text to measure on
+    #[arg(long, value_name = "TEXT", group = "measured_on")]
+    text: Option<PathBuf>,
+    /// Token windows instead of text: a list of lists of ids, or, with KEY, an object of such lists; used as they are
+    #[arg(long, value_name = "FILE.json[:KEY]", group = "measured_on")]
+    tokens: Option<String>,
+    /// Longest window in tokens, BOS included [default: the model's context]
+    #[arg(long, value_name = "N", requires = "measured_on")]
+    context: Option<usize>,
+    /// Distance of overlapping windows [default: end to end]
+    #[arg(long, value_name = "N", requires = "measured_on")]
+    stride: Option<usize>,
+    /// Whether a BOS stands before each window; auto does what the tokenizer does [default: auto]
+    #[arg(long, value_enum, requires = "measured_on")]
+    bos: Option<BosArg>,
+    /// Cut the text into documents at this separator; each is stripped and one window
+    #[arg(long, value_name = "SEP")]
+    split: Option<String>,
+    /// Documents to take, counted from 1, both ends included
+    #[arg(long, value_name = "A..B", requires = "split")]
+    docs: Option<String>,
+    /// Stop after this many predicted tokens
+    #[arg(long, value_name = "TOKENS", requires = "measured_on")]
+    limit: Option<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+/// Whether a BOS is put in front.
+pub enum BosArg {
+    Auto,
+    Always,
+    Never,
+}
+
+impl From<BosArg> for Bos {
+    fn from(bos: BosArg) -> Self {
+        match bos {
+            BosArg::Auto => Bos::Auto,
+            BosArg::Always => Bos::Always,
+            BosArg::Never => Bos::Never,
+        }
+    }
+}
+
+/// A bound in nats or shares: a number, since nothing exceeds one that is not.
+pub fn bound(text: &str) -> Result<f64, String> {
+    let parsed = text.parse().ok().filter(|bound: &f64| !bound.is_nan());
+    parsed.ok_or_else(|| format!("found \"{text}\", allowed a number such as 0.05"))
+}
+
+impl TextArgs {
+    /// The separator of documents.
+    pub fn split(&self) -> Option<&str> {
+        self.split.as_deref()
+    }
+
+    /// The windows, cut by the tokenizer of `model`; `None` where no text is asked for. `another` says that the command cuts
+    /// another text at the same separator.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or holds nothing to predict; a separator of nothing.
+    pub fn sequences(&self, model: &Path, another: bool) -> Result<Option<Vec<Sequence>>> {
+        if self.split.is_some() && self.text.is_none() && !another {
+            return Err(BadInput::new("--split", "no text to cut", "it with --text").into());
+        }
+        let sequences = match (&self.tokens, &self.text) {
+            (Some(tokens), _) => token_file(tokens)?,
+            (None, Some(path)) => self.cut(path, model)?,
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(limited(sequences, self.limit)))
+    }
+
+    /// What reports call the text: its file without the folder, and the key.
+    pub fn name(&self) -> String {
+        let path = self.text.clone().or_else(|| self.tokens.as_ref().map(PathBuf::from)).unwrap_or_default();
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn cut(&self, path: &Path, model: &Path) -> Result<Vec<Sequence>> {
+        let text = read_text(path)?;
+        let files = model::open_quietly(model)?;
+        let options = TextOptions {
+            split: self.split.clone(),
+            docs: self.docs.as_deref().map(parse_docs).transpose()?,
+            context: self.context.map_or_else(|| model::context_length(&files), Ok)?,
+            stride: self.stride,
+            bos: self.bos.unwrap_or(BosArg::Auto).into(),
+        };
+        let tokenizer = Tokenizer::load(files.dir())?;
+        Ok(sequences_from_text(&path.display().to_string(), &text, &tokenizer, &options)?)
+    }
+}
+
+/// Reads a text file.
+///
+/// # Errors
+/// Where there is none, or it is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io {
+        path: path.into(),
+        operation: "read text",
+        error,
+    });
+    let bytes = match bytes {
+        Err(mantissa_store::Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(BadInput::new(name, "no such file", "a UTF-8 text").into());
+        }
+        other => other?,
+    };
+    String::from_utf8(bytes).map_err(|e| {
+        BadInput::new(name, format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()), "a UTF-8 text")
+            .into()
+    })
+}
+
+/// The first sequences that together predict `limit` tokens; the last is cut.
+fn limited(mut sequences: Vec<Sequence>, limit: Option<usize>) -> Vec<Sequence> {
+    let Some(mut left) = limit else { return sequences };
+    sequences.retain_mut(|s| {
+        let predicted = s.tokens.len().saturating_sub(s.from).min(left);
+        left -= predicted;
+        s.tokens.truncate(s.from + predicted);
+        predicted > 0
+    });
+    sequences
+}
