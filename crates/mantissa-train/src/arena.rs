@@ -31,12 +31,12 @@ impl ParamTable {
     pub fn new(config: &ModelConfig) -> Self {
         let mut len = 0usize;
         let place = |tensor: TensorInfo| {
-            let start = len.next_multiple_of(ALIGN);
-            len = start + tensor.shape.iter().product::<usize>();
+            let start = aligned(len);
+            len = tensor.shape.iter().product::<usize>().saturating_add(start);
             ParamInfo { tensor, range: start..len }
         };
         let params = config.tensors().into_iter().map(place).collect();
-        ParamTable { params, len: len.next_multiple_of(ALIGN) }
+        ParamTable { params, len: aligned(len) }
     }
 
     /// Number of f32 in an arena.
@@ -63,6 +63,12 @@ impl ParamTable {
     pub(crate) fn range(&self, role: Role) -> Option<Range<usize>> {
         self.params.iter().find(|param| param.tensor.role == role).map(|param| param.range.clone())
     }
+}
+
+/// The next place where a tensor may begin. A config may name more than there are addresses: its table ends at the last
+/// of them, and nobody can allocate it.
+fn aligned(len: usize) -> usize {
+    len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
 /// An arena of parameter values.
@@ -113,7 +119,7 @@ impl Parameters {
 
     fn zeros(config: &ModelConfig) -> Result<Self, LoadError> {
         let table = ParamTable::new(config);
-        let bytes = table.len as u64 * 4;
+        let bytes = (table.len as u64).saturating_mul(4);
         let values = zeros(table.len).ok_or(LoadError::Memory { what: "parameters", bytes })?;
         Ok(Parameters { table, values })
     }
@@ -158,8 +164,50 @@ fn normals(seed: u64, group: u64) -> [f64; 4] {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    fn config(width: u64, layers: u64) -> ModelConfig {
+        let config = json!({
+            "model_type": "qwen2", "hidden_size": width, "intermediate_size": width, "num_hidden_layers": layers,
+            "num_attention_heads": 1, "vocab_size": 13, "max_position_embeddings": 32, "rms_norm_eps": 1e-5
+        });
+        ModelConfig::from_json(&config, "config.json").unwrap()
+    }
+
+    #[test]
+    fn places_are_aligned_and_disjoint_and_a_value_depends_on_its_place_alone() {
+        let config = config(6, 2);
+        let params = Parameters::random(&config, 0.5, 3).unwrap();
+        let table = params.table();
+        let mut end = 0;
+        for param in table.iter() {
+            assert!(param.range.start.is_multiple_of(ALIGN) && param.range.start >= end);
+            assert_eq!(param.range.len(), param.tensor.shape.iter().product::<usize>());
+            assert!(params.values()[end..param.range.start].iter().all(|v| *v == 0.0), "gaps are 0");
+            end = param.range.end;
+        }
+        assert_eq!(config.parameters(), table.iter().map(|p| p.range.len() as u64).sum::<u64>());
+        for (tensor, values) in params.iter() {
+            match tensor.role {
+                Role::Norm { .. } => assert!(values.iter().all(|v| *v == 1.0)),
+                Role::Bias { .. } => assert!(values.iter().all(|v| *v == 0.0)),
+                _ => assert!(values.iter().any(|v| *v > 0.1) && values.iter().any(|v| *v < -0.1)),
+            }
+        }
+        assert_eq!(params, Parameters::random(&config, 0.5, 3).unwrap());
+        assert_ne!(params, Parameters::random(&config, 0.5, 4).unwrap());
+    }
+
+    #[test]
+    fn a_model_without_end_is_no_panic() {
+        let config = config(1 << 24, 10_000);
+        assert_eq!(ParamTable::new(&config).len(), usize::MAX);
+        assert!(matches!(Parameters::random(&config, 1.0, 0), Err(LoadError::Memory { .. })));
+    }
 
     #[test]
     fn normals_are_normal() {

@@ -139,7 +139,7 @@ impl TrainModel {
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
         let (saved, scratch) = allocate(&config, &options)?;
-        let bytes = table.len() as u64 * 4;
+        let bytes = (table.len() as u64).saturating_mul(4);
         let memory = LoadError::Memory { what: "gradients", bytes };
         Ok(TrainModel {
             grads: zeros(table.len()).ok_or(memory)?,

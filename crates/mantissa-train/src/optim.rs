@@ -70,7 +70,7 @@ impl AdamW {
 
     /// Bytes of a state.
     pub fn bytes(table: &ParamTable) -> u64 {
-        8 * table.len() as u64
+        (table.len() as u64).saturating_mul(8)
     }
 
     /// Steps done.

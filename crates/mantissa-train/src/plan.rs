@@ -9,7 +9,7 @@ use crate::model::Options;
 use crate::rows::PART;
 
 /// Tokens whose logits are held at a time.
-pub(crate) const HEAD_ROWS: usize = 256;
+pub(crate) const HEAD_ROWS: usize = 512;
 
 /// What is allocated for a model in training, by name. The optimizer's state is its own
 /// ([`AdamW::bytes`](crate::AdamW::bytes)); the matrix product's packing, of about the second-level cache for each
@@ -235,4 +235,71 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
 fn arrays<const N: usize>(lengths: [usize; N]) -> Option<[Vec<f32>; N]> {
     let all = lengths.into_iter().map(zeros).collect::<Option<Vec<_>>>()?;
     all.try_into().ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::arena::Parameters;
+    use crate::model::TrainModel;
+    use crate::policy::LinearPolicy;
+
+    fn config(changes: &[(&str, u64)]) -> ModelConfig {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5
+        });
+        changes.iter().for_each(|(field, value)| config[field] = json!(value));
+        ModelConfig::from_json(&config, "config.json").unwrap()
+    }
+
+    /// What is stated is what is allocated.
+    #[test]
+    fn the_plan_is_the_sum_of_the_buffers() {
+        let config = config(&[]);
+        for (max_tokens, max_len, threads) in [(1, 1, 1), (700, 64, 1), (2000, 40, 3)] {
+            let options = Options { max_tokens, max_len, threads, policy: LinearPolicy::f32() };
+            let plan = Plan::new(&config, &options);
+            let params = Parameters::random(&config, 0.1, 1).unwrap();
+            let model = TrainModel::new(config.clone(), params, options).unwrap();
+            let saved = model.saved.iter().flat_map(|s| {
+                [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up]
+                    .map(Vec::capacity)
+            });
+            let s = &model.scratch;
+            let scratch = [
+                &s.residual,
+                &s.normed,
+                &s.inner,
+                &s.scores,
+                &s.d_residual,
+                &s.d_normed,
+                &s.d_attended,
+                &s.dq,
+                &s.dk,
+                &s.dv,
+                &s.partials,
+                &s.logits,
+                &s.cos,
+                &s.sin,
+            ];
+            let arenas = model.params.values().len() + model.grads.capacity();
+            let all = saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + arenas;
+            assert_eq!(plan.bytes(), 4 * all as u64, "{max_tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_work() {
+        let options =
+            |max_tokens, max_len| Options { max_tokens, max_len, threads: 1, policy: LinearPolicy::f32() };
+        let error = allocate(&config(&[]), &options(8, 65)).unwrap_err();
+        assert!(matches!(error, LoadError::Context { needed: 65, allowed: 64 }), "{error}");
+        let error = allocate(&config(&[]), &options(usize::MAX / 64, 8)).unwrap_err();
+        assert!(matches!(error, LoadError::Memory { .. }), "{error}");
+    }
 }

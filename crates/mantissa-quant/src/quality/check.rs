@@ -104,7 +104,7 @@ pub(crate) fn error_fault(module: &str, recorded: &ErrorReport, again: &ErrorRep
         ("mse", recorded.mse, again.mse),
         ("sqnr_db", recorded.sqnr_db.unwrap_or(f64::MAX), again.sqnr_db.unwrap_or(f64::MAX)),
         ("relative_error", recorded.relative_error, again.relative_error),
-        ("max_abs_error", recorded.max_abs_error.into(), again.max_abs_error.into()),
+        ("max_abs_error", recorded.max_abs_error, again.max_abs_error),
     ];
     let (name, recorded, again) = pairs.into_iter().find(|&(_, a, b)| !near(a, b))?;
     Some(format!("{module}: found {name} {again:e}, {QUALITY_NAME} records {recorded:e}"))

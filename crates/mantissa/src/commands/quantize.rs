@@ -323,7 +323,7 @@ fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
             format!("{:.3}", layer.bits_per_weight),
             layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
             number(Some(layer.error.relative_error), 3),
-            number(Some(layer.error.max_abs_error.into()), 3),
+            number(Some(layer.error.max_abs_error), 3),
         ]);
     }
     table.write(out)?;
