@@ -73,8 +73,9 @@ pub struct Verification {
 pub struct Against<'a> {
     /// The dense model that it was made from.
     pub reference: Option<&'a Path>,
-    /// Whether its files are hashed; a caller that has just done so leaves that out.
-    pub source_hashes: bool,
+    /// Whether what `quality.json` records of it is checked, its hashes and the error of every layer. A caller that has just
+    /// written that leaves it out.
+    pub recorded: bool,
     /// The windows that the recorded figures were measured on.
     pub text: Option<&'a [Sequence]>,
 }
@@ -85,7 +86,7 @@ pub struct Against<'a> {
 /// # Errors
 /// [`QuantError`] for what cannot be read at all; what can be read and is wrong is a fault of the [`Verification`].
 pub fn verify(artifact: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
-    let against = Against { reference, source_hashes: true, text: None };
+    let against = Against { reference, recorded: true, text: None };
     verify_against(artifact, &against, threads, &|_| ControlFlow::Continue(()))
 }
 
@@ -106,7 +107,7 @@ pub fn verify_against(
     let quality = check::read(artifact, &mut found);
     if let Some(quality) = &quality {
         check::weights(quality, &files, manifest.as_ref(), &mut found)?;
-        if let Some(source) = source.as_ref().filter(|_| against.source_hashes) {
+        if let Some(source) = source.as_ref().filter(|_| against.recorded) {
             check::source(quality, source, &mut found)?;
         }
     }
@@ -114,7 +115,7 @@ pub fn verify_against(
         found.notes.push("the independent reader does not read GGUF yet: no weight was decoded twice".into());
     } else {
         let recorded = check::errors(quality.as_ref());
-        check_weights(&files, source.as_ref(), &recorded, threads, &mut found)?;
+        check_weights(&files, source.as_ref(), &recorded, against.recorded, threads, &mut found)?;
     }
     match (&quality, against.text) {
         (Some(quality), Some(text)) => {
@@ -149,11 +150,12 @@ fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Ma
     Ok(Some(manifest))
 }
 
-/// Steps 2 to 4. `recorded` says by module what method chose the codes and what error it left.
+/// Steps 2 to 4. `recorded` says by module what method chose the codes and what error it left; with `errors` that is checked.
 fn check_weights(
     files: &ModelFiles,
     source: Option<&ModelFiles>,
     recorded: &BTreeMap<&str, &LayerReport>,
+    errors: bool,
     threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
@@ -161,7 +163,7 @@ fn check_weights(
     let mut unjudged = 0;
     for info in config.linears() {
         let recorded = recorded.get(info.module.as_str()).copied();
-        let check = WeightCheck { files, source, info: &info, recorded };
+        let check = WeightCheck { files, source, info: &info, recorded, errors };
         let before = found.weights;
         check.run(threads, found)?;
         unjudged += usize::from(found.weights > before && !check.bounded());
@@ -183,6 +185,8 @@ struct WeightCheck<'a> {
     info: &'a LinearInfo,
     /// What `quality.json` says of it.
     recorded: Option<&'a LayerReport>,
+    /// Whether the recorded error is checked.
+    errors: bool,
 }
 
 /// What some rows showed.
@@ -221,7 +225,7 @@ impl WeightCheck<'_> {
         if source.is_some() {
             found.compared += 1;
             found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(all.worst.ratio));
-            if let Some(recorded) = self.recorded {
+            if let Some(recorded) = self.recorded.filter(|_| self.errors) {
                 found.faults.extend(check::error_fault(module, &recorded.error, &all.error.report()));
             }
             if self.bounded() && all.worst.ratio > 1.0 {
@@ -260,7 +264,7 @@ impl WeightCheck<'_> {
             if let Some(w) = w {
                 let w = &w[i * cols..][..cols];
                 worst_error(q, bound, row, w, &ours, &mut found.worst);
-                if self.recorded.is_some() {
+                if self.errors {
                     found.error.merge(&ErrorStats::of_values(w, &ours));
                 }
             }

@@ -222,7 +222,7 @@ fn agree(out: &Path, file: &str) {
 
 fn check(out: &Path, source: &Path) -> Result<Verification, QuantError> {
     let text = windows();
-    let against = Against { reference: Some(source), source_hashes: true, text: Some(&text) };
+    let against = Against { reference: Some(source), recorded: true, text: Some(&text) };
     verify_against(out, &against, 2, &|_| ControlFlow::Continue(()))
 }
 
@@ -319,7 +319,7 @@ fn figures_are_measured_again_on_their_own_text_alone() {
     let (source, out) = (model(temp.path(), Dtype::F32, 10), temp.path().join("out"));
     quantize(&source, RECIPE, &out, options(1));
     let other = &windows()[..3];
-    let against = |text| Against { reference: None, source_hashes: true, text: Some(text) };
+    let against = |text| Against { reference: None, recorded: true, text: Some(text) };
     let go_on = |_| ControlFlow::Continue(());
     let error = verify_against(&out, &against(other), 1, &go_on).unwrap_err();
     assert!(

@@ -225,9 +225,9 @@ fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
     Ok(Some(Evaluation::new(source, &args.text.name(), sequences, args.max_kl)?))
 }
 
-/// Reads the output back. Its source was hashed while it was quantized.
+/// Reads the output back. What its quality.json records of the source was found a moment ago.
 fn check(args: &Args, context: &Context) -> Result<Verification> {
-    let against = Against { reference: Some(&args.model), source_hashes: false, text: None };
+    let against = Against { reference: Some(&args.model), recorded: false, text: None };
     Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 

@@ -42,7 +42,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
     }
     let reference = args.reference.as_deref();
-    let against = Against { reference, source_hashes: true, text: sequences.as_deref() };
+    let against = Against { reference, recorded: true, text: sequences.as_deref() };
     let tokens = sequences.iter().flatten().map(|s| s.tokens.len() as u64).sum();
     let progress = context.progress(tokens, Unit::Items("tokens"));
     let found = verify_against(&args.model, &against, context.threads, &|done| {
