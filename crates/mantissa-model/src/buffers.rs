@@ -223,9 +223,9 @@ pub(crate) fn check_context(config: &ModelConfig, needed: usize) -> Result<(), L
 }
 
 /// `n` zeros, or `None` where there is no memory for them.
-pub fn zeros(n: usize) -> Option<Vec<f32>> {
+pub fn zeros<T: Clone + Default>(n: usize) -> Option<Vec<T>> {
     let mut values = Vec::new();
     values.try_reserve_exact(n).ok()?;
-    values.resize(n, 0.0);
+    values.resize(n, T::default());
     Some(values)
 }

@@ -1,4 +1,4 @@
-//! Cost of a training step: `cargo run --release -p mantissa-train --example step [steps] [threads]`.
+//! Cost of a training step: `cargo run --release -p mantissa-train --example step [steps] [threads] [policy] [moments]`.
 //!
 //! The model of the project's training gate: a Llama of 8.3M parameters (6 layers, hidden 288, 6 heads, MLP 768,
 //! vocabulary 4096), random weights and tokens, batch 16 × 256, f32, AdamW. Prints process CPU time and wall time of
@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use mantissa_model::{Batch, ModelConfig};
 use mantissa_num::round::random_u32;
+use mantissa_train::blockwise::BlockwiseRule;
 use mantissa_train::{
-    AdamW, AdamWOptions, LinearPolicy, Options, Parameters, Part, Plan, Profile, TrainModel,
+    AdamW, AdamWOptions, MomentFormat, Options, Parameters, Part, Plan, Policy, Profile, TrainModel,
     next_token_targets,
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -21,18 +22,26 @@ const LEN: usize = 256;
 fn main() {
     let argument = |n| std::env::args().nth(n).map(|text| text.parse().expect("a number"));
     let (steps, threads): (usize, usize) = (argument(1).unwrap_or(5), argument(2).unwrap_or(1));
+    let policy = std::env::args().nth(3).unwrap_or_else(|| "fp32".to_owned());
+    let policy = Policy::by_name(&policy, 1).expect("a policy");
+    let moments = match std::env::args().nth(4).as_deref() {
+        Some("8bit") => MomentFormat::Blockwise8(BlockwiseRule::Cuda),
+        Some("bf16") => MomentFormat::Bf16,
+        _ => MomentFormat::F32,
+    };
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6,
         "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 4096, "max_position_embeddings": LEN,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false
     });
     let config = ModelConfig::from_json(&config, "step").expect("a config");
-    let options = Options { max_tokens: SEQUENCES * LEN, max_len: LEN, threads, policy: LinearPolicy::f32() };
+    let options = Options { max_tokens: SEQUENCES * LEN, max_len: LEN, threads, policy: policy.clone() };
     let plan = Plan::new(&config, &options);
     let parameters = config.parameters();
     let params = Parameters::random(&config, 0.02, 1).expect("memory");
-    let state = AdamW::bytes(params.table());
-    let mut optimizer = AdamW::new(params.table(), AdamWOptions::default()).expect("memory");
+    let state = AdamW::bytes(params.table(), &policy, moments);
+    let mut optimizer =
+        AdamW::new(&params, &policy, AdamWOptions { moments, ..AdamWOptions::default() }).expect("memory");
     let mut model = TrainModel::new(config, params, options).expect("a model that can be trained");
     model.set_profile(Profile::new(cpu));
 
@@ -48,7 +57,7 @@ fn main() {
         model.zero_gradients();
         let scale = 1.0 / (tokens.len() - SEQUENCES) as f32;
         let loss = model.forward_backward(&batch, &targets, scale).expect("a batch that fits");
-        let norm = optimizer.step(&mut model, 1e-3).expect("finite gradients");
+        let norm = optimizer.step(&mut model, 1e-3, 1.0).expect("finite gradients");
         let (took, wall) = (cpu() - start, wall.elapsed());
         let (loss, cpu, wall) = (loss.mean(), took.as_secs_f64(), wall.as_secs_f64());
         println!("step {step}: loss {loss:.5}, gradient norm {norm:.5}, {cpu:.3} CPU-s, {wall:.3} s");

@@ -1,11 +1,14 @@
 //! Parameters in one flat arena, and the table that says where each lies. Gradients and optimizer states are
 //! arenas of the same table.
 
+use std::borrow::Cow;
 use std::f64::consts::TAU;
 use std::ops::Range;
 
-use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource, zeros};
+use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::round::philox4x32_10;
+
+use crate::store::{Precision, Store, Stored};
 
 /// Tensors begin at multiples of this many f32 (64 bytes, a cache line); what is between is 0 and stays 0.
 const ALIGN: usize = 16;
@@ -71,11 +74,11 @@ fn aligned(len: usize) -> usize {
     len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
-/// An arena of parameter values.
+/// An arena of parameter values, in f32 or 16 bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     table: ParamTable,
-    values: Vec<f32>,
+    store: Store,
 }
 
 impl Parameters {
@@ -87,7 +90,7 @@ impl Parameters {
         let mut parameters = Self::zeros(config)?;
         for ParamInfo { tensor, range } in &parameters.table.params {
             let values = source.tensor_f32(&tensor.name, &tensor.shape)?;
-            parameters.values[range.clone()].copy_from_slice(&values);
+            parameters.store.set(range.start, &values);
         }
         Ok(parameters)
     }
@@ -100,8 +103,11 @@ impl Parameters {
     /// [`LoadError::Memory`].
     pub fn random(config: &ModelConfig, std: f32, seed: u64) -> Result<Self, LoadError> {
         let mut parameters = Self::zeros(config)?;
+        let mut buffer = Vec::new();
         for ParamInfo { tensor, range } in &parameters.table.params {
-            let values = &mut parameters.values[range.clone()];
+            buffer.clear();
+            buffer.resize(range.len(), 0.0);
+            let values = &mut buffer[..];
             match tensor.role {
                 Role::Norm { .. } => values.fill(1.0),
                 Role::Bias { .. } => {}
@@ -113,6 +119,7 @@ impl Parameters {
                     }
                 }
             }
+            parameters.store.set(range.start, &buffer);
         }
         Ok(parameters)
     }
@@ -120,8 +127,26 @@ impl Parameters {
     fn zeros(config: &ModelConfig) -> Result<Self, LoadError> {
         let table = ParamTable::new(config);
         let bytes = (table.len as u64).saturating_mul(4);
-        let values = zeros(table.len).ok_or(LoadError::Memory { what: "parameters", bytes })?;
-        Ok(Parameters { table, values })
+        let memory = LoadError::Memory { what: "parameters", bytes };
+        let store = Store::zeros(Precision::F32, table.len).ok_or(memory)?;
+        Ok(Parameters { table, store })
+    }
+
+    /// The same values stored in `precision`, rounded to nearest.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    pub fn stored_as(self, precision: Precision) -> Result<Self, LoadError> {
+        if precision == self.store.precision() {
+            return Ok(self);
+        }
+        let bytes = (self.table.len as u64).saturating_mul(precision.bytes());
+        let memory = LoadError::Memory { what: "parameters", bytes };
+        let mut store = Store::zeros(precision, self.table.len).ok_or(memory)?;
+        for param in &self.table.params {
+            store.set(param.range.start, &self.store.get(param.range.clone()).widened());
+        }
+        Ok(Parameters { table: self.table, store })
     }
 
     /// Where each parameter lies.
@@ -129,24 +154,42 @@ impl Parameters {
         &self.table
     }
 
-    /// The whole arena.
-    pub fn values(&self) -> &[f32] {
-        &self.values
+    /// The whole arena as f32, copied where it is stored otherwise.
+    pub fn values(&self) -> Cow<'_, [f32]> {
+        self.store.get(0..self.table.len).widened()
     }
 
-    /// The whole arena, to change.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.values
+    /// How they are stored.
+    pub fn precision(&self) -> Precision {
+        self.store.precision()
+    }
+
+    /// Replaces the values from place `first` on, rounded to nearest.
+    ///
+    /// # Panics
+    /// If they reach beyond the arena.
+    pub fn set(&mut self, first: usize, values: &[f32]) {
+        self.store.set(first, values);
+    }
+
+    /// Values as they are stored.
+    pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
+        self.store.get(range)
+    }
+
+    /// Few values, such as those of a norm, as f32.
+    pub(crate) fn f32(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
+        self.store.get(range.clone()).widened()
     }
 
     /// The table, and the arena to change.
-    pub(crate) fn split_mut(&mut self) -> (&ParamTable, &mut [f32]) {
-        (&self.table, &mut self.values)
+    pub(crate) fn split_mut(&mut self) -> (&ParamTable, &mut Store) {
+        (&self.table, &mut self.store)
     }
 
     /// Name, shape and values of every parameter.
-    pub fn iter(&self) -> impl Iterator<Item = (&TensorInfo, &[f32])> {
-        self.table.params.iter().map(|param| (&param.tensor, &self.values[param.range.clone()]))
+    pub fn iter(&self) -> impl Iterator<Item = (&TensorInfo, Cow<'_, [f32]>)> {
+        self.table.params.iter().map(|param| (&param.tensor, self.f32(&param.range)))
     }
 }
 

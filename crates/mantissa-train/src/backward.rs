@@ -10,7 +10,9 @@ use mantissa_kernels::{AttentionGrads, AttentionSaved, for_each, kernels};
 use mantissa_model::LinearKind;
 use mantissa_model::flow::parts;
 
+use crate::arena::Parameters;
 use crate::forward::rms_norm;
+use crate::gradients::Gradients;
 use crate::model::{LayerOps, TrainModel};
 use crate::plan::{Saved, Scratch, scores_per_thread};
 use crate::profile::{Part, Profile};
@@ -21,7 +23,7 @@ impl TrainModel {
     pub(crate) fn layer_backward(&mut self, i: usize, lens: &[usize]) {
         let mut layer = LayerBackward {
             layer: &self.layers[i],
-            params: self.params.values(),
+            params: &self.params,
             grads: &mut self.grads,
             saved: &mut self.saved[i],
             s: &mut self.scratch,
@@ -39,8 +41,8 @@ impl TrainModel {
 /// One layer's backward.
 struct LayerBackward<'a> {
     layer: &'a LayerOps,
-    params: &'a [f32],
-    grads: &'a mut [f32],
+    params: &'a Parameters,
+    grads: &'a mut Gradients,
     saved: &'a mut Saved,
     s: &'a mut Scratch,
     tokens: usize,
@@ -77,7 +79,7 @@ impl LayerBackward<'_> {
     fn mlp_inner(&mut self) {
         let (down, ffn) = (self.layer.linear(LinearKind::Down), self.layer.linear(LinearKind::Gate).rows());
         let (d, params, profile, eps) = (self.hidden, self.params, self.profile, self.eps);
-        let norm = &params[self.layer.post_norm.clone()];
+        let norm = params.f32(&self.layer.post_norm);
         let (saved, s) = (&mut *self.saved, &mut *self.s);
         let cut = parts(self.tokens, PART);
         let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
@@ -89,7 +91,7 @@ impl LayerBackward<'_> {
             let dy = rows(d_residual, d, part.clone());
             profile.time(Part::Dgrad, || down.dgrad(params, dy, inner, false, 1));
             profile.time(Part::GateBackward, || kernels().silu_mul_backward(gate, up, inner));
-            profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), norm, eps, normed));
+            profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), &norm, eps, normed));
         });
     }
 
@@ -108,8 +110,8 @@ impl LayerBackward<'_> {
 
         let (profile, saved, s) = (self.profile, &*self.saved, &mut *self.s);
         let (x, normed) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
-        let weight = &params[self.layer.input_norm.clone()];
-        profile.time(Part::Norm, || rms_norm(x, weight, self.eps, normed, threads));
+        let weight = params.f32(&self.layer.input_norm);
+        profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, normed, threads));
         let normed = &s.normed[..tokens * d];
         profile.time(Part::Wgrad, || {
             q.wgrad(&s.dq[..tokens * query], normed, self.grads, threads);
@@ -134,7 +136,7 @@ struct NormBackward<'a> {
     x: &'a [f32],
     /// Place of its weight.
     weight: &'a Range<usize>,
-    params: &'a [f32],
+    params: &'a Parameters,
     eps: f32,
 }
 
@@ -144,12 +146,12 @@ impl NormBackward<'_> {
         &self,
         tokens: usize,
         s: &mut Scratch,
-        grads: &mut [f32],
+        grads: &mut Gradients,
         threads: usize,
         profile: &Profile,
         through: impl Fn(Range<usize>, &mut [f32]) + Sync,
     ) {
-        let weight = &self.params[self.weight.clone()];
+        let weight = self.params.f32(self.weight);
         let d = weight.len();
         let cut = parts(tokens, PART);
         let pieces = cut.clone().zip(rows_mut(&mut s.d_normed, d, cut.clone()));
@@ -158,10 +160,10 @@ impl NormBackward<'_> {
         for_each(threads, pieces, |(((part, d_normed), partial), dx)| {
             profile.time(Part::Dgrad, || through(part.clone(), d_normed));
             profile.time(Part::NormBackward, || {
-                norm_backward_part(rows(self.x, d, part), weight, self.eps, d_normed, dx, partial);
+                norm_backward_part(rows(self.x, d, part), &weight, self.eps, d_normed, dx, partial);
             });
         });
-        add_partials(&s.partials, tokens, &mut grads[self.weight.clone()]);
+        grads.add(self.weight.clone(), |grad| add_partials(&s.partials, tokens, grad));
     }
 }
 

@@ -17,7 +17,7 @@ pub enum TrainError {
         allowed: &'static str,
     },
     /// A linear layer's policy asks for an operand that its products cannot have.
-    #[error("linear \"{module}\": policy.{operand}: found {found}, allowed f32")]
+    #[error("linear \"{module}\": policy.{operand}: found {found}, allowed f32, bf16 or f16")]
     Policy {
         /// The linear layer.
         module: String,

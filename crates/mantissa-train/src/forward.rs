@@ -4,6 +4,7 @@ use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{Activations, Job, MlpRows, NormKind, Operators, parts};
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
+use crate::arena::Parameters;
 use crate::model::{LayerOps, TrainModel};
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
@@ -11,7 +12,7 @@ use crate::rows::{PART, rows, rows_mut};
 /// A layer's operators over the arena of parameters.
 struct Saving<'a> {
     layer: &'a LayerOps,
-    params: &'a [f32],
+    params: &'a Parameters,
     eps: f32,
     threads: usize,
     profile: &'a Profile,
@@ -21,8 +22,8 @@ impl Operators for Saving<'_> {
     fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
         // The other norms belong to models that training refuses.
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
-        let weight = &self.params[range.clone()];
-        self.profile.time(Part::Norm, || rms_norm(x, weight, self.eps, out, self.threads));
+        let weight = self.params.f32(range);
+        self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, self.threads));
     }
 
     fn linears(
@@ -56,7 +57,7 @@ impl TrainModel {
     pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), ForwardError> {
         self.embed(batch);
         let seqs = Self::sequences(batch);
-        let (scratch, params) = (&mut self.scratch, self.params.values());
+        let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
             let mut operators = Saving {
@@ -95,9 +96,15 @@ impl TrainModel {
             })?;
         }
         let len = batch.tokens.len() * self.config.hidden_size;
-        let (weight, eps) = (&params[self.final_norm.clone()], self.config.rms_norm_eps);
+        let (weight, eps) = (params.f32(&self.final_norm), self.config.rms_norm_eps);
         self.profile.time(Part::Norm, || {
-            rms_norm(&scratch.residual[..len], weight, eps, &mut scratch.normed[..len], self.options.threads);
+            rms_norm(
+                &scratch.residual[..len],
+                &weight,
+                eps,
+                &mut scratch.normed[..len],
+                self.options.threads,
+            );
         });
         Ok(())
     }
@@ -105,12 +112,13 @@ impl TrainModel {
     /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
     fn embed(&mut self, batch: &Batch<'_>) {
         let d = self.config.hidden_size;
-        let table = &self.params.values()[self.embedding.clone()];
+        let (params, first) = (&self.params, self.embedding.start);
         let rows = Self::sequences(batch).rows;
         let (states, padding) = self.scratch.residual[..rows * d].split_at_mut(batch.tokens.len() * d);
         self.profile.time(Part::Embedding, || {
             for (&token, state) in batch.tokens.iter().zip(states.chunks_exact_mut(d)) {
-                state.copy_from_slice(&table[token as usize * d..][..d]);
+                let row = first + token as usize * d;
+                params.get(row..row + d).widen(state);
             }
             padding.fill(0.0);
         });

@@ -16,25 +16,30 @@ impl TrainModel {
     pub(crate) fn head_backward(&mut self, targets: &[u32], scale: f32) -> Loss {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let tokens = targets.len();
-        let (s, params, profile) = (&mut self.scratch, self.params.values(), &self.profile);
-        let mut loss = Loss::default();
-        for part in parts(tokens, HEAD_ROWS) {
-            let (n, targets) = (part.len(), &targets[part.clone()]);
-            let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
-            profile.time(Part::Head, || self.head.fprop(params, states, logits, false, threads));
-            let mut nll = [0.0; HEAD_ROWS];
-            profile
-                .time(Part::CrossEntropy, || cross_entropy(targets, scale, logits, &mut nll[..n], threads));
-            loss.nll += nll[..n].iter().sum::<f64>();
-            loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
-            let d_normed = &mut s.d_normed[part.start * d..part.end * d];
-            profile.time(Part::Head, || {
-                self.head.dgrad(params, logits, d_normed, false, threads);
-                self.head.wgrad(logits, states, &mut self.grads, threads);
-            });
-        }
+        let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
+        // One sum over all tokens, which is rounded once where gradients are.
+        let loss = self.grads.add(head.weight(), |dw| {
+            let mut loss = Loss::default();
+            for part in parts(tokens, HEAD_ROWS) {
+                let (n, targets) = (part.len(), &targets[part.clone()]);
+                let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
+                profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
+                let mut nll = [0.0; HEAD_ROWS];
+                profile.time(Part::CrossEntropy, || {
+                    cross_entropy(targets, scale, logits, &mut nll[..n], threads);
+                });
+                loss.nll += nll[..n].iter().sum::<f64>();
+                loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
+                let d_normed = &mut s.d_normed[part.start * d..part.end * d];
+                profile.time(Part::Head, || {
+                    head.dgrad(params, logits, d_normed, false, threads);
+                    head.wgrad_into(logits, states, dw, threads);
+                });
+            }
+            loss
+        });
         let eps = self.config.rms_norm_eps;
-        let weight = &params[self.final_norm.clone()];
+        let weight = params.f32(&self.final_norm);
         profile.time(Part::NormBackward, || {
             s.d_residual[..tokens * d].fill(0.0);
             let cut = parts(tokens, PART);
@@ -42,9 +47,9 @@ impl TrainModel {
             let pieces = cut.clone().zip(rows_mut(&mut s.d_residual, d, cut)).zip(partials);
             let (x, dy) = (&s.residual, &s.d_normed);
             for_each(threads, pieces, |((part, dx), partial)| {
-                norm_backward_part(rows(x, d, part.clone()), weight, eps, rows(dy, d, part), dx, partial);
+                norm_backward_part(rows(x, d, part.clone()), &weight, eps, rows(dy, d, part), dx, partial);
             });
-            add_partials(&s.partials, tokens, &mut self.grads[self.final_norm.clone()]);
+            self.grads.add(self.final_norm.clone(), |grad| add_partials(&s.partials, tokens, grad));
         });
         loss
     }

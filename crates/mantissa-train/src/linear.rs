@@ -1,16 +1,19 @@
 //! A linear layer in training: its three products, at the precision that its policy says. No other code of this
 //! crate multiplies by a weight.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 use mantissa_model::flow::parts;
 use mantissa_model::forward_f32;
-use mantissa_num::{Code, Scheme};
 
+use crate::arena::Parameters;
 use crate::error::TrainError;
+use crate::gradients::Gradients;
 use crate::policy::LinearPolicy;
 use crate::rows::{rows, rows_mut};
+use crate::store::{Precision, Stored};
 
 /// Least rows of `X` or `dY` that a thread multiplies: a part of [`parts`] has more than half of it, and so more
 /// than the 64 rows from which on a row's bits do not depend on how many there are.
@@ -26,13 +29,33 @@ pub struct LinearOp {
     bias: Option<Range<usize>>,
     rows: usize,
     cols: usize,
+    operands: Operands,
+}
+
+/// Left and right operand of each product.
+#[derive(Clone, Copy, Debug)]
+struct Operands {
+    fprop: (Precision, Precision),
+    dgrad: (Precision, Precision),
+    wgrad: (Precision, Precision),
+}
+
+/// What operands are rounded into where they are not stored as they are multiplied; one of each thread, which keeps it.
+#[derive(Default)]
+struct Scratch {
+    left: Vec<f32>,
+    right: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl LinearOp {
     /// An operator for the weight and bias at these places of the arenas. `module` is its name in errors.
     ///
     /// # Errors
-    /// [`TrainError::Policy`] for an operand that is not f32.
+    /// [`TrainError::Policy`] for an operand that is not plain f32, bf16 or f16.
     ///
     /// # Panics
     /// If the places do not have the shape.
@@ -47,16 +70,17 @@ impl LinearOp {
             weight.len() == rows * cols && bias.as_ref().is_none_or(|bias| bias.len() == rows),
             "linear {module}: not the places of a weight [{rows}, {cols}]"
         );
-        let f32 = Scheme::plain(Code::F32);
-        let other = policy.operands().into_iter().find(|(_, scheme)| scheme.format != f32.format);
-        match other {
-            None => Ok(LinearOp { weight, bias, rows, cols }),
-            Some((operand, scheme)) => Err(TrainError::Policy {
+        let mut precisions = [Precision::F32; 6];
+        for ((operand, scheme), precision) in policy.operands().into_iter().zip(&mut precisions) {
+            *precision = Precision::of(&scheme.format).ok_or_else(|| TrainError::Policy {
                 module: module.into(),
                 operand: operand.into(),
                 found: scheme.to_string(),
-            }),
+            })?;
         }
+        let [a, b, c, d, e, f] = precisions;
+        let operands = Operands { fprop: (a, b), dgrad: (c, d), wgrad: (e, f) };
+        Ok(LinearOp { weight, bias, rows, cols, operands })
     }
 
     /// Input features.
@@ -69,18 +93,22 @@ impl LinearOp {
         self.rows
     }
 
-    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. The bits of the
-    /// same layer in evaluation.
+    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. In f32 the bits
+    /// of the same layer in evaluation.
     ///
     /// # Panics
     /// If a slice does not have its shape.
-    pub fn fprop(&self, params: &[f32], x: &[f32], out: &mut [f32], accumulate: bool, threads: usize) {
+    pub fn fprop(&self, params: &Parameters, x: &[f32], out: &mut [f32], accumulate: bool, threads: usize) {
         let t = self.tokens(x, out);
-        let (weight, bias) = (&params[self.weight.clone()], self.bias.clone().map(|bias| &params[bias]));
+        let weight = params.get(self.weight.clone());
+        let bias = self.bias.as_ref().map(|bias| params.f32(bias));
+        let (left, right) = self.operands.fprop;
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(out, self.rows, cut)), |(part, out)| {
-            let x = rows(x, self.cols, part);
-            forward_f32(weight, bias, (self.rows, self.cols), x, out, accumulate);
+            let x = Stored::F32(rows(x, self.cols, part));
+            multiply((x, left), (weight, right), |x, weight| {
+                forward_f32(weight, bias.as_deref(), (self.rows, self.cols), x, out, accumulate);
+            });
         });
     }
 
@@ -88,14 +116,17 @@ impl LinearOp {
     ///
     /// # Panics
     /// If a slice does not have its shape.
-    pub fn dgrad(&self, params: &[f32], dy: &[f32], dx: &mut [f32], accumulate: bool, threads: usize) {
+    pub fn dgrad(&self, params: &Parameters, dy: &[f32], dx: &mut [f32], accumulate: bool, threads: usize) {
         let t = self.tokens(dx, dy);
-        let weight = MatRef::new(&params[self.weight.clone()], self.rows, self.cols);
+        let weight = params.get(self.weight.clone());
+        let (left, right) = self.operands.dgrad;
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(dx, self.cols, cut)), |(part, dx)| {
-            let (n, dy) = (part.len(), rows(dy, self.rows, part));
-            let dx = MatMut::new(dx, n, self.cols);
-            kernels().gemm_nn(MatRef::new(dy, n, self.rows), weight, dx, accumulate);
+            let (n, dy) = (part.len(), Stored::F32(rows(dy, self.rows, part)));
+            multiply((dy, left), (weight, right), |dy, weight| {
+                let (dy, weight) = (MatRef::new(dy, n, self.rows), MatRef::new(weight, self.rows, self.cols));
+                kernels().gemm_nn(dy, weight, MatMut::new(dx, n, self.cols), accumulate);
+            });
         });
     }
 
@@ -104,22 +135,34 @@ impl LinearOp {
     ///
     /// # Panics
     /// If a slice does not have its shape.
-    pub fn wgrad(&self, dy: &[f32], x: &[f32], grads: &mut [f32], threads: usize) {
+    pub fn wgrad(&self, dy: &[f32], x: &[f32], grads: &mut Gradients, threads: usize) {
+        grads.add(self.weight.clone(), |dw| self.wgrad_into(dy, x, dw, threads));
+        if let Some(bias) = self.bias.clone() {
+            grads.add(bias, |db| dy.chunks_exact(self.rows).for_each(|dy| kernels().axpy(1.0, dy, db)));
+        }
+    }
+
+    /// Place of the weight in the arenas.
+    pub(crate) fn weight(&self) -> Range<usize> {
+        self.weight.clone()
+    }
+
+    /// Adds `dyᵀ x` to `dw` `[rows, cols]`.
+    pub(crate) fn wgrad_into(&self, dy: &[f32], x: &[f32], dw: &mut [f32], threads: usize) {
         let t = self.tokens(x, dy);
         if t == 0 {
             return;
         }
-        let x = MatRef::new(x, t, self.cols);
-        let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
-        let pieces = cut.clone().zip(rows_mut(&mut grads[self.weight.clone()], self.cols, cut));
-        for_each(threads, pieces, |(span, dw)| {
-            let dy = MatRef::with_stride(&dy[span.start..], t, span.len(), self.rows);
-            kernels().gemm_tn(dy, x, MatMut::new(dw, span.len(), self.cols), true);
+        let (left, right) = self.operands.wgrad;
+        let (dy, x) = (Stored::F32(dy), Stored::F32(x));
+        multiply((dy, left), (x, right), |dy, x| {
+            let x = MatRef::new(x, t, self.cols);
+            let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
+            for_each(threads, cut.clone().zip(rows_mut(dw, self.cols, cut)), |(span, dw)| {
+                let dy = MatRef::with_stride(&dy[span.start..], t, span.len(), self.rows);
+                kernels().gemm_tn(dy, x, MatMut::new(dw, span.len(), self.cols), true);
+            });
         });
-        if let Some(bias) = self.bias.clone() {
-            let db = &mut grads[bias];
-            dy.chunks_exact(self.rows).for_each(|dy| kernels().axpy(1.0, dy, db));
-        }
     }
 
     /// Rows of `input` `[t, cols]` and `output` `[t, rows]`.
@@ -135,6 +178,20 @@ impl LinearOp {
         );
         t
     }
+}
+
+/// Gives both operands, rounded as the product wants them, to `product`.
+fn multiply<T>(
+    (left, to_left): (Stored<'_>, Precision),
+    (right, to_right): (Stored<'_>, Precision),
+    product: impl FnOnce(&[f32], &[f32]) -> T,
+) -> T {
+    // Taken out, not borrowed: what the product runs on this thread may multiply too.
+    let mut scratch = SCRATCH.take();
+    let Scratch { left: a, right: b } = &mut scratch;
+    let result = product(left.rounded(to_left, a), right.rounded(to_right, b));
+    SCRATCH.set(scratch);
+    result
 }
 
 fn token_parts(t: usize, threads: usize) -> impl Iterator<Item = Range<usize>> + Clone {

@@ -6,15 +6,15 @@ use mantissa_kernels::kernels;
 use mantissa_model::flow::{LayerFlow, NormKind, Sequences};
 use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD, norm_name};
 use mantissa_model::{
-    Activation, Batch, ForwardError, LinearKind, LoadError, ModelConfig, Role, WeightSource, load_config,
-    zeros,
+    Activation, Batch, ForwardError, LinearKind, ModelConfig, Role, WeightSource, load_config,
 };
 
 use crate::arena::{ParamTable, Parameters};
 use crate::error::TrainError;
+use crate::gradients::Gradients;
 use crate::linear::LinearOp;
 use crate::plan::{Saved, Scratch, allocate};
-use crate::policy::LinearPolicy;
+use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 
 /// The target of a token that has none.
@@ -29,8 +29,8 @@ pub struct Options {
     pub max_len: usize,
     /// Threads; they change no bit.
     pub threads: usize,
-    /// Precision of the decoder's linear layers. The head is f32.
-    pub policy: LinearPolicy,
+    /// Precision.
+    pub policy: Policy,
 }
 
 /// The loss of a batch.
@@ -85,7 +85,7 @@ pub struct TrainModel {
     pub(crate) config: ModelConfig,
     pub(crate) options: Options,
     pub(crate) params: Parameters,
-    pub(crate) grads: Vec<f32>,
+    pub(crate) grads: Gradients,
     pub(crate) layers: Vec<LayerOps>,
     pub(crate) embedding: Range<usize>,
     pub(crate) final_norm: Range<usize>,
@@ -108,7 +108,7 @@ impl TrainModel {
         Self::new(config, params, options)
     }
 
-    /// A model of these parameters.
+    /// A model of these parameters, stored as the policy says.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -125,7 +125,7 @@ impl TrainModel {
                 let info = config.linear(layer, kind);
                 let weight = table.range(Role::Linear { layer, kind }).unwrap_or_default();
                 let bias = table.range(Role::Bias { layer, kind });
-                LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &options.policy)
+                LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &options.policy.linear)
             };
             Ok(LayerOps {
                 flow: LayerFlow::new(&config, layer, options.threads),
@@ -139,20 +139,18 @@ impl TrainModel {
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
         let (saved, scratch) = allocate(&config, &options)?;
-        let bytes = (table.len() as u64).saturating_mul(4);
-        let memory = LoadError::Memory { what: "gradients", bytes };
         Ok(TrainModel {
-            grads: zeros(table.len()).ok_or(memory)?,
+            grads: Gradients::new(&table, options.policy.gradients)?,
             layers,
             embedding: place(&format!("{EMBEDDING}.weight")),
             final_norm: place(FINAL_NORM),
-            head: LinearOp::new(head, shape, weight, None, &LinearPolicy::f32())?,
+            head: LinearOp::new(head, shape, weight, None, &options.policy.head)?,
             saved,
             scratch,
             profile: Profile::default(),
+            params: params.stored_as(options.policy.weights)?,
             config,
             options,
-            params,
         })
     }
 
@@ -171,8 +169,8 @@ impl TrainModel {
         &mut self.params
     }
 
-    /// The arena of gradients, placed as the parameters' [`table`](Parameters::table) says.
-    pub fn gradients(&self) -> &[f32] {
+    /// The gradients, placed as the parameters' [`table`](Parameters::table) says.
+    pub fn gradients(&self) -> &Gradients {
         &self.grads
     }
 
@@ -193,7 +191,7 @@ impl TrainModel {
 
     /// Forgets the gradients.
     pub fn zero_gradients(&mut self) {
-        self.profile.time(Part::Copies, || self.grads.fill(0.0));
+        self.profile.time(Part::Copies, || self.grads.zero());
     }
 
     /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: with
@@ -227,7 +225,7 @@ impl TrainModel {
         self.check(batch)?;
         self.forward_saving(batch)?;
         let states = &self.scratch.normed[..batch.tokens.len() * self.config.hidden_size];
-        self.head.fprop(self.params.values(), states, out, false, self.options.threads);
+        self.head.fprop(&self.params, states, out, false, self.options.threads);
         Ok(())
     }
 
@@ -273,12 +271,14 @@ impl TrainModel {
             self.layer_backward(i, batch.lens);
         }
         let d = self.config.hidden_size;
-        let table = &mut self.grads[self.embedding.clone()];
+        let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);
         self.profile.time(Part::Embedding, || {
-            // Token by token: rows that occur more than once are added to in the order of the batch.
-            for (&token, dx) in batch.tokens.iter().zip(self.scratch.d_residual.chunks_exact(d)) {
-                kernels().axpy(1.0, dx, &mut table[token as usize * d..][..d]);
-            }
+            grads.add(self.embedding.clone(), |table| {
+                // Token by token: rows that occur more than once are added to in the order of the batch.
+                for (&token, dx) in batch.tokens.iter().zip(d_residual.chunks_exact(d)) {
+                    kernels().axpy(1.0, dx, &mut table[token as usize * d..][..d]);
+                }
+            });
         });
     }
 

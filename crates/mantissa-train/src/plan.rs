@@ -5,7 +5,9 @@ use mantissa_model::flow::{LayerFlow, MIN_ROWS};
 use mantissa_model::{LoadError, ModelConfig, zeros};
 
 use crate::arena::ParamTable;
+use crate::gradients::Gradients;
 use crate::model::Options;
+use crate::policy::Policy;
 use crate::rows::PART;
 
 /// Tokens whose logits are held at a time.
@@ -23,24 +25,45 @@ pub struct Plan {
 impl Plan {
     /// For a model and what it is to be given.
     pub fn new(config: &ModelConfig, options: &Options) -> Self {
-        let sizes = Sizes::new(config, options);
-        let bytes = |lengths: &[usize]| lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64));
-        let arena = ParamTable::new(config).len() as u64;
+        let (sizes, table) = (Sizes::new(config, options), ParamTable::new(config));
+        let bytes = |lengths: &[usize]| {
+            lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64)).saturating_mul(4)
+        };
+        let policy = &options.policy;
         let saved = bytes(&sizes.saved()).saturating_mul(config.num_hidden_layers as u64);
-        let entries = [
-            ("parameters", arena),
-            ("gradients", arena),
+        let logits = bytes(&[sizes.logits]);
+        let mut entries = vec![
+            ("parameters", policy.weights.bytes().saturating_mul(table.len() as u64)),
+            ("gradients", Gradients::bytes(&table, policy.gradients)),
             ("saved activations", saved),
-            ("logits", sizes.logits as u64),
-            ("scratch", bytes(&sizes.scratch()).saturating_sub(sizes.logits as u64)),
+            ("logits", logits),
+            ("scratch", bytes(&sizes.scratch()).saturating_sub(logits)),
         ];
-        Plan { entries: entries.map(|(name, n)| (name, n.saturating_mul(4))).to_vec() }
+        if *policy != Policy::fp32() {
+            entries.push(("rounded operands", rounded_operands(config, options)));
+        }
+        Plan { entries }
     }
 
     /// Their sum.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.1))
     }
+}
+
+/// What products round their operands into: on the calling thread whole matrices of a weight gradient, on every other a part of
+/// the tokens and a weight.
+fn rounded_operands(config: &ModelConfig, options: &Options) -> u64 {
+    let widest = config.intermediate_size.max(config.hidden_size).max(config.query_width());
+    let weight = config.linears().iter().map(|info| info.rows * info.cols).max().unwrap_or(0);
+    let head = config.vocab_size.saturating_mul(config.hidden_size);
+    let logits = options.max_tokens.min(HEAD_ROWS).saturating_mul(config.vocab_size);
+    let tokens = options.max_tokens.saturating_mul(widest).max(logits);
+    let caller = tokens.saturating_add(tokens.max(weight).max(head));
+    let part = PART.min(options.max_tokens).saturating_mul(widest).max(logits);
+    let other = part.saturating_add(weight.max(head));
+    let others = other.saturating_mul(options.threads.saturating_sub(1));
+    4 * (caller.saturating_add(others) as u64)
 }
 
 /// Lengths in f32.
@@ -245,7 +268,6 @@ mod tests {
     use super::*;
     use crate::arena::Parameters;
     use crate::model::TrainModel;
-    use crate::policy::LinearPolicy;
 
     fn config(changes: &[(&str, u64)]) -> ModelConfig {
         let mut config = json!({
@@ -262,7 +284,7 @@ mod tests {
     fn the_plan_is_the_sum_of_the_buffers() {
         let config = config(&[]);
         for (max_tokens, max_len, threads) in [(1, 1, 1), (700, 64, 1), (2000, 40, 3)] {
-            let options = Options { max_tokens, max_len, threads, policy: LinearPolicy::f32() };
+            let options = Options { max_tokens, max_len, threads, policy: Policy::fp32() };
             let plan = Plan::new(&config, &options);
             let params = Parameters::random(&config, 0.1, 1).unwrap();
             let model = TrainModel::new(config.clone(), params, options).unwrap();
@@ -287,7 +309,7 @@ mod tests {
                 &s.cos,
                 &s.sin,
             ];
-            let arenas = model.params.values().len() + model.grads.capacity();
+            let arenas = model.params.values().len() + model.grads.len();
             let all = saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + arenas;
             assert_eq!(plan.bytes(), 4 * all as u64, "{max_tokens} tokens");
         }
@@ -296,7 +318,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_before_work() {
         let options =
-            |max_tokens, max_len| Options { max_tokens, max_len, threads: 1, policy: LinearPolicy::f32() };
+            |max_tokens, max_len| Options { max_tokens, max_len, threads: 1, policy: Policy::fp32() };
         let error = allocate(&config(&[]), &options(8, 65)).unwrap_err();
         assert!(matches!(error, LoadError::Context { needed: 65, allowed: 64 }), "{error}");
         let error = allocate(&config(&[]), &options(usize::MAX / 64, 8)).unwrap_err();

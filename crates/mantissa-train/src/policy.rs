@@ -1,10 +1,14 @@
-//! Precision of the products of a linear layer, as data.
+//! Precision of training, as data: how weights, their master copy and gradients are stored, and how the operands of every
+//! product of a linear layer are.
 //!
 //! A linear layer has three products: `fprop` `Y = X Wᵀ`, `dgrad` `dX = dY W` and `wgrad` `dW = dYᵀ X`. For each, a
 //! policy names how its two operands are stored when they are multiplied. [`LinearOp`](crate::LinearOp) is the only
 //! reader.
 
-use mantissa_num::{Code, Scheme};
+use mantissa_num::Scheme;
+
+use crate::scaling::ScalingOptions;
+use crate::store::Precision;
 
 /// How the operands of one product are stored.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,17 +30,16 @@ pub struct LinearPolicy {
     pub wgrad: GemmPolicy,
 }
 
-impl GemmPolicy {
-    /// Both operands f32.
-    pub fn f32() -> Self {
-        GemmPolicy { left: Scheme::plain(Code::F32), right: Scheme::plain(Code::F32) }
-    }
-}
-
 impl LinearPolicy {
     /// All operands f32.
     pub fn f32() -> Self {
-        LinearPolicy { fprop: GemmPolicy::f32(), dgrad: GemmPolicy::f32(), wgrad: GemmPolicy::f32() }
+        Self::plain(Precision::F32)
+    }
+
+    /// All operands plain values of one format.
+    pub fn plain(precision: Precision) -> Self {
+        let product = || GemmPolicy { left: precision.scheme(), right: precision.scheme() };
+        LinearPolicy { fprop: product(), dgrad: product(), wgrad: product() }
     }
 
     /// Every operand with its name.
@@ -52,8 +55,117 @@ impl LinearPolicy {
     }
 }
 
-impl Default for LinearPolicy {
+/// Where the bits of a weight are that its working copy does not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Master {
+    /// Nowhere: the working copy is all there is, and an update is rounded into it.
+    #[default]
+    None,
+    /// Nowhere, and an update is rounded stochastically: up with the probability of the part cut off (Gupta et al. 2015,
+    /// arXiv 1502.02551), so that updates below half a unit in the last place count on average.
+    Stochastic {
+        /// Of the random bits, which are a function of it, the step and the place alone.
+        seed: u64,
+    },
+    /// In a copy in f32.
+    F32,
+    /// In the 16 bits that, with the bf16 working copy before them, make the f32 value (Megatron-LM's
+    /// `store_param_remainders`): the working copy is the value rounded to nearest, halves up.
+    Remainder,
+}
+
+/// Precision of a training run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Name, such as `bf16`.
+    pub name: &'static str,
+    /// How the weights that a forward reads are stored.
+    pub weights: Precision,
+    /// What of them is kept besides.
+    pub master: Master,
+    /// How gradients are stored; those of a batch are summed in f32 and rounded once.
+    pub gradients: Precision,
+    /// Operands of the decoder's linear layers.
+    pub linear: LinearPolicy,
+    /// Operands of the head.
+    pub head: LinearPolicy,
+    /// How the loss is scaled, where it is.
+    pub scaling: Option<ScalingOptions>,
+}
+
+impl Policy {
+    fn mixed(name: &'static str, precision: Precision, master: Master, gradients: Precision) -> Self {
+        let linear = LinearPolicy::plain(precision);
+        let (weights, head) = (precision, linear.clone());
+        Policy { name, weights, master, gradients, linear, head, scaling: None }
+    }
+
+    /// f32 throughout.
+    pub fn fp32() -> Self {
+        Self::mixed("fp32", Precision::F32, Master::None, Precision::F32)
+    }
+
+    /// f16 weights and operands with an f32 master copy, f32 gradients and PyTorch's dynamic loss scaling (Micikevicius et al.
+    /// 2018, arXiv 1710.03740).
+    pub fn fp16() -> Self {
+        let scaling = Some(ScalingOptions::PYTORCH);
+        Policy { scaling, ..Self::mixed("fp16", Precision::F16, Master::F32, Precision::F32) }
+    }
+
+    /// bf16 weights and operands with an f32 master copy and f32 gradients (Kalamkar et al. 2019, arXiv 1905.12322).
+    pub fn bf16() -> Self {
+        Self::mixed("bf16", Precision::Bf16, Master::F32, Precision::F32)
+    }
+
+    /// [`bf16`](Self::bf16) whose master copy is the 16 bits that the weights do not hold: 2 bytes of each parameter less.
+    pub fn bf16_remainder() -> Self {
+        Self::mixed("bf16-remainder", Precision::Bf16, Master::Remainder, Precision::F32)
+    }
+
+    /// bf16 weights, operands and gradients, updates rounded to nearest.
+    pub fn bf16_pure() -> Self {
+        Self::mixed("bf16-pure", Precision::Bf16, Master::None, Precision::Bf16)
+    }
+
+    /// [`bf16_pure`](Self::bf16_pure) with updates rounded stochastically.
+    pub fn bf16_pure_stochastic(seed: u64) -> Self {
+        let master = Master::Stochastic { seed };
+        Self::mixed("bf16-pure-sr", Precision::Bf16, master, Precision::Bf16)
+    }
+
+    /// The policy of a name; `seed` is that of stochastic rounding.
+    pub fn by_name(name: &str, seed: u64) -> Option<Self> {
+        let all = [
+            Self::fp32(),
+            Self::fp16(),
+            Self::bf16(),
+            Self::bf16_remainder(),
+            Self::bf16_pure(),
+            Self::bf16_pure_stochastic(seed),
+        ];
+        all.into_iter().find(|policy| policy.name == name)
+    }
+
+    /// Names that [`by_name`](Self::by_name) knows.
+    pub const NAMES: [&'static str; 6] =
+        ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"];
+}
+
+impl Default for Policy {
     fn default() -> Self {
-        Self::f32()
+        Self::fp32()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_a_policy() {
+        for name in Policy::NAMES {
+            assert!(Policy::by_name(name, 1).is_some_and(|policy| policy.name == name), "{name}");
+        }
+        assert_eq!(Policy::by_name("fp64", 1), None);
     }
 }

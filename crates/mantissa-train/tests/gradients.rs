@@ -5,7 +5,9 @@ mod common;
 
 use common::{batch, bits, name, train_model, trainable};
 use mantissa_model::{Batch, ForwardError};
-use mantissa_train::{AdamW, AdamWOptions, IGNORE_TARGET, TrainError, TrainModel, next_token_targets};
+use mantissa_train::{
+    AdamW, AdamWOptions, IGNORE_TARGET, Policy, TrainError, TrainModel, next_token_targets,
+};
 
 /// The loss with one parameter tensor moved by `h` along `direction`.
 fn moved(
@@ -17,11 +19,12 @@ fn moved(
     targets: &[u32],
 ) -> f64 {
     let place = start..start + direction.len();
-    let before = model.parameters().values()[place.clone()].to_vec();
-    let values = &mut model.parameters_mut().values_mut()[place.clone()];
-    values.iter_mut().zip(direction).for_each(|(v, d)| *v = (f64::from(*v) + h * f64::from(*d)) as f32);
+    let before = model.parameters().values()[place].to_vec();
+    let move_by = |(v, d): (&f32, &f32)| (f64::from(*v) + h * f64::from(*d)) as f32;
+    let moved: Vec<f32> = before.iter().zip(direction).map(move_by).collect();
+    model.parameters_mut().set(start, &moved);
     let loss = model.forward_backward(batch, targets, 0.0).unwrap();
-    model.parameters_mut().values_mut()[place].copy_from_slice(&before);
+    model.parameters_mut().set(start, &before);
     loss.nll
 }
 
@@ -36,7 +39,7 @@ fn gradients_are_the_slopes_of_the_loss() {
         let targets = next_token_targets(&batch);
         model.zero_gradients();
         model.forward_backward(&batch, &targets, 1.0).unwrap();
-        let gradients = model.gradients().to_vec();
+        let gradients = model.gradients().to_f32().to_vec();
         let whole = gradients.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         let params: Vec<_> = model.parameters().table().iter().cloned().collect();
         for param in params {
@@ -82,15 +85,15 @@ fn thread_counts_change_no_bit() {
         let run = |threads| {
             let mut model = train_model(&dir, threads).unwrap();
             let options = AdamWOptions { max_norm: Some(0.5), ..AdamWOptions::default() };
-            let mut optimizer = AdamW::new(model.parameters().table(), options).unwrap();
+            let mut optimizer = AdamW::new(model.parameters(), &Policy::fp32(), options).unwrap();
             let mut seen = Vec::new();
             for _ in 0..2 {
                 model.zero_gradients();
                 let loss = model.forward_backward(&batch, &targets, 1e-3).unwrap();
-                let norm = optimizer.step(&mut model, 1e-3).unwrap();
-                seen.push((loss.nll.to_bits(), norm.to_bits(), bits(model.gradients())));
+                let norm = optimizer.step(&mut model, 1e-3, 1.0).unwrap();
+                seen.push((loss.nll.to_bits(), norm.to_bits(), bits(&model.gradients().to_f32())));
             }
-            (seen, bits(model.parameters().values()))
+            (seen, bits(&model.parameters().values()))
         };
         let one = run(1);
         for threads in [2, 3, 7] {
@@ -109,7 +112,7 @@ fn gradients_accumulate() {
     let targets = next_token_targets(&whole);
     model.zero_gradients();
     let loss = model.forward_backward(&whole, &targets, 0.01).unwrap();
-    let expected = model.gradients().to_vec();
+    let expected = model.gradients().to_f32().to_vec();
     let cut = lens.len() / 2;
     let at: usize = lens[..cut].iter().sum();
     model.zero_gradients();
@@ -121,12 +124,12 @@ fn gradients_accumulate() {
     }
     assert!((sum - loss.nll).abs() < 1e-6 * loss.nll);
     let scale = expected.iter().fold(0.0_f32, |m, g| m.max(g.abs()));
-    assert!(model.gradients().iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5 * scale));
+    assert!(model.gradients().to_f32().iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5 * scale));
 
     model.zero_gradients();
     let none = model.forward_backward(&whole, &vec![IGNORE_TARGET; 200], 0.01).unwrap();
     assert_eq!((none.nll, none.targets), (0.0, 0));
-    assert!(model.gradients().iter().all(|g| *g == 0.0));
+    assert!(model.gradients().to_f32().iter().all(|g| *g == 0.0));
 }
 
 #[test]
@@ -134,9 +137,9 @@ fn wrong_batches_are_refused() {
     let mut model = train_model(&trainable()[0], 1).unwrap();
     let vocab = u32::try_from(model.config().vocab_size).unwrap();
     let mut run = |tokens: &[u32], lens: &[usize], targets: &[u32]| {
-        let before = bits(model.gradients());
+        let before = bits(&model.gradients().to_f32());
         let error = model.forward_backward(&Batch { tokens, lens }, targets, 1.0).unwrap_err();
-        assert!(bits(model.gradients()) == before);
+        assert!(bits(&model.gradients().to_f32()) == before);
         error
     };
     let lengths = ForwardError::Lengths { sum: 3, tokens: 2 };
@@ -161,13 +164,13 @@ fn wrong_batches_are_refused() {
 fn a_gradient_that_is_not_finite_changes_nothing() {
     let dir = &trainable()[0];
     let mut model = train_model(dir, 1).unwrap();
-    let mut optimizer = AdamW::new(model.parameters().table(), AdamWOptions::default()).unwrap();
+    let mut optimizer = AdamW::new(model.parameters(), &Policy::fp32(), AdamWOptions::default()).unwrap();
     let (tokens, lens) = batch(dir, 70);
     let batch = Batch { tokens: &tokens, lens: &lens };
     let targets = next_token_targets(&batch);
-    let before = bits(model.parameters().values());
+    let before = bits(&model.parameters().values());
     model.forward_backward(&batch, &targets, f32::INFINITY).unwrap();
-    let error = optimizer.step(&mut model, 1e-3).unwrap_err();
+    let error = optimizer.step(&mut model, 1e-3, 1.0).unwrap_err();
     assert!(matches!(error, TrainError::NonFinite { step: 1, .. }), "{error}");
-    assert!(bits(model.parameters().values()) == before && optimizer.steps() == 0);
+    assert!(bits(&model.parameters().values()) == before && optimizer.steps() == 0);
 }

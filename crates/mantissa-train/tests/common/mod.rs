@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_model::{Batch, Buffers, Decoder, WeightSource};
 use mantissa_store::SafeTensors;
 use mantissa_store::convention::ModelFiles;
-use mantissa_train::{LinearPolicy, Options, TrainError, TrainModel};
+use mantissa_train::{Options, Policy, TrainError, TrainModel};
 
 pub fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data")
@@ -26,7 +26,7 @@ pub fn name(dir: &Path) -> &str {
 }
 
 pub fn options(threads: usize) -> Options {
-    Options { max_tokens: 1200, max_len: 32, threads, policy: LinearPolicy::f32() }
+    Options { max_tokens: 1200, max_len: 32, threads, policy: Policy::fp32() }
 }
 
 pub fn train_model(dir: &Path, threads: usize) -> Result<TrainModel, TrainError> {

@@ -1,0 +1,256 @@
+//! What is kept of weights besides their working copy, and how an updated weight goes back into both.
+
+use mantissa_kernels::kernels;
+use mantissa_model::{LoadError, zeros};
+use mantissa_num::round::philox4x32_10;
+
+use super::moments::{Array, ArrayMut};
+use crate::arena::{ParamTable, Parameters};
+use crate::policy::Master;
+use crate::store::Store;
+
+/// The part of the weights that the working copy does not hold.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum MasterCopy {
+    None,
+    Stochastic {
+        seed: u64,
+    },
+    F32(Vec<f32>),
+    /// Low 16 bits of the f32 value, whose sum with the working copy's bits before them is the value.
+    Remainder(Vec<u16>),
+}
+
+/// Some of it.
+pub(crate) enum MasterMut<'a> {
+    None,
+    Stochastic { seed: u64 },
+    F32(&'a mut [f32]),
+    Remainder(&'a mut [u16]),
+}
+
+/// Some of the working copy.
+pub(crate) enum WorkingMut<'a> {
+    F32(&'a mut [f32]),
+    Bf16(&'a mut [u16]),
+    F16(&'a mut [u16]),
+}
+
+impl MasterCopy {
+    /// Of the f32 weights `params`.
+    pub(crate) fn new(master: Master, params: &Parameters) -> Result<Self, LoadError> {
+        let n = params.table().len();
+        let memory = LoadError::Memory { what: "master weights", bytes: Self::bytes(master, params.table()) };
+        Ok(match master {
+            Master::None => MasterCopy::None,
+            Master::Stochastic { seed } => MasterCopy::Stochastic { seed },
+            Master::F32 => {
+                let mut copy = zeros(n).ok_or(memory)?;
+                copy.copy_from_slice(&params.values());
+                MasterCopy::F32(copy)
+            }
+            Master::Remainder => {
+                let mut low = zeros(n).ok_or(memory)?;
+                for (low, value) in low.iter_mut().zip(&*params.values()) {
+                    *low = split(*value).1;
+                }
+                MasterCopy::Remainder(low)
+            }
+        })
+    }
+
+    /// Bytes of what `master` keeps.
+    pub(crate) fn bytes(master: Master, table: &ParamTable) -> u64 {
+        table.len() as u64
+            * match master {
+                Master::None | Master::Stochastic { .. } => 0,
+                Master::F32 => 4,
+                Master::Remainder => 2,
+            }
+    }
+
+    /// Those at `range`, in pieces.
+    pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<MasterMut<'_>> {
+        let count = range.len().div_ceil(piece);
+        match self {
+            MasterCopy::None => (0..count).map(|_| MasterMut::None).collect(),
+            MasterCopy::Stochastic { seed } => {
+                (0..count).map(|_| MasterMut::Stochastic { seed: *seed }).collect()
+            }
+            MasterCopy::F32(copy) => copy[range].chunks_mut(piece).map(MasterMut::F32).collect(),
+            MasterCopy::Remainder(low) => low[range].chunks_mut(piece).map(MasterMut::Remainder).collect(),
+        }
+    }
+
+    /// For a checkpoint.
+    pub(crate) fn array(&self) -> Option<Array<'_>> {
+        match self {
+            MasterCopy::F32(copy) => Some(Array::F32(copy)),
+            MasterCopy::Remainder(low) => Some(Array::U16(low)),
+            _ => None,
+        }
+    }
+
+    /// The same, to be filled.
+    pub(crate) fn array_mut(&mut self) -> Option<ArrayMut<'_>> {
+        match self {
+            MasterCopy::F32(copy) => Some(ArrayMut::F32(copy)),
+            MasterCopy::Remainder(low) => Some(ArrayMut::U16(low)),
+            _ => None,
+        }
+    }
+}
+
+impl Store {
+    /// The values at `range`, in pieces.
+    pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<WorkingMut<'_>> {
+        match self {
+            Store::F32(values) => values[range].chunks_mut(piece).map(WorkingMut::F32).collect(),
+            Store::Bf16(bits) => bits[range].chunks_mut(piece).map(WorkingMut::Bf16).collect(),
+            Store::F16(bits) => bits[range].chunks_mut(piece).map(WorkingMut::F16).collect(),
+        }
+    }
+}
+
+/// The f32 weights at `span` of a piece.
+pub(crate) fn read(working: &WorkingMut<'_>, master: &MasterMut<'_>, first: usize, out: &mut [f32]) {
+    let span = first..first + out.len();
+    match (working, master) {
+        (_, MasterMut::F32(copy)) => out.copy_from_slice(&copy[span]),
+        (WorkingMut::Bf16(high), MasterMut::Remainder(low)) => {
+            let bits = high[span.clone()].iter().zip(&low[span]);
+            out.iter_mut().zip(bits).for_each(|(out, (high, low))| *out = join(*high, *low));
+        }
+        (WorkingMut::F32(values), _) => out.copy_from_slice(&values[span]),
+        (WorkingMut::Bf16(bits), _) => kernels().bf16_to_f32(&bits[span], out),
+        (WorkingMut::F16(bits), _) => kernels().f16_to_f32(&bits[span], out),
+    }
+}
+
+/// Puts `values` back at `first` of a piece, whose element 0 is element `index` of the arena; `step` counts updates.
+pub(crate) fn write(
+    working: &mut WorkingMut<'_>,
+    master: &mut MasterMut<'_>,
+    first: usize,
+    values: &[f32],
+    (index, step): (u64, u64),
+) {
+    let span = first..first + values.len();
+    if let MasterMut::F32(copy) = master {
+        copy[span.clone()].copy_from_slice(values);
+    }
+    match (working, master) {
+        (WorkingMut::Bf16(high), MasterMut::Remainder(low)) => {
+            let places = high[span.clone()].iter_mut().zip(&mut low[span]);
+            values.iter().zip(places).for_each(|(value, (high, low))| (*high, *low) = split(*value));
+        }
+        (WorkingMut::Bf16(bits), MasterMut::Stochastic { seed }) => {
+            stochastic_bf16(values, &mut bits[span], *seed, step, index + first as u64);
+        }
+        (WorkingMut::F32(to), _) => to[span].copy_from_slice(values),
+        (WorkingMut::Bf16(bits), _) => kernels().f32_to_bf16(values, &mut bits[span]),
+        (WorkingMut::F16(bits), _) => kernels().f32_to_f16(values, &mut bits[span]),
+    }
+}
+
+/// A value as bf16 bits, rounded to nearest with halves up, and the low 16 bits that are missing (signed).
+fn split(value: f32) -> (u16, u16) {
+    let bits = value.to_bits();
+    let low = bits as u16;
+    // A negative remainder belongs to the next number up. What is not finite, or would not be, stays below.
+    let high = (bits >> 16) as u16;
+    match high.checked_add(u16::from(low >= 0x8000)) {
+        Some(up) if value.is_finite() && f32::from_bits(u32::from(up) << 16).is_finite() => (up, low),
+        _ => (high, low & 0x7fff),
+    }
+}
+
+/// The value of both.
+fn join(high: u16, low: u16) -> f32 {
+    f32::from_bits((u32::from(high) << 16).wrapping_add_signed(i32::from(low.cast_signed())))
+}
+
+/// Rounds to bf16, up with the probability of the part cut off: 16 random bits are added to the 16 that go. Random bits are
+/// Philox4x32-10 of key `seed` and counter (group of four elements, step); what is not finite is rounded to nearest.
+fn stochastic_bf16(values: &[f32], out: &mut [u16], seed: u64, step: u64, index: u64) {
+    let key = [seed as u32, (seed >> 32) as u32];
+    let mut words = [0; 4];
+    let mut group = u64::MAX;
+    for (i, (value, out)) in values.iter().zip(out).enumerate() {
+        let at = index + i as u64;
+        if at / 4 != group {
+            group = at / 4;
+            words =
+                philox4x32_10([group as u32, (group >> 32) as u32, step as u32, (step >> 32) as u32], key);
+        }
+        let bits = value.to_bits();
+        *out = if value.is_finite() {
+            (bits.wrapping_add(words[(at % 4) as usize] & 0xffff) >> 16) as u16
+        } else {
+            // Quiet, so that a NaN stays one.
+            (bits >> 16) as u16 | if value.is_nan() { 0x40 } else { 0 }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_halves_make_the_value_again() {
+        let mut bits = 1u32;
+        for _ in 0..200_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let value = f32::from_bits(bits);
+            if value.is_nan() {
+                continue;
+            }
+            let (high, low) = split(value);
+            let close = f32::from_bits(u32::from(high) << 16);
+            if value.is_infinite() {
+                assert_eq!(close, value);
+                continue;
+            }
+            if close.abs() < 3.3e38 {
+                assert_eq!(join(high, low).to_bits(), value.to_bits(), "{value:e}");
+                let mut nearest = [0];
+                kernels().f32_to_bf16(&[value], &mut nearest);
+                // Halves go up here and to even there.
+                let tie = bits & 0xffff == 0x8000;
+                assert!(tie || nearest[0] == high, "{value:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn stochastic_rounding_is_right_on_average() {
+        // A quarter of the way between two neighbours of bf16.
+        let (low, high) = (1.0f32, 1.007_812_5f32);
+        let value = 0.75 * low + 0.25 * high;
+        let n = 40_000;
+        let mut out = vec![0; n];
+        stochastic_bf16(&vec![value; n], &mut out, 7, 3, 5);
+        let up = out.iter().filter(|bits| f32::from_bits(u32::from(**bits) << 16) == high).count();
+        let down = out.iter().filter(|bits| f32::from_bits(u32::from(**bits) << 16) == low).count();
+        assert_eq!(up + down, n);
+        // Five standard deviations of a binomial.
+        assert!((up as f64 - 0.25 * n as f64).abs() < 5.0 * (n as f64 * 0.25 * 0.75).sqrt(), "{up}");
+        let mut again = vec![0; n - 3];
+        stochastic_bf16(&vec![value; n - 3], &mut again, 7, 3, 8);
+        assert_eq!(again, out[3..], "a function of place, step and seed");
+        stochastic_bf16(&vec![value; n - 3], &mut again, 7, 4, 8);
+        assert_ne!(again, out[3..]);
+    }
+
+    #[test]
+    fn exact_and_special_values_stay() {
+        let values = [0.0, -0.0, 1.5, -2.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        let mut out = [0; 7];
+        stochastic_bf16(&values, &mut out, 1, 1, 0);
+        for (value, bits) in values.iter().zip(out) {
+            let found = f32::from_bits(u32::from(bits) << 16);
+            assert!(found.to_bits() == value.to_bits() || (found.is_nan() && value.is_nan()));
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Optimizers: AdamW with its moments in f32, bf16 or 8 bits and its master weights as the policy says, and the norm of the
+//! gradients.
+
+mod master;
+mod moments;
+
+use std::cell::RefCell;
+
+use mantissa_kernels::{AdamWStep, for_each, kernels, map_reduce_fixed};
+use mantissa_model::{LoadError, Role};
+
+use crate::arena::{ParamInfo, ParamTable, Parameters};
+use crate::blockwise::{BLOCK, BlockwiseRule, BlockwiseStep};
+use crate::error::TrainError;
+use crate::gradients::Gradients;
+use crate::model::TrainModel;
+use crate::policy::Policy;
+use crate::profile::Part;
+use crate::store::Stored;
+pub(crate) use master::MasterCopy;
+use master::{MasterMut, WorkingMut, read, write};
+pub use moments::{Array, ArrayMut, MomentFormat};
+use moments::{Moments, MomentsMut};
+
+/// Elements of an arena that a thread takes at a time; sums are taken in pieces of this many, in their order.
+const PIECE: usize = 1 << 16;
+
+/// What an AdamW run keeps fixed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWOptions {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the corrected second moment.
+    pub eps: f64,
+    /// Decoupled weight decay, times the learning rate for each step.
+    pub weight_decay: f64,
+    /// Whether the weights of norms and the biases decay too, as they do in PyTorch's optimizer unless they are
+    /// put in a group of their own.
+    pub decay_vectors: bool,
+    /// Greatest norm of all gradients together; greater ones are scaled down to it.
+    pub max_norm: Option<f64>,
+    /// How the moments are stored.
+    pub moments: MomentFormat,
+}
+
+impl Default for AdamWOptions {
+    /// PyTorch's betas, eps and weight decay; vectors do not decay, no clipping.
+    fn default() -> Self {
+        AdamWOptions {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 1e-2,
+            decay_vectors: false,
+            max_norm: None,
+            moments: MomentFormat::F32,
+        }
+    }
+}
+
+/// AdamW (Loshchilov & Hutter 2019, alg. 2) with PyTorch's order of operations (see [`AdamWStep`]), or bitsandbytes' where its
+/// moments have 8 bits (see [`crate::blockwise`]).
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    options: AdamWOptions,
+    /// By parameter.
+    moments: Vec<Moments>,
+    master: MasterCopy,
+    /// Steps done.
+    steps: u64,
+}
+
+/// The elements of a parameter that a thread updates at a time.
+struct Piece<'a> {
+    /// Place of the first in the arena.
+    first: usize,
+    working: WorkingMut<'a>,
+    master: MasterMut<'a>,
+    moments: MomentsMut<'a>,
+    grads: Stored<'a>,
+}
+
+/// The factors of one step, with weight decay or without.
+#[derive(Clone, Copy)]
+struct Factors {
+    step: AdamWStep,
+    eight: BlockwiseStep,
+}
+
+impl AdamW {
+    /// A fresh state for the weights `params`, in f32, that are trained by `policy`.
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    pub fn new(params: &Parameters, policy: &Policy, options: AdamWOptions) -> Result<Self, LoadError> {
+        let table = params.table();
+        let moments = |param: &ParamInfo| Moments::new(options.moments, param.range.len(), true);
+        Ok(AdamW {
+            options,
+            moments: table.iter().map(moments).collect::<Result<_, _>>()?,
+            master: MasterCopy::new(policy.master, params)?,
+            steps: 0,
+        })
+    }
+
+    /// Bytes of a state.
+    pub fn bytes(table: &ParamTable, policy: &Policy, moments: MomentFormat) -> u64 {
+        moments.table_bytes(table, true) + MasterCopy::bytes(policy.master, table)
+    }
+
+    /// Steps done.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Updates the parameters of `model` by its gradients with learning rate `lr` and returns the norm of the
+    /// gradients, before clipping. `loss_scale` is what the loss was multiplied by.
+    ///
+    /// # Errors
+    /// [`TrainError::NonFinite`] where that norm is not finite, [`TrainError::OtherModel`]; parameters and state are
+    /// then as they were.
+    pub fn step(&mut self, model: &mut TrainModel, lr: f64, loss_scale: f64) -> Result<f64, TrainError> {
+        let (found, allowed) = (self.moments.len(), model.params.table().iter().count());
+        if found != allowed {
+            return Err(TrainError::OtherModel { found, allowed });
+        }
+        let threads = model.options.threads;
+        let norm = model.profile.time(Part::Optimizer, || norm(&model.grads, threads)) / loss_scale;
+        if !norm.is_finite() {
+            return Err(TrainError::NonFinite { step: self.steps + 1, norm });
+        }
+        self.steps += 1;
+        let factor = self.options.max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale;
+        let decayed = self.factors(lr, self.options.weight_decay, factor);
+        let plain = self.factors(lr, 0.0, factor);
+        let (steps, decay_vectors) = (self.steps, self.options.decay_vectors);
+        let (table, working) = model.params.split_mut();
+        model.profile.time(Part::Optimizer, || {
+            for (param, moments) in table.iter().zip(&mut self.moments) {
+                let vector = matches!(param.tensor.role, Role::Norm { .. } | Role::Bias { .. });
+                let factors = if vector && !decay_vectors { &plain } else { &decayed };
+                let range = param.range.clone();
+                let firsts = range.clone().step_by(PIECE);
+                let pieces = firsts
+                    .zip(working.pieces(range.clone(), PIECE))
+                    .zip(self.master.pieces(range.clone(), PIECE))
+                    .zip(moments.pieces(PIECE));
+                let pieces = pieces.map(|(((first, working), master), moments)| {
+                    let grads = model.grads.get(first..range.end.min(first + PIECE));
+                    Piece { first, working, master, moments, grads }
+                });
+                for_each(threads, pieces, |piece| piece.update(factors, steps));
+            }
+        });
+        Ok(norm)
+    }
+
+    /// Every array of the state with its name, the parameters' in the order of their table.
+    pub fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
+        let mut all = Vec::new();
+        for (param, moments) in table.iter().zip(&self.moments) {
+            let named = moments.arrays().into_iter();
+            all.extend(named.map(|(what, array)| (format!("{what}.{}", param.tensor.name), array)));
+        }
+        all.extend(self.master.array().map(|array| ("master".to_owned(), array)));
+        all
+    }
+
+    /// The same arrays, to be filled from a checkpoint, and the number of steps done.
+    pub fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
+        self.steps = steps;
+        let mut all = Vec::new();
+        for (param, moments) in table.iter().zip(&mut self.moments) {
+            let named = moments.arrays_mut().into_iter();
+            all.extend(named.map(|(what, array)| (format!("{what}.{}", param.tensor.name), array)));
+        }
+        all.extend(self.master.array_mut().map(|array| ("master".to_owned(), array)));
+        all
+    }
+
+    /// The factors of step `self.steps`, made in f64 as PyTorch makes them.
+    fn factors(&self, lr: f64, weight_decay: f64, grad_scale: f64) -> Factors {
+        let AdamWOptions { beta1, beta2, eps, moments, .. } = self.options;
+        let t = self.steps as f64;
+        let step = AdamWStep {
+            grad_scale: grad_scale as f32,
+            decay: (1.0 - lr * weight_decay) as f32,
+            one_minus_beta1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            one_minus_beta2: (1.0 - beta2) as f32,
+            sqrt_correction2: (1.0 - beta2.powf(t)).sqrt() as f32,
+            eps: eps as f32,
+            step_size: (lr / (1.0 - beta1.powf(t))) as f32,
+        };
+        let rule = match moments {
+            MomentFormat::Blockwise8(rule) => rule,
+            _ => BlockwiseRule::default(),
+        };
+        let eight = BlockwiseStep::new(rule, (beta1, beta2, eps), lr, weight_decay, self.steps, grad_scale);
+        Factors { step, eight }
+    }
+}
+
+impl Piece<'_> {
+    fn update(self, factors: &Factors, steps: u64) {
+        let Piece { first, mut working, mut master, mut moments, grads } = self;
+        if let (WorkingMut::F32(p), MasterMut::None, MomentsMut::F32 { m, v }, Stored::F32(g)) =
+            (&mut working, &master, &mut moments, grads)
+        {
+            kernels().adamw(&factors.step, p, g, m, v);
+            return;
+        }
+        let (mut p, mut g) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for block in 0..grads.len().div_ceil(BLOCK) {
+            let at = block * BLOCK;
+            let n = BLOCK.min(grads.len() - at);
+            let (p, g) = (&mut p[..n], &mut g[..n]);
+            read(&working, &master, at, p);
+            grads.slice(at..at + n).widen(g);
+            // One of the two is called.
+            let shared = RefCell::new(&mut *p);
+            moments.block(
+                block,
+                |m, v| kernels().adamw(&factors.step, &mut shared.borrow_mut(), g, m, v),
+                |m, v| factors.eight.block(&mut shared.borrow_mut(), g, m, v),
+            );
+            write(&mut working, &mut master, at, p, (first as u64, steps));
+        }
+    }
+}
+
+/// The norm of all gradients together, summed in f64 in fixed pieces.
+fn norm(grads: &Gradients, threads: usize) -> f64 {
+    let squares = |range| grads.sum_squares(range);
+    map_reduce_fixed(threads, grads.len(), PIECE, squares, 0.0, |a, b| a + b).sqrt()
+}
+/// Factor that brings gradients of `norm` to at most `max`, as PyTorch's `clip_grad_norm_` has it.
+pub fn clip_factor(norm: f64, max: f64) -> f64 {
+    (max / (norm + 1e-6)).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_norm_has_the_same_bits_at_every_thread_count() {
+        let config = serde_json::json!({
+            "model_type": "llama", "hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "vocab_size": 1000, "max_position_embeddings": 8, "rms_norm_eps": 1e-5
+        });
+        let Ok(config) = mantissa_model::ModelConfig::from_json(&config, "config") else { return };
+        let table = ParamTable::new(&config);
+        let values: Vec<f32> = (0..table.len()).map(|i| (i as f32 * 0.37).sin()).collect();
+        let Ok(mut arena) = Gradients::new(&table, crate::Precision::F32) else { return };
+        arena.add(0..table.len(), |to| to.copy_from_slice(&values));
+        let (grads, norm) = (&values, |_: &Vec<f32>, threads| norm(&arena, threads));
+        let one = norm(grads, 1);
+        let exact: f64 = grads.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+        assert!((one - exact.sqrt()).abs() < 1e-9);
+        assert!([2, 3, 7].iter().all(|&threads| norm(grads, threads).to_bits() == one.to_bits()));
+    }
+
+    #[test]
+    fn clipping_only_scales_down() {
+        assert_eq!(clip_factor(0.5, 1.0), 1.0);
+        assert!((clip_factor(4.0, 1.0) - 0.25).abs() < 1e-6);
+        assert_eq!(clip_factor(0.0, 1.0), 1.0);
+    }
+}

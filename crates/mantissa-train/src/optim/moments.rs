@@ -1,0 +1,197 @@
+//! The two moments of AdamW, or the one of SGD, as a run stores them.
+
+use mantissa_kernels::kernels;
+use mantissa_model::{LoadError, zeros};
+
+use crate::arena::ParamTable;
+use crate::blockwise::{BLOCK, BlockwiseRule, MIN_ELEMENTS, Moment, ZERO_CODES};
+
+/// How moments are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MomentFormat {
+    /// f32.
+    #[default]
+    F32,
+    /// bf16, rounded to nearest.
+    Bf16,
+    /// 8 bits in blocks; see [`crate::blockwise`]. Tensors with fewer than [`MIN_ELEMENTS`] elements keep f32.
+    Blockwise8(BlockwiseRule),
+}
+
+/// The moments of one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Moments {
+    F32 { m: Vec<f32>, v: Vec<f32> },
+    Bf16 { m: Vec<u16>, v: Vec<u16> },
+    Eight { m: Vec<u8>, v: Vec<u8>, m_max: Vec<f32>, v_max: Vec<f32> },
+}
+
+/// Some of them, on whole blocks.
+pub(crate) enum MomentsMut<'a> {
+    F32 { m: &'a mut [f32], v: &'a mut [f32] },
+    Bf16 { m: &'a mut [u16], v: &'a mut [u16] },
+    Eight { m: &'a mut [u8], v: &'a mut [u8], m_max: &'a mut [f32], v_max: &'a mut [f32] },
+}
+
+impl MomentFormat {
+    /// Of a parameter of `n` elements.
+    fn of(self, n: usize) -> Self {
+        match self {
+            MomentFormat::Blockwise8(_) if n < MIN_ELEMENTS => MomentFormat::F32,
+            format => format,
+        }
+    }
+
+    /// Bytes of the moments of a parameter of `n` elements; `second` says that there are two.
+    fn bytes(self, n: usize, second: bool) -> u64 {
+        let one = match self.of(n) {
+            MomentFormat::F32 => 4 * n as u64,
+            MomentFormat::Bf16 => 2 * n as u64,
+            MomentFormat::Blockwise8(_) => n as u64 + 4 * n.div_ceil(BLOCK) as u64,
+        };
+        if second { 2 * one } else { one }
+    }
+
+    /// Bytes of the moments of all parameters.
+    pub fn table_bytes(self, table: &ParamTable, second: bool) -> u64 {
+        table.iter().map(|param| self.bytes(param.range.len(), second)).sum()
+    }
+}
+
+impl Moments {
+    /// Zeros for a parameter of `n` elements.
+    pub(crate) fn new(format: MomentFormat, n: usize, second: bool) -> Result<Self, LoadError> {
+        let memory = LoadError::Memory { what: "optimizer state", bytes: format.bytes(n, second) };
+        let more = if second { n } else { 0 };
+        let moments = || {
+            Some(match format.of(n) {
+                MomentFormat::F32 => Moments::F32 { m: zeros(n)?, v: zeros(more)? },
+                MomentFormat::Bf16 => Moments::Bf16 { m: zeros(n)?, v: zeros(more)? },
+                MomentFormat::Blockwise8(_) => Moments::Eight {
+                    m: vec![ZERO_CODES.0; n],
+                    v: vec![ZERO_CODES.1; more],
+                    m_max: zeros(n.div_ceil(BLOCK))?,
+                    v_max: zeros(more.div_ceil(BLOCK))?,
+                },
+            })
+        };
+        moments().ok_or(memory)
+    }
+
+    /// Pieces of `piece` elements, a multiple of [`BLOCK`]; the last may be shorter.
+    pub(crate) fn pieces(&mut self, piece: usize) -> Vec<MomentsMut<'_>> {
+        match self {
+            Moments::F32 { m, v } => {
+                let mut v = v.chunks_mut(piece);
+                m.chunks_mut(piece).map(|m| MomentsMut::F32 { m, v: v.next().unwrap_or_default() }).collect()
+            }
+            Moments::Bf16 { m, v } => {
+                let mut v = v.chunks_mut(piece);
+                m.chunks_mut(piece).map(|m| MomentsMut::Bf16 { m, v: v.next().unwrap_or_default() }).collect()
+            }
+            Moments::Eight { m, v, m_max, v_max } => {
+                let (mut v, mut v_max) = (v.chunks_mut(piece), v_max.chunks_mut(piece / BLOCK));
+                let all = m.chunks_mut(piece).zip(m_max.chunks_mut(piece / BLOCK));
+                all.map(|(m, m_max)| MomentsMut::Eight {
+                    m,
+                    v: v.next().unwrap_or_default(),
+                    m_max,
+                    v_max: v_max.next().unwrap_or_default(),
+                })
+                .collect()
+            }
+        }
+    }
+
+    /// Every array with its name, for a checkpoint.
+    pub(crate) fn arrays(&self) -> Vec<(&'static str, Array<'_>)> {
+        match self {
+            Moments::F32 { m, v } => vec![("m", Array::F32(m)), ("v", Array::F32(v))],
+            Moments::Bf16 { m, v } => vec![("m", Array::Bf16(m)), ("v", Array::Bf16(v))],
+            Moments::Eight { m, v, m_max, v_max } => vec![
+                ("m", Array::U8(m)),
+                ("v", Array::U8(v)),
+                ("m_absmax", Array::F32(m_max)),
+                ("v_absmax", Array::F32(v_max)),
+            ],
+        }
+    }
+
+    /// The same, to be filled.
+    pub(crate) fn arrays_mut(&mut self) -> Vec<(&'static str, ArrayMut<'_>)> {
+        match self {
+            Moments::F32 { m, v } => vec![("m", ArrayMut::F32(m)), ("v", ArrayMut::F32(v))],
+            Moments::Bf16 { m, v } => vec![("m", ArrayMut::Bf16(m)), ("v", ArrayMut::Bf16(v))],
+            Moments::Eight { m, v, m_max, v_max } => vec![
+                ("m", ArrayMut::U8(m)),
+                ("v", ArrayMut::U8(v)),
+                ("m_absmax", ArrayMut::F32(m_max)),
+                ("v_absmax", ArrayMut::F32(v_max)),
+            ],
+        }
+    }
+}
+
+/// An array of a state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Array<'a> {
+    /// f32.
+    F32(&'a [f32]),
+    /// Bits of bf16.
+    Bf16(&'a [u16]),
+    /// Bits of f16.
+    F16(&'a [u16]),
+    /// 16 bits that are no number by themselves.
+    U16(&'a [u16]),
+    /// Codes.
+    U8(&'a [u8]),
+}
+
+/// An array of a state, to be filled.
+#[derive(Debug, PartialEq)]
+pub enum ArrayMut<'a> {
+    /// f32.
+    F32(&'a mut [f32]),
+    /// Bits of bf16.
+    Bf16(&'a mut [u16]),
+    /// Bits of f16.
+    F16(&'a mut [u16]),
+    /// 16 bits that are no number by themselves.
+    U16(&'a mut [u16]),
+    /// Codes.
+    U8(&'a mut [u8]),
+}
+
+impl MomentsMut<'_> {
+    /// Gives the moments of block `block` to `update` as f32, and stores what it makes of them. 8-bit moments go to `eight`.
+    pub(crate) fn block(
+        &mut self,
+        block: usize,
+        update: impl FnOnce(&mut [f32], &mut [f32]),
+        eight: impl FnOnce(Moment<'_>, Moment<'_>),
+    ) {
+        let span = |len: usize| (block * BLOCK).min(len)..((block + 1) * BLOCK).min(len);
+        match self {
+            MomentsMut::F32 { m, v } => {
+                let (m_span, v_span) = (span(m.len()), span(v.len()));
+                update(&mut m[m_span], &mut v[v_span]);
+            }
+            MomentsMut::Bf16 { m, v } => {
+                let (mut wide_m, mut wide_v) = ([0.0; BLOCK], [0.0; BLOCK]);
+                let (m_span, v_span) = (span(m.len()), span(v.len()));
+                let (m, v) = (&mut m[m_span], &mut v[v_span]);
+                let (wide_m, wide_v) = (&mut wide_m[..m.len()], &mut wide_v[..v.len()]);
+                kernels().bf16_to_f32(m, wide_m);
+                kernels().bf16_to_f32(v, wide_v);
+                update(wide_m, wide_v);
+                kernels().f32_to_bf16(wide_m, m);
+                kernels().f32_to_bf16(wide_v, v);
+            }
+            MomentsMut::Eight { m, v, m_max, v_max } => {
+                let span = span(m.len());
+                let m = Moment { codes: &mut m[span.clone()], absmax: &mut m_max[block] };
+                eight(m, Moment { codes: &mut v[span], absmax: &mut v_max[block] });
+            }
+        }
+    }
+}

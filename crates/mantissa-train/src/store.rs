@@ -1,0 +1,225 @@
+//! Values as an arena or an operand stores them: f32, or 16 bits of bf16 or f16.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use mantissa_kernels::kernels;
+use mantissa_model::zeros;
+use mantissa_num::{Code, Format, Scheme, minifloat};
+
+/// A float format of 32 or 16 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// IEEE binary32.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+}
+
+impl Precision {
+    /// The scheme of plain values of this format.
+    pub fn scheme(self) -> Scheme {
+        Scheme::plain(match self {
+            Precision::F32 => Code::F32,
+            Precision::Bf16 => Code::Float(minifloat::BF16),
+            Precision::F16 => Code::Float(minifloat::F16),
+        })
+    }
+
+    /// The format of a scheme of plain values, where it is one of these.
+    pub fn of(format: &Format) -> Option<Self> {
+        [Precision::F32, Precision::Bf16, Precision::F16].into_iter().find(|p| p.scheme().format == *format)
+    }
+
+    /// Bytes of a value.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Precision::F32 => 4,
+            Precision::Bf16 | Precision::F16 => 2,
+        }
+    }
+}
+
+/// An arena's values.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Store {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+    F16(Vec<u16>),
+}
+
+/// Some values of a [`Store`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stored<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [u16]),
+    F16(&'a [u16]),
+}
+
+impl Store {
+    /// `n` zeros; `None` where there is not enough memory.
+    pub(crate) fn zeros(precision: Precision, n: usize) -> Option<Self> {
+        Some(match precision {
+            Precision::F32 => Store::F32(zeros(n)?),
+            Precision::Bf16 => Store::Bf16(zeros(n)?),
+            Precision::F16 => Store::F16(zeros(n)?),
+        })
+    }
+
+    pub(crate) fn precision(&self) -> Precision {
+        match self {
+            Store::F32(_) => Precision::F32,
+            Store::Bf16(_) => Precision::Bf16,
+            Store::F16(_) => Precision::F16,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Store::F32(values) => values.len(),
+            Store::Bf16(bits) | Store::F16(bits) => bits.len(),
+        }
+    }
+
+    pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
+        match self {
+            Store::F32(values) => Stored::F32(&values[range]),
+            Store::Bf16(bits) => Stored::Bf16(&bits[range]),
+            Store::F16(bits) => Stored::F16(&bits[range]),
+        }
+    }
+
+    /// Stores `values` from place `first` on, rounded to nearest.
+    pub(crate) fn set(&mut self, first: usize, values: &[f32]) {
+        let range = first..first + values.len();
+        match self {
+            Store::F32(to) => to[range].copy_from_slice(values),
+            Store::Bf16(to) => kernels().f32_to_bf16(values, &mut to[range]),
+            Store::F16(to) => kernels().f32_to_f16(values, &mut to[range]),
+        }
+    }
+}
+
+impl<'a> Stored<'a> {
+    /// As f32, exactly; copied where they are not.
+    pub(crate) fn widened(self) -> Cow<'a, [f32]> {
+        match self {
+            Stored::F32(values) => Cow::Borrowed(values),
+            _ => {
+                let mut values = vec![0.0; self.len()];
+                self.widen(&mut values);
+                Cow::Owned(values)
+            }
+        }
+    }
+
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Stored::F32(values) => values.len(),
+            Stored::Bf16(bits) | Stored::F16(bits) => bits.len(),
+        }
+    }
+
+    /// Some of them.
+    pub(crate) fn slice(self, range: Range<usize>) -> Stored<'a> {
+        match self {
+            Stored::F32(values) => Stored::F32(&values[range]),
+            Stored::Bf16(bits) => Stored::Bf16(&bits[range]),
+            Stored::F16(bits) => Stored::F16(&bits[range]),
+        }
+    }
+
+    /// Writes them as f32, exactly. Panics if `out` has another length.
+    pub(crate) fn widen(self, out: &mut [f32]) {
+        match self {
+            Stored::F32(values) => out.copy_from_slice(values),
+            Stored::Bf16(bits) => kernels().bf16_to_f32(bits, out),
+            Stored::F16(bits) => kernels().f16_to_f32(bits, out),
+        }
+    }
+
+    /// As values of `precision`, in f32; rounded into `scratch` where they are not.
+    pub(crate) fn rounded(self, precision: Precision, scratch: &'a mut Vec<f32>) -> &'a [f32] {
+        let exact = match self {
+            Stored::F32(values) if precision == Precision::F32 => return values,
+            Stored::Bf16(_) => precision != Precision::F16,
+            Stored::F16(_) => precision != Precision::Bf16,
+            Stored::F32(_) => false,
+        };
+        scratch.resize(self.len(), 0.0);
+        self.widen(scratch);
+        if !exact {
+            round(precision, scratch);
+        }
+        scratch
+    }
+
+    /// As bits of bf16; rounded into `scratch` where they are not.
+    pub(crate) fn bf16(self, scratch: &'a mut Vec<u16>) -> &'a [u16] {
+        match self {
+            Stored::Bf16(bits) => return bits,
+            Stored::F32(values) => {
+                scratch.resize(values.len(), 0);
+                kernels().f32_to_bf16(values, scratch);
+            }
+            Stored::F16(_) => {
+                scratch.resize(self.len(), 0);
+                kernels().f32_to_bf16(&self.widened(), scratch);
+            }
+        }
+        scratch
+    }
+}
+
+/// Rounds every value to nearest in `precision`.
+pub(crate) fn round(precision: Precision, values: &mut [f32]) {
+    const PIECE: usize = 1024;
+    let mut bits = [0u16; PIECE];
+    for values in values.chunks_mut(PIECE) {
+        let bits = &mut bits[..values.len()];
+        match precision {
+            Precision::F32 => return,
+            Precision::Bf16 => {
+                kernels().f32_to_bf16(values, bits);
+                kernels().bf16_to_f32(bits, values);
+            }
+            Precision::F16 => {
+                kernels().f32_to_f16(values, bits);
+                kernels().f16_to_f32(bits, values);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemes_and_precisions_name_each_other() {
+        for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+            assert_eq!(Precision::of(&precision.scheme().format), Some(precision));
+        }
+        assert_eq!(Precision::of(&Scheme::plain(Code::Float(minifloat::E4M3)).format), None);
+    }
+
+    #[test]
+    fn values_come_back_rounded_once() {
+        let values = [1.0, 1.003_906_3, -70_000.0, 1e-9, 0.333_333_34];
+        for (precision, expected) in [
+            (Precision::Bf16, [1.0, 1.0, -70_144.0, 1.000_444e-9, 0.333_984_38]),
+            (Precision::F16, [1.0, 1.003_906_3, f32::NEG_INFINITY, 0.0, 0.333_251_95]),
+        ] {
+            let Some(mut store) = Store::zeros(precision, 7) else { return };
+            store.set(1, &values);
+            let found = store.get(1..6).widened();
+            assert!(found.iter().zip(expected).all(|(a, b)| a == &b || (a - b).abs() < 1e-15), "{found:?}");
+            let (mut direct, mut scratch) = (Vec::new(), Vec::new());
+            assert_eq!(Stored::F32(&values).rounded(precision, &mut direct), &found[..]);
+            assert_eq!(store.get(1..6).rounded(precision, &mut scratch), &found[..]);
+        }
+    }
+}
