@@ -210,8 +210,13 @@ impl Quality {
     }
 
     /// The text of the file.
-    pub(crate) fn to_json(&self) -> String {
-        format!("{:#}\n", serde_json::json!(self))
+    pub(crate) fn to_json(&self) -> Result<String> {
+        let spell = |error: serde_json::Error| Error::Io {
+            path: QUALITY_NAME.into(),
+            operation: "spell as JSON",
+            error: error.into(),
+        };
+        Ok(serde_json::to_string_pretty(self).map_err(spell)? + "\n")
     }
 }
 
