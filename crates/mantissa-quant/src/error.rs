@@ -116,19 +116,8 @@ pub enum QuantError {
         what: String,
     },
     /// A verification was given another text than the recorded figures were measured on.
-    #[error(
-        "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
-        .path.display(), .found.windows, .found.tokens, .found.sha256,
-        .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
-    )]
-    OtherText {
-        /// The artifact.
-        path: PathBuf,
-        /// What its figures were measured on.
-        recorded: Box<TokenSet>,
-        /// What was given.
-        found: Box<TokenSet>,
-    },
+    #[error(transparent)]
+    OtherText(Box<OtherText>),
 }
 
 impl From<EvalError> for QuantError {
@@ -153,6 +142,22 @@ impl From<RecipeError> for QuantError {
     fn from(error: RecipeError) -> Self {
         QuantError::Recipe(Box::new(error))
     }
+}
+
+/// A text that is not the one of recorded figures.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
+    .path.display(), .found.windows, .found.tokens, .found.sha256,
+    .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
+)]
+pub struct OtherText {
+    /// The artifact.
+    pub path: PathBuf,
+    /// What its figures were measured on.
+    pub recorded: TokenSet,
+    /// What was given.
+    pub found: TokenSet,
 }
 
 /// An output that lost more than is allowed.

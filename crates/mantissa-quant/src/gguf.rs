@@ -320,7 +320,7 @@ pub(crate) fn run(
     })?;
     quality.evaluation = assess::figures(plan, source, staged.path(), None, progress)?;
     assess::gate(plan, &quality, out, None)?;
-    let text = quality.to_json();
+    let text = quality.to_json()?;
     let files =
         [(name.to_owned(), digest), (format!("{name}.{QUALITY_NAME}"), FileDigest::of(text.as_bytes()))];
     let manifest = Manifest::new(files.into(), pipeline::run_fields(plan));

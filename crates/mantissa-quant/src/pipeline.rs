@@ -168,7 +168,7 @@ fn fill(
     copy_sidecars(source.dir(), staging)?;
     let mut quality = Quality::new(plan, source, found);
     quality.evaluation = assess::figures(plan, source, staging.path(), Some(journal), progress)?;
-    staging.write(QUALITY_NAME, quality.to_json().as_bytes())?;
+    staging.write(QUALITY_NAME, quality.to_json()?.as_bytes())?;
     Ok(quality)
 }
 

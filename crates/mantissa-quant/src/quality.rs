@@ -2,7 +2,7 @@
 //!
 //! Everything in it can be found again: hashes of what went in and came out, the error of every tensor, and, where a text
 //! was given, perplexity, KL and top-1 against the source with standard errors. Nothing in it depends on time, machine,
-//! threads or places of files. [`check`] is the way back, for [`crate::verify`].
+//! threads or places of files. [`mod@crate::verify`] holds it against what is there.
 
 pub(crate) mod check;
 mod figures;
@@ -211,8 +211,13 @@ impl Quality {
     }
 
     /// The text of the file.
-    pub(crate) fn to_json(&self) -> String {
-        format!("{:#}\n", serde_json::json!(self))
+    pub(crate) fn to_json(&self) -> Result<String> {
+        let spell = |error: serde_json::Error| Error::Io {
+            path: QUALITY_NAME.into(),
+            operation: "spell as JSON",
+            error: error.into(),
+        };
+        Ok(serde_json::to_string_pretty(self).map_err(spell)? + "\n")
     }
 }
 

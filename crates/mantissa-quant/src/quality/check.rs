@@ -9,7 +9,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Manifest, hash_file};
 
 use super::{Digests, Figures, QUALITY_NAME, Quality, TokenSet, hashes};
-use crate::error::{QuantError, Result};
+use crate::error::{OtherText, QuantError, Result};
 use crate::error_stats::ErrorReport;
 use crate::verify::Verification;
 
@@ -129,9 +129,8 @@ pub(crate) fn figures(
     };
     let text = TokenSet::new(&recorded.text.name, sequences);
     if text != recorded.text {
-        let path = artifact.dir().to_owned();
-        let (recorded, found) = (Box::new(recorded.text.clone()), Box::new(text));
-        return Err(QuantError::OtherText { path, recorded, found });
+        let (path, recorded) = (artifact.dir().to_owned(), recorded.text.clone());
+        return Err(QuantError::OtherText(Box::new(OtherText { path, recorded, found: text })));
     }
     let again = match source {
         Some(source) => Figures::measure(artifact, source, &text, sequences, threads, progress)?,

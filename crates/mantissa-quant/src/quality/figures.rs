@@ -73,7 +73,7 @@ pub struct Figures {
     #[serde(deserialize_with = "null_is_nan")]
     pub kl_se: f64,
     /// 99th percentile over positions.
-    pub kl_p99: f64,
+    pub kl_p99: f32,
     /// Share of positions at which both have the same most probable token.
     pub top1: f64,
     /// Its standard error.
@@ -139,7 +139,7 @@ impl Figures {
             // Sums of differences: a model against itself may come out a little below zero.
             kl: c.kl.max(0.0),
             kl_se: c.kl_se,
-            kl_p99: f64::from(c.kl_p99),
+            kl_p99: c.kl_p99,
             top1: c.top1,
             top1_se: c.top1_se,
             delta_nll: c.delta_nll,
@@ -180,7 +180,7 @@ impl Figures {
             figure("ppl", self.ppl, loss * self.ppl),
             figure("kl", self.kl, kl(self.kl)),
             figure("kl_se", self.kl_se, se(self.kl_se)),
-            figure("kl_p99", self.kl_p99, 10.0 * kl(self.kl_p99)),
+            figure("kl_p99", self.kl_p99.into(), 10.0 * kl(self.kl_p99.into())),
             figure("top1", self.top1, share),
             figure("top1_se", self.top1_se, se(self.top1_se) + share / 10.0),
             figure("delta_nll", self.delta_nll, loss),
