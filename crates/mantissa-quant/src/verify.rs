@@ -6,17 +6,24 @@
 //! 2. Every quantized weight decoded independently ([`independent`]) and by the ordinary reader: equal bit for bit.
 //! 3. Against the source, where given: every weight within the scheme's bound, every other tensor equal byte for byte.
 //! 4. Logits of the model as read ordinarily and as decoded independently: equal within 1e-4 of the largest.
+//!
+//! A GGUF file has its manifest beside it. Its container is read a second time as well, and compared: names, types, shapes,
+//! places. There every tensor counts as a weight, its bound is taken from the range of its block in the source, and the
+//! model that the metadata describe is compared with the source's.
 
+mod gguf;
+mod gguf_blocks;
+mod gguf_file;
 pub mod independent;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig};
+use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig, WeightSource};
 use mantissa_num::{Code, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
-use mantissa_store::{MANIFEST_NAME, verify_manifest};
+use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
 use serde::Serialize;
 
 use crate::dequantize::Dequantizer;
@@ -40,7 +47,7 @@ pub struct Verification {
     pub ok: bool,
     /// Files whose hash was checked; 0 without a manifest.
     pub files: usize,
-    /// Quantized weights decoded.
+    /// Quantized weights decoded; of a GGUF file, all its tensors.
     pub weights: usize,
     /// Tensors compared with the source.
     pub compared: usize,
@@ -54,50 +61,89 @@ pub struct Verification {
     pub notes: Vec<String>,
 }
 
-/// Verifies the model folder `dir`, against the dense model `reference` where one is given. `bounded` says that the method
-/// rounds to nearest, so that an error past the scheme's bound is a fault. The result does not depend on `threads`.
+/// Verifies the model at `path`, a folder or a GGUF file, against the dense model `reference` where one is given. Where the
+/// method rounds to nearest, an error past the scheme's bound is a fault. The result does not depend on `threads`.
 ///
 /// # Errors
-/// [`QuantError`] for what cannot be read at all; what can be read and is wrong is a fault of the [`Verification`].
-pub fn verify(dir: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
+/// [`QuantError`] for what cannot be read at all, unless hashes have shown already that it is damaged; what can be read and
+/// is wrong is a fault of the [`Verification`].
+pub fn verify(path: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
     let mut found = Verification::default();
-    check_hashes(dir, &mut found)?;
-    let files = ModelFiles::open(dir)?;
-    let config = model_config(&files)?;
+    let rounded = check_hashes(path, &mut found)?;
+    match check_model(path, reference, rounded, threads, &mut found) {
+        Err(error) if error.class() == ErrorClass::Input && !found.faults.is_empty() => {
+            found.faults.push(error.to_string());
+        }
+        result => result?,
+    }
+    found.ok = found.faults.is_empty();
+    Ok(found)
+}
+
+fn check_model(
+    path: &Path,
+    reference: Option<&Path>,
+    bounded: bool,
+    threads: usize,
+    found: &mut Verification,
+) -> Result<()> {
+    let files = ModelFiles::open(path)?;
     let source = reference.map(ModelFiles::open).transpose()?;
-    let bounded = rounds_to_nearest(dir);
     if !bounded && source.is_some() {
         found.notes.push(
             "the artifact does not say that it was rounded to nearest: errors are reported, not judged"
                 .into(),
         );
     }
+    if files.gguf().is_some() {
+        return gguf::check(&files, source.as_ref(), bounded, threads, found);
+    }
+    let config = model_config(&files)?;
     for info in config.linears() {
         let check = WeightCheck { files: &files, source: source.as_ref(), info: &info, bounded };
-        check.run(threads, &mut found)?;
+        check.run(threads, found)?;
     }
     if let Some(source) = &source {
-        check_copied(&files, source, &config, threads, &mut found)?;
+        check_copied(&files, source, &config, threads, found)?;
     }
-    check_logits(&files, &config, &mut found)?;
-    found.ok = found.faults.is_empty();
-    Ok(found)
+    compare_logits(&files, &independent::Source::new(&files), &config, found)
 }
 
-fn check_hashes(dir: &Path, found: &mut Verification) -> Result<()> {
-    if !dir.join(MANIFEST_NAME).exists() {
-        found.notes.push(format!("no {MANIFEST_NAME}: hashes were not checked"));
-        return Ok(());
+/// Compares files with their manifest. Says whether the artifact was rounded to nearest.
+fn check_hashes(path: &Path, found: &mut Verification) -> Result<bool> {
+    if path.is_file() {
+        return check_hash(path, found);
     }
-    let manifest = mantissa_store::Manifest::read(dir)?;
-    found.files = manifest.files.len();
-    for mismatch in verify_manifest(dir)? {
+    if !path.join(MANIFEST_NAME).exists() {
+        found.notes.push(format!("no {MANIFEST_NAME}: hashes were not checked"));
+        return Ok(rounds_to_nearest(path));
+    }
+    found.files = Manifest::read(path)?.files.len();
+    for mismatch in verify_manifest(path)? {
         match mismatch {
-            mantissa_store::Mismatch::Unlisted { .. } => found.notes.push(mismatch.to_string()),
+            Mismatch::Unlisted { .. } => found.notes.push(mismatch.to_string()),
             _ => found.faults.push(mismatch.to_string()),
         }
     }
-    Ok(())
+    Ok(rounds_to_nearest(path))
+}
+
+/// Compares a single file with the manifest beside it.
+fn check_hash(path: &Path, found: &mut Verification) -> Result<bool> {
+    let beside = crate::manifest_path(path);
+    if !beside.exists() {
+        found.notes.push(format!("no {}: the hash was not checked", beside.display()));
+        return Ok(false);
+    }
+    let manifest = Manifest::read_file(&beside)?;
+    // Whoever renames both keeps the name that the manifest says.
+    let Some(&expected) = manifest.files.values().next().filter(|_| manifest.files.len() == 1) else {
+        found.faults.push(format!("{}: found {} files, allowed 1", beside.display(), manifest.files.len()));
+        return Ok(false);
+    };
+    found.files = 1;
+    found.faults.extend(Mismatch::of_file(path, expected)?.map(|mismatch| mismatch.to_string()));
+    Ok(manifest.run.get("method").is_some_and(|method| method == "rtn"))
 }
 
 /// Whether the report beside the weights says so.
@@ -306,7 +352,12 @@ fn same_bytes(a: &ModelFiles, b: &ModelFiles, name: &str, len: u64, threads: usi
 }
 
 /// Compares logits on a fixed pseudo-random text.
-fn check_logits(files: &ModelFiles, config: &ModelConfig, found: &mut Verification) -> Result<()> {
+fn compare_logits(
+    ordinary: &dyn WeightSource,
+    independent: &dyn WeightSource,
+    config: &ModelConfig,
+    found: &mut Verification,
+) -> Result<()> {
     if config.parameters() > MAX_LOGIT_PARAMETERS {
         let millions = config.parameters() / 1_000_000;
         found.notes.push(format!("logits were not compared: {millions} million parameters, twice in memory"));
@@ -316,9 +367,8 @@ fn check_logits(files: &ModelFiles, config: &ModelConfig, found: &mut Verificati
     let vocabulary = config.vocab_size as u64;
     let token = |i: usize| (u64::from(mantissa_num::round::random_u32(1, i as u64)) % vocabulary) as u32;
     let tokens: Vec<u32> = (0..length).map(token).collect();
-    let ordinary = logits(&Decoder::load(files)?, config, &tokens)?;
-    let decoded = independent::Source::new(files);
-    let independent = logits(&Decoder::load(&decoded)?, config, &tokens)?;
+    let ordinary = logits(&Decoder::load(ordinary)?, config, &tokens)?;
+    let independent = logits(&Decoder::load(independent)?, config, &tokens)?;
     let scale = ordinary.iter().fold(0f32, |a, v| a.max(v.abs()));
     let difference = ordinary.iter().zip(&independent).fold(0f32, |a, (x, y)| a.max((x - y).abs()));
     found.max_logit_difference = Some(difference);

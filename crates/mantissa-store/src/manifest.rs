@@ -51,6 +51,14 @@ impl Manifest {
         Self::from_value(&path, &value)
     }
 
+    /// Reads the manifest at `path`, wherever it lies: that of a single file is beside it.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_file(path: &Path) -> Result<Self> {
+        Self::from_value(path, &json::read_strict(path, MAX_MANIFEST_BYTES, "a manifest")?)
+    }
+
     /// The text of the manifest file.
     pub fn to_json(&self) -> String {
         let files: Map<String, Value> = self
@@ -113,6 +121,17 @@ pub enum Mismatch {
         /// Its name.
         file: String,
     },
+}
+
+impl Mismatch {
+    /// How the file at `path` differs from what a manifest says of it; `None` when it does not.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a file that exists cannot be read.
+    pub fn of_file(path: &Path, expected: FileDigest) -> Result<Option<Self>> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        compare(path.parent().unwrap_or(Path::new("")), &name, expected)
+    }
 }
 
 /// Compares every file of the folder `dir` with its manifest; empty when nothing differs.

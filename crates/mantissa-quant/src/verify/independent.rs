@@ -537,7 +537,8 @@ fn int_values(bits: usize) -> Vec<f32> {
     (0..1u16 << bits).map(|code| f32::from(code) - f32::from(1u8 << (bits - 1))).collect()
 }
 
-fn float_values(exponent: u32, mantissa: u32, bias: i32) -> Vec<f32> {
+/// The value of every code of a float of 1 + `exponent` + `mantissa` bits.
+pub(super) fn float_values(exponent: u32, mantissa: u32, bias: i32) -> Vec<f32> {
     let value = |code| {
         special(code, exponent, mantissa, bias).unwrap_or(mini_float(code, exponent, mantissa, bias)) as f32
     };

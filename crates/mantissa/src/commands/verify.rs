@@ -7,16 +7,18 @@ use mantissa_quant::verify::{Verification, verify};
 
 use super::model::ModelPath;
 use crate::app::Context;
-use crate::error::{BadInput, GateFailed};
+use crate::error::GateFailed;
 
 /// Reopen a model with the independent reader: hashes of the manifest, every quantized weight decoded twice, logits; and,
 /// with --reference, every weight against its source within the bound of its scheme. Exit 1 where something does not hold.
+/// Of a GGUF file also the container; its manifest lies beside it.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa verify path/to/quantized
-  mantissa verify path/to/quantized --reference path/to/model --json")]
+  mantissa verify path/to/quantized --reference path/to/model --json
+  mantissa verify path/to/model-q4_0.gguf --reference path/to/model")]
 pub struct Args {
-    /// The model folder to check
+    /// The model folder or GGUF file to check
     model: ModelPath,
     /// The dense model that it was made from
     #[arg(long, value_name = "SOURCE")]
@@ -28,11 +30,6 @@ pub struct Args {
 /// # Errors
 /// What cannot be read at all; [`GateFailed`] where something does not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    if args.model.extension().is_some_and(|e| e == "gguf") {
-        let (found, allowed) =
-            ("a GGUF file", "a model folder (the independent reader does not read GGUF yet)");
-        return Err(BadInput::new(args.model.display().to_string(), found, allowed).into());
-    }
     let found = verify(&args.model, args.reference.as_deref(), context.threads)?;
     context.report(&found, |out| human(out, &found))?;
     if found.ok {
