@@ -9,7 +9,7 @@ use std::path::Path;
 use mantissa_kernels::kernels;
 use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig, ModelType, Role, TensorInfo};
-use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
+use mantissa_num::{Code, Format, Rule, Scheme, TensorError, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, block_type, to_gguf_order};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
@@ -426,22 +426,19 @@ fn cast_bytes(
     cols: usize,
 ) -> Result<Vec<u8>> {
     let Cast { info, scheme, .. } = cast;
+    let of_tensor =
+        |error| QuantError::Tensor { path: source.dir().to_owned(), tensor: info.name.clone(), error };
     let f16 = scheme.format == plain(minifloat::F16).format;
-    let amax = kernels().amax(values);
-    if f16 && amax > minifloat::F16.max() {
-        let allowed = "up to 65504 in f16; keep this tensor, or store it as bf16, by a rule of the recipe";
-        return Err(fault(source, &info.name, format!("magnitude {amax:e}"), allowed));
+    let (amax, allowed) = (kernels().amax(values), minifloat::F16.max());
+    if f16 && amax > allowed {
+        return Err(of_tensor(TensorError::ValueOverflow { amax, allowed, element: minifloat::F16.name }));
     }
     let module = info.name.trim_end_matches(".weight");
     if info.shape.len() < 2 {
         return Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect());
     }
     let quantized = rtn::quantize(scheme, values, rows, cols, None, plan.threads());
-    let (q, _) = quantized.map_err(|error| QuantError::Tensor {
-        path: source.dir().to_owned(),
-        tensor: info.name.clone(),
-        error,
-    })?;
+    let (q, _) = quantized.map_err(of_tensor)?;
     let linear = LinearPlan { module, scheme, input: None, rows, cols };
     let tensors = gguf::tensors(&linear, &q);
     let tensors =

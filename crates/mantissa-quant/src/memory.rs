@@ -10,6 +10,7 @@ use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
 
 use crate::plan::Plan;
+use crate::rtn;
 use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
@@ -102,7 +103,12 @@ impl Sizes {
 
 fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
-    let buffers = vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
+    let mut buffers =
+        vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
+    if !rtn::in_panels(scheme) {
+        // The source in f32, and its decoded rows.
+        buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
+    }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
 

@@ -12,7 +12,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use mantissa_model::{FusedGroup, LinearInfo};
-use mantissa_num::Scheme;
+use mantissa_num::format::Affine;
+use mantissa_num::{Code, Format, Scheme, TensorError};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{
     Checksum, Committed, Error, ErrorClass, ShardPlan, ShardedWriter, Staging, TensorMeta, refuse_overlap,
@@ -246,10 +247,26 @@ impl<'a> Layers<'a> {
         let (w, threads) = (self.open(info)?, self.plan.options.threads);
         let quantized = rtn::quantize_source(scheme, &w, info.rows, info.cols, outer, threads);
         let (q, stats) = quantized.map_err(|error| self.dense_error(info, error))?;
+        if !stats.is_finite() {
+            self.refuse_overflow(info, scheme, &w)?;
+        }
         let plan = self.plan.linear_plan(info, scheme);
         let tensors = self.plan.container.tensors(&plan, &q);
         let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
         Ok((tensors, LayerReport::new(info, scheme, stats.report())))
+    }
+
+    /// A plain cast turns what its element does not reach into infinity, which is an error where the source is finite.
+    fn refuse_overflow(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<()> {
+        let amax = source::amax(w, info.rows * info.cols, self.plan.options.threads);
+        let amax = amax.map_err(|error| self.dense_error(info, error))?;
+        match &scheme.format {
+            Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if amax.is_finite() => {
+                let error = TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name };
+                Err(self.dense_error(info, error.into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The tensor-wide scale that a layer shares with its fused partners, where it has one.

@@ -21,8 +21,9 @@ use std::path::{Path, PathBuf};
 
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig, WeightSource};
-use mantissa_num::{Code, Quantized};
+use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
 use serde::Serialize;
 
@@ -222,8 +223,10 @@ impl WeightCheck<'_> {
             if found.difference.is_none() {
                 found.difference = self.difference(row, &ours, &theirs);
             }
-            if let Some(w) = w {
-                worst_error(q, bound, row, &w[i * cols..][..cols], &ours, &mut found.worst);
+            match (w.map(|w| &w[i * cols..][..cols]), block_type(&q.format)) {
+                (Some(w), Some(ty)) => gguf::worst_of_row(ty, 1.0, row, w, &ours, &mut found.worst),
+                (Some(w), None) => worst_error(q, bound, row, w, &ours, &mut found.worst),
+                (None, _) => {}
             }
         }
         Ok(found)
@@ -262,6 +265,14 @@ fn reference_fault(model: &Path, reference: &Path, what: String) -> QuantError {
     QuantError::Reference { model: PathBuf::from(model), reference: PathBuf::from(reference), what }
 }
 
+/// The type of a codec's blocks.
+fn block_type(format: &Format) -> Option<GgmlType> {
+    match format {
+        Format::Codec(id) => GgmlType::of_codec(*id),
+        _ => None,
+    }
+}
+
 /// The element furthest from its source.
 #[derive(Clone, Copy, Default)]
 struct Worst {
@@ -295,7 +306,8 @@ fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32]
     for (block, start, end) in q.format.blocks().runs(q.cols, row) {
         let (_, inner, tail) = q.block_decoder(block).parts();
         let step = f64::from((bound * inner * tail.unwrap_or(1.0)).abs()) * 1.0001;
-        let allowed = |w: f32| step + f64::from(w.abs()) * slack;
+        let nested = nested_slack(q, block, bound);
+        let allowed = |w: f32| step + f64::from(w.abs()) * slack + nested;
         let error = |w: f32, decoded: f32| (f64::from(w) - f64::from(decoded)).abs();
         let (w, decoded) = (&w[start..end], &decoded[start..end]);
         // Most blocks hold nothing worse than what was seen, which a multiplication shows; only the others divide.
@@ -311,6 +323,13 @@ fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32]
             worst.take(Worst { ratio, row, col: start + i, source, decoded });
         }
     }
+}
+
+/// What double quantization adds to the error of a block: its scale is a level of the signed dynamic map, whose levels
+/// are at most 1/64 apart, of the amax of its run. A scale that is too small clips by as much.
+fn nested_slack(q: &Quantized, block: usize, bound: f32) -> f64 {
+    let Some(nested) = &q.nested else { return 0.0 };
+    f64::from(nested.scales[block / nested.block]) / 64.0 * f64::from(1.0 + bound)
 }
 
 /// Tensors that are not linear weights must have been taken over byte for byte.

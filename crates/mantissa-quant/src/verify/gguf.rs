@@ -436,7 +436,15 @@ impl TensorCheck<'_> {
     }
 }
 
-fn worst_of_row(ty: GgmlType, factor: f32, row: usize, w: &[f32], decoded: &[f32], worst: &mut Worst) {
+/// The largest error of row `row` in units of what its blocks allow; `factor` is that of the whole tensor.
+pub(super) fn worst_of_row(
+    ty: GgmlType,
+    factor: f32,
+    row: usize,
+    w: &[f32],
+    decoded: &[f32],
+    worst: &mut Worst,
+) {
     let group = gguf_blocks::bound_group(ty);
     for (block, (w, decoded)) in w.chunks(group).zip(decoded.chunks(group)).enumerate() {
         let allowed = gguf_blocks::allowed(ty, w, factor);

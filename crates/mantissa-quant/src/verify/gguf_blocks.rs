@@ -1,4 +1,4 @@
-//! A second decoder of the block types that are written to GGUF, from the descriptions of `ggml-common.h`: values come from
+//! A second decoder of the block types that are written, to GGUF or to the native container, from the descriptions of `ggml-common.h`: values come from
 //! arithmetic in f64 and are rounded once. And how far nearest rounding may miss, from the source's own values.
 
 use mantissa_store::gguf::GgmlType;
@@ -50,6 +50,20 @@ fn layout(ty: GgmlType) -> Option<Layout> {
             (0..32).for_each(|i| out[i] = (e2m1(nibble(&b[1..], i)) * scale) as f32);
         }),
         GgmlType::NVFP4 => of(64, 36, |all, b, out| all.nvfp4(b, 1.0, out)),
+        GgmlType::Q1_0 => of(128, 18, |all, b, out| {
+            let d = all.half(b, 0);
+            (0..128).for_each(|i| out[i] = if b[2 + i / 8] >> (i % 8) & 1 == 1 { d } else { -d });
+        }),
+        // A scale, the sum of the elements for dot products, and the elements.
+        GgmlType::Q8_1 => of(32, 36, |all, b, out| {
+            let d = all.half(b, 0);
+            (0..32).for_each(|i| out[i] = level(f64::from(b[4 + i] as i8), d, 0.0));
+        }),
+        // The scale is an f32; sums of 16 elements follow.
+        GgmlType::Q8_K => of(256, 292, |_, b, out| {
+            let d = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            (0..256).for_each(|i| out[i] = level(f64::from(b[4 + i] as i8), d, 0.0));
+        }),
         GgmlType::TQ1_0 => of(256, 54, |all, b, out| {
             let d = all.half(b, 52);
             (0..256).for_each(|i| out[i] = level(trit(b, i), d, 0.0));
@@ -164,7 +178,8 @@ pub(super) fn allowed(ty: GgmlType, x: &[f32], factor: f32) -> f64 {
         GgmlType::F32 => 0.0,
         GgmlType::F16 => amax * 2f64.powi(-10) + 2f64.powi(-24),
         GgmlType::BF16 => amax * 2f64.powi(-7) + 2f64.powi(-133),
-        GgmlType::Q8_0 => steps(amax / 127.0 / 2.0, 127.0),
+        GgmlType::Q8_0 | GgmlType::Q8_1 => steps(amax / 127.0 / 2.0, 127.0),
+        GgmlType::Q8_K => steps(amax / 127.0, 0.0),
         GgmlType::Q4_0 => steps(amax / 8.0, 8.0),
         GgmlType::Q5_0 => steps(amax / 16.0, 16.0),
         GgmlType::Q4_1 => steps((high - low) / 15.0 / 2.0, 16.0),
@@ -179,7 +194,7 @@ pub(super) fn allowed(ty: GgmlType, x: &[f32], factor: f32) -> f64 {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
     use mantissa_num::{CodecId, round::random_u32};
@@ -192,7 +207,10 @@ mod tests {
         }
     }
 
-    const TYPES: [GgmlType; 9] = [
+    const TYPES: [GgmlType; 12] = [
+        GgmlType::Q1_0,
+        GgmlType::Q8_1,
+        GgmlType::Q8_K,
         GgmlType::Q4_0,
         GgmlType::Q4_1,
         GgmlType::Q5_0,
@@ -225,7 +243,8 @@ mod tests {
     #[test]
     fn what_the_writer_rounds_is_within_the_bound_and_a_wrong_scale_is_not() {
         let blocks = Blocks::new();
-        for ty in TYPES {
+        // The first knows signs only, and its error has no bound.
+        for &ty in &TYPES[1..] {
             let (elements, bytes) = ty.block();
             let (mut worst, mut doubled) = (0f64, 0f64);
             for seed in 0..500 {

@@ -3,6 +3,7 @@
 
 mod cast;
 mod cast_golden;
+mod catalogue;
 mod frame;
 mod inspect;
 mod interruptions;
