@@ -4,6 +4,7 @@
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use mantissa_kernels::kernels;
@@ -293,7 +294,9 @@ fn plain(float: minifloat::MiniFloat) -> Scheme {
     Scheme::new(Format::plain(Code::Float(float)), Rule::Amax)
 }
 
-/// Carries out `plan` into the file `out`, and writes its manifest beside it. A run that is stopped begins anew.
+/// Carries out `plan` into the file `out`, and writes its manifest beside it. A run that is stopped leaves the old file
+/// with its manifest, and begins anew. Only a kill between two renames at the end may leave a file, the old or the new,
+/// without its manifest; never with another's.
 pub(crate) fn run(
     plan: &Plan,
     layout: &Layout,
@@ -303,6 +306,7 @@ pub(crate) fn run(
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
     let staged = StagedFile::begin(out)?;
+    let staged_manifest = StagedFile::begin(&manifest_path(out))?;
     let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
     let mut run = Run { plan, source, layout, writer, progress, done: 0 };
     let report = run.fill()?;
@@ -311,20 +315,37 @@ pub(crate) fn run(
     fields.insert("report".to_owned(), json!(report));
     let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     let manifest = Manifest::new([(name, digest)].into(), fields);
-    // A manifest beside another file's content would be a lie for as long as it stands there.
-    let beside = manifest_path(out);
-    match std::fs::remove_file(&beside) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::Io { path: beside, operation: "remove the old manifest", error }.into());
-        }
-        _ => staged.commit()?,
-    }
-    write_file_atomic(&beside, manifest.to_json().as_bytes())?;
+    staged_manifest.write(manifest.to_json().as_bytes())?;
+    publish(out, staged, staged_manifest)?;
     Ok(Outcome {
         report,
         committed: Committed { path: out.to_owned(), manifest, leftover: None },
         resumed: 0,
     })
+}
+
+/// Puts the file and then its manifest in place of the old ones.
+fn publish(out: &Path, staged: StagedFile, manifest: StagedFile) -> Result<()> {
+    let beside = manifest_path(out);
+    // A manifest beside another file's content would be a lie for as long as it stands there.
+    let old = std::fs::read(&beside).ok();
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::Io { path: beside, operation: "remove the old manifest", error }.into());
+        }
+        _ => {}
+    }
+    let in_place = || std::fs::metadata(out).ok().map(|found| found.ino());
+    let before = in_place();
+    if let Err(error) = staged.commit() {
+        drop(manifest);
+        if let (Some(old), true) = (old, before == in_place()) {
+            // The error that is told is the first.
+            let _ = write_file_atomic(&beside, &old);
+        }
+        return Err(error.into());
+    }
+    Ok(manifest.commit()?)
 }
 
 /// Where the manifest of the GGUF file `path` lies.

@@ -9,16 +9,22 @@ use std::path::{Path, PathBuf};
 
 use common::{model, sized_model};
 use mantissa_quant::verify::{Verification, verify};
-use mantissa_quant::{Options, Plan, Recipe, Start, manifest_path, run};
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, manifest_path, run};
 use mantissa_store::convention::{Container, ModelFiles};
-use mantissa_store::{Dtype, FileDigest, Gguf, Manifest};
+use mantissa_store::failpoint::{Failing, Operation, failing};
+use mantissa_store::{Dtype, ErrorClass, FileDigest, Gguf, Manifest};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
-fn quantize(model: &Path, recipe: &str, out: &Path) {
-    let source = ModelFiles::open(model).unwrap();
+fn try_quantize(model: &Path, recipe: &str, out: &Path) -> Result<Outcome, QuantError> {
+    let source = ModelFiles::open(model)?;
     let options = Options { threads: 2, container: Some(Container::Gguf), ..Options::default() };
-    let plan = Plan::new(&source, Recipe::load(recipe).unwrap(), options).unwrap();
-    run(&plan, &source, out, Start::Resume, &mut |_| ControlFlow::Continue(())).unwrap();
+    let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
+    run(&plan, &source, out, Start::Resume, &mut |_| ControlFlow::Continue(()))
+}
+
+fn quantize(model: &Path, recipe: &str, out: &Path) {
+    try_quantize(model, recipe, out).unwrap();
 }
 
 /// Verifies at one and at three threads, which must agree.
@@ -226,4 +232,70 @@ fn a_renamed_file_keeps_its_manifest() {
     fs::rename(manifest_path(&out), manifest_path(&renamed)).unwrap();
     let found = checked(&renamed, Some(&model));
     assert!(found.ok && found.files == 1 && found.notes.is_empty(), "{found:?}");
+}
+
+/// Every write in turn fails, alone and with all after it.
+#[test]
+fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path(), Dtype::BF16, 5);
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("m.gguf");
+    let beside = manifest_path(&out);
+    let read = || (fs::read(&out).unwrap(), fs::read(&beside).ok());
+    quantize(&model, "rtn-q8_0", &out);
+    let new = read();
+    for which in [Failing::Once as fn(u64) -> Failing, Failing::From] {
+        let mut writes = 0;
+        loop {
+            quantize(&model, "rtn-q4_0", &out);
+            let old = read();
+            let attempt = || try_quantize(&model, "rtn-q8_0", &out);
+            let (result, _) = failing(Operation::Write, which(writes), Errno::NOSPC, attempt);
+            let Err(error) = result else { break };
+            assert_eq!(error.class(), ErrorClass::Environment, "{error}");
+            let found = read();
+            let whole = found == old || found == new;
+            // Once the file is in place, what fails after it can only cost the manifest.
+            let bare = found.1.is_none() && (found.0 == new.0 || (found.0 == old.0 && writes > 3));
+            assert!(whole || bare, "write {writes}: {error}");
+            assert!(
+                found.0 == new.0 || which(0) == Failing::From(0) || found == old,
+                "write {writes}: {error}"
+            );
+            quantize(&model, "rtn-q8_0", &out);
+            assert!(read() == new, "write {writes}");
+            assert_eq!(common::names_in(&dir), ["m.gguf", "m.gguf.mantissa-manifest.json"], "write {writes}");
+            writes += 1;
+        }
+        assert!(writes > 8, "{writes}");
+    }
+}
+
+#[test]
+fn values_that_a_type_does_not_reach_are_refused_by_name() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (model(temp.path(), Dtype::BF16, 5), temp.path().join("m.gguf"));
+    let path = model.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let files = ModelFiles::open(&model).unwrap();
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let (_, meta) = files.checkpoint().locate(name).unwrap();
+    let at = meta.offset as usize + 2 * 100;
+    // 2^24 in bf16: past 127 · 65504, which is just below 2^23.
+    bytes[at..at + 2].copy_from_slice(&[0x80, 0x4b]);
+    fs::write(&path, bytes).unwrap();
+    for (recipe, says) in
+        [("rtn-q8_0", "1 blocks that q8_0"), ("rtn-q4_1", "element 96"), ("rtn-f16", "in f16")]
+    {
+        let error = try_quantize(&model, recipe, &out).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(name) && text.contains(says) && text.contains("65504"), "{text}");
+        assert_eq!(error.class(), ErrorClass::Input);
+    }
+    quantize(&model, "rtn-bf16", &out);
+    assert!(checked(&out, Some(&model)).ok);
+    quantize(&model, "rtn-gguf-mxfp4", &out);
+    assert!(checked(&out, Some(&model)).ok);
 }

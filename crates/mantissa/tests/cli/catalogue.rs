@@ -136,6 +136,8 @@ fn block_types_that_cannot_be_written_are_refused() {
     let refused = |scheme: &str| fail(2, &["cast", text(&input), "--scheme", scheme, "--out", text(&out)]);
     let line = refused("q4_0");
     assert!(line.contains("rows of 48 elements, allowed multiples of 32"), "{line}");
+    assert!(refused("q4_k").contains("multiples of 256"));
+    write_x(&input, &[1, 256], &values(256));
     assert!(refused("q4_k").contains("read and not written"));
     let mut x = values(4 * 64);
     x[130] = 3e7;
