@@ -165,7 +165,7 @@ impl Codec {
 
     /// Encodes one block of finite values; `None`, and nothing written, where the codec has no encoder. A scale past the
     /// largest f16 is stored as infinity, as the reference stores it: such a block decodes to infinities and NaN, which
-    /// happens for magnitudes past 65504 times the largest code only.
+    /// happens for magnitudes past 65504 times the largest code only, and which [`quantize`](crate::quantize) refuses.
     ///
     /// # Panics
     /// A slice is shorter than a block.

@@ -158,6 +158,32 @@ pub enum TensorError {
         /// The codec.
         codec: &'static str,
     },
+    /// Blocks of a codec whose scale would be infinite.
+    #[error(
+        "found {count} blocks that {codec} can store as infinity only, the first at element {index} of magnitude {amax:e}, allowed what a scale of at most 65504, the largest f16, reaches; keep this tensor or store it as bf16 or f32"
+    )]
+    ScaleOverflow {
+        /// How many.
+        count: usize,
+        /// Flat index of the first element of the first.
+        index: usize,
+        /// Its largest magnitude.
+        amax: f32,
+        /// The codec.
+        codec: &'static str,
+    },
+    /// Finite values whose code in a plain cast is infinity, where none may be written.
+    #[error(
+        "found magnitude {amax:e}, allowed up to {allowed} in {element}; keep this tensor or store it as bf16 or f32"
+    )]
+    ValueOverflow {
+        /// The largest magnitude.
+        amax: f32,
+        /// The largest magnitude that the element holds.
+        allowed: f32,
+        /// The element.
+        element: &'static str,
+    },
     /// The codec can be read only.
     #[error(
         "found {codec}, which is read and not written, allowed q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0, gguf-mxfp4, gguf-nvfp4"
@@ -166,6 +192,21 @@ pub enum TensorError {
         /// The codec.
         codec: &'static str,
     },
+}
+
+impl TensorError {
+    /// The error of a part that begins at element `first`, with its index in the whole.
+    pub fn shifted(self, first: usize) -> Self {
+        match self {
+            TensorError::NonFinite { count, index, value } => {
+                TensorError::NonFinite { count, index: first + index, value }
+            }
+            TensorError::ScaleOverflow { count, index, amax, codec } => {
+                TensorError::ScaleOverflow { count, index: first + index, amax, codec }
+            }
+            other => other,
+        }
+    }
 }
 
 /// What a caller may fix beforehand.
@@ -181,8 +222,9 @@ pub struct Given {
 /// Quantizes `x` (`[rows, cols]`, row-major).
 ///
 /// # Errors
-/// [`TensorError::NonFinite`] unless the scheme [accepts](Scheme::accepts_non_finite) such values, and
-/// [`TensorError::Length`] when `x` does not match the shape.
+/// [`TensorError::NonFinite`] unless the scheme [accepts](Scheme::accepts_non_finite) such values,
+/// [`TensorError::Length`] when `x` does not match the shape, and of a codec [`TensorError::Ragged`],
+/// [`TensorError::ReadOnly`] and [`TensorError::ScaleOverflow`].
 pub fn quantize(
     scheme: &Scheme,
     x: &[f32],
@@ -342,7 +384,30 @@ fn encode_blocks(codec: &Codec, x: &[f32], rows: usize, cols: usize) -> Result<V
     let bytes = codec.total_bytes(rows, cols).ok_or_else(|| ragged(codec, cols))?;
     let mut blocks = vec![0; bytes];
     codec.encode(x, &mut blocks).ok_or(TensorError::ReadOnly { codec: codec.name })?;
+    check_scales(codec, x, &blocks)?;
     Ok(blocks)
+}
+
+/// Refuses blocks that decode to infinity. No scale is larger than the values of its block, so most need no look.
+fn check_scales(codec: &Codec, x: &[f32], blocks: &[u8]) -> Result<(), TensorError> {
+    let mut values = vec![0.0; codec.elements];
+    let mut count = 0;
+    let mut first = None;
+    for (i, (x, block)) in x.chunks_exact(codec.elements).zip(blocks.chunks_exact(codec.bytes)).enumerate() {
+        let amax = Range::of(x).amax();
+        if amax <= crate::minifloat::F16.max() {
+            continue;
+        }
+        codec.decode_block(block, &mut values);
+        if values.iter().any(|v| !v.is_finite()) {
+            count += 1;
+            first = first.or(Some((i * codec.elements, amax)));
+        }
+    }
+    match first {
+        None => Ok(()),
+        Some((index, amax)) => Err(TensorError::ScaleOverflow { count, index, amax, codec: codec.name }),
+    }
 }
 
 /// Unit of the element codes of a format, in bytes.
@@ -457,5 +522,55 @@ fn check_finite(x: &[f32]) -> Result<(), TensorError> {
     match bad.next() {
         None => Ok(()),
         Some((index, &value)) => Err(TensorError::NonFinite { count: 1 + bad.count(), index, value }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    /// Types with scales in f16, and the largest magnitude, in units of 65504, that both signs reach.
+    const REACH: [(&str, f32); 7] = [
+        ("q4_0", 8.0),
+        ("q5_0", 16.0),
+        ("q8_0", 127.0),
+        ("q4_1", 1.0),
+        ("q5_1", 1.0),
+        ("tq1_0", 1.0),
+        ("tq2_0", 1.0),
+    ];
+
+    #[test]
+    fn a_scale_past_f16_is_an_error_and_never_infinity() {
+        for (name, reach) in REACH {
+            let scheme: Scheme = name.parse().unwrap();
+            let mut x = vec![0.25; 1024];
+            (x[300], x[301]) = (-reach * 65504.0, reach * 65504.0);
+            let q = quantize(&scheme, &x, 2, 512, Given::default()).unwrap();
+            assert!(q.dequantize().unwrap().iter().all(|v| v.is_finite()), "{name}");
+            (x[300], x[301], x[900]) = (-reach * 65600.0, reach * 65600.0, f32::MAX);
+            let error = quantize(&scheme, &x, 2, 512, Given::default()).unwrap_err();
+            let TensorError::ScaleOverflow { count: 2, index, amax, codec } = error else {
+                panic!("{name}: {error}")
+            };
+            let block = scheme.format.codec().unwrap().elements;
+            assert_eq!((index, amax, codec), (300 / block * block, reach * 65600.0, name));
+            let mut y = x.clone();
+            assert_eq!(fake_quantize(&scheme, &mut y, 2, 512, Given::default()), Err(error));
+            assert!(error_text(&scheme, &x).contains("largest f16"));
+        }
+    }
+
+    fn error_text(scheme: &Scheme, x: &[f32]) -> String {
+        quantize(scheme, x, 2, 512, Given::default()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn power_of_two_scales_reach_every_f32() {
+        let scheme: Scheme = "gguf-mxfp4".parse().unwrap();
+        let x = vec![f32::MAX; 32];
+        let q = quantize(&scheme, &x, 1, 32, Given::default()).unwrap();
+        assert!(q.dequantize().unwrap().iter().all(|v| v.is_finite()));
     }
 }

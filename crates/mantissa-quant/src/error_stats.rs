@@ -56,6 +56,11 @@ impl ErrorStats {
         self.max_error = self.max_error.max(other.max_error);
     }
 
+    /// Whether no error was infinite or NaN.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.squared_error.is_finite()
+    }
+
     /// The figures of a report.
     pub fn report(&self) -> ErrorReport {
         let ratio = self.squared_error / self.squared_value;

@@ -4,12 +4,13 @@
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use mantissa_kernels::kernels;
 use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig, ModelType, Role, TensorInfo};
-use mantissa_num::{Code, Format, Rule, Scheme, minifloat};
+use mantissa_num::{Code, Format, Rule, Scheme, TensorError, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, block_type, to_gguf_order};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
@@ -23,9 +24,7 @@ use crate::error_stats::ErrorStats;
 use crate::layers::Layers;
 use crate::pipeline::{self, Outcome, Progress, work_of};
 use crate::plan::{Plan, PlannedLinear};
-use crate::quality::{
-    self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, manifest_path, quality_path,
-};
+use crate::quality::{self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, beside};
 use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rtn;
@@ -297,7 +296,8 @@ fn plain(float: minifloat::MiniFloat) -> Scheme {
 }
 
 /// Carries out `plan` into the file `out`, and writes its `quality.json` and its manifest beside it. A run that is stopped
-/// begins anew.
+/// leaves the old file with both, and begins anew. Only a kill between the renames at the end may leave a file, the old or
+/// the new, without them; never with another's.
 pub(crate) fn run(
     plan: &Plan,
     layout: &Layout,
@@ -307,6 +307,8 @@ pub(crate) fn run(
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
     let staged = StagedFile::begin(out)?;
+    let beside = [beside(out, &format!(".{QUALITY_NAME}")), beside(out, MANIFEST_SUFFIX)];
+    let staged_beside = [StagedFile::begin(&beside[0])?, StagedFile::begin(&beside[1])?];
     let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let (digest, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
         let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
@@ -324,23 +326,45 @@ pub(crate) fn run(
     let files =
         [(name.to_owned(), digest), (format!("{name}.{QUALITY_NAME}"), FileDigest::of(text.as_bytes()))];
     let manifest = Manifest::new(files.into(), pipeline::run_fields(plan));
-    // What lies beside another file's content would be a lie for as long as it stands there.
-    let beside = [manifest_path(out), quality_path(out)];
-    beside.iter().try_for_each(|path| remove_old(path))?;
-    staged.commit()?;
-    write_file_atomic(&beside[1], text.as_bytes())?;
-    write_file_atomic(&beside[0], manifest.to_json().as_bytes())?;
+    staged_beside[0].write(text.as_bytes())?;
+    staged_beside[1].write(manifest.to_json().as_bytes())?;
+    publish(out, staged, &beside, staged_beside)?;
     let committed = Committed { path: out.to_owned(), manifest, leftover: None };
     Ok(Outcome { quality, committed, resumed: 0 })
 }
 
-fn remove_old(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::Io { path: path.to_owned(), operation: "remove the old one", error }.into())
+/// Puts the file, and then what lies beside it, in place of the old ones.
+fn publish(
+    out: &Path,
+    staged: StagedFile,
+    beside: &[PathBuf; 2],
+    staged_beside: [StagedFile; 2],
+) -> Result<()> {
+    // What lies beside another file's content would be a lie for as long as it stands there.
+    let old = beside.each_ref().map(|path| std::fs::read(path).ok());
+    for path in beside.iter().rev() {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(
+                    Error::Io { path: path.to_owned(), operation: "remove the old one", error }.into()
+                );
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    let in_place = || std::fs::metadata(out).ok().map(|found| found.ino());
+    let before = in_place();
+    if let Err(error) = staged.commit() {
+        drop(staged_beside);
+        if before == in_place() {
+            for (path, old) in beside.iter().zip(old) {
+                // The error that is told is the first.
+                let _ = old.map(|old| write_file_atomic(path, &old));
+            }
+        }
+        return Err(error.into());
+    }
+    Ok(staged_beside.into_iter().try_for_each(StagedFile::commit)?)
 }
 
 /// A run under way.
@@ -450,22 +474,19 @@ fn cast_bytes(
     cols: usize,
 ) -> Result<(Vec<u8>, Option<ErrorStats>)> {
     let Cast { info, scheme, .. } = cast;
+    let of_tensor =
+        |error| QuantError::Tensor { path: source.dir().to_owned(), tensor: info.name.clone(), error };
     let f16 = scheme.format == plain(minifloat::F16).format;
-    let amax = kernels().amax(values);
-    if f16 && amax > minifloat::F16.max() {
-        let allowed = "up to 65504 in f16; keep this tensor, or store it as bf16, by a rule of the recipe";
-        return Err(fault(source, &info.name, format!("magnitude {amax:e}"), allowed));
+    let (amax, allowed) = (kernels().amax(values), minifloat::F16.max());
+    if f16 && amax > allowed {
+        return Err(of_tensor(TensorError::ValueOverflow { amax, allowed, element: minifloat::F16.name }));
     }
     let module = info.name.trim_end_matches(".weight");
     if info.shape.len() < 2 {
         return Ok((values.iter().flat_map(|v| v.to_le_bytes()).collect(), None));
     }
     let quantized = rtn::quantize(scheme, values, rows, cols, None, plan.threads());
-    let (q, stats) = quantized.map_err(|error| QuantError::Tensor {
-        path: source.dir().to_owned(),
-        tensor: info.name.clone(),
-        error,
-    })?;
+    let (q, stats) = quantized.map_err(of_tensor)?;
     let linear = LinearPlan { module, scheme, input: None, rows, cols };
     let tensors = gguf::tensors(&linear, &q);
     let tensors =

@@ -1,7 +1,8 @@
 //! The layers of a plan, quantized one after another by its method.
 
 use mantissa_model::{FusedGroup, LinearInfo};
-use mantissa_num::{Quantized, Scheme};
+use mantissa_num::format::Affine;
+use mantissa_num::{Code, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 
@@ -134,7 +135,30 @@ pub(crate) fn round_to_nearest(
     outer: Option<f32>,
 ) -> Result<Solved> {
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
-    quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))
+    let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
+    if !solved.stats.is_finite() {
+        refuse_overflow(plan, source, info, scheme, w)?;
+    }
+    Ok(solved)
+}
+
+/// A plain cast turns what its element does not reach into infinity, which is an error where the source is finite.
+fn refuse_overflow(
+    plan: &Plan,
+    source: &ModelFiles,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    w: &DenseTensor<'_>,
+) -> Result<()> {
+    let amax = source::amax(w, info.rows * info.cols, plan.options.threads);
+    let amax = amax.map_err(|error| dense_error(source, info, error))?;
+    match &scheme.format {
+        Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if amax.is_finite() => {
+            let error = TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name };
+            Err(dense_error(source, info, error.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn open<'a>(source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {

@@ -13,6 +13,7 @@ use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
+use crate::rtn;
 use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
@@ -124,7 +125,12 @@ impl Sizes {
 
 fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
-    let buffers = vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
+    let mut buffers =
+        vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
+    if !rtn::in_panels(scheme) {
+        // The source in f32, and its decoded rows.
+        buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
+    }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
 

@@ -78,7 +78,7 @@ pub fn quantize_source<S: Source + ?Sized>(
 
 /// Whether panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
 /// formats that no weight is stored in for long (KV caches, f64) or that have no codes of elements.
-fn in_panels(scheme: &Scheme) -> bool {
+pub(crate) fn in_panels(scheme: &Scheme) -> bool {
     let format = &scheme.format;
     !scheme.needs_whole_tensor() && !format.has_bias() && format.codec().is_none() && code_unit(format) <= 4
 }
@@ -164,17 +164,7 @@ impl Job<'_> {
     fn reference(&self, x: &[f32], rows: usize, first_row: usize) -> Result<Quantized, TensorError> {
         let first = first_row * self.cols;
         let given = Given { outer: self.outer, first_index: first as u64 };
-        mantissa_num::quantize(self.scheme, x, rows, self.cols, given).map_err(|error| shift(error, first))
-    }
-}
-
-/// An error of a panel, with its index in the whole tensor.
-fn shift(error: TensorError, first: usize) -> TensorError {
-    match error {
-        TensorError::NonFinite { count, index, value } => {
-            TensorError::NonFinite { count, index: first + index, value }
-        }
-        other => other,
+        mantissa_num::quantize(self.scheme, x, rows, self.cols, given).map_err(|error| error.shifted(first))
     }
 }
 

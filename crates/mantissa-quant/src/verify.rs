@@ -9,8 +9,13 @@
 //! 4. Logits of the model as read ordinarily and as decoded independently: equal within 1e-4 of the largest.
 //! 5. Where the text is given: the recorded figures, measured again.
 //!
-//! Of a GGUF file, which [`independent`] does not read, hashes and figures are checked.
+//! A GGUF file has its manifest and `quality.json` beside it. Its container is read a second time as well, and compared: names,
+//! types, shapes, places. There every tensor counts as a weight, its bound is taken from the range of its block in the source,
+//! and the model that the metadata describe is compared with the source's.
 
+mod gguf;
+mod gguf_blocks;
+mod gguf_file;
 pub mod independent;
 
 use std::collections::BTreeMap;
@@ -19,17 +24,18 @@ use std::path::{Path, PathBuf};
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig};
-use mantissa_num::{Code, Quantized};
+use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig, WeightSource};
+use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
-use mantissa_store::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
+use mantissa_store::gguf::GgmlType;
+use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
 use serde::Serialize;
 
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::plan::model_config;
-use crate::quality::{Figures, check, manifest_path};
+use crate::quality::{Figures, QUALITY_NAME, check, manifest_path, quality_path};
 use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::source::{DenseError, DenseTensor, PANEL, Source};
@@ -52,7 +58,7 @@ pub struct Verification {
     pub files: usize,
     /// Files of the source whose hash was compared with the recorded one.
     pub source_files: usize,
-    /// Quantized weights decoded.
+    /// Quantized weights decoded; of a GGUF file, all its tensors.
     pub weights: usize,
     /// Tensors compared with the source.
     pub compared: usize,
@@ -80,11 +86,12 @@ pub struct Against<'a> {
     pub text: Option<&'a [Sequence]>,
 }
 
-/// Verifies the model folder or GGUF file `artifact`, against the dense model `reference` where one is given. The result does
-/// not depend on `threads`.
+/// Verifies the model folder or GGUF file `artifact`, against the dense model `reference` where one is given. Where the method
+/// rounds to nearest, an error past the scheme's bound is a fault. The result does not depend on `threads`.
 ///
 /// # Errors
-/// [`QuantError`] for what cannot be read at all; what can be read and is wrong is a fault of the [`Verification`].
+/// [`QuantError`] for what cannot be read at all, unless hashes have shown already that it is damaged; what can be read and
+/// is wrong is a fault of the [`Verification`].
 pub fn verify(artifact: &Path, reference: Option<&Path>, threads: usize) -> Result<Verification> {
     let against = Against { reference, recorded: true, text: None };
     verify_against(artifact, &against, threads, &|_| ControlFlow::Continue(()))
@@ -101,31 +108,50 @@ pub fn verify_against(
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Verification> {
     let mut found = Verification::default();
-    let files = ModelFiles::open(artifact)?;
     let manifest = check_manifest(artifact, &mut found)?;
+    match check_model(artifact, against, manifest.as_ref(), threads, progress, &mut found) {
+        Err(error @ QuantError::OtherText(_)) => return Err(error),
+        Err(error) if error.class() == ErrorClass::Input && !found.faults.is_empty() => {
+            found.faults.push(error.to_string());
+        }
+        result => result?,
+    }
+    found.ok = found.faults.is_empty();
+    Ok(found)
+}
+
+fn check_model(
+    artifact: &Path,
+    against: &Against<'_>,
+    manifest: Option<&Manifest>,
+    threads: usize,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+    found: &mut Verification,
+) -> Result<()> {
+    let files = ModelFiles::open(artifact)?;
     let source = against.reference.map(ModelFiles::open).transpose()?;
-    let quality = check::read(artifact, &mut found);
+    let quality = check::read(artifact, found);
     if let Some(quality) = &quality {
-        check::weights(quality, &files, manifest.as_ref(), &mut found)?;
+        check::weights(quality, &files, manifest, found)?;
         if let Some(source) = source.as_ref().filter(|_| against.recorded) {
-            check::source(quality, source, &mut found)?;
+            check::source(quality, source, found)?;
         }
     }
     if files.gguf().is_some() {
-        found.notes.push("the independent reader does not read GGUF yet: no weight was decoded twice".into());
+        let bounded = quality.as_ref().is_some_and(|quality| quality.method == Method::Rtn.name());
+        gguf::check(&files, source.as_ref(), bounded, threads, found)?;
     } else {
         let recorded = check::errors(quality.as_ref());
-        check_weights(&files, source.as_ref(), &recorded, against.recorded, threads, &mut found)?;
+        check_weights(&files, source.as_ref(), &recorded, against.recorded, threads, found)?;
     }
     match (&quality, against.text) {
         (Some(quality), Some(text)) => {
-            check::figures(quality, &files, source.as_ref(), text, threads, progress, &mut found)?;
+            check::figures(quality, &files, source.as_ref(), text, threads, progress, found)?;
         }
         (None, Some(_)) => found.notes.push("no figures are recorded: none were checked".into()),
         _ => {}
     }
-    found.ok = found.faults.is_empty();
-    Ok(found)
+    Ok(())
 }
 
 fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Manifest>> {
@@ -136,11 +162,8 @@ fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Ma
     }
     let manifest = Manifest::read_file(&path)?;
     found.files = manifest.files.len();
-    let mismatches = if artifact.is_dir() {
-        verify_manifest(artifact)?
-    } else {
-        manifest.compare(path.parent().unwrap_or(Path::new("")))?
-    };
+    let mismatches =
+        if artifact.is_dir() { verify_manifest(artifact)? } else { single(artifact, &manifest)? };
     for mismatch in mismatches {
         match mismatch {
             Mismatch::Unlisted { .. } => found.notes.push(mismatch.to_string()),
@@ -148,6 +171,16 @@ fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Ma
         }
     }
     Ok(Some(manifest))
+}
+
+/// A single file and its `quality.json` against the manifest. Whoever renames all three keeps the names that it says.
+fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
+    let mut found = Vec::new();
+    for (name, digest) in &manifest.files {
+        let path = if name.ends_with(QUALITY_NAME) { quality_path(artifact) } else { artifact.to_owned() };
+        found.extend(Mismatch::of_file(&path, *digest)?);
+    }
+    Ok(found)
 }
 
 /// Steps 2 to 4. `recorded` says by module what method chose the codes and what error it left; with `errors` that is checked.
@@ -176,7 +209,7 @@ fn check_weights(
         }
         check_copied(files, source, &config, threads, found)?;
     }
-    check_logits(files, &config, found)
+    compare_logits(files, &independent::Source::new(files), &config, found)
 }
 
 struct WeightCheck<'a> {
@@ -263,7 +296,10 @@ impl WeightCheck<'_> {
             }
             if let Some(w) = w {
                 let w = &w[i * cols..][..cols];
-                worst_error(q, bound, row, w, &ours, &mut found.worst);
+                match block_type(&q.format) {
+                    Some(ty) => gguf::worst_of_row(ty, 1.0, row, w, &ours, &mut found.worst),
+                    None => worst_error(q, bound, row, w, &ours, &mut found.worst),
+                }
                 if self.errors {
                     found.error.merge(&ErrorStats::of_values(w, &ours));
                 }
@@ -305,6 +341,14 @@ fn reference_fault(model: &Path, reference: &Path, what: String) -> QuantError {
     QuantError::Reference { model: PathBuf::from(model), reference: PathBuf::from(reference), what }
 }
 
+/// The type of a codec's blocks.
+fn block_type(format: &Format) -> Option<GgmlType> {
+    match format {
+        Format::Codec(id) => GgmlType::of_codec(*id),
+        _ => None,
+    }
+}
+
 /// The element furthest from its source.
 #[derive(Clone, Copy, Default)]
 struct Worst {
@@ -338,7 +382,8 @@ fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32]
     for (block, start, end) in q.format.blocks().runs(q.cols, row) {
         let (_, inner, tail) = q.block_decoder(block).parts();
         let step = f64::from((bound * inner * tail.unwrap_or(1.0)).abs()) * 1.0001;
-        let allowed = |w: f32| step + f64::from(w.abs()) * slack;
+        let nested = nested_slack(q, block, bound);
+        let allowed = |w: f32| step + f64::from(w.abs()) * slack + nested;
         let error = |w: f32, decoded: f32| (f64::from(w) - f64::from(decoded)).abs();
         let (w, decoded) = (&w[start..end], &decoded[start..end]);
         // Most blocks hold nothing worse than what was seen, which a multiplication shows; only the others divide.
@@ -354,6 +399,13 @@ fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32]
             worst.take(Worst { ratio, row, col: start + i, source, decoded });
         }
     }
+}
+
+/// What double quantization adds to the error of a block: its scale is a level of the signed dynamic map, whose levels
+/// are at most 1/64 apart, of the amax of its run. A scale that is too small clips by as much.
+fn nested_slack(q: &Quantized, block: usize, bound: f32) -> f64 {
+    let Some(nested) = &q.nested else { return 0.0 };
+    f64::from(nested.scales[block / nested.block]) / 64.0 * f64::from(1.0 + bound)
 }
 
 /// Tensors that are not linear weights must have been taken over byte for byte.
@@ -395,7 +447,12 @@ fn same_bytes(a: &ModelFiles, b: &ModelFiles, name: &str, len: u64, threads: usi
 }
 
 /// Compares logits on a fixed pseudo-random text.
-fn check_logits(files: &ModelFiles, config: &ModelConfig, found: &mut Verification) -> Result<()> {
+fn compare_logits(
+    ordinary: &dyn WeightSource,
+    independent: &dyn WeightSource,
+    config: &ModelConfig,
+    found: &mut Verification,
+) -> Result<()> {
     if config.parameters() > MAX_LOGIT_PARAMETERS {
         let millions = config.parameters() / 1_000_000;
         found.notes.push(format!("logits were not compared: {millions} million parameters, twice in memory"));
@@ -405,9 +462,8 @@ fn check_logits(files: &ModelFiles, config: &ModelConfig, found: &mut Verificati
     let vocabulary = config.vocab_size as u64;
     let token = |i: usize| (u64::from(mantissa_num::round::random_u32(1, i as u64)) % vocabulary) as u32;
     let tokens: Vec<u32> = (0..length).map(token).collect();
-    let ordinary = logits(&Decoder::load(files)?, config, &tokens)?;
-    let decoded = independent::Source::new(files);
-    let independent = logits(&Decoder::load(&decoded)?, config, &tokens)?;
+    let ordinary = logits(&Decoder::load(ordinary)?, config, &tokens)?;
+    let independent = logits(&Decoder::load(independent)?, config, &tokens)?;
     let scale = ordinary.iter().fold(0f32, |a, v| a.max(v.abs()));
     let difference = ordinary.iter().zip(&independent).fold(0f32, |a, (x, y)| a.max((x - y).abs()));
     found.max_logit_difference = Some(difference);

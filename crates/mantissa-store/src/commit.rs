@@ -258,6 +258,14 @@ impl StagedFile {
         &self.cleaned
     }
 
+    /// Writes all of the file, which must not have been created yet, and makes it durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        write_new(&self.partial, bytes)
+    }
+
     /// Makes the file durable and puts it in place of the target.
     ///
     /// # Errors
@@ -287,7 +295,7 @@ impl Drop for StagedFile {
 /// As [`StagedFile::begin`] and [`StagedFile::commit`].
 pub fn write_file_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let staged = StagedFile::begin(path)?;
-    write_new(staged.path(), bytes)?;
+    staged.write(bytes)?;
     staged.commit()
 }
 

@@ -134,6 +134,17 @@ pub enum Mismatch {
     },
 }
 
+impl Mismatch {
+    /// How the file at `path` differs from what a manifest says of it; `None` when it does not.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a file that exists cannot be read.
+    pub fn of_file(path: &Path, expected: FileDigest) -> Result<Option<Self>> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        compare(path.parent().unwrap_or(Path::new("")), &name, expected)
+    }
+}
+
 /// Compares every file of the folder `dir` with its manifest; empty when nothing differs.
 ///
 /// # Errors

@@ -149,6 +149,12 @@ impl Parameters {
         Ok(Parameters { table: self.table, store })
     }
 
+    /// Values without names.
+    #[cfg(test)]
+    pub(crate) fn bare(values: Vec<f32>) -> Self {
+        Parameters { table: ParamTable { params: Vec::new(), len: values.len() }, store: Store::F32(values) }
+    }
+
     /// Where each parameter lies.
     pub fn table(&self) -> &ParamTable {
         &self.table

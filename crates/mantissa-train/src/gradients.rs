@@ -32,6 +32,12 @@ impl Gradients {
         precision.bytes() * table.len() as u64 + 4 * staged(table, precision) as u64
     }
 
+    /// Gradients without names.
+    #[cfg(test)]
+    pub(crate) fn bare(values: Vec<f32>) -> Self {
+        Gradients { store: Store::F32(values), stage: Vec::new() }
+    }
+
     /// Number of gradients.
     pub fn len(&self) -> usize {
         self.store.len()

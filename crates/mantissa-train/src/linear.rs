@@ -217,8 +217,9 @@ mod tests {
     fn products_match_their_definitions() {
         let (rows, cols, t) = (37, 21, 70);
         let op = op(rows, cols);
-        let params = wave(10 + rows * cols + rows, 0.0);
-        let (w, b) = (&params[3..3 + rows * cols], &params[5 + rows * cols..][..rows]);
+        let values = wave(10 + rows * cols + rows, 0.0);
+        let params = Parameters::bare(values.clone());
+        let (w, b) = (&values[3..3 + rows * cols], &values[5 + rows * cols..][..rows]);
         let (x, dy) = (wave(t * cols, 1.0), wave(t * rows, 2.0));
         let wide = f64::from;
         let close = |got: f32, exact: f64| assert!((wide(got) - exact).abs() < 1e-4, "{got} for {exact}");
@@ -236,8 +237,9 @@ mod tests {
             let (s, c) = (i / cols, i % cols);
             close(*got, 0.5 + (0..rows).map(|r| wide(dy[s * rows + r]) * wide(w[r * cols + c])).sum::<f64>());
         }
-        let mut grads = vec![0.25; params.len()];
+        let mut grads = Gradients::bare(vec![0.25; values.len()]);
         op.wgrad(&dy, &x, &mut grads, 1);
+        let grads = grads.to_f32();
         for (i, got) in grads[3..3 + rows * cols].iter().enumerate() {
             let (r, c) = (i / cols, i % cols);
             close(*got, 0.25 + (0..t).map(|s| wide(dy[s * rows + r]) * wide(x[s * cols + c])).sum::<f64>());
@@ -252,15 +254,16 @@ mod tests {
     fn thread_counts_change_no_bit() {
         for (rows, cols, t) in [(300, 700, 1000), (200, 96, 600), (8, 16, 300), (1000, 24, 70)] {
             let op = op(rows, cols);
-            let params = wave(10 + rows * cols + rows, 0.0);
+            let values = wave(10 + rows * cols + rows, 0.0);
+            let params = Parameters::bare(values.clone());
             let (x, dy) = (wave(t * cols, 1.0), wave(t * rows, 2.0));
             let run = |threads| {
                 let (mut out, mut dx) = (vec![0.0; t * rows], vec![0.0; t * cols]);
-                let mut grads = vec![0.0; params.len()];
+                let mut grads = Gradients::bare(vec![0.0; values.len()]);
                 op.fprop(&params, &x, &mut out, false, threads);
                 op.dgrad(&params, &dy, &mut dx, false, threads);
                 op.wgrad(&dy, &x, &mut grads, threads);
-                [out, dx, grads].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                [out, dx, grads.to_f32().to_vec()].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             let one = run(1);
             for threads in [2, 3, 16] {
@@ -269,11 +272,43 @@ mod tests {
         }
     }
 
+    /// Rounded operands give the product of what they are rounded to.
+    #[test]
+    fn operands_are_rounded_as_the_policy_says() {
+        let (rows, cols, t) = (40, 24, 90);
+        let places = || (3..3 + rows * cols, None);
+        let values = wave(10 + rows * cols + rows, 0.0);
+        let (x, dy) = (wave(t * cols, 1.0), wave(t * rows, 2.0));
+        let run = |op: &LinearOp, values: &[f32], x: &[f32], dy: &[f32]| {
+            let params = Parameters::bare(values.to_vec());
+            let (mut out, mut dx) = (vec![0.0; t * rows], vec![0.0; t * cols]);
+            let mut grads = Gradients::bare(vec![0.0; values.len()]);
+            op.fprop(&params, x, &mut out, false, 2);
+            op.dgrad(&params, dy, &mut dx, false, 2);
+            op.wgrad(dy, x, &mut grads, 2);
+            [out, dx, grads.to_f32().to_vec()].concat()
+        };
+        let f32_op = LinearOp::new("m", (rows, cols), places().0, places().1, &LinearPolicy::f32()).unwrap();
+        for precision in [Precision::Bf16, Precision::F16] {
+            let rounded = |values: &[f32]| {
+                let mut values = values.to_vec();
+                crate::store::round(precision, &mut values);
+                values
+            };
+            let policy = LinearPolicy::plain(precision);
+            let op = LinearOp::new("m", (rows, cols), places().0, places().1, &policy).unwrap();
+            let found = run(&op, &values, &x, &dy);
+            let expected = run(&f32_op, &rounded(&values), &rounded(&x), &rounded(&dy));
+            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-5), "{precision:?}");
+            assert_ne!(found, run(&f32_op, &values, &x, &dy));
+        }
+    }
+
     #[test]
     fn operands_that_cannot_be_had_are_named() {
         let mut policy = LinearPolicy::f32();
-        policy.wgrad.left = "bf16".parse().unwrap();
+        policy.wgrad.left = "fp8-e4m3".parse().unwrap();
         let error = LinearOp::new("model.q", (2, 3), 0..6, None, &policy).unwrap_err().to_string();
-        assert!(error.contains("model.q") && error.contains("wgrad.left: found bf16"), "{error}");
+        assert!(error.contains("model.q") && error.contains("wgrad.left: found fp8-e4m3"), "{error}");
     }
 }

@@ -81,4 +81,17 @@ impl<'a> FloatTensor<'a> {
         };
         Ok(self.file.read_f32(&part)?)
     }
+
+    /// The elements of `range` of a tensor of F64 as they are; `None` of another dtype.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_f64(&self, range: Range<usize>) -> Result<Option<Vec<f64>>> {
+        if self.meta.dtype != Dtype::F64 {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; range.len() * size_of::<f64>()];
+        self.file.read_range(self.meta, (range.start * size_of::<f64>()) as u64, &mut bytes)?;
+        Ok(Some(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()))
+    }
 }

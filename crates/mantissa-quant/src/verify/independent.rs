@@ -2,13 +2,17 @@
 //! from arithmetic in f64, once for each code of a tensor; codes are cut from the byte stream by their bit positions; and
 //! nothing but the layout tables (code books, the packing of each convention) is shared with `mantissa-num`.
 
+mod native;
+
 use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
-use mantissa_num::codebook::{FP4_BNB, NF4};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
 use serde_json::Value;
+
+use super::gguf_blocks::Blocks;
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -64,19 +68,27 @@ pub(super) struct Stored {
     zeros: Vec<f32>,
     /// A second factor, the same for all.
     tail: Option<f32>,
+    /// Added at the end, one per scale; empty where there is none.
+    biases: Vec<f32>,
+    /// Instead of all this: blocks of bytes.
+    blocks: Option<(Blocks, GgmlType)>,
 }
 
 impl Stored {
     /// Decodes row `row` into `out` (`[cols]`).
     pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+        if let Some((blocks, ty)) = &self.blocks {
+            return blocks.decode(*ty, &self.bytes[row * self.row_bits / 8..], None, out);
+        }
         self.elements(row, out);
         let Some(scales) = &self.scales else { return };
         let mut start = 0;
         while start < self.cols {
             let (at, end) = scales.run(row, start, self.cols);
             let (scale, zero) = (scales.values[at], self.zeros.get(at).copied().unwrap_or(0.0));
+            let bias = self.biases.get(at).copied().unwrap_or(0.0);
             for v in &mut out[start..end] {
-                *v = (*v - zero) * scale;
+                *v = (*v - zero) * scale + bias;
             }
             start = end;
         }
@@ -92,6 +104,10 @@ impl Stored {
         // Rows of code books follow each other within a byte.
         let whole = first.is_multiple_of(8);
         match self.bits {
+            64 => {
+                let values = bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b) as f32);
+                out.iter_mut().zip(values).for_each(|(v, value)| *v = value);
+            }
             32 => out.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
             16 => out
                 .iter_mut()
@@ -225,6 +241,10 @@ impl Reader<'_> {
         self.files.checkpoint().read(&self.name(suffix))
     }
 
+    fn has(&self, suffix: &str) -> bool {
+        self.files.has(&self.name(suffix))
+    }
+
     fn scalar(&self, suffix: &str) -> Result<f32> {
         let values = self.files.checkpoint().read_f32(&self.name(suffix))?;
         values.first().copied().ok_or_else(|| self.short(suffix))
@@ -239,7 +259,8 @@ impl Reader<'_> {
         let missing = || Error::NoTensor { path: self.files.dir().to_owned(), tensor: name.clone() };
         let meta = self.files.checkpoint().get(&name).ok_or_else(missing)?.clone();
         let values = match meta.dtype {
-            // The native container keeps both kinds of 8-bit scale as raw bytes; the scheme tells them apart.
+            // The native container keeps all kinds of 8-bit scale as raw bytes; the scheme tells them apart.
+            Dtype::U8 if self.has("weight.nested_scale") => self.nested_scales(suffix)?,
             Dtype::U8 | Dtype::F8E8M0 if !self.native_scheme().starts_with("nvfp4") => {
                 let values: [f32; 256] = std::array::from_fn(|code| power_of_two(code as u8));
                 self.bytes(suffix)?.into_iter().map(|code| values[usize::from(code)]).collect()
@@ -269,7 +290,7 @@ impl Reader<'_> {
     fn block(&self, scale: &str) -> Option<(usize, usize)> {
         if let Some(n) = scale.strip_suffix(".scale") {
             let (file, _) = self.files.checkpoint().locate(scale)?;
-            return block_of_text(file.metadata().get(n)?);
+            return native::block_of_text(file.metadata().get(n)?);
         }
         let weights = self.group_weights()?;
         if let Some([rows, cols]) =
@@ -302,6 +323,8 @@ impl Reader<'_> {
             scales,
             zeros,
             tail: None,
+            biases: Vec::new(),
+            blocks: None,
         }
     }
 
@@ -382,154 +405,6 @@ impl Reader<'_> {
             (0..scales.across).map(|line| (0..scales.down).map(|row| zero(row, line)).collect()).collect();
         Ok(Some((0..scales.down).flat_map(|row| lines.iter().map(move |line| line[row])).collect()))
     }
-
-    /// The scheme's text in the metadata of the native container; empty in other conventions.
-    fn native_scheme(&self) -> &str {
-        let n = self.name("weight");
-        let file = self.files.checkpoint().locate(&format!("{n}.packed")).map(|(file, _)| file);
-        let text = file.and_then(|f| f.metadata().get(&n)).map_or("", String::as_str);
-        text.split(' ').next().unwrap_or_default()
-    }
-
-    fn native(&self) -> Result<Stored> {
-        let n = self.name("weight");
-        let scheme = self.native_scheme();
-        let element = Element::of(scheme).ok_or_else(|| {
-            Error::field(
-                self.files.dir(),
-                &n,
-                format!("scheme \"{scheme}\""),
-                "a scheme of the native container",
-                "",
-            )
-        })?;
-        let packed = self.bytes("weight.packed")?;
-        let has = |suffix: &str| self.files.has(&self.name(suffix));
-        let scales = if has("weight.scale") { Some(self.scales("weight.scale")?) } else { None };
-        let global = if has("weight.global") { Some(self.scalar("weight.global")?) } else { None };
-        let zeros: Option<Vec<f32>> = if has("weight.zero") {
-            let words = self.bytes("weight.zero")?;
-            Some(words.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32).collect())
-        } else {
-            None
-        };
-        if packed.len() * 8 < element.bits_needed(self.rows, self.cols) {
-            return Err(self.short("weight.packed"));
-        }
-        let stored = Stored {
-            high_first: matches!(element, Element::Book(..)),
-            row_bits: element.row_bits(self.cols),
-            ..self.stored(packed, element.bits(), 8, element.values())
-        };
-        let Some(scales) = scales else { return Ok(stored) };
-        let te = scheme.ends_with(":te");
-        let scales = match (element.flat_block(), global) {
-            (Some(block), _) => Scales { flat: Some((block, self.cols)), ..scales },
-            (None, Some(global)) if !te => scales.map(|scale| scale / global),
-            _ => scales,
-        };
-        let tail = global.filter(|_| te).map(|amax| amax / 2688.0);
-        Ok(Stored { scales: Some(scales), zeros: zeros.unwrap_or_default(), tail, ..stored })
-    }
-}
-
-/// The block that a scheme's text names, as rows and columns.
-fn block_of_text(text: &str) -> Option<(usize, usize)> {
-    let base = text.split([':', '@', ' ']).next()?;
-    if base.starts_with("mx") {
-        return Some((1, 32));
-    }
-    if base == "nvfp4" {
-        return Some((1, 16));
-    }
-    base.split('-').find_map(|part| {
-        if let Some((rows, cols)) = part.strip_prefix('t').and_then(|t| t.split_once('x')) {
-            return Some((rows.parse().ok()?, cols.parse().ok()?));
-        }
-        Some((1, part.strip_prefix('g')?.parse().ok()?))
-    })
-}
-
-/// An element of the native container, from the first part of the scheme's text.
-enum Element {
-    Int(usize),
-    Float { exponent: u32, mantissa: u32, bias: i32 },
-    Book(&'static [f32; 16], usize),
-    Fixed64,
-    F32,
-}
-
-impl Element {
-    fn of(scheme: &str) -> Option<Self> {
-        let base = scheme.split([':', '@']).next()?;
-        if let Some(rest) = base.strip_prefix("int") {
-            return rest.get(..1)?.parse().ok().map(Element::Int);
-        }
-        let block = |rest: &str| rest.strip_prefix("-g").map_or(Some(64), |g| g.parse().ok());
-        if let Some(rest) = base.strip_prefix("nf4") {
-            return Some(Element::Book(&NF4, block(rest)?));
-        }
-        if let Some(rest) = base.strip_prefix("fp4-bnb") {
-            return Some(Element::Book(&FP4_BNB, block(rest)?));
-        }
-        let float = |exponent, mantissa, bias| Some(Element::Float { exponent, mantissa, bias });
-        match base {
-            "f32" => Some(Element::F32),
-            "mxint8" => Some(Element::Fixed64),
-            "f16" => float(5, 10, 15),
-            "bf16" => float(8, 7, 127),
-            "nvfp4" | "mxfp4" => float(2, 1, 1),
-            _ if base.contains("e4m3fnuz") => float(4, 3, 8),
-            _ if base.contains("e5m2fnuz") => float(5, 2, 16),
-            _ if base.contains("e4m3") => float(4, 3, 7),
-            _ if base.contains("e5m2") => float(5, 2, 15),
-            _ if base.contains("e2m3") => float(2, 3, 1),
-            _ if base.contains("e3m2") => float(3, 2, 3),
-            _ if base.contains("e2m1") => float(2, 1, 1),
-            _ => None,
-        }
-    }
-
-    fn flat_block(&self) -> Option<usize> {
-        match self {
-            Element::Book(_, block) => Some(*block),
-            _ => None,
-        }
-    }
-
-    fn bits(&self) -> usize {
-        match self {
-            Element::Int(bits) => *bits,
-            Element::Float { exponent, mantissa, .. } => 1 + (exponent + mantissa) as usize,
-            Element::Book(..) => 4,
-            Element::Fixed64 => 8,
-            Element::F32 => 32,
-        }
-    }
-
-    /// Bits from the start of one row to the start of the next: integers fill whole int32 words, the rest whole bytes.
-    fn row_bits(&self, cols: usize) -> usize {
-        match self {
-            Element::Int(bits) => (cols * bits).div_ceil(32) * 32,
-            Element::Book(..) => cols * 4,
-            _ => (cols * self.bits()).div_ceil(8) * 8,
-        }
-    }
-
-    fn bits_needed(&self, rows: usize, cols: usize) -> usize {
-        rows * self.row_bits(cols)
-    }
-
-    /// The value of every code; none for f32, whose codes are too many.
-    fn values(&self) -> Vec<f32> {
-        match self {
-            Element::Int(bits) => int_values(*bits),
-            Element::Book(levels, _) => levels.to_vec(),
-            Element::Fixed64 => (0..=255u8).map(|code| f32::from(code as i8) / 64.0).collect(),
-            Element::F32 => Vec::new(),
-            Element::Float { exponent, mantissa, bias } => float_values(*exponent, *mantissa, *bias),
-        }
-    }
 }
 
 /// The values of offset-binary integers.
@@ -537,7 +412,8 @@ fn int_values(bits: usize) -> Vec<f32> {
     (0..1u16 << bits).map(|code| f32::from(code) - f32::from(1u8 << (bits - 1))).collect()
 }
 
-fn float_values(exponent: u32, mantissa: u32, bias: i32) -> Vec<f32> {
+/// The value of every code of a float of 1 + `exponent` + `mantissa` bits.
+pub(super) fn float_values(exponent: u32, mantissa: u32, bias: i32) -> Vec<f32> {
     let value = |code| {
         special(code, exponent, mantissa, bias).unwrap_or(mini_float(code, exponent, mantissa, bias)) as f32
     };

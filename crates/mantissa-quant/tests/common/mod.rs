@@ -11,10 +11,15 @@ use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 
 /// Writes a Llama of two layers (hidden 64, ffn 96: whole groups of 32, no group of 64) with random weights.
 pub fn model(dir: &Path, dtype: Dtype, seed: u64) -> PathBuf {
-    let path = dir.join(format!("{dtype}-{seed}"));
+    sized_model(dir, dtype, seed, [64, 96])
+}
+
+/// The same with another width of states and MLP.
+pub fn sized_model(dir: &Path, dtype: Dtype, seed: u64, [hidden, ffn]: [usize; 2]) -> PathBuf {
+    let path = dir.join(format!("{dtype}-{seed}-{hidden}"));
     std::fs::create_dir(&path).unwrap();
     let config = serde_json::json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96, "hidden_size": hidden, "intermediate_size": ffn,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
         "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false,
     });

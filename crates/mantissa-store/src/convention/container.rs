@@ -62,7 +62,7 @@ impl Container {
         match self {
             Container::CompressedTensors => compressed_tensors::specs(plan),
             Container::Gguf => gguf::specs(plan),
-            Container::Native => Ok(native::specs(plan)),
+            Container::Native => native::specs(plan),
         }
     }
 

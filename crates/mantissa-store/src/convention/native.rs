@@ -1,18 +1,21 @@
 //! mantissa's own container, for whatever no public convention holds.
 //!
-//! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out; `n.scale`
-//! in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32; `n.global` F32 `[1]`. The file's
-//! metadata holds, under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
+//! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out, or the
+//! blocks of a codec; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
+//! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
+//! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
+//! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
 //! `config.json` says `quantization_config.quant_method = "mantissa"`, and lists activation schemes by module.
 
 use std::collections::BTreeMap;
 
+use mantissa_num::blockwise::Nested;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::pack::Packing;
 use mantissa_num::{Code, Codes, Quantized, Scheme, code_unit, parse_activation};
 use serde_json::{Value, json};
 
-use super::{ActivationQuant, LinearPlan, ModelFiles, Weight};
+use super::{ActivationQuant, LinearPlan, ModelFiles, NotStorable, Weight};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
 /// `quant_method` of this container.
@@ -24,11 +27,13 @@ pub struct Config {
     inputs: BTreeMap<String, Scheme>,
 }
 
-/// How the codes of a format are packed in this container: integers as compressed-tensors packs them, code books as
-/// bitsandbytes does, other sub-byte codes low bits first, and wider codes one per unit.
+/// How the codes of a format are packed in this container: integers as compressed-tensors packs them, code books of 4 bits
+/// as bitsandbytes does, other codes low bits first. `None` of codes wider than a byte, which stand one per unit, and of
+/// codecs.
 pub fn packing(format: &Format) -> Option<Packing> {
     match format {
-        Format::Table(_) => Some(Packing::bitsandbytes()),
+        Format::Table(table) if table.book.bits() == 4 => Some(Packing::bitsandbytes()),
+        Format::Table(table) => Some(Packing::rows(table.book.bits())),
         Format::Affine(Affine { code: Code::Int(bits), .. }) => Some(Packing::compressed_tensors_int(*bits)),
         Format::Affine(Affine { code, .. }) if code.bits() <= 8 => Some(Packing::rows(code.bits())),
         _ => None,
@@ -43,15 +48,15 @@ pub fn pack_codes(q: &Quantized) -> Vec<u8> {
     }
 }
 
-/// Bytes of `n.packed`.
-fn packed_bytes(format: &Format, rows: usize, cols: usize) -> usize {
+/// Bytes of `n.packed` of a `[rows, cols]` tensor.
+pub fn packed_bytes(format: &Format, rows: usize, cols: usize) -> usize {
     if format.codec().is_some() {
         return usize::try_from(format.total_bits(rows, cols) / 8).unwrap_or(usize::MAX);
     }
     packing(format).map_or(rows * cols * code_unit(format), |p| p.total_bytes(rows, cols))
 }
 
-/// Tensors of a quantized weight named `n`, other than `n.packed`: scale, zero point, global scale.
+/// Tensors of a quantized weight named `n`, other than `n.packed`: scale, zero point or bias, global scale, nested scales.
 pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<TensorSpec> {
     let grid = format.blocks().grid(rows, cols);
     let spec = |suffix: &str, dtype, shape| TensorSpec { name: format!("{n}.{suffix}"), dtype, shape };
@@ -59,12 +64,20 @@ pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<Te
     if let Some(scale) = format.scale() {
         let dtype = if scale.code.bits() == 8 { Dtype::U8 } else { Dtype::F32 };
         all.push(spec("scale", dtype, grid.clone()));
-        if scale.outer.is_some() {
+        if scale.tensor_wide().is_some() {
             all.push(spec("global", Dtype::F32, vec![1]));
+        }
+        if let Some((blocks, _)) = scale.nested() {
+            let scales = grid.iter().product();
+            all.push(spec("nested_scale", Dtype::F32, vec![blocks.count(1, scales)]));
+            all.push(spec("nested_offset", Dtype::F32, vec![1]));
         }
     }
     if format.has_zero() {
-        all.push(spec("zero", Dtype::I32, grid));
+        all.push(spec("zero", Dtype::I32, grid.clone()));
+    }
+    if format.has_bias() {
+        all.push(spec("bias", Dtype::F32, grid));
     }
     all
 }
@@ -82,19 +95,43 @@ pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
     if let Some(outer) = q.outer {
         all.push((format!("{n}.global"), outer.to_le_bytes().to_vec()));
     }
+    if let Some(nested) = &q.nested {
+        all.push((format!("{n}.nested_scale"), floats(&nested.scales)));
+        all.push((format!("{n}.nested_offset"), floats(&[nested.mean])));
+    }
     if q.format.has_zero() {
         all.push((format!("{n}.zero"), q.zeros.iter().flat_map(|z| z.to_le_bytes()).collect()));
+    }
+    if q.format.has_bias() {
+        all.push((format!("{n}.bias"), floats(&q.biases)));
     }
     all
 }
 
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
 /// All tensors of a quantized linear layer.
-pub fn specs(plan: &LinearPlan<'_>) -> Vec<TensorSpec> {
+///
+/// # Errors
+/// [`NotStorable`] where the blocks of a codec do not divide a row, or the codec is read only.
+pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let n = format!("{}.weight", plan.module);
+    if let Some(codec) = plan.scheme.format.codec() {
+        let (cols, block) = (plan.cols, codec.elements);
+        let refuse = |why| Err(NotStorable { scheme: plan.scheme.to_string(), why });
+        if !codec.has_encoder() {
+            return refuse("this format is read and not written".to_owned());
+        }
+        if !cols.is_multiple_of(block) {
+            return refuse(format!("{}: rows of {cols} are not multiples of {block}", plan.module));
+        }
+    }
     let bytes = packed_bytes(&plan.scheme.format, plan.rows, plan.cols);
     let mut all = vec![TensorSpec { name: format!("{n}.packed"), dtype: Dtype::U8, shape: vec![bytes] }];
     all.extend(scale_specs(&n, &plan.scheme.format, plan.rows, plan.cols));
-    all
+    Ok(all)
 }
 
 /// The bytes of the tensors that [`specs`] declares.
@@ -158,7 +195,7 @@ impl Config {
         let scheme = stored_scheme(files, &n, rows, cols)?;
         let format = scheme.format;
         let bytes = files.read_exact(&packed, &[Dtype::U8], &[packed_bytes(&format, rows, cols)])?;
-        let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_), .. }));
+        let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }));
         let codes = match packing(&format) {
             Some(packing) => packing.unpack(&bytes, rows, cols, signed).map(Codes::U8),
             None if format.codec().is_some() => Some(Codes::Packed(bytes)),
@@ -189,16 +226,23 @@ fn stored_scheme(files: &ModelFiles, n: &str, rows: usize, cols: usize) -> Resul
 }
 
 fn read_scales(files: &ModelFiles, n: &str, q: &mut Quantized) -> Result<()> {
+    let blocks = q.format.blocks().count(q.rows, q.cols);
+    let shared = q.format.scale().and_then(|scale| scale.nested()).map(|(shared, _)| shared.len(1, blocks));
+    let mut nested = Nested { block: shared.unwrap_or(1).max(1), scales: Vec::new(), mean: 0.0 };
     for spec in scale_specs(n, &q.format, q.rows, q.cols) {
         let bytes = files.read_exact(&spec.name, &[spec.dtype], &spec.shape)?;
-        let words = || bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+        let words = || bytes.as_chunks::<4>().0.iter().copied();
         match spec.name.rsplit('.').next() {
             Some("scale") => {
                 q.scales = Codes::from_le_bytes(if spec.dtype == Dtype::U8 { 1 } else { 4 }, &bytes);
             }
             Some("global") => q.outer = words().next().map(f32::from_le_bytes),
+            Some("bias") => q.biases = words().map(f32::from_le_bytes).collect(),
+            Some("nested_scale") => nested.scales = words().map(f32::from_le_bytes).collect(),
+            Some("nested_offset") => nested.mean = words().next().map_or(0.0, f32::from_le_bytes),
             _ => q.zeros = words().map(i32::from_le_bytes).collect(),
         }
     }
+    q.nested = shared.map(|_| nested);
     Ok(())
 }

@@ -27,8 +27,10 @@ use crate::tensors::FloatTensor;
 
 /// Store every float tensor of a safetensors file under one scheme, with the error it makes.
 ///
-/// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` where the scheme has them,
-/// `n.dequant` (F32) and, with --packed, `n.packed`. Blocks run along the last axis; other axes are folded into rows.
+/// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` where the scheme has them
+/// (`n.nested_scale` and `n.nested_offset` under double quantization, `n.bias` for the minima of :minmax), `n.dequant` (F32)
+/// and, with --packed, `n.packed`; GGUF's block types are written as `n.packed` and `n.dequant` only. Blocks run along the
+/// last axis; other axes are folded into rows.
 /// The signal-to-quantization-noise ratio is 10 log10(sum x^2 / sum (x - dequant)^2).
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
@@ -111,7 +113,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let needs = casters.iter().map(|caster| caster.memory(context.threads)).max().unwrap_or(0);
     context.require_memory("cast", needs)?;
 
-    let specs = casters.iter().flat_map(|caster| specs(&scheme, caster, args.packed)).collect();
+    let specs = casters.iter().flat_map(|caster| specs(&scheme, caster)).collect();
     let staged = StagedFile::begin(&args.out)?;
     let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata(&scheme))?;
     let tensors = cast_all(&casters, &mut writer, context)?;
@@ -143,9 +145,9 @@ fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
         .into());
     }
     if args.round == Round::Stochastic {
-        if matches!(scheme.format, Format::Table(_)) {
+        if matches!(scheme.format, Format::Table(_) | Format::Codec(_)) {
             let found = format!("stochastic with {scheme}");
-            return Err(BadInput::new("--round", found, "nearest for code books").into());
+            return Err(BadInput::new("--round", found, "nearest for code books and block types").into());
         }
         scheme.encoder.rounding = Rounding::Stochastic { seed };
     }
@@ -165,20 +167,21 @@ fn split(input: &SafeTensors) -> (Vec<FloatTensor<'_>>, Vec<Skipped>) {
 }
 
 /// What a tensor becomes.
-fn specs(scheme: &Scheme, caster: &Caster<'_>, packed: bool) -> Vec<TensorSpec> {
+fn specs(scheme: &Scheme, caster: &Caster<'_>) -> Vec<TensorSpec> {
     let FloatTensor { rows, cols, .. } = caster.tensor;
     let TensorMeta { name: n, shape, .. } = caster.tensor.meta();
-    let dtype = match mantissa_num::code_unit(&scheme.format) {
-        1 => Dtype::U8,
-        2 => Dtype::U16,
-        _ => Dtype::U32,
-    };
-    let mut specs = vec![
-        TensorSpec::new(format!("{n}.codes"), dtype, shape.clone()),
-        TensorSpec::new(format!("{n}.dequant"), Dtype::F32, shape.clone()),
-    ];
+    let mut specs = vec![TensorSpec::new(format!("{n}.dequant"), Dtype::F32, shape.clone())];
+    if scheme.format.codec().is_none() {
+        let dtype = match mantissa_num::code_unit(&scheme.format) {
+            1 => Dtype::U8,
+            2 => Dtype::U16,
+            4 => Dtype::U32,
+            _ => Dtype::U64,
+        };
+        specs.insert(0, TensorSpec::new(format!("{n}.codes"), dtype, shape.clone()));
+    }
     specs.extend(native::scale_specs(n, &scheme.format, rows, cols));
-    if packed {
+    if caster.packed {
         specs.push(TensorSpec::new(format!("{n}.packed"), Dtype::U8, [caster.packed_bytes()]));
     }
     specs

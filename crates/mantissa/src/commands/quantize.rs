@@ -180,12 +180,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
     }
-    let checked = args.verify && plan.container != Container::Gguf;
-    if args.verify && !checked {
-        context.warn("the independent reader does not read GGUF yet: the output was not verified");
-    }
     let verifying = std::time::Instant::now();
-    let verification = if checked { Some(check(args, context)?) } else { None };
+    let verification = if args.verify { Some(check(args, context)?) } else { None };
     let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
         output: &args.out,

@@ -14,14 +14,16 @@ use crate::progress::Unit;
 
 /// Reopen a model with the independent reader: hashes of the manifest and of quality.json, every quantized weight decoded
 /// twice, logits; with --reference every weight against its source within the bound of its scheme, and the source's hashes;
-/// with the text that the recorded figures were measured on, the figures. Exit 1 where something does not hold.
+/// with the text that the recorded figures were measured on, the figures. Exit 1 where something does not hold. Of a GGUF
+/// file also the container; its manifest and quality.json lie beside it.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa verify path/to/quantized
   mantissa verify path/to/quantized --reference path/to/model --json
-  mantissa verify path/to/quantized --reference path/to/model --text story.txt")]
+  mantissa verify path/to/quantized --reference path/to/model --text story.txt
+  mantissa verify path/to/model-q4_0.gguf --reference path/to/model")]
 pub struct Args {
-    /// The model folder or .gguf file to check
+    /// The model folder or GGUF file to check
     model: ModelPath,
     /// The dense model that it was made from
     #[arg(long, value_name = "SOURCE")]

@@ -90,3 +90,65 @@ fn nf4_matches_bitsandbytes_on_ragged_rows() {
     assert_eq!(out.bytes("x.codes"), expected);
     assert_eq!(codes(out.bytes("x.packed")), expected);
 }
+
+#[test]
+fn double_quantization_matches_bitsandbytes() {
+    for scheme in ["nf4-dq", "fp4-bnb-dq"] {
+        let case = format!("rows.{}_b64_double_quant", &scheme[..3]);
+        let (golden, out) = cast("bnb_blockwise.safetensors", "rows.x", scheme);
+        let at = |name: &str| format!("{case}.{name}");
+        assert_eq!(out.bytes("x.scale"), golden.bytes(&at("absmax_codes")), "{scheme}");
+        // The mean is a sum of another order there.
+        let close = |found: &[f32], expected: &[f32], what: &str| {
+            assert_eq!(found.len(), expected.len(), "{what}");
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 4e-7 * b.abs();
+            assert!(found.iter().zip(expected).all(near), "{scheme} {what}: {found:?} {expected:?}");
+        };
+        close(&out.f32("x.nested_offset"), &golden.f32(&at("offset")), "offset");
+        close(&out.f32("x.nested_scale"), &golden.f32(&at("nested_absmax")), "absmax");
+        close(&out.f32("x.dequant"), &golden.f32(&at("dequant_f32")), "dequant");
+    }
+}
+
+#[test]
+fn block_types_match_gguf() {
+    for kind in ["q4_0", "q8_0"] {
+        let (golden, out) = cast("gguf_blocks.safetensors", "input.gaussian", kind);
+        let case = format!("{}.gaussian.gguf_py", kind.to_uppercase());
+        assert_eq!(out.names(), ["x.dequant", "x.packed"]);
+        assert_eq!(out.bytes("x.packed"), golden.bytes(&format!("{case}_bytes")), "{kind}");
+        same_values(kind, &out.f32("x.dequant"), &golden.f32(&format!("{case}_dequant")));
+    }
+}
+
+#[test]
+fn dynamic_maps_match_bitsandbytes() {
+    for (scheme, codes) in [("dyn8", "codes_nearest"), ("dyn8:cpu", "codes_lut65536")] {
+        let (golden, out) = cast("bnb_blockwise.safetensors", "ragged.x", scheme);
+        let at = |name: &str| format!("ragged.dynamic8_signed_b256.{name}");
+        assert_eq!(out.bytes("x.codes"), golden.bytes(&at(codes)), "{scheme}");
+        assert_eq!(out.bytes("x.packed"), golden.bytes(&at(codes)), "{scheme}");
+        assert_eq!(out.f32("x.scale"), golden.f32(&at("absmax")), "{scheme}");
+    }
+}
+
+#[test]
+fn tiles_of_power_of_two_scales_match_deepgemm() {
+    let (golden, out) = cast("fp8_tiles.safetensors", "act.ragged_200.x", "fp8-e4m3-t1x128:ue8m0");
+    let at = |name: &str| format!("act.ragged_200.deepgemm_1x128_ue8m0.{name}");
+    assert_eq!(out.bytes("x.codes"), golden.bytes(&at("codes")));
+    let scales: Vec<f32> =
+        out.bytes("x.scale").iter().map(|&code| 2f32.powi(i32::from(code) - 127)).collect();
+    assert_eq!(scales, golden.f32(&at("scale")));
+    same_values("tiles", &out.f32("x.dequant"), &golden.f32(&at("dequant")));
+}
+
+#[test]
+fn minima_are_the_bias_of_a_cache() {
+    let (golden, out) = cast("kv_cache.safetensors", "k.x", "int4-head-asym:minmax");
+    assert_eq!(out.f32("x.bias"), golden.f32("k.int4_asym.min"));
+    assert_eq!(out.f32("x.scale"), golden.f32("k.int4_asym.scale"));
+    let unsigned: Vec<u8> = out.bytes("x.codes").iter().map(|code| code.wrapping_add(8)).collect();
+    assert_eq!(unsigned, golden.bytes("k.int4_asym.codes_u8"));
+    same_values("cache", &out.f32("x.dequant"), &golden.f32("k.int4_asym.dequant"));
+}

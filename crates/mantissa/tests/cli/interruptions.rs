@@ -157,6 +157,71 @@ fn signals_end_a_quantization_in_order() {
     }
 }
 
+/// Arguments of a quantization into one GGUF file.
+fn to_gguf<'a>(model: &'a Path, scheme: &'a str, out: &'a Path) -> Vec<&'a str> {
+    let (model, out) = (text(model), text(out));
+    vec!["quantize", model, "--recipe", scheme, "--format", "gguf", "--out", out, "--verify=false", "--quiet"]
+}
+
+const GGUF_FILES: [&str; 2] = ["m.gguf", "m.gguf.mantissa-manifest.json"];
+
+#[test]
+fn a_gguf_file_stays_whole_under_kills() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let dirs = ["old", "new", "outputs"].map(|name| temp.path().join(name));
+    for (dir, scheme) in dirs.iter().zip(["rtn-q4_0", "rtn-q8_0", "rtn-q4_0"]) {
+        fs::create_dir(dir).unwrap();
+        succeed(&to_gguf(&model, scheme, &dir.join("m.gguf")));
+    }
+    let [old, new] = [&dirs[0], &dirs[1]].map(|dir| files(dir));
+    let dir = &dirs[2];
+    let out = dir.join("m.gguf");
+    let begin = Instant::now();
+    succeed(&to_gguf(&model, "rtn-q4_0", &out));
+    let whole = begin.elapsed();
+    let mut unfinished = 0;
+    for trial in 0..25 {
+        let mut child = start(&to_gguf(&model, "rtn-q8_0", &out));
+        sleep(whole.mul_f64(1.2 * f64::from(random_u32(5, trial)) / f64::from(u32::MAX)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Those of a dead process are cleaned at the next start, locks too.
+        let found: Vec<_> =
+            files(dir).into_iter().filter(|(name, _)| GGUF_FILES.contains(&name.as_str())).collect();
+        let is = |whole: &[(String, Vec<u8>)]| found == whole || (found.len() == 1 && found[0] == whole[0]);
+        assert!(is(&old) || is(&new), "trial {trial}");
+        unfinished += usize::from(found[0] == old[0]);
+        succeed(&to_gguf(&model, "rtn-q8_0", &out));
+        assert!(files(dir) == new, "trial {trial}: {:?}", names_in(dir));
+        succeed(&to_gguf(&model, "rtn-q4_0", &out));
+        assert!(files(dir) == old, "trial {trial}");
+    }
+    println!("{unfinished} of 25 kills came before the end");
+    assert!(unfinished >= 3, "{unfinished}");
+}
+
+#[test]
+fn signals_leave_the_old_gguf_file_and_nothing_else() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    let out = dir.join("m.gguf");
+    succeed(&to_gguf(&model, "rtn-q4_0", &out));
+    let old = files(&dir);
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let mut child = start(&to_gguf(&model, "rtn-q8_0", &out));
+        let begun = || names_in(&dir).iter().any(|name| name.starts_with(".m.gguf.mantissa-partial"));
+        assert!(wait_until(&mut child, begun), "the run has ended before it could be stopped");
+        signal(&child, name);
+        let output = end(child);
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("goes on"), "{}", stderr(&output));
+        assert!(files(&dir) == old, "{:?}", names_in(&dir));
+    }
+}
+
 #[test]
 fn a_second_signal_ends_at_once_and_loses_nothing() {
     let temp = TempDir::new().unwrap();

@@ -4,6 +4,7 @@
 mod calibrated;
 mod cast;
 mod cast_golden;
+mod catalogue;
 mod frame;
 mod inspect;
 mod interruptions;

@@ -217,21 +217,55 @@ fn recipes_and_schemes_are_listed() {
 }
 
 #[test]
-fn a_gguf_file_is_written_read_and_run() {
+fn a_gguf_file_is_written_verified_and_run() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (tiny("llama2-gqa-tied"), temp.path().join("m.gguf"));
     let (model, out) = (text(&model), text(&out));
-    let output = mantissa(&["quantize", model, "--recipe", "rtn-f32", "--format", "gguf", "--out", out]);
-    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && notes.contains("not verified"), "{notes}");
+    let done = json(&[
+        "quantize", model, "--recipe", "rtn-f32", "--format", "gguf", "--out", out, "--json", "--quiet",
+    ]);
+    assert_eq!((&done["verification"]["ok"], &done["verification"]["files"]), (&true.into(), &1.into()));
+    assert_eq!(done["verification"]["compared"], done["verification"]["weights"]);
     let tokens = windows(temp.path());
     let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
     assert!(result["kl"].as_f64().unwrap() < 1e-9 && result["top1"] == 1.0, "{result}");
     let found = json(&["verify", out, "--reference", model, "--json"]);
-    assert_eq!(
-        (&found["ok"], &found["files"], &found["weights"]),
-        (&true.into(), &2.into(), &0.into()),
-        "{found}"
-    );
-    assert!(found["notes"][0].as_str().unwrap().contains("GGUF"), "{found}");
+    assert_eq!((&found["faults"], &found["notes"]), (&serde_json::json!([]), &serde_json::json!([])));
+    assert_eq!(found["files"], 2, "{found}");
+}
+
+#[test]
+fn a_damaged_gguf_file_does_not_verify() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("llama2-gqa-tied"), temp.path().join("m.gguf"));
+    succeed(&[
+        "quantize",
+        text(&model),
+        "--recipe",
+        "rtn-f16",
+        "--format",
+        "gguf",
+        "--out",
+        text(&out),
+        "--quiet",
+    ]);
+    let whole = std::fs::read(&out).unwrap();
+    // In the data; in the version, which makes the file unreadable; and its last bytes lost.
+    for (at, more) in [(whole.len() - 9, ""), (4, "version")] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x80;
+        std::fs::write(&out, bytes).unwrap();
+        let line = fail(1, &["verify", text(&out), "--quiet"]);
+        assert!(line.contains("SHA-256") && line.contains(more), "{line}");
+    }
+    std::fs::write(&out, &whole[..whole.len() - 40]).unwrap();
+    assert!(fail(1, &["verify", text(&out), "--quiet"]).contains("bytes, allowed"));
+    // Without its manifest and quality.json nothing is known of it.
+    for suffix in ["mantissa-manifest.json", "quality.json"] {
+        std::fs::remove_file(temp.path().join(format!("m.gguf.{suffix}"))).unwrap();
+    }
+    assert!(fail(2, &["verify", text(&out), "--quiet"]).contains("m.gguf"));
+    std::fs::write(&out, &whole).unwrap();
+    let found = json(&["verify", text(&out), "--json"]);
+    assert!(found["ok"] == true && found["notes"][0].as_str().unwrap().contains("hash"), "{found}");
 }

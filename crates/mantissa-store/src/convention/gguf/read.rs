@@ -44,7 +44,10 @@ impl Model {
         let words = || -> Result<Vec<u16>> {
             let bytes = files.checkpoint.read(&tensor.name)?;
             let words: Vec<u16> = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
-            Ok(heads.map_or_else(|| words.clone(), |heads| to_hf_order(&words, cols, heads)))
+            Ok(match heads {
+                Some(heads) => to_hf_order(&words, cols, heads),
+                None => words,
+            })
         };
         match tensor.ty.storage {
             Storage::Plain(Dtype::BF16) => words().map(Weight::Bf16),

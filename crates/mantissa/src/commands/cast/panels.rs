@@ -25,6 +25,9 @@ const PANEL: usize = 1 << 18;
 /// Codes that fill whole bytes and whole 32-bit words at every width.
 const WORD_CODES: usize = 32;
 
+/// What belongs to a whole tensor, whatever its blocks.
+const WHOLE: [&str; 3] = [".global", ".nested_scale", ".nested_offset"];
+
 /// Most scales that a tensor without elements may ask for (`[2^40, 0]` per channel has 2^40).
 const MAX_EMPTY_SCALES: usize = 1 << 20;
 
@@ -33,7 +36,8 @@ pub struct Caster<'a> {
     /// What is read.
     pub tensor: FloatTensor<'a>,
     scheme: &'a Scheme,
-    packed: bool,
+    /// Whether `n.packed` is written: where it is asked for, and of codecs, which have no codes.
+    pub packed: bool,
     /// Elements of every panel but the last.
     step: usize,
     /// Whether a panel is seen as one row.
@@ -62,12 +66,18 @@ impl<'a> Caster<'a> {
     /// Plans the panels.
     ///
     /// # Errors
-    /// The tensor has no elements and yet more scales than would make sense.
+    /// The tensor has no elements and yet more scales than would make sense; the scheme is read only, or its blocks do not
+    /// divide a row.
     pub fn new(scheme: &'a Scheme, tensor: FloatTensor<'a>, packed: bool) -> Result<Self> {
         let FloatTensor { rows, cols, .. } = tensor;
-        let (unit, flat) = unit(scheme.format.blocks(), rows, cols);
+        let (unit, flat) = unit(scheme, rows, cols);
         let step = unit.saturating_mul((PANEL / unit.max(1)).max(1)).max(1);
+        let packed = packed || scheme.format.codec().is_some();
         let caster = Caster { tensor, scheme, packed, step, flat };
+        if scheme.format.codec().is_some() {
+            // No rows at all show what is at fault with the scheme and their length.
+            quantize(scheme, &[], 0, cols, Given::default()).map_err(|e| caster.error(&e))?;
+        }
         if tensor.len() == 0 && scheme.format.blocks().count(rows, cols) > MAX_EMPTY_SCALES {
             let found = format!("shape {}", output::shape(&tensor.meta().shape));
             let allowed = format!("at most {MAX_EMPTY_SCALES} scales where there are no elements");
@@ -113,7 +123,11 @@ impl<'a> Caster<'a> {
         let panel = |i: Range<usize>| -> Result<Cost> {
             let range = self.range(i.start);
             let x = self.tensor.read(range.clone())?;
-            let q = self.quantize(&x, range.start, shared).map_err(|e| self.error(&e))?;
+            let q = self.quantize(&x, range.start, shared);
+            let mut q = q.map_err(|e| self.error(&e.shifted(range.start)))?;
+            if let (Codes::U64(codes), Some(exact)) = (&mut q.codes, self.tensor.read_f64(range.clone())?) {
+                *codes = exact.into_iter().map(f64::to_bits).collect();
+            }
             let dequant = q.dequantize().map_err(|e| self.error(&e))?;
             self.write(&writer, i.start, range.start, &q, &dequant)?;
             progress.add(range.len() as u64 * self.tensor.unit());
@@ -201,7 +215,9 @@ impl<'a> Caster<'a> {
         let before = (panel * packed_bytes(self.scheme, rows, cols)) as u64;
 
         let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
-        writer.write_range(&format!("{n}.codes"), (first * code_unit(&q.format)) as u64, &codes)?;
+        if q.format.codec().is_none() {
+            writer.write_range(&format!("{n}.codes"), (first * code_unit(&q.format)) as u64, &codes)?;
+        }
         writer.write_range(&format!("{n}.dequant"), (first * size_of::<f32>()) as u64, &values)?;
         if let Some(packed) = packed {
             writer.write_range(&format!("{n}.packed"), before, &packed)?;
@@ -209,7 +225,7 @@ impl<'a> Caster<'a> {
         let one_block = q.format.blocks() == Blocks::Tensor;
         for (name, bytes) in scales {
             // What belongs to the whole tensor comes with its first panel.
-            let whole = one_block || name.ends_with(".global");
+            let whole = one_block || WHOLE.iter().any(|part| name.ends_with(part));
             if whole && panel > 0 {
                 continue;
             }
@@ -233,9 +249,10 @@ impl<'a> Caster<'a> {
 }
 
 /// Elements that a panel must be a multiple of, and whether it may cut through rows.
-fn unit(blocks: Blocks, rows: usize, cols: usize) -> (usize, bool) {
-    let single_row = rows == 1;
-    match blocks {
+fn unit(scheme: &Scheme, rows: usize, cols: usize) -> (usize, bool) {
+    let single_row = rows == 1 && scheme.format.codec().is_none();
+    match scheme.format.blocks() {
+        _ if scheme.needs_whole_tensor() => (rows * cols, true),
         // Two blocks, so that the 4-bit codes of an odd block end with a byte.
         Blocks::Flat(g) => (2 * g as usize, true),
         Blocks::Tensor if single_row => (WORD_CODES, true),
@@ -246,8 +263,7 @@ fn unit(blocks: Blocks, rows: usize, cols: usize) -> (usize, bool) {
 }
 
 fn packed_bytes(scheme: &Scheme, rows: usize, cols: usize) -> usize {
-    let format = &scheme.format;
-    native::packing(format).map_or(rows * cols * code_unit(format), |p| p.total_bytes(rows, cols))
+    native::packed_bytes(&scheme.format, rows, cols)
 }
 
 /// Range and non-finite values of some elements.
@@ -313,16 +329,20 @@ impl Cost {
 }
 
 #[cfg(test)]
+#[allow(clippy::expect_used)]
 mod tests {
     use super::*;
 
     #[test]
     fn panels_end_with_blocks_and_bytes() {
-        assert_eq!(unit(Blocks::Flat(3), 7, 5), (6, true));
-        assert_eq!(unit(Blocks::Group(32), 4, 100), (100, false));
-        assert_eq!(unit(Blocks::Group(5), 1, 1000), (160, true));
-        assert_eq!(unit(Blocks::Tile { rows: 128, cols: 128 }, 300, 10), (1280, false));
-        assert_eq!(unit(Blocks::Row, 1, 77), (77, false));
+        let unit = |scheme: &str, rows, cols| unit(&scheme.parse().expect("a scheme"), rows, cols);
+        assert_eq!(unit("nf4-g3", 7, 5), (6, true));
+        assert_eq!(unit("int4-g32", 4, 100), (100, false));
+        assert_eq!(unit("int4-g5", 1, 1000), (160, true));
+        assert_eq!(unit("fp8-e4m3-t128x128", 300, 10), (1280, false));
+        assert_eq!(unit("int8-channel", 1, 77), (77, false));
+        assert_eq!(unit("nf4-dq", 7, 5), (35, true));
+        assert_eq!(unit("q4_0", 1, 320), (320, false));
     }
 
     #[test]

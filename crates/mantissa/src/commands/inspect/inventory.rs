@@ -193,7 +193,9 @@ fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
             continue;
         };
         let Some((scheme, rows, cols)) = native_metadata(checkpoint, &meta.name, n) else { continue };
-        let parts = ["packed", "scale", "zero", "global"].map(|part| format!("{n}.{part}")).into();
+        let scales = native::scale_specs(n, &scheme.format, rows, cols).into_iter().map(|spec| spec.name);
+        let parts = scales.chain([format!("{n}.packed")]).collect();
+        let scheme = scheme.to_string();
         let layer = Quantized { module: module.into(), rows, cols };
         all.insert(meta.name.clone(), Found { name: n.into(), layer, scheme, input_scheme: None, parts });
     }
@@ -201,19 +203,16 @@ fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
 }
 
 /// Scheme and shape of weight `n`, as the metadata of its file states and the size of its codes confirms.
-fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(String, usize, usize)> {
+fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(Scheme, usize, usize)> {
     let (file, meta) = checkpoint.locate(packed)?;
     let (text, shape) = file.metadata().get(n)?.split_once(' ')?;
     let (rows, cols) = shape.strip_prefix('[')?.strip_suffix(']')?.split_once(", ")?;
     let (rows, cols): (usize, usize) = (rows.parse().ok()?, cols.parse().ok()?);
     let scheme: Scheme = text.parse().ok()?;
     // A shape is believed only where it cannot overflow what is computed from it.
-    let elements = rows.checked_mul(cols).filter(|&n| n < 1 << 48)?;
-    let expected = native::packing(&scheme.format)
-        .map_or(elements * mantissa_num::code_unit(&scheme.format), |packing| {
-            packing.total_bytes(rows, cols)
-        });
-    (meta.len == expected as u64).then(|| (scheme.to_string(), rows, cols))
+    rows.checked_mul(cols).filter(|&n| n < 1 << 48)?;
+    let expected = native::packed_bytes(&scheme.format, rows, cols);
+    (meta.len == expected as u64).then_some((scheme, rows, cols))
 }
 
 fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<String, Found>> {

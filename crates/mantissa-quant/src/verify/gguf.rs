@@ -1,0 +1,458 @@
+//! Verification of a GGUF file by [`gguf_file`](super::gguf_file) and [`gguf_blocks`](super::gguf_blocks), which share no
+//! code with what wrote it.
+
+use std::ops::Range;
+use std::path::Path;
+
+use mantissa_kernels::{kernels, map_reduce_fixed};
+use mantissa_model::{LoadError, ModelConfig, ModelType, TensorInfo, WeightSource};
+use mantissa_num::Quantized;
+use mantissa_store::convention::gguf::stored_name;
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_store::gguf::{GgmlType, Storage};
+use mantissa_store::{Error, ErrorClass};
+use serde_json::Value;
+
+use super::gguf_blocks::{self, Blocks};
+use super::gguf_file::{GgufFile, Key, Tensor};
+use super::{Rows, Verification, Worst, compare_logits, reference_fault};
+use crate::dequantize::Dequantizer;
+use crate::error::{QuantError, Result};
+use crate::plan::model_config;
+use crate::source::{DenseError, DenseTensor, PANEL, Source};
+
+/// Name of the tensor of rotary factors, which the configuration holds.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Checks container, tensors and logits of the opened GGUF model `files`; `bounded` as in [`super::verify`].
+///
+/// # Errors
+/// [`QuantError`] for what cannot be read at all.
+pub(super) fn check(
+    files: &ModelFiles,
+    source: Option<&ModelFiles>,
+    bounded: bool,
+    threads: usize,
+    found: &mut Verification,
+) -> Result<()> {
+    let file = match GgufFile::open(files.dir()) {
+        Ok(file) => file,
+        Err(error) if error.class() == ErrorClass::Input => {
+            found.faults.push(format!("independent reader: {error}"));
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let config = model_config(files)?;
+    if !same_container(files, &file, found) {
+        return Ok(());
+    }
+    check_keys(&file, found);
+    note_unknown(&file, &config, found);
+    if let Some(source) = source {
+        check_config(&config, &model_config(source)?, found);
+    }
+    let independent = Independent::new(files, &file);
+    for info in config.tensors() {
+        let check = TensorCheck { files, independent: &independent, source, info: &info, bounded };
+        check.run(threads, found)?;
+    }
+    let opaque: Vec<_> = file.tensors.iter().filter(|(_, tensor)| !Blocks::decodes(tensor.ty)).collect();
+    if let Some((name, tensor)) = opaque.first() {
+        let (n, ty) = (opaque.len(), tensor.ty.name);
+        found.notes.push(format!(
+            "{n} tensors, the first {name} as {ty}, have a type that is decoded once only: neither they nor logits were compared"
+        ));
+        return Ok(());
+    }
+    compare_logits(files, &independent, &config, found)
+}
+
+/// Whether both readers find the same tensors in the same places.
+fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification) -> bool {
+    let before = found.faults.len();
+    let ordinary = files.gguf().map_or(&[][..], |model| model.tensors());
+    if ordinary.len() != file.tensors.len() {
+        let (a, b) = (file.tensors.len(), ordinary.len());
+        found.faults.push(format!("independent reader {a} tensors, ordinary reader {b}"));
+    }
+    for theirs in ordinary {
+        let dims: Vec<u64> = theirs.shape.iter().rev().map(|&n| n as u64).collect();
+        let theirs_is = Tensor { ty: theirs.ty, dims, start: theirs.offset, bytes: theirs.len };
+        let ours = file.tensors.get(&theirs.name);
+        // A tensor without elements has no place.
+        let same = ours.is_some_and(|ours| *ours == theirs_is || (ours.bytes, theirs.len) == (0, 0));
+        if !same {
+            found
+                .faults
+                .push(format!("{}: independent reader {ours:?}, ordinary reader {theirs_is:?}", theirs.name));
+        }
+    }
+    found.faults.len() == before
+}
+
+/// What llama.cpp takes from the keys and does not compare with the tensors.
+fn check_keys(file: &GgufFile, found: &mut Verification) {
+    let blocks = file.tensors.iter().find(|(_, t)| !matches!(t.ty.storage, Storage::Plain(_)));
+    if let (Some((name, tensor)), version) = (blocks, file.number("general.quantization_version"))
+        && version != Some(2)
+    {
+        let version = version.map_or("none".to_owned(), |v| v.to_string());
+        found.faults.push(format!(
+            "general.quantization_version: found {version}, allowed 2 with blocks such as {name}'s ({})",
+            tensor.ty.name
+        ));
+    }
+    let vocabulary = file.tensors.get("token_embd.weight").map(Tensor::rows);
+    if let (Some(Key::List(tokens)), Some(rows)) = (file.keys.get("tokenizer.ggml.tokens"), vocabulary)
+        && *tokens != rows
+    {
+        found.faults.push(format!(
+            "tokenizer.ggml.tokens: found {tokens} tokens, allowed {rows}, the rows of token_embd.weight"
+        ));
+    }
+}
+
+/// Tensors that the model does not use.
+fn note_unknown(file: &GgufFile, config: &ModelConfig, found: &mut Verification) {
+    let known: Vec<String> = config.tensors().iter().filter_map(|info| stored_name(&info.name)).collect();
+    let unknown = |name: &&String| {
+        let weight = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
+        let used = |name: &String| known.iter().any(|known| known == name);
+        !used(name) && !weight.is_some_and(|weight| used(&weight)) && *name != ROPE_FACTORS
+    };
+    let all: Vec<_> = file.tensors.keys().filter(unknown).collect();
+    if let Some(first) = all.first() {
+        found.notes.push(format!("{} tensors are not of the architecture, the first is {first}", all.len()));
+    }
+}
+
+/// The model that the metadata describe is the source's.
+fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verification) {
+    let family = |c: &ModelConfig| match c.model_type {
+        ModelType::Mistral => ModelType::Llama,
+        other => other,
+    };
+    let text = |c: &ModelConfig| {
+        [
+            ("model_type", format!("{:?}", family(c))),
+            ("hidden_size", c.hidden_size.to_string()),
+            ("intermediate_size", c.intermediate_size.to_string()),
+            ("num_hidden_layers", c.num_hidden_layers.to_string()),
+            ("num_attention_heads", c.num_attention_heads.to_string()),
+            ("num_key_value_heads", c.num_key_value_heads.to_string()),
+            ("head_dim", c.head_dim.to_string()),
+            ("vocab_size", c.vocab_size.to_string()),
+            ("max_position_embeddings", c.max_position_embeddings.to_string()),
+            ("rms_norm_eps", c.rms_norm_eps.to_string()),
+            ("tie_word_embeddings", c.tie_word_embeddings.to_string()),
+            ("hidden_act", format!("{:?}", c.hidden_act)),
+            ("biases", format!("{:?}", c.biases)),
+        ]
+    };
+    for ((field, ours), (_, theirs)) in text(ours).into_iter().zip(text(theirs)) {
+        if ours != theirs {
+            found.faults.push(format!("{field}: found {ours}, allowed {theirs} as in the source"));
+        }
+    }
+    let near = |a: f32, b: f32| (a - b).abs() <= 2e-6 * b.abs();
+    let frequencies =
+        (ours.rope.inverse_frequencies(ours.head_dim), theirs.rope.inverse_frequencies(theirs.head_dim));
+    let rotated = frequencies.0.iter().zip(&frequencies.1).position(|(&a, &b)| !near(a, b));
+    if let Some(i) = rotated {
+        let (a, b) = (frequencies.0[i], frequencies.1[i]);
+        found.faults.push(format!("rotary frequency {i}: found {a:e}, allowed {b:e} as in the source"));
+    }
+    let scales = (ours.rope.attention_factor(), theirs.rope.attention_factor());
+    if !near(scales.0, scales.1) {
+        found.faults.push(format!(
+            "rotary attention factor: found {}, allowed {} as in the source",
+            scales.0, scales.1
+        ));
+    }
+}
+
+/// The file as a model, decoded independently; the configuration is the ordinary reader's.
+struct Independent<'a> {
+    files: &'a ModelFiles,
+    file: &'a GgufFile,
+    blocks: Blocks,
+    /// Heads of q and k where their rows are interleaved.
+    interleaved: Option<(u64, u64)>,
+}
+
+impl<'a> Independent<'a> {
+    fn new(files: &'a ModelFiles, file: &'a GgufFile) -> Self {
+        let heads = file.number("llama.attention.head_count");
+        let key_heads = file.number("llama.attention.head_count_kv").or(heads);
+        let interleaved = heads.zip(key_heads).filter(|_| file.text("general.architecture") == Some("llama"));
+        Independent { files, file, blocks: Blocks::new(), interleaved }
+    }
+
+    fn tensor(&self, name: &str) -> std::result::Result<(String, &Tensor), Error> {
+        let stored = stored_name(name).unwrap_or_else(|| name.to_owned());
+        match self.file.tensors.get(&stored) {
+            Some(tensor) => Ok((stored, tensor)),
+            None => Err(Error::NoTensor { path: self.files.dir().to_owned(), tensor: stored }),
+        }
+    }
+
+    /// The row of the file that holds row `row` of `rows` in Hugging Face order. Rows `i` and `i + d/2` of a head of `d` are
+    /// turned together by the rotary embedding, and llama.cpp has such pairs next to each other.
+    fn stored_row(&self, stored: &str, row: usize, rows: usize) -> usize {
+        let (Some((query, key)), Some((_, part))) = (self.interleaved, stored.split_once(".attn_")) else {
+            return row;
+        };
+        let heads = match part {
+            "q.weight" | "q.bias" => query,
+            "k.weight" | "k.bias" => key,
+            _ => return row,
+        };
+        let width = rows / usize::try_from(heads).unwrap_or(1).max(1);
+        if width < 2 {
+            return row;
+        }
+        let (head, i, half) = (row / width, row % width, width / 2);
+        head * width + if i < half { 2 * i } else { 2 * (i - half) + 1 }
+    }
+
+    /// Decodes rows `range` of `rows` of a tensor (`[rows, cols]`; a vector is a column) into `out`.
+    fn rows(
+        &self,
+        name: &str,
+        (rows, cols): (usize, usize),
+        range: Range<usize>,
+        out: &mut [f32],
+    ) -> std::result::Result<(), Error> {
+        let (stored, tensor) = self.tensor(name)?;
+        let factor = if tensor.ty == GgmlType::NVFP4 { self.file.factor(&stored)? } else { None };
+        // A vector is one row of the file, and a column here.
+        let column = Tensor { dims: vec![1, tensor.dims[0]], ..tensor.clone() };
+        let tensor = if tensor.dims.len() == 1 { &column } else { tensor };
+        let in_order = range.clone().all(|row| self.stored_row(&stored, row, rows) == row);
+        if in_order {
+            let bytes = self.file.rows(tensor, range.start, range.len())?;
+            self.blocks.decode(tensor.ty, &bytes, factor, out);
+            return Ok(());
+        }
+        for (row, out) in range.zip(out.chunks_exact_mut(cols.max(1))) {
+            let bytes = self.file.rows(tensor, self.stored_row(&stored, row, rows), 1)?;
+            self.blocks.decode(tensor.ty, &bytes, factor, out);
+        }
+        Ok(())
+    }
+
+    fn whole(&self, name: &str, rows: usize, cols: usize) -> std::result::Result<Vec<f32>, Error> {
+        let mut values = vec![0.0; rows * cols];
+        self.rows(name, (rows, cols), 0..rows, &mut values)?;
+        Ok(values)
+    }
+}
+
+impl WeightSource for Independent<'_> {
+    fn config(&self) -> Option<&Value> {
+        self.files.config()
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        None
+    }
+
+    fn location(&self) -> String {
+        self.files.dir().display().to_string()
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.tensor(tensor).is_ok()
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
+        let (rows, cols) = matrix(shape);
+        Ok(self.whole(tensor, rows, cols)?)
+    }
+
+    fn linear(
+        &self,
+        module: &str,
+        rows: usize,
+        cols: usize,
+        bias: bool,
+    ) -> std::result::Result<LinearWeight, LoadError> {
+        let weight = Weight::F32(self.whole(&format!("{module}.weight"), rows, cols)?);
+        let bias = if bias { Some(self.whole(&format!("{module}.bias"), rows, 1)?) } else { None };
+        Ok(LinearWeight { rows, cols, weight, bias, input: None })
+    }
+}
+
+/// Rows and columns; a vector is a column, so that what moves rows moves its elements.
+fn matrix(shape: &[usize]) -> (usize, usize) {
+    (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product())
+}
+
+/// A tensor as the ordinary reader hands it out, row by row.
+enum Ordinary<'a> {
+    /// Plain and in its order: read as it is asked for.
+    Streamed {
+        files: &'a ModelFiles,
+        stored: String,
+    },
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+    F16(Vec<u16>),
+    Quantized(Box<Quantized>),
+}
+
+impl<'a> Ordinary<'a> {
+    fn open(files: &'a ModelFiles, stored: String, tensor: &Tensor, info: &TensorInfo) -> Result<Self> {
+        let (rows, cols) = matrix(&info.shape);
+        let moved = files.gguf().is_some_and(|model| model.row_order().heads(&info.name).is_some());
+        if matches!(tensor.ty.storage, Storage::Plain(_)) && !moved {
+            return Ok(Ordinary::Streamed { files, stored });
+        }
+        let module = info.name.strip_suffix(".weight").filter(|_| info.shape.len() == 2);
+        let Some(module) = module else {
+            return Ok(Ordinary::F32(files.tensor_f32(&info.name, &info.shape)?));
+        };
+        Ok(match files.linear(module, rows, cols, false)?.weight {
+            Weight::F32(values) => Ordinary::F32(values),
+            Weight::Bf16(words) => Ordinary::Bf16(words),
+            Weight::F16(words) => Ordinary::F16(words),
+            Weight::Quantized(q) => Ordinary::Quantized(Box::new(q)),
+        })
+    }
+
+    fn rows(&self, range: Range<usize>, cols: usize, out: &mut [f32]) -> Result<()> {
+        let elements = range.start * cols..range.end * cols;
+        match self {
+            Ordinary::Streamed { files, stored } => {
+                let count = elements.len();
+                out.copy_from_slice(&files.checkpoint().read_elements_f32(stored, elements.start, count)?);
+            }
+            Ordinary::F32(values) => out.copy_from_slice(&values[elements]),
+            Ordinary::Bf16(words) => kernels().bf16_to_f32(&words[elements], out),
+            Ordinary::F16(words) => kernels().f16_to_f32(&words[elements], out),
+            Ordinary::Quantized(q) => {
+                let mut dequantizer = Dequantizer::new(q);
+                range.zip(out.chunks_exact_mut(cols)).for_each(|(row, out)| dequantizer.row(row, out));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One tensor, decoded twice and compared with its source.
+struct TensorCheck<'a> {
+    files: &'a ModelFiles,
+    independent: &'a Independent<'a>,
+    source: Option<&'a ModelFiles>,
+    info: &'a TensorInfo,
+    bounded: bool,
+}
+
+impl TensorCheck<'_> {
+    fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
+        let TensorInfo { name, shape, .. } = self.info;
+        let (stored, tensor) = self.independent.tensor(name)?;
+        if !Blocks::decodes(tensor.ty) {
+            return Ok(());
+        }
+        let dims: Vec<u64> = shape.iter().rev().map(|&n| n as u64).collect();
+        if tensor.dims != dims {
+            let found_dims = &tensor.dims;
+            found.faults.push(format!("{stored}: found dimensions {found_dims:?}, allowed {dims:?}"));
+            return Ok(());
+        }
+        let (rows, cols) = matrix(shape);
+        let ordinary = Ordinary::open(self.files, stored.clone(), tensor, self.info)?;
+        let source = self.source.map(|source| self.dense(source)).transpose()?;
+        let factor = self.independent.file.factor(&stored)?.unwrap_or(1.0);
+        let grain = (PANEL / cols.max(1)).max(1);
+        let check = |range: Range<usize>| self.panel(range, &ordinary, source.as_ref(), (tensor.ty, factor));
+        let all = map_reduce_fixed(threads, rows, grain, check, Ok(Rows::default()), |all, part| {
+            let (mut all, part): (Rows, Rows) = (all?, part?);
+            all.difference = all.difference.or(part.difference);
+            all.worst.take(part.worst);
+            Ok::<_, QuantError>(all)
+        })?;
+        found.weights += 1;
+        found.faults.extend(all.difference);
+        if source.is_some() {
+            found.compared += 1;
+            found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(all.worst.ratio));
+            if self.bounded && all.worst.ratio > 1.0 {
+                found.faults.push(all.worst.text(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn dense<'s>(&self, source: &'s ModelFiles) -> Result<DenseTensor<'s>> {
+        if source.is_quantized() || !source.has(&self.info.name) {
+            let what = format!("it has no dense tensor {}", self.info.name);
+            return Err(reference_fault(self.files.dir(), source.dir(), what));
+        }
+        Ok(DenseTensor::open(source, &self.info.name, &self.info.shape)?)
+    }
+
+    fn panel(
+        &self,
+        range: Range<usize>,
+        ordinary: &Ordinary<'_>,
+        source: Option<&DenseTensor<'_>>,
+        (ty, factor): (GgmlType, f32),
+    ) -> Result<Rows> {
+        let (rows, cols) = matrix(&self.info.shape);
+        let n = range.len() * cols;
+        let (mut ours, mut theirs) = (vec![0.0; n], vec![0.0; n]);
+        self.independent.rows(&self.info.name, (rows, cols), range.clone(), &mut ours)?;
+        ordinary.rows(range.clone(), cols, &mut theirs)?;
+        let mut found = Rows::default();
+        let differs = |(a, b): (&f32, &f32)| a != b && !(a.is_nan() && b.is_nan());
+        if let Some(i) = ours.iter().zip(&theirs).position(differs) {
+            let (row, col) = (range.start + i / cols, i % cols);
+            let (a, b, name) = (ours[i], theirs[i], &self.info.name);
+            found.difference = Some(format!(
+                "{name}: element [{row}, {col}]: independent reader {a:e}, ordinary reader {b:e}"
+            ));
+        }
+        let Some(source) = source else { return Ok(found) };
+        let mut scratch = Vec::new();
+        let elements = range.start * cols..range.end * cols;
+        let w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
+        for (i, (w, ours)) in w.chunks(cols).zip(ours.chunks(cols)).enumerate() {
+            worst_of_row(ty, factor, range.start + i, w, ours, &mut found.worst);
+        }
+        Ok(found)
+    }
+
+    fn error(&self, error: DenseError) -> QuantError {
+        match error {
+            DenseError::Store(error) => error.into(),
+            DenseError::Tensor(error) => {
+                let (path, tensor) = (self.files.dir().to_owned(), self.info.name.clone());
+                QuantError::Tensor { path, tensor, error }
+            }
+        }
+    }
+}
+
+/// The largest error of row `row` in units of what its blocks allow; `factor` is that of the whole tensor.
+pub(super) fn worst_of_row(
+    ty: GgmlType,
+    factor: f32,
+    row: usize,
+    w: &[f32],
+    decoded: &[f32],
+    worst: &mut Worst,
+) {
+    let group = gguf_blocks::bound_group(ty);
+    for (block, (w, decoded)) in w.chunks(group).zip(decoded.chunks(group)).enumerate() {
+        let allowed = gguf_blocks::allowed(ty, w, factor);
+        for (i, (&source, &decoded)) in w.iter().zip(decoded).enumerate() {
+            let error = (f64::from(source) - f64::from(decoded)).abs();
+            let ratio = if error == 0.0 { 0.0 } else { error / allowed };
+            let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
+            worst.take(Worst { ratio, row, col: block * group + i, source, decoded });
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The container of mantissa's own: a scheme's text says what the bytes are.
+
+use mantissa_num::codebook::{DYN4, DYN8, DYN8_UNSIGNED, FP4_BNB, NF4};
+use mantissa_store::Error;
+use mantissa_store::gguf::GgmlType;
+
+use super::{Reader, Result, Scales, Stored, float_values, int_values};
+use crate::verify::gguf_blocks::Blocks;
+
+/// Scales that share one of the level above, under double quantization.
+const NESTED: usize = 256;
+
+impl Reader<'_> {
+    /// The scheme's text in the metadata of the native container; empty in other conventions.
+    pub(super) fn native_scheme(&self) -> &str {
+        let n = self.name("weight");
+        let file = self.files.checkpoint().locate(&format!("{n}.packed")).map(|(file, _)| file);
+        let text = file.and_then(|f| f.metadata().get(&n)).map_or("", String::as_str);
+        text.split(' ').next().unwrap_or_default()
+    }
+
+    /// `level · amax + mean` of each scale, as two operations of f32.
+    pub(super) fn nested_scales(&self, suffix: &str) -> Result<Vec<f32>> {
+        let codes = self.bytes(suffix)?;
+        let amaxes = self.files.checkpoint().read_f32(&self.name("weight.nested_scale"))?;
+        let mean = self.scalar("weight.nested_offset")?;
+        if amaxes.len() < codes.len().div_ceil(NESTED) {
+            return Err(self.short("weight.nested_scale"));
+        }
+        let scale = |(i, code): (usize, u8)| DYN8[usize::from(code)] * amaxes[i / NESTED] + mean;
+        Ok(codes.into_iter().enumerate().map(scale).collect())
+    }
+
+    pub(super) fn native(&self) -> Result<Stored> {
+        let scheme = self.native_scheme();
+        let element = Element::of(scheme).ok_or_else(|| {
+            let (n, found) = (self.name("weight"), format!("scheme \"{scheme}\""));
+            Error::field(self.files.dir(), n, found, "a scheme of the native container", "")
+        })?;
+        let packed = self.bytes("weight.packed")?;
+        if packed.len() * 8 < element.bits_needed(self.rows, self.cols) {
+            return Err(self.short("weight.packed"));
+        }
+        let stored = Stored {
+            high_first: element.is_nibble_book(),
+            row_bits: element.row_bits(self.cols),
+            blocks: element.blocks().map(|ty| (Blocks::new(), ty)),
+            ..self.stored(packed, element.bits(), 8, element.values())
+        };
+        if !self.has("weight.scale") {
+            return Ok(stored);
+        }
+        let scales = self.scales("weight.scale")?;
+        let mut biases = Vec::new();
+        let mut zeros = self.zeros()?;
+        if self.has("weight.bias") {
+            biases = self.files.checkpoint().read_f32(&self.name("weight.bias"))?;
+            // The lowest code stands for the bias.
+            zeros = vec![element.lowest(); biases.len()];
+        }
+        let count = scales.values.len();
+        if [zeros.len(), biases.len()].iter().any(|&n| n != 0 && n != count) {
+            return Err(self.short("weight.zero"));
+        }
+        let (scales, tail) = self.with_global(scheme, &element, scales)?;
+        Ok(Stored { scales: Some(scales), zeros, biases, tail, ..stored })
+    }
+
+    fn zeros(&self) -> Result<Vec<f32>> {
+        if !self.has("weight.zero") {
+            return Ok(Vec::new());
+        }
+        let words = self.bytes("weight.zero")?;
+        Ok(words.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as f32).collect())
+    }
+
+    /// The scales with that of the whole tensor, and what is left to multiply by. Who wrote it says what it means:
+    /// 2688/amax, amax/2688, or the amax itself, over 6 · 448 or, with four over six, 6 · 256.
+    fn with_global(&self, scheme: &str, element: &Element, scales: Scales) -> Result<(Scales, Option<f32>)> {
+        if let Some(block) = element.flat_block() {
+            return Ok((Scales { flat: Some((block, self.cols)), ..scales }, None));
+        }
+        if !self.has("weight.global") {
+            return Ok((scales, None));
+        }
+        let global = self.scalar("weight.global")?;
+        Ok(match scheme.split_once(':').map_or("", |(_, rule)| rule) {
+            "te" | "te-2d" => (scales, Some(global / 2688.0)),
+            "4over6" => (scales, Some(global / 1536.0)),
+            "torchao" => (scales.map(|scale| scale * global), None),
+            _ => (scales.map(|scale| scale / global), None),
+        })
+    }
+}
+
+/// The block that a scheme's text names, as rows and columns.
+pub(super) fn block_of_text(text: &str) -> Option<(usize, usize)> {
+    let base = text.split([':', '@', ' ']).next()?;
+    if base.starts_with("mx") {
+        return Some((1, 32));
+    }
+    if base == "nvfp4" {
+        return Some(if text.starts_with("nvfp4:te-2d") { (16, 16) } else { (1, 16) });
+    }
+    base.split('-').find_map(|part| {
+        if let Some((rows, cols)) = part.strip_prefix('t').and_then(|t| t.split_once('x')) {
+            return Some((rows.parse().ok()?, cols.parse().ok()?));
+        }
+        Some((1, part.strip_prefix('g')?.parse().ok()?))
+    })
+}
+
+/// An element of the native container, from the first part of the scheme's text.
+enum Element {
+    Int(usize),
+    Ternary,
+    Float { exponent: u32, mantissa: u32, bias: i32 },
+    Book(&'static [f32], usize),
+    Fixed64,
+    F32,
+    F64,
+    Blocks(GgmlType),
+}
+
+impl Element {
+    fn of(scheme: &str) -> Option<Self> {
+        let base = scheme.split([':', '@']).next()?;
+        if let Some(rest) = base.strip_prefix("int") {
+            return rest.get(..1)?.parse().ok().map(Element::Int);
+        }
+        if let Some(book) = Self::book(base) {
+            return Some(book);
+        }
+        let float = |exponent, mantissa, bias| Some(Element::Float { exponent, mantissa, bias });
+        match base {
+            "f64" => Some(Element::F64),
+            // tf32 is an f32 whose last bits are 0.
+            "f32" | "tf32" => Some(Element::F32),
+            "mxint8" => Some(Element::Fixed64),
+            "f16" => float(5, 10, 15),
+            "bf16" => float(8, 7, 127),
+            "nvfp4" | "mxfp4" => float(2, 1, 1),
+            _ if base.starts_with("ternary") => Some(Element::Ternary),
+            _ if base.contains("e4m3fnuz") => float(4, 3, 8),
+            _ if base.contains("e5m2fnuz") => float(5, 2, 16),
+            _ if base.contains("e4m3") => float(4, 3, 7),
+            _ if base.contains("e5m2") => float(5, 2, 15),
+            _ if base.contains("e2m3") => float(2, 3, 1),
+            _ if base.contains("e3m2") => float(3, 2, 3),
+            _ if base.contains("e2m1") => float(2, 1, 1),
+            _ => Self::block_type(base),
+        }
+    }
+
+    /// A code book and the size of its blocks: `nf4`, `nf4-g128`, `nf4-dq`, `nf4-g128-dq`.
+    fn book(base: &str) -> Option<Self> {
+        let books: [(&str, &'static [f32], usize); 5] = [
+            ("nf4", &NF4, 64),
+            ("fp4-bnb", &FP4_BNB, 64),
+            ("dyn8-unsigned", &DYN8_UNSIGNED, 256),
+            ("dyn8", &DYN8, 256),
+            ("dyn4", &DYN4, 256),
+        ];
+        let (levels, usual, rest) = books
+            .into_iter()
+            .find_map(|(name, levels, usual)| Some((levels, usual, base.strip_prefix(name)?)))?;
+        match rest.strip_suffix("-dq").unwrap_or(rest).strip_prefix("-g") {
+            Some(size) => Some(Element::Book(levels, size.parse().ok()?)),
+            None => Some(Element::Book(levels, usual)),
+        }
+    }
+
+    fn block_type(base: &str) -> Option<Self> {
+        let name = base.strip_prefix("gguf-").unwrap_or(base);
+        let ty = GgmlType::ALL.iter().find(|ty| ty.name.eq_ignore_ascii_case(name))?;
+        Blocks::decodes(*ty).then_some(Element::Blocks(*ty))
+    }
+
+    fn blocks(&self) -> Option<GgmlType> {
+        match self {
+            Element::Blocks(ty) => Some(*ty),
+            _ => None,
+        }
+    }
+
+    fn flat_block(&self) -> Option<usize> {
+        match self {
+            Element::Book(_, block) => Some(*block),
+            _ => None,
+        }
+    }
+
+    fn is_nibble_book(&self) -> bool {
+        matches!(self, Element::Book(levels, _) if levels.len() == 16)
+    }
+
+    /// Bits of a code; of blocks none is asked for.
+    fn bits(&self) -> usize {
+        match self {
+            Element::Int(bits) => *bits,
+            Element::Ternary => 2,
+            Element::Float { exponent, mantissa, .. } => 1 + (exponent + mantissa) as usize,
+            Element::Book(levels, _) => levels.len().ilog2() as usize,
+            Element::Fixed64 | Element::Blocks(_) => 8,
+            Element::F32 => 32,
+            Element::F64 => 64,
+        }
+    }
+
+    /// Bits from the start of one row to the start of the next: integers fill whole int32 words, the rest whole bytes.
+    fn row_bits(&self, cols: usize) -> usize {
+        match self {
+            Element::Int(bits) => (cols * bits).div_ceil(32) * 32,
+            Element::Book(..) => cols * self.bits(),
+            Element::Blocks(ty) => ty.row_bytes(cols).map_or(usize::MAX, |bytes| bytes * 8),
+            _ => (cols * self.bits()).div_ceil(8) * 8,
+        }
+    }
+
+    fn bits_needed(&self, rows: usize, cols: usize) -> usize {
+        rows.saturating_mul(self.row_bits(cols))
+    }
+
+    /// The lowest integer.
+    fn lowest(&self) -> f32 {
+        match self {
+            Element::Int(bits) => -f32::from(1u8 << (bits - 1)),
+            _ => 0.0,
+        }
+    }
+
+    /// The value of every code; none of wide floats, whose codes are too many.
+    fn values(&self) -> Vec<f32> {
+        match self {
+            Element::Int(bits) => int_values(*bits),
+            Element::Ternary => vec![0.0, 1.0, -2.0, -1.0],
+            Element::Book(levels, _) => levels.to_vec(),
+            Element::Fixed64 => (0..=255u8).map(|code| f32::from(code as i8) / 64.0).collect(),
+            Element::F32 | Element::F64 | Element::Blocks(_) => Vec::new(),
+            Element::Float { exponent, mantissa, bias } => float_values(*exponent, *mantissa, *bias),
+        }
+    }
+}
