@@ -133,12 +133,14 @@ fn block_types_that_cannot_be_written_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     write_x(&input, &[4, 48], &values(4 * 48));
-    let refused = |scheme: &str| fail(2, &["cast", text(&input), "--scheme", scheme, "--out", text(&out)]);
-    let line = refused("q4_0");
+    let refused =
+        |input: &Path, scheme: &str| fail(2, &["cast", text(input), "--scheme", scheme, "--out", text(&out)]);
+    let line = refused(&input, "q4_0");
     assert!(line.contains("rows of 48 elements, allowed multiples of 32"), "{line}");
-    assert!(refused("q4_k").contains("multiples of 256"));
-    write_x(&input, &[1, 256], &values(256));
-    assert!(refused("q4_k").contains("read and not written"));
+    assert!(refused(&input, "q4_k").contains("multiples of 256"));
+    let whole = dir.path().join("whole.safetensors");
+    write_x(&whole, &[1, 256], &values(256));
+    assert!(refused(&whole, "q4_k").contains("read and not written"));
     let mut x = values(4 * 64);
     x[130] = 3e7;
     write_x(&dir.path().join("large.safetensors"), &[4, 64], &x);
