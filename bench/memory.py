@@ -14,9 +14,12 @@ import shutil
 import subprocess
 import sys
 
-RECIPES = ["rtn-int4-g128", "nvfp4", "nf4"]
+RECIPES = ["rtn-int4-g128", "nvfp4", "gptq-int4-g128"]
 SYNTH = "--preset tiny --hidden 3072 --layers 1 --heads 24 --kv-heads 8 --ffn 8192 --vocab 2000".split()
 TOLERANCE = 0.10
+
+# Of 128 tokens each, ids below 100, to calibrate on.
+WINDOWS = 64
 
 
 def status(pid):
@@ -46,6 +49,8 @@ def main():
     binary, work = sys.argv[1], pathlib.Path(sys.argv[2])
     synthetic = work / "synthetic"
     subprocess.run([binary, "synth", "--out", synthetic, "--quiet", *SYNTH], check=True, stdout=subprocess.DEVNULL)
+    windows = work / "windows.json"
+    windows.write_text(json.dumps([[(w * w + 7 * i + i * i) % 100 for i in range(128)] for w in range(WINDOWS)]))
     wrong = 0
     print("model        recipe         verify  predicted MB  measured MB   ratio")
     for model in [synthetic, *map(pathlib.Path, sys.argv[3:])]:
@@ -54,6 +59,8 @@ def main():
                 out = work / "out"
                 command = [binary, "quantize", str(model), "--recipe", recipe, "--out", str(out), "--quiet"]
                 command += [f"--verify={verify}", "--threads", "2"]
+                if recipe.startswith("gptq"):
+                    command += ["--calibration-tokens", str(windows)]
                 plan = json.loads(subprocess.check_output([*command, "--dry-run", "--json"]))
                 predicted, measured = plan["predicted_peak_memory"], peak(command)
                 ratio = predicted / measured

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-MAX_TOTAL_BYTES = 3_000_000
+MAX_TOTAL_BYTES = 3_400_000
 DTYPE_NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -49,6 +49,7 @@ def main(source, out):
         hadamard,
         stochastic_rounding,
         gptq,
+        optimizer,
     )
     total = 0
     decode = read(source, "elements_decode")[0]
@@ -64,6 +65,30 @@ def main(source, out):
 
 
 # --- one function per file: (tensors, metadata, element tables) -> (kept tensors, metadata) ---
+
+
+def optimizer(tensors, metadata, _decode):
+    """Rows that are whole blocks of 256 of the flattened tensor, of PyTorch's and bitsandbytes' runs."""
+    rows, cols = 8, tensors["p0"].shape[1]
+    blocks = rows * cols // 256
+    assert blocks * 256 == rows * cols
+    kept = {}
+    for name, x in tensors.items():
+        if name.startswith("torchao"):
+            continue
+        if x.ndim >= 2 and x.shape[-1] == cols:
+            x = x[..., :rows, :]
+        elif "absmax" in name:
+            x = x[:, :blocks]
+        kept[name] = np.ascontiguousarray(x)
+    # The block's absmax is that of the kept first moments.
+    last = kept["bnb_adamw8bit.qmap1"][kept["bnb_adamw8bit.state1_codes"][-1]] * np.repeat(
+        kept["bnb_adamw8bit.absmax1"][-1], 256
+    ).reshape(rows, cols)
+    largest = np.abs(last).reshape(blocks, 256).max(axis=1)
+    # The most negative level of the map is -0.993.
+    assert np.all(largest >= 0.99 * kept["bnb_adamw8bit.absmax1"][-1])
+    return kept, note(metadata, f"rows 0..{rows}; torchao left out")
 
 
 def elements_decode(tensors, metadata, _decode):

@@ -6,7 +6,7 @@
 //! is the median of several runs.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use mantissa_kernels::{CausalAttention, Isa, Kernels, MatMut, MatRef};
+use mantissa_kernels::{AdamWStep, CausalAttention, Isa, Kernels, MatMut, MatRef};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -83,6 +83,32 @@ impl Bench {
         run("rms_norm (rows of 4096)", 8, &mut || k.rms_norm(x, &weight, 1e-5, out));
         run("rope_rotate (32 heads of 128)", 8, &mut || k.rope_rotate(out, ROW / 128, 128, &cos, &sin));
         run("silu_mul", 12, &mut || k.silu_mul(x, y, out));
+        // What backward passes change in place.
+        let (mut grad, mut other) = (wave(big), wave(big));
+        run("silu_mul_backward", 24, &mut || k.silu_mul_backward(&mut grad, &mut other, out));
+        let mut d_weight = vec![0.0; ROW];
+        run("rms_norm_backward (rows of 4096)", 16, &mut || {
+            k.rms_norm_backward(x, &weight, 1e-5, y, out, &mut d_weight);
+        });
+        run("softmax_backward (rows of 4096)", 16, &mut || {
+            let rows = grad.chunks_mut(ROW).zip(other.chunks_mut(ROW));
+            rows.for_each(|(scores, grads)| k.softmax_backward(scores, grads, 0.1, 1.0, 0.0));
+        });
+        run("cross_entropy_backward (rows of 4096)", 8, &mut || {
+            grad.chunks_mut(ROW).for_each(|row| _ = black_box(k.cross_entropy_backward(row, 7, 1.0)));
+        });
+        let step = AdamWStep {
+            grad_scale: 1.0,
+            decay: 1.0,
+            one_minus_beta1: 0.1,
+            beta2: 0.999,
+            one_minus_beta2: 1e-3,
+            sqrt_correction2: 1.0,
+            eps: 1e-8,
+            step_size: 1e-3,
+        };
+        other.fill(0.5);
+        run("adamw", 28, &mut || k.adamw(&step, out, x, &mut grad, &mut other));
         run("relu2_mul", 12, &mut || k.relu2_mul(x, y, out));
         run("gelu_tanh_mul", 12, &mut || k.gelu_tanh_mul(x, y, out));
         run("exp_inplace", 8, &mut || k.exp_inplace(black_box(out)));

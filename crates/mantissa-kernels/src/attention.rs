@@ -11,11 +11,12 @@
 //! row, and one `P V`. Keys that a row does not see get the weight 0. The softmax's division is applied to
 //! the rows of the result.
 
+use crate::generic::ln;
 use crate::{Kernels, MatMut, MatRef};
 
 /// Positions per score matrix: with the stacked heads, enough rows for the GEMM to run at full speed; few
 /// enough to keep the scores in cache.
-const QUERY_BLOCK: usize = 64;
+pub(crate) const QUERY_BLOCK: usize = 64;
 
 /// The shape of an attention layer and its mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,21 +72,63 @@ impl Kernels {
         out: &mut [f32],
         scratch: &mut [f32],
     ) {
+        self.attention(shape, q, k, v, out, None, scratch);
+    }
+
+    /// [`Self::attention_causal`], same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
+    /// `exp(scale * score)` over the keys that a query sees, from which
+    /// [`Self::attention_causal_backward`] makes the weights again.
+    ///
+    /// # Panics
+    /// As there, and if `lse` has another length.
+    pub fn attention_causal_saving(
+        &self,
+        shape: &CausalAttention,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        out: &mut [f32],
+        lse: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        self.attention(shape, q, k, v, out, Some(lse), scratch);
+    }
+
+    fn attention(
+        &self,
+        shape: &CausalAttention,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        out: &mut [f32],
+        mut lse: Option<&mut [f32]>,
+        scratch: &mut [f32],
+    ) {
         let (t, s) = check(shape, q, k, v, out);
+        if let Some(lse) = &lse {
+            assert_eq!(
+                lse.len(),
+                t * shape.heads,
+                "attention_causal: lse is not {t} rows of {}",
+                shape.heads
+            );
+        }
         let needed = shape.scratch_len(t, s);
         assert!(scratch.len() >= needed, "attention_causal: scratch holds {} of {needed}", scratch.len());
         let q_width = shape.heads * shape.head_dim;
         let blocks = q.chunks(QUERY_BLOCK * q_width).zip(out.chunks_mut(QUERY_BLOCK * q_width));
         for (b, (q, out)) in blocks.enumerate() {
             let block = Block::new(shape, s - t + b * QUERY_BLOCK, q.len() / q_width);
+            let first = b * QUERY_BLOCK * shape.heads;
             for kv_head in 0..shape.kv_heads {
-                self.attend(shape, &block, kv_head, q, k, v, out, scratch);
+                let lse = lse.as_deref_mut().map(|lse| &mut lse[first..]);
+                self.attend(shape, &block, kv_head, q, k, v, out, lse, scratch);
             }
         }
     }
 
-    /// One key/value head of one block of queries: `q` and `out` are the block's rows, `k` and `v` those of
-    /// the whole sequence.
+    /// One key/value head of one block of queries: `q`, `out` and `lse` begin at the block's rows, `k` and `v`
+    /// are those of the whole sequence.
     fn attend(
         &self,
         shape: &CausalAttention,
@@ -95,6 +138,7 @@ impl Kernels {
         k: &[f32],
         v: &[f32],
         out: &mut [f32],
+        mut lse: Option<&mut [f32]>,
         scratch: &mut [f32],
     ) {
         let (d, q_width, group) =
@@ -105,18 +149,20 @@ impl Kernels {
         let (weighted, scratch) = scratch.split_at_mut(rows * d);
         let (sums, scratch) = scratch.split_at_mut(rows);
         let scores = &mut scratch[..rows * keys];
-        // Row `i * group + g` of the stack is query `i` of the group's head `g`: neighbours in `q` and `out`.
         let start = kv_head * group * d;
-        for (stacked, q) in stacked.chunks_exact_mut(group * d).zip(q.chunks_exact(q_width)) {
-            stacked.copy_from_slice(&q[start..][..group * d]);
-        }
+        stack(q, q_width, start, group * d, stacked);
         let q = MatRef::new(stacked, rows, d);
         self.gemm_nt(q, block.seen(shape, kv_head, k), MatMut::new(scores, rows, keys), false);
         for (r, (row, sum)) in scores.chunks_exact_mut(keys).zip(sums.iter_mut()).enumerate() {
             let (low, high) = block.visible(shape, r / group);
             row[..low].fill(0.0);
             row[high..].fill(0.0);
-            *sum = self.softmax_numerators(&mut row[low..high], shape.scale);
+            let max;
+            (*sum, max) = self.softmax_numerators_max(&mut row[low..high], shape.scale);
+            if let Some(lse) = &mut lse {
+                let at = r / group * shape.heads + kv_head * group + r % group;
+                lse[at] = (f64::from(max) + ln(f64::from(*sum))) as f32;
+            }
         }
         let scores = MatRef::new(scores, rows, keys);
         self.gemm_nn(scores, block.seen(shape, kv_head, v), MatMut::new(weighted, rows, d), false);
@@ -127,18 +173,26 @@ impl Kernels {
     }
 }
 
+/// Copies the heads that share a key/value head, `width` values from `start` of every row: row `i * group + g`
+/// of the stack is query `i` of the group's head `g`, its neighbour in `rows`.
+pub(crate) fn stack(rows: &[f32], row: usize, start: usize, width: usize, stacked: &mut [f32]) {
+    for (stacked, row) in stacked.chunks_exact_mut(width).zip(rows.chunks_exact(row)) {
+        stacked.copy_from_slice(&row[start..][..width]);
+    }
+}
+
 /// Some consecutive queries and the keys that any of them sees.
-struct Block {
+pub(crate) struct Block {
     /// Position of the first query.
     position: usize,
-    positions: usize,
-    first_key: usize,
+    pub(crate) positions: usize,
+    pub(crate) first_key: usize,
     /// One past the last key.
-    last_key: usize,
+    pub(crate) last_key: usize,
 }
 
 impl Block {
-    fn new(shape: &CausalAttention, position: usize, positions: usize) -> Self {
+    pub(crate) fn new(shape: &CausalAttention, position: usize, positions: usize) -> Self {
         Self {
             position,
             positions,
@@ -148,14 +202,14 @@ impl Block {
     }
 
     /// The rows of one key/value head, in `k` or `v`, that the block sees.
-    fn seen<'a>(&self, shape: &CausalAttention, kv_head: usize, kv: &'a [f32]) -> MatRef<'a> {
+    pub(crate) fn seen<'a>(&self, shape: &CausalAttention, kv_head: usize, kv: &'a [f32]) -> MatRef<'a> {
         let width = shape.kv_heads * shape.head_dim;
         let start = self.first_key * width + kv_head * shape.head_dim;
         MatRef::with_stride(&kv[start..], self.last_key - self.first_key, shape.head_dim, width)
     }
 
     /// The keys that query `i` of the block sees, counted from `first_key`.
-    fn visible(&self, shape: &CausalAttention, i: usize) -> (usize, usize) {
+    pub(crate) fn visible(&self, shape: &CausalAttention, i: usize) -> (usize, usize) {
         let position = self.position + i;
         (first_visible(shape, position) - self.first_key, position + 1 - self.first_key)
     }
@@ -167,7 +221,7 @@ fn first_visible(shape: &CausalAttention, position: usize) -> usize {
 }
 
 /// Checks the contract and returns (queries, keys).
-fn check(shape: &CausalAttention, q: &[f32], k: &[f32], v: &[f32], out: &[f32]) -> (usize, usize) {
+pub(crate) fn check(shape: &CausalAttention, q: &[f32], k: &[f32], v: &[f32], out: &[f32]) -> (usize, usize) {
     let CausalAttention { heads, kv_heads, head_dim, .. } = *shape;
     assert!(kv_heads > 0 && head_dim > 0 && heads > 0, "attention_causal: a size is 0");
     assert!(

@@ -5,7 +5,7 @@ use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
+use crate::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
 use std::sync::OnceLock;
 
 /// The kernels of the level that `MANTISSA_ISA` forces or else of the best one, resolved on first use.
@@ -182,6 +182,9 @@ kernels! {
         /// `sum x[i]` in f64, in 16 lanes.
         fn sum_f64[simd](x: &[f32]) -> f64;
 
+        /// `sum x[i]^2` in f64, in 16 lanes.
+        fn sum_squares_f64[simd](x: &[f32]) -> f64;
+
         /// The greatest |x|: NaN if any element is NaN, else infinity if any is infinite, 0 if `x` is empty.
         /// The result is finite exactly when all of `x` is.
         fn amax[simd](x: &[f32]) -> f32;
@@ -203,6 +206,21 @@ kernels! {
         /// returns the sum of the results: softmax without its division.
         fn softmax_numerators[simd](row: &mut [f32], scale: f32) -> f32;
 
+        /// [`Self::softmax_numerators`] with the maximum as well: (sum, max). The logarithm of the sum of all
+        /// `exp(scale * x[i])` is `max + ln(sum)`.
+        fn softmax_numerators_max[simd](row: &mut [f32], scale: f32) -> (f32, f32);
+
+        /// Backward of one row of attention: `scores` become the weights `p = exp(scale * s - lse)` and
+        /// `grads`, the gradient of those weights, becomes that of the scores, `scale * p * (dp - delta)`,
+        /// where `delta` is the sum of all `p * dp`. Panics if the lengths differ.
+        fn softmax_backward(scores: &mut [f32], grads: &mut [f32], scale: f32, lse: f32, delta: f32);
+
+        /// Softmax cross-entropy of one row of logits: returns the negative log-likelihood of `target` in
+        /// nats (absolute error about 1e-7, the rounding of f32 terms; they are summed in f64) and replaces the logits
+        /// by `scale` times its gradient, `scale * (softmax(row) - onehot(target))`. Panics if there is no
+        /// logit `target`.
+        fn cross_entropy_backward[simd](row: &mut [f32], target: usize, scale: f32) -> f64;
+
         /// The statistics that turn logits into log-probabilities: f32 logits, sum in f64, absolute error of
         /// [`LogSumExp::nll`] below 1e-12.
         fn log_softmax_stats[simd](row: &[f32]) -> LogSumExp;
@@ -211,14 +229,34 @@ kernels! {
         /// sqrt(mean(x^2) + eps))`. Panics if the lengths do not agree.
         fn rms_norm[simd](x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
 
+        /// Backward of [`Self::rms_norm`] for the output's gradient `dy[t, d]`: adds the gradients of `x` to
+        /// `dx[t, d]` and of `weight` to `dweight[d]`, row after row. Panics if the lengths do not agree.
+        fn rms_norm_backward[simd](
+            x: &[f32],
+            weight: &[f32],
+            eps: f32,
+            dy: &[f32],
+            dx: &mut [f32],
+            dweight: &mut [f32],
+        );
+
         /// Rotates, in place, every head of `x[t, heads * head_dim]` by the tables `cos[t, half]` and `sin[t,
         /// half]`: element `i` of the first `half` with element `i` of the second (half-split, NEOX). `half`
         /// is `cos.len() / t`, usually `head_dim / 2`; with fewer angles the rest of each head stays (partial
         /// rotary). Panics if the lengths do not agree.
         fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]);
 
+        /// Backward of [`Self::rope_rotate`], in place on the gradient: the transpose of the rotation. Shapes
+        /// and panics as there.
+        fn rope_rotate_back(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]);
+
         /// SwiGLU: `out = gate * sigmoid(gate) * up`. Panics if the lengths differ.
         fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// Backward of [`Self::silu_mul`] without further memory: `gate` and `up` become their gradients, and
+        /// `out`, which holds the gradient of the output, becomes the output again (with the bits of the
+        /// forward), for the weight gradient of the layer that reads it. Panics if the lengths differ.
+        fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]);
 
         /// `out = max(gate, 0)^2 * up`. Panics if the lengths differ.
         fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
@@ -226,6 +264,10 @@ kernels! {
         /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3)))
         /// * up`. Panics if the lengths differ.
         fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// One AdamW update of `param` by `grad * grad_scale` with the moments `m` and `v`: see
+        /// [`AdamWStep`]. Panics if the lengths differ.
+        fn adamw(step: &AdamWStep, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]);
 
         /// bf16 bits to f32, exact. Panics if the lengths differ.
         fn bf16_to_f32(bits: &[u16], out: &mut [f32]);

@@ -20,7 +20,7 @@
 //! payloads too.
 //!
 //! Exempt are the matrix products of more than a few rows ([`Kernels::gemm_nt`] and its siblings) and with
-//! them [`Kernels::attention_causal`]: they run in the `gemm` crate, which picks its own micro-kernel and
+//! them [`Kernels::attention_causal`] and its backward: they run in the `gemm` crate, which picks its own micro-kernel and
 //! cache blocking for the processor. They give the same bits again for the same call on the same machine, and
 //! whatever thread count a caller splits its rows over as long as the split itself is fixed. Nothing that
 //! decides a quantization code may depend on them.
@@ -31,6 +31,7 @@
 //! anything (NaN and infinities included) and never cause more than a NaN in the output.
 
 mod attention;
+mod attention_backward;
 mod cholesky;
 mod dispatch;
 mod gemm;
@@ -44,9 +45,10 @@ mod x86;
 mod xtx;
 
 pub use attention::CausalAttention;
+pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
-pub use generic::{ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
+pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};

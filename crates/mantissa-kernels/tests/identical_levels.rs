@@ -1,7 +1,7 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use mantissa_kernels::{IntGrid, Isa, Kernels, MatRef, MinifloatLayout, Step};
+use mantissa_kernels::{AdamWStep, IntGrid, Isa, Kernels, MatRef, MinifloatLayout, Step};
 
 /// Lengths around every vector width, unroll and group boundary.
 const LENGTHS: [usize; 27] = [
@@ -157,6 +157,56 @@ fn rows() {
         for accumulate in [true, false] {
             k.gevm(&x, &b, len + 1, &mut out, accumulate);
             all.extend(bits(&out));
+        }
+        all
+    });
+}
+
+#[test]
+fn training() {
+    assert_identical("training", |k, random, kind, len| {
+        let t = 3;
+        let (x, w, dy) =
+            (random.floats(kind, t * len), random.floats(kind, len), random.floats(kind, t * len));
+        let (mut dx, mut dw) = (random.floats(kind, t * len), random.floats(kind, len));
+        k.rms_norm_backward(&x, &w, 1e-5, &dy, &mut dx, &mut dw);
+        let mut all = bits(&dx);
+        all.extend(bits(&dw));
+        let mut rotated = random.floats(kind, t * 2 * 2 * len);
+        let (cos, sin) = (random.floats(kind, t * len), random.floats(kind, t * len));
+        k.rope_rotate_back(&mut rotated, 2, 2 * len, &cos, &sin);
+        all.extend(bits(&rotated));
+        let (mut gate, mut up, mut out) = (x.clone(), dy.clone(), random.floats(kind, t * len));
+        k.silu_mul_backward(&mut gate, &mut up, &mut out);
+        let (mut scores, mut grads) = (x.clone(), dy.clone());
+        k.softmax_backward(&mut scores, &mut grads, 0.125, 1.5, -0.25);
+        let mut row = x.clone();
+        let (sum, max) = k.softmax_numerators_max(&mut row, 0.125);
+        for part in [&gate, &up, &out, &scores, &grads, &row] {
+            all.extend(bits(part));
+        }
+        all.extend(bits(&[sum, max]));
+        all.push(bits64(k.sum_squares_f64(&x)));
+        if len > 0 {
+            row.copy_from_slice(&x);
+            all.push(bits64(k.cross_entropy_backward(&mut row, len - 1, 0.5)));
+            all.extend(bits(&row));
+        }
+        let step = AdamWStep {
+            grad_scale: 0.9,
+            decay: 0.999,
+            one_minus_beta1: 0.1,
+            beta2: 0.95,
+            one_minus_beta2: 0.05,
+            sqrt_correction2: 0.3,
+            eps: 1e-8,
+            step_size: 1e-3,
+        };
+        let (mut param, mut m, mut v) =
+            (x.clone(), random.floats(kind, t * len), random.floats(kind, t * len));
+        k.adamw(&step, &mut param, &dy, &mut m, &mut v);
+        for part in [&param, &m, &v] {
+            all.extend(bits(part));
         }
         all
     });

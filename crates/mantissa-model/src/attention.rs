@@ -2,17 +2,17 @@
 //! 1; Ainslie et al. 2023, "GQA"), rotary positions, and the norms that Qwen3 puts on the heads and BitNet
 //! before the output projection.
 //!
-//! Reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
+//! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
 
-use mantissa_kernels::{CausalAttention, kernels};
+use mantissa_kernels::{for_each, kernels};
 
-use crate::buffers::{Buffers, Sequences};
 use crate::cache::LayerCache;
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
+use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
 use crate::graph::{LinearInput, LinearKind, prefix};
-use crate::layer::{Observer, load_linear};
-use crate::linear::{Job, Linear, forward_fused};
+use crate::layer::load_linear;
+use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
 
@@ -31,7 +31,6 @@ pub struct Attention {
     pub head_norms: Option<(RmsNorm, RmsNorm)>,
     /// Norm of the joined heads before the output projection.
     pub sub_norm: Option<RmsNorm>,
-    shape: CausalAttention,
 }
 
 impl Attention {
@@ -59,114 +58,152 @@ impl Attention {
             o: linear(LinearKind::O)?,
             head_norms,
             sub_norm,
-            shape: CausalAttention {
-                heads: config.num_attention_heads,
-                kv_heads: config.num_key_value_heads,
-                head_dim: config.head_dim,
-                scale: (config.head_dim as f64).powf(-0.5) as f32,
-                window: config.windows[layer],
-            },
         })
     }
+}
 
-    /// Adds the attention over `seqs` to `b.residual`. With `past`, there is one sequence and it continues
-    /// what is cached.
-    ///
-    /// # Errors
-    /// [`ForwardError::Input`].
-    pub(crate) fn forward(
+/// The sequences of one thread: their queries, keys, values and results, and where they are rotated and scored.
+struct Group<'a> {
+    lens: &'a [usize],
+    q: &'a mut [f32],
+    k: &'a mut [f32],
+    v: &'a [f32],
+    out: &'a mut [f32],
+    lse: Option<&'a mut [f32]>,
+    scores: &'a mut [f32],
+}
+
+impl LayerFlow {
+    pub(crate) fn project(
         &self,
+        operators: &mut impl Operators,
         seqs: &Sequences<'_>,
-        past: Option<&mut LayerCache>,
-        mut observer: Option<&mut Observer<'_>>,
-        b: &mut Buffers,
+        a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        if let Some(observe) = observer.as_deref_mut() {
-            observe(LinearInput::Qkv, &b.normed[..seqs.tokens() * self.q.cols()]);
-        }
-        self.project(seqs.rows, b)?;
-        self.norm_heads(seqs.rows, b);
-        self.rotate(seqs, b);
-        self.attend(seqs, past, b);
-        self.output(seqs, observer, b)
-    }
-
-    fn project(&self, rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
         let (q_width, kv_width) = self.widths();
-        let jobs = [
-            Job { linear: &self.q, out: &mut b.q[..rows * q_width], accumulate: false },
-            Job { linear: &self.k, out: &mut b.k[..rows * kv_width], accumulate: false },
-            Job { linear: &self.v, out: &mut b.v[..rows * kv_width], accumulate: false },
+        let (rows, accumulate) = (seqs.rows, false);
+        let mut jobs = [
+            Job { kind: LinearKind::Q, out: &mut a.q[..rows * q_width], accumulate },
+            Job { kind: LinearKind::K, out: &mut a.k[..rows * kv_width], accumulate },
+            Job { kind: LinearKind::V, out: &mut a.v[..rows * kv_width], accumulate },
         ];
-        forward_fused(jobs, &b.normed[..rows * self.q.cols()], &mut b.quantized, &mut b.panel)
+        operators.linears(LinearInput::Qkv, &a.normed[..rows * self.hidden], seqs.tokens(), &mut jobs)
     }
 
-    fn norm_heads(&self, rows: usize, b: &mut Buffers) {
-        let Some((q_norm, k_norm)) = &self.head_norms else { return };
+    pub(crate) fn norm_heads(&self, operators: &mut impl Operators, rows: usize, a: &mut Activations<'_>) {
+        if !self.head_norms {
+            return;
+        }
         let (q_width, kv_width) = self.widths();
         // `attended` is free until the heads attend, and at least as wide as the keys.
-        for (norm, x, width) in [(q_norm, &mut b.q, q_width), (k_norm, &mut b.k, kv_width)] {
-            let (x, normed) = (&mut x[..rows * width], &mut b.attended[..rows * width]);
-            norm.forward(x, normed);
+        for (norm, x, width) in [(NormKind::Query, &mut *a.q, q_width), (NormKind::Key, &mut *a.k, kv_width)]
+        {
+            let (x, normed) = (&mut x[..rows * width], &mut a.attended[..rows * width]);
+            operators.norm(norm, x, normed);
             x.copy_from_slice(normed);
         }
     }
 
-    fn rotate(&self, seqs: &Sequences<'_>, b: &mut Buffers) {
-        let head_dim = self.shape.head_dim;
-        let half = head_dim / 2;
+    /// Rotates and attends in each of the sequences. A thread takes some consecutive ones.
+    pub(crate) fn attend(&self, seqs: &Sequences<'_>, a: &mut Activations<'_>) {
         let (q_width, kv_width) = self.widths();
-        let mut first = 0;
-        for &len in seqs.lens {
-            let angles = seqs.start * half..(seqs.start + len) * half;
-            let (cos, sin) = (&b.cos[angles.clone()], &b.sin[angles]);
-            for (x, width) in [(&mut b.q, q_width), (&mut b.k, kv_width)] {
-                let x = &mut x[first * width..(first + len) * width];
-                kernels().rope_rotate(x, width / head_dim, head_dim, cos, sin);
+        let heads = self.attention.heads;
+        let tokens = seqs.tokens();
+        let (mut out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
+        padding.fill(0.0);
+        if seqs.lens.is_empty() {
+            return;
+        }
+        let (mut q, mut k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
+        let mut v = &a.v[..tokens * kv_width];
+        let mut lse = a.lse.as_deref_mut();
+        let threads = self.threads.min(seqs.lens.len());
+        let scores = a.scores.len() / threads;
+        let groups =
+            seqs.lens.chunks(seqs.lens.len().div_ceil(threads)).zip(a.scores.chunks_mut(scores.max(1)));
+        let groups = groups.map(move |(lens, scores)| {
+            let tokens: usize = lens.iter().sum();
+            let part_of_v;
+            (part_of_v, v) = v.split_at(tokens * kv_width);
+            Group {
+                lens,
+                q: first(&mut q, tokens * q_width),
+                k: first(&mut k, tokens * kv_width),
+                v: part_of_v,
+                out: first(&mut out, tokens * q_width),
+                lse: lse.as_mut().map(|lse| first(lse, tokens * heads)),
+                scores,
             }
-            first += len;
-        }
+        });
+        let (cos, sin) = (a.cos, a.sin);
+        for_each(threads, groups, |group| self.attend_group(seqs.start, group, cos, sin));
     }
 
-    fn attend(&self, seqs: &Sequences<'_>, mut past: Option<&mut LayerCache>, b: &mut Buffers) {
+    fn attend_group(&self, start: usize, group: Group<'_>, cos: &[f32], sin: &[f32]) {
+        let Group { lens, mut q, mut k, mut v, mut out, mut lse, scores } = group;
         let (q_width, kv_width) = self.widths();
-        let mut first = 0;
-        for &len in seqs.lens {
-            let new = first * kv_width..(first + len) * kv_width;
-            let (k, v) = (&b.k[new.clone()], &b.v[new]);
-            let (k, v) = match &mut past {
-                Some(past) => past.append(seqs.start, kv_width, k, v),
-                None => (k, v),
-            };
-            let rows = first * q_width..(first + len) * q_width;
-            let (q, out) = (&b.q[rows.clone()], &mut b.attended[rows]);
-            kernels().attention_causal(&self.shape, q, k, v, out, &mut b.scores);
-            first += len;
+        for &len in lens {
+            let (q, k) = (first(&mut q, len * q_width), first(&mut k, len * kv_width));
+            let (this_v, out) = (&v[..len * kv_width], first(&mut out, len * q_width));
+            v = &v[len * kv_width..];
+            self.rotate(start, q, k, cos, sin);
+            match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
+                Some(lse) => {
+                    kernels().attention_causal_saving(&self.attention, q, k, this_v, out, lse, scores);
+                }
+                None => kernels().attention_causal(&self.attention, q, k, this_v, out, scores),
+            }
         }
-        b.attended[first * q_width..seqs.rows * q_width].fill(0.0);
     }
 
-    fn output(
+    pub(crate) fn attend_cached(&self, seqs: &Sequences<'_>, past: &mut LayerCache, a: &mut Activations<'_>) {
+        let (q_width, kv_width) = self.widths();
+        let tokens = seqs.tokens();
+        let (q, k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
+        self.rotate(seqs.start, q, k, a.cos, a.sin);
+        let (k, v) = past.append(seqs.start, kv_width, k, &a.v[..tokens * kv_width]);
+        let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
+        kernels().attention_causal(&self.attention, q, k, v, out, a.scores);
+        padding.fill(0.0);
+    }
+
+    /// Rotates the queries and keys of one sequence that begins at position `start`.
+    fn rotate(&self, start: usize, q: &mut [f32], k: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let (q_width, kv_width) = self.widths();
+        let (head_dim, half) = (self.attention.head_dim, self.attention.head_dim / 2);
+        let angles = start * half..(start + q.len() / q_width) * half;
+        let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+        for (x, width) in [(q, q_width), (k, kv_width)] {
+            kernels().rope_rotate(x, width / head_dim, head_dim, cos, sin);
+        }
+    }
+
+    pub(crate) fn output(
         &self,
+        operators: &mut impl Operators,
         seqs: &Sequences<'_>,
-        observer: Option<&mut Observer<'_>>,
-        b: &mut Buffers,
+        a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        let (rows, width) = (seqs.rows, seqs.rows * self.o.cols());
-        let mut x = &b.attended[..width];
-        if let Some(norm) = &self.sub_norm {
-            norm.forward(x, &mut b.q[..width]);
-            x = &b.q[..width];
+        let len = seqs.rows * self.widths().0;
+        let mut x = &a.attended[..len];
+        if self.sub_norms {
+            operators.norm(NormKind::AttentionSub, x, &mut a.q[..len]);
+            x = &a.q[..len];
         }
-        if let Some(observe) = observer {
-            observe(LinearInput::O, &x[..seqs.tokens() * self.o.cols()]);
-        }
-        let out = &mut b.residual[..rows * self.o.rows()];
-        let job = Job { linear: &self.o, out, accumulate: true };
-        forward_fused([job], x, &mut b.quantized, &mut b.panel)
+        let out = &mut a.residual[..seqs.rows * self.hidden];
+        let mut jobs = [Job { kind: LinearKind::O, out, accumulate: true }];
+        operators.linears(LinearInput::O, x, seqs.tokens(), &mut jobs)
     }
 
     fn widths(&self) -> (usize, usize) {
-        (self.q.rows(), self.k.rows())
+        let shape = &self.attention;
+        (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
     }
+}
+
+/// Takes the first `n` values off `rest`.
+fn first<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
+    let (first, others) = std::mem::take(rest).split_at_mut(n);
+    *rest = others;
+    first
 }

@@ -2,33 +2,11 @@
 
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
+use crate::flow::{Activations, MIN_ROWS, MlpRows, attention_shape};
 use crate::linear::Linear;
-use mantissa_kernels::CausalAttention;
 
 /// Tokens that go through the MLP at a time: its inner activations are by far the widest.
 const MLP_TOKENS: usize = 512;
-
-/// Least number of rows of an evaluation pass: shorter ones are padded. Products of up to 64 rows may be
-/// summed in another order, and a sequence is to have the same bits alone and in a batch.
-pub(crate) const MIN_ROWS: usize = 65;
-
-/// Packed sequences: `lens[i]` tokens each, one after another, all beginning at position `start`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sequences<'a> {
-    /// Number of tokens of each.
-    pub(crate) lens: &'a [usize],
-    /// Position of the first token of each.
-    pub(crate) start: usize,
-    /// Rows of the activations, at least the sum of `lens`; what is beyond is padding.
-    pub(crate) rows: usize,
-}
-
-impl Sequences<'_> {
-    /// Rows that are no padding.
-    pub(crate) fn tokens(&self) -> usize {
-        self.lens.iter().sum()
-    }
-}
 
 /// Activations of one forward pass and its scratch. One per thread.
 #[derive(Debug)]
@@ -84,13 +62,7 @@ impl Sizes {
         let linears = crate::graph::LinearKind::ALL.map(|kind| config.linear(0, kind));
         let panels = linears.iter().map(|l| Linear::scratch_len(l.rows, l.cols));
         let head = Linear::scratch_len(config.vocab_size, config.hidden_size);
-        let attention = CausalAttention {
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-            scale: 1.0,
-            window: None,
-        };
+        let attention = attention_shape(config, None);
         Sizes {
             tokens: max_tokens,
             rows: max_tokens.max(MIN_ROWS),
@@ -221,11 +193,25 @@ impl Buffers {
         }
     }
 
-    /// Cuts `rows` tokens into nearly equal parts that the MLP's buffers hold. The parts of a large pass are
-    /// all large, so that none is multiplied by the path for single rows.
-    pub(crate) fn mlp_parts(rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-        let parts = rows.div_ceil(MLP_TOKENS);
-        (0..parts).map(move |i| i * rows / parts..(i + 1) * rows / parts)
+    /// What a layer's flow writes, and beside it the quantized copy of an input and the panel of a weight.
+    pub(crate) fn activations(&mut self) -> (Activations<'_>, &mut [f32], &mut [f32]) {
+        let activations = Activations {
+            residual: &mut self.residual,
+            normed: &mut self.normed,
+            q: &mut self.q,
+            k: &mut self.k,
+            v: &mut self.v,
+            attended: &mut self.attended,
+            lse: None,
+            gate: &mut self.gate,
+            up: &mut self.up,
+            inner: &mut self.inner,
+            mlp: MlpRows { most: MLP_TOKENS, keep: false },
+            scores: &mut self.scores,
+            cos: &self.cos,
+            sin: &self.sin,
+        };
+        (activations, &mut self.quantized, &mut self.panel)
     }
 }
 
@@ -237,24 +223,9 @@ pub(crate) fn check_context(config: &ModelConfig, needed: usize) -> Result<(), L
 }
 
 /// `n` zeros, or `None` where there is no memory for them.
-pub(crate) fn zeros(n: usize) -> Option<Vec<f32>> {
+pub fn zeros(n: usize) -> Option<Vec<f32>> {
     let mut values = Vec::new();
     values.try_reserve_exact(n).ok()?;
     values.resize(n, 0.0);
     Some(values)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cover_all_rows_and_are_never_tiny() {
-        for rows in [1, 2, 3, 511, 512, 513, 1024, 1025, 1537, 100_000] {
-            let parts: Vec<_> = Buffers::mlp_parts(rows).collect();
-            assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
-            assert!(parts.windows(2).all(|w| w[0].end == w[1].start));
-            assert!(parts.iter().all(|p| p.len() <= MLP_TOKENS && p.len() >= rows.min(MLP_TOKENS / 2)));
-        }
-    }
 }

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use crate::buffers::{Buffers, MIN_ROWS, Sequences};
+use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
+use crate::flow::{MIN_ROWS, Sequences};
 use crate::graph::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
@@ -205,8 +206,12 @@ impl Hidden<'_> {
     }
 }
 
-/// `config.json`, with the token ids of the `generation_config.json` beside it.
-fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> {
+/// The configuration of the model that `source` describes: `config.json`, with the token ids of the
+/// `generation_config.json` beside it.
+///
+/// # Errors
+/// [`LoadError::NoConfig`], or [`LoadError::Config`] for the field that is wrong.
+pub fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> {
     let no_config = || LoadError::NoConfig { location: source.location() };
     let value = source.config().ok_or_else(no_config)?;
     let file = |name: &str| source.dir().map(|dir| dir.join(name));

@@ -5,6 +5,7 @@
 //! the embedding.
 
 use crate::config::ModelConfig;
+use crate::flow::NormKind;
 
 /// Module of the embedding.
 pub const EMBEDDING: &str = "model.embed_tokens";
@@ -201,6 +202,20 @@ impl ModelConfig {
         LinearInfo { module: format!("{}{}", prefix(layer), kind.name()), layer, kind, rows, cols, bias }
     }
 
+    /// The norms of a decoder layer and the widths that they norm, in the order of the forward pass.
+    pub fn norms(&self) -> impl Iterator<Item = (NormKind, usize)> {
+        let (heads, subs) = (self.has_head_norms(), self.has_sub_norms());
+        let all = [
+            (true, NormKind::Input, self.hidden_size),
+            (heads, NormKind::Query, self.head_dim),
+            (heads, NormKind::Key, self.head_dim),
+            (subs, NormKind::AttentionSub, self.query_width()),
+            (true, NormKind::Post, self.hidden_size),
+            (subs, NormKind::MlpSub, self.intermediate_size),
+        ];
+        all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
+    }
+
     /// Number of parameters.
     pub fn parameters(&self) -> u64 {
         let count = |t: TensorInfo| t.shape.iter().map(|&n| n as u64).product::<u64>();
@@ -208,20 +223,8 @@ impl ModelConfig {
     }
 
     fn layer_tensors(&self, layer: usize, tensors: &mut Vec<TensorInfo>) {
-        let mut norm_of = |name: &str, width| {
-            tensors.push(norm(format!("{}{name}.weight", prefix(layer)), width, Some(layer)));
-        };
-        norm_of("input_layernorm", self.hidden_size);
-        if self.has_head_norms() {
-            norm_of("self_attn.q_norm", self.head_dim);
-            norm_of("self_attn.k_norm", self.head_dim);
-        }
-        if self.has_sub_norms() {
-            norm_of("self_attn.attn_sub_norm", self.hidden_size);
-        }
-        norm_of("post_attention_layernorm", self.hidden_size);
-        if self.has_sub_norms() {
-            norm_of("mlp.ffn_sub_norm", self.intermediate_size);
+        for (kind, width) in self.norms() {
+            tensors.push(norm(norm_name(layer, kind), width, Some(layer)));
         }
         for info in LinearKind::ALL.map(|kind| self.linear(layer, kind)) {
             let LinearInfo { module, kind, rows, cols, bias, .. } = info;
@@ -233,6 +236,19 @@ impl ModelConfig {
             }
         }
     }
+}
+
+/// Name of the weight of a layer's norm.
+pub fn norm_name(layer: usize, kind: NormKind) -> String {
+    let name = match kind {
+        NormKind::Input => "input_layernorm",
+        NormKind::Query => "self_attn.q_norm",
+        NormKind::Key => "self_attn.k_norm",
+        NormKind::AttentionSub => "self_attn.attn_sub_norm",
+        NormKind::Post => "post_attention_layernorm",
+        NormKind::MlpSub => "mlp.ffn_sub_norm",
+    };
+    format!("{}{name}.weight", prefix(layer))
 }
 
 /// What the names of a layer's parameters begin with.

@@ -1,12 +1,13 @@
-//! One decoder layer: `x += attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`.
+//! One decoder layer and its weights as evaluation holds them; what it computes is in [`crate::flow`].
 
 use crate::attention::Attention;
-use crate::buffers::{Buffers, MIN_ROWS, Sequences};
+use crate::buffers::Buffers;
 use crate::cache::LayerCache;
 use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
+use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, prefix};
-use crate::linear::Linear;
+use crate::linear::{Job, Linear, forward_fused};
 use crate::mlp::Mlp;
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
@@ -26,6 +27,7 @@ pub struct Layer {
     pub post_norm: RmsNorm,
     /// MLP.
     pub mlp: Mlp,
+    flow: LayerFlow,
 }
 
 impl Layer {
@@ -47,6 +49,7 @@ impl Layer {
             attention: Attention::load(source, config, layer)?,
             post_norm: norm("post_attention_layernorm")?,
             mlp: Mlp::load(source, config, layer)?,
+            flow: LayerFlow::new(config, layer, 1),
         })
     }
 
@@ -112,14 +115,60 @@ impl Layer {
         &self,
         seqs: &Sequences<'_>,
         past: Option<&mut LayerCache>,
-        mut observer: Option<&mut Observer<'_>>,
+        observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
-        let len = seqs.rows * self.input_norm.weight().len();
-        self.input_norm.forward(&b.residual[..len], &mut b.normed[..len]);
-        self.attention.forward(seqs, past, observer.as_deref_mut(), b)?;
-        self.post_norm.forward(&b.residual[..len], &mut b.normed[..len]);
-        self.mlp.forward(seqs, observer, b)
+        let (mut activations, quantized, panel) = b.activations();
+        let mut operators = Evaluate { layer: self, observer, quantized, panel };
+        self.flow.attention_after(&mut operators, seqs, past, &mut activations)?;
+        self.flow.mlp(&mut operators, seqs, &mut activations)
+    }
+}
+
+/// The operators of a layer whose weights stay as they are: each linear layer reads its own storage.
+struct Evaluate<'a, 'o> {
+    layer: &'a Layer,
+    observer: Option<&'a mut Observer<'o>>,
+    quantized: &'a mut [f32],
+    panel: &'a mut [f32],
+}
+
+impl Operators for Evaluate<'_, '_> {
+    fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
+        let attention = &self.layer.attention;
+        let heads = attention.head_norms.as_ref();
+        let norm = match kind {
+            NormKind::Input => Some(&self.layer.input_norm),
+            NormKind::Post => Some(&self.layer.post_norm),
+            NormKind::Query => heads.map(|norms| &norms.0),
+            NormKind::Key => heads.map(|norms| &norms.1),
+            NormKind::AttentionSub => attention.sub_norm.as_ref(),
+            NormKind::MlpSub => self.layer.mlp.sub_norm.as_ref(),
+        };
+        match norm {
+            Some(norm) => norm.forward(x, out),
+            // The flow asks only for norms that the config has, and those were loaded.
+            None => out.copy_from_slice(x),
+        }
+    }
+
+    fn linears(
+        &mut self,
+        input: LinearInput,
+        x: &[f32],
+        tokens: usize,
+        jobs: &mut [flow::Job<'_>],
+    ) -> Result<(), ForwardError> {
+        let linear = |kind| self.layer.linear(kind);
+        if let (Some(observe), Some(job)) = (self.observer.as_mut(), jobs.first()) {
+            observe(input, &x[..tokens * linear(job.kind).cols()]);
+        }
+        let jobs = jobs.iter_mut().map(|job| Job {
+            linear: linear(job.kind),
+            out: &mut *job.out,
+            accumulate: job.accumulate,
+        });
+        forward_fused(jobs, x, self.quantized, self.panel)
     }
 }
 

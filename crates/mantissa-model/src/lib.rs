@@ -7,7 +7,8 @@
 //! training state are read alike.
 //!
 //! Activations are f32. Memory is planned: [`Buffers::plan`] and [`KvCache::plan`] allocate, forward passes
-//! do not. A decoder is `Sync`; callers run one [`Buffers`] per thread.
+//! do not. What a layer computes is written once, in [`flow`], for whoever holds the weights: a [`Layer`] here,
+//! an arena in training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -16,6 +17,7 @@ mod cache;
 pub mod config;
 mod decoder;
 mod error;
+pub mod flow;
 pub mod generate;
 pub mod graph;
 mod input;
@@ -29,16 +31,16 @@ mod source;
 pub mod tokenizer;
 
 pub use attention::Attention;
-pub use buffers::Buffers;
+pub use buffers::{Buffers, zeros};
 pub use cache::KvCache;
 pub use config::{Activation, ConfigError, ModelConfig, ModelType};
-pub use decoder::{Batch, Decoder, Hidden, embed, load_embedding};
+pub use decoder::{Batch, Decoder, Hidden, embed, load_config, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, TensorInfo};
 pub use input::InputQuantizer;
 pub use layer::{Layer, Observer};
-pub use linear::Linear;
+pub use linear::{Linear, forward_f32};
 pub use mlp::Mlp;
 pub use norm::RmsNorm;
 pub use rope::{Rope, RopeScaling};

@@ -13,6 +13,7 @@ use mantissa_num::{Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::error::{ForwardError, LoadError};
+use crate::flow::parts;
 use crate::input::InputQuantizer;
 use crate::packed::Packed;
 
@@ -146,19 +147,12 @@ impl Linear {
         if tokens == 0 {
             return;
         }
-        let kernels = kernels();
-        let most = if tokens <= FEW { FEW_ROWS } else { panel_rows(self.cols) };
-        let panels = self.rows.div_ceil(most);
-        for i in 0..panels {
-            let rows = i * self.rows / panels..(i + 1) * self.rows / panels;
-            let (first, n) = (rows.start, rows.len());
-            let panel = self.panel(rows, scratch);
-            let a = MatRef::new(x, tokens, self.cols);
-            let c = MatMut::with_stride(&mut out[first..], tokens, n, self.rows);
-            kernels.gemm_nt(a, MatRef::new(panel, n, self.cols), c, accumulate);
+        for rows in panels(self.rows, self.cols, tokens) {
+            let panel = self.panel(rows.clone(), &mut *scratch);
+            multiply(panel, rows, (self.rows, self.cols), x, out, accumulate);
         }
         if let Some(bias) = &self.bias {
-            out.chunks_exact_mut(self.rows).for_each(|row| kernels.axpy(1.0, bias, row));
+            add_bias(bias, out);
         }
     }
 
@@ -198,8 +192,8 @@ pub(crate) struct Job<'a> {
 
 /// Runs linear layers that read the same input `x`. It is quantized into `quantized` (at least `x.len()`)
 /// where they ask for it, once for all that ask for the same.
-pub(crate) fn forward_fused<const N: usize>(
-    jobs: [Job<'_>; N],
+pub(crate) fn forward_fused<'a>(
+    jobs: impl IntoIterator<Item = Job<'a>>,
     x: &[f32],
     quantized: &mut [f32],
     scratch: &mut [f32],
@@ -221,6 +215,52 @@ pub(crate) fn forward_fused<const N: usize>(
         linear.forward(quantized, out, accumulate, scratch);
     }
     Ok(())
+}
+
+/// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`, for an f32 weight `[rows, cols]` that somebody else
+/// holds: the bits of [`Linear::forward`]. `x` `[t, cols]`, `out` `[t, rows]`.
+///
+/// # Panics
+/// If a slice does not have its shape or a size is 0.
+pub fn forward_f32(
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    (rows, cols): (usize, usize),
+    x: &[f32],
+    out: &mut [f32],
+    accumulate: bool,
+) {
+    for panel in panels(rows, cols, x.len() / cols) {
+        let values = &weight[panel.start * cols..panel.end * cols];
+        multiply(values, panel, (rows, cols), x, out, accumulate);
+    }
+    if let Some(bias) = bias {
+        add_bias(bias, out);
+    }
+}
+
+/// The rows of the panels in which a product of `tokens` tokens takes a weight.
+fn panels(rows: usize, cols: usize, tokens: usize) -> impl Iterator<Item = Range<usize>> {
+    parts(rows, if tokens <= FEW { FEW_ROWS } else { panel_rows(cols) })
+}
+
+/// Columns `span` of `out = x Wᵀ` from the panel that holds those rows of `W`.
+fn multiply(
+    panel: &[f32],
+    span: Range<usize>,
+    (rows, cols): (usize, usize),
+    x: &[f32],
+    out: &mut [f32],
+    accumulate: bool,
+) {
+    let tokens = x.len() / cols;
+    let (a, b) = (MatRef::new(x, tokens, cols), MatRef::new(panel, span.len(), cols));
+    let c = MatMut::with_stride(&mut out[span.start..], tokens, span.len(), rows);
+    kernels().gemm_nt(a, b, c, accumulate);
+}
+
+fn add_bias(bias: &[f32], out: &mut [f32]) {
+    out.chunks_exact_mut(bias.len()).for_each(|row| kernels().axpy(1.0, bias, row));
 }
 
 /// Most rows of a panel. A weight is cut into nearly equal panels, so that each of several has more than half

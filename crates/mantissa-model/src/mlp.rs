@@ -1,18 +1,18 @@
 //! The gated MLP (Shazeer 2020, "GLU Variants Improve Transformer"): `down(act(gate(x)) · up(x))`, with
 //! BitNet's norm before the down projection.
 //!
-//! Reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
+//! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
 
 use std::ops::Range;
 
-use mantissa_kernels::kernels;
+use mantissa_kernels::{for_each, kernels};
 
-use crate::buffers::{Buffers, Sequences};
 use crate::config::{Activation, ModelConfig};
 use crate::error::{ForwardError, LoadError};
+use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators};
 use crate::graph::{LinearInput, LinearKind, prefix};
-use crate::layer::{Observer, load_linear};
-use crate::linear::{Job, Linear, forward_fused};
+use crate::layer::load_linear;
+use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::source::WeightSource;
 
@@ -27,7 +27,6 @@ pub struct Mlp {
     pub down: Linear,
     /// Norm before the output projection.
     pub sub_norm: Option<RmsNorm>,
-    activation: Activation,
 }
 
 impl Mlp {
@@ -49,65 +48,50 @@ impl Mlp {
             up: linear(LinearKind::Up)?,
             down: linear(LinearKind::Down)?,
             sub_norm,
-            activation: config.hidden_act,
         })
     }
+}
 
-    /// Adds the MLP of `b.normed` to `b.residual`.
-    ///
-    /// # Errors
-    /// [`ForwardError::Input`].
-    pub(crate) fn forward(
-        &self,
-        seqs: &Sequences<'_>,
-        mut observer: Option<&mut Observer<'_>>,
-        b: &mut Buffers,
-    ) -> Result<(), ForwardError> {
-        let tokens = seqs.tokens();
-        Buffers::mlp_parts(seqs.rows).try_for_each(|part| {
-            let real = part.end.min(tokens).saturating_sub(part.start);
-            self.forward_part(part, real, observer.as_deref_mut(), b)
-        })
-    }
-
+impl LayerFlow {
     /// The `rows`, of which the first `real` are no padding.
-    fn forward_part(
+    pub(crate) fn mlp_part(
         &self,
+        operators: &mut impl Operators,
         rows: Range<usize>,
         real: usize,
-        mut observer: Option<&mut Observer<'_>>,
-        b: &mut Buffers,
+        a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        let (d, len) = (self.gate.cols(), rows.len() * self.gate.rows());
-        let x = &b.normed[rows.start * d..rows.end * d];
-        if let Some(observe) = observer.as_deref_mut() {
-            observe(LinearInput::GateUp, &x[..real * d]);
-        }
-        let (gate, up, inner) = (&mut b.gate[..len], &mut b.up[..len], &mut b.inner[..len]);
-        let jobs = [
-            Job { linear: &self.gate, out: gate, accumulate: false },
-            Job { linear: &self.up, out: up, accumulate: false },
+        let (d, ffn) = (self.hidden, self.intermediate);
+        let len = rows.len() * ffn;
+        let first = if a.mlp.keep { rows.start * ffn } else { 0 };
+        let x = &a.normed[rows.start * d..rows.end * d];
+        let (gate, up) = (&mut a.gate[first..first + len], &mut a.up[first..first + len]);
+        let inner = &mut a.inner[..len];
+        let mut jobs = [
+            Job { kind: LinearKind::Gate, out: &mut *gate, accumulate: false },
+            Job { kind: LinearKind::Up, out: &mut *up, accumulate: false },
         ];
-        forward_fused(jobs, x, &mut b.quantized, &mut b.panel)?;
+        operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
+        self.activate(gate, up, inner);
+        let x = if self.sub_norms {
+            operators.norm(NormKind::MlpSub, inner, gate);
+            &*gate
+        } else {
+            &*inner
+        };
+        let out = &mut a.residual[rows.start * d..rows.end * d];
+        let mut jobs = [Job { kind: LinearKind::Down, out, accumulate: true }];
+        operators.linears(LinearInput::Down, x, real, &mut jobs)
+    }
 
-        let (gate, up) = (&mut b.gate[..len], &b.up[..len]);
-        match self.activation {
+    fn activate(&self, gate: &[f32], up: &[f32], inner: &mut [f32]) {
+        let piece = (inner.len() / self.intermediate).div_ceil(self.threads) * self.intermediate;
+        let pieces =
+            gate.chunks(piece.max(1)).zip(up.chunks(piece.max(1))).zip(inner.chunks_mut(piece.max(1)));
+        for_each(self.threads, pieces, |((gate, up), inner)| match self.activation {
             Activation::Silu => kernels().silu_mul(gate, up, inner),
             Activation::Relu2 => kernels().relu2_mul(gate, up, inner),
             Activation::GeluTanh => kernels().gelu_tanh_mul(gate, up, inner),
-        }
-        let x = match &self.sub_norm {
-            Some(norm) => {
-                norm.forward(inner, gate);
-                &*gate
-            }
-            None => &*inner,
-        };
-        if let Some(observe) = observer {
-            observe(LinearInput::Down, &x[..real * self.down.cols()]);
-        }
-        let out = &mut b.residual[rows.start * d..rows.end * d];
-        let job = Job { linear: &self.down, out, accumulate: true };
-        forward_fused([job], x, &mut b.quantized, &mut b.panel)
+        });
     }
 }

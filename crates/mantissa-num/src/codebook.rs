@@ -138,10 +138,11 @@ impl Book {
         u32::from(order[low])
     }
 
-    /// The code that bitsandbytes' CPU backend gives `v`: the nearest code to the nearest of 65 536 points over [-1, 1].
+    /// The code that bitsandbytes' CPU backend gives `v`: the nearest code to the nearest of 65 536 points over [-1, 1], all
+    /// in f32.
     pub fn encode_by_table(self, v: f32) -> u32 {
         let point = ((v.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65535.0 + 0.5).trunc();
-        self.encode((-1.0 + 2.0 * f64::from(point) / 65535.0) as f32)
+        self.encode(-1.0 + 2.0 * point / 65535.0)
     }
 }
 

@@ -10,14 +10,19 @@
 //! Windows run on several threads, a fixed number of tokens is summed at a time, and windows are added in their order:
 //! Hessians have the same bits on any number of threads.
 
+use std::ops::ControlFlow;
+
+use mantissa_eval::Sequence;
 use mantissa_kernels::for_each;
 use mantissa_model::{
     Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
     embed, load_embedding,
 };
+use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::gptq::{GptqError, Hessian};
+use crate::quality::TokenSet;
 
 /// Why a calibration stopped.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +45,52 @@ pub enum CalibrateError {
     /// Memory for statistics.
     #[error(transparent)]
     Statistics(#[from] GptqError),
+    /// The caller ended the run.
+    #[error("found a request to stop, allowed to run to the end")]
+    Interrupted,
+}
+
+impl CalibrateError {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            CalibrateError::Load(error) => error.class(),
+            CalibrateError::Interrupted | CalibrateError::Statistics(GptqError::Memory { .. }) => {
+                ErrorClass::Environment
+            }
+            _ => ErrorClass::Input,
+        }
+    }
+}
+
+/// Asked between two steps of long work whether to go on.
+pub type Tick<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
+
+/// Token windows to calibrate on, each a sequence by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CalibrationSet {
+    /// What the user calls it: a file, and a key.
+    pub name: String,
+    /// Token ids.
+    pub windows: Vec<Vec<u32>>,
+}
+
+impl CalibrationSet {
+    /// Tokens of all windows.
+    pub fn tokens(&self) -> usize {
+        self.windows.iter().map(Vec::len).sum()
+    }
+
+    /// Name, hash and size.
+    pub(crate) fn identity(&self) -> TokenSet {
+        let sequence = |tokens: &Vec<u32>| Sequence { tokens: tokens.clone(), from: 1 };
+        TokenSet::new(&self.name, &self.windows.iter().map(sequence).collect::<Vec<_>>())
+    }
+
+    /// Tokens of the longest window.
+    pub fn longest(&self) -> usize {
+        self.windows.iter().map(Vec::len).max().unwrap_or(0)
+    }
 }
 
 /// Hidden states on their way through a model.
@@ -103,17 +154,25 @@ impl<'a> Calibration<'a> {
         self.states.iter().map(|states| 4 * states.len() as u64).sum()
     }
 
-    /// Predicted peak of a calibration on `threads` threads beside the largest layer: states, Hessians, buffers, and what
-    /// linear layers read of one window per thread.
-    pub fn bytes_needed(config: &ModelConfig, lens: &[usize], threads: usize) -> u64 {
-        let (tokens, longest) = (lens.iter().sum::<usize>() as u64, lens.iter().max().copied().unwrap_or(0));
-        let widths = LinearInput::ALL.map(|input| width(config, input));
-        let hessians: u64 = widths.iter().map(|&width| Hessian::bytes_needed(width)).sum();
-        let seen = 4 * (longest as u64) * widths.iter().sum::<usize>() as u64;
-        let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(seen);
-        (4 * tokens * config.hidden_size as u64)
-            .saturating_add(hessians)
-            .saturating_add(worker.saturating_mul(threads.clamp(1, lens.len().max(1)) as u64))
+    /// Bytes that stay in memory from the first layer to the last: states, and what each thread works in.
+    pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
+        let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
+        (4 * set.tokens() as u64)
+            .saturating_mul(config.hidden_size as u64)
+            .saturating_add(Buffers::bytes_needed(config, longest, longest).saturating_mul(threads))
+    }
+
+    /// Bytes that statistics of one input take beside them: the Hessian, and of one window per thread its states and what
+    /// linear layers read.
+    pub fn statistics_bytes(
+        config: &ModelConfig,
+        set: &CalibrationSet,
+        input: LinearInput,
+        threads: usize,
+    ) -> u64 {
+        let (width, threads) = (width(config, input), threads.clamp(1, set.windows.len().max(1)) as u64);
+        let window = 4 * (set.longest() as u64) * (width + config.hidden_size) as u64;
+        Hessian::bytes_needed(width).saturating_add(window.saturating_mul(threads))
     }
 
     /// Loads the next layer; `None` after the last.
@@ -129,7 +188,7 @@ impl<'a> Calibration<'a> {
     }
 
     /// Runs the windows through `layer`, as it now is, and collects what its linear layers read: a Hessian for each of
-    /// `inputs`, in their order.
+    /// `inputs`, in their order. `tick` is asked after every window of each thread.
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -137,6 +196,7 @@ impl<'a> Calibration<'a> {
         &mut self,
         layer: &CalibratedLayer,
         inputs: &[LinearInput],
+        tick: &mut Tick<'_>,
     ) -> Result<Vec<Hessian>, CalibrateError> {
         let new = inputs.iter().map(|&input| Hessian::new(width(self.config, input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
@@ -149,15 +209,17 @@ impl<'a> Calibration<'a> {
                 hessians.iter_mut().zip(&worker.seen).for_each(|(hessian, x)| hessian.add(x, threads));
             }
             first += windows.len();
+            go_on(tick)?;
         }
         Ok(hessians)
     }
 
-    /// Takes the windows through `layer`, as it now is, to the next one.
+    /// Takes the windows through `layer`, as it now is, to the next one. `tick` is asked after every window of each thread;
+    /// where it stops the run, the states are of no further use.
     ///
     /// # Errors
-    /// [`CalibrateError::Forward`].
-    pub fn advance(&mut self, layer: &CalibratedLayer) -> Result<(), CalibrateError> {
+    /// [`CalibrateError::Forward`], [`CalibrateError::Interrupted`].
+    pub fn advance(&mut self, layer: &CalibratedLayer, tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
         self.next = layer.index + 1;
         // Nothing reads what comes out of the last layer.
         if self.next == self.config.num_hidden_layers {
@@ -175,9 +237,14 @@ impl<'a> Calibration<'a> {
                 worker.take_result(first + i)?;
             }
             first += count;
+            go_on(tick)?;
         }
         Ok(())
     }
+}
+
+fn go_on(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
+    if tick().is_continue() { Ok(()) } else { Err(CalibrateError::Interrupted) }
 }
 
 impl CalibratedLayer {

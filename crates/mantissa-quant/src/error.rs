@@ -7,6 +7,8 @@ use mantissa_model::LoadError;
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
+use crate::calibrate::CalibrateError;
+use crate::gptq::GptqError;
 use crate::quality::{Quality, TokenSet};
 use crate::recipe::RecipeError;
 
@@ -73,6 +75,27 @@ pub enum QuantError {
         /// What is wrong.
         error: TensorError,
     },
+    /// The method calibrates, and there is nothing to calibrate on.
+    #[error(
+        "recipe \"{recipe}\": found no calibration, allowed a text or token windows; give --calibration TEXT or --calibration-tokens FILE.json[:KEY]"
+    )]
+    NoCalibration {
+        /// The recipe.
+        recipe: String,
+    },
+    /// Calibration.
+    #[error(transparent)]
+    Calibrate(CalibrateError),
+    /// GPTQ.
+    #[error("{}: {what}: {error}", .path.display())]
+    Gptq {
+        /// The model.
+        path: PathBuf,
+        /// The layer or input.
+        what: String,
+        /// What is wrong.
+        error: GptqError,
+    },
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
@@ -93,8 +116,19 @@ pub enum QuantError {
         what: String,
     },
     /// A verification was given another text than the recorded figures were measured on.
-    #[error(transparent)]
-    OtherText(Box<OtherText>),
+    #[error(
+        "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
+        .path.display(), .found.windows, .found.tokens, .found.sha256,
+        .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
+    )]
+    OtherText {
+        /// The artifact.
+        path: PathBuf,
+        /// What its figures were measured on.
+        recorded: Box<TokenSet>,
+        /// What was given.
+        found: Box<TokenSet>,
+    },
 }
 
 impl From<EvalError> for QuantError {
@@ -106,26 +140,19 @@ impl From<EvalError> for QuantError {
     }
 }
 
+impl From<CalibrateError> for QuantError {
+    fn from(error: CalibrateError) -> Self {
+        match error {
+            CalibrateError::Interrupted => QuantError::Interrupted,
+            error => QuantError::Calibrate(error),
+        }
+    }
+}
+
 impl From<RecipeError> for QuantError {
     fn from(error: RecipeError) -> Self {
         QuantError::Recipe(Box::new(error))
     }
-}
-
-/// A text that is not the one of recorded figures.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
-    .path.display(), .found.windows, .found.tokens, .found.sha256,
-    .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
-)]
-pub struct OtherText {
-    /// The artifact.
-    pub path: PathBuf,
-    /// What its figures were measured on.
-    pub recorded: TokenSet,
-    /// What was given.
-    pub found: TokenSet,
 }
 
 /// An output that lost more than is allowed.
@@ -172,8 +199,11 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(e) => e.class(),
+            QuantError::Interrupted | QuantError::Gptq { error: GptqError::Memory { .. }, .. } => {
+                ErrorClass::Environment
+            }
+            QuantError::Calibrate(e) => e.class(),
             QuantError::Eval(e) => e.class(),
-            QuantError::Interrupted => ErrorClass::Environment,
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {
                 RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {

@@ -25,7 +25,7 @@ pub struct ErrorReport {
     /// `||x - x̂|| / ||x||` (Frobenius); 0 for a zero tensor.
     pub relative_error: f64,
     /// Largest `|x - x̂|`.
-    pub max_abs_error: f32,
+    pub max_abs_error: f64,
 }
 
 impl ErrorStats {
@@ -63,7 +63,7 @@ impl ErrorStats {
             mse: if self.count == 0 { 0.0 } else { self.squared_error / self.count as f64 },
             sqnr_db: (self.squared_error > 0.0 && self.squared_value > 0.0).then(|| -10.0 * ratio.log10()),
             relative_error: if self.squared_value > 0.0 { ratio.sqrt() } else { 0.0 },
-            max_abs_error: self.max_error,
+            max_abs_error: self.max_error.into(),
         }
     }
 }

@@ -20,7 +20,8 @@ use mantissa_store::{
 use crate::assess;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
-use crate::pipeline::{self, Layers, Outcome, Progress, work_of};
+use crate::layers::Layers;
+use crate::pipeline::{self, Outcome, Progress, work_of};
 use crate::plan::{Plan, PlannedLinear};
 use crate::quality::{
     self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, manifest_path, quality_path,
@@ -360,10 +361,15 @@ impl Run<'_, '_> {
             tensors.push(report);
             self.advance(work, &cast.stored)?;
         }
-        let mut layers = Layers::new(self.plan, self.source);
+        // A run into one file is never taken over.
+        let none =
+            || Err(Error::NoTensor { path: self.source.dir().to_owned(), tensor: String::new() }.into());
+        let mut layers = Layers::new(self.plan, self.source, Box::new(none));
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
-            let (tensors, report) = layers.quantize(info, scheme)?;
+            let (done, progress) = (self.done, &mut *self.progress);
+            let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+            let (tensors, report) = layers.quantize(info, scheme, &mut tick)?;
             for (name, bytes) in tensors {
                 self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
             }

@@ -45,6 +45,10 @@ pub enum GroupOrder {
     Current,
 }
 
+/// Group orders by name.
+pub const GROUP_ORDERS: [(&str, GroupOrder); 3] =
+    [("static", GroupOrder::Static), ("original", GroupOrder::Original), ("current", GroupOrder::Current)];
+
 /// How [`gptq`] works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptqOptions {
@@ -109,6 +113,14 @@ pub enum GptqError {
         found: f64,
         /// What it may be.
         allowed: &'static str,
+    },
+    /// The scheme is not one that columns can be quantized by one after another, or its result could not be stored.
+    #[error("gptq: scheme {scheme}: found a scheme that it does not take: {why}")]
+    Scheme {
+        /// The scheme.
+        scheme: String,
+        /// Why, and what to do.
+        why: &'static str,
     },
     /// A scale's block holds elements of several rows.
     #[error(
@@ -245,8 +257,14 @@ impl InverseFactor {
         })
     }
 
-    fn dead_columns(&self) -> usize {
+    /// Columns whose input was always zero.
+    pub fn dead_columns(&self) -> usize {
         self.dead.iter().filter(|&&dead| dead).count()
+    }
+
+    /// Columns of the weights.
+    pub fn cols(&self) -> usize {
+        self.order.len()
     }
 
     fn notes(&self) -> Vec<String> {
@@ -265,12 +283,18 @@ impl InverseFactor {
     }
 }
 
-/// Anonymous memory that [`gptq`] takes beside `w` and the Hessian for a weight `[rows, cols]`: U, scratch of the
-/// factorization, the codes twice, and what each thread works on.
-pub fn peak_bytes(rows: usize, cols: usize, threads: usize) -> u64 {
+/// Anonymous memory that [`InverseFactor::new`] takes beside the Hessian: U and scratch of the factorization.
+pub fn factor_bytes(cols: usize) -> u64 {
+    let k = cols as u64;
+    8 * k * k + 2 * 8 * 128 * k
+}
+
+/// Anonymous memory that [`InverseFactor::quantize`] takes beside the weight `[rows, cols]` and the factor: the codes twice,
+/// and what each thread works on.
+pub fn solve_bytes(rows: usize, cols: usize, threads: usize) -> u64 {
     let (n, k, threads) = (rows as u64, cols as u64, threads.max(1) as u64);
     let panel_rows = n.min(threads * solve::PANEL_ROWS as u64);
-    8 * k * k + 2 * 8 * 128 * k + 2 * n * k + panel_rows * (8 + 4) * k
+    2 * n * k + panel_rows * (8 + 4) * k
 }
 
 impl GptqResult {
@@ -296,6 +320,36 @@ impl GptqResult {
         }
         Ok(out)
     }
+}
+
+/// Whether [`gptq`] quantizes a weight `[rows, cols]` by `scheme` into a layout that needs no `g_idx`.
+///
+/// # Errors
+/// [`GptqError::Blocks`] and [`GptqError::Scheme`].
+pub fn check_scheme(
+    scheme: &Scheme,
+    rows: usize,
+    cols: usize,
+    options: GptqOptions,
+) -> Result<(), GptqError> {
+    let refused = |why| Err(GptqError::Scheme { scheme: scheme.to_string(), why });
+    if scheme.format.codec().is_some() {
+        return refused("its blocks have their own search; use rtn");
+    }
+    if scheme.needs_whole_tensor() {
+        return refused("its scales are quantized together after the weight; use rtn");
+    }
+    if scheme.format.has_bias() {
+        return refused("its offsets are of KV caches; use -asym without a rule");
+    }
+    let group = group_columns(scheme, rows, cols)?;
+    if options.act_order && options.groups != GroupOrder::Static && group < cols {
+        return refused(
+            "act-order with groups that follow it needs a g_idx, which no container here holds; use groups = \"static\" \
+             or act_order = false",
+        );
+    }
+    Ok(())
 }
 
 fn check_options(options: GptqOptions) -> Result<(), GptqError> {

@@ -9,6 +9,8 @@ use mantissa_model::{Buffers, LinearInfo};
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
 
+use crate::calibrate::{Calibration, CalibrationSet};
+use crate::gptq::{self, Hessian};
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
 use crate::source::PANEL;
@@ -16,7 +18,7 @@ use crate::verify::MAX_LOGIT_PARAMETERS;
 
 /// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared;
 /// measured. The thread that hashes the source has a piece of its own.
-const BASE: u64 = 1_500_000 + (300 << 10);
+const BASE: u64 = 1_250_000 + (300 << 10);
 
 /// Names, shapes and journal lines of a tensor of source or output.
 const PER_TENSOR: u64 = 1 << 10;
@@ -25,8 +27,15 @@ const PER_TENSOR: u64 = 1 << 10;
 /// from its heap once one of their size has been freed, and leave holes there.
 const HEAP_BLOCK: u64 = 32 << 20;
 
-/// Share of the heap's blocks that holes add where layers of several sizes take turns; measured, 10 to 25 %.
-const HOLES: f64 = 0.18;
+/// Share of the heap's blocks that holes add where layers of several sizes take turns; measured, mostly nothing, at times a
+/// fifth, as threads happen to free.
+const HOLES: f64 = 0.06;
+
+/// The same where statistics, factors and weights of several sizes take turns with states that stay; measured.
+const HOLES_OF_CALIBRATION: f64 = 0.18;
+
+/// Share of a calibration's blocks of the heap that it still holds when all of them are freed; measured.
+const LEFT_BY_CALIBRATION: f64 = 0.25;
 
 /// Share that holes add to a model that is loaded once; measured.
 const HOLES_OF_MODEL: f64 = 0.05;
@@ -50,14 +59,24 @@ impl Stage {
 /// The stage of the run with the highest peak of anonymous memory; `verified` says that the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = Vec::new();
+    if let Some(set) = plan.calibration() {
+        stages.push(embedding_windows(plan, set));
+    }
     for (info, scheme) in plan.quantized() {
-        stages.push(quantizing(plan, info, scheme));
+        match plan.calibration() {
+            Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
+            None => stages.push(quantizing(plan, info, scheme)),
+        }
         if verified {
             stages.push(verifying(plan, info, scheme));
         }
     }
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
-        stages.push(comparing_logits(plan));
+        let left = stages.iter().filter(|_| plan.calibration().is_some()).map(from_heap).max();
+        let mut logits = comparing_logits(plan);
+        let left = left.map(|bytes| (bytes as f64 * LEFT_BY_CALIBRATION) as u64);
+        logits.buffers.extend(left.map(|bytes| ("heap left by the calibration", bytes)));
+        stages.push(logits);
     }
     stages.extend(plan.evaluation.as_ref().map(|evaluation| evaluating(plan, evaluation)));
     let mut peak = stages
@@ -109,6 +128,62 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
 
+fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
+    let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
+    let stored = plan.copied.iter().filter(|meta| meta.numel() == table).map(|meta| meta.len).max();
+    let buffers = vec![
+        ("states and buffers of the calibration", held(plan, set)),
+        ("embedding", 4 * table),
+        ("embedding as it is read", stored.unwrap_or(0)),
+    ];
+    Stage { name: "embed the calibration".to_owned(), buffers }
+}
+
+fn held(plan: &Plan, set: &CalibrationSet) -> u64 {
+    Calibration::held_bytes(&plan.config, set, plan.options.threads)
+}
+
+/// Statistics of a layer's input, their factor, and the solution.
+fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 3] {
+    let (threads, cols) = (plan.options.threads, info.cols as u64);
+    let of_layer = || plan.config.linears().into_iter().filter(|l| l.layer == info.layer);
+    let layer: u64 = of_layer().map(|l| (l.rows * l.cols) as u64 * 4).sum();
+    let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
+    let stage = |what: &str, more: &[(&'static str, u64)]| {
+        let buffers = base.iter().chain(more).copied().collect();
+        let mut stage = Stage { name: format!("{what} {}", info.module), buffers };
+        let holes = (from_heap(&stage) as f64 * HOLES_OF_CALIBRATION) as u64;
+        stage.buffers.push(("holes of the heap", holes));
+        stage
+    };
+    let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
+    let statistics = Calibration::statistics_bytes(&plan.config, set, info.kind.input(), threads);
+    let hessian = Hessian::bytes_needed(info.cols);
+    let factor = 8 * cols * cols;
+    [
+        stage("statistics for", &[("Hessian and inputs of a window per thread", statistics)]),
+        stage(
+            "factor for",
+            &[("Hessian", hessian), ("factor and its scratch", gptq::factor_bytes(info.cols))],
+        ),
+        stage(
+            "solve",
+            &[
+                ("factor", factor),
+                ("weight as it is read and in f32", 2 * 4 * weights),
+                ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
+                ("scales", sizes.scales),
+                ("packed tensors", sizes.stored),
+            ],
+        ),
+    ]
+}
+
+/// Bytes of a stage's buffers that come from the heap.
+fn from_heap(stage: &Stage) -> u64 {
+    stage.buffers.iter().map(|(_, bytes)| *bytes).filter(|&bytes| bytes <= HEAP_BLOCK).sum()
+}
+
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let buffers = vec![
@@ -120,17 +195,18 @@ fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     with_holes(plan, format!("verify {}", info.module), buffers, sizes.panels)
 }
 
-fn with_holes(plan: &Plan, name: String, mut buffers: Vec<(&'static str, u64)>, panels: u64) -> Stage {
+fn with_holes(plan: &Plan, name: String, buffers: Vec<(&'static str, u64)>, panels: u64) -> Stage {
     // Buffers of a size that no layer had before are mapped by themselves, which leaves no holes.
     let sizes: std::collections::BTreeSet<_> =
         plan.quantized().map(|(info, _)| info.rows * info.cols).collect();
     let repeated = plan.quantized().count() > 2 * sizes.len();
-    let from_heap: u64 = buffers.iter().map(|(_, bytes)| *bytes).filter(|&bytes| bytes <= HEAP_BLOCK).sum();
+    let mut stage = Stage { name, buffers };
     if repeated {
-        buffers.push(("holes of the heap", (from_heap as f64 * HOLES) as u64));
+        let holes = (from_heap(&stage) as f64 * HOLES) as u64;
+        stage.buffers.push(("holes of the heap", holes));
     }
-    buffers.push(("panels of all threads", panels));
-    Stage { name, buffers }
+    stage.buffers.push(("panels of all threads", panels));
+    stage
 }
 
 /// Source and output, or source and source in bf16, run side by side on every thread.

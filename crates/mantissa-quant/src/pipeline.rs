@@ -11,7 +11,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use mantissa_model::{FusedGroup, LinearInfo};
+use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{
@@ -23,11 +23,10 @@ use crate::assess;
 use crate::error::{QuantError, Result, Unfinished};
 use crate::gguf;
 use crate::journal::{self, Journal, Start};
+use crate::layers::Layers;
 use crate::plan::Plan;
 use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
 use crate::report::LayerReport;
-use crate::rtn;
-use crate::source::{self, DenseError, DenseTensor};
 
 /// Bytes copied at a time.
 pub(crate) const COPY: usize = 1 << 20;
@@ -82,12 +81,18 @@ pub fn run(
         return gguf::run(plan, layout, source, out, progress);
     }
     refuse_overlap(source.dir(), out)?;
+    let config = plan.output_config(source)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
     let key = journal::key(plan, source)?;
     let (mut staging, mut journal) = Journal::begin(out, &key, start)?;
     sweep(staging.path(), &shards)?;
+    let (dir, names) = (staging.path().to_owned(), shards.shards().iter().map(|s| s.file_name.clone()));
+    let names: Vec<_> = names.collect();
+    let stored = || Ok(ModelFiles::unfinished(&dir, names.iter().map(String::as_str), config.clone())?);
+    let layers = Layers::new(plan, source, Box::new(stored));
     let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
-    let filled = fill(plan, source, &mut staging, &mut journal, writer, progress).and_then(|quality| {
+    let filled = fill(plan, source, &mut staging, &mut journal, writer, layers, &config, progress);
+    let filled = filled.and_then(|quality| {
         assess::gate(plan, &quality, out, Some(staging.path()))?;
         Ok(quality)
     });
@@ -141,14 +146,16 @@ fn fill(
     staging: &mut Staging,
     journal: &mut Journal,
     mut writer: ShardedWriter,
+    layers: Layers<'_>,
+    config: &Value,
     progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
 ) -> Result<Quality> {
     let found = SourceHashes::beside(source, plan.threads(), |hashes| {
-        let layers = Layers::new(plan, source);
         let mut run =
             Run { plan, source, layers, writer: &mut writer, journal, progress: &mut *progress, done: 0 };
         run.copy_tensors()?;
         let layers = run.quantize_layers()?;
+        drop(run);
         let weights = writer.finish()?.into_iter().collect();
         let tensors = plan.copied.iter().map(TensorReport::copied).collect();
         let source = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
@@ -157,7 +164,7 @@ fn fill(
     for (file, digest) in &found.weights {
         staging.record(file, *digest);
     }
-    write_json(staging, "config.json", &plan.output_config(source)?)?;
+    write_json(staging, "config.json", config)?;
     copy_sidecars(source.dir(), staging)?;
     let mut quality = Quality::new(plan, source, found);
     quality.evaluation = assess::figures(plan, source, staging.path(), Some(journal), progress)?;
@@ -222,6 +229,7 @@ impl Run<'_, '_> {
         for (info, scheme) in self.plan.quantized() {
             let recovered = self.journal.recover(&info.module, self.writer)?;
             if let Some(report) = recovered.and_then(|unit| unit.report) {
+                self.layers.recovered(info)?;
                 reports.push(report);
                 self.advance(work_of(info), &info.module)?;
                 continue;
@@ -233,7 +241,15 @@ impl Run<'_, '_> {
     }
 
     fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<LayerReport> {
-        let (tensors, report) = self.layers.quantize(info, scheme)?;
+        let (done, progress) = (self.done, &mut *self.progress);
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let (tensors, report) = match self.layers.quantize(info, scheme, &mut tick) {
+            Err(QuantError::Interrupted) => {
+                self.journal.sync(self.writer)?;
+                return Err(QuantError::Interrupted);
+            }
+            quantized => quantized?,
+        };
         let mut written = Vec::with_capacity(tensors.len());
         let mut total = 0;
         for (name, bytes) in tensors {
@@ -243,80 +259,6 @@ impl Run<'_, '_> {
         }
         self.journal.record(&info.module, written, total, Some(&report), self.writer)?;
         Ok(report)
-    }
-}
-
-/// The tensors that a layer becomes, by name, and its error.
-type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
-
-/// The layers of a plan, quantized one after another.
-pub(crate) struct Layers<'a> {
-    plan: &'a Plan,
-    source: &'a ModelFiles,
-    /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
-    shared: Option<((usize, FusedGroup), Option<f32>)>,
-}
-
-impl<'a> Layers<'a> {
-    pub(crate) fn new(plan: &'a Plan, source: &'a ModelFiles) -> Self {
-        Layers { plan, source, shared: None }
-    }
-
-    /// Reads a layer and quantizes it into the tensors of the plan's container.
-    pub(crate) fn quantize(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<QuantizedLayer> {
-        let outer = self.outer(info, scheme)?;
-        let (w, threads) = (self.open(info)?, self.plan.options.threads);
-        let quantized = rtn::quantize_source(scheme, &w, info.rows, info.cols, outer, threads);
-        let (q, stats) = quantized.map_err(|error| self.dense_error(info, error))?;
-        let plan = self.plan.linear_plan(info, scheme);
-        let tensors = self.plan.container.tensors(&plan, &q);
-        let tensors = tensors.map_err(|e| self.tensor_error_text(info, e.to_string()))?;
-        Ok((tensors, LayerReport::new(self.plan, info, scheme, stats.report())))
-    }
-
-    /// The tensor-wide scale that a layer shares with its fused partners, where it has one.
-    fn outer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<Option<f32>> {
-        let Some(group) = info.kind.fused().filter(|_| scheme.has_outer_scale()) else { return Ok(None) };
-        if let Some((key, outer)) = self.shared
-            && key == (info.layer, group)
-        {
-            return Ok(outer);
-        }
-        let outer = self.shared_outer(info.layer, group, scheme)?;
-        self.shared = Some(((info.layer, group), outer));
-        Ok(outer)
-    }
-
-    /// The tensor-wide scale of fused partners. vLLM runs q, k and v (gate and up) as one matrix with one global scale.
-    fn shared_outer(&self, layer: usize, group: FusedGroup, scheme: &Scheme) -> Result<Option<f32>> {
-        let mut amaxes = Vec::new();
-        for (info, partner) in self.plan.quantized() {
-            if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
-                let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
-                let amax = source::amax(&self.open(info)?, len, threads);
-                amaxes.push(amax.map_err(|error| self.dense_error(info, error))?);
-            }
-        }
-        Ok(rtn::shared_outer_scale(scheme, amaxes))
-    }
-
-    fn open(&self, info: &LinearInfo) -> Result<DenseTensor<'_>> {
-        let name = format!("{}.weight", info.module);
-        Ok(DenseTensor::open(self.source, &name, &[info.rows, info.cols])?)
-    }
-
-    fn dense_error(&self, info: &LinearInfo, error: DenseError) -> QuantError {
-        match error {
-            DenseError::Store(error) => error.into(),
-            DenseError::Tensor(error) => {
-                let (path, tensor) = (self.source.dir().to_owned(), format!("{}.weight", info.module));
-                QuantError::Tensor { path, tensor, error }
-            }
-        }
-    }
-
-    fn tensor_error_text(&self, info: &LinearInfo, what: String) -> QuantError {
-        Error::field(self.source.dir(), &info.module, what, "a scheme that the container holds", "").into()
     }
 }
 

@@ -9,15 +9,17 @@ use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_t
 use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
 use serde_json::Value;
 
+use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::error::{QuantError, Result};
 use crate::gguf;
+use crate::gptq;
 use crate::memory;
 use crate::pipeline::work_of;
 use crate::quality::Evaluation;
-use crate::recipe::Recipe;
+use crate::recipe::{Method, Recipe};
 
 /// How a run is to be done; nothing here changes what a scheme means.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Threads.
     pub threads: usize,
@@ -27,6 +29,8 @@ pub struct Options {
     pub max_shard_bytes: u64,
     /// How values become codes.
     pub rounding: Rounding,
+    /// What a method that needs it calibrates on.
+    pub calibration: Option<CalibrationSet>,
 }
 
 impl Default for Options {
@@ -36,6 +40,7 @@ impl Default for Options {
             container: None,
             max_shard_bytes: DEFAULT_SHARD_BYTES,
             rounding: Rounding::NearestEven,
+            calibration: None,
         }
     }
 }
@@ -79,7 +84,8 @@ impl Plan {
     /// Decides what `recipe` does to `source`.
     ///
     /// # Errors
-    /// [`QuantError::AlreadyQuantized`]; [`QuantError::NotStorable`] with the layers that the container cannot hold;
+    /// [`QuantError::AlreadyQuantized`]; [`QuantError::NoCalibration`], [`QuantError::Calibrate`] and
+    /// [`QuantError::Gptq`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
     /// [`QuantError::NothingToDo`].
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
         if source.is_quantized() || source.gguf().is_some() {
@@ -98,9 +104,12 @@ impl Plan {
         }
         let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears)?;
+        let calibrating =
+            calibration_notes(source, &recipe, &config, &linears, options.calibration.as_ref())?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
+        notes.extend(calibrating);
         let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container {
             Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears)?),
@@ -135,6 +144,11 @@ impl Plan {
     /// Threads that a run may use.
     pub(crate) fn threads(&self) -> usize {
         self.options.threads
+    }
+
+    /// What is calibrated on, where the method does.
+    pub fn calibration(&self) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
     }
 
     /// The layers that are quantized, with their schemes.
@@ -281,6 +295,56 @@ fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num
         Dtype::F16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::F16)),
         _ => format,
     }
+}
+
+/// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
+fn calibration_notes(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    config: &ModelConfig,
+    linears: &[PlannedLinear],
+    set: Option<&CalibrationSet>,
+) -> Result<Vec<String>> {
+    if recipe.method != Method::Gptq {
+        let unused = set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
+        return Ok(unused.into_iter().collect());
+    }
+    let mut widest = 0;
+    for PlannedLinear { info, scheme } in linears {
+        let Some(scheme) = scheme else { continue };
+        gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq).map_err(|error| QuantError::Gptq {
+            path: source.dir().to_owned(),
+            what: info.module.clone(),
+            error,
+        })?;
+        widest = widest.max(info.cols);
+    }
+    let set = set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?;
+    check_windows(set, config)?;
+    let tokens = set.tokens();
+    let few = format!(
+        "{}: {tokens} tokens for layers of {widest} inputs: the Hessian is singular but for its damping; more text is better",
+        set.name
+    );
+    Ok((tokens < widest).then_some(few).into_iter().collect())
+}
+
+fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
+    let fault = |window: usize, found: String, allowed: String| {
+        let path = std::path::Path::new(&set.name);
+        QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))
+    };
+    for (i, window) in set.windows.iter().enumerate() {
+        if let Some(id) = window.iter().find(|&&id| id as usize >= config.vocab_size) {
+            let allowed = format!("below {}, the model's vocabulary", config.vocab_size);
+            return Err(fault(i, format!("token {id}"), allowed));
+        }
+        if window.len() > config.max_position_embeddings {
+            let allowed = format!("at most {}, the model's context", config.max_position_embeddings);
+            return Err(fault(i, format!("{} tokens", window.len()), allowed));
+        }
+    }
+    if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }
 
 fn output_of_linears(

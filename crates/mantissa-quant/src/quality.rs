@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use figures::{Evaluation, Figures};
 pub(crate) use hashes::SourceHashes;
 
+use crate::calibrate::CalibrationSet;
 use crate::error::Result;
 use crate::error_stats::ErrorReport;
 use crate::gguf::MANIFEST_SUFFIX;
@@ -177,7 +178,7 @@ impl Quality {
             bytes,
             parameters,
             hashes: Hashes { source: source_hashes, recipe: plan.recipe.sha256.clone(), weights },
-            calibration: None,
+            calibration: plan.calibration().map(CalibrationSet::identity),
             evaluation: None,
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),

@@ -6,7 +6,9 @@ use mantissa_num::{Code, format::Format};
 use serde::{Deserialize, Serialize};
 
 use crate::error_stats::ErrorReport;
+use crate::layers::Solved;
 use crate::plan::Plan;
+use crate::recipe::Method;
 
 /// The error of one layer's weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,23 +27,37 @@ pub struct LayerReport {
     pub shape: [usize; 2],
     /// Bits per weight, scales and zero points counted.
     pub bits_per_weight: f64,
-    /// Error figures.
+    /// Mean over the tokens of the calibration of the squared error of the layer's output, `tr((W - Q) H (W - Q)ᵀ)`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<f64>,
+    /// What the user should know of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+    /// Error figures of the weight.
     #[serde(flatten)]
     pub error: ErrorReport,
 }
 
 impl LayerReport {
-    /// Of a layer that was stored as `plan` says.
-    pub(crate) fn new(plan: &Plan, info: &LinearInfo, scheme: &Scheme, error: ErrorReport) -> Self {
+    /// Of a layer that was stored as `plan` says, by `method`.
+    pub(crate) fn new(
+        plan: &Plan,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        method: Method,
+        solved: Solved,
+    ) -> Self {
         LayerReport {
             module: info.module.clone(),
             scheme: scheme.to_string(),
-            method: plan.recipe.method.name().to_owned(),
-            fallback: plan.fallbacks.get(&info.module).cloned(),
+            method: method.name().to_owned(),
+            fallback: solved.fallback.or_else(|| plan.fallbacks.get(&info.module).cloned()),
             scale_dtype: scale_dtype(&scheme.format).to_owned(),
             shape: [info.rows, info.cols],
             bits_per_weight: scheme.format.bits_per_weight(info.rows, info.cols),
-            error,
+            output_error: solved.output_error,
+            notes: solved.notes,
+            error: solved.stats.report(),
         }
     }
 }

@@ -2,12 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use mantissa_model::{Buffers, Decoder, LinearInput, LinearKind, MapSource, embed, load_embedding};
 use mantissa_quant::calibrate::{CalibrateError, Calibration};
 use mantissa_quant::gptq::{GptqOptions, Hessian, InverseFactor};
 use mantissa_store::convention::{ModelFiles, Weight};
+
+fn go_on() -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
 
 fn files() -> ModelFiles {
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny");
@@ -55,13 +60,13 @@ fn statistics_are_those_of_the_decoder_at_any_thread_count() {
         let mut layers = 0;
         while let Some(layer) = calibration.next_layer().unwrap() {
             let expected = direct(&decoder, &files, &windows, layer.index());
-            let found = calibration.statistics(&layer, &LinearInput::ALL).unwrap();
+            let found = calibration.statistics(&layer, &LinearInput::ALL, &mut go_on).unwrap();
             assert!(found == expected, "layer {}, {threads} threads", layer.index());
             assert_eq!(found[0].tokens(), 76);
             let some = [LinearInput::Down, LinearInput::Qkv];
-            let found = calibration.statistics(&layer, &some).unwrap();
+            let found = calibration.statistics(&layer, &some, &mut go_on).unwrap();
             assert!(found[0] == expected[3] && found[1] == expected[0], "layer {}", layer.index());
-            calibration.advance(&layer).unwrap();
+            calibration.advance(&layer, &mut go_on).unwrap();
             layers += 1;
         }
         assert_eq!(layers, config.num_hidden_layers);
@@ -82,7 +87,7 @@ fn later_statistics_see_the_weights_that_were_replaced() {
     let mut calibration = Calibration::begin(&files, config, &windows, 2).unwrap();
     while let Some(mut layer) = calibration.next_layer().unwrap() {
         for input in LinearInput::ALL {
-            let hessian = calibration.statistics(&layer, &[input]).unwrap().remove(0);
+            let hessian = calibration.statistics(&layer, &[input], &mut go_on).unwrap().remove(0);
             let factor = InverseFactor::new(&hessian, GptqOptions::default(), 2).unwrap();
             for kind in input.readers() {
                 let (shape, w) = tensors.get_mut(&format!("{}.weight", layer.linear(kind).module())).unwrap();
@@ -93,7 +98,7 @@ fn later_statistics_see_the_weights_that_were_replaced() {
             }
             seen.push((layer.index(), input, hessian));
         }
-        calibration.advance(&layer).unwrap();
+        calibration.advance(&layer, &mut go_on).unwrap();
     }
     let source = MapSource { config: files.config().unwrap().clone(), tensors, linears: HashMap::new() };
     let quantized = Decoder::load(&source).unwrap();

@@ -6,7 +6,9 @@ mod common;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use common::{files, model};
+use common::{calibration, files, model};
+use mantissa_model::LinearInput;
+use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::verify::verify;
 use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Recipe, Start, run};
 use mantissa_store::Dtype;
@@ -77,14 +79,148 @@ fn every_recipe_verifies_and_reads_back_what_was_measured() {
     }
 }
 
+const GPTQ_RECIPES: [&str; 8] = [
+    "gptq-int4-g32",
+    "gptq-int3-g32-asym",
+    "gptq-int8-channel+int8-token",
+    "gptq-nvfp4",
+    "gptq-mxfp4:ct",
+    "gptq-fp8-e4m3-channel",
+    "gptq-mxint8",
+    "gptq-nf4-g32",
+];
+
+#[test]
+fn gptq_recipes_verify_and_report_their_output_error() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::BF16, 7);
+    for recipe in GPTQ_RECIPES {
+        let out = temp.path().join(recipe.replace(':', "_"));
+        let with = Options { calibration: Some(calibration()), ..options(2) };
+        let outcome = quantize(&source, recipe, &out, with).unwrap_or_else(|e| panic!("{recipe}: {e}"));
+        let found = verify(&out, Some(&source), 2).unwrap();
+        assert!(found.ok, "{recipe}: {:?}", found.faults);
+        for layer in &outcome.quality.layers {
+            assert_eq!(
+                (layer.method.as_str(), &layer.fallback),
+                ("gptq", &None),
+                "{recipe} {}",
+                layer.module
+            );
+            assert!(layer.output_error.is_some_and(|e| e > 0.0), "{recipe} {}", layer.module);
+        }
+    }
+}
+
+/// The first layer reads the same in every run, so that its output error can be compared.
+#[test]
+fn gptq_beats_rounding_on_what_it_minimises() {
+    let temp = TempDir::new().unwrap();
+    let source = ModelFiles::open(&model(temp.path(), Dtype::F32, 8)).unwrap();
+    let config = mantissa_quant::model_config(&source).unwrap();
+    let set = calibration();
+    let mut states = Calibration::begin(&source, &config, &set.windows, 2).unwrap();
+    let layer = states.next_layer().unwrap().unwrap();
+    let go_on = &mut || ControlFlow::Continue(());
+    let hessian = states.statistics(&layer, &[LinearInput::Qkv], go_on).unwrap().remove(0);
+    let error = |name: &str, recipe: &str| {
+        let out = temp.path().join(recipe);
+        let with = Options { calibration: Some(set.clone()), ..options(2) };
+        let done = run(
+            &Plan::new(&source, Recipe::load(recipe).unwrap(), with).unwrap(),
+            &source,
+            &out,
+            Start::Restart,
+            &mut |_| ControlFlow::Continue(()),
+        )
+        .unwrap();
+        let stored = ModelFiles::open(&out).unwrap().linear(name, 64, 64, false).unwrap();
+        let Weight::Quantized(q) = stored.weight else { panic!("{name} is not quantized") };
+        let w = source.tensor_f32(&format!("{name}.weight"), &[64, 64]).unwrap();
+        let loss = hessian.loss(&w, &q.dequantize().unwrap());
+        let reported = done.quality.layers.iter().find(|l| l.module == name).unwrap().output_error;
+        assert!(reported.is_none_or(|r| (r / loss - 1.0).abs() < 1e-6), "{recipe}: {reported:?} for {loss}");
+        loss
+    };
+    let name = "model.layers.0.self_attn.q_proj";
+    for scheme in ["int4-g32", "int3-g32-asym", "nvfp4"] {
+        let (rounded, solved) =
+            (error(name, &format!("rtn-{scheme}")), error(name, &format!("gptq-{scheme}")));
+        assert!(solved < 0.8 * rounded, "{scheme}: {solved} for {rounded}");
+    }
+}
+
+#[test]
+fn an_input_that_is_never_excited_is_rounded_to_nearest_and_said() {
+    let temp = TempDir::new().unwrap();
+    let path = model(temp.path(), Dtype::F32, 9);
+    let weights = path.join("model.safetensors");
+    let meta = mantissa_store::SafeTensors::open(&weights).unwrap();
+    let up = meta.get("model.layers.1.mlp.up_proj.weight").unwrap();
+    let mut bytes = std::fs::read(&weights).unwrap();
+    bytes[up.offset as usize..(up.offset + up.len) as usize].fill(0);
+    std::fs::write(&weights, bytes).unwrap();
+    let with = Options { calibration: Some(calibration()), ..options(2) };
+    let out = temp.path().join("out");
+    let report = quantize(&path, "gptq-int4-g32", &out, with).unwrap().quality;
+    assert_eq!(report.fallbacks, ["model.layers.1.mlp.down_proj"]);
+    assert_eq!(report.calibration.unwrap().tokens, calibration().tokens() as u64);
+    for layer in report.layers {
+        let fallen = layer.module == "model.layers.1.mlp.down_proj";
+        assert_eq!(layer.method, if fallen { "rtn" } else { "gptq" }, "{}", layer.module);
+        assert_eq!(layer.fallback.is_some_and(|why| why.contains("zero in every token")), fallen);
+    }
+    assert!(verify(&out, Some(&path), 2).unwrap().ok);
+}
+
+#[test]
+fn what_gptq_cannot_do_is_refused_before_any_work() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::BF16, 10);
+    let out = temp.path().join("out");
+    let refused = |recipe: &str, calibration| {
+        let error = quantize(&source, recipe, &out, Options { calibration, ..options(1) }).unwrap_err();
+        assert_eq!(error.class(), mantissa_store::ErrorClass::Input, "{recipe}: {error}");
+        assert!(!out.exists());
+        error.to_string()
+    };
+    let windows =
+        |windows: &[Vec<u32>]| Some(CalibrationSet { name: "w.json".to_owned(), windows: windows.to_vec() });
+    assert!(refused("gptq-int4-g32", None).contains("--calibration TEXT"));
+    assert!(refused("gptq-int4-g32", windows(&[vec![], vec![]])).contains("no tokens"));
+    let message = refused("gptq-int4-g32", windows(&[vec![1], vec![1, 96]]));
+    assert!(message.contains("w.json: window 1: found token 96, allowed below 96"), "{message}");
+    assert!(refused("gptq-int4-g32", windows(&[vec![1; 65]])).contains("65 tokens"));
+    assert!(refused("gptq-int8-tensor", Some(calibration())).contains("groups or channels"));
+    assert!(refused("gptq-q8_0", Some(calibration())).contains("use rtn"));
+    let path = temp.path().join("r.toml");
+    let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ngroups = \"current\"\n";
+    std::fs::write(&path, text).unwrap();
+    assert!(refused(path.to_str().unwrap(), Some(calibration())).contains("g_idx"));
+    // From left to right, groups that follow the order are those of neighbouring columns.
+    std::fs::write(&path, format!("{text}act_order = false\n")).unwrap();
+    let with = Options { calibration: Some(calibration()), ..options(1) };
+    quantize(&source, path.to_str().unwrap(), &out, with).unwrap();
+    assert!(verify(&out, Some(&source), 1).unwrap().ok);
+}
+
 #[test]
 fn bytes_do_not_depend_on_threads() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 2);
-    for recipe in ["rtn-int4-g32-asym", "rtn-nvfp4", "rtn-nf4", "rtn-mxfp4", "rtn-int8-channel+int8-token"] {
+    for recipe in [
+        "rtn-int4-g32-asym",
+        "rtn-nvfp4",
+        "rtn-nf4",
+        "rtn-mxfp4",
+        "rtn-int8-channel+int8-token",
+        "gptq-int4-g32",
+        "gptq-nvfp4",
+    ] {
         let out = |threads: usize| temp.path().join(format!("{recipe}-{threads}"));
         for threads in [1, 2, 5] {
-            quantize(&source, recipe, &out(threads), options(threads)).unwrap();
+            let calibration = recipe.starts_with("gptq").then(calibration);
+            quantize(&source, recipe, &out(threads), Options { calibration, ..options(threads) }).unwrap();
         }
         assert_eq!(files(&out(1)), files(&out(2)), "{recipe}");
         assert_eq!(files(&out(1)), files(&out(5)), "{recipe}");

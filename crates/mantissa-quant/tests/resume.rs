@@ -7,9 +7,9 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use common::{files, model, names_in};
+use common::{calibration, files, model, names_in};
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::failpoint::{Failing, Operation, failing};
 use mantissa_store::{Dtype, ErrorClass, JOURNAL_NAME, MANIFEST_NAME};
 use rustix::io::Errno;
@@ -81,6 +81,45 @@ fn a_run_interrupted_after_every_step_ends_in_the_same_bytes() {
     assert_eq!(interruptions, UNITS + 2);
     assert_eq!(files(&out), files(&expected));
     assert_eq!(left_beside(&out), None);
+}
+
+/// Layers of a method that calibrates see the states behind those that are done, which are then read from the output.
+#[test]
+fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::BF16, 6);
+    let opened = ModelFiles::open(&source).unwrap();
+    for (recipe, container) in
+        [("gptq-int4-g32-asym", None), ("gptq-nvfp4", None), ("gptq-int3-g16", Some(Container::Native))]
+    {
+        let with = Options { container, calibration: Some(calibration()), ..options() };
+        let plan = Plan::new(&opened, Recipe::load(recipe).unwrap(), with).unwrap();
+        let attempt = |out: &Path, steps: usize| {
+            let mut left = steps;
+            run(&plan, &opened, out, Start::Resume, &mut |_| {
+                left = left.saturating_sub(1);
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        };
+        let (expected, out) = (temp.path().join("expected"), temp.path().join("out"));
+        attempt(&expected, usize::MAX).unwrap();
+        let (mut interruptions, mut taken_over) = (0, 0);
+        // Steps are tensors, layers, and every window of calibration between them.
+        for steps in (3..).step_by(4) {
+            match attempt(&out, steps) {
+                Ok(outcome) => {
+                    taken_over = outcome.resumed;
+                    break;
+                }
+                Err(error) => assert!(error.is_interruption(), "{error}"),
+            }
+            interruptions += 1;
+        }
+        assert!(interruptions > 8 && taken_over > 14, "{recipe}: {interruptions} {taken_over}");
+        assert_eq!(files(&out), files(&expected), "{recipe}");
+        fs::remove_dir_all(&out).unwrap();
+        fs::remove_dir_all(&expected).unwrap();
+    }
 }
 
 #[test]

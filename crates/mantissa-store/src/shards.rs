@@ -163,6 +163,26 @@ impl Checkpoint {
         Self { config, ..Self::of_one(&path, file) }
     }
 
+    /// Those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the config that will be written:
+    /// headers are whole, and each tensor is what has been written of it.
+    ///
+    /// # Errors
+    /// As [`SafeTensors::open`].
+    pub(crate) fn of_begun<'n>(
+        dir: &Path,
+        names: impl IntoIterator<Item = &'n str>,
+        config: Value,
+    ) -> Result<Self> {
+        let begun = names.into_iter().map(|name| dir.join(name)).filter(|path| path.exists());
+        let files = begun.map(|path| SafeTensors::open(&path)).collect::<Result<Vec<_>>>()?;
+        let mut by_name = BTreeMap::new();
+        for (file, opened) in files.iter().enumerate() {
+            by_name
+                .extend(opened.tensors().iter().enumerate().map(|(i, meta)| (meta.name.clone(), (file, i))));
+        }
+        Ok(Self { dir: dir.to_owned(), files, by_name, config: Some(config), warnings: Vec::new() })
+    }
+
     fn of_one(dir: &Path, file: SafeTensors) -> Self {
         let by_name =
             file.tensors().iter().enumerate().map(|(i, meta)| (meta.name.clone(), (0, i))).collect();

@@ -142,6 +142,28 @@ fn divergence_of_round_to_nearest() {
     }
 }
 
+/// GPTQ on the peers' calibration windows: the best of the peers' figures, a little rounded up.
+#[test]
+fn divergence_of_gptq() {
+    let Some(model) = shared("models/babyllama-105") else { return };
+    let windows = |key| tokens("babyllama-105-tokens.json", key).unwrap();
+    let temp = TempDir::new().unwrap();
+    let limits = [("gptq-int4-g32", 0.0195), ("gptq-int4-g32-asym", 0.0145), ("gptq-int3-g32-asym", 0.0725)];
+    for (recipe, limit) in limits {
+        let out = temp.path().join(recipe);
+        let (model, out) = (model.to_str().unwrap(), out.to_str().unwrap());
+        let calib = windows("calib");
+        let done =
+            run(&["quantize", model, "--recipe", recipe, "--calibration-tokens", &calib, "--out", out]);
+        assert_eq!(done["verification"]["ok"], true, "{recipe}");
+        let layers = done["layers"].as_array().unwrap();
+        assert!(layers.iter().all(|l| l["method"] == "gptq" && l["fallback"].is_null()), "{recipe}");
+        let found = run(&["eval", out, "--reference", model, "--tokens", &windows("eval_in")]);
+        println!("{recipe}: KL {} ± {}", found["kl"], found["kl_se"]);
+        assert!(figure(&found, "kl") <= limit, "{recipe}: {found}");
+    }
+}
+
 /// `artifacts/EXPECT.json`: what llm-compressor wrote. 1e-3 for weights alone, 1 % with activation quantization.
 #[test]
 fn checkpoints_of_llm_compressor_meet_their_figures() {

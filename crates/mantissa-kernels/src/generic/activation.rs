@@ -13,6 +13,21 @@ pub(crate) fn silu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated("silu_mul", gate, up, out, |g| g / (1.0 + exp(-g)));
 }
 
+/// With `s = sigmoid(g)` and `a = g s`: `da/dg = s + a (1 - s)`.
+#[inline(always)]
+pub(crate) fn silu_mul_backward(gate: &mut [f32], up: &mut [f32], out: &mut [f32]) {
+    assert!(
+        gate.len() == out.len() && up.len() == out.len(),
+        "silu_mul_backward: gate, up and out differ in length"
+    );
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        let (g, u, dy) = (*gate, *up, *out);
+        let denominator = 1.0 + exp(-g);
+        let (a, s) = (g / denominator, 1.0 / denominator);
+        (*gate, *up, *out) = (dy * u * (s + a * (1.0 - s)), dy * a, a * u);
+    }
+}
+
 #[inline(always)]
 pub(crate) fn relu2_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
     gated("relu2_mul", gate, up, out, |g| {
@@ -73,6 +88,26 @@ mod tests {
                 "gelu({x})"
             );
         }
+    }
+
+    #[test]
+    fn the_gradient_of_swiglu_matches_central_differences() {
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        for i in -200..=200 {
+            let (g, u, dy) = (f64::from(i) * 0.1, 1.5 + f64::from(i % 7), -0.75);
+            let (mut gate, mut up, mut out) = ([g as f32], [u as f32], [dy as f32]);
+            let (g, u) = (f64::from(gate[0]), f64::from(up[0]));
+            let mut forward = [0.0];
+            silu_mul(&gate, &up, &mut forward);
+            silu_mul_backward(&mut gate, &mut up, &mut out);
+            assert_eq!(out, forward, "the forward's bits");
+            let slope = (silu(g + 1e-5) - silu(g - 1e-5)) / 2e-5;
+            assert!((f64::from(gate[0]) - dy * u * slope).abs() < 1e-5, "gate {g}");
+            assert!((f64::from(up[0]) - dy * silu(g)).abs() < 1e-5, "up at {g}");
+        }
+        let (mut gate, mut up, mut out) = ([-200.0, 200.0], [1.0; 2], [1.0; 2]);
+        silu_mul_backward(&mut gate, &mut up, &mut out);
+        assert_eq!((gate, up), ([-0.0, 1.0], [-0.0, 200.0]));
     }
 
     #[test]

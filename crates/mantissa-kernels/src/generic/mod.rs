@@ -12,6 +12,7 @@ mod exp;
 mod gemm_f64;
 mod gemv;
 mod norm;
+mod optim;
 mod pack;
 mod quant;
 mod reduce;
@@ -20,7 +21,7 @@ mod softmax;
 mod xtx;
 
 use crate::simd::LANES;
-pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul};
+pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul, silu_mul_backward};
 pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
     f32_to_f16_le,
@@ -35,14 +36,19 @@ pub(crate) use error::{error_sums, group_amax, group_min_max};
 pub(crate) use exp::exp_inplace;
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
-pub(crate) use norm::rms_norm;
+pub(crate) use norm::{rms_norm, rms_norm_backward};
+pub use optim::AdamWStep;
+pub(crate) use optim::adamw;
 pub(crate) use pack::{pack_codes_le, unpack_codes_le};
 pub use quant::NonFinite;
 pub(crate) use quant::{int_codes_sym, quant_int_asym, quant_int_sym};
-pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64};
-pub(crate) use rope::rope_rotate;
+pub(crate) use reduce::{amax, argmax, axpy, dot, min_max, sum_f64, sum_squares_f64};
+pub(crate) use rope::{rope_rotate, rope_rotate_back};
 pub use softmax::LogSumExp;
-pub(crate) use softmax::{log_softmax_stats, softmax, softmax_numerators};
+pub(crate) use softmax::{
+    cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_numerators,
+    softmax_numerators_max,
+};
 pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};
 
 /// The last, short chunk of a row, filled up with a value that changes no lane.

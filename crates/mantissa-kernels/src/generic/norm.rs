@@ -1,7 +1,7 @@
 //! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4) with the order of
 //! operations of Llama in f32: `weight * (x * (1 / sqrt(mean(x^2) + eps)))`, every operation rounded.
 
-use super::reduce::dot;
+use super::reduce::{dot, dot3};
 use crate::simd::Simd;
 
 #[inline(always)]
@@ -21,10 +21,77 @@ pub(crate) fn rms_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], eps: f32, ou
     }
 }
 
+/// With `i = 1 / sqrt(mean(x²) + eps)` and `g = dy · w`: `dw += dy · x · i` and
+/// `dx += i · g - x · (i³ / d) · Σ g x`, the derivative of eq. 4.
+#[inline(always)]
+pub(crate) fn rms_norm_backward<S: Simd>(
+    simd: S,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    dy: &[f32],
+    dx: &mut [f32],
+    dweight: &mut [f32],
+) {
+    let d = weight.len();
+    assert!(
+        x.len() == dy.len() && x.len() == dx.len() && dweight.len() == d,
+        "rms_norm_backward: lengths differ"
+    );
+    if x.is_empty() {
+        return;
+    }
+    assert!(d > 0 && x.len().is_multiple_of(d), "rms_norm_backward: {} values are not rows of {d}", x.len());
+    for ((x, dy), dx) in x.chunks_exact(d).zip(dy.chunks_exact(d)).zip(dx.chunks_exact_mut(d)) {
+        let inverse = 1.0 / (dot(simd, x, x) / d as f32 + eps).sqrt();
+        let along = dot3(simd, dy, weight, x) * (inverse * inverse * inverse) / d as f32;
+        for i in 0..d {
+            dweight[i] += dy[i] * (x[i] * inverse);
+            dx[i] += (dy[i] * weight[i]) * inverse - x[i] * along;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::simd::Portable;
+
+    #[test]
+    fn gradients_match_central_differences() {
+        let (d, rows) = (19, 3);
+        let wave = |n: usize, phase: f32| (0..n).map(|i| (i as f32 * 0.7 + phase).sin()).collect::<Vec<_>>();
+        let (x, w, dy) = (wave(d * rows, 0.0), wave(d, 1.0), wave(d * rows, 2.0));
+        // The loss Σ dy · norm(x) in f64.
+        let loss = |x: &[f64], w: &[f64]| -> f64 {
+            let row = |(x, dy): (&[f64], &[f32])| -> f64 {
+                let inverse = (x.iter().map(|v| v * v).sum::<f64>() / d as f64 + 1e-3).powf(-0.5);
+                x.iter().zip(w).zip(dy).map(|((x, w), dy)| f64::from(*dy) * w * x * inverse).sum()
+            };
+            x.chunks(d).zip(dy.chunks(d)).map(row).sum()
+        };
+        let (mut dx, mut dw) = (vec![0.5; d * rows], vec![0.25; d]);
+        rms_norm_backward(Portable, &x, &w, 1e-3, &dy, &mut dx, &mut dw);
+        let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let slope = |at: usize, of_weight: bool| {
+            let value = |h: f64| {
+                let (mut x, mut w) = (wide(&x), wide(&w));
+                if of_weight {
+                    w[at] += h;
+                } else {
+                    x[at] += h;
+                }
+                loss(&x, &w)
+            };
+            (value(1e-5) - value(-1e-5)) / 2e-5
+        };
+        for (i, dx) in dx.iter().enumerate() {
+            assert!((f64::from(*dx) - 0.5 - slope(i, false)).abs() < 1e-5, "dx[{i}]");
+        }
+        for (i, dw) in dw.iter().enumerate() {
+            assert!((f64::from(*dw) - 0.25 - slope(i, true)).abs() < 1e-5, "dw[{i}]");
+        }
+    }
 
     #[test]
     fn rows_are_normalized_one_by_one() {

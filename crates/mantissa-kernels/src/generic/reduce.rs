@@ -22,6 +22,29 @@ pub(crate) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
     tree(simd.to_array(lanes), |a, b| a + b)
 }
 
+/// `sum (a[i] * b[i]) * c[i]` of slices of one length.
+#[inline(always)]
+pub(crate) fn dot3<S: Simd>(simd: S, a: &[f32], b: &[f32], c: &[f32]) -> f32 {
+    let (a_chunks, a_tail) = a.as_chunks::<LANES>();
+    let (b_chunks, b_tail) = b.as_chunks::<LANES>();
+    let (c_chunks, c_tail) = c.as_chunks::<LANES>();
+    let product = |a: &_, b: &_, c: &_| simd.mul(simd.mul(simd.load(a), simd.load(b)), simd.load(c));
+    let mut lanes = simd.splat(0.0);
+    for ((a, b), c) in a_chunks.iter().zip(b_chunks).zip(c_chunks) {
+        lanes = simd.add(lanes, product(a, b, c));
+    }
+    if !a_tail.is_empty() {
+        let tail = product(&padded(a_tail, 0.0), &padded(b_tail, 0.0), &padded(c_tail, 0.0));
+        lanes = simd.add(lanes, tail);
+    }
+    tree(simd.to_array(lanes), |a, b| a + b)
+}
+
+#[inline(always)]
+pub(crate) fn sum_squares_f64<S: Simd>(simd: S, x: &[f32]) -> f64 {
+    sum_terms_f64(simd, x, |x| f64::from(x) * f64::from(x))
+}
+
 #[inline(always)]
 pub(crate) fn axpy(alpha: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "axpy: lengths differ");
@@ -171,6 +194,9 @@ mod tests {
         let exact: f64 = x.iter().map(|&v| f64::from(v)).sum();
         assert!((sum_f64(P, &x) - exact).abs() < 1e-9);
         let squares: f64 = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+        assert!((sum_squares_f64(P, &x) / squares - 1.0).abs() < 1e-14);
+        let ones = vec![2.0; x.len()];
+        assert!((f64::from(dot3(P, &x, &ones, &x)) / (2.0 * squares) - 1.0).abs() < 1e-6);
         assert!((f64::from(dot(P, &x, &x)) / squares - 1.0).abs() < 1e-6);
     }
 }

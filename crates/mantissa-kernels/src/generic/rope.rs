@@ -3,6 +3,23 @@
 
 #[inline(always)]
 pub(crate) fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]) {
+    each_head(x, heads, head_dim, cos, sin, rotate_head);
+}
+
+#[inline(always)]
+pub(crate) fn rope_rotate_back(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f32], sin: &[f32]) {
+    each_head(x, heads, head_dim, cos, sin, rotate_head_back);
+}
+
+#[inline(always)]
+fn each_head(
+    x: &mut [f32],
+    heads: usize,
+    head_dim: usize,
+    cos: &[f32],
+    sin: &[f32],
+    rotate: impl Fn(&mut [f32], &mut [f32], &[f32], &[f32]),
+) {
     assert_eq!(cos.len(), sin.len(), "rope_rotate: cos and sin differ in length");
     if x.is_empty() {
         return;
@@ -24,7 +41,7 @@ pub(crate) fn rope_rotate(x: &mut [f32], heads: usize, head_dim: usize, cos: &[f
     for (row, (cos, sin)) in x.chunks_exact_mut(width).zip(tables) {
         for head in row.chunks_exact_mut(head_dim) {
             let (first, rest) = head.split_at_mut(half);
-            rotate_head(first, &mut rest[..half], cos, sin);
+            rotate(first, &mut rest[..half], cos, sin);
         }
     }
 }
@@ -36,9 +53,32 @@ fn rotate_head(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) 
     }
 }
 
+/// The transpose of [`rotate_head`]: the turn by the negative angle, with the tables' factor (YaRN) kept.
+#[inline(always)]
+fn rotate_head_back(first: &mut [f32], second: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+        (*a, *b) = (*a * c + *b * s, *b * c - *a * s);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// ⟨R x, y⟩ = ⟨x, Rᵀ y⟩ for a table that also scales.
+    #[test]
+    fn back_is_the_transpose() {
+        let x: Vec<f32> = (0..24_u8).map(|i| f32::from(i).sin()).collect();
+        let y: Vec<f32> = (0..24_u8).map(|i| f32::from(i).cos()).collect();
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            (0..6_u8).map(|i| (1.2 * f32::from(i).cos(), 1.2 * f32::from(i).sin())).unzip();
+        let (mut turned, mut back) = (x.clone(), y.clone());
+        rope_rotate(&mut turned, 2, 4, &cos, &sin);
+        rope_rotate_back(&mut back, 2, 4, &cos, &sin);
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        assert!((dot(&turned, &y) - dot(&x, &back)).abs() < 1e-5);
+        assert!(turned != x && back != y);
+    }
 
     #[test]
     fn halves_turn_together() {

@@ -30,6 +30,11 @@ pub(crate) fn softmax<S: Simd>(simd: S, row: &mut [f32]) {
 
 #[inline(always)]
 pub(crate) fn softmax_numerators<S: Simd>(simd: S, row: &mut [f32], scale: f32) -> f32 {
+    softmax_numerators_max(simd, row, scale).0
+}
+
+#[inline(always)]
+pub(crate) fn softmax_numerators_max<S: Simd>(simd: S, row: &mut [f32], scale: f32) -> (f32, f32) {
     for v in row.iter_mut() {
         *v *= scale;
     }
@@ -37,7 +42,35 @@ pub(crate) fn softmax_numerators<S: Simd>(simd: S, row: &mut [f32], scale: f32) 
     for v in row.iter_mut() {
         *v = exp(*v - max);
     }
-    sum(simd, row)
+    (sum(simd, row), max)
+}
+
+/// `p = exp(scale · s - lse)`, `ds = scale · p (dp - delta)` with `delta = Σ p dp` (Dao et al. 2022,
+/// "FlashAttention", app. B.2, eq. 8).
+#[inline(always)]
+pub(crate) fn softmax_backward(scores: &mut [f32], grads: &mut [f32], scale: f32, lse: f32, delta: f32) {
+    assert_eq!(scores.len(), grads.len(), "softmax_backward: lengths differ");
+    for (s, g) in scores.iter_mut().zip(grads) {
+        let p = exp(scale * *s - lse);
+        (*s, *g) = (p, (p * (*g - delta)) * scale);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn cross_entropy_backward<S: Simd>(simd: S, row: &mut [f32], target: usize, scale: f32) -> f64 {
+    assert!(target < row.len(), "cross_entropy_backward: target {target} of {} logits", row.len());
+    let logit = f64::from(row[target]);
+    let max = max_ignoring_nan(simd, row);
+    for v in row.iter_mut() {
+        *v = exp(*v - max);
+    }
+    let sum = sum_terms_f64(simd, row, f64::from);
+    let factor = (f64::from(scale) / sum) as f32;
+    for v in row.iter_mut() {
+        *v *= factor;
+    }
+    row[target] -= scale;
+    ln(sum) - (logit - f64::from(max))
 }
 
 #[inline(always)]
@@ -52,7 +85,7 @@ pub(crate) fn log_softmax_stats<S: Simd>(simd: S, row: &[f32]) -> LogSumExp {
 /// Our own because the C library's differs between platforms: x = 2^k·m with m in [1/√2, √2), s = (m - 1)/(m
 /// + 1), ln m = 2(s + s³/3 + s⁵/5 + …).
 #[inline(always)]
-fn ln(x: f64) -> f64 {
+pub(crate) fn ln(x: f64) -> f64 {
     if !x.is_normal() || x <= 0.0 {
         return x.ln();
     }
@@ -106,6 +139,22 @@ mod tests {
             let exact = sum.ln() + f64::from(max) - f64::from(x);
             assert!((stats.nll(x) - exact).abs() < 1e-12);
         }
+    }
+
+    #[test]
+    fn cross_entropy_and_its_gradient_match_the_definition() {
+        let row: Vec<f32> = (0..333_u16).map(|i| (f32::from(i) * 0.7).sin() * 6.0).collect();
+        let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+        for target in [0, 100, 332] {
+            let mut grads = row.clone();
+            let nll = cross_entropy_backward(Portable, &mut grads, target, 0.125);
+            assert!((nll - (sum.ln() - f64::from(row[target]))).abs() < 1e-6);
+            for (i, (g, x)) in grads.iter().zip(&row).enumerate() {
+                let p = f64::from(*x).exp() / sum - f64::from(u8::from(i == target));
+                assert!((f64::from(*g) - 0.125 * p).abs() < 1e-7, "target {target}, logit {i}");
+            }
+        }
+        assert!(cross_entropy_backward(Portable, &mut [f32::NAN, 1.0], 1, 1.0).is_nan());
     }
 
     #[test]

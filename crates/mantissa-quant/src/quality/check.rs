@@ -9,7 +9,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Manifest, hash_file};
 
 use super::{Digests, Figures, QUALITY_NAME, Quality, TokenSet, hashes};
-use crate::error::{OtherText, QuantError, Result};
+use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorReport;
 use crate::verify::Verification;
 
@@ -104,7 +104,7 @@ pub(crate) fn error_fault(module: &str, recorded: &ErrorReport, again: &ErrorRep
         ("mse", recorded.mse, again.mse),
         ("sqnr_db", recorded.sqnr_db.unwrap_or(f64::MAX), again.sqnr_db.unwrap_or(f64::MAX)),
         ("relative_error", recorded.relative_error, again.relative_error),
-        ("max_abs_error", recorded.max_abs_error.into(), again.max_abs_error.into()),
+        ("max_abs_error", recorded.max_abs_error, again.max_abs_error),
     ];
     let (name, recorded, again) = pairs.into_iter().find(|&(_, a, b)| !near(a, b))?;
     Some(format!("{module}: found {name} {again:e}, {QUALITY_NAME} records {recorded:e}"))
@@ -129,8 +129,9 @@ pub(crate) fn figures(
     };
     let text = TokenSet::new(&recorded.text.name, sequences);
     if text != recorded.text {
-        let (path, recorded) = (artifact.dir().to_owned(), recorded.text.clone());
-        return Err(QuantError::OtherText(Box::new(OtherText { path, recorded, found: text })));
+        let path = artifact.dir().to_owned();
+        let (recorded, found) = (Box::new(recorded.text.clone()), Box::new(text));
+        return Err(QuantError::OtherText { path, recorded, found });
     }
     let again = match source {
         Some(source) => Figures::measure(artifact, source, &text, sequences, threads, progress)?,

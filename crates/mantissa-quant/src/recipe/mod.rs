@@ -11,6 +11,12 @@
 //! [[layers]]                     # optional, the first that matches counts
 //! modules = ["*.down_proj"]
 //! weights = "int8-channel"
+//!
+//! [gptq]                         # optional, only with method = "gptq"; these are the defaults
+//! damp = 0.01                    # of the mean of the Hessian's diagonal
+//! block = 128                    # columns between two updates of the rest
+//! act_order = true               # columns by decreasing diagonal
+//! groups = "static"              # what a group's scale is taken from: static, original, current
 //! ```
 
 mod name;
@@ -22,6 +28,8 @@ use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use name::{ALIASES, METHODS, Method};
+
+use crate::gptq::GptqOptions;
 
 /// Why a recipe cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +93,8 @@ pub struct Recipe {
     pub name: String,
     /// How codes are chosen.
     pub method: Method,
+    /// How GPTQ works, where it is the method.
+    pub gptq: GptqOptions,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
     /// Scheme of their inputs at run time.

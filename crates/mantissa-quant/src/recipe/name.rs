@@ -4,6 +4,7 @@ use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
 
 use super::{Recipe, RecipeError};
+use crate::gptq::GptqOptions;
 
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,13 +12,18 @@ use super::{Recipe, RecipeError};
 pub enum Method {
     /// Round to nearest: each weight by itself.
     Rtn,
+    /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
+    Gptq,
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 1] = [("rtn", Method::Rtn)];
+pub const METHODS: [(&str, Method); 2] = [("rtn", Method::Rtn), ("gptq", Method::Gptq)];
 
-/// Short names and what they stand for.
-pub const ALIASES: [(&str, &str); 10] = [
+/// Recipes by name, most of them short for what they stand for.
+pub const ALIASES: [(&str, &str); 13] = [
+    ("rtn-int4-g128", "rtn-int4-g128"),
+    ("gptq-int4-g128", "gptq-int4-g128"),
+    ("gptq-nvfp4", "gptq-nvfp4"),
     ("w8a16", "rtn-int8-channel"),
     ("w4a16", "rtn-int4-g128"),
     ("w8a8", "rtn-int8-channel+int8-token"),
@@ -40,6 +46,7 @@ impl Method {
     pub const fn needs_calibration(self) -> bool {
         match self {
             Method::Rtn => false,
+            Method::Gptq => true,
         }
     }
 }
@@ -61,6 +68,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     Ok(Recipe {
         name: text.to_owned(),
         method,
+        gptq: GptqOptions::default(),
         weights,
         activations,
         container: None,
@@ -104,6 +112,8 @@ mod tests {
         let recipe = parse("rtn-int8-channel+int8-token").unwrap();
         assert_eq!(recipe.weights.to_string(), "int8-channel");
         assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
+        let recipe = parse("gptq-int3-g32-asym").unwrap();
+        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
     }
 
@@ -120,7 +130,7 @@ mod tests {
         let message = |name: &str| parse(name).unwrap_err().to_string();
         assert!(message("mxpf4").contains("did you mean \"mxfp4\"?"));
         assert!(message("rtn-int4-g0").contains("g0"));
-        assert!(message("gptq-int4-g128").contains("rtn-SCHEME"));
+        assert!(message("magic-int4-g128").contains("gptq-SCHEME"));
         assert!(message("rtn-int4-g32+int8-token+int8-token").contains("one activation scheme"));
         assert!(message("rtn-int4-g32+kv-int8-head").contains("later version"));
     }

@@ -5,10 +5,12 @@ use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
-use super::{Glob, LayerRule, METHODS, Recipe, RecipeError, suggestion};
+use super::{Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
+use crate::gptq::{GROUP_ORDERS, GptqOptions};
 
-const KEYS: [&str; 6] = ["method", "weights", "activations", "format", "keep", "layers"];
+const KEYS: [&str; 7] = ["method", "weights", "activations", "format", "keep", "layers", "gptq"];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
+const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
 const MAX_RULES: usize = 10_000;
@@ -36,6 +38,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     Ok(Recipe {
         name: file.to_owned(),
         method,
+        gptq: gptq_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         container: container(&reader)?,
@@ -49,6 +52,38 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
     let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
     found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
+}
+
+fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, RecipeError> {
+    let mut options = GptqOptions::default();
+    let Some(value) = reader.table.get("gptq") else { return Ok(options) };
+    let table = value.as_table().ok_or_else(|| reader.fault("gptq", value.type_str(), "a table"))?;
+    if method != Method::Gptq {
+        return Err(reader.fault("gptq", "a table", format!("none with method \"{}\"", method.name())));
+    }
+    let reader = Reader { file: reader.file, table, at: "gptq.".to_owned() };
+    reader.refuse_unknown(&GPTQ_KEYS)?;
+    if let Some(value) = table.get("damp") {
+        let damp = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
+        let damp = damp.filter(|damp| (0.0..=1.0).contains(damp));
+        options.damp = damp.ok_or_else(|| reader.fault("damp", value.to_string(), "a number from 0 to 1"))?;
+    }
+    if let Some(value) = table.get("block") {
+        let block = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+        options.block = block.ok_or_else(|| reader.fault("block", value.to_string(), "1 or more columns"))?;
+    }
+    if let Some(value) = table.get("act_order") {
+        let flag = value.as_bool();
+        options.act_order =
+            flag.ok_or_else(|| reader.fault("act_order", value.to_string(), "true or false"))?;
+    }
+    if let Some(text) = reader.string("groups")? {
+        let names: Vec<_> = GROUP_ORDERS.iter().map(|(name, _)| *name).collect();
+        let found = GROUP_ORDERS.iter().find(|(name, _)| *name == text);
+        let allowed = || reader.fault("groups", format!("\"{text}\""), names.join(", "));
+        options.groups = found.ok_or_else(allowed)?.1;
+    }
+    Ok(options)
 }
 
 fn layer_rules(reader: &Reader<'_>) -> Result<Vec<LayerRule>, RecipeError> {
@@ -168,6 +203,16 @@ mod tests {
     }
 
     #[test]
+    fn gptq_has_its_own_table() {
+        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"";
+        let options = parse("r.toml", text).unwrap().gptq;
+        let groups = crate::gptq::GroupOrder::Original;
+        assert_eq!(options, GptqOptions { damp: 0.1, block: 64, act_order: false, groups });
+        let plain = parse("r.toml", "method = \"gptq\"\nweights = \"int4-g32\"").unwrap();
+        assert_eq!(plain.gptq, GptqOptions::default());
+    }
+
+    #[test]
     fn faults_name_file_key_and_cure() {
         for (text, parts) in [
             ("weigths = \"nf4\"", ["weigths", "did you mean \"weights\"?"]),
@@ -183,6 +228,11 @@ mod tests {
             ),
             ("weights = \"nf4\"\nkeep = [1]", ["keep", "integer"]),
             ("weights = ", ["line 1", "TOML"]),
+            ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
+            ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
+            ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),
+            ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroups = \"x\"", ["gptq.groups", "static"]),
+            ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroup = 1", ["gptq.group", "\"groups\"?"]),
         ] {
             let message = parse("r.toml", text).unwrap_err().to_string();
             assert!(

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use mantissa_model::{ModelConfig, Role};
 use mantissa_num::round::random_u32;
 use mantissa_num::{Rounding, minifloat};
+use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 
 /// Writes a Llama of two layers (hidden 64, ffn 96: whole groups of 32, no group of 64) with random weights.
@@ -68,4 +69,12 @@ pub fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
         .collect();
     all.sort();
     all
+}
+
+/// Windows of several lengths; tokens repeat, as in a text.
+pub fn calibration() -> CalibrationSet {
+    let token = |i: usize| ((i * i + 3 * i) % 96) as u32;
+    let window = |(w, &len): (usize, &usize)| (0..len).map(|i| token(31 * w + i)).collect();
+    let lens = [40, 1, 64, 17, 64];
+    CalibrationSet { name: "windows".to_owned(), windows: lens.iter().enumerate().map(window).collect() }
 }

@@ -51,6 +51,21 @@ impl ModelFiles {
         Ok(ModelFiles { checkpoint, convention })
     }
 
+    /// A model that is being written into `dir`: those of the weight files `names` that are begun, and its config. Only what
+    /// is known to be written may be read from it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn unfinished<'n>(
+        dir: &Path,
+        names: impl IntoIterator<Item = &'n str>,
+        config: Value,
+    ) -> Result<Self> {
+        let checkpoint = Checkpoint::of_begun(dir, names, config)?;
+        let convention = detect(&checkpoint)?;
+        Ok(ModelFiles { checkpoint, convention })
+    }
+
     /// The files below.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint

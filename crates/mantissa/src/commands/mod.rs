@@ -1,5 +1,6 @@
 //! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`run()`].
 
+mod calibration;
 mod cast;
 mod eval;
 mod inspect;

@@ -10,13 +10,14 @@ use mantissa_num::Rounding;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, Options, Outcome, Plan, Quality, QuantError, Recipe, Start,
-    run as run_plan,
+    Evaluation, Figures, GateFailure, LayerReport, Options, Outcome, Plan, Quality, QuantError, Recipe,
+    Start, run as run_plan,
 };
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
+use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
 use super::text::{TextArgs, bound};
 use crate::app::Context;
@@ -38,6 +39,7 @@ use crate::progress::Unit;
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
+  mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
   mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
   mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
@@ -54,6 +56,8 @@ pub struct Args {
     /// Container of the output [default: the recipe's, or the first that holds its schemes]
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Option<Container>,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -154,6 +158,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         container: args.format,
         max_shard_bytes: args.max_shard_size,
         rounding,
+        calibration: args.calibration.load(&source, args.text.split(), context)?,
     };
     let mut plan = Plan::new(&source, recipe, options)?;
     plan.evaluation = evaluation(args, &source)?;
@@ -194,15 +199,29 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verify_seconds: verification.is_some().then(|| verifying.elapsed().as_secs_f64()),
     };
     context.report(&done, |out| human(out, &done))?;
+    context.warn_all(&layer_notes(&outcome.quality))?;
     match verification.filter(|v| !v.ok) {
         Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
         None => Ok(()),
     }
 }
 
+/// What happened to single layers: fallbacks first.
+fn layer_notes(quality: &Quality) -> Vec<String> {
+    let fallback = |l: &LayerReport| {
+        let why = l.fallback.as_ref().filter(|_| l.method != quality.method)?;
+        Some(format!("{}: {} instead of {}: {why}", l.module, l.method, quality.method))
+    };
+    let layers = &quality.layers;
+    let notes = layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
+    layers.iter().filter_map(fallback).chain(notes).collect()
+}
+
 /// What the output is to be evaluated on.
 fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
-    let Some(sequences) = args.text.sequences(&args.model)? else { return Ok(None) };
+    let Some(sequences) = args.text.sequences(&args.model, args.calibration.is_text())? else {
+        return Ok(None);
+    };
     Ok(Some(Evaluation::new(source, &args.text.name(), sequences, args.max_kl)?))
 }
 
@@ -304,7 +323,7 @@ fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
             format!("{:.3}", layer.bits_per_weight),
             layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
             number(Some(layer.error.relative_error), 3),
-            number(Some(layer.error.max_abs_error.into()), 3),
+            number(Some(layer.error.max_abs_error), 3),
         ]);
     }
     table.write(out)?;

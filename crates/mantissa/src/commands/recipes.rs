@@ -1,4 +1,4 @@
-//! `mantissa recipes`: the short names of recipes, spelled out.
+//! `mantissa recipes`: recipes by name, spelled out.
 
 use anyhow::Result;
 use mantissa_quant::Recipe;
@@ -12,7 +12,7 @@ use crate::output::{Align, Table};
 /// Rows and columns of the weight that bits per weight are stated for.
 const SIDE: usize = 4096;
 
-/// List the short names of recipes with what they stand for, bits per weight, need of calibration and where the output
+/// List recipes by name with what they stand for, bits per weight, need of calibration and where the output
 /// loads. Any METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES

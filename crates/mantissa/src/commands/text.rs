@@ -29,7 +29,7 @@ pub struct TextArgs {
     #[arg(long, value_enum, requires = "measured_on")]
     bos: Option<BosArg>,
     /// Cut the text into documents at this separator; each is stripped and one window
-    #[arg(long, value_name = "SEP", requires = "measured_on")]
+    #[arg(long, value_name = "SEP")]
     split: Option<String>,
     /// Documents to take, counted from 1, both ends included
     #[arg(long, value_name = "A..B", requires = "split")]
@@ -64,11 +64,20 @@ pub fn bound(text: &str) -> Result<f64, String> {
 }
 
 impl TextArgs {
-    /// The windows, cut by the tokenizer of `model`; `None` where no text is asked for.
+    /// The separator of documents.
+    pub fn split(&self) -> Option<&str> {
+        self.split.as_deref()
+    }
+
+    /// The windows, cut by the tokenizer of `model`; `None` where no text is asked for. `another` says that the command cuts
+    /// another text at the same separator.
     ///
     /// # Errors
-    /// A file that cannot be read, or holds nothing to predict.
-    pub fn sequences(&self, model: &Path) -> Result<Option<Vec<Sequence>>> {
+    /// A file that cannot be read, or holds nothing to predict; a separator of nothing.
+    pub fn sequences(&self, model: &Path, another: bool) -> Result<Option<Vec<Sequence>>> {
+        if self.split.is_some() && self.text.is_none() && !another {
+            return Err(BadInput::new("--split", "no text to cut", "it with --text").into());
+        }
         let sequences = match (&self.tokens, &self.text) {
             (Some(tokens), _) => token_file(tokens)?,
             (None, Some(path)) => self.cut(path, model)?,
@@ -99,7 +108,10 @@ impl TextArgs {
 }
 
 /// Reads a text file.
-fn read_text(path: &Path) -> Result<String> {
+///
+/// # Errors
+/// Where there is none, or it is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
     let name = path.display().to_string();
     let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io {
         path: path.into(),

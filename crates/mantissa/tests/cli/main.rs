@@ -1,6 +1,7 @@
 //! The binary from the outside: what scripts rely on.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod calibrated;
 mod cast;
 mod cast_golden;
 mod frame;

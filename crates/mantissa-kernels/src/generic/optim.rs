@@ -1,0 +1,68 @@
+//! Optimizer updates.
+
+/// The factors of one AdamW update (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", alg. 2,
+/// in the order of operations of PyTorch: decay before the update, `eps` outside the corrected root). With
+/// the learning rate `lr`, decay `wd` and step number `t` from 1:
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Factor of the gradient, for clipping and unscaling: 1 leaves it as it is.
+    pub grad_scale: f32,
+    /// Factor of the parameter before the update, `1 - lr wd`.
+    pub decay: f32,
+    /// `1 - beta1`.
+    pub one_minus_beta1: f32,
+    /// `beta2`.
+    pub beta2: f32,
+    /// `1 - beta2`.
+    pub one_minus_beta2: f32,
+    /// `sqrt(1 - beta2^t)`.
+    pub sqrt_correction2: f32,
+    /// `eps`.
+    pub eps: f32,
+    /// `lr / (1 - beta1^t)`.
+    pub step_size: f32,
+}
+
+#[inline(always)]
+pub(crate) fn adamw(step: &AdamWStep, param: &mut [f32], grad: &[f32], m: &mut [f32], v: &mut [f32]) {
+    assert!(
+        param.len() == grad.len() && m.len() == grad.len() && v.len() == grad.len(),
+        "adamw: param, grad, m and v differ in length"
+    );
+    for (((param, grad), m), v) in param.iter_mut().zip(grad).zip(m).zip(v) {
+        let g = grad * step.grad_scale;
+        *m += step.one_minus_beta1 * (g - *m);
+        *v = *v * step.beta2 + step.one_minus_beta2 * (g * g);
+        let denominator = v.sqrt() / step.sqrt_correction2 + step.eps;
+        *param = *param * step.decay - step.step_size * (*m / denominator);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first step has `m / denominator = sign(g)` whatever the betas, so the parameter moves by `lr`.
+    #[test]
+    fn the_first_step_moves_by_the_learning_rate() {
+        let step = AdamWStep {
+            grad_scale: 0.5,
+            decay: 1.0 - 1e-2 * 0.1,
+            one_minus_beta1: 0.1,
+            beta2: 0.999,
+            one_minus_beta2: 1e-3,
+            sqrt_correction2: 1e-3_f32.sqrt(),
+            eps: 0.0,
+            step_size: 1e-2 / 0.1,
+        };
+        let (mut p, mut m, mut v) = ([1.0, -2.0, 3.0], [0.0; 3], [0.0; 3]);
+        adamw(&step, &mut p, &[4.0, -0.5, 1e-3], &mut m, &mut v);
+        for (p, expected) in p.iter().zip([0.999 - 0.01, -1.998 + 0.01, 2.997 - 0.01]) {
+            assert!((p - expected).abs() < 1e-6, "{p} for {expected}");
+        }
+        for (m, expected) in m.iter().zip([0.2, -0.025, 5e-5]) {
+            assert!((m / expected - 1.0_f32).abs() < 1e-6, "{m} for {expected}");
+        }
+        assert!((v[0] - 4e-3).abs() < 1e-9);
+    }
+}

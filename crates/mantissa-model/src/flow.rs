@@ -1,0 +1,248 @@
+//! The flow of a decoder layer, written once for evaluation, calibration, generation and training:
+//! `x += attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`.
+//!
+//! What depends on how weights are held (norms and linear layers) is asked of [`Operators`]; where activations
+//! go is said by [`Activations`]. Everything else, rotary positions, attention, the gate, and the order of all
+//! of it, is here, so that a model has the same bits wherever its pass was run.
+
+use std::ops::Range;
+
+use mantissa_kernels::CausalAttention;
+
+use crate::cache::LayerCache;
+use crate::config::{Activation, ModelConfig};
+use crate::error::ForwardError;
+use crate::graph::{LinearInput, LinearKind};
+
+/// Least number of rows of a whole-sequence pass: shorter ones are padded. Products of up to 64 rows may be
+/// summed in another order, and a sequence is to have the same bits alone and in a batch.
+pub const MIN_ROWS: usize = 65;
+
+/// Packed sequences: `lens[i]` tokens each, one after another, all beginning at position `start`.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequences<'a> {
+    /// Number of tokens of each.
+    pub lens: &'a [usize],
+    /// Position of the first token of each.
+    pub start: usize,
+    /// Rows of the activations, at least the sum of `lens`; what is beyond is padding.
+    pub rows: usize,
+}
+
+impl<'a> Sequences<'a> {
+    /// Whole sequences, padded to [`MIN_ROWS`].
+    pub fn whole(lens: &'a [usize]) -> Self {
+        Sequences { lens, start: 0, rows: lens.iter().sum::<usize>().max(MIN_ROWS) }
+    }
+
+    /// Rows that are no padding.
+    pub fn tokens(&self) -> usize {
+        self.lens.iter().sum()
+    }
+}
+
+/// The norms of a decoder layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormKind {
+    /// Before the attention.
+    Input,
+    /// Over each head of the queries.
+    Query,
+    /// Over each head of the keys.
+    Key,
+    /// Over the joined heads before the output projection.
+    AttentionSub,
+    /// Before the MLP.
+    Post,
+    /// Over the inner activation before the down projection.
+    MlpSub,
+}
+
+/// One linear layer's share of [`Operators::linears`].
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// Which one.
+    pub kind: LinearKind,
+    /// Its result, `[rows, out]`.
+    pub out: &'a mut [f32],
+    /// Whether to add to `out` instead of overwriting it.
+    pub accumulate: bool,
+}
+
+/// What the flow of one layer asks of whoever holds its weights.
+pub trait Operators {
+    /// Normalizes each vector of `x` into `out`.
+    fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]);
+
+    /// Runs linear layers, biases included, that all read `x` `[rows, in]`, of which the first `tokens` rows
+    /// are no padding.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    fn linears(
+        &mut self,
+        input: LinearInput,
+        x: &[f32],
+        tokens: usize,
+        jobs: &mut [Job<'_>],
+    ) -> Result<(), ForwardError>;
+}
+
+/// Where a layer's pass puts its activations. Slices may be longer than the pass needs.
+#[derive(Debug)]
+pub struct Activations<'a> {
+    /// The residual stream, `[rows, hidden]`: read and added to.
+    pub residual: &'a mut [f32],
+    /// Its normalized copy, `[rows, hidden]`.
+    pub normed: &'a mut [f32],
+    /// Queries, rotated, `[rows, query width]`.
+    pub q: &'a mut [f32],
+    /// Keys, rotated, `[rows, key width]`.
+    pub k: &'a mut [f32],
+    /// Values, `[rows, key width]`.
+    pub v: &'a mut [f32],
+    /// The joined heads, `[rows, query width]`.
+    pub attended: &'a mut [f32],
+    /// Log-sum-exp of the scores, `[tokens, heads]`, where a backward pass is to follow.
+    pub lse: Option<&'a mut [f32]>,
+    /// The MLP's two inner projections, `[rows, intermediate]` or as [`MlpRows`] says.
+    pub gate: &'a mut [f32],
+    /// See `gate`.
+    pub up: &'a mut [f32],
+    /// Their product, `[most rows of a part, intermediate]`.
+    pub inner: &'a mut [f32],
+    /// How the MLP goes through the rows.
+    pub mlp: MlpRows,
+    /// Scores of a block of queries for each of `threads`: [`CausalAttention::scratch_len`] times their number.
+    pub scores: &'a mut [f32],
+    /// `[positions, head_dim / 2]`.
+    pub cos: &'a [f32],
+    /// `[positions, head_dim / 2]`.
+    pub sin: &'a [f32],
+}
+
+/// The MLP takes the rows in parts: its inner activations are by far the widest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlpRows {
+    /// Most rows of a part.
+    pub most: usize,
+    /// Whether `gate` and `up` keep all rows, for a backward pass, or those of one part.
+    pub keep: bool,
+}
+
+/// A layer's architecture as far as its flow needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerFlow {
+    pub(crate) attention: CausalAttention,
+    pub(crate) hidden: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) activation: Activation,
+    pub(crate) head_norms: bool,
+    pub(crate) sub_norms: bool,
+    pub(crate) threads: usize,
+}
+
+impl LayerFlow {
+    /// The flow of layer `layer`, on up to `threads` threads. Their number changes no bit of the result.
+    pub fn new(config: &ModelConfig, layer: usize, threads: usize) -> Self {
+        LayerFlow {
+            attention: attention_shape(config, config.windows[layer]),
+            hidden: config.hidden_size,
+            intermediate: config.intermediate_size,
+            activation: config.hidden_act,
+            head_norms: config.has_head_norms(),
+            sub_norms: config.has_sub_norms(),
+            threads: threads.max(1),
+        }
+    }
+
+    /// The attention's shape and mask.
+    pub fn attention_shape(&self) -> &CausalAttention {
+        &self.attention
+    }
+
+    /// First half: `residual += attention(norm(residual))`.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    pub fn attention(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        self.attention_after(operators, seqs, None, a)
+    }
+
+    /// [`attention`](Self::attention), which with `past` has one sequence and continues what is cached.
+    pub(crate) fn attention_after(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        past: Option<&mut LayerCache>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let len = seqs.rows * self.hidden;
+        operators.norm(NormKind::Input, &a.residual[..len], &mut a.normed[..len]);
+        self.project(operators, seqs, a)?;
+        self.norm_heads(operators, seqs.rows, a);
+        match past {
+            Some(past) => self.attend_cached(seqs, past, a),
+            None => self.attend(seqs, a),
+        }
+        self.output(operators, seqs, a)
+    }
+
+    /// Second half: `residual += mlp(norm(residual))`.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    pub fn mlp(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let len = seqs.rows * self.hidden;
+        operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
+        let tokens = seqs.tokens();
+        parts(seqs.rows, a.mlp.most).try_for_each(|part| {
+            let real = part.end.min(tokens).saturating_sub(part.start);
+            self.mlp_part(operators, part, real, a)
+        })
+    }
+}
+
+/// The shape of a model's attention with `window`.
+pub(crate) fn attention_shape(config: &ModelConfig, window: Option<usize>) -> CausalAttention {
+    CausalAttention {
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+        scale: (config.head_dim as f64).powf(-0.5) as f32,
+        window,
+    }
+}
+
+/// Cuts `rows` into nearly equal parts of at most `most`. The parts of a large pass are all large, so that none
+/// is multiplied by the path for single rows.
+pub fn parts(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let parts = rows.div_ceil(most.max(1));
+    (0..parts).map(move |i| i * rows / parts..(i + 1) * rows / parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_all_rows_and_are_never_tiny() {
+        for rows in [1, 2, 3, 511, 512, 513, 1024, 1025, 1537, 100_000] {
+            let cut: Vec<_> = parts(rows, 512).collect();
+            assert_eq!(cut.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
+            assert!(cut.windows(2).all(|w| w[0].end == w[1].start));
+            assert!(cut.iter().all(|p| p.len() <= 512 && p.len() >= rows.min(256)));
+        }
+        assert_eq!(parts(0, 512).count(), 0);
+    }
+}

@@ -1,0 +1,154 @@
+//! The layers of a plan, quantized one after another by its method.
+
+use mantissa_model::{FusedGroup, LinearInfo};
+use mantissa_num::{Quantized, Scheme};
+use mantissa_store::Error;
+use mantissa_store::convention::ModelFiles;
+
+use crate::calibrate::Tick;
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
+use crate::plan::Plan;
+use crate::recipe::Method;
+use crate::report::LayerReport;
+use crate::rtn;
+use crate::sequential::Sequential;
+use crate::source::{self, DenseError, DenseTensor};
+
+/// The tensors that a layer becomes, by name, and its error.
+pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
+
+/// A layer's weight as a method leaves it.
+pub(crate) struct Solved {
+    pub(crate) quantized: Quantized,
+    pub(crate) stats: ErrorStats,
+    /// Why another method than the recipe's was taken.
+    pub(crate) fallback: Option<String>,
+    /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
+    pub(crate) output_error: Option<f64>,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Solved {
+    /// Rounded to nearest.
+    pub(crate) fn rounded((quantized, stats): (Quantized, ErrorStats)) -> Self {
+        Solved { quantized, stats, fallback: None, output_error: None, notes: Vec::new() }
+    }
+}
+
+/// The layers of a plan.
+pub(crate) struct Layers<'a> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
+    shared: Option<((usize, FusedGroup), Option<f32>)>,
+    /// Of a method that calibrates.
+    sequential: Option<Sequential<'a>>,
+}
+
+impl<'a> Layers<'a> {
+    /// `stored` reads back what a run that is resumed has taken over.
+    pub(crate) fn new(
+        plan: &'a Plan,
+        source: &'a ModelFiles,
+        stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
+    ) -> Self {
+        let sequential = match plan.recipe.method {
+            Method::Rtn => None,
+            Method::Gptq => Some(Sequential::new(plan, source, stored)),
+        };
+        Layers { plan, source, shared: None, sequential }
+    }
+
+    /// Reads a layer and quantizes it into the tensors of the plan's container. Layers come in the order of the plan. Long
+    /// work asks `tick` whether to go on.
+    pub(crate) fn quantize(
+        &mut self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        tick: &mut Tick<'_>,
+    ) -> Result<QuantizedLayer> {
+        let outer = self.outer(info, scheme)?;
+        let w = open(self.source, info)?;
+        let solved = match &mut self.sequential {
+            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick)?,
+            None => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
+        };
+        let plan = self.plan.linear_plan(info, scheme);
+        let tensors = self.plan.container.tensors(&plan, &solved.quantized);
+        let tensors = tensors.map_err(|e| {
+            Error::field(
+                self.source.dir(),
+                &info.module,
+                e.to_string(),
+                "a scheme that the container holds",
+                "",
+            )
+        })?;
+        let method = if solved.fallback.is_some() { Method::Rtn } else { self.plan.recipe.method };
+        Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
+    }
+
+    /// Says that a layer is taken over from an unfinished run as it is stored.
+    ///
+    /// # Errors
+    /// As its reader.
+    pub(crate) fn recovered(&mut self, info: &LinearInfo) -> Result<()> {
+        self.sequential.as_mut().map_or(Ok(()), |sequential| sequential.recovered(info))
+    }
+
+    /// The tensor-wide scale that a layer shares with its fused partners, where it has one.
+    fn outer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<Option<f32>> {
+        let Some(group) = info.kind.fused().filter(|_| scheme.has_outer_scale()) else { return Ok(None) };
+        if let Some((key, outer)) = self.shared
+            && key == (info.layer, group)
+        {
+            return Ok(outer);
+        }
+        let outer = self.shared_outer(info.layer, group, scheme)?;
+        self.shared = Some(((info.layer, group), outer));
+        Ok(outer)
+    }
+
+    /// The tensor-wide scale of fused partners. vLLM runs q, k and v (gate and up) as one matrix with one global scale.
+    fn shared_outer(&self, layer: usize, group: FusedGroup, scheme: &Scheme) -> Result<Option<f32>> {
+        let mut amaxes = Vec::new();
+        for (info, partner) in self.plan.quantized() {
+            if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
+                let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
+                let amax = source::amax(&open(self.source, info)?, len, threads);
+                amaxes.push(amax.map_err(|error| dense_error(self.source, info, error))?);
+            }
+        }
+        Ok(rtn::shared_outer_scale(scheme, amaxes))
+    }
+}
+
+/// Rounds a weight to nearest.
+pub(crate) fn round_to_nearest(
+    plan: &Plan,
+    source: &ModelFiles,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    w: &DenseTensor<'_>,
+    outer: Option<f32>,
+) -> Result<Solved> {
+    let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
+    quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))
+}
+
+fn open<'a>(source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {
+    let name = format!("{}.weight", info.module);
+    Ok(DenseTensor::open(source, &name, &[info.rows, info.cols])?)
+}
+
+/// An error of a layer's weight, with its name.
+pub(crate) fn dense_error(source: &ModelFiles, info: &LinearInfo, error: DenseError) -> QuantError {
+    match error {
+        DenseError::Store(error) => error.into(),
+        DenseError::Tensor(error) => {
+            let (path, tensor) = (source.dir().to_owned(), format!("{}.weight", info.module));
+            QuantError::Tensor { path, tensor, error }
+        }
+    }
+}

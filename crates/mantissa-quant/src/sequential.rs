@@ -1,0 +1,201 @@
+//! Layers by a method that calibrates: the windows go through the model as it becomes, one layer in memory.
+//!
+//! For each layer and each of its inputs in the order of the forward pass (GPTQ's `true_sequential`): second moments of the
+//! input, computed with every weight before it already quantized; the weights that read it; then the next. Asking once for
+//! all inputs of a layer would take a quarter of the passes and leaves more error.
+//!
+//! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
+//! states behind them, and so comes to the same statistics and the same bytes.
+
+use std::collections::BTreeSet;
+
+use mantissa_model::{LinearInfo, LinearInput, LinearKind};
+use mantissa_num::Scheme;
+use mantissa_store::convention::{ModelFiles, Weight};
+
+use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
+use crate::gptq::{GptqError, InverseFactor};
+use crate::layers::{Solved, dense_error, round_to_nearest};
+use crate::plan::Plan;
+use crate::source::{DenseTensor, Source};
+
+pub(crate) struct Sequential<'a> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    /// The output as far as it is written.
+    stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
+    /// Modules to be read from there.
+    recovered: BTreeSet<String>,
+    /// From the first layer that is not.
+    calibration: Option<Calibration<'a>>,
+    layer: Option<CalibratedLayer>,
+    /// Of the layer at hand.
+    solver: Option<(LinearInput, Solver)>,
+}
+
+/// What there is to solve the weights that share an input with.
+enum Solver {
+    Gptq(Box<InverseFactor>),
+    /// Nothing, and why.
+    RoundToNearest(String),
+}
+
+impl<'a> Sequential<'a> {
+    pub(crate) fn new(
+        plan: &'a Plan,
+        source: &'a ModelFiles,
+        stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
+    ) -> Self {
+        let recovered = BTreeSet::new();
+        Sequential { plan, source, stored, recovered, calibration: None, layer: None, solver: None }
+    }
+
+    /// A layer that is stored already.
+    pub(crate) fn recovered(&mut self, info: &LinearInfo) -> Result<()> {
+        match self.layer.as_mut().filter(|layer| layer.index() == info.layer) {
+            Some(layer) => put_back(&(self.stored)()?, info, layer)?,
+            None => drop(self.recovered.insert(info.module.clone())),
+        }
+        Ok(())
+    }
+
+    /// A layer that is not.
+    pub(crate) fn quantize(
+        &mut self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        w: &DenseTensor<'_>,
+        outer: Option<f32>,
+        tick: &mut Tick<'_>,
+    ) -> Result<Solved> {
+        self.reach(info.layer, tick)?;
+        self.prepare(info.kind.input(), tick)?;
+        let solved = match self.solver.as_ref().map(|(_, solver)| solver) {
+            Some(Solver::Gptq(factor)) => self.solve(factor, info, scheme, w, outer)?,
+            Some(Solver::RoundToNearest(why)) => Solved {
+                fallback: Some(why.clone()),
+                ..round_to_nearest(self.plan, self.source, info, scheme, w, outer)?
+            },
+            None => round_to_nearest(self.plan, self.source, info, scheme, w, outer)?,
+        };
+        if let Some(layer) = &mut self.layer {
+            put(layer, info.kind, dequantized(self.source, info, &solved.quantized)?)?;
+        }
+        Ok(solved)
+    }
+
+    fn solve(
+        &self,
+        factor: &InverseFactor,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        w: &DenseTensor<'_>,
+        outer: Option<f32>,
+    ) -> Result<Solved> {
+        let mut scratch = Vec::new();
+        let w = w.elements(0..info.rows * info.cols, &mut scratch);
+        let w = w.map_err(|error| dense_error(self.source, info, error))?;
+        let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
+        let result = result.map_err(|error| self.gptq_error(info, error))?;
+        Ok(Solved {
+            stats: ErrorStats::of(w, &result.quantized),
+            quantized: result.quantized,
+            fallback: None,
+            output_error: Some(result.loss),
+            notes: result.notes,
+        })
+    }
+
+    /// Takes the windows to the input of `layer`, through the layers before it as they are stored.
+    fn reach(&mut self, target: usize, tick: &mut Tick<'_>) -> Result<()> {
+        while self.layer.as_ref().is_none_or(|layer| layer.index() < target) {
+            if let Some(done) = self.layer.take() {
+                self.solver = None;
+                self.calibration()?.advance(&done, tick)?;
+            }
+            let Some(mut layer) = self.calibration()?.next_layer()? else { break };
+            let plan = self.plan;
+            let of_layer = plan.quantized().map(|(info, _)| info).filter(|info| info.layer == layer.index());
+            let stored: Vec<_> = of_layer.filter(|info| self.recovered.remove(&info.module)).collect();
+            if !stored.is_empty() {
+                let files = (self.stored)()?;
+                stored.into_iter().try_for_each(|info| put_back(&files, info, &mut layer))?;
+            }
+            self.layer = Some(layer);
+        }
+        Ok(())
+    }
+
+    fn calibration(&mut self) -> Result<&mut Calibration<'a>> {
+        if self.calibration.is_none() {
+            let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
+            let (source, config) = (self.source, &self.plan.config);
+            let begun = Calibration::begin(source, config, windows, self.plan.options.threads)?;
+            self.calibration = Some(begun);
+        }
+        self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
+    }
+
+    /// Makes the solver of `input`, unless it is at hand.
+    fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
+        if self.solver.as_ref().is_some_and(|(of, _)| *of == input) {
+            return Ok(());
+        }
+        self.solver = None;
+        let Some(layer) = self.layer.take() else { return Ok(()) };
+        let hessians = self.calibration()?.statistics(&layer, &[input], tick);
+        let index = layer.index();
+        self.layer = Some(layer);
+        let (options, threads) = (self.plan.recipe.gptq, self.plan.options.threads);
+        for hessian in hessians? {
+            let solver = match InverseFactor::new(&hessian, options, threads) {
+                Ok(factor) if factor.dead_columns() == factor.cols() => {
+                    Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned())
+                }
+                Ok(factor) => Solver::Gptq(Box::new(factor)),
+                Err(error @ GptqError::Singular { .. }) => Solver::RoundToNearest(error.to_string()),
+                Err(error) => {
+                    let what = format!("layer {index}, input of {:?}", input.readers().collect::<Vec<_>>());
+                    return Err(QuantError::Gptq { path: self.source.dir().to_owned(), what, error });
+                }
+            };
+            self.solver = Some((input, solver));
+        }
+        Ok(())
+    }
+
+    fn gptq_error(&self, info: &LinearInfo, error: GptqError) -> QuantError {
+        let path = self.source.dir().to_owned();
+        match error {
+            GptqError::Weight(error) => {
+                QuantError::Tensor { path, tensor: format!("{}.weight", info.module), error }
+            }
+            error => QuantError::Gptq { path, what: info.module.clone(), error },
+        }
+    }
+}
+
+/// Puts a layer that is stored in its place.
+fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) -> Result<()> {
+    let weight = match files.linear(&info.module, info.rows, info.cols, false)?.weight {
+        Weight::Quantized(q) => dequantized(files, info, &q)?,
+        weight => weight,
+    };
+    put(layer, info.kind, weight)
+}
+
+/// As f32, whoever made it: stored and computed weights then run through the same loops.
+fn dequantized(files: &ModelFiles, info: &LinearInfo, q: &mantissa_num::Quantized) -> Result<Weight> {
+    let values = q.dequantize();
+    values.map(Weight::F32).map_err(|error| QuantError::Tensor {
+        path: files.dir().to_owned(),
+        tensor: format!("{}.weight", info.module),
+        error,
+    })
+}
+
+fn put(layer: &mut CalibratedLayer, kind: LinearKind, weight: Weight) -> Result<()> {
+    Ok(layer.replace(kind, weight)?)
+}

@@ -1,0 +1,222 @@
+//! Parameters in one flat arena, and the table that says where each lies. Gradients and optimizer states are
+//! arenas of the same table.
+
+use std::f64::consts::TAU;
+use std::ops::Range;
+
+use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource, zeros};
+use mantissa_num::round::philox4x32_10;
+
+/// Tensors begin at multiples of this many f32 (64 bytes, a cache line); what is between is 0 and stays 0.
+const ALIGN: usize = 16;
+
+/// A parameter and its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamInfo {
+    /// Name, shape and role.
+    pub tensor: TensorInfo,
+    /// Where it lies in every arena.
+    pub range: Range<usize>,
+}
+
+/// Where each parameter of a model lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamTable {
+    params: Vec<ParamInfo>,
+    len: usize,
+}
+
+impl ParamTable {
+    /// The table of a model.
+    pub fn new(config: &ModelConfig) -> Self {
+        let mut len = 0usize;
+        let place = |tensor: TensorInfo| {
+            let start = aligned(len);
+            len = tensor.shape.iter().product::<usize>().saturating_add(start);
+            ParamInfo { tensor, range: start..len }
+        };
+        let params = config.tensors().into_iter().map(place).collect();
+        ParamTable { params, len: aligned(len) }
+    }
+
+    /// Number of f32 in an arena.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no parameter.
+    pub fn is_empty(&self) -> bool {
+        self.params.is_empty()
+    }
+
+    /// All parameters, in the order of the forward pass and of their places.
+    pub fn iter(&self) -> impl Iterator<Item = &ParamInfo> {
+        self.params.iter()
+    }
+
+    /// The parameter called `name`.
+    pub fn by_name(&self, name: &str) -> Option<&ParamInfo> {
+        self.params.iter().find(|param| param.tensor.name == name)
+    }
+
+    /// Where the only parameter of a role lies.
+    pub(crate) fn range(&self, role: Role) -> Option<Range<usize>> {
+        self.params.iter().find(|param| param.tensor.role == role).map(|param| param.range.clone())
+    }
+}
+
+/// The next place where a tensor may begin. A config may name more than there are addresses: its table ends at the last
+/// of them, and nobody can allocate it.
+fn aligned(len: usize) -> usize {
+    len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
+}
+
+/// An arena of parameter values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    table: ParamTable,
+    values: Vec<f32>,
+}
+
+impl Parameters {
+    /// Reads a model's parameters, widened to f32.
+    ///
+    /// # Errors
+    /// As [`WeightSource::tensor_f32`], [`LoadError::Memory`].
+    pub fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self, LoadError> {
+        let mut parameters = Self::zeros(config)?;
+        for ParamInfo { tensor, range } in &parameters.table.params {
+            let values = source.tensor_f32(&tensor.name, &tensor.shape)?;
+            parameters.values[range.clone()].copy_from_slice(&values);
+        }
+        Ok(parameters)
+    }
+
+    /// A fresh model: weights and tables from a normal distribution of standard deviation `std`, norms 1,
+    /// biases 0. A value is a function of the seed and its place alone (Philox4x32-10, key = seed, counter = a
+    /// group of four places; Box & Muller 1958).
+    ///
+    /// # Errors
+    /// [`LoadError::Memory`].
+    pub fn random(config: &ModelConfig, std: f32, seed: u64) -> Result<Self, LoadError> {
+        let mut parameters = Self::zeros(config)?;
+        for ParamInfo { tensor, range } in &parameters.table.params {
+            let values = &mut parameters.values[range.clone()];
+            match tensor.role {
+                Role::Norm { .. } => values.fill(1.0),
+                Role::Bias { .. } => {}
+                _ => {
+                    let first = range.start as u64 / 4;
+                    for (group, values) in (first..).zip(values.chunks_mut(4)) {
+                        let normals = normals(seed, group);
+                        values.iter_mut().zip(normals).for_each(|(v, n)| *v = (n * f64::from(std)) as f32);
+                    }
+                }
+            }
+        }
+        Ok(parameters)
+    }
+
+    fn zeros(config: &ModelConfig) -> Result<Self, LoadError> {
+        let table = ParamTable::new(config);
+        let bytes = (table.len as u64).saturating_mul(4);
+        let values = zeros(table.len).ok_or(LoadError::Memory { what: "parameters", bytes })?;
+        Ok(Parameters { table, values })
+    }
+
+    /// Where each parameter lies.
+    pub fn table(&self) -> &ParamTable {
+        &self.table
+    }
+
+    /// The whole arena.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// The whole arena, to change.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    /// The table, and the arena to change.
+    pub(crate) fn split_mut(&mut self) -> (&ParamTable, &mut [f32]) {
+        (&self.table, &mut self.values)
+    }
+
+    /// Name, shape and values of every parameter.
+    pub fn iter(&self) -> impl Iterator<Item = (&TensorInfo, &[f32])> {
+        self.table.params.iter().map(|param| (&param.tensor, &self.values[param.range.clone()]))
+    }
+}
+
+/// Four standard normal values.
+fn normals(seed: u64, group: u64) -> [f64; 4] {
+    let words = philox4x32_10([group as u32, (group >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    let pair = |a: u32, b: u32| {
+        // In (0, 1], so that the logarithm is finite.
+        let radius = (-2.0 * ((f64::from(a) + 1.0) / 4_294_967_296.0).ln()).sqrt();
+        let angle = TAU * f64::from(b) / 4_294_967_296.0;
+        [radius * angle.cos(), radius * angle.sin()]
+    };
+    let ([a, b], [c, d]) = (pair(words[0], words[1]), pair(words[2], words[3]));
+    [a, b, c, d]
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(width: u64, layers: u64) -> ModelConfig {
+        let config = json!({
+            "model_type": "qwen2", "hidden_size": width, "intermediate_size": width, "num_hidden_layers": layers,
+            "num_attention_heads": 1, "vocab_size": 13, "max_position_embeddings": 32, "rms_norm_eps": 1e-5
+        });
+        ModelConfig::from_json(&config, "config.json").unwrap()
+    }
+
+    #[test]
+    fn places_are_aligned_and_disjoint_and_a_value_depends_on_its_place_alone() {
+        let config = config(6, 2);
+        let params = Parameters::random(&config, 0.5, 3).unwrap();
+        let table = params.table();
+        let mut end = 0;
+        for param in table.iter() {
+            assert!(param.range.start.is_multiple_of(ALIGN) && param.range.start >= end);
+            assert_eq!(param.range.len(), param.tensor.shape.iter().product::<usize>());
+            assert!(params.values()[end..param.range.start].iter().all(|v| *v == 0.0), "gaps are 0");
+            end = param.range.end;
+        }
+        assert_eq!(config.parameters(), table.iter().map(|p| p.range.len() as u64).sum::<u64>());
+        for (tensor, values) in params.iter() {
+            match tensor.role {
+                Role::Norm { .. } => assert!(values.iter().all(|v| *v == 1.0)),
+                Role::Bias { .. } => assert!(values.iter().all(|v| *v == 0.0)),
+                _ => assert!(values.iter().any(|v| *v > 0.1) && values.iter().any(|v| *v < -0.1)),
+            }
+        }
+        assert_eq!(params, Parameters::random(&config, 0.5, 3).unwrap());
+        assert_ne!(params, Parameters::random(&config, 0.5, 4).unwrap());
+    }
+
+    #[test]
+    fn a_model_without_end_is_no_panic() {
+        let config = config(1 << 24, 10_000);
+        assert_eq!(ParamTable::new(&config).len(), usize::MAX);
+        assert!(matches!(Parameters::random(&config, 1.0, 0), Err(LoadError::Memory { .. })));
+    }
+
+    #[test]
+    fn normals_are_normal() {
+        let all: Vec<f64> = (0..20_000).flat_map(|group| normals(7, group)).collect();
+        let n = all.len() as f64;
+        let mean = all.iter().sum::<f64>() / n;
+        let variance = all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+        let beyond = all.iter().filter(|x| x.abs() > 1.959_964).count() as f64 / n;
+        assert!(mean.abs() < 5.0 / n.sqrt() && (variance - 1.0).abs() < 5.0 * (2.0 / n).sqrt());
+        assert!((beyond - 0.05).abs() < 5.0 * (0.05 * 0.95 / n).sqrt());
+    }
+}

@@ -1,0 +1,245 @@
+//! The backward of a decoder layer, written out. In each half, the gradient of the residual stream goes through
+//! the branch and is added to itself: `d_residual += (∂ branch / ∂ residual)ᵀ d_residual`.
+//!
+//! Threads take parts of the tokens through a chain of operators; weight gradients, which sum over all tokens,
+//! follow when the chain is through, split by output features.
+
+use std::ops::Range;
+
+use mantissa_kernels::{AttentionGrads, AttentionSaved, for_each, kernels};
+use mantissa_model::LinearKind;
+use mantissa_model::flow::parts;
+
+use crate::forward::rms_norm;
+use crate::model::{LayerOps, TrainModel};
+use crate::plan::{Saved, Scratch, scores_per_thread};
+use crate::profile::{Part, Profile};
+use crate::rows::{PART, rows, rows_mut, take};
+
+impl TrainModel {
+    /// Takes `d_residual` `[tokens, hidden]` from what layer `i` gave to what it read. What was saved is used up.
+    pub(crate) fn layer_backward(&mut self, i: usize, lens: &[usize]) {
+        let mut layer = LayerBackward {
+            layer: &self.layers[i],
+            params: self.params.values(),
+            grads: &mut self.grads,
+            saved: &mut self.saved[i],
+            s: &mut self.scratch,
+            tokens: lens.iter().sum(),
+            hidden: self.config.hidden_size,
+            eps: self.config.rms_norm_eps,
+            threads: self.options.threads,
+            profile: &self.profile,
+        };
+        layer.mlp();
+        layer.attention(lens);
+    }
+}
+
+/// One layer's backward.
+struct LayerBackward<'a> {
+    layer: &'a LayerOps,
+    params: &'a [f32],
+    grads: &'a mut [f32],
+    saved: &'a mut Saved,
+    s: &'a mut Scratch,
+    tokens: usize,
+    hidden: usize,
+    eps: f32,
+    threads: usize,
+    profile: &'a Profile,
+}
+
+impl LayerBackward<'_> {
+    fn mlp(&mut self) {
+        let [gate, up, down] =
+            [LinearKind::Gate, LinearKind::Up, LinearKind::Down].map(|kind| self.layer.linear(kind));
+        let (d, ffn, tokens, threads) = (self.hidden, gate.rows(), self.tokens, self.threads);
+        self.mlp_inner();
+        let (params, profile, saved, s) = (self.params, self.profile, &*self.saved, &mut *self.s);
+        let (d_gate, d_up) = (&saved.gate[..tokens * ffn], &saved.up[..tokens * ffn]);
+        let normed = &s.normed[..tokens * d];
+        profile.time(Part::Wgrad, || {
+            down.wgrad(&s.d_residual[..tokens * d], &s.inner[..tokens * ffn], self.grads, threads);
+            gate.wgrad(d_gate, normed, self.grads, threads);
+            up.wgrad(d_up, normed, self.grads, threads);
+        });
+        let through = |part: Range<usize>, d_normed: &mut [f32]| {
+            gate.dgrad(params, rows(d_gate, ffn, part.clone()), d_normed, false, 1);
+            up.dgrad(params, rows(d_up, ffn, part), d_normed, true, 1);
+        };
+        let norm = NormBackward { x: &saved.middle, weight: &self.layer.post_norm, params, eps: self.eps };
+        norm.run(tokens, s, self.grads, threads, profile, through);
+    }
+
+    /// From the output projection to the inner ones, whose gradients take the place of their values; what the
+    /// weight gradients read is made again.
+    fn mlp_inner(&mut self) {
+        let (down, ffn) = (self.layer.linear(LinearKind::Down), self.layer.linear(LinearKind::Gate).rows());
+        let (d, params, profile, eps) = (self.hidden, self.params, self.profile, self.eps);
+        let norm = &params[self.layer.post_norm.clone()];
+        let (saved, s) = (&mut *self.saved, &mut *self.s);
+        let cut = parts(self.tokens, PART);
+        let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
+        let pieces = pieces.zip(rows_mut(&mut saved.up, ffn, cut.clone()));
+        let pieces = pieces.zip(rows_mut(&mut s.inner, ffn, cut.clone()));
+        let pieces = pieces.zip(rows_mut(&mut s.normed, d, cut));
+        let (middle, d_residual) = (&saved.middle, &s.d_residual);
+        for_each(self.threads, pieces, |((((part, gate), up), inner), normed)| {
+            let dy = rows(d_residual, d, part.clone());
+            profile.time(Part::Dgrad, || down.dgrad(params, dy, inner, false, 1));
+            profile.time(Part::GateBackward, || kernels().silu_mul_backward(gate, up, inner));
+            profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), norm, eps, normed));
+        });
+    }
+
+    fn attention(&mut self, lens: &[usize]) {
+        let [q, k, v, o] =
+            [LinearKind::Q, LinearKind::K, LinearKind::V, LinearKind::O].map(|kind| self.layer.linear(kind));
+        let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
+        let (query, key) = (q.rows(), k.rows());
+        let dy = &self.s.d_residual[..tokens * d];
+        let d_attended = &mut self.s.d_attended[..tokens * query];
+        self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
+        let attended = &self.saved.attended[..tokens * query];
+        self.profile.time(Part::Wgrad, || o.wgrad(dy, attended, self.grads, threads));
+        self.profile
+            .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
+
+        let (profile, saved, s) = (self.profile, &*self.saved, &mut *self.s);
+        let (x, normed) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
+        let weight = &params[self.layer.input_norm.clone()];
+        profile.time(Part::Norm, || rms_norm(x, weight, self.eps, normed, threads));
+        let normed = &s.normed[..tokens * d];
+        profile.time(Part::Wgrad, || {
+            q.wgrad(&s.dq[..tokens * query], normed, self.grads, threads);
+            k.wgrad(&s.dk[..tokens * key], normed, self.grads, threads);
+            v.wgrad(&s.dv[..tokens * key], normed, self.grads, threads);
+        });
+        let [dq, dk, dv] = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
+        let through = |part: Range<usize>, d_normed: &mut [f32]| {
+            q.dgrad(params, rows(&dq, query, part.clone()), d_normed, false, 1);
+            k.dgrad(params, rows(&dk, key, part.clone()), d_normed, true, 1);
+            v.dgrad(params, rows(&dv, key, part), d_normed, true, 1);
+        };
+        let norm = NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
+        norm.run(tokens, s, self.grads, threads, profile, through);
+        (s.dq, s.dk, s.dv) = (dq, dk, dv);
+    }
+}
+
+/// The last step of each half: from what the norm gave, through the norm, to the residual stream.
+struct NormBackward<'a> {
+    /// What the norm read, `[rows, hidden]`.
+    x: &'a [f32],
+    /// Place of its weight.
+    weight: &'a Range<usize>,
+    params: &'a [f32],
+    eps: f32,
+}
+
+impl NormBackward<'_> {
+    /// `through` gives the gradient of what the norm gave for a part of the tokens.
+    fn run(
+        &self,
+        tokens: usize,
+        s: &mut Scratch,
+        grads: &mut [f32],
+        threads: usize,
+        profile: &Profile,
+        through: impl Fn(Range<usize>, &mut [f32]) + Sync,
+    ) {
+        let weight = &self.params[self.weight.clone()];
+        let d = weight.len();
+        let cut = parts(tokens, PART);
+        let pieces = cut.clone().zip(rows_mut(&mut s.d_normed, d, cut.clone()));
+        let pieces = pieces.zip(rows_mut(&mut s.partials, d, cut.clone().map(|_| 0..1)));
+        let pieces = pieces.zip(rows_mut(&mut s.d_residual, d, cut));
+        for_each(threads, pieces, |(((part, d_normed), partial), dx)| {
+            profile.time(Part::Dgrad, || through(part.clone(), d_normed));
+            profile.time(Part::NormBackward, || {
+                norm_backward_part(rows(self.x, d, part), weight, self.eps, d_normed, dx, partial);
+            });
+        });
+        add_partials(&s.partials, tokens, &mut grads[self.weight.clone()]);
+    }
+}
+
+/// Backward of a norm for a part of the tokens: adds to `dx`, and writes the weight's gradient to `partial`.
+pub(crate) fn norm_backward_part(
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    dy: &[f32],
+    dx: &mut [f32],
+    partial: &mut [f32],
+) {
+    partial.fill(0.0);
+    kernels().rms_norm_backward(x, weight, eps, dy, dx, partial);
+}
+
+/// Adds the parts' gradients of a norm's weight, in their order.
+pub(crate) fn add_partials(partials: &[f32], tokens: usize, grad: &mut [f32]) {
+    let parts = parts(tokens, PART).count();
+    partials.chunks_exact(grad.len()).take(parts).for_each(|partial| kernels().axpy(1.0, partial, grad));
+}
+
+/// The sequences of one thread.
+struct Group<'a> {
+    lens: &'a [usize],
+    /// Row of the first token.
+    first: usize,
+    dq: &'a mut [f32],
+    dk: &'a mut [f32],
+    dv: &'a mut [f32],
+    scores: &'a mut [f32],
+}
+
+/// From `d_attended` to the gradients of queries, keys and values before their rotation. A thread takes some
+/// consecutive sequences.
+fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scratch, threads: usize) {
+    if lens.is_empty() {
+        return;
+    }
+    let shape = layer.flow.attention_shape();
+    let (query, key) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let (mut dq, mut dk, mut dv) = (&mut s.dq[..], &mut s.dk[..], &mut s.dv[..]);
+    let scores = scores_per_thread(&s.scores, threads);
+    let mut first = 0;
+    let groups = lens.chunks(lens.len().div_ceil(threads)).zip(s.scores.chunks_mut(scores));
+    let groups = groups.map(move |(lens, scores)| {
+        let tokens: usize = lens.iter().sum();
+        first += tokens;
+        Group {
+            lens,
+            first: first - tokens,
+            dq: take(&mut dq, tokens * query),
+            dk: take(&mut dk, tokens * key),
+            dv: take(&mut dv, tokens * key),
+            scores,
+        }
+    });
+    let (d_attended, cos, sin) = (&s.d_attended, &s.cos, &s.sin);
+    for_each(threads, groups, |group| {
+        let Group { lens, mut first, mut dq, mut dk, mut dv, scores } = group;
+        for &len in lens {
+            let span = first..first + len;
+            let of_sequence = AttentionSaved {
+                q: rows(&saved.q, query, span.clone()),
+                k: rows(&saved.k, key, span.clone()),
+                v: rows(&saved.v, key, span.clone()),
+                out: rows(&saved.attended, query, span.clone()),
+                lse: rows(&saved.lse, shape.heads, span.clone()),
+            };
+            let (q, k) = (take(&mut dq, len * query), take(&mut dk, len * key));
+            let grads = AttentionGrads { q: &mut *q, k: &mut *k, v: take(&mut dv, len * key) };
+            let dout = rows(d_attended, query, span);
+            kernels().attention_causal_backward(shape, of_sequence, dout, grads, scores);
+            let angles = ..len * (shape.head_dim / 2);
+            for (x, heads) in [(q, shape.heads), (k, shape.kv_heads)] {
+                kernels().rope_rotate_back(x, heads, shape.head_dim, &cos[angles], &sin[angles]);
+            }
+            first += len;
+        }
+    });
+}

@@ -1,0 +1,133 @@
+//! A tokenizer of one's own: byte-level BPE (Sennrich, Haddow & Birch 2016, arXiv 1508.07909; byte level as in GPT-2, Radford et
+//! al. 2019, section 2.2) from documents, as a `tokenizer.json` that other tools read.
+
+use serde_json::{Value, json};
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::DataError;
+
+/// Ids of the 256 bytes and the special tokens: no vocabulary is smaller.
+pub const LEAST_VOCAB: usize = 256 + SPECIAL.len();
+
+/// Beginning and end of a document, ids 0 and 1.
+pub const SPECIAL: [&str; 2] = ["<|begin|>", "<|end|>"];
+
+/// Id of the token that begins a document.
+pub const BEGIN: u32 = 0;
+
+/// Id of the token that ends a document.
+pub const END: u32 = 1;
+
+/// The files of a tokenizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainedTokenizer {
+    /// `tokenizer.json`.
+    pub tokenizer: String,
+    /// `tokenizer_config.json`.
+    pub config: String,
+}
+
+/// Learns `vocab_size` tokens, [`SPECIAL`] and all bytes among them, from `documents`. The same documents in the same order give
+/// the same tokenizer.
+///
+/// # Errors
+/// [`DataError::Field`] for a vocabulary below [`LEAST_VOCAB`], and where the text does not hold as many merges.
+pub fn train_bpe(documents: &[String], vocab_size: usize) -> Result<TrainedTokenizer, DataError> {
+    let fault = |field: &str, found: String, allowed: String| DataError::Field {
+        file: "tokenizer".to_owned(),
+        field: field.to_owned(),
+        found,
+        allowed,
+    };
+    if vocab_size < LEAST_VOCAB {
+        let allowed = format!("at least {LEAST_VOCAB}: every byte and {} special tokens", SPECIAL.len());
+        return Err(fault("vocab_size", vocab_size.to_string(), allowed));
+    }
+    let failed =
+        |error: tokenizers::Error| fault("training", error.to_string(), "a text to learn from".into());
+    let special = |text: &&str| AddedToken::from((*text).to_owned(), true);
+    let trainer = BpeTrainerBuilder::new()
+        .vocab_size(vocab_size)
+        .show_progress(false)
+        .special_tokens(SPECIAL.iter().map(special).collect())
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .build();
+    let mut tokenizer = Tokenizer::new(BPE::default());
+    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, false, true)));
+    tokenizer.with_decoder(Some(ByteLevel::default()));
+    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
+    tokenizer.train(&mut trainer, documents.iter()).map_err(failed)?;
+    let found = tokenizer.get_vocab_size(true);
+    if found != vocab_size {
+        return Err(fault(
+            "vocab_size",
+            format!("{found} tokens in the text"),
+            format!("{vocab_size}, as asked for"),
+        ));
+    }
+    let mut value: Value =
+        tokenizer.to_string(false).and_then(|text| Ok(serde_json::from_str(&text)?)).map_err(failed)?;
+    value["post_processor"] = begin_each_document();
+    let config = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL[BEGIN as usize],
+        "eos_token": SPECIAL[END as usize],
+        "add_bos_token": true,
+        "clean_up_tokenization_spaces": false,
+    });
+    Ok(TrainedTokenizer { tokenizer: format!("{value}\n"), config: format!("{config:#}\n") })
+}
+
+/// The template of the `tokenizers` format that puts [`BEGIN`] before a text.
+fn begin_each_document() -> Value {
+    let token = SPECIAL[BEGIN as usize];
+    let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let sequence = |id: &str, kind: u32| json!({ "Sequence": { "id": id, "type_id": kind } });
+    json!({
+        "type": "TemplateProcessing",
+        "single": [special, sequence("A", 0)],
+        "pair": [special, sequence("A", 0), sequence("B", 1)],
+        "special_tokens": { token: { "id": token, "ids": [BEGIN], "tokens": [token] } },
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use mantissa_model::{Bos, Tokenizer};
+
+    fn documents() -> Vec<String> {
+        let words = ["the", "little", "fox", "jumped", "over", "a", "quiet", "river", "and", "sang"];
+        let word = |i: usize, j: usize| words[(i * i + 3 * j + j * j * i) % words.len()];
+        (0..40).map(|i| (0..30).map(|j| word(i, j)).collect::<Vec<_>>().join(" ") + ".\n").collect()
+    }
+
+    #[test]
+    fn what_was_learned_reads_any_text_and_is_the_same_again() {
+        let trained = train_bpe(&documents(), 285).unwrap();
+        assert_eq!(train_bpe(&documents(), 285).unwrap(), trained);
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), &trained.tokenizer).unwrap();
+        std::fs::write(dir.path().join("tokenizer_config.json"), &trained.config).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        for text in ["the little fox", "Überraschung: 日本語 🦊\n\n  x", ""] {
+            let ids = tokenizer.encode(text, Bos::Auto).unwrap();
+            assert_eq!(ids[0], BEGIN, "{text}");
+            assert!(ids.iter().all(|id| *id < 285));
+            assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+        }
+        // Words of the text are short.
+        assert!(tokenizer.encode("the little fox jumped", Bos::Never).unwrap().len() <= 10);
+    }
+
+    #[test]
+    fn a_vocabulary_that_cannot_be_is_refused() {
+        assert!(train_bpe(&documents(), 200).unwrap_err().to_string().contains("at least 258"));
+        let poor = train_bpe(&["aa".to_owned()], 1000).unwrap_err().to_string();
+        assert!(poor.contains("allowed 1000, as asked for"), "{poor}");
+    }
+}

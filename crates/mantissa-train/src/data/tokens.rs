@@ -1,0 +1,153 @@
+//! A file of tokens: safetensors with one tensor `tokens`, U16 where the vocabulary allows and U32 otherwise, and in its
+//! metadata what it was made from. Read in pieces, never as a whole.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec};
+
+use super::DataError;
+
+const TENSOR: &str = "tokens";
+const VOCAB_SIZE: &str = "vocab_size";
+
+/// Tokens on their way into a file.
+#[derive(Debug)]
+pub struct TokenWriter {
+    vocab_size: usize,
+    narrow: bool,
+    bytes: Vec<u8>,
+}
+
+impl TokenWriter {
+    /// For ids below `vocab_size`.
+    pub fn new(vocab_size: usize) -> Self {
+        TokenWriter { vocab_size, narrow: vocab_size <= 1 << 16, bytes: Vec::new() }
+    }
+
+    /// Adds the tokens of a document.
+    ///
+    /// # Errors
+    /// [`DataError::Field`] for an id that is not below the vocabulary's size.
+    pub fn push(&mut self, ids: &[u32]) -> Result<(), DataError> {
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
+            return Err(DataError::Field {
+                file: "tokenizer".to_owned(),
+                field: "id".to_owned(),
+                found: id.to_string(),
+                allowed: format!("below {}, the model's vocabulary", self.vocab_size),
+            });
+        }
+        match self.narrow {
+            true => ids.iter().for_each(|id| self.bytes.extend((*id as u16).to_le_bytes())),
+            false => ids.iter().for_each(|id| self.bytes.extend(id.to_le_bytes())),
+        }
+        Ok(())
+    }
+
+    /// Tokens so far.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / if self.narrow { 2 } else { 4 }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Writes the file, which appears whole or not at all. `about` says what the tokens were made from.
+    ///
+    /// # Errors
+    /// As [`StagedFile`] and [`SafetensorsWriter`].
+    pub fn finish(self, path: &Path, about: BTreeMap<String, String>) -> Result<(), DataError> {
+        let dtype = if self.narrow { Dtype::U16 } else { Dtype::U32 };
+        let mut metadata = about;
+        metadata.insert(VOCAB_SIZE.to_owned(), self.vocab_size.to_string());
+        let staged = StagedFile::begin(path)?;
+        let specs = vec![TensorSpec::new(TENSOR, dtype, [self.len()])];
+        let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
+        writer.write(TENSOR, &self.bytes)?;
+        writer.finish()?;
+        Ok(staged.commit()?)
+    }
+}
+
+/// A file of tokens, open.
+#[derive(Debug)]
+pub struct TokenFile {
+    file: SafeTensors,
+    meta: TensorMeta,
+    len: u64,
+    vocab_size: usize,
+}
+
+impl TokenFile {
+    /// Opens a file that [`TokenWriter`] has written.
+    ///
+    /// # Errors
+    /// As [`SafeTensors::open`]; [`DataError::Field`] where it is another file.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let file = SafeTensors::open(path)?;
+        let fault = |field: &str, found: String, allowed: &str| DataError::Field {
+            file: path.display().to_string(),
+            field: field.to_owned(),
+            found,
+            allowed: allowed.to_owned(),
+        };
+        let meta =
+            file.get(TENSOR).ok_or_else(|| fault(TENSOR, "no such tensor".into(), "token ids"))?.clone();
+        let len = match (&meta.shape[..], meta.dtype) {
+            (&[len], Dtype::U16 | Dtype::U32) => len as u64,
+            (shape, dtype) => {
+                return Err(fault(TENSOR, format!("{dtype} {shape:?}"), "U16 or U32 of one dimension"));
+            }
+        };
+        let size = file.metadata().get(VOCAB_SIZE).and_then(|text| text.parse().ok());
+        let vocab_size = size.ok_or_else(|| fault(VOCAB_SIZE, "no number".into(), "the tokenizer's"))?;
+        Ok(TokenFile { file, meta, len, vocab_size })
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the ids are below of.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// What the tokens were made from.
+    pub fn about(&self) -> &BTreeMap<String, String> {
+        self.file.metadata()
+    }
+
+    /// The `count` tokens from `first` on, added to `out`.
+    ///
+    /// # Errors
+    /// As [`SafeTensors::read_range`]; [`DataError::Field`] for an id that is not below the size of the vocabulary.
+    pub fn read(&self, first: u64, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
+        let width = if self.meta.dtype == Dtype::U16 { 2 } else { 4 };
+        let mut bytes = vec![0; count * width];
+        self.file.read_range(&self.meta, first * width as u64, &mut bytes)?;
+        let start = out.len();
+        match width {
+            2 => out.extend(bytes.as_chunks::<2>().0.iter().map(|b| u32::from(u16::from_le_bytes(*b)))),
+            _ => out.extend(bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b))),
+        }
+        match out[start..].iter().position(|id| *id as usize >= self.vocab_size) {
+            None => Ok(()),
+            Some(at) => Err(DataError::Field {
+                file: self.file.path().display().to_string(),
+                field: format!("token {}", first + at as u64),
+                found: out[start + at].to_string(),
+                allowed: format!("below {}", self.vocab_size),
+            }),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What can go wrong in training.
+
+use mantissa_model::{ForwardError, LoadError};
+
+/// Why training was refused or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The model has a part whose backward is not there.
+    #[error("config: {field}: found {found}, allowed {allowed} in training; train a model without it")]
+    Unsupported {
+        /// Field of the configuration.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// What can be trained.
+        allowed: &'static str,
+    },
+    /// A linear layer's policy asks for an operand that its products cannot have.
+    #[error("linear \"{module}\": policy.{operand}: found {found}, allowed f32")]
+    Policy {
+        /// The linear layer.
+        module: String,
+        /// Which product and operand.
+        operand: String,
+        /// The scheme.
+        found: String,
+    },
+    /// A model could not be read, or there is not enough memory.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A batch was refused.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// The targets are not one for each token.
+    #[error("targets: found {found}, allowed {allowed}, one for each token of the batch")]
+    Targets {
+        /// Their number.
+        found: usize,
+        /// Number of tokens.
+        allowed: usize,
+    },
+    /// A target is no row of the head.
+    #[error(
+        "target {index}: found id {target}, allowed 0 to {}, or IGNORE_TARGET; the tokens were made with another tokenizer",
+        .vocab_size - 1
+    )]
+    Target {
+        /// Index in the batch.
+        index: usize,
+        /// The id.
+        target: u32,
+        /// Number of rows.
+        vocab_size: usize,
+    },
+    /// The gradients hold NaN or infinities; the parameters were left as they are.
+    #[error(
+        "step {step}: gradient norm: found {norm}, allowed finite; lower the learning rate or skip the batch"
+    )]
+    NonFinite {
+        /// Number of the step, from 1.
+        step: u64,
+        /// The norm.
+        norm: f64,
+    },
+    /// An optimizer's state belongs to another model.
+    #[error("optimizer: found a state of {found} parameters, allowed {allowed}, those of the model")]
+    OtherModel {
+        /// Of the state.
+        found: usize,
+        /// Of the model.
+        allowed: usize,
+    },
+}

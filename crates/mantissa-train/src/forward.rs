@@ -1,0 +1,118 @@
+//! The forward pass that keeps what the backward needs: the flow of `mantissa-model`'s layers over the arena.
+
+use mantissa_kernels::{for_each, kernels};
+use mantissa_model::flow::{Activations, Job, MlpRows, NormKind, Operators, parts};
+use mantissa_model::{Batch, ForwardError, LinearInput};
+
+use crate::model::{LayerOps, TrainModel};
+use crate::profile::{Part, Profile};
+use crate::rows::{PART, rows, rows_mut};
+
+/// A layer's operators over the arena of parameters.
+struct Saving<'a> {
+    layer: &'a LayerOps,
+    params: &'a [f32],
+    eps: f32,
+    threads: usize,
+    profile: &'a Profile,
+}
+
+impl Operators for Saving<'_> {
+    fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
+        // The other norms belong to models that training refuses.
+        let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
+        let weight = &self.params[range.clone()];
+        self.profile.time(Part::Norm, || rms_norm(x, weight, self.eps, out, self.threads));
+    }
+
+    fn linears(
+        &mut self,
+        _: LinearInput,
+        x: &[f32],
+        _: usize,
+        jobs: &mut [Job<'_>],
+    ) -> Result<(), ForwardError> {
+        self.profile.time(Part::Fprop, || {
+            for Job { kind, out, accumulate } in jobs {
+                self.layer.linear(*kind).fprop(self.params, x, out, *accumulate, self.threads);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// RMSNorm of every row of `x`, on several threads.
+pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: usize) {
+    let d = weight.len();
+    let cut = parts(x.len() / d, PART);
+    for_each(threads, cut.clone().zip(rows_mut(out, d, cut)), |(part, out)| {
+        kernels().rms_norm(rows(x, d, part), weight, eps, out);
+    });
+}
+
+impl TrainModel {
+    /// Runs a checked batch: its last states are in `scratch.residual`, normed in `scratch.normed`, and what the
+    /// backward needs in `saved`.
+    pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), ForwardError> {
+        self.embed(batch);
+        let seqs = Self::sequences(batch);
+        let (scratch, params) = (&mut self.scratch, self.params.values());
+        let len = seqs.rows * self.config.hidden_size;
+        for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
+            let mut operators = Saving {
+                layer,
+                params,
+                eps: self.config.rms_norm_eps,
+                threads: self.options.threads,
+                profile: &self.profile,
+            };
+            let keep = |from: &[f32], to: &mut [f32]| {
+                self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
+            };
+            let mut activations = Activations {
+                residual: &mut scratch.residual,
+                normed: &mut scratch.normed,
+                q: &mut saved.q,
+                k: &mut saved.k,
+                v: &mut saved.v,
+                attended: &mut saved.attended,
+                lse: Some(&mut saved.lse),
+                gate: &mut saved.gate,
+                up: &mut saved.up,
+                inner: &mut scratch.inner,
+                mlp: MlpRows { most: PART * self.options.threads, keep: true },
+                scores: &mut scratch.scores,
+                cos: &scratch.cos,
+                sin: &scratch.sin,
+            };
+            keep(activations.residual, &mut saved.residual);
+            self.profile.time_without(Part::Attention, &[Part::Norm, Part::Fprop], || {
+                layer.flow.attention(&mut operators, &seqs, &mut activations)
+            })?;
+            keep(activations.residual, &mut saved.middle);
+            self.profile.time_without(Part::Gate, &[Part::Norm, Part::Fprop], || {
+                layer.flow.mlp(&mut operators, &seqs, &mut activations)
+            })?;
+        }
+        let len = batch.tokens.len() * self.config.hidden_size;
+        let (weight, eps) = (&params[self.final_norm.clone()], self.config.rms_norm_eps);
+        self.profile.time(Part::Norm, || {
+            rms_norm(&scratch.residual[..len], weight, eps, &mut scratch.normed[..len], self.options.threads);
+        });
+        Ok(())
+    }
+
+    /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
+    fn embed(&mut self, batch: &Batch<'_>) {
+        let d = self.config.hidden_size;
+        let table = &self.params.values()[self.embedding.clone()];
+        let rows = Self::sequences(batch).rows;
+        let (states, padding) = self.scratch.residual[..rows * d].split_at_mut(batch.tokens.len() * d);
+        self.profile.time(Part::Embedding, || {
+            for (&token, state) in batch.tokens.iter().zip(states.chunks_exact_mut(d)) {
+                state.copy_from_slice(&table[token as usize * d..][..d]);
+            }
+            padding.fill(0.0);
+        });
+    }
+}

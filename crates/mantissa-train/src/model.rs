@@ -1,0 +1,315 @@
+//! A model in training: parameters, gradients, and one step's forward and backward.
+
+use std::ops::Range;
+
+use mantissa_kernels::kernels;
+use mantissa_model::flow::{LayerFlow, NormKind, Sequences};
+use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD, norm_name};
+use mantissa_model::{
+    Activation, Batch, ForwardError, LinearKind, LoadError, ModelConfig, Role, WeightSource, load_config,
+    zeros,
+};
+
+use crate::arena::{ParamTable, Parameters};
+use crate::error::TrainError;
+use crate::linear::LinearOp;
+use crate::plan::{Saved, Scratch, allocate};
+use crate::policy::LinearPolicy;
+use crate::profile::{Part, Profile};
+
+/// The target of a token that has none.
+pub const IGNORE_TARGET: u32 = u32::MAX;
+
+/// What a model in training is planned for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Most tokens of a batch.
+    pub max_tokens: usize,
+    /// Most tokens of a sequence.
+    pub max_len: usize,
+    /// Threads; they change no bit.
+    pub threads: usize,
+    /// Precision of the decoder's linear layers. The head is f32.
+    pub policy: LinearPolicy,
+}
+
+/// The loss of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// Sum of the negative log-likelihoods in nats.
+    pub nll: f64,
+    /// Number of targets.
+    pub targets: usize,
+}
+
+impl Loss {
+    /// Nats for each target; NaN where there is none.
+    pub fn mean(&self) -> f64 {
+        self.nll / self.targets as f64
+    }
+}
+
+/// Targets for predicting each next token of a sequence: the tokens shifted by one, and none for the last of each.
+pub fn next_token_targets(batch: &Batch<'_>) -> Vec<u32> {
+    let mut targets: Vec<u32> = batch.tokens.iter().skip(1).copied().chain([IGNORE_TARGET]).collect();
+    targets.truncate(batch.tokens.len());
+    let mut end = 0;
+    for &len in batch.lens {
+        end += len;
+        if let Some(last) = end.checked_sub(1).and_then(|last| targets.get_mut(last)) {
+            *last = IGNORE_TARGET;
+        }
+    }
+    targets
+}
+
+/// A layer's flow and the places of its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerOps {
+    pub(crate) flow: LayerFlow,
+    pub(crate) input_norm: Range<usize>,
+    pub(crate) post_norm: Range<usize>,
+    /// In the order of [`LinearKind::ALL`].
+    linears: Vec<LinearOp>,
+}
+
+impl LayerOps {
+    pub(crate) fn linear(&self, kind: LinearKind) -> &LinearOp {
+        &self.linears[kind as usize]
+    }
+}
+
+/// A model in training.
+#[derive(Debug)]
+pub struct TrainModel {
+    pub(crate) config: ModelConfig,
+    pub(crate) options: Options,
+    pub(crate) params: Parameters,
+    pub(crate) grads: Vec<f32>,
+    pub(crate) layers: Vec<LayerOps>,
+    pub(crate) embedding: Range<usize>,
+    pub(crate) final_norm: Range<usize>,
+    pub(crate) head: LinearOp,
+    pub(crate) saved: Vec<Saved>,
+    pub(crate) scratch: Scratch,
+    pub(crate) profile: Profile,
+}
+
+impl TrainModel {
+    /// Reads the model that `source` describes.
+    ///
+    /// # Errors
+    /// [`TrainError::Unsupported`] names the part of the model that cannot be trained, [`TrainError::Policy`] the
+    /// operand that cannot be had; [`TrainError::Load`] where a weight cannot be read or there is not enough memory.
+    pub fn load(source: &dyn WeightSource, options: Options) -> Result<Self, TrainError> {
+        let config = load_config(source)?;
+        check_supported(&config)?;
+        let params = Parameters::load(source, &config)?;
+        Self::new(config, params, options)
+    }
+
+    /// A model of these parameters.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    ///
+    /// # Panics
+    /// If the parameters are those of another configuration.
+    pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
+        check_supported(&config)?;
+        let table = ParamTable::new(&config);
+        assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
+        let place = |name: &str| table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
+        let layers = (0..config.num_hidden_layers).map(|layer| {
+            let linear = |kind| {
+                let info = config.linear(layer, kind);
+                let weight = table.range(Role::Linear { layer, kind }).unwrap_or_default();
+                let bias = table.range(Role::Bias { layer, kind });
+                LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &options.policy)
+            };
+            Ok(LayerOps {
+                flow: LayerFlow::new(&config, layer, options.threads),
+                input_norm: place(&norm_name(layer, NormKind::Input)),
+                post_norm: place(&norm_name(layer, NormKind::Post)),
+                linears: LinearKind::ALL.into_iter().map(linear).collect::<Result<_, TrainError>>()?,
+            })
+        });
+        let layers = layers.collect::<Result<Vec<_>, TrainError>>()?;
+        let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
+        let shape = (config.vocab_size, config.hidden_size);
+        let weight = place(&format!("{head}.weight"));
+        let (saved, scratch) = allocate(&config, &options)?;
+        let bytes = (table.len() as u64).saturating_mul(4);
+        let memory = LoadError::Memory { what: "gradients", bytes };
+        Ok(TrainModel {
+            grads: zeros(table.len()).ok_or(memory)?,
+            layers,
+            embedding: place(&format!("{EMBEDDING}.weight")),
+            final_norm: place(FINAL_NORM),
+            head: LinearOp::new(head, shape, weight, None, &LinearPolicy::f32())?,
+            saved,
+            scratch,
+            profile: Profile::default(),
+            config,
+            options,
+            params,
+        })
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &Parameters {
+        &self.params
+    }
+
+    /// The parameters, to change.
+    pub fn parameters_mut(&mut self) -> &mut Parameters {
+        &mut self.params
+    }
+
+    /// The arena of gradients, placed as the parameters' [`table`](Parameters::table) says.
+    pub fn gradients(&self) -> &[f32] {
+        &self.grads
+    }
+
+    /// Threads of a step.
+    pub fn threads(&self) -> usize {
+        self.options.threads
+    }
+
+    /// Sums the time of every part of a step from now on.
+    pub fn set_profile(&mut self, profile: Profile) {
+        self.profile = profile;
+    }
+
+    /// What was summed.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Forgets the gradients.
+    pub fn zero_gradients(&mut self) {
+        self.profile.time(Part::Copies, || self.grads.fill(0.0));
+    }
+
+    /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: with
+    /// `1 / targets` the gradient of the mean. `targets[i]` is what follows token `i`, or [`IGNORE_TARGET`].
+    ///
+    /// # Errors
+    /// [`TrainError::Forward`], [`TrainError::Targets`] or [`TrainError::Target`] where the batch is inconsistent
+    /// or larger than planned. The gradients are then as they were.
+    pub fn forward_backward(
+        &mut self,
+        batch: &Batch<'_>,
+        targets: &[u32],
+        scale: f32,
+    ) -> Result<Loss, TrainError> {
+        self.check(batch)?;
+        self.check_targets(batch, targets)?;
+        self.forward_saving(batch)?;
+        let loss = self.head_backward(targets, scale);
+        self.backward(batch);
+        Ok(loss)
+    }
+
+    /// Logits of every token of a batch, `[tokens, vocabulary]`, with the bits that evaluation gives them.
+    ///
+    /// # Errors
+    /// [`TrainError::Forward`] where the batch is inconsistent or larger than planned.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    pub fn logits(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), TrainError> {
+        self.check(batch)?;
+        self.forward_saving(batch)?;
+        let states = &self.scratch.normed[..batch.tokens.len() * self.config.hidden_size];
+        self.head.fprop(self.params.values(), states, out, false, self.options.threads);
+        Ok(())
+    }
+
+    fn check(&self, batch: &Batch<'_>) -> Result<(), ForwardError> {
+        let tokens = batch.tokens.len();
+        let sum = batch.lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        if sum != tokens {
+            return Err(ForwardError::Lengths { sum, tokens });
+        }
+        let longest = batch.lens.iter().max().copied().unwrap_or(0);
+        let planned = [
+            ("tokens of a batch", tokens, self.options.max_tokens),
+            ("tokens of a sequence", longest, self.options.max_len),
+        ];
+        for (what, needed, planned) in planned {
+            if needed > planned {
+                return Err(ForwardError::Plan { what, needed, planned });
+            }
+        }
+        let vocab_size = self.config.vocab_size;
+        match batch.tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+            Some((index, &token)) => Err(ForwardError::Vocabulary { index, token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_targets(&self, batch: &Batch<'_>, targets: &[u32]) -> Result<(), TrainError> {
+        let (found, allowed) = (targets.len(), batch.tokens.len());
+        if found != allowed {
+            return Err(TrainError::Targets { found, allowed });
+        }
+        let vocab_size = self.config.vocab_size;
+        let wrong = |target: u32| target != IGNORE_TARGET && target as usize >= vocab_size;
+        match targets.iter().enumerate().find(|(_, target)| wrong(**target)) {
+            Some((index, &target)) => Err(TrainError::Target { index, target, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the gradient in `d_residual` from the last layer to the embedding.
+    fn backward(&mut self, batch: &Batch<'_>) {
+        for i in (0..self.layers.len()).rev() {
+            self.layer_backward(i, batch.lens);
+        }
+        let d = self.config.hidden_size;
+        let table = &mut self.grads[self.embedding.clone()];
+        self.profile.time(Part::Embedding, || {
+            // Token by token: rows that occur more than once are added to in the order of the batch.
+            for (&token, dx) in batch.tokens.iter().zip(self.scratch.d_residual.chunks_exact(d)) {
+                kernels().axpy(1.0, dx, &mut table[token as usize * d..][..d]);
+            }
+        });
+    }
+
+    /// The sequences of a batch, as the flow takes them.
+    pub(crate) fn sequences<'a>(batch: &Batch<'a>) -> Sequences<'a> {
+        Sequences::whole(batch.lens)
+    }
+}
+
+/// # Errors
+/// [`TrainError::Unsupported`] for the first part of the model that has no backward.
+fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
+    let refuse = |field, found: String, allowed| Err(TrainError::Unsupported { field, found, allowed });
+    if config.has_head_norms() || config.has_sub_norms() {
+        let found = format!("{:?}, with norms inside attention or MLP", config.model_type);
+        return refuse("model_type", found, "llama, mistral or qwen2");
+    }
+    if config.hidden_act != Activation::Silu {
+        return refuse("hidden_act", format!("{:?}", config.hidden_act), "silu");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_end_with_each_sequence() {
+        let batch = Batch { tokens: &[5, 6, 7, 8, 9], lens: &[3, 0, 2] };
+        assert_eq!(next_token_targets(&batch), [6, 7, IGNORE_TARGET, 9, IGNORE_TARGET]);
+        assert!(next_token_targets(&Batch { tokens: &[], lens: &[0] }).is_empty());
+    }
+}

@@ -1,0 +1,305 @@
+//! The memory of training, stated before it is taken.
+
+use mantissa_kernels::CausalAttention;
+use mantissa_model::flow::{LayerFlow, MIN_ROWS};
+use mantissa_model::{LoadError, ModelConfig, zeros};
+
+use crate::arena::ParamTable;
+use crate::model::Options;
+use crate::rows::PART;
+
+/// Tokens whose logits are held at a time.
+pub(crate) const HEAD_ROWS: usize = 512;
+
+/// What is allocated for a model in training, by name. The optimizer's state is its own
+/// ([`AdamW::bytes`](crate::AdamW::bytes)); the matrix product's packing, of about the second-level cache for each
+/// thread, comes on top.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Name and bytes.
+    pub entries: Vec<(&'static str, u64)>,
+}
+
+impl Plan {
+    /// For a model and what it is to be given.
+    pub fn new(config: &ModelConfig, options: &Options) -> Self {
+        let sizes = Sizes::new(config, options);
+        let bytes = |lengths: &[usize]| lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64));
+        let arena = ParamTable::new(config).len() as u64;
+        let saved = bytes(&sizes.saved()).saturating_mul(config.num_hidden_layers as u64);
+        let entries = [
+            ("parameters", arena),
+            ("gradients", arena),
+            ("saved activations", saved),
+            ("logits", sizes.logits as u64),
+            ("scratch", bytes(&sizes.scratch()).saturating_sub(sizes.logits as u64)),
+        ];
+        Plan { entries: entries.map(|(name, n)| (name, n.saturating_mul(4))).to_vec() }
+    }
+
+    /// Their sum.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.1))
+    }
+}
+
+/// Lengths in f32.
+#[derive(Clone, Debug)]
+struct Sizes {
+    tokens: usize,
+    rows: usize,
+    hidden: usize,
+    query: usize,
+    key: usize,
+    heads: usize,
+    intermediate: usize,
+    logits: usize,
+    scores: usize,
+    tables: usize,
+}
+
+impl Sizes {
+    fn new(config: &ModelConfig, options: &Options) -> Self {
+        Sizes {
+            tokens: options.max_tokens,
+            rows: options.max_tokens.max(MIN_ROWS),
+            hidden: config.hidden_size,
+            query: config.query_width(),
+            key: config.key_value_width(),
+            heads: config.num_attention_heads,
+            intermediate: config.intermediate_size,
+            logits: options.max_tokens.min(HEAD_ROWS).saturating_mul(config.vocab_size),
+            scores: scores(config, options.max_len).saturating_mul(options.threads.max(1)),
+            tables: options.max_len.saturating_mul(config.head_dim / 2),
+        }
+    }
+
+    /// Of the fields of [`Saved`], in their order.
+    fn saved(&self) -> [usize; 9] {
+        let of = |width: usize| self.rows.saturating_mul(width);
+        [
+            of(self.hidden),
+            of(self.query),
+            of(self.key),
+            of(self.key),
+            of(self.query),
+            self.tokens.saturating_mul(self.heads),
+            of(self.hidden),
+            of(self.intermediate),
+            of(self.intermediate),
+        ]
+    }
+
+    /// Of the fields of [`Scratch`], in their order.
+    fn scratch(&self) -> [usize; 14] {
+        let of = |width: usize| self.rows.saturating_mul(width);
+        [
+            of(self.hidden),
+            of(self.hidden),
+            of(self.intermediate),
+            self.scores,
+            of(self.hidden),
+            of(self.hidden),
+            of(self.query),
+            of(self.query),
+            of(self.key),
+            of(self.key),
+            self.tokens.div_ceil(PART).saturating_mul(self.hidden),
+            self.logits,
+            self.tables,
+            self.tables,
+        ]
+    }
+}
+
+/// Scratch of one thread's attention, forward or backward. Without the window, which only makes it less.
+fn scores(config: &ModelConfig, max_len: usize) -> usize {
+    let shape = CausalAttention { window: None, ..*LayerFlow::new(config, 0, 1).attention_shape() };
+    shape.scratch_len(max_len, max_len).max(shape.backward_scratch_len(max_len))
+}
+
+/// f32 values of one thread's scores.
+pub(crate) fn scores_per_thread(scores: &[f32], threads: usize) -> usize {
+    scores.len() / threads.max(1)
+}
+
+/// What a layer's backward needs of its forward.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    /// What the layer read, `[rows, hidden]`.
+    pub(crate) residual: Vec<f32>,
+    /// Queries, rotated, `[rows, query width]`.
+    pub(crate) q: Vec<f32>,
+    /// Keys, rotated, `[rows, key width]`.
+    pub(crate) k: Vec<f32>,
+    /// Values, `[rows, key width]`.
+    pub(crate) v: Vec<f32>,
+    /// The joined heads, `[rows, query width]`.
+    pub(crate) attended: Vec<f32>,
+    /// Log-sum-exp of the scores, `[tokens, heads]`.
+    pub(crate) lse: Vec<f32>,
+    /// The residual stream between attention and MLP, `[rows, hidden]`.
+    pub(crate) middle: Vec<f32>,
+    /// Gate before its activation, `[rows, intermediate]`; in the backward, its gradient.
+    pub(crate) gate: Vec<f32>,
+    /// Up, `[rows, intermediate]`; in the backward, its gradient.
+    pub(crate) up: Vec<f32>,
+}
+
+/// What is used for every layer again.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    /// The residual stream, `[rows, hidden]`.
+    pub(crate) residual: Vec<f32>,
+    /// A normed copy, `[rows, hidden]`.
+    pub(crate) normed: Vec<f32>,
+    /// The MLP's inner activation, or its gradient, `[rows, intermediate]`.
+    pub(crate) inner: Vec<f32>,
+    /// Attention's scores, of each thread.
+    pub(crate) scores: Vec<f32>,
+    /// Gradient of the residual stream, `[rows, hidden]`.
+    pub(crate) d_residual: Vec<f32>,
+    /// Gradient of a normed copy, `[rows, hidden]`.
+    pub(crate) d_normed: Vec<f32>,
+    /// Gradient of the joined heads, `[rows, query width]`.
+    pub(crate) d_attended: Vec<f32>,
+    /// Gradient of the queries, `[rows, query width]`.
+    pub(crate) dq: Vec<f32>,
+    /// Gradient of the keys, `[rows, key width]`.
+    pub(crate) dk: Vec<f32>,
+    /// Gradient of the values, `[rows, key width]`.
+    pub(crate) dv: Vec<f32>,
+    /// Gradient of a norm's weight, one row for each part of the tokens.
+    pub(crate) partials: Vec<f32>,
+    /// Logits of some tokens.
+    pub(crate) logits: Vec<f32>,
+    /// `[positions, head_dim / 2]`.
+    pub(crate) cos: Vec<f32>,
+    /// `[positions, head_dim / 2]`.
+    pub(crate) sin: Vec<f32>,
+}
+
+/// Allocates what [`Plan`] states for activations and scratch.
+///
+/// # Errors
+/// [`LoadError::Memory`], [`LoadError::Context`].
+pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<Saved>, Scratch), LoadError> {
+    let (needed, allowed) = (options.max_len, config.max_position_embeddings);
+    if needed > allowed {
+        return Err(LoadError::Context { needed, allowed });
+    }
+    let sizes = Sizes::new(config, options);
+    let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
+    let layer = || {
+        let [residual, q, k, v, attended, lse, middle, gate, up] = arrays(sizes.saved())?;
+        Some(Saved { residual, q, k, v, attended, lse, middle, gate, up })
+    };
+    let saved = (0..config.num_hidden_layers).map(|_| layer()).collect::<Option<Vec<_>>>();
+    let saved = saved.ok_or_else(memory)?;
+    let [
+        residual,
+        normed,
+        inner,
+        scores,
+        d_residual,
+        d_normed,
+        d_attended,
+        dq,
+        dk,
+        dv,
+        partials,
+        logits,
+        mut cos,
+        mut sin,
+    ] = arrays(sizes.scratch()).ok_or_else(memory)?;
+    config.rope.fill_tables(config.head_dim, options.max_len, &mut cos, &mut sin);
+    let scratch = Scratch {
+        residual,
+        normed,
+        inner,
+        scores,
+        d_residual,
+        d_normed,
+        d_attended,
+        dq,
+        dk,
+        dv,
+        partials,
+        logits,
+        cos,
+        sin,
+    };
+    Ok((saved, scratch))
+}
+
+fn arrays<const N: usize>(lengths: [usize; N]) -> Option<[Vec<f32>; N]> {
+    let all = lengths.into_iter().map(zeros).collect::<Option<Vec<_>>>()?;
+    all.try_into().ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::arena::Parameters;
+    use crate::model::TrainModel;
+    use crate::policy::LinearPolicy;
+
+    fn config(changes: &[(&str, u64)]) -> ModelConfig {
+        let mut config = json!({
+            "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5
+        });
+        changes.iter().for_each(|(field, value)| config[field] = json!(value));
+        ModelConfig::from_json(&config, "config.json").unwrap()
+    }
+
+    /// What is stated is what is allocated.
+    #[test]
+    fn the_plan_is_the_sum_of_the_buffers() {
+        let config = config(&[]);
+        for (max_tokens, max_len, threads) in [(1, 1, 1), (700, 64, 1), (2000, 40, 3)] {
+            let options = Options { max_tokens, max_len, threads, policy: LinearPolicy::f32() };
+            let plan = Plan::new(&config, &options);
+            let params = Parameters::random(&config, 0.1, 1).unwrap();
+            let model = TrainModel::new(config.clone(), params, options).unwrap();
+            let saved = model.saved.iter().flat_map(|s| {
+                [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up]
+                    .map(Vec::capacity)
+            });
+            let s = &model.scratch;
+            let scratch = [
+                &s.residual,
+                &s.normed,
+                &s.inner,
+                &s.scores,
+                &s.d_residual,
+                &s.d_normed,
+                &s.d_attended,
+                &s.dq,
+                &s.dk,
+                &s.dv,
+                &s.partials,
+                &s.logits,
+                &s.cos,
+                &s.sin,
+            ];
+            let arenas = model.params.values().len() + model.grads.capacity();
+            let all = saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + arenas;
+            assert_eq!(plan.bytes(), 4 * all as u64, "{max_tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_work() {
+        let options =
+            |max_tokens, max_len| Options { max_tokens, max_len, threads: 1, policy: LinearPolicy::f32() };
+        let error = allocate(&config(&[]), &options(8, 65)).unwrap_err();
+        assert!(matches!(error, LoadError::Context { needed: 65, allowed: 64 }), "{error}");
+        let error = allocate(&config(&[]), &options(usize::MAX / 64, 8)).unwrap_err();
+        assert!(matches!(error, LoadError::Memory { .. }), "{error}");
+    }
+}

@@ -1,0 +1,201 @@
+//! Loss scaling for fp16: the loss is multiplied by a scale so that small gradients do not vanish, gradients are divided by
+//! it, and where one of them overflowed the step is skipped and the scale lowered (Micikevicius et al. 2018, "Mixed Precision
+//! Training", arXiv 1710.03740, section 3.2). Two rules of when it changes, those of `torch.amp.GradScaler` and of
+//! Megatron-LM's `DynamicGradScaler`, step for step.
+
+/// When the scale grows and shrinks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScalingRule {
+    /// `torch.amp.GradScaler`: every overflow backs off, `interval` steps without one grow; growth past the largest f32 is
+    /// left out.
+    PyTorch,
+    /// Megatron-LM: the scale backs off only once `hysteresis` overflows have been seen since it last grew, and not below
+    /// `min_scale`.
+    Megatron {
+        /// Overflows that are borne before the scale backs off; 1 backs off at the first.
+        hysteresis: u32,
+        /// The least scale.
+        min_scale: f32,
+    },
+}
+
+/// What a run keeps fixed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingOptions {
+    /// When the scale changes.
+    pub rule: ScalingRule,
+    /// The first scale.
+    pub initial: f32,
+    /// Factor of growth.
+    pub growth: f32,
+    /// Factor after an overflow.
+    pub backoff: f32,
+    /// Steps without an overflow before the scale grows.
+    pub interval: u32,
+}
+
+impl ScalingOptions {
+    /// PyTorch's: 2^16, doubled after 2000 steps, halved at each overflow.
+    pub const PYTORCH: Self = ScalingOptions {
+        rule: ScalingRule::PyTorch,
+        initial: 65_536.0,
+        growth: 2.0,
+        backoff: 0.5,
+        interval: 2000,
+    };
+
+    /// Megatron-LM's: 2^32, doubled after 1000 steps, halved at the second overflow since then and all that follow, at least 1.
+    pub const MEGATRON: Self = ScalingOptions {
+        rule: ScalingRule::Megatron { hysteresis: 2, min_scale: 1.0 },
+        initial: 4_294_967_296.0,
+        growth: 2.0,
+        backoff: 0.5,
+        interval: 1000,
+    };
+}
+
+/// A dynamic loss scale: everything of it that a checkpoint must hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaler {
+    options: ScalingOptions,
+    scale: f32,
+    /// Steps without an overflow since the scale last changed or overflowed.
+    growth_tracker: u32,
+    /// Overflows left before the scale backs off (Megatron).
+    hysteresis_tracker: i64,
+}
+
+impl LossScaler {
+    /// A scaler at its first scale.
+    pub fn new(options: ScalingOptions) -> Self {
+        let hysteresis_tracker = match options.rule {
+            ScalingRule::PyTorch => 0,
+            ScalingRule::Megatron { hysteresis, .. } => i64::from(hysteresis),
+        };
+        LossScaler { options, scale: options.initial, growth_tracker: 0, hysteresis_tracker }
+    }
+
+    /// A scaler as it was after [`state`](Self::state).
+    pub fn resume(
+        options: ScalingOptions,
+        (scale, growth_tracker, hysteresis_tracker): (f32, u32, i64),
+    ) -> Self {
+        LossScaler { options, scale, growth_tracker, hysteresis_tracker }
+    }
+
+    /// Scale, growth tracker and hysteresis tracker.
+    pub fn state(&self) -> (f32, u32, i64) {
+        (self.scale, self.growth_tracker, self.hysteresis_tracker)
+    }
+
+    /// What the loss is multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Whether the scale can back off no further, so that skipping more steps changes nothing.
+    pub fn at_floor(&self) -> bool {
+        let floor = match self.options.rule {
+            ScalingRule::PyTorch => f32::MIN_POSITIVE,
+            ScalingRule::Megatron { min_scale, .. } => min_scale,
+        };
+        self.scale <= floor
+    }
+
+    /// Takes note of a step: whether a gradient overflowed, so that it was skipped.
+    pub fn update(&mut self, overflow: bool) {
+        let ScalingOptions { rule, growth, backoff, interval, .. } = self.options;
+        if overflow {
+            self.growth_tracker = 0;
+            match rule {
+                ScalingRule::PyTorch => self.scale *= backoff,
+                ScalingRule::Megatron { min_scale, .. } => {
+                    self.hysteresis_tracker -= 1;
+                    if self.hysteresis_tracker <= 0 {
+                        self.scale = (self.scale * backoff).max(min_scale);
+                    }
+                }
+            }
+            return;
+        }
+        self.growth_tracker += 1;
+        if self.growth_tracker < interval {
+            return;
+        }
+        self.growth_tracker = 0;
+        let grown = self.scale * growth;
+        if grown.is_finite() {
+            self.scale = grown;
+        }
+        if let ScalingRule::Megatron { hysteresis, .. } = rule {
+            self.hysteresis_tracker = i64::from(hysteresis);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The scale before each of `steps` steps, of which those in `overflows` overflow; counted from 1.
+    fn trace(options: ScalingOptions, steps: u32, overflows: &[u32]) -> Vec<f32> {
+        let mut scaler = LossScaler::new(options);
+        (1..=steps)
+            .map(|step| {
+                let scale = scaler.scale();
+                scaler.update(overflows.contains(&step));
+                scale
+            })
+            .collect()
+    }
+
+    /// Experiment E2b: overflows at steps 3, 4 and 10, growth after 4 good steps. Traces written down from the two rules.
+    #[test]
+    fn traces_of_both_rules() {
+        let options = ScalingOptions { initial: 1024.0, interval: 4, ..ScalingOptions::PYTORCH };
+        let found = trace(options, 16, &[3, 4, 10]);
+        // 3 and 4 halve; 5-8 are good: doubled before 9; 10 halves; 11-14 are good: doubled before 15.
+        let expected = [
+            1024.0, 1024.0, 1024.0, 512.0, 256.0, 256.0, 256.0, 256.0, 512.0, 512.0, 256.0, 256.0, 256.0,
+            256.0, 512.0, 512.0,
+        ];
+        assert_eq!(found, expected);
+        let options = ScalingOptions { initial: 1024.0, interval: 4, ..ScalingOptions::MEGATRON };
+        let found = trace(options, 16, &[3, 4, 10]);
+        // 3 is borne, 4 halves; 5-8 are good: doubled before 9 and the hysteresis refilled; 10 is borne; 11-14 are good.
+        let expected = [
+            1024.0, 1024.0, 1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0, 1024.0, 1024.0, 1024.0, 1024.0,
+            1024.0, 1024.0, 2048.0, 2048.0,
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn without_hysteresis_left_every_overflow_backs_off() {
+        let options = ScalingOptions { initial: 8.0, ..ScalingOptions::MEGATRON };
+        // No growth refills it, and the floor holds.
+        assert_eq!(trace(options, 7, &[1, 2, 3, 4, 5, 6]), [8.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn growth_past_the_largest_f32_is_left_out() {
+        let options = ScalingOptions { initial: 2f32.powi(127), interval: 1, ..ScalingOptions::PYTORCH };
+        assert_eq!(trace(options, 3, &[]), [2f32.powi(127); 3]);
+        assert!(!LossScaler::new(options).at_floor());
+    }
+
+    #[test]
+    fn a_state_goes_on_where_it_was() {
+        let options = ScalingOptions { initial: 64.0, interval: 3, ..ScalingOptions::MEGATRON };
+        for cut in 0..12 {
+            let overflow = |step: u32| step % 5 == 2;
+            let mut whole = LossScaler::new(options);
+            (0..12).for_each(|step| whole.update(overflow(step)));
+            let mut first = LossScaler::new(options);
+            (0..cut).for_each(|step| first.update(overflow(step)));
+            let mut second = LossScaler::resume(options, first.state());
+            (cut..12).for_each(|step| second.update(overflow(step)));
+            assert_eq!(second, whole);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! One forward: training's logits against evaluation's, and what training refuses.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{batch, bits, evaluate, name, tiny, train_model, trainable};
+use mantissa_model::Batch;
+use mantissa_store::convention::ModelFiles;
+use mantissa_train::TrainError;
+
+#[test]
+fn training_and_evaluation_give_the_same_bits() {
+    for dir in trainable() {
+        let files = ModelFiles::open(&dir).unwrap();
+        for tokens in [1, 20, 65, 66, 600, 1200] {
+            let (tokens, lens) = batch(&dir, tokens);
+            let batch = Batch { tokens: &tokens, lens: &lens };
+            let expected = bits(&evaluate(&files, &batch));
+            for threads in [1, 2, 3] {
+                let mut model = train_model(&dir, threads).unwrap();
+                let mut logits = vec![f32::NAN; expected.len()];
+                model.logits(&batch, &mut logits).unwrap();
+                let same = bits(&logits) == expected;
+                assert!(same, "{}, {} tokens, {threads} threads", name(&dir), tokens.len());
+            }
+        }
+    }
+}
+
+/// Norms inside attention and MLP and the other activations have no backward: the field is named.
+#[test]
+fn what_cannot_be_trained_is_refused() {
+    let refused: Vec<_> = tiny()
+        .iter()
+        .filter_map(|dir| match train_model(dir, 1) {
+            Err(TrainError::Unsupported { field, found, allowed }) => {
+                assert!(!found.is_empty() && !allowed.is_empty());
+                Some((name(dir).to_string(), field))
+            }
+            Err(error) => panic!("{}: {error}", dir.display()),
+            Ok(_) => None,
+        })
+        .collect();
+    let expected = ["bitnet-relu2", "bitnet-silu", "qwen3-qknorm"];
+    assert_eq!(refused, expected.map(|name| (name.to_string(), "model_type")));
+}

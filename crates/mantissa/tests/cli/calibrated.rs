@@ -1,0 +1,110 @@
+//! Methods that calibrate, as a user calls them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::support::{fail, json, mantissa, root, stderr, text};
+
+/// A model with a tokenizer.
+fn model() -> PathBuf {
+    root().join("tests/data/tiny/llama2-gqa-tied")
+}
+
+fn calibration_text(dir: &Path) -> PathBuf {
+    let path = dir.join("calibration.txt");
+    let line =
+        |i: usize| format!("Line {i} of a text to calibrate on, with {} words and a stop.\n", i * i % 17);
+    fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
+    path
+}
+
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&p).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn gptq_from_text_has_the_same_bytes_on_any_number_of_threads() {
+    let temp = TempDir::new().unwrap();
+    let (model, calibration) = (model(), calibration_text(temp.path()));
+    let quantize = |name: &str, more: &[&str]| {
+        let out = temp.path().join(name);
+        let mut arguments = vec!["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out)];
+        arguments.extend(["--calibration", text(&calibration), "--length", "24", "--json"]);
+        arguments.extend(more);
+        (json(&arguments), files(&out))
+    };
+    let (done, one) = quantize("one", &["--samples", "9", "--threads", "1"]);
+    assert_eq!(done["verification"]["ok"], true);
+    assert_eq!((&done["method"], &done["layers"][0]["method"]), (&"gptq".into(), &"gptq".into()));
+    assert!(done["layers"][0]["output_error"].as_f64().unwrap() > 0.0);
+    assert_eq!(quantize("two", &["--samples", "9", "--threads", "2"]).1, one);
+    // Other windows of the same text are another calibration.
+    assert_ne!(quantize("more", &["--samples", "12"]).1, one);
+}
+
+#[test]
+fn a_calibration_is_asked_for_and_checked() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (model(), temp.path().join("out"));
+    let refused = |code: i32, more: &[&str]| {
+        let mut arguments = vec!["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out)];
+        arguments.extend(more);
+        let message = fail(code, &arguments);
+        assert!(!out.exists());
+        message
+    };
+    assert!(refused(2, &[]).contains("--calibration TEXT or --calibration-tokens"));
+    assert!(refused(2, &["--calibration", "nowhere.txt"]).contains("nowhere.txt: found no such file"));
+    let empty = temp.path().join("empty.txt");
+    fs::write(&empty, " \n").unwrap();
+    assert!(refused(2, &["--calibration", text(&empty)]).contains("empty.txt"));
+    let calibration = calibration_text(temp.path());
+    let with = |more: [&'static str; 2]| ["--calibration", text(&calibration), more[0], more[1]];
+    assert!(refused(2, &with(["--samples", "0"])).contains("--samples"));
+    assert!(refused(2, &with(["--length", "1"])).contains("--length: found 1, allowed 2 to"));
+    assert!(refused(2, &with(["--length", "99999999"])).contains("the model's context"));
+    let windows = temp.path().join("w.json");
+    fs::write(&windows, "[[1, 2, 99999]]").unwrap();
+    let message = refused(2, &["--calibration-tokens", text(&windows)]);
+    assert!(message.contains("w.json: window 0: found token 99999"), "{message}");
+    // Too few windows are said, and an error for those who asked for that.
+    let mut arguments =
+        vec!["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out), "--strict"];
+    arguments.extend(with(["--samples", "100000"]));
+    let strict = mantissa(&arguments);
+    assert_eq!(strict.status.code(), Some(1));
+    assert!(stderr(&strict).contains("100000 asked for") && !out.exists(), "{}", stderr(&strict));
+}
+
+#[test]
+fn token_windows_are_used_as_they_are() {
+    let temp = TempDir::new().unwrap();
+    let (model, out, windows) = (model(), temp.path().join("out"), temp.path().join("w.json"));
+    fs::write(&windows, "{\"a\": [[1, 2, 3, 4, 5], [6]], \"b\": [[7, 8, 9]]}").unwrap();
+    let done = mantissa(&[
+        "quantize",
+        text(&model),
+        "--recipe",
+        "gptq-int8-channel",
+        "--out",
+        text(&out),
+        "--calibration-tokens",
+        &format!("{}:a", text(&windows)),
+        // Of no meaning here.
+        "--samples",
+        "1",
+        "--length",
+        "2",
+    ]);
+    assert_eq!(done.status.code(), Some(0), "{}", stderr(&done));
+    // Six tokens say little of a Hessian this wide.
+    assert!(stderr(&done).contains("w.json:a: 6 tokens for layers of"), "{}", stderr(&done));
+}
