@@ -144,22 +144,6 @@ impl From<RecipeError> for QuantError {
     }
 }
 
-/// A text that is not the one of recorded figures.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
-    .path.display(), .found.windows, .found.tokens, .found.sha256,
-    .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
-)]
-pub struct OtherText {
-    /// The artifact.
-    pub path: PathBuf,
-    /// What its figures were measured on.
-    pub recorded: TokenSet,
-    /// What was given.
-    pub found: TokenSet,
-}
-
 /// An output that lost more than is allowed.
 #[derive(Debug, thiserror::Error)]
 #[error(

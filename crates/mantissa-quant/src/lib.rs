@@ -24,7 +24,7 @@ mod sequential;
 mod source;
 pub mod verify;
 
-pub use error::{GateFailure, OtherText, QuantError, Result, Unfinished};
+pub use error::{GateFailure, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::MANIFEST_SUFFIX;
 pub use journal::Start;

@@ -322,7 +322,10 @@ fn figures_are_measured_again_on_their_own_text_alone() {
     let against = |text| Against { reference: None, recorded: true, text: Some(text) };
     let go_on = |_| ControlFlow::Continue(());
     let error = verify_against(&out, &against(other), 1, &go_on).unwrap_err();
-    assert!(matches!(error, QuantError::OtherText(_)) && error.to_string().contains("w.json:k"), "{error}");
+    assert!(
+        matches!(error, QuantError::OtherText { .. }) && error.to_string().contains("w.json:k"),
+        "{error}"
+    );
     // Without the source the loss is still checked.
     let text = windows();
     let found = verify_against(&out, &against(&text), 1, &go_on).unwrap();

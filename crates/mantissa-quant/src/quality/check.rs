@@ -9,7 +9,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Manifest, hash_file};
 
 use super::{Digests, Figures, QUALITY_NAME, Quality, TokenSet, hashes};
-use crate::error::{OtherText, QuantError, Result};
+use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorReport;
 use crate::verify::Verification;
 
