@@ -2,13 +2,14 @@
 //! --example kernel_bench [kernel] [elements]`.
 //!
 //! The memory limits are measured here with plain loops of the same read/write mix over buffers larger than
-//! the last private cache; the arithmetic limit with a loop of independent fused multiply-adds. Every figure
-//! is the median of several runs.
+//! the last private cache; the arithmetic limits with loops of independent fused multiply-adds and bf16 dot
+//! products in registers. Every figure is the median of several runs, in processor time of the one thread that
+//! runs it where the system tells (Unix), so that other work on the machine shows less.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use mantissa_kernels::{AdamWStep, CausalAttention, Isa, Kernels, MatMut, MatRef};
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const RUNS: usize = 9;
 /// Elements of the streaming operands unless the second argument says otherwise: 64 MiB of f32, more than the
@@ -30,7 +31,9 @@ fn main() {
         bench.quantize(&kernels);
     }
     println!("\nmatrix products, {}", Isa::detect());
-    bench.products(&Kernels::new(Isa::detect()).expect("the detected level is available"));
+    let best = Kernels::new(Isa::detect()).expect("the detected level is available");
+    bench.products(&best);
+    bench.half_products(&best);
 }
 
 struct Bench {
@@ -55,7 +58,11 @@ impl Bench {
                 *o = a + b;
             }
         });
-        fma_peak();
+        for (name, peak) in [("f32 FMA peak", fma_peak()), ("bf16 dot peak", bf16_dot_peak())] {
+            if let Some(peak) = peak {
+                println!("  {name:36} {:8.1} GFLOP/s", peak * 1e-9);
+            }
+        }
     }
 
     /// Bytes read plus bytes written.
@@ -239,6 +246,72 @@ impl Bench {
         }
     }
 
+    /// The three products of a linear layer in training, (tokens, out, in), at bf16 and f16.
+    fn half_products(&mut self, k: &Kernels) {
+        let widening = k.with_bf16_dot(false).expect("every processor can widen");
+        for shape in [(512, 2048, 2048), (4096, 288, 288), (4096, 768, 288), (4096, 288, 768)] {
+            for (product, label) in ["nt", "nn", "tn"].iter().enumerate() {
+                let label = format!("{label} {} x {} x {}", shape.0, shape.1, shape.2);
+                if let Some(dot) = k.with_bf16_dot(true) {
+                    self.half_product(
+                        &format!("gemm_bf16_{label} dot"),
+                        &dot,
+                        shape,
+                        HALF_PRODUCTS[product].0,
+                    );
+                }
+                self.half_product(
+                    &format!("gemm_bf16_{label} wide"),
+                    &widening,
+                    shape,
+                    HALF_PRODUCTS[product].0,
+                );
+                self.half_product(&format!("gemm_f16_{label}"), &widening, shape, HALF_PRODUCTS[product].1);
+            }
+        }
+    }
+
+    fn half_product(
+        &mut self,
+        label: &str,
+        k: &Kernels,
+        (t, out, inp): (usize, usize, usize),
+        f: HalfProduct,
+    ) {
+        if !label.contains(self.filter.as_str()) {
+            return;
+        }
+        // 1 to 2 or -1 to -2 in bf16, with all bits of the fraction; small numbers in f16.
+        let bits = |len: usize| -> Vec<u16> {
+            (0..len).map(|i| 0x3f80 | (i.wrapping_mul(40_503) >> 4) as u16 & 0x807f).collect()
+        };
+        let ((a_rows, a_cols), (b_rows, b_cols), (m, n)) = match label.split(' ').next() {
+            Some(name) if name.ends_with("nt") => ((t, inp), (out, inp), (t, out)),
+            Some(name) if name.ends_with("nn") => ((t, out), (out, inp), (t, inp)),
+            _ => ((t, out), (t, inp), (out, inp)),
+        };
+        let (a, b, c) = (bits(a_rows * a_cols), bits(b_rows * b_cols), &mut self.out[..m * n]);
+        // The peaks beside the product, because the clock of a shared machine moves.
+        let peaks = (bf16_dot_peak(), fma_peak());
+        let time = seconds(|| {
+            f(
+                k,
+                MatRef::new(&a, a_rows, a_cols),
+                MatRef::new(&b, b_rows, b_cols),
+                MatMut::new(c, m, n),
+                false,
+            );
+        });
+        let speed = (2 * t * out * inp) as f64 / time;
+        print!("  {label:36} {:8.1} GFLOP/s", speed * 1e-9);
+        for (name, peak) in [("bf16 dot", peaks.0), ("f32 FMA", peaks.1)] {
+            if let Some(peak) = peak {
+                print!("   {:4.0} % of the {name} peak {:.1}", 100.0 * speed / peak, peak * 1e-9);
+            }
+        }
+        println!();
+    }
+
     /// GFLOP/s over the visible scores alone: 4 operations per visible (query, key) pair and element.
     fn attention(&mut self, k: &Kernels, t: usize, heads: usize, kv_heads: usize, head_dim: usize) {
         let s = t.max(2048);
@@ -256,6 +329,15 @@ impl Bench {
         println!("  {label:36} {:8.1} GFLOP/s", (4 * visible * head_dim) as f64 / time * 1e-9);
     }
 }
+
+type HalfProduct = fn(&Kernels, MatRef<'_, u16>, MatRef<'_, u16>, MatMut<'_>, bool);
+
+/// nt, nn and tn of bf16 and of f16.
+const HALF_PRODUCTS: [(HalfProduct, HalfProduct); 3] = [
+    (Kernels::gemm_bf16_nt, Kernels::gemm_f16_nt),
+    (Kernels::gemm_bf16_nn, Kernels::gemm_f16_nn),
+    (Kernels::gemm_bf16_tn, Kernels::gemm_f16_tn),
+];
 
 fn bare_gemm(name: &str, (t, n, d): (usize, usize, usize), a: &[f32], b: &[f32], c: &mut [f32]) {
     let (a_cs, a_rs) = if name == "tn" { (t as isize, 1) } else { (1, d as isize) };
@@ -288,27 +370,52 @@ fn bare_gemm(name: &str, (t, n, d): (usize, usize, usize), a: &[f32], b: &[f32],
     }
 }
 
-/// Independent fused multiply-adds in registers: 2 operations each.
-fn fma_peak() {
+/// Steps of a peak's loop, each of some independent instructions.
+const STEPS: usize = 200_000;
+
+/// Operations a second of fused multiply-adds in registers, 2 operations each.
+fn fma_peak() -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
-        const STEPS: usize = 50_000_000;
-        let time = if Isa::Avx512.is_available() {
+        if Isa::Avx512.is_available() {
             // SAFETY: the level was just found to be available.
-            seconds(|| unsafe { fma_512(STEPS / 16) })
-        } else if Isa::Avx2.is_available() && is_x86_feature_detected!("fma") {
-            // SAFETY: the features were just found to be available.
-            seconds(|| unsafe { fma_256(STEPS / 16) })
-        } else {
-            return;
-        };
-        let lanes = if Isa::Avx512.is_available() { 16 } else { 8 };
-        println!(
-            "  {:36} {:8.1} GFLOP/s",
-            "f32 FMA peak",
-            (STEPS / 16 * 16 * lanes * 2) as f64 / time * 1e-9
-        );
+            let time = seconds(|| unsafe { fma_512(STEPS) });
+            return Some((STEPS * 24 * 16 * 2) as f64 / time);
+        }
+        if Isa::Avx2.is_available() {
+            // SAFETY: the level was just found to be available.
+            let time = seconds(|| unsafe { fma_256(STEPS) });
+            return Some((STEPS * 12 * 8 * 2) as f64 / time);
+        }
     }
+    None
+}
+
+/// Operations a second of `VDPBF16PS` in registers: 16 lanes of two multiplications and two additions.
+fn bf16_dot_peak() -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512bf16") {
+        // SAFETY: the feature was just found to be available, and it implies AVX-512 F.
+        let time = seconds(|| unsafe { bf16_dot_512(STEPS) });
+        return Some((STEPS * 24 * 16 * 4) as f64 / time);
+    }
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn bf16_dot_512(steps: usize) {
+    use std::arch::x86_64::{__m512bh, __m512i, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_set1_ps};
+    let halves = _mm512_set1_epi32(black_box(0x3f00_3f00));
+    // SAFETY: registers of one size, all bit patterns of which are values.
+    let halves = unsafe { std::mem::transmute::<__m512i, __m512bh>(halves) };
+    let mut sums = [_mm512_set1_ps(black_box(1.0)); 24];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_dpbf16_ps(*sum, halves, halves);
+        }
+    }
+    black_box(sums);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -316,7 +423,7 @@ fn fma_peak() {
 fn fma_512(steps: usize) {
     use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps};
     let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
-    let mut sums = [b; 16];
+    let mut sums = [b; 24];
     for _ in 0..steps {
         for sum in &mut sums {
             *sum = _mm512_fmadd_ps(*sum, a, b);
@@ -331,7 +438,7 @@ fn fma_256(steps: usize) {
     use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps};
     let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(1.0)));
     let mut sums = [b; 12];
-    for _ in 0..steps * 16 / 12 {
+    for _ in 0..steps {
         for sum in &mut sums {
             *sum = _mm256_fmadd_ps(*sum, a, b);
         }
@@ -348,17 +455,32 @@ fn seconds(mut f: impl FnMut()) -> f64 {
     f();
     let mut times: Vec<f64> = (0..RUNS)
         .map(|_| {
-            let start = Instant::now();
+            let start = now();
             let mut calls = 0;
-            while start.elapsed() < Duration::from_millis(20) {
+            while now() - start < Duration::from_millis(20) {
                 f();
                 calls += 1;
             }
-            start.elapsed().as_secs_f64() / f64::from(calls)
+            (now() - start).as_secs_f64() / f64::from(calls)
         })
         .collect();
     times.sort_by(f64::total_cmp);
     times[RUNS / 2]
+}
+
+/// Processor time of this thread.
+#[cfg(unix)]
+fn now() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("processor time is not negative")
+}
+
+/// Time since the first call.
+#[cfg(not(unix))]
+fn now() -> Duration {
+    use std::{sync::OnceLock, time::Instant};
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
 }
 
 fn wave(len: usize) -> Vec<f32> {

@@ -1,11 +1,15 @@
 //! The table of kernels of one instruction-set level, and the process-wide choice of a level.
 
 use crate::generic;
+#[cfg(target_arch = "x86_64")]
+use crate::isa;
 use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
+use crate::{
+    AdamWStep, ErrorSums, HalfOperand, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Step,
+};
 use std::sync::OnceLock;
 
 /// The kernels of the level that `MANTISSA_ISA` forces or else of the best one, resolved on first use.
@@ -40,7 +44,7 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(AVX2),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Some(AVX512),
+            Isa::Avx512 => Some(if isa::prefers_bf16_dot() { AVX512_BF16 } else { AVX512 }),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Some(NEON),
             #[allow(unreachable_patterns)]
@@ -52,7 +56,30 @@ impl Kernels {
     pub fn isa(&self) -> Isa {
         self.isa
     }
+
+    /// Whether bf16 products run on the processor's own dot product (`VDPBF16PS` of AVX-512 BF16) and not by
+    /// widening to f32. [`Self::new`] chooses it where the processor has it and is faster with it.
+    pub fn bf16_dot(&self) -> bool {
+        self.bf16_dot
+    }
+
+    /// These kernels with bf16 products on the processor's own dot product, or by widening to f32, whichever
+    /// is `wanted`. `None` if the dot product is wanted and the level or the processor lacks it.
+    pub fn with_bf16_dot(self, wanted: bool) -> Option<Self> {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if !wanted => Some(AVX512),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => isa::has_bf16_dot().then_some(AVX512_BF16),
+            _ => (!wanted).then_some(self),
+        }
+    }
 }
+
+/// The level avx512 with bf16 products on `VDPBF16PS`. Only for processors that [`isa::has_bf16_dot`] finds to
+/// have it.
+#[cfg(target_arch = "x86_64")]
+const AVX512_BF16: Kernels = Kernels { bf16_dot: true, gemm_bf16: crate::x86::gemm_bf16_dot, ..AVX512 };
 
 /// Declares [`Kernels`] with one method per kernel, and one table per level. Each table entry is an
 /// instantiation of the generic function of the same name inside a function that enables the level's
@@ -97,6 +124,7 @@ macro_rules! kernels {
         #[derive(Clone, Copy, Debug)]
         pub struct Kernels {
             isa: Isa,
+            bf16_dot: bool,
             $($name: unsafe fn($($ty),*) $(-> $ret)?,)*
         }
 
@@ -106,8 +134,8 @@ macro_rules! kernels {
                 #[inline]
                 pub fn $name(&self, $($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: the only requirement of a table entry is that the processor has the features of
-                    // `self.isa`, and `Kernels::new`, the only source of a `Kernels`, has checked that.
-                    // Contracts are asserted inside.
+                    // `self.isa`, and AVX-512 BF16 if `self.bf16_dot`; `Kernels::new` and `with_bf16_dot`, the
+                    // only sources of a `Kernels`, have checked that. Contracts are asserted inside.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )*
@@ -116,7 +144,7 @@ macro_rules! kernels {
     (@table $level:ident, $isa:ident, { $(
         $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
     )* }) => {
-        Kernels { isa: Isa::$isa, $($name: $level::$name,)* }
+        Kernels { isa: Isa::$isa, bf16_dot: false, $($name: $level::$name,)* }
     };
     (@instances [] { $(
         $(#[$doc:meta])* fn $name:ident $([$simd:ident])? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;
@@ -310,6 +338,14 @@ kernels! {
             ldc: usize,
             accumulate: bool,
         );
+
+        /// A product of bf16 bits into the f32 `c`, added to it if `accumulate`: rows of C are the lines of
+        /// `a`, columns those of `b`. Behind [`Self::gemm_bf16_nt`] and its siblings, which say what is
+        /// computed. Panics if the shapes do not agree.
+        fn gemm_bf16[simd](a: HalfOperand<'_>, b: HalfOperand<'_>, c: MatMut<'_>, accumulate: bool);
+
+        /// [`Self::gemm_bf16`] of f16 bits, behind [`Self::gemm_f16_nt`] and its siblings.
+        fn gemm_f16[simd](a: HalfOperand<'_>, b: HalfOperand<'_>, c: MatMut<'_>, accumulate: bool);
 
         /// `out[i] = sum_p x[p] B[p, i]` in the order of `p`, for the row-major `B[x.len(), out.len()]` with
         /// row stride `ldb`, plus `out[i]` if `accumulate`. Panics if `b` is too short.

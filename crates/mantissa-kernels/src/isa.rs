@@ -126,6 +126,28 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512dq")
 }
 
+/// Whether the level avx512 may use AVX-512 BF16 (`VDPBF16PS`).
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_bf16_dot() -> bool {
+    has_avx512() && is_x86_feature_detected!("avx512bf16")
+}
+
+/// Whether `VDPBF16PS` is faster than widening to f32. It is on AMD (Zen 4, Zen 5: twice the f32 peak) and on
+/// Cooper Lake. Intel's cores with AVX-512 FP16 (Sapphire Rapids and later) begin one only every other cycle,
+/// which is half of their f32 peak: there the fast bf16 unit is AMX.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn prefers_bf16_dot() -> bool {
+    has_bf16_dot() && !(is_intel() && is_x86_feature_detected!("avx512fp16"))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    // SAFETY: every x86-64 processor has leaf 0. (A safe function in newer toolchains than the oldest supported.)
+    #[allow(unused_unsafe)]
+    let id = unsafe { std::arch::x86_64::__cpuid(0) };
+    [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false

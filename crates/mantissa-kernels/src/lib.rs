@@ -23,7 +23,9 @@
 //! them [`Kernels::attention_causal`] and its backward: they run in the `gemm` crate, which picks its own micro-kernel and
 //! cache blocking for the processor. They give the same bits again for the same call on the same machine, and
 //! whatever thread count a caller splits its rows over as long as the split itself is fixed. Nothing that
-//! decides a quantization code may depend on them.
+//! decides a quantization code may depend on them. The products of bf16 ([`Kernels::gemm_bf16_nt`] and its
+//! siblings) are exempt in one point: where the processor's own dot product serves them
+//! ([`Kernels::bf16_dot`]), subnormals are flushed to zero. Those of f16 are not exempt.
 //!
 //! # Contracts
 //!
@@ -35,6 +37,7 @@ mod attention_backward;
 mod cholesky;
 mod dispatch;
 mod gemm;
+mod gemm_half;
 mod generic;
 mod isa;
 mod mat;
@@ -48,7 +51,7 @@ pub use attention::CausalAttention;
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
-pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
+pub use generic::{AdamWStep, ErrorSums, HalfOperand, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};

@@ -1,20 +1,21 @@
 //! Row-major matrix views: a slice, a shape and a row stride, checked once.
 
-/// A read-only row-major view: element (r, c) is `data[r * stride + c]`.
+/// A read-only row-major view: element (r, c) is `data[r * stride + c]`. Elements are f32 unless the type says
+/// otherwise: `MatRef<u16>` holds the bits of bf16 or f16.
 #[derive(Clone, Copy, Debug)]
-pub struct MatRef<'a> {
-    data: &'a [f32],
+pub struct MatRef<'a, T = f32> {
+    data: &'a [T],
     rows: usize,
     cols: usize,
     stride: usize,
 }
 
-impl<'a> MatRef<'a> {
+impl<'a, T> MatRef<'a, T> {
     /// A contiguous `[rows, cols]` matrix.
     ///
     /// # Panics
     /// If `data` is shorter than the matrix.
-    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+    pub fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
         Self::with_stride(data, rows, cols, cols)
     }
 
@@ -22,7 +23,7 @@ impl<'a> MatRef<'a> {
     ///
     /// # Panics
     /// If `stride < cols`, or if `data` is shorter than the matrix.
-    pub fn with_stride(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
+    pub fn with_stride(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Self {
         check("MatRef", data.len(), rows, cols, stride);
         Self { data, rows, cols, stride }
     }
@@ -47,7 +48,7 @@ impl<'a> MatRef<'a> {
     /// # Panics
     /// If `r >= rows`.
     #[inline]
-    pub fn row(&self, r: usize) -> &'a [f32] {
+    pub fn row(&self, r: usize) -> &'a [T] {
         assert!(r < self.rows, "MatRef: row {r} of {}", self.rows);
         if self.cols == 0 {
             return &[];
@@ -55,7 +56,7 @@ impl<'a> MatRef<'a> {
         &self.data[r * self.stride..][..self.cols]
     }
 
-    pub(crate) fn as_slice(&self) -> &'a [f32] {
+    pub(crate) fn as_slice(&self) -> &'a [T] {
         self.data
     }
 }

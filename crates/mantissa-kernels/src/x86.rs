@@ -1,11 +1,84 @@
 //! Hand-written x86 kernels: only where the compiler cannot find the instruction.
 //!
+//! bf16 pairs are multiplied and added by one instruction, which no plain Rust means.
+//!
 //! A 16-entry f32 table fits in registers and one permutation looks up a register of codes; from `lut[code]`
 //! the compiler makes one scalar load per element. The arithmetic (one multiplication) is that of
 //! `generic::dequant_lut4`, so the bits are the same.
 
-use crate::generic;
+use crate::MatMut;
+use crate::generic::{self, GEMM_HALF_DEPTH, HalfOperand, Panels};
+use crate::simd::LANES;
+use crate::simd::x86::Avx512;
 use std::arch::x86_64::*;
+
+/// [`generic::gemm_bf16`] on `VDPBF16PS`, which for each f32 lane and a pair of bf16 from either operand
+/// computes `fma(a[0], b[0], fma(a[1], b[1], sum))`, rounding each to nearest even; subnormal operands, sums and
+/// results count as zero, whatever MXCSR says (Intel SDM, volume 2). So the bits are those of the widening
+/// product wherever nothing is subnormal.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub(crate) fn gemm_bf16_dot(a: HalfOperand<'_>, b: HalfOperand<'_>, c: MatMut<'_>, accumulate: bool) {
+    generic::product::<_, 8, 3>(Bf16Pairs::new(), "gemm_bf16", a, b, c, accumulate);
+}
+
+/// Panels of pairs of bf16, the even element in the low half. Proof that AVX-512 BF16 is available.
+#[derive(Clone, Copy)]
+struct Bf16Pairs(Avx512);
+
+impl Bf16Pairs {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+    fn new() -> Self {
+        Self(Avx512::new())
+    }
+}
+
+impl Panels for Bf16Pairs {
+    type Level = Avx512;
+    type Vector = __m512bh;
+    const STEPS: usize = 1;
+
+    #[inline(always)]
+    fn level(self) -> Avx512 {
+        self.0
+    }
+
+    #[inline(always)]
+    fn along_k(self, row: &[u16], out: &mut [u32; GEMM_HALF_DEPTH]) {
+        let (pairs, odd) = row.as_chunks::<2>();
+        for (out, &[low, high]) in out.iter_mut().zip(pairs) {
+            *out = u32::from(low) | u32::from(high) << 16;
+        }
+        if let [last] = odd {
+            out[pairs.len()] = u32::from(*last);
+        }
+    }
+
+    #[inline(always)]
+    fn across<const G: usize>(self, low: &[u16; G], high: &[u16; G], _width: usize, out: &mut [u32]) {
+        for ((out, &low), &high) in out[..G].iter_mut().zip(low).zip(high) {
+            *out = u32::from(low) | u32::from(high) << 16;
+        }
+    }
+
+    #[inline(always)]
+    fn load(self, step: &[u32; LANES]) -> __m512bh {
+        // SAFETY: the array is as large as the register, all bit patterns of which are values.
+        unsafe { std::mem::transmute::<[u32; LANES], __m512bh>(*step) }
+    }
+
+    #[inline(always)]
+    fn splat(self, step: u32) -> __m512bh {
+        // SAFETY: `self` can only be made where AVX-512 is available; registers are of one size.
+        unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(step as i32)) }
+    }
+
+    #[inline(always)]
+    fn add_product(self, a: __m512bh, b: __m512bh, sum: __m512) -> __m512 {
+        // SAFETY: `self` can only be made where AVX-512 BF16 is available.
+        unsafe { _mm512_dpbf16_ps(sum, a, b) }
+    }
+}
 
 /// [`generic::dequant_lut4`] with the table in two 8-lane registers, selected by bit 3 of the code.
 #[target_feature(enable = "avx2")]

@@ -1,7 +1,7 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use mantissa_kernels::{AdamWStep, IntGrid, Isa, Kernels, MatRef, MinifloatLayout, Step};
+use mantissa_kernels::{AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step};
 
 /// Lengths around every vector width, unroll and group boundary.
 const LENGTHS: [usize; 27] = [
@@ -207,6 +207,24 @@ fn training() {
         k.adamw(&step, &mut param, &dy, &mut m, &mut v);
         for part in [&param, &m, &v] {
             all.extend(bits(part));
+        }
+        all
+    });
+}
+
+/// Any bits at all, subnormals included; the path of bf16 that may flush them is exempt.
+#[test]
+fn half_products() {
+    assert_identical("half products", |k, random, _, len| {
+        let k = k.with_bf16_dot(false).unwrap();
+        let (m, n) = (7, 19);
+        let mut halves = |count: usize| (0..count).map(|_| random.next() as u16).collect::<Vec<_>>();
+        let (a, b) = (halves(m * len), halves(n * len));
+        let mut all = Vec::new();
+        for product in [Kernels::gemm_bf16_nt, Kernels::gemm_f16_nt] {
+            let mut c = vec![0.5; m * n];
+            product(&k, MatRef::new(&a, m, len), MatRef::new(&b, n, len), MatMut::new(&mut c, m, n), true);
+            all.extend(bits(&c));
         }
         all
     });

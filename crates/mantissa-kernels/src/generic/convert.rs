@@ -83,7 +83,7 @@ fn narrow_le(kernel: &str, x: &[f32], bytes: &mut [u8], convert: impl Fn(f32) ->
 }
 
 #[inline(always)]
-fn from_bf16(h: u16) -> f32 {
+pub(super) fn from_bf16(h: u16) -> f32 {
     let bits = u32::from(h) << 16;
     let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
     f32::from_bits(if is_nan { bits | 0x0040_0000 } else { bits })
@@ -105,7 +105,7 @@ const F16_REBIAS: u32 = (127 - 15) << 23;
 const F16_MIN_NORMAL: u32 = (127 - 14) << 23;
 
 #[inline(always)]
-fn from_f16(h: u16) -> f32 {
+pub(super) fn from_f16(h: u16) -> f32 {
     let magnitude = u32::from(h & 0x7fff) << 13;
     let sign = u32::from(h & 0x8000) << 16;
     // Subnormal: 2^-14·(1 + m/1024) - 2^-14, exact, and without the slow f32 subnormals of a multiplication.

@@ -10,6 +10,7 @@ mod encode;
 mod error;
 mod exp;
 mod gemm_f64;
+mod gemm_half;
 mod gemv;
 mod norm;
 mod optim;
@@ -35,6 +36,10 @@ pub use error::ErrorSums;
 pub(crate) use error::{error_sums, group_amax, group_min_max};
 pub(crate) use exp::exp_inplace;
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
+pub use gemm_half::HalfOperand;
+pub(crate) use gemm_half::{DEPTH as GEMM_HALF_DEPTH, gemm_bf16, gemm_f16};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use gemm_half::{Panels, product};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::{rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;

@@ -44,6 +44,9 @@ pub(crate) trait Simd: Copy {
     /// `c - a * b`, rounded once.
     fn sub_mul_f64(self, a: Self::F64, b: Self::F64, c: Self::F64) -> Self::F64;
     fn to_array_f64(self, a: Self::F64) -> [f64; LANES];
+
+    /// Element (i, j) of the result is element (j, i) of `rows`.
+    fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8];
 }
 
 /// Arrays, and whatever the compiler makes of them.
@@ -129,5 +132,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn to_array_f64(self, a: [f64; LANES]) -> [f64; LANES] {
         a
+    }
+
+    #[inline(always)]
+    fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] {
+        std::array::from_fn(|i| std::array::from_fn(|j| rows[j][i]))
     }
 }

@@ -101,6 +101,7 @@ impl Simd for Avx2 {
             ]
         }
         fn to_array_f64(self, a: [__m256d; 4]) -> [f64; LANES] { std::mem::transmute(a) }
+        fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] { transpose_8x8(rows) }
     }
 }
 
@@ -120,6 +121,32 @@ fn max_lane_256(a: [__m256; 2]) -> f32 {
     let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
     let one = _mm_max_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two));
     f32::from_bits(_mm_cvtsi128_si32(one) as u32)
+}
+
+/// Three rounds of exchanges, at distances 1, 2 and 4.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8x8(rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] {
+    // SAFETY: each load reads the 8 elements of an array; loadu needs no alignment.
+    let r = rows.map(|row| unsafe { _mm256_loadu_si256(row.as_ptr().cast()) });
+    // Within each half of 4 lanes: (r0.0 r1.0 r0.1 r1.1), (r0.2 r1.2 r0.3 r1.3), and so on for each two rows.
+    let pair = |i: usize| (_mm256_unpacklo_epi32(r[i], r[i + 1]), _mm256_unpackhi_epi32(r[i], r[i + 1]));
+    let (p0, p2, p4, p6) = (pair(0), pair(2), pair(4), pair(6));
+    let quad = |a: (__m256i, __m256i), b: (__m256i, __m256i)| {
+        [
+            _mm256_unpacklo_epi64(a.0, b.0),
+            _mm256_unpackhi_epi64(a.0, b.0),
+            _mm256_unpacklo_epi64(a.1, b.1),
+            _mm256_unpackhi_epi64(a.1, b.1),
+        ]
+    };
+    // `upper[j]`: column j of rows 0 to 3, then column j + 4 of them; `lower[j]` of rows 4 to 7.
+    let (upper, lower) = (quad(p0, p2), quad(p4, p6));
+    let low = |j: usize| _mm256_permute2x128_si256::<0x20>(upper[j], lower[j]);
+    let high = |j: usize| _mm256_permute2x128_si256::<0x31>(upper[j], lower[j]);
+    let columns = [low(0), low(1), low(2), low(3), high(0), high(1), high(2), high(3)];
+    // SAFETY: 8 registers of 8 lanes are 64 u32, all bit patterns of which are values.
+    unsafe { std::mem::transmute::<[__m256i; 8], [[u32; 8]; 8]>(columns) }
 }
 
 impl Simd for Avx512 {
@@ -153,6 +180,7 @@ impl Simd for Avx512 {
             [_mm512_fnmadd_pd(a[0], b[0], c[0]), _mm512_fnmadd_pd(a[1], b[1], c[1])]
         }
         fn to_array_f64(self, a: [__m512d; 2]) -> [f64; LANES] { std::mem::transmute(a) }
+        fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] { transpose_8x8(rows) }
     }
 }
 

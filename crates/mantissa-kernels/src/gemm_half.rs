@@ -1,0 +1,72 @@
+//! Matrix products of bf16 and f16 operands into f32.
+//!
+//! Operands are row-major matrices of the bits (`u16`), as they lie in a file or in memory; sums are f32. Names
+//! as in [`crate::gemm`]. A forward pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and
+//! `tn` (`dW = dYᵀ X`). One thread: callers split rows, or columns.
+
+use crate::{HalfOperand, Kernels, MatMut, MatRef};
+
+impl Kernels {
+    /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`, of bf16 bits with f32 sums; added to C if `accumulate`.
+    ///
+    /// Every block of 384 along k is one chain of fused multiply-adds that begins at 0 and takes the products
+    /// pair by pair, the odd element before the even one; the blocks' sums are added to C in their order. So an
+    /// element depends on its row of A, its column of B and its old value alone: callers may split rows and
+    /// columns as they like, and k at multiples of 384.
+    ///
+    /// The error is, to first order, at most `(min(k, 384) + ceil(k / 384)) 2^-24 (|A| |Bᵀ| + |C|)`. Bits are the
+    /// same at every level and on every processor but for one thing: where [`Self::bf16_dot`] says that the
+    /// processor's own dot product is used, a subnormal operand or sum counts as zero, which adds at most
+    /// 2^-126 times the other operand, or 2^-126, to the error for each. (The chain is Intel's definition of that
+    /// instruction; a processor that rounds less stays within the error.)
+    ///
+    /// A NaN, an infinity times 0, or infinities of both signs in an element's sum make it NaN. Takes up to
+    /// 1.5 MiB for packed operands.
+    ///
+    /// # Panics
+    /// If the shapes do not agree.
+    pub fn gemm_bf16_nt(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
+        self.gemm_bf16(HalfOperand::Rows(a), HalfOperand::Rows(b), c, accumulate);
+    }
+
+    /// `C[t, n] = A[t, k] B`, `B[k, n]`; as [`Self::gemm_bf16_nt`].
+    ///
+    /// # Panics
+    /// If the shapes do not agree.
+    pub fn gemm_bf16_nn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
+        self.gemm_bf16(HalfOperand::Rows(a), HalfOperand::Columns(b), c, accumulate);
+    }
+
+    /// `C[m, n] = Aᵀ B`, `A[k, m]`, `B[k, n]`; as [`Self::gemm_bf16_nt`].
+    ///
+    /// # Panics
+    /// If the shapes do not agree.
+    pub fn gemm_bf16_tn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
+        self.gemm_bf16(HalfOperand::Columns(a), HalfOperand::Columns(b), c, accumulate);
+    }
+
+    /// [`Self::gemm_bf16_nt`] of f16 bits, widened to f32 while they are packed: no processor's own dot product
+    /// is used, subnormals count, and the bits are the same at every level.
+    ///
+    /// # Panics
+    /// If the shapes do not agree.
+    pub fn gemm_f16_nt(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
+        self.gemm_f16(HalfOperand::Rows(a), HalfOperand::Rows(b), c, accumulate);
+    }
+
+    /// [`Self::gemm_bf16_nn`] of f16 bits, as [`Self::gemm_f16_nt`].
+    ///
+    /// # Panics
+    /// If the shapes do not agree.
+    pub fn gemm_f16_nn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
+        self.gemm_f16(HalfOperand::Rows(a), HalfOperand::Columns(b), c, accumulate);
+    }
+
+    /// [`Self::gemm_bf16_tn`] of f16 bits, as [`Self::gemm_f16_nt`].
+    ///
+    /// # Panics
+    /// If the shapes do not agree.
+    pub fn gemm_f16_tn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
+        self.gemm_f16(HalfOperand::Columns(a), HalfOperand::Columns(b), c, accumulate);
+    }
+}

@@ -1,0 +1,407 @@
+//! Products of bf16 or f16 operands into f32, blocked as in Goto and van de Geijn, "Anatomy of
+//! High-Performance Matrix Multiplication" (2008): blocks of both operands are packed into panels that a tile
+//! of the output, held in registers, reads from front to back.
+//!
+//! The order of the arithmetic is fixed and the same for every panel kind, level, tile and block: k is cut into
+//! blocks of [`DEPTH`], within a block the sum begins at 0 and takes the products pair by pair, the odd element
+//! of each pair first (the order of `VDPBF16PS`), each by one fused multiply-add; the blocks' sums are added
+//! to C in their order. So an element depends on its own row, column and k alone.
+
+use super::convert::{from_bf16, from_f16};
+use crate::simd::{LANES, Simd};
+use crate::{MatMut, MatRef};
+
+/// Length of a block of k; even. A constant, not a cache size, because it shows in the bits. A panel of B (48
+/// columns of bf16 pairs) takes 36 KiB, and the k of small models, a multiple of 128, is cut without waste.
+pub(crate) const DEPTH: usize = 384;
+
+/// Rows of A in a block: 144 KiB of bf16 pairs, 288 KiB widened. A multiple of all tile heights.
+const BLOCK_ROWS: usize = 192;
+
+/// Columns of B in a block: 576 KiB of bf16 pairs, 1152 KiB widened. A multiple of all tile widths.
+const BLOCK_COLS: usize = 768;
+
+/// Lines that are transposed together.
+const TRANSPOSED: usize = 8;
+
+/// An operand of a product over k, as bits of bf16 or f16. Its lines are the rows of C if it is the left
+/// operand, the columns of C if it is the right one.
+#[derive(Clone, Copy, Debug)]
+pub enum HalfOperand<'a> {
+    /// `[lines, k]`: rows run along k.
+    Rows(MatRef<'a, u16>),
+    /// `[k, lines]`: rows run across the lines.
+    Columns(MatRef<'a, u16>),
+}
+
+impl HalfOperand<'_> {
+    /// (lines, k).
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Rows(m) => (m.rows(), m.cols()),
+            Self::Columns(m) => (m.cols(), m.rows()),
+        }
+    }
+}
+
+/// How operands lie in panels, and the step of the product that reads them.
+///
+/// A panel holds a few lines, filled up with zeros, for one block of k: step by step, and within a step line by
+/// line. A step is one 32-bit value of every line.
+pub(crate) trait Panels: Copy {
+    /// The level whose accumulators the sums are.
+    type Level: Simd;
+    /// A step of 16 lines.
+    type Vector: Copy;
+    /// Steps of every two elements along k.
+    const STEPS: usize;
+
+    fn level(self) -> Self::Level;
+
+    /// The steps of one line, `row` being its elements; what follows them in `out` is left alone, but an odd
+    /// row is filled up with a zero.
+    fn along_k(self, row: &[u16], out: &mut [u32; DEPTH]);
+
+    /// The steps of `G` lines for two elements along k; lines begin every `width` values.
+    fn across<const G: usize>(self, low: &[u16; G], high: &[u16; G], width: usize, out: &mut [u32]);
+
+    fn load(self, step: &[u32; LANES]) -> Self::Vector;
+    fn splat(self, step: u32) -> Self::Vector;
+    /// `sum` plus the product of the elements of a step, odd before even.
+    fn add_product(
+        self,
+        a: Self::Vector,
+        b: Self::Vector,
+        sum: <Self::Level as Simd>::F32,
+    ) -> <Self::Level as Simd>::F32;
+}
+
+#[inline(always)]
+pub(crate) fn gemm_bf16<S: Simd>(
+    simd: S,
+    a: HalfOperand<'_>,
+    b: HalfOperand<'_>,
+    c: MatMut<'_>,
+    accumulate: bool,
+) {
+    widened::<S, Bf16>(simd, "gemm_bf16", a, b, c, accumulate);
+}
+
+#[inline(always)]
+pub(crate) fn gemm_f16<S: Simd>(
+    simd: S,
+    a: HalfOperand<'_>,
+    b: HalfOperand<'_>,
+    c: MatMut<'_>,
+    accumulate: bool,
+) {
+    widened::<S, F16>(simd, "gemm_f16", a, b, c, accumulate);
+}
+
+#[inline(always)]
+fn widened<S: Simd, H: Half>(
+    simd: S,
+    kernel: &str,
+    a: HalfOperand<'_>,
+    b: HalfOperand<'_>,
+    c: MatMut<'_>,
+    accumulate: bool,
+) {
+    let panels = Widened::<S, H> { simd, half: std::marker::PhantomData };
+    if S::WIDE {
+        product::<_, 8, 3>(panels, kernel, a, b, c, accumulate);
+    } else {
+        product::<_, 6, 1>(panels, kernel, a, b, c, accumulate);
+    }
+}
+
+/// A half type, by how it widens.
+trait Half: Copy {
+    fn widen(h: u16) -> f32;
+}
+
+#[derive(Clone, Copy)]
+struct Bf16;
+
+impl Half for Bf16 {
+    #[inline(always)]
+    fn widen(h: u16) -> f32 {
+        from_bf16(h)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct F16;
+
+impl Half for F16 {
+    #[inline(always)]
+    fn widen(h: u16) -> f32 {
+        from_f16(h)
+    }
+}
+
+/// Panels of f32: a step is one element, the odd one of a pair before the even one.
+#[derive(Clone, Copy)]
+struct Widened<S, H> {
+    simd: S,
+    half: std::marker::PhantomData<H>,
+}
+
+impl<S: Simd, H: Half> Panels for Widened<S, H> {
+    type Level = S;
+    type Vector = S::F32;
+    const STEPS: usize = 2;
+
+    #[inline(always)]
+    fn level(self) -> S {
+        self.simd
+    }
+
+    #[inline(always)]
+    fn along_k(self, row: &[u16], out: &mut [u32; DEPTH]) {
+        let (pairs, odd) = row.as_chunks::<2>();
+        let steps = out.as_chunks_mut::<2>().0;
+        for (step, &[low, high]) in steps.iter_mut().zip(pairs) {
+            *step = [H::widen(high).to_bits(), H::widen(low).to_bits()];
+        }
+        if let [last] = odd {
+            steps[pairs.len()] = [0, H::widen(*last).to_bits()];
+        }
+    }
+
+    #[inline(always)]
+    fn across<const G: usize>(self, low: &[u16; G], high: &[u16; G], width: usize, out: &mut [u32]) {
+        let (first, second) = out.split_at_mut(width);
+        for (out, &high) in first[..G].iter_mut().zip(high) {
+            *out = H::widen(high).to_bits();
+        }
+        for (out, &low) in second[..G].iter_mut().zip(low) {
+            *out = H::widen(low).to_bits();
+        }
+    }
+
+    #[inline(always)]
+    fn load(self, step: &[u32; LANES]) -> S::F32 {
+        self.simd.load(&step.map(f32::from_bits))
+    }
+
+    #[inline(always)]
+    fn splat(self, step: u32) -> S::F32 {
+        self.simd.splat(f32::from_bits(step))
+    }
+
+    #[inline(always)]
+    fn add_product(self, a: S::F32, b: S::F32, sum: S::F32) -> S::F32 {
+        self.simd.mul_add(a, b, sum)
+    }
+}
+
+/// The product with tiles of `R` rows and `V` vectors.
+#[inline(always)]
+pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
+    panels: P,
+    kernel: &str,
+    a: HalfOperand<'_>,
+    b: HalfOperand<'_>,
+    mut c: MatMut<'_>,
+    accumulate: bool,
+) {
+    let ((m, k), (n, k_b)) = (a.shape(), b.shape());
+    assert_eq!(k, k_b, "{kernel}: the inner dimensions of A and B differ");
+    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C has not the shape of the product");
+    if k == 0 && !accumulate {
+        (0..m).for_each(|r| c.row_mut(r).fill(0.0));
+    }
+    if m == 0 || n == 0 || k == 0 {
+        return;
+    }
+    let width = V * LANES;
+    let steps = k.min(DEPTH).div_ceil(2) * P::STEPS;
+    let mut packed_a = vec![0; m.min(BLOCK_ROWS).next_multiple_of(R) * steps];
+    let mut packed_b = vec![0; n.min(BLOCK_COLS).next_multiple_of(width) * steps];
+    for col in (0..n).step_by(BLOCK_COLS) {
+        let cols = col..n.min(col + BLOCK_COLS);
+        for first in (0..k).step_by(DEPTH) {
+            let depth = first..k.min(first + DEPTH);
+            let steps = depth.len().div_ceil(2) * P::STEPS;
+            pack::<P, LANES>(panels, b, cols.clone(), depth.clone(), (width, steps), &mut packed_b);
+            for row in (0..m).step_by(BLOCK_ROWS) {
+                let rows = row..m.min(row + BLOCK_ROWS);
+                pack::<P, R>(panels, a, rows.clone(), depth.clone(), (R, steps), &mut packed_a);
+                let packed = (&packed_a[..], &packed_b[..], steps);
+                block::<P, R, V>(panels, packed, rows, cols.clone(), &mut c, accumulate || first > 0);
+            }
+        }
+    }
+}
+
+/// Packs `lines` of `operand` for a block of k into panels of (`width`, `steps`), in groups of `G` lines, of
+/// which `width` is a multiple.
+#[inline(always)]
+fn pack<P: Panels, const G: usize>(
+    panels: P,
+    operand: HalfOperand<'_>,
+    lines: std::ops::Range<usize>,
+    depth: std::ops::Range<usize>,
+    (width, steps): (usize, usize),
+    packed: &mut [u32],
+) {
+    let packed = &mut packed[..lines.len().next_multiple_of(width) * steps];
+    match operand {
+        HalfOperand::Rows(m) => {
+            for (panel, out) in packed.chunks_exact_mut(width * steps).enumerate() {
+                let first = lines.start + panel * width;
+                for offset in (0..width).step_by(TRANSPOSED) {
+                    let end = lines.end.min(first + width);
+                    pack_transposed(panels, m, first + offset..end, depth.clone(), offset, width, out);
+                }
+            }
+        }
+        HalfOperand::Columns(m) => {
+            let zeros = [0_u16; BLOCK_COLS];
+            for (p, k) in depth.clone().step_by(2).enumerate() {
+                let low = &m.row(k)[lines.clone()];
+                let high =
+                    if k + 1 < depth.end { &m.row(k + 1)[lines.clone()] } else { &zeros[..lines.len()] };
+                pack_across::<P, G>(panels, low, high, (p * P::STEPS, steps), width, packed);
+            }
+        }
+    }
+}
+
+/// Packs up to 8 lines, from `lines.start` on, into the places from `offset` on of a panel; lines from
+/// `lines.end` on are zeros.
+#[inline(always)]
+fn pack_transposed<P: Panels>(
+    panels: P,
+    m: MatRef<'_, u16>,
+    lines: std::ops::Range<usize>,
+    depth: std::ops::Range<usize>,
+    offset: usize,
+    width: usize,
+    out: &mut [u32],
+) {
+    let mut staged = [[0_u32; DEPTH]; TRANSPOSED];
+    for (line, staged) in lines.zip(&mut staged) {
+        panels.along_k(&m.row(line)[depth.clone()], staged);
+    }
+    let staged = staged.each_ref().map(|row| row.as_chunks::<TRANSPOSED>().0);
+    let count = TRANSPOSED.min(width - offset);
+    for (i, steps) in out.chunks_mut(width * TRANSPOSED).enumerate() {
+        let columns = panels.level().transpose_8x8(staged.map(|row| &row[i]));
+        for (out, column) in steps.chunks_exact_mut(width).zip(&columns) {
+            match out[offset..].first_chunk_mut() {
+                Some(out) => *out = *column,
+                None => out[offset..].copy_from_slice(&column[..count]),
+            }
+        }
+    }
+}
+
+/// Packs two rows that run across the lines as the steps from `step` on of the panels, which have `steps` each.
+#[inline(always)]
+fn pack_across<P: Panels, const G: usize>(
+    panels: P,
+    low: &[u16],
+    high: &[u16],
+    (step, steps): (usize, usize),
+    width: usize,
+    packed: &mut [u32],
+) {
+    let (low, low_rest) = low.as_chunks::<G>();
+    let (high, high_rest) = high.as_chunks::<G>();
+    let mut group = |g: usize, low: &[u16; G], high: &[u16; G]| {
+        let (panel, offset) = (g * G / width, g * G % width);
+        let start = (panel * steps + step) * width + offset;
+        panels.across(low, high, width, &mut packed[start..][..width * P::STEPS - offset]);
+    };
+    for (g, (low, high)) in low.iter().zip(high).enumerate() {
+        group(g, low, high);
+    }
+    let padded = |rest: &[u16]| {
+        let mut padded = [0; G];
+        padded[..rest.len()].copy_from_slice(rest);
+        padded
+    };
+    let whole = low.len();
+    let groups = (whole * G + low_rest.len()).next_multiple_of(width) / G;
+    if whole < groups {
+        group(whole, &padded(low_rest), &padded(high_rest));
+    }
+    for g in whole + 1..groups {
+        group(g, &[0; G], &[0; G]);
+    }
+}
+
+/// `C = A B`, or `C += A B` if `add`, for the packed (A, B, their steps) of one block.
+#[inline(always)]
+fn block<P: Panels, const R: usize, const V: usize>(
+    panels: P,
+    (a, b, steps): (&[u32], &[u32], usize),
+    rows: std::ops::Range<usize>,
+    cols: std::ops::Range<usize>,
+    c: &mut MatMut<'_>,
+    add: bool,
+) {
+    for (col, b) in cols.clone().step_by(V * LANES).zip(b.chunks_exact(V * LANES * steps)) {
+        let width = (cols.end - col).min(V * LANES);
+        for (row, a) in rows.clone().step_by(R).zip(a.chunks_exact(R * steps)) {
+            let tile = (row..rows.end.min(row + R), col..col + width);
+            // Vectors beyond the matrix are left out: a matrix of 64 columns takes 48 + 16, not 96.
+            match width.div_ceil(LANES) {
+                1 if V > 1 => add_tile::<P, R, V, 1>(panels, a, b, tile, c, add),
+                2 if V > 2 => add_tile::<P, R, V, 2>(panels, a, b, tile, c, add),
+                _ => add_tile::<P, R, V, V>(panels, a, b, tile, c, add),
+            }
+        }
+    }
+}
+
+/// The tile of `rows` x `cols` of C, as [`block`]: the first `W` vectors of a panel of B.
+#[inline(always)]
+fn add_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
+    panels: P,
+    a: &[u32],
+    b: &[u32],
+    (rows, cols): (std::ops::Range<usize>, std::ops::Range<usize>),
+    c: &mut MatMut<'_>,
+    add: bool,
+) {
+    let simd = panels.level();
+    let sums = tile_sums::<P, R, V, W>(panels, a, b);
+    for (row, sums) in rows.zip(sums) {
+        let (whole, rest) = c.row_mut(row)[cols.clone()].as_chunks_mut::<LANES>();
+        for (out, &sum) in whole.iter_mut().zip(&sums) {
+            *out = simd.to_array(if add { simd.add(simd.load(out), sum) } else { sum });
+        }
+        if !rest.is_empty() {
+            let sum = simd.to_array(sums[whole.len()]);
+            for (out, sum) in rest.iter_mut().zip(sum) {
+                *out = if add { *out + sum } else { sum };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn tile_sums<P: Panels, const R: usize, const V: usize, const W: usize>(
+    panels: P,
+    a: &[u32],
+    b: &[u32],
+) -> [[<P::Level as Simd>::F32; W]; R] {
+    let mut sums = [[panels.level().splat(0.0); W]; R];
+    let b = b.as_chunks::<LANES>().0.as_chunks::<V>().0;
+    for (a, b) in a.as_chunks::<R>().0.iter().zip(b) {
+        let mut vectors = [panels.splat(0); W];
+        for v in 0..W {
+            vectors[v] = panels.load(&b[v]);
+        }
+        for r in 0..R {
+            let a = panels.splat(a[r]);
+            for v in 0..W {
+                sums[r][v] = panels.add_product(a, vectors[v], sums[r][v]);
+            }
+        }
+    }
+    sums
+}
