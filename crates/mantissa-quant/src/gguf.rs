@@ -24,6 +24,7 @@ use crate::plan::{Plan, PlannedLinear};
 use crate::recipe::Recipe;
 use crate::report::Report;
 use crate::rtn;
+use crate::source::require_finite;
 
 /// What follows the name of a GGUF file in the name of its manifest, which holds hash, run and report.
 pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
@@ -428,6 +429,9 @@ fn cast_bytes(
     let Cast { info, scheme, .. } = cast;
     let f16 = scheme.format == plain(minifloat::F16).format;
     let amax = kernels().amax(values);
+    if !amax.is_finite() {
+        require_finite(source, &info.name)?;
+    }
     if f16 && amax > minifloat::F16.max() {
         let allowed = "up to 65504 in f16; keep this tensor, or store it as bf16, by a rule of the recipe";
         return Err(fault(source, &info.name, format!("magnitude {amax:e}"), allowed));

@@ -162,10 +162,15 @@ fn sequences(args: &Args, context: &Context) -> Result<Vec<Sequence>> {
     };
     let text = read_text(path)?;
     let files = model::open(&args.model, context)?;
+    let limit = model::context_length(&files)?;
+    if let Some(context) = args.context.filter(|&context| context > limit) {
+        let allowed = format!("2 to {limit} (max_position_embeddings)");
+        return Err(BadInput::new("--context", context.to_string(), allowed).into());
+    }
     let options = TextOptions {
         split: args.split.clone(),
         docs: args.docs.as_deref().map(parse_docs).transpose()?,
-        context: args.context.map_or_else(|| model::context_length(&files), Ok)?,
+        context: args.context.unwrap_or(limit),
         stride: args.stride,
         bos: args.bos.into(),
     };

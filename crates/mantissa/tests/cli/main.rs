@@ -4,6 +4,7 @@
 mod cast;
 mod cast_golden;
 mod frame;
+mod hostile;
 mod inspect;
 mod interruptions;
 mod main_job;
