@@ -1,25 +1,30 @@
 //! Text to token ids and back, by a model folder's `tokenizer.json`.
 //!
-//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: every call into it is
-//! guarded, and a panic becomes an error. Truncation and padding settings are dropped before loading: a text
-//! is always encoded whole.
+//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: it is checked first, field by
+//! field, and every call into the crate is guarded besides, so that a panic becomes an error. Truncation and padding
+//! settings are dropped before loading: a text is always encoded whole. How long a text may be follows from the file:
+//! memory and time are bounded by what its steps can make of one.
 
+mod charsmap;
+mod check;
 pub mod gguf;
 mod guard;
+mod regexes;
+mod steps;
 mod stream;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use mantissa_store::ErrorClass;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use mantissa_store::error::Shown;
+use mantissa_store::{ErrorClass, json};
 use serde_json::Value;
 
 pub use stream::DecodeStream;
 
 use crate::config::{ConfigError, read_json};
+use check::Checked;
 use guard::guarded;
 
 /// Largest `tokenizer.json` that is read. The largest of public models have about 35 MB.
@@ -49,6 +54,28 @@ pub enum TokenizerError {
         /// The file.
         path: PathBuf,
         /// The limit.
+        allowed: u64,
+    },
+    /// A field of the file contradicts another, or asks for what would not end well.
+    #[error("{}: {}: found {}, allowed {allowed}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field, with dots between levels.
+        field: String,
+        /// What is there.
+        found: String,
+        /// What could be.
+        allowed: String,
+    },
+    /// A text is too long to be encoded in one piece.
+    #[error("text: found {found} bytes, allowed {allowed} in one piece with {}; cut it into documents (--split)", .path.display())]
+    TextTooLong {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// Bytes of the text.
+        found: u64,
+        /// The limit that follows from the file.
         allowed: u64,
     },
     /// The file is not a tokenizer, or text could not be taken through it.
@@ -116,6 +143,7 @@ pub struct Tokenizer {
     bos: Option<u32>,
     vocab_size: Option<usize>,
     chat_template: Option<String>,
+    max_text: u64,
 }
 
 impl Tokenizer {
@@ -129,8 +157,8 @@ impl Tokenizer {
             return Self::load_gguf(dir);
         }
         let path = dir.join("tokenizer.json");
-        let bytes = without_limits(read_capped(&path)?);
-        let inner = call(&path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
+        let file = json::parse_strict(&read_capped(&path)?, &path, MAX_FILE)?;
+        let (inner, max_text) = load_checked(&path, file)?;
         let config = read_json(&dir.join("config.json"))?;
         let field = |name: &str| config.as_ref()?.get(name)?.as_u64();
         let own = read_json(&dir.join("tokenizer_config.json"))?;
@@ -141,19 +169,17 @@ impl Tokenizer {
             .or_else(|| field("bos_token_id").and_then(|id| u32::try_from(id).ok()));
         let vocab_size = field("vocab_size").and_then(|n| usize::try_from(n).ok());
         let chat_template = chat_template(dir, own.as_ref());
-        Ok(Tokenizer { inner, path, bos, vocab_size, chat_template })
+        Ok(Tokenizer { inner, path, bos, vocab_size, chat_template, max_text })
     }
 
     fn load_gguf(path: &Path) -> Result<Self, TokenizerError> {
         let file = mantissa_store::Gguf::open(path)?;
         let metadata = file.metadata();
-        let json = gguf::tokenizer_json(metadata)?;
-        let bytes = serde_json::to_vec(&json).unwrap_or_default();
-        let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
+        let (inner, max_text) = load_checked(path, gguf::tokenizer_json(metadata)?)?;
         let bos = metadata.uint("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok());
         let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
         let chat_template = metadata.text("tokenizer.chat_template")?.map(str::to_owned);
-        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, chat_template })
+        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, chat_template, max_text })
     }
 
     /// Token ids of `text`.
@@ -161,8 +187,13 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::NoBos`] with [`Bos::Always`] where no such token is known,
     /// [`TokenizerError::Vocabulary`] for an id that the model's `vocab_size` excludes,
-    /// [`TokenizerError::Invalid`] where the library fails.
+    /// [`TokenizerError::TextTooLong`] beyond [`max_text`](Self::max_text), [`TokenizerError::Invalid`] where the
+    /// library fails.
     pub fn encode(&self, text: &str, bos: Bos) -> Result<Vec<u32>, TokenizerError> {
+        let (found, allowed) = (text.len() as u64, self.max_text);
+        if found > allowed {
+            return Err(TokenizerError::TextTooLong { path: self.path.clone(), found, allowed });
+        }
         let encode = || self.inner.encode_fast(text, bos == Bos::Auto);
         let encoding = call(&self.path, "encode", encode)?;
         let mut ids = Vec::with_capacity(encoding.len() + 1);
@@ -203,6 +234,12 @@ impl Tokenizer {
         self.chat_template.as_deref()
     }
 
+    /// Longest text that is encoded in one piece, in bytes: 64 MiB divided by what the file's steps can lengthen one,
+    /// and 64 KiB where one of its regular expressions may take quadratic time.
+    pub fn max_text(&self) -> u64 {
+        self.max_text
+    }
+
     /// The token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.bos
@@ -236,21 +273,20 @@ fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     Ok(bytes)
 }
 
-/// The same file without truncation and padding; unchanged where it has neither, or is no JSON.
-fn without_limits(bytes: Vec<u8>) -> Vec<u8> {
-    #[derive(Deserialize)]
-    struct Limits {
-        truncation: Option<IgnoredAny>,
-        padding: Option<IgnoredAny>,
+/// Loads what has passed the checks, and sees that added tokens have the ids that the file gives them. Also gives the
+/// longest text that may be encoded.
+fn load_checked(path: &Path, file: Value) -> Result<(tokenizers::Tokenizer, u64), TokenizerError> {
+    let Checked { json, max_text, added } = check::check(path, file)?;
+    let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&json))?;
+    match added.iter().find(|(token, id)| inner.token_to_id(token) != Some(*id)) {
+        None => Ok((inner, max_text)),
+        Some((token, id)) => Err(TokenizerError::Field {
+            path: path.into(),
+            field: "added_tokens".into(),
+            found: format!("\"{token}\" with another id than {id} once it is loaded"),
+            allowed: "the ids of the file".into(),
+        }),
     }
-    match serde_json::from_slice::<Limits>(&bytes) {
-        Ok(limits) if limits.truncation.is_some() || limits.padding.is_some() => {}
-        _ => return bytes,
-    }
-    let Ok(Value::Object(mut object)) = serde_json::from_slice(&bytes) else { return bytes };
-    object.insert("truncation".into(), Value::Null);
-    object.insert("padding".into(), Value::Null);
-    serde_json::to_vec(&object).unwrap_or(bytes)
 }
 
 /// A special token of `tokenizer_config.json`: a string, or an added token with its content.
