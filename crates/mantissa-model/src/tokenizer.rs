@@ -13,6 +13,7 @@ mod regexes;
 mod steps;
 mod stream;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 pub use stream::DecodeStream;
 
+use crate::chat::ChatTemplates;
 use crate::config::{ConfigError, read_json};
 use check::Checked;
 use guard::guarded;
@@ -142,7 +144,8 @@ pub struct Tokenizer {
     path: PathBuf,
     bos: Option<u32>,
     vocab_size: Option<usize>,
-    chat_template: Option<String>,
+    templates: ChatTemplates,
+    special: BTreeMap<String, String>,
     max_text: u64,
 }
 
@@ -168,8 +171,9 @@ impl Tokenizer {
             .and_then(|text| inner.token_to_id(&text))
             .or_else(|| field("bos_token_id").and_then(|id| u32::try_from(id).ok()));
         let vocab_size = field("vocab_size").and_then(|n| usize::try_from(n).ok());
-        let chat_template = chat_template(dir, own.as_ref());
-        Ok(Tokenizer { inner, path, bos, vocab_size, chat_template, max_text })
+        let templates = ChatTemplates::load(dir, own.as_ref())?;
+        let special = own.as_ref().map(special_tokens).unwrap_or_default();
+        Ok(Tokenizer { inner, path, bos, vocab_size, templates, special, max_text })
     }
 
     fn load_gguf(path: &Path) -> Result<Self, TokenizerError> {
@@ -178,8 +182,10 @@ impl Tokenizer {
         let (inner, max_text) = load_checked(path, gguf::tokenizer_json(metadata)?)?;
         let bos = metadata.uint("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok());
         let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
-        let chat_template = metadata.text("tokenizer.chat_template")?.map(str::to_owned);
-        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, chat_template, max_text })
+        let template = metadata.text("tokenizer.chat_template")?;
+        let templates = template.map(|text| ChatTemplates::of(text.to_owned())).unwrap_or_default();
+        let special = gguf::special_tokens(metadata)?;
+        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, templates, special, max_text })
     }
 
     /// Token ids of `text`.
@@ -229,12 +235,22 @@ impl Tokenizer {
         DecodeStream::new(self)
     }
 
-    /// The template of a conversation, in Jinja, as the model's files give it.
+    /// The template of a plain conversation, in Jinja, as the model's files give it.
     pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+        self.templates.get(ChatTemplates::DEFAULT)
     }
 
-    /// Longest text that is encoded in one piece, in bytes: 64 MiB divided by what the file's steps can lengthen one,
+    /// All templates of conversations.
+    pub fn chat_templates(&self) -> &ChatTemplates {
+        &self.templates
+    }
+
+    /// The special tokens by the names that templates know them by: `bos_token`, `eos_token` and so on.
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.special
+    }
+
+    /// Longest text that is encoded in one piece, in bytes: 16 MiB divided by what the file's steps can lengthen one,
     /// and 64 KiB where one of its regular expressions may take quadratic time.
     pub fn max_text(&self) -> u64 {
         self.max_text
@@ -296,22 +312,11 @@ fn special_text(config: &Value, field: &str) -> Option<String> {
     content.map(str::to_owned)
 }
 
-/// The chat template: of `tokenizer_config.json` (one, or the list's default), or the file of its own.
-fn chat_template(dir: &Path, config: Option<&Value>) -> Option<String> {
-    const MAX_TEMPLATE: u64 = 1 << 20;
-    let stated = config.and_then(|config| config.get("chat_template"));
-    let named =
-        |value: &Value| value["template"].as_str().filter(|_| value["name"] == "default").map(str::to_owned);
-    match stated {
-        Some(Value::String(template)) => Some(template.clone()),
-        Some(Value::Array(all)) => all.iter().find_map(named),
-        _ => {
-            let file = File::open(dir.join("chat_template.jinja")).ok()?;
-            let mut text = String::new();
-            file.take(MAX_TEMPLATE).read_to_string(&mut text).ok()?;
-            Some(text)
-        }
-    }
+/// The special tokens that `tokenizer_config.json` names.
+fn special_tokens(config: &Value) -> BTreeMap<String, String> {
+    const NAMES: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+    NAMES.into_iter().filter_map(|name| Some((name.to_owned(), special_text(config, name)?))).collect()
 }
 
 #[cfg(test)]

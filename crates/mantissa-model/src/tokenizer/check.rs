@@ -16,8 +16,9 @@ use super::steps::{self, Kind};
 /// One more than the largest id that is accepted: an id is a row of a matrix.
 const MAX_ID: usize = 1 << 24;
 
-/// Longest text after all its replacements, in bytes. The library holds about 60 bytes for each while it cuts a text up.
-const MAX_NORMALIZED: u64 = 64 << 20;
+/// Longest text after all its replacements, in bytes. The library was measured to hold up to 480 bytes for each while it cuts a
+/// text up: 2 GB at most for byte-level models, whose texts may double.
+const MAX_NORMALIZED: u64 = 16 << 20;
 
 /// Longest text where a regular expression may take quadratic time.
 const MAX_QUADRATIC: u64 = 64 << 10;

@@ -212,7 +212,7 @@ fn a_panic_of_the_library_is_an_error() {
 #[test]
 fn long_texts_are_refused_and_those_below_take_near_linear_time() {
     let tokenizer = Tokenizer::load(&tiny()).unwrap();
-    assert_eq!(tokenizer.max_text(), 32 << 20);
+    assert_eq!(tokenizer.max_text(), 8 << 20);
     let limit = tokenizer.max_text() as usize;
     let error = tokenizer.encode(&"a".repeat(limit + 1), Bos::Auto).unwrap_err();
     assert!(
