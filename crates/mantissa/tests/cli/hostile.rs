@@ -133,12 +133,27 @@ fn a_cache_that_no_memory_holds_is_said_in_bytes() {
     assert!(started.elapsed() < TIME, "{:?}", started.elapsed());
 }
 
+#[test]
+fn texts_that_are_no_utf8_or_too_long_are_refused() {
+    let temp = tempfile::tempdir().unwrap();
+    let plain = model(temp.path(), |_| {});
+    let story = temp.path().join("t.txt");
+    fs::write(&story, b"the cat\xff sat").unwrap();
+    let line = fail(2, &["eval", &plain, "--text", text(&story)]);
+    assert!(line.contains("no UTF-8 at byte 7"), "{line}");
+    fs::write(&story, vec![b'a'; 9 << 20]).unwrap();
+    let line = fail(2, &["eval", &plain, "--text", text(&story)]);
+    assert!(line.contains("found 9437184 bytes, allowed 8388608") && line.contains("--split"), "{line}");
+}
+
 /// NaN and infinity in a weight: named by tensor, count and first index by every command that would compute with it.
 #[test]
 fn weights_that_are_no_numbers_are_named_by_every_command() {
     let temp = tempfile::tempdir().unwrap();
-    let (broken, out) = (model(temp.path(), |_| {}), temp.path().join("out"));
-    let path = temp.path().join("model.safetensors");
+    let (folder, out) = (temp.path().join("m"), temp.path().join("out"));
+    fs::create_dir(&folder).unwrap();
+    let broken = model(&folder, |_| {});
+    let path = folder.join("model.safetensors");
     let name = "model.layers.1.self_attn.o_proj.weight";
     let mut bytes = fs::read(&path).unwrap();
     let file = mantissa_store::SafeTensors::open(&path).unwrap();

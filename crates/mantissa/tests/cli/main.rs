@@ -3,6 +3,7 @@
 
 mod cast;
 mod cast_golden;
+mod chat;
 mod frame;
 mod hostile;
 mod inspect;
