@@ -233,13 +233,13 @@ fn windows(text: &str, tokenizer: &Tokenizer, options: &TextOptions) -> Result<V
     }
     let mut all = Vec::new();
     let mut start = 0;
-    while start + block <= tokens.len() || (start == 0 && !tokens.is_empty()) {
-        let end = (start + block).min(tokens.len());
+    while tokens.len().saturating_sub(start) >= block || (start == 0 && !tokens.is_empty()) {
+        let end = start.saturating_add(block).min(tokens.len());
         let sequence: Vec<u32> = bos.iter().chain(&tokens[start..end]).copied().collect();
         // Tokens that an earlier window has predicted are context only.
         let fresh = if start == 0 { 0 } else { block - stride };
         all.push(Sequence { from: (bos.len() + fresh).max(1), tokens: sequence });
-        start += stride;
+        start = start.saturating_add(stride);
     }
     Ok(all)
 }

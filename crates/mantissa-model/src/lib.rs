@@ -14,6 +14,7 @@
 mod attention;
 mod buffers;
 mod cache;
+pub mod chat;
 pub mod config;
 mod decoder;
 mod error;
@@ -33,6 +34,7 @@ pub mod tokenizer;
 pub use attention::Attention;
 pub use buffers::{Buffers, zeros};
 pub use cache::KvCache;
+pub use chat::{ChatError, ChatTemplates, Message};
 pub use config::{Activation, ConfigError, ModelConfig, ModelType};
 pub use decoder::{Batch, Decoder, Hidden, embed, load_config, load_embedding};
 pub use error::{ForwardError, LoadError};

@@ -1,25 +1,32 @@
 //! Text to token ids and back, by a model folder's `tokenizer.json`.
 //!
-//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: every call into it is
-//! guarded, and a panic becomes an error. Truncation and padding settings are dropped before loading: a text
-//! is always encoded whole.
+//! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: it is checked first, field by
+//! field, and every call into the crate is guarded besides, so that a panic becomes an error. Truncation and padding
+//! settings are dropped before loading: a text is always encoded whole. How long a text may be follows from the file:
+//! memory and time are bounded by what its steps can make of one.
 
+mod charsmap;
+mod check;
 pub mod gguf;
 mod guard;
+mod regexes;
+mod steps;
 mod stream;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use mantissa_store::ErrorClass;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use mantissa_store::error::Shown;
+use mantissa_store::{ErrorClass, json};
 use serde_json::Value;
 
 pub use stream::DecodeStream;
 
+use crate::chat::ChatTemplates;
 use crate::config::{ConfigError, read_json};
+use check::Checked;
 use guard::guarded;
 
 /// Largest `tokenizer.json` that is read. The largest of public models have about 35 MB.
@@ -49,6 +56,28 @@ pub enum TokenizerError {
         /// The file.
         path: PathBuf,
         /// The limit.
+        allowed: u64,
+    },
+    /// A field of the file contradicts another, or asks for what would not end well.
+    #[error("{}: {}: found {}, allowed {allowed}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field, with dots between levels.
+        field: String,
+        /// What is there.
+        found: String,
+        /// What could be.
+        allowed: String,
+    },
+    /// A text is too long to be encoded in one piece.
+    #[error("text: found {found} bytes, allowed {allowed} in one piece with {}; cut it into documents (--split)", .path.display())]
+    TextTooLong {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// Bytes of the text.
+        found: u64,
+        /// The limit that follows from the file.
         allowed: u64,
     },
     /// The file is not a tokenizer, or text could not be taken through it.
@@ -115,7 +144,9 @@ pub struct Tokenizer {
     path: PathBuf,
     bos: Option<u32>,
     vocab_size: Option<usize>,
-    chat_template: Option<String>,
+    templates: ChatTemplates,
+    special: BTreeMap<String, String>,
+    max_text: u64,
 }
 
 impl Tokenizer {
@@ -129,8 +160,8 @@ impl Tokenizer {
             return Self::load_gguf(dir);
         }
         let path = dir.join("tokenizer.json");
-        let bytes = without_limits(read_capped(&path)?);
-        let inner = call(&path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
+        let file = json::parse_strict(&read_capped(&path)?, &path, MAX_FILE)?;
+        let (inner, max_text) = load_checked(&path, file)?;
         let config = read_json(&dir.join("config.json"))?;
         let field = |name: &str| config.as_ref()?.get(name)?.as_u64();
         let own = read_json(&dir.join("tokenizer_config.json"))?;
@@ -140,20 +171,21 @@ impl Tokenizer {
             .and_then(|text| inner.token_to_id(&text))
             .or_else(|| field("bos_token_id").and_then(|id| u32::try_from(id).ok()));
         let vocab_size = field("vocab_size").and_then(|n| usize::try_from(n).ok());
-        let chat_template = chat_template(dir, own.as_ref());
-        Ok(Tokenizer { inner, path, bos, vocab_size, chat_template })
+        let templates = ChatTemplates::load(dir, own.as_ref())?;
+        let special = own.as_ref().map(special_tokens).unwrap_or_default();
+        Ok(Tokenizer { inner, path, bos, vocab_size, templates, special, max_text })
     }
 
     fn load_gguf(path: &Path) -> Result<Self, TokenizerError> {
         let file = mantissa_store::Gguf::open(path)?;
         let metadata = file.metadata();
-        let json = gguf::tokenizer_json(metadata)?;
-        let bytes = serde_json::to_vec(&json).unwrap_or_default();
-        let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&bytes))?;
+        let (inner, max_text) = load_checked(path, gguf::tokenizer_json(metadata)?)?;
         let bos = metadata.uint("tokenizer.ggml.bos_token_id")?.and_then(|id| u32::try_from(id).ok());
         let vocab_size = file.get("token_embd.weight").and_then(|tensor| tensor.shape.first().copied());
-        let chat_template = metadata.text("tokenizer.chat_template")?.map(str::to_owned);
-        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, chat_template })
+        let template = metadata.text("tokenizer.chat_template")?;
+        let templates = template.map(|text| ChatTemplates::of(text.to_owned())).unwrap_or_default();
+        let special = gguf::special_tokens(metadata)?;
+        Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, templates, special, max_text })
     }
 
     /// Token ids of `text`.
@@ -161,8 +193,13 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::NoBos`] with [`Bos::Always`] where no such token is known,
     /// [`TokenizerError::Vocabulary`] for an id that the model's `vocab_size` excludes,
-    /// [`TokenizerError::Invalid`] where the library fails.
+    /// [`TokenizerError::TextTooLong`] beyond [`max_text`](Self::max_text), [`TokenizerError::Invalid`] where the
+    /// library fails.
     pub fn encode(&self, text: &str, bos: Bos) -> Result<Vec<u32>, TokenizerError> {
+        let (found, allowed) = (text.len() as u64, self.max_text);
+        if found > allowed {
+            return Err(TokenizerError::TextTooLong { path: self.path.clone(), found, allowed });
+        }
         let encode = || self.inner.encode_fast(text, bos == Bos::Auto);
         let encoding = call(&self.path, "encode", encode)?;
         let mut ids = Vec::with_capacity(encoding.len() + 1);
@@ -198,9 +235,25 @@ impl Tokenizer {
         DecodeStream::new(self)
     }
 
-    /// The template of a conversation, in Jinja, as the model's files give it.
+    /// The template of a plain conversation, in Jinja, as the model's files give it.
     pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+        self.templates.get(ChatTemplates::DEFAULT)
+    }
+
+    /// All templates of conversations.
+    pub fn chat_templates(&self) -> &ChatTemplates {
+        &self.templates
+    }
+
+    /// The special tokens by the names that templates know them by: `bos_token`, `eos_token` and so on.
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.special
+    }
+
+    /// Longest text that is encoded in one piece, in bytes: 16 MiB divided by what the file's steps can lengthen one,
+    /// and 64 KiB where one of its regular expressions may take quadratic time.
+    pub fn max_text(&self) -> u64 {
+        self.max_text
     }
 
     /// The token that begins a text.
@@ -236,21 +289,20 @@ fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     Ok(bytes)
 }
 
-/// The same file without truncation and padding; unchanged where it has neither, or is no JSON.
-fn without_limits(bytes: Vec<u8>) -> Vec<u8> {
-    #[derive(Deserialize)]
-    struct Limits {
-        truncation: Option<IgnoredAny>,
-        padding: Option<IgnoredAny>,
+/// Loads what has passed the checks, and sees that added tokens have the ids that the file gives them. Also gives the
+/// longest text that may be encoded.
+fn load_checked(path: &Path, file: Value) -> Result<(tokenizers::Tokenizer, u64), TokenizerError> {
+    let Checked { json, max_text, added } = check::check(path, file)?;
+    let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&json))?;
+    match added.iter().find(|(token, id)| inner.token_to_id(token) != Some(*id)) {
+        None => Ok((inner, max_text)),
+        Some((token, id)) => Err(TokenizerError::Field {
+            path: path.into(),
+            field: "added_tokens".into(),
+            found: format!("\"{token}\" with another id than {id} once it is loaded"),
+            allowed: "the ids of the file".into(),
+        }),
     }
-    match serde_json::from_slice::<Limits>(&bytes) {
-        Ok(limits) if limits.truncation.is_some() || limits.padding.is_some() => {}
-        _ => return bytes,
-    }
-    let Ok(Value::Object(mut object)) = serde_json::from_slice(&bytes) else { return bytes };
-    object.insert("truncation".into(), Value::Null);
-    object.insert("padding".into(), Value::Null);
-    serde_json::to_vec(&object).unwrap_or(bytes)
 }
 
 /// A special token of `tokenizer_config.json`: a string, or an added token with its content.
@@ -260,22 +312,11 @@ fn special_text(config: &Value, field: &str) -> Option<String> {
     content.map(str::to_owned)
 }
 
-/// The chat template: of `tokenizer_config.json` (one, or the list's default), or the file of its own.
-fn chat_template(dir: &Path, config: Option<&Value>) -> Option<String> {
-    const MAX_TEMPLATE: u64 = 1 << 20;
-    let stated = config.and_then(|config| config.get("chat_template"));
-    let named =
-        |value: &Value| value["template"].as_str().filter(|_| value["name"] == "default").map(str::to_owned);
-    match stated {
-        Some(Value::String(template)) => Some(template.clone()),
-        Some(Value::Array(all)) => all.iter().find_map(named),
-        _ => {
-            let file = File::open(dir.join("chat_template.jinja")).ok()?;
-            let mut text = String::new();
-            file.take(MAX_TEMPLATE).read_to_string(&mut text).ok()?;
-            Some(text)
-        }
-    }
+/// The special tokens that `tokenizer_config.json` names.
+fn special_tokens(config: &Value) -> BTreeMap<String, String> {
+    const NAMES: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+    NAMES.into_iter().filter_map(|name| Some((name.to_owned(), special_text(config, name)?))).collect()
 }
 
 #[cfg(test)]

@@ -116,8 +116,19 @@ pub enum QuantError {
         what: String,
     },
     /// A verification was given another text than the recorded figures were measured on.
-    #[error(transparent)]
-    OtherText(Box<OtherText>),
+    #[error(
+        "{}: found {} windows of {} tokens with SHA-256 {}, allowed those that its figures were measured on: {}, {} windows of {} tokens with SHA-256 {}",
+        .path.display(), .found.windows, .found.tokens, .found.sha256,
+        .recorded.name, .recorded.windows, .recorded.tokens, .recorded.sha256
+    )]
+    OtherText {
+        /// The artifact.
+        path: PathBuf,
+        /// What its figures were measured on.
+        recorded: Box<TokenSet>,
+        /// What was given.
+        found: Box<TokenSet>,
+    },
 }
 
 impl From<EvalError> for QuantError {

@@ -28,6 +28,7 @@ use crate::quality::{self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorR
 use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rtn;
+use crate::source::require_finite;
 
 /// What follows the name of a GGUF file in the name of its manifest, which holds hashes and run.
 pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
@@ -478,6 +479,9 @@ fn cast_bytes(
         |error| QuantError::Tensor { path: source.dir().to_owned(), tensor: info.name.clone(), error };
     let f16 = scheme.format == plain(minifloat::F16).format;
     let (amax, allowed) = (kernels().amax(values), minifloat::F16.max());
+    if !amax.is_finite() {
+        require_finite(source, &info.name)?;
+    }
     if f16 && amax > allowed {
         return Err(of_tensor(TensorError::ValueOverflow { amax, allowed, element: minifloat::F16.name }));
     }

@@ -167,11 +167,16 @@ fn open<'a>(source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>
 }
 
 /// An error of a layer's weight, with its name.
-pub(crate) fn dense_error(source: &ModelFiles, info: &LinearInfo, error: DenseError) -> QuantError {
+pub(crate) fn dense_error(files: &ModelFiles, info: &LinearInfo, error: DenseError) -> QuantError {
     match error {
+        // A panel knows of its own elements; the message is about the whole tensor.
+        DenseError::Store(error @ Error::NonFinite { .. }) => {
+            let whole = source::require_finite(files, &format!("{}.weight", info.module));
+            whole.err().unwrap_or(error).into()
+        }
         DenseError::Store(error) => error.into(),
         DenseError::Tensor(error) => {
-            let (path, tensor) = (source.dir().to_owned(), format!("{}.weight", info.module));
+            let (path, tensor) = (files.dir().to_owned(), format!("{}.weight", info.module));
             QuantError::Tensor { path, tensor, error }
         }
     }

@@ -15,7 +15,8 @@ use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{
-    Checksum, Committed, Error, ErrorClass, ShardPlan, ShardedWriter, Staging, TensorMeta, refuse_overlap,
+    Checksum, Committed, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
+    refuse_overlap,
 };
 use serde_json::{Map, Value, json};
 
@@ -205,7 +206,7 @@ impl Run<'_, '_> {
 
     fn copy_tensor(&mut self, meta: &TensorMeta, buffer: &mut [u8]) -> Result<()> {
         let mut at = 0;
-        let mut checksum = Checksum::default();
+        let (mut checksum, mut numbers) = (Checksum::default(), FiniteScan::new(meta.dtype));
         if meta.len == 0 {
             self.writer.write(&meta.name, &[])?;
         }
@@ -214,8 +215,10 @@ impl Run<'_, '_> {
             self.source.checkpoint().read_range(&meta.name, at, &mut buffer[..n])?;
             self.writer.write_range(&meta.name, at, &buffer[..n])?;
             checksum.update(&buffer[..n]);
+            numbers.update(&buffer[..n]);
             at += n as u64;
             if at == meta.len {
+                numbers.finish(self.source.dir(), &meta.name)?;
                 let written = vec![(meta.name.clone(), checksum.finish())];
                 self.journal.record(&meta.name, written, meta.len, None, self.writer)?;
             }

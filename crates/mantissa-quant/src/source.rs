@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use mantissa_kernels::{for_each, kernels};
 use mantissa_num::TensorError;
-use mantissa_store::Dtype;
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Dtype, FiniteScan};
 
 /// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache.
 pub(crate) const PANEL: usize = 1 << 16;
@@ -76,6 +76,25 @@ fn map_panels<S: Source + ?Sized, T: Send>(
     parts.into_iter().flatten().collect()
 }
 
+/// Refuses a tensor of a model that holds values which are no numbers, with their count in the whole of it. Schemes that
+/// have a code for NaN or infinity are no exception: such a weight is damage.
+///
+/// # Errors
+/// [`mantissa_store::Error::NonFinite`], and where it cannot be read.
+pub(crate) fn require_finite(files: &ModelFiles, name: &str) -> Result<(), mantissa_store::Error> {
+    let Some((file, meta)) = files.checkpoint().locate(name) else { return Ok(()) };
+    let mut numbers = FiniteScan::new(meta.dtype);
+    let mut bytes = vec![0; PANEL * 8];
+    let mut at = 0;
+    while at < meta.len {
+        let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(bytes.len());
+        file.read_range(meta, at, &mut bytes[..n])?;
+        numbers.update(&bytes[..n]);
+        at += n as u64;
+    }
+    numbers.finish(file.path(), name)
+}
+
 /// A dense tensor of a model.
 pub(crate) struct DenseTensor<'a>(Values<'a>);
 
@@ -134,6 +153,9 @@ impl Source for DenseTensor<'_> {
         let mut bytes = vec![0; range.len() * size];
         let start = (range.start * size) as u64;
         files.checkpoint().read_range(name, start, &mut bytes).map_err(DenseError::Store)?;
+        let mut numbers = FiniteScan::new(dtype);
+        numbers.update(&bytes);
+        numbers.finish(files.dir(), name).map_err(DenseError::Store)?;
         scratch.resize(range.len(), 0.0);
         match dtype {
             Dtype::BF16 => kernels().bf16_le_to_f32(&bytes, scratch),

@@ -109,9 +109,9 @@ pub fn verify_against(
 ) -> Result<Verification> {
     let mut found = Verification::default();
     let manifest = check_manifest(artifact, &mut found)?;
+    let damaged = !found.faults.is_empty();
     match check_model(artifact, against, manifest.as_ref(), threads, progress, &mut found) {
-        Err(error @ QuantError::OtherText(_)) => return Err(error),
-        Err(error) if error.class() == ErrorClass::Input && !found.faults.is_empty() => {
+        Err(error) if error.class() == ErrorClass::Input && damaged => {
             found.faults.push(error.to_string());
         }
         result => result?,

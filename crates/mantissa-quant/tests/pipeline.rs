@@ -348,9 +348,36 @@ fn values_that_no_code_stands_for_name_tensor_and_element() {
     bytes[tensor.offset as usize + 40..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     std::fs::write(&path, bytes).unwrap();
     let out = temp.path().join("q");
-    let error = quantize(&source, "rtn-int4-g32", &out, options(2)).unwrap_err().to_string();
-    assert!(error.contains("model.layers.1.mlp.up_proj.weight") && error.contains("element 10"), "{error}");
-    assert!(!out.exists());
+    // Also where the scheme has a code for NaN: such a weight is damage.
+    for recipe in ["rtn-int4-g32", "mxfp4", "nvfp4", "rtn-fp8-e5m2-channel", "rtn-int8-tensor"] {
+        let error = quantize(&source, recipe, &out, options(2)).unwrap_err().to_string();
+        let says = "tensor \"model.layers.1.mlp.up_proj.weight\": found 1 non-finite values, the first (NaN) at element 10";
+        assert!(error.contains(says), "{recipe}: {error}");
+        assert!(!out.exists());
+    }
+}
+
+/// What is copied and not quantized is looked at too, and counted over the whole tensor.
+#[test]
+fn copied_tensors_hold_numbers() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::BF16, 10);
+    let path = source.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let meta = mantissa_store::SafeTensors::open(&path).unwrap();
+    let at = meta.get("model.embed_tokens.weight").unwrap().offset as usize;
+    for i in [100, 101, 5000] {
+        bytes[at + 2 * i..][..2].copy_from_slice(&[0x80, 0x7f]);
+    }
+    std::fs::write(&path, bytes).unwrap();
+    for recipe in ["rtn-int4-g32", "rtn-q4_0"] {
+        let out = temp.path().join(format!("{recipe}.gguf"));
+        let error = quantize(&source, recipe, &out, options(2)).unwrap_err().to_string();
+        let says =
+            "tensor \"model.embed_tokens.weight\": found 3 non-finite values, the first (inf) at element 100";
+        assert!(error.contains(says), "{recipe}: {error}");
+        assert!(!out.exists());
+    }
 }
 
 #[test]

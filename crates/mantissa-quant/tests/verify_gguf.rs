@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::{model, sized_model};
 use mantissa_quant::verify::{Verification, verify};
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, manifest_path, run};
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, manifest_path, quality_path, run};
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::failpoint::{Failing, Operation, failing};
 use mantissa_store::{Dtype, ErrorClass, FileDigest, Gguf, Manifest};
@@ -91,7 +91,7 @@ fn every_type_that_is_written_verifies() {
             let found = checked(&out, Some(&model));
             assert!(found.ok && found.notes.is_empty(), "{dtype} {scheme}: {found:?}");
             let tensors = 2 * 9 + 3;
-            assert_eq!((found.files, found.weights, found.compared), (1, tensors, tensors), "{scheme}");
+            assert_eq!((found.files, found.weights, found.compared), (2, tensors, tensors), "{scheme}");
             assert_eq!(found.max_logit_difference, Some(0.0), "{scheme}");
             let worst = found.max_error_in_bounds.unwrap();
             assert!(worst <= 1.0 && (*scheme != "f32" || worst == 0.0), "{dtype} {scheme}: {worst}");
@@ -231,7 +231,10 @@ fn a_renamed_file_keeps_its_manifest() {
     assert!(alone.ok && alone.files == 0 && alone.notes.len() == 2, "{alone:?}");
     fs::rename(manifest_path(&out), manifest_path(&renamed)).unwrap();
     let found = checked(&renamed, Some(&model));
-    assert!(found.ok && found.files == 1 && found.notes.is_empty(), "{found:?}");
+    assert!(!found.ok && found.faults[0].contains("quality.json: found nothing"), "{found:?}");
+    fs::rename(quality_path(&out), quality_path(&renamed)).unwrap();
+    let found = checked(&renamed, Some(&model));
+    assert!(found.ok && found.files == 2 && found.notes.is_empty(), "{found:?}");
 }
 
 /// Every write in turn fails, alone and with all after it.
@@ -242,8 +245,8 @@ fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
     let dir = temp.path().join("outputs");
     fs::create_dir(&dir).unwrap();
     let out = dir.join("m.gguf");
-    let beside = manifest_path(&out);
-    let read = || (fs::read(&out).unwrap(), fs::read(&beside).ok());
+    let beside = [quality_path(&out), manifest_path(&out)];
+    let read = || (fs::read(&out).unwrap(), beside.each_ref().map(|path| fs::read(path).ok()));
     quantize(&model, "rtn-q8_0", &out);
     let new = read();
     for which in [Failing::Once as fn(u64) -> Failing, Failing::From] {
@@ -257,8 +260,10 @@ fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
             assert_eq!(error.class(), ErrorClass::Environment, "{error}");
             let found = read();
             let whole = found == old || found == new;
-            // Once the file is in place, what fails after it can only cost the manifest.
-            let bare = found.1.is_none() && (found.0 == new.0 || (found.0 == old.0 && writes > 3));
+            // Once the file is in place, what fails after it can only cost what lies beside it.
+            let of = if found.0 == new.0 { &new } else { &old };
+            let missing = found.1[1].is_none() && (found.1[0].is_none() || found.1[0] == of.1[0]);
+            let bare = missing && (found.0 == new.0 || (found.0 == old.0 && writes > 3));
             assert!(whole || bare, "write {writes}: {error}");
             assert!(
                 found.0 == new.0 || which(0) == Failing::From(0) || found == old,
@@ -266,7 +271,8 @@ fn a_failed_write_leaves_the_old_file_or_the_new_and_no_manifest_of_another() {
             );
             quantize(&model, "rtn-q8_0", &out);
             assert!(read() == new, "write {writes}");
-            assert_eq!(common::names_in(&dir), ["m.gguf", "m.gguf.mantissa-manifest.json"], "write {writes}");
+            let all = ["m.gguf", "m.gguf.mantissa-manifest.json", "m.gguf.quality.json"];
+            assert_eq!(common::names_in(&dir), all, "write {writes}");
             writes += 1;
         }
         assert!(writes > 8, "{writes}");

@@ -159,6 +159,23 @@ pub enum Error {
         /// Its dtype.
         dtype: Dtype,
     },
+    /// A weight or scale holds values that are no numbers.
+    #[error(
+        "{}: tensor \"{}\": found {count} non-finite values, the first ({value}) at element {index}, allowed finite values only; the file is damaged or its training diverged",
+        ShownPath(.path), Shown(.tensor)
+    )]
+    NonFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// How many.
+        count: u64,
+        /// Flat index of the first.
+        index: u64,
+        /// The first.
+        value: f32,
+    },
     /// A read within a tensor reaches beyond it.
     #[error("{}: tensor \"{}\": found a read of {len} bytes at byte {offset}, allowed within {size}", ShownPath(.path), Shown(.tensor))]
     Range {

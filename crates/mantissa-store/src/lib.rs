@@ -19,6 +19,7 @@ pub mod dtype;
 pub mod error;
 #[doc(hidden)]
 pub mod failpoint;
+mod finite;
 pub mod gguf;
 pub mod hash;
 mod header_json;
@@ -39,6 +40,7 @@ pub use checksum::Checksum;
 pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result};
+pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};
 pub use journal::{JOURNAL_NAME, Journal};

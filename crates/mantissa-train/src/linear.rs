@@ -45,6 +45,8 @@ struct Operands {
 struct Scratch {
     left: Vec<f32>,
     right: Vec<f32>,
+    left_bits: Vec<u16>,
+    right_bits: Vec<u16>,
 }
 
 thread_local! {
@@ -105,9 +107,26 @@ impl LinearOp {
         let (left, right) = self.operands.fprop;
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(out, self.rows, cut)), |(part, out)| {
-            let x = Stored::F32(rows(x, self.cols, part));
-            multiply((x, left), (weight, right), |x, weight| {
-                forward_f32(weight, bias.as_deref(), (self.rows, self.cols), x, out, accumulate);
+            let x = Stored::F32(rows(x, self.cols, part.clone()));
+            let (n, shape) = (part.len(), (self.rows, self.cols));
+            multiply((x, left), (weight, right), |pair| {
+                let (x, weight) = match pair {
+                    Pair::F32(x, weight) => {
+                        forward_f32(weight, bias.as_deref(), shape, x, out, accumulate);
+                        return;
+                    }
+                    Pair::Bf16(x, weight) | Pair::F16(x, weight) => {
+                        (MatRef::new(x, n, self.cols), MatRef::new(weight, self.rows, self.cols))
+                    }
+                };
+                let to = MatMut::new(&mut *out, n, self.rows);
+                match left {
+                    Precision::F16 => kernels().gemm_f16_nt(x, weight, to, accumulate),
+                    _ => kernels().gemm_bf16_nt(x, weight, to, accumulate),
+                }
+                if let Some(bias) = bias.as_deref() {
+                    out.chunks_exact_mut(self.rows).for_each(|out| kernels().axpy(1.0, bias, out));
+                }
             });
         });
     }
@@ -123,9 +142,18 @@ impl LinearOp {
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(dx, self.cols, cut)), |(part, dx)| {
             let (n, dy) = (part.len(), Stored::F32(rows(dy, self.rows, part)));
-            multiply((dy, left), (weight, right), |dy, weight| {
-                let (dy, weight) = (MatRef::new(dy, n, self.rows), MatRef::new(weight, self.rows, self.cols));
-                kernels().gemm_nn(dy, weight, MatMut::new(dx, n, self.cols), accumulate);
+            let (wide, high) = ((n, self.rows), (self.rows, self.cols));
+            multiply((dy, left), (weight, right), |pair| {
+                let dx = MatMut::new(dx, n, self.cols);
+                match pair {
+                    Pair::F32(dy, w) => kernels().gemm_nn(matrix(dy, wide), matrix(w, high), dx, accumulate),
+                    Pair::Bf16(dy, w) => {
+                        kernels().gemm_bf16_nn(matrix(dy, wide), matrix(w, high), dx, accumulate);
+                    }
+                    Pair::F16(dy, w) => {
+                        kernels().gemm_f16_nn(matrix(dy, wide), matrix(w, high), dx, accumulate);
+                    }
+                }
             });
         });
     }
@@ -155,14 +183,29 @@ impl LinearOp {
         }
         let (left, right) = self.operands.wgrad;
         let (dy, x) = (Stored::F32(dy), Stored::F32(x));
-        multiply((dy, left), (x, right), |dy, x| {
-            let x = MatRef::new(x, t, self.cols);
+        let shape = (t, self.cols);
+        multiply((dy, left), (x, right), |pair| {
             let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
             for_each(threads, cut.clone().zip(rows_mut(dw, self.cols, cut)), |(span, dw)| {
-                let dy = MatRef::with_stride(&dy[span.start..], t, span.len(), self.rows);
-                kernels().gemm_tn(dy, x, MatMut::new(dw, span.len(), self.cols), true);
+                let dw = MatMut::new(dw, span.len(), self.cols);
+                match pair {
+                    Pair::F32(dy, x) => {
+                        kernels().gemm_tn(self.columns(dy, t, &span), matrix(x, shape), dw, true);
+                    }
+                    Pair::Bf16(dy, x) => {
+                        kernels().gemm_bf16_tn(self.columns(dy, t, &span), matrix(x, shape), dw, true);
+                    }
+                    Pair::F16(dy, x) => {
+                        kernels().gemm_f16_tn(self.columns(dy, t, &span), matrix(x, shape), dw, true);
+                    }
+                }
             });
         });
+    }
+
+    /// The output features `span` of `dy` `[t, rows]`.
+    fn columns<'a, T>(&self, dy: &'a [T], t: usize, span: &Range<usize>) -> MatRef<'a, T> {
+        MatRef::with_stride(&dy[span.start..], t, span.len(), self.rows)
     }
 
     /// Rows of `input` `[t, cols]` and `output` `[t, rows]`.
@@ -180,18 +223,39 @@ impl LinearOp {
     }
 }
 
-/// Gives both operands, rounded as the product wants them, to `product`.
+/// Both operands of a product, as the kernel that multiplies them takes them.
+#[derive(Clone, Copy)]
+enum Pair<'a> {
+    F32(&'a [f32], &'a [f32]),
+    Bf16(&'a [u16], &'a [u16]),
+    F16(&'a [u16], &'a [u16]),
+}
+
+/// Gives both operands, rounded as the product wants them, to `product`. Two of the same 16 bits are multiplied as they are,
+/// with f32 sums; others as f32.
 fn multiply<T>(
     (left, to_left): (Stored<'_>, Precision),
     (right, to_right): (Stored<'_>, Precision),
-    product: impl FnOnce(&[f32], &[f32]) -> T,
+    product: impl FnOnce(Pair<'_>) -> T,
 ) -> T {
     // Taken out, not borrowed: what the product runs on this thread may multiply too.
     let mut scratch = SCRATCH.take();
-    let Scratch { left: a, right: b } = &mut scratch;
-    let result = product(left.rounded(to_left, a), right.rounded(to_right, b));
+    let Scratch { left: a, right: b, left_bits, right_bits } = &mut scratch;
+    let result = match (to_left, to_right) {
+        (Precision::Bf16, Precision::Bf16) => {
+            product(Pair::Bf16(left.bits(to_left, left_bits), right.bits(to_right, right_bits)))
+        }
+        (Precision::F16, Precision::F16) => {
+            product(Pair::F16(left.bits(to_left, left_bits), right.bits(to_right, right_bits)))
+        }
+        _ => product(Pair::F32(left.rounded(to_left, a), right.rounded(to_right, b))),
+    };
     SCRATCH.set(scratch);
     result
+}
+
+fn matrix<T>(values: &[T], (rows, cols): (usize, usize)) -> MatRef<'_, T> {
+    MatRef::new(values, rows, cols)
 }
 
 fn token_parts(t: usize, threads: usize) -> impl Iterator<Item = Range<usize>> + Clone {

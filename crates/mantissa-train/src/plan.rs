@@ -63,7 +63,7 @@ fn rounded_operands(config: &ModelConfig, options: &Options) -> u64 {
     let part = PART.min(options.max_tokens).saturating_mul(widest).max(logits);
     let other = part.saturating_add(weight.max(head));
     let others = other.saturating_mul(options.threads.saturating_sub(1));
-    4 * (caller.saturating_add(others) as u64)
+    2 * (caller.saturating_add(others) as u64)
 }
 
 /// Lengths in f32.

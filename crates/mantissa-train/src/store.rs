@@ -157,18 +157,16 @@ impl<'a> Stored<'a> {
         scratch
     }
 
-    /// As bits of bf16; rounded into `scratch` where they are not.
-    pub(crate) fn bf16(self, scratch: &'a mut Vec<u16>) -> &'a [u16] {
-        match self {
-            Stored::Bf16(bits) => return bits,
-            Stored::F32(values) => {
-                scratch.resize(values.len(), 0);
-                kernels().f32_to_bf16(values, scratch);
-            }
-            Stored::F16(_) => {
-                scratch.resize(self.len(), 0);
-                kernels().f32_to_bf16(&self.widened(), scratch);
-            }
+    /// As bits of `precision`, one of 16 bits; rounded into `scratch` where they are not.
+    pub(crate) fn bits(self, precision: Precision, scratch: &'a mut Vec<u16>) -> &'a [u16] {
+        match (self, precision) {
+            (Stored::Bf16(bits), Precision::Bf16) | (Stored::F16(bits), Precision::F16) => return bits,
+            _ => scratch.resize(self.len(), 0),
+        }
+        let values = self.widened();
+        match precision {
+            Precision::F16 => kernels().f32_to_f16(&values, scratch),
+            _ => kernels().f32_to_bf16(&values, scratch),
         }
         scratch
     }
@@ -220,6 +218,9 @@ mod tests {
             let (mut direct, mut scratch) = (Vec::new(), Vec::new());
             assert_eq!(Stored::F32(&values).rounded(precision, &mut direct), &found[..]);
             assert_eq!(store.get(1..6).rounded(precision, &mut scratch), &found[..]);
+            let (mut direct, mut scratch) = (Vec::new(), Vec::new());
+            let bits = Stored::F32(&values).bits(precision, &mut direct);
+            assert_eq!(store.get(1..6).bits(precision, &mut scratch), bits);
         }
     }
 }

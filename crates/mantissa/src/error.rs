@@ -63,6 +63,16 @@ impl BadInput {
     }
 }
 
+/// A conversation could not be rendered by the model's chat template.
+#[derive(Debug, thiserror::Error)]
+#[error("{model}: chat_template: {what}")]
+pub struct ChatFailed {
+    /// The model.
+    pub model: String,
+    /// What was found and what is allowed.
+    pub what: String,
+}
+
 /// The work needs more memory than there is.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: needs {}, {}; {}", bytes(*.needs), .limit.leaves(*.allowed), .limit.hint())]

@@ -8,7 +8,7 @@ mod export;
 mod import;
 
 pub use export::{Exported, export};
-pub(super) use import::tokenizer_json;
+pub(super) use import::{special_tokens, tokenizer_json};
 
 /// What a token is (`tokenizer.ggml.token_type`).
 mod token_type {

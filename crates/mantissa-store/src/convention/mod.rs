@@ -7,6 +7,7 @@ pub mod compressed_tensors;
 mod container;
 pub mod gguf;
 pub mod native;
+mod sound;
 mod weight;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use serde_json::Value;
 pub use container::{Container, LinearPlan, NotStorable};
 pub use weight::{ActivationQuant, LinearWeight, Weight};
 
+use crate::finite::{FiniteScan, require_finite};
 use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
 
 /// How a checkpoint stores its quantized linear layers.
@@ -133,20 +135,25 @@ impl ModelFiles {
     /// A dense tensor widened to f32.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], [`Error::NotFloat`], or [`Error::Field`] when the shape is not `shape`.
+    /// [`Error::NoTensor`], [`Error::NotFloat`], [`Error::NonFinite`], or [`Error::Field`] when the shape is not `shape`.
     pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
-        if let Some(model) = self.gguf() {
-            return model.tensor_f32(self, name, shape);
-        }
-        let meta = self.meta(name)?;
-        self.expect_shape(meta, shape)?;
-        self.checkpoint.read_f32(name)
+        let values = match self.gguf() {
+            Some(model) => model.tensor_f32(self, name, shape)?,
+            None => {
+                let meta = self.meta(name)?;
+                self.expect_shape(meta, shape)?;
+                self.checkpoint.read_f32(name)?
+            }
+        };
+        require_finite(&values, self.path_of(name), name)?;
+        Ok(values)
     }
 
     /// The weight of linear layer `module` (`model.layers.0.self_attn.q_proj`), `[rows, cols]` = `[out, in]`.
     ///
     /// # Errors
-    /// A tensor that is missing, or has another dtype or shape than the convention and the layer require.
+    /// A tensor that is missing, has another dtype or shape than the convention and the layer require, or holds values that
+    /// are no numbers ([`Error::NonFinite`]; of GGUF's block types this shows when the model runs).
     pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
         let (weight, input) = match &self.convention {
             Convention::Dense => (self.dense(module, rows, cols)?, None),
@@ -163,12 +170,15 @@ impl ModelFiles {
         let name = format!("{module}.weight");
         let meta = self.meta(&name)?;
         self.expect_shape(meta, &[rows, cols])?;
-        let words =
-            |bytes: Vec<u8>| bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+        let words = || -> Result<Vec<u16>> {
+            let bytes = self.checkpoint.read(&name)?;
+            self.expect_finite(&name, meta.dtype, &bytes)?;
+            Ok(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect())
+        };
         match meta.dtype {
-            Dtype::BF16 => Ok(Weight::Bf16(words(self.checkpoint.read(&name)?))),
-            Dtype::F16 => Ok(Weight::F16(words(self.checkpoint.read(&name)?))),
-            _ => Ok(Weight::F32(self.checkpoint.read_f32(&name)?)),
+            Dtype::BF16 => words().map(Weight::Bf16),
+            Dtype::F16 => words().map(Weight::F16),
+            _ => self.tensor_f32(&name, &[rows, cols]).map(Weight::F32),
         }
     }
 
@@ -186,15 +196,13 @@ impl ModelFiles {
         self.checkpoint.read(name)
     }
 
-    /// Reads a scale tensor of `count` values in any shape, and says in which code it is stored.
-    pub(crate) fn read_scales(&self, name: &str, count: usize) -> Result<(Code, Codes)> {
+    /// Reads a scale tensor in the shape of its blocks, and says in which code it is stored.
+    pub(crate) fn read_scales(&self, name: &str, grid: &[usize]) -> Result<(Code, Codes)> {
         let meta = self.meta(name)?;
         let code = scale_code(meta.dtype).ok_or_else(|| {
             self.fault(name, format!("dtype {}", meta.dtype), "F32, BF16, F16, F8_E4M3, F8_E8M0 or U8", "")
         })?;
-        if meta.shape.iter().product::<usize>() != count {
-            return Err(self.fault(name, format!("shape {:?}", meta.shape), format!("{count} scales"), ""));
-        }
+        self.expect_grid(meta, grid)?;
         Ok((code, Codes::from_le_bytes(code.unit_bytes(), &self.checkpoint.read(name)?)))
     }
 
@@ -204,7 +212,32 @@ impl ModelFiles {
         if meta.shape.iter().product::<usize>() != 1 {
             return Err(self.fault(name, format!("shape {:?}", meta.shape), "one value", ""));
         }
-        Ok(self.checkpoint.read_f32(name)?[0])
+        let values = self.checkpoint.read_f32(name)?;
+        require_finite(&values, self.path_of(name), name)?;
+        values.first().copied().ok_or_else(|| self.fault(name, "nothing", "one value", ""))
+    }
+
+    /// Refuses a list of one value per block that has another shape than the blocks: as many values in another order would
+    /// be read as another weight. A single value may have any number of axes.
+    pub(crate) fn expect_grid(&self, meta: &TensorMeta, grid: &[usize]) -> Result<()> {
+        let single = |shape: &[usize]| shape.iter().all(|&n| n == 1);
+        if meta.shape == grid || (single(&meta.shape) && single(grid)) {
+            return Ok(());
+        }
+        let hint = "rows stand first; a transposed list would be read as other scales";
+        Err(self.fault(&meta.name, format!("shape {:?}", meta.shape), format!("{grid:?}"), hint))
+    }
+
+    /// Refuses bytes of a tensor that hold values which are no numbers.
+    pub(crate) fn expect_finite(&self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<()> {
+        let mut scan = FiniteScan::new(dtype);
+        scan.update(bytes);
+        scan.finish(self.path_of(name), name)
+    }
+
+    /// The file that holds a tensor, for messages; the folder where none does.
+    pub(crate) fn path_of(&self, name: &str) -> &Path {
+        self.checkpoint.locate(name).map_or(self.dir(), |(file, _)| file.path())
     }
 
     pub(crate) fn expect_shape(&self, meta: &TensorMeta, shape: &[usize]) -> Result<()> {

@@ -15,6 +15,7 @@ use mantissa_num::pack::Packing;
 use mantissa_num::{Code, Codes, Quantized, Scheme, code_unit, parse_activation};
 use serde_json::{Value, json};
 
+use super::sound::{self, Names};
 use super::{ActivationQuant, LinearPlan, ModelFiles, NotStorable, Weight};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
@@ -204,6 +205,8 @@ impl Config {
         let codes = codes.ok_or_else(|| files.fault(&packed, "a wrong length", "the packed codes", ""))?;
         let mut q = Quantized { codes, ..Quantized::empty(format, rows, cols) };
         read_scales(files, &n, &mut q)?;
+        let (scales, zeros) = (format!("{n}.scale"), format!("{n}.zero"));
+        sound::check(files, Names { codes: &packed, scales: &scales, zeros: &zeros }, &q)?;
         Ok((Weight::Quantized(q), input))
     }
 }

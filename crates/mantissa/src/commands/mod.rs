@@ -7,6 +7,7 @@ mod inspect;
 mod model;
 mod quantize;
 mod recipes;
+mod render_chat;
 mod run;
 mod schemes;
 mod synth;
@@ -30,6 +31,8 @@ pub enum Command {
     Recipes(recipes::Args),
     Schemes(schemes::Args),
     #[command(hide = true)]
+    RenderChat(render_chat::Args),
+    #[command(hide = true)]
     Synth(synth::Args),
 }
 
@@ -47,6 +50,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),
+        Command::RenderChat(args) => render_chat::run(&args, context),
         Command::Synth(args) => synth::run(&args, context),
     }
 }

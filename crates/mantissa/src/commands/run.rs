@@ -6,27 +6,38 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Result;
-use mantissa_model::{GenerateOptions, Sampling, StopReason, Tokenizer, generate};
+use mantissa_model::{
+    Bos, ChatTemplates, GenerateOptions, Message, Sampling, StopReason, Tokenizer, chat, generate,
+};
 use serde::Serialize;
 
 use super::model::{self, ModelPath, Use};
+use super::render_chat;
 use super::text::BosArg;
 use crate::app::Context;
-use crate::error::StdoutError;
+use crate::error::{BadInput, StdoutError};
 
 /// Continue a prompt, token by token, and print the text as it comes.
 ///
-/// Greedy unless --temperature is above 0; sampled text depends on --seed alone.
+/// Greedy unless --temperature is above 0; sampled text depends on --seed alone. With --chat the prompt is what a user says,
+/// put into the form of a conversation by the model's chat template; the answer ends with the model's end token.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa run path/to/model -p 'Once upon a time' -n 64
-  mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7")]
+  mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7
+  mantissa run path/to/model --chat -p 'Why is the sky blue?' --system 'Answer briefly.'")]
 pub struct Args {
     /// A Hugging Face folder, dense or quantized, or a .gguf file
     model: ModelPath,
     /// The text to continue
     #[arg(short, long, value_name = "TEXT")]
     prompt: String,
+    /// Take the prompt as a user's message and render it with the model's chat template
+    #[arg(long, conflicts_with = "bos")]
+    chat: bool,
+    /// A system message before it
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
     /// New tokens at most
     #[arg(short, value_name = "N", default_value_t = 128)]
     n: usize,
@@ -48,6 +59,9 @@ pub struct Args {
 struct Report<'a> {
     model: &'a Path,
     prompt: &'a str,
+    /// The prompt as the chat template has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rendered: Option<&'a str>,
     text: &'a str,
     tokens: &'a [u32],
     prompt_tokens: usize,
@@ -62,7 +76,12 @@ struct Report<'a> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let tokenizer = Tokenizer::load(files.dir())?;
-    let prompt = tokenizer.encode(&args.prompt, args.bos.into())?;
+    let rendered = if args.chat { Some(rendered(args, &tokenizer)?) } else { None };
+    let prompt = match &rendered {
+        // A template writes the special tokens itself.
+        Some(text) => tokenizer.encode(text, Bos::Never)?,
+        None => tokenizer.encode(&args.prompt, args.bos.into())?,
+    };
     let longest = prompt.len().saturating_add(args.n);
     let limit = model::context_length(&files)?;
     // The prompt and what fits after it.
@@ -109,6 +128,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let report = Report {
         model: &args.model,
         prompt: &args.prompt,
+        rendered: rendered.as_deref(),
         text: &text,
         tokens: &generated.tokens,
         prompt_tokens: prompt.len(),
@@ -116,6 +136,25 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         tokens_per_second: generated.tokens.len() as f64 / start.elapsed().as_secs_f64(),
     };
     context.report(&report, |out| writeln!(out))
+}
+
+/// The conversation of the arguments as the model's template writes it.
+fn rendered(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
+    let template = tokenizer.chat_template().ok_or_else(|| {
+        let names: Vec<&str> = tokenizer.chat_templates().names().collect();
+        let found = match names.as_slice() {
+            [] => "no chat template".to_owned(),
+            names => format!("chat templates for {} alone", names.join(", ")),
+        };
+        let allowed = format!(
+            "one named {} in chat_template.jinja, tokenizer_config.json or a GGUF file's metadata; leave out --chat",
+            ChatTemplates::DEFAULT
+        );
+        BadInput::new(args.model.display().to_string(), found, allowed)
+    })?;
+    let system = args.system.iter().map(|text| Message::new("system", text));
+    let messages: Vec<Message> = system.chain([Message::new("user", &args.prompt)]).collect();
+    render_chat::render(&args.model, template, &chat::context(&messages, tokenizer.special_tokens()))
 }
 
 fn emit(text: &mut String, piece: &str, streaming: bool) -> Result<()> {

@@ -95,10 +95,15 @@ impl TextArgs {
     fn cut(&self, path: &Path, model: &Path) -> Result<Vec<Sequence>> {
         let text = read_text(path)?;
         let files = model::open_quietly(model)?;
+        let limit = model::context_length(&files)?;
+        if let Some(context) = self.context.filter(|&context| context > limit) {
+            let allowed = format!("2 to {limit} (max_position_embeddings)");
+            return Err(BadInput::new("--context", context.to_string(), allowed).into());
+        }
         let options = TextOptions {
             split: self.split.clone(),
             docs: self.docs.as_deref().map(parse_docs).transpose()?,
-            context: self.context.map_or_else(|| model::context_length(&files), Ok)?,
+            context: self.context.unwrap_or(limit),
             stride: self.stride,
             bos: self.bos.unwrap_or(BosArg::Auto).into(),
         };

@@ -1,6 +1,6 @@
 //! Metadata → `tokenizer.json`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use mantissa_store::Result;
 use mantissa_store::gguf::{Metadata, Value};
@@ -29,6 +29,27 @@ pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
             ))
         }
     }
+}
+
+/// The special tokens by the names that chat templates know them by.
+///
+/// # Errors
+/// As [`tokenizer_json`].
+pub(crate) fn special_tokens(metadata: &Metadata) -> Result<BTreeMap<String, String>> {
+    const KEYS: [(&str, &str); 4] = [
+        ("bos_token", "tokenizer.ggml.bos_token_id"),
+        ("eos_token", "tokenizer.ggml.eos_token_id"),
+        ("unk_token", "tokenizer.ggml.unknown_token_id"),
+        ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ];
+    let vocabulary = Vocabulary::read(metadata)?;
+    let mut all = BTreeMap::new();
+    for (name, key) in KEYS {
+        if let Some((_, token)) = vocabulary.named(metadata, key)? {
+            all.insert(name.to_owned(), token.to_owned());
+        }
+    }
+    Ok(all)
 }
 
 struct Vocabulary<'a> {

@@ -1,0 +1,258 @@
+//! Chat templates: a conversation as the text that a model was trained on, by the Jinja template in the model's files.
+//!
+//! A template is a program of a stranger. It sees the conversation, the names of the special tokens and a handful of pure
+//! functions; there is no loader, so that `include` and `import` find nothing, and no object of the host to climb from.
+//! [`render`] bounds the steps it may take, the bytes it may print, and, by limits on its source, the depth of everything
+//! that recurses. What it cannot bound is the size of a string that a template builds and does not print: the engine counts
+//! instructions, and thirty of them can double a string to a gigabyte. So a program that renders the template of a file
+//! it does not trust does it in a process of its own with a limit of the address space, as the `mantissa` binary does.
+
+mod functions;
+mod source;
+mod time;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, ErrorKind};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::config::ConfigError;
+
+/// Longest template, in bytes. The longest of public models have 30 kB.
+pub const MAX_TEMPLATE: usize = 256 << 10;
+
+/// Steps that rendering may take. A turn of a conversation takes fewer than 200 with the templates in use.
+pub const MAX_STEPS: u64 = 500_000;
+
+/// Longest text that a template may print, in bytes.
+pub const MAX_OUTPUT: usize = 8 << 20;
+
+/// Stack of the thread that renders: values can be nested as deep as there are steps to nest them, and are dropped and
+/// printed by recursion.
+pub const STACK: usize = 256 << 20;
+
+/// Why a conversation could not be rendered. The template or the conversation is at fault in every case.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {
+    /// The template is too large or nested too deep to be read.
+    #[error("found {found}, allowed {allowed}")]
+    Limit {
+        /// What there is.
+        found: String,
+        /// What there may be.
+        allowed: String,
+    },
+    /// The template is no Jinja, or uses what is not offered.
+    #[error("line {line}: found `{message}`, allowed a Jinja template of conversations, without includes")]
+    Template {
+        /// Line in the template, from 1.
+        line: usize,
+        /// What the engine said.
+        message: String,
+    },
+    /// The template refuses the conversation.
+    #[error("found a conversation that the template refuses: {0}")]
+    Refused(String),
+    /// The machine has no thread to spare.
+    #[error("found no thread to render in: {0}")]
+    Thread(String),
+}
+
+/// Who says something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, or whatever else the template knows.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Message { role: role.into(), content: content.into() }
+    }
+}
+
+/// What a template sees, as transformers gives it: `messages`, `add_generation_prompt`, and the special tokens by their
+/// names (`bos_token` and so on).
+pub fn context(messages: &[Message], special_tokens: &BTreeMap<String, String>) -> Value {
+    let tokens = special_tokens.iter().map(|(name, token)| (name.clone(), json!(token)));
+    let mut context: Map<String, Value> = tokens.collect();
+    context.insert("messages".into(), json!(messages));
+    context.insert("add_generation_prompt".into(), json!(true));
+    // Templates ask whether these are there.
+    context.insert("tools".into(), Value::Null);
+    context.insert("documents".into(), Value::Null);
+    Value::Object(context)
+}
+
+/// Renders `template` with the names of `context`, in a thread of its own.
+///
+/// # Errors
+/// [`ChatError`]; nothing of the output is then given.
+pub fn render(template: &str, context: &Value) -> Result<String, ChatError> {
+    let template = source::prepare(template)?;
+    std::thread::scope(|scope| {
+        let work = || render_here(&template, context);
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| ChatError::Thread(error.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(failure("the engine panicked")))
+    })
+}
+
+fn failure(message: &str) -> ChatError {
+    ChatError::Template { line: 1, message: message.into() }
+}
+
+fn render_here(template: &str, context: &Value) -> Result<String, ChatError> {
+    let mut engine = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    engine.set_syntax(syntax.map_err(|error| failure(&error.to_string()))?);
+    engine.set_auto_escape_callback(|_| AutoEscape::None);
+    engine.set_fuel(Some(MAX_STEPS));
+    engine.set_formatter(functions::print);
+    engine.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    engine.add_function("raise_exception", functions::raise_exception);
+    engine.add_function("strftime_now", functions::strftime_now);
+    engine.add_filter("tojson", functions::tojson);
+    let mut out = Capped { bytes: Vec::new() };
+    let compiled = engine.template_from_named_str("chat_template", template).map_err(|e| error_of(&e))?;
+    let context = minijinja::Value::from(Serde(context));
+    compiled.render_captured_to(context, &mut out).map_err(|e| error_of(&e))?;
+    String::from_utf8(out.bytes).map_err(|_| failure("output that is no UTF-8"))
+}
+
+/// Takes up to [`MAX_OUTPUT`] bytes.
+struct Capped {
+    bytes: Vec<u8>,
+}
+
+impl Write for Capped {
+    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
+        if part.len() > MAX_OUTPUT - self.bytes.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(part);
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn error_of(error: &minijinja::Error) -> ChatError {
+    let limit = |found: &str, allowed: String| ChatError::Limit { found: found.into(), allowed };
+    let detail = error.detail().unwrap_or_default();
+    match error.kind() {
+        ErrorKind::OutOfFuel => limit("a template that does not end", format!("up to {MAX_STEPS} steps")),
+        ErrorKind::WriteFailure => limit("more text", format!("up to {MAX_OUTPUT} bytes")),
+        _ => match detail.strip_prefix(functions::RAISED) {
+            Some(message) => ChatError::Refused(shorten(message)),
+            None => {
+                let message = if detail.is_empty() { error.kind().to_string() } else { detail.to_owned() };
+                ChatError::Template { line: error.line().unwrap_or(1), message: shorten(&message) }
+            }
+        },
+    }
+}
+
+/// One line of a few hundred characters: the text may quote the template.
+fn shorten(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
+}
+
+/// The templates of a model by their names; that of plain conversations is `default`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChatTemplates {
+    by_name: BTreeMap<String, String>,
+}
+
+impl ChatTemplates {
+    /// Name of the template for plain conversations.
+    pub const DEFAULT: &str = "default";
+
+    /// One template.
+    pub fn of(template: String) -> Self {
+        ChatTemplates { by_name: [(Self::DEFAULT.to_owned(), template)].into() }
+    }
+
+    /// The templates of a model folder: `chat_template.jinja`, or else the field `chat_template` of its
+    /// `tokenizer_config.json`, which is one template or a list of named ones.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where a template is too long, no text, or the field something else.
+    pub fn load(dir: &Path, tokenizer_config: Option<&Value>) -> Result<Self, ConfigError> {
+        let config = dir.join("tokenizer_config.json");
+        let field = tokenizer_config.and_then(|config| config.get("chat_template"));
+        let mut all = match field {
+            None | Some(Value::Null) => Self::default(),
+            Some(Value::String(template)) => Self::of(template.clone()),
+            Some(Value::Array(list)) => {
+                let text = |entry: &Value, key: &str| entry.get(key)?.as_str().map(str::to_owned);
+                let named = |entry: &Value| Some((text(entry, "name")?, text(entry, "template")?));
+                let by_name: Option<_> = list.iter().map(named).collect();
+                let by_name =
+                    by_name.ok_or_else(|| fault(config, "a list", "objects of name and template"))?;
+                ChatTemplates { by_name }
+            }
+            Some(_) => return Err(fault(config, "something else", "a template or a list of named ones")),
+        };
+        let own = dir.join("chat_template.jinja");
+        if let Some(template) = read_template(own)? {
+            all.by_name.insert(Self::DEFAULT.into(), template);
+        }
+        Ok(all)
+    }
+
+    /// The template of this name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.by_name.get(name).map(String::as_str)
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+}
+
+fn read_template(path: PathBuf) -> Result<Option<String>, ConfigError> {
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(MAX_TEMPLATE as u64 + 1).read_to_end(&mut bytes));
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fault(path, error.to_string(), "a readable file")),
+        Ok(n) if n > MAX_TEMPLATE => {
+            return Err(fault(path, "a longer template", format!("up to {MAX_TEMPLATE} bytes")));
+        }
+        Ok(_) => {}
+    }
+    match String::from_utf8(bytes) {
+        Ok(template) => Ok(Some(template)),
+        Err(error) => {
+            let found = format!("no UTF-8 at byte {}", error.utf8_error().valid_up_to());
+            Err(fault(path, found, "a template in UTF-8"))
+        }
+    }
+}
+
+fn fault(path: PathBuf, found: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
+    ConfigError {
+        file: path.display().to_string(),
+        field: "chat_template".into(),
+        found: found.into(),
+        allowed: allowed.into(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests;

@@ -1,0 +1,63 @@
+//! A template before it is parsed: its size, and the depth of what the engine would recurse into.
+
+use super::{ChatError, MAX_TEMPLATE};
+
+/// Longest tag, `{{ … }}` or `{% … %}`, in bytes: an expression of so many operators is as deep a tree.
+const MAX_TAG: usize = 8 << 10;
+
+/// Most `elif` branches of a template, each of which is parsed inside the one before.
+const MAX_ELIF: usize = 1000;
+
+/// Checks the limits and takes out what only training needs: `{% generation %}` marks what the model said.
+///
+/// # Errors
+/// [`ChatError::Limit`]. Nesting of blocks and parentheses is limited by the engine's parser, to 150.
+pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
+    let limit = |found: String, allowed: String| Err(ChatError::Limit { found, allowed });
+    if template.len() > MAX_TEMPLATE {
+        return limit(format!("a template of {} bytes", template.len()), format!("up to {MAX_TEMPLATE}"));
+    }
+    let (mut out, mut rest, mut elifs) = (String::with_capacity(template.len()), template, 0);
+    while let Some((before, open, after)) = next_tag(rest) {
+        let inside = after.find(open.close).map_or(after, |end| &after[..end]);
+        if open.nests && inside.len() > MAX_TAG {
+            return limit(format!("a tag of {} bytes", inside.len()), format!("up to {MAX_TAG}"));
+        }
+        let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        elifs += usize::from(word.starts_with("elif"));
+        out.push_str(before);
+        out.push_str(open.mark);
+        match word {
+            "generation" if open.mark == "{%" => out.push_str(&inside.replace(word, "if true")),
+            "endgeneration" if open.mark == "{%" => out.push_str(&inside.replace(word, "endif")),
+            _ => out.push_str(inside),
+        }
+        rest = &after[inside.len()..];
+    }
+    if elifs > MAX_ELIF {
+        return limit(format!("{elifs} elif branches"), format!("up to {MAX_ELIF}"));
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+struct Open {
+    mark: &'static str,
+    close: &'static str,
+    /// Whether the engine parses what is inside.
+    nests: bool,
+}
+
+const TAGS: [Open; 3] = [
+    Open { mark: "{{", close: "}}", nests: true },
+    Open { mark: "{%", close: "%}", nests: true },
+    Open { mark: "{#", close: "#}", nests: false },
+];
+
+/// What stands before the next tag, which tag it is, and what follows its mark. Looks at no byte twice.
+fn next_tag(text: &str) -> Option<(&str, &'static Open, &str)> {
+    text.match_indices('{').find_map(|(at, _)| {
+        let tag = TAGS.iter().find(|tag| text[at..].starts_with(tag.mark))?;
+        Some((&text[..at], tag, &text[at + tag.mark.len()..]))
+    })
+}

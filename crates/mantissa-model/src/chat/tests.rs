@@ -1,0 +1,155 @@
+use super::*;
+
+fn tokens() -> BTreeMap<String, String> {
+    [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+}
+
+fn conversation() -> Vec<Message> {
+    vec![
+        Message::new("system", "Be brief."),
+        Message::new("user", " Hi <b>&amp; ünï\n"),
+        Message::new("assistant", "Ho."),
+    ]
+}
+
+fn rendered(template: &str) -> Result<String, ChatError> {
+    render(template, &context(&conversation(), &tokens()))
+}
+
+#[test]
+fn the_common_forms_of_templates_render_as_in_jinja() {
+    let turns = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let expected = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi <b>&amp; ünï\n<|im_end|>\n<|im_start|>assistant\nHo.<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(rendered(turns).unwrap(), expected);
+
+    // Block tags on lines of their own, namespaces, slices, methods, tests, loop variables, macros, loop controls.
+    let long = "
+{%- macro show(text) %}[{{ text | trim }}]{% endmacro -%}
+{{- bos_token -}}
+{% if messages[0].role == 'system' %}
+    {% set system = messages[0].content %}
+    {% set rest = messages[1:] %}
+{% endif %}
+{% set ns = namespace(seen=0) %}
+{% for m in rest %}
+    {% if m.role not in ['user', 'assistant'] %}{% continue %}{% endif %}
+    {% set ns.seen = ns.seen + 1 %}
+    {% if loop.first and system is defined and system is string %}
+<<SYS>>{{ system }}<</SYS>>
+    {% endif %}
+{{ show(m.content.strip()) }}{{ m.content.split('.')[0] | length }}{{ eos_token if loop.last else '' }}
+{% endfor %}
+{{ ns.seen }} {{ tools is none }} {{ missing is defined }} {{ none }} {{ 'ab'.startswith('a') }} {{ 7 // 2 }}";
+    let expected = "<s><<SYS>>Be brief.<</SYS>>\n[Hi <b>&amp; ünï]17\n[Ho.]2</s>\n2 True False None True 3";
+    assert_eq!(rendered(long).unwrap(), expected);
+}
+
+#[test]
+fn json_is_that_of_python() {
+    let template = r#"{{ {"b": [1, 2.5, none, true], "a": {"ü": "<&>\"\n", "e": [], "o": {}}} | tojson }}"#;
+    let expected = r#"{"b": [1, 2.5, null, true], "a": {"ü": "<&>\"\n", "e": [], "o": {}}}"#;
+    assert_eq!(rendered(template).unwrap(), expected);
+    let indented =
+        rendered(r#"{{ {"b": [1, {"x": 2}], "a": 3} | tojson(indent=2, sort_keys=true) }}"#).unwrap();
+    assert_eq!(indented, "{\n  \"a\": 3,\n  \"b\": [\n    1,\n    {\n      \"x\": 2\n    }\n  ]\n}");
+    assert!(rendered("{{ messages | tojson(indent=1000000000) }}").is_err());
+}
+
+#[test]
+fn a_template_can_refuse_and_ask_for_the_date() {
+    let refusal = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('No system role\nhere') }}{% endif %}{% endfor %}";
+    assert_eq!(rendered(refusal), Err(ChatError::Refused("No system role here".into())));
+    let date = rendered("{{ strftime_now('%d %b %Y') }}").unwrap();
+    assert!(date.len() == 11 && date.as_bytes()[2] == b' ', "{date}");
+    assert_eq!(rendered("a{% generation %}b{%- endgeneration -%} c").unwrap(), "abc");
+}
+
+#[test]
+fn nothing_of_the_host_is_there() {
+    for probe in [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['os'].system('id') }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as x %}",
+        "{% from '/etc/passwd' import x %}",
+        "{% extends '/etc/passwd' %}",
+        "{{ open('/etc/passwd').read() }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ request.application }}",
+        "{{ config.items() }}",
+        "{{ ''|attr('__class__')|attr('__mro__') }}",
+        "{{ get_flashed_messages.__globals__ }}",
+        "{{ 'x'.format.__globals__ }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    ] {
+        if let Ok(text) = rendered(probe) {
+            assert!(text.is_empty() || text == "None", "{probe}: {text}");
+        }
+    }
+}
+
+/// What bounds the steps, the output and the depth. Strings that are built and not printed are bounded by the process that
+/// the binary renders in; its tests hold those.
+#[test]
+fn bombs_end_in_an_error() {
+    let limit = |template: &str, says: &str| {
+        let started = std::time::Instant::now();
+        let error = rendered(template).unwrap_err().to_string();
+        assert!(error.contains(says), "{says}: {error}");
+        assert!(started.elapsed() < std::time::Duration::from_secs(30), "{:?}", started.elapsed());
+    };
+    let loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{{ c }}{% endfor %}{% endfor %}{% endfor %}";
+    limit(loops, "steps");
+    limit("{% for a in range(1000000000) %}{% endfor %}", "range has too many elements");
+    limit("{% for a in range(1000) %}{{ 'x' * 100000 }}{% endfor %}", "bytes");
+    limit("{{ '%1000000000s' % 'x' }}", "line 1");
+    limit("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion");
+    let deep = |open: &str, close: &str, n: usize| open.repeat(n) + &close.repeat(n);
+    limit(&deep("{% if a %}", "{% endif %}", 10_000), "recursion");
+    limit(&deep("{% if a %}", "{% endif %}", 100_000), "bytes");
+    limit(&format!("{{{{ {} }}}}", deep("(", ")", 4000)), "recursion");
+    limit(&format!("{{{{ {}a }}}}", "not ".repeat(3000)), "bytes");
+    limit(&format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(1001)), "elif");
+    // As deep as the limits let a tree become.
+    for chain in ["a|trim", "a.b", "~a", "+a", "[0]", "(a)", " and a", " if a else a", "==a", "-a"] {
+        let (first, again) = chain.split_at(chain.len().min(1));
+        let chain = first.to_owned() + &again.repeat((8000 - 1) / again.len().max(1));
+        let _ = rendered(&format!("{{{{ {chain} }}}}"));
+        let _ = rendered(&format!("{{{{ a{} }}}}", chain));
+        let _ = rendered(&format!("{{{{ {}a }}}}", "- ".repeat(4000)));
+        let _ = rendered(&format!("{{{{ {}a }}}}", "not ".repeat(2000)));
+    }
+    let _ = rendered(&format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(1000)));
+    // A value nested as deep as the steps allow, which is printed and dropped.
+    let nested =
+        "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let _ = rendered(&format!("{nested}{{{{ ns.x }}}}"));
+    let _ = rendered(&format!("{nested}{{{{ ns.x|tojson }}}}"));
+    let _ = rendered(&format!("{nested}{{{{ ns.x == ns.x }}}}"));
+}
+
+#[test]
+fn templates_are_found_where_models_keep_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let load = |config: Value| ChatTemplates::load(dir.path(), Some(&config));
+    assert_eq!(load(json!({})).unwrap(), ChatTemplates::default());
+    assert_eq!(load(json!({"chat_template": "a"})).unwrap().get("default"), Some("a"));
+    let list = json!({"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]});
+    let both = load(list).unwrap();
+    assert_eq!((both.get("default"), both.get("tool_use"), both.names().count()), (Some("a"), Some("b"), 2));
+    for bad in [json!({"chat_template": 7}), json!({"chat_template": [{"name": "default"}]})] {
+        let error = load(bad).unwrap_err().to_string();
+        assert!(error.contains("tokenizer_config.json: chat_template: found"), "{error}");
+    }
+    let own = dir.path().join("chat_template.jinja");
+    std::fs::write(&own, "of its own").unwrap();
+    assert_eq!(load(json!({"chat_template": "a"})).unwrap().get("default"), Some("of its own"));
+    std::fs::write(&own, [b'a', 0xff]).unwrap();
+    assert!(load(json!({})).unwrap_err().to_string().contains("no UTF-8 at byte 1"));
+    std::fs::write(&own, vec![b'a'; MAX_TEMPLATE + 1]).unwrap();
+    assert!(load(json!({})).unwrap_err().to_string().contains("up to 262144 bytes"));
+}

@@ -1,0 +1,266 @@
+//! What a `tokenizer.json` must keep to before the tokenizers library sees it.
+//!
+//! The library panics on some contradictions, gives other tokens than the file says on others, and takes exponential time
+//! or memory on a few. Each is looked for here, so that a file is refused at loading with the field at fault, and a text
+//! never meets a surprise. Truncation and padding are dropped: a text is always encoded whole.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::TokenizerError;
+use super::regexes::Cost;
+use super::steps::{self, Kind};
+
+/// One more than the largest id that is accepted: an id is a row of a matrix.
+const MAX_ID: usize = 1 << 24;
+
+/// Longest text after all its replacements, in bytes. The library was measured to hold up to 480 bytes for each while it cuts a
+/// text up: 2 GB at most for byte-level models, whose texts may double.
+const MAX_NORMALIZED: u64 = 16 << 20;
+
+/// Longest text where a regular expression may take quadratic time.
+const MAX_QUADRATIC: u64 = 64 << 10;
+
+/// Longest word that WordPiece looks up piece by piece, which takes cubic time. BERT's limit is 100 characters.
+const MAX_WORD: u64 = 1000;
+
+/// A file that may be loaded.
+pub(super) struct Checked {
+    /// What to load.
+    pub(super) json: Vec<u8>,
+    /// Longest text that may be encoded in one piece, in bytes.
+    pub(super) max_text: u64,
+    /// Added tokens with the ids that the file gives them.
+    pub(super) added: Vec<(String, u32)>,
+}
+
+/// A field of a `tokenizer.json` and what is wrong with it.
+pub(super) struct Fault {
+    pub(super) field: String,
+    pub(super) found: String,
+    pub(super) allowed: String,
+}
+
+pub(super) fn fault(field: impl Into<String>, found: impl Into<String>, allowed: impl Into<String>) -> Fault {
+    Fault { field: field.into(), found: found.into(), allowed: allowed.into() }
+}
+
+/// Checks the file at `path` with the contents `file`.
+///
+/// # Errors
+/// [`TokenizerError::Field`] for the first field that would not load, or not as the file says.
+pub(super) fn check(path: &Path, file: Value) -> Result<Checked, TokenizerError> {
+    checked(file).map_err(|Fault { field, found, allowed }| TokenizerError::Field {
+        path: path.into(),
+        field,
+        found,
+        allowed,
+    })
+}
+
+fn checked(mut file: Value) -> Result<Checked, Fault> {
+    let root = file.as_object_mut().ok_or_else(|| fault("the file", "no object", "a JSON object"))?;
+    for limit in ["truncation", "padding"] {
+        root.insert(limit.into(), Value::Null);
+    }
+    let vocabulary = Vocabulary::of(root.get("model").unwrap_or(&Value::Null))?;
+    let added = added_tokens(root.get("added_tokens").unwrap_or(&Value::Null), &vocabulary)?;
+    let ids = known_ids(&vocabulary, &added)?;
+    let mut growth = 1u64;
+    let mut cost = Cost::Linear;
+    for kind in [Kind::Normalizer, Kind::PreTokenizer, Kind::PostProcessor, Kind::Decoder] {
+        let step = steps::check(kind, root.get(kind.field()).unwrap_or(&Value::Null), ids)?;
+        if step.growth > MAX_NORMALIZED {
+            let allowed = format!("up to {MAX_NORMALIZED}-fold");
+            return Err(fault(kind.field(), "steps that multiply the length of a text", allowed));
+        }
+        // Decoders work on tokens, the others on the text.
+        if kind != Kind::Decoder {
+            growth = growth.saturating_mul(step.growth);
+        }
+        if step.cost == Cost::Quadratic {
+            cost = Cost::Quadratic;
+        }
+    }
+    let longest = (MAX_NORMALIZED / growth).max(1);
+    let max_text = if cost == Cost::Quadratic { longest.min(MAX_QUADRATIC) } else { longest };
+    let json = serde_json::to_vec(&file).unwrap_or_default();
+    Ok(Checked { json, max_text, added })
+}
+
+/// The tokens of the model with their ids.
+struct Vocabulary<'a>(HashMap<&'a str, u32>);
+
+impl<'a> Vocabulary<'a> {
+    fn of(model: &'a Value) -> Result<Self, Fault> {
+        let model = model.as_object().ok_or_else(|| fault("model", "no object", "an object"))?;
+        match model_type(model)? {
+            "BPE" => {
+                let vocabulary = Self::by_name(model)?;
+                check_merges(model, &vocabulary)?;
+                Ok(vocabulary)
+            }
+            "WordPiece" => {
+                let longest = model.get("max_input_chars_per_word").and_then(Value::as_u64);
+                if let Some(found) = longest.filter(|n| *n > MAX_WORD) {
+                    let field = "model.max_input_chars_per_word";
+                    return Err(fault(field, found.to_string(), format!("up to {MAX_WORD}")));
+                }
+                Self::by_name(model)
+            }
+            "WordLevel" => Self::by_name(model),
+            _ => Self::by_position(model),
+        }
+    }
+
+    fn by_name(model: &'a Map<String, Value>) -> Result<Self, Fault> {
+        let vocab = model.get("vocab").and_then(Value::as_object);
+        let vocab = vocab.ok_or_else(|| fault("model.vocab", "no object", "tokens with their ids"))?;
+        let mut all = HashMap::with_capacity(vocab.len());
+        for (token, id) in vocab {
+            let small = id.as_u64().filter(|id| *id < MAX_ID as u64);
+            let small = small.ok_or_else(|| {
+                fault(format!("model.vocab.{token}"), id.to_string(), format!("an id below {MAX_ID}"))
+            })?;
+            all.insert(token.as_str(), small as u32);
+        }
+        Ok(Vocabulary(all))
+    }
+
+    /// Unigram: tokens with their scores, their ids being their positions.
+    fn by_position(model: &'a Map<String, Value>) -> Result<Self, Fault> {
+        let vocab = model.get("vocab").and_then(Value::as_array);
+        let vocab = vocab.ok_or_else(|| fault("model.vocab", "no list", "tokens with their scores"))?;
+        let mut all = HashMap::with_capacity(vocab.len());
+        for (id, entry) in vocab.iter().enumerate() {
+            let at = || format!("model.vocab[{id}]");
+            let pair = entry.as_array().map(Vec::as_slice);
+            let Some([Value::String(token), Value::Number(_)]) = pair else {
+                return Err(fault(at(), entry.to_string(), "a token and its score"));
+            };
+            if token.is_empty() {
+                return Err(fault(at(), "an empty token", "some text"));
+            }
+            if let Some(first) = all.insert(token.as_str(), id as u32) {
+                return Err(fault(at(), format!("\"{token}\", as at {first}"), "every token once"));
+            }
+        }
+        let unknown = model.get("unk_id").filter(|id| !id.is_null());
+        match unknown {
+            Some(id) if id.as_u64().is_none_or(|id| id >= vocab.len() as u64) => {
+                Err(fault("model.unk_id", id.to_string(), format!("below {}", vocab.len())))
+            }
+            _ => Ok(Vocabulary(all)),
+        }
+    }
+}
+
+/// The kind of model; files without a name are of the first that their fields fit, as in the library.
+fn model_type(model: &Map<String, Value>) -> Result<&str, Fault> {
+    const TYPES: [&str; 4] = ["BPE", "WordPiece", "WordLevel", "Unigram"];
+    match model.get("type") {
+        Some(Value::String(name)) if TYPES.contains(&name.as_str()) => Ok(name),
+        Some(other) => Err(fault("model.type", other.to_string(), TYPES.join(", "))),
+        None if model.contains_key("merges") => Ok("BPE"),
+        None if model.contains_key("max_input_chars_per_word") => Ok("WordPiece"),
+        None if model.get("vocab").is_some_and(Value::is_array) => Ok("Unigram"),
+        None => Ok("WordLevel"),
+    }
+}
+
+/// Each merge joins two tokens into a third. The library copies both into a buffer of the longest token's size.
+fn check_merges(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Result<(), Fault> {
+    let dropout = model.get("dropout").and_then(Value::as_f64);
+    if let Some(p) = dropout.filter(|p| *p != 0.0) {
+        return Err(fault("model.dropout", p.to_string(), "null: a text always has the same tokens"));
+    }
+    let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or_default();
+    let merges = model.get("merges").and_then(Value::as_array);
+    let merges = merges.ok_or_else(|| fault("model.merges", "no list", "pairs of tokens"))?;
+    let mut whole = String::new();
+    for (i, merge) in merges.iter().enumerate() {
+        let at = || format!("model.merges[{i}]");
+        let (left, right) = match merge {
+            // What the library skips in files made of `merges.txt`.
+            Value::String(text) if text.starts_with("#version") => continue,
+            Value::String(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
+            Value::Array(pair) => match pair.as_slice() {
+                [Value::String(left), Value::String(right)] => Some((left.as_str(), right.as_str())),
+                _ => None,
+            },
+            _ => None,
+        }
+        .ok_or_else(|| fault(at(), merge.to_string(), "two tokens"))?;
+        let rest = right.strip_prefix(prefix);
+        let rest = rest.ok_or_else(|| {
+            fault(at(), format!("\"{right}\""), format!("a token that begins with \"{prefix}\""))
+        })?;
+        whole.clear();
+        whole.push_str(left);
+        whole.push_str(rest);
+        for token in [left, right, &whole] {
+            if !vocabulary.0.contains_key(token) {
+                return Err(fault(at(), format!("\"{token}\", which is no token"), "tokens of model.vocab"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The added tokens. Their ids in the file must be those that the library gives: that of the same text in the vocabulary,
+/// else the next free one.
+fn added_tokens(list: &Value, vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, u32)>, Fault> {
+    let empty = Vec::new();
+    let list = match list {
+        Value::Null => &empty,
+        Value::Array(list) => list,
+        other => return Err(fault("added_tokens", other.to_string(), "a list")),
+    };
+    let (mut seen, mut next) = (HashSet::with_capacity(list.len()), vocabulary.0.len());
+    let mut all = Vec::with_capacity(list.len());
+    for (i, token) in list.iter().enumerate() {
+        let at = |name: &str| format!("added_tokens[{i}].{name}");
+        let content = token.get("content").and_then(Value::as_str).filter(|text| !text.is_empty());
+        let content = content.ok_or_else(|| fault(at("content"), "nothing", "the text of the token"))?;
+        if !seen.insert(content) {
+            return Err(fault(at("content"), format!("\"{content}\" a second time"), "every token once"));
+        }
+        let given = match vocabulary.0.get(content) {
+            Some(id) => *id as usize,
+            None => {
+                next += 1;
+                next - 1
+            }
+        };
+        let id = token.get("id").unwrap_or(&Value::Null);
+        if given >= MAX_ID || id.as_u64() != Some(given as u64) {
+            let allowed = format!("{given}, the id that follows from the vocabulary");
+            return Err(fault(at("id"), id.to_string(), allowed));
+        }
+        all.push((content.to_owned(), given as u32));
+    }
+    Ok(all)
+}
+
+/// All ids, which must be those from 0 on, each once.
+fn known_ids(vocabulary: &Vocabulary<'_>, added: &[(String, u32)]) -> Result<usize, Fault> {
+    const FIELD: &str = "model.vocab";
+    let mut tokens: HashMap<u32, &str> = HashMap::with_capacity(vocabulary.0.len() + added.len());
+    let of_model = vocabulary.0.iter().map(|(token, id)| (*token, *id));
+    for (token, id) in of_model.chain(added.iter().map(|(token, id)| (token.as_str(), *id))) {
+        if let Some(other) = tokens.insert(id, token).filter(|other| *other != token) {
+            let (first, second) = if other < token { (other, token) } else { (token, other) };
+            let found = format!("id {id} for \"{first}\" and for \"{second}\"");
+            return Err(fault(FIELD, found, "every id once"));
+        }
+    }
+    if tokens.is_empty() {
+        return Err(fault(FIELD, "no token", "at least one"));
+    }
+    match (0..tokens.len() as u32).find(|id| !tokens.contains_key(id)) {
+        Some(hole) => Err(fault(FIELD, format!("no token with id {hole}"), "ids without a hole")),
+        None => Ok(tokens.len()),
+    }
+}

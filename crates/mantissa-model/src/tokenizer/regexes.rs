@@ -1,0 +1,216 @@
+//! Which regular expressions of a `tokenizer.json` run in linear time on any text.
+//!
+//! The tokenizers library runs them on `fancy-regex`: what plain `regex` understands takes a finite automaton, what it does
+//! not (look-around, atomic groups, references) a backtracking machine that can take exponential time, and, past its limit,
+//! leaves the rest of the text uncut without a word. So only those of the second kind are taken that tokenizers in use
+//! have. Plain expressions never backtrack, but a search that runs far and then fails is begun anew at the next character,
+//! which is quadratic; where that can happen, texts are limited.
+
+use regex_syntax::hir::{Hir, HirKind};
+
+/// Longest expression that is read. Those of public models have up to 1 kB, with tables of characters 10 kB.
+const MAX_EXPRESSION: usize = 32 << 10;
+
+/// Longest part of an expression that counts as bounded, in bytes of text.
+const BOUNDED: usize = 256;
+
+/// Alternatives that are not linear by their form and are where tokenizers use them: each fails only where another of the
+/// same expression takes what it has read, or after one step back.
+const KNOWN: [&str; 11] = [
+    r"\s+(?!\S)",
+    r"\s*[\r\n]+",
+    r"\s*[\r\n]",
+    r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+    r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+    r"[^\r\n\p{L}\p{N}]?+\p{L}++",
+    r"\p{N}{1,3}+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    // SentencePiece's trimming, as our reader of GGUF writes it.
+    r"\A +",
+    r" +\z",
+];
+
+/// How long a search may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cost {
+    /// Time is linear in the text.
+    Linear,
+    /// Time may be quadratic in the text.
+    Quadratic,
+}
+
+/// What an expression may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Measure {
+    pub(super) cost: Cost,
+    /// Bytes of its shortest match.
+    pub(super) shortest: usize,
+}
+
+/// What an expression may do, or what is wrong with it.
+pub(super) fn measure(pattern: &str) -> Result<Measure, String> {
+    if pattern.len() > MAX_EXPRESSION {
+        return Err(format!("a regular expression of {} bytes", pattern.len()));
+    }
+    let (mut cost, mut shortest) = (Cost::Linear, usize::MAX);
+    let mut known = false;
+    for branch in branches(pattern) {
+        if KNOWN.contains(&branch) {
+            (known, shortest) = (true, shortest.min(1));
+            continue;
+        }
+        let plain = regex_syntax::parse(branch).ok().filter(|_| !is_possessive(branch));
+        let Some(hir) = plain else {
+            return Err("look-around, a possessive or atomic part, a reference or a broken expression".into());
+        };
+        shortest = shortest.min(hir.properties().minimum_len().unwrap_or(0));
+        if !is_linear(&hir) {
+            cost = Cost::Quadratic;
+        }
+    }
+    if known && cost == Cost::Quadratic {
+        return Err("look-around beside parts that can fail late".into());
+    }
+    // The automaton's size, where counted repetitions multiply.
+    if !known {
+        regex::Regex::new(pattern).map_err(|_| "an expression whose automaton is too large".to_owned())?;
+    }
+    Ok(Measure { cost, shortest })
+}
+
+/// The alternatives at the top of an expression.
+fn branches(pattern: &str) -> Vec<&str> {
+    let (mut depth, mut class, mut escaped, mut start) = (0usize, 0usize, false, 0);
+    let mut all = Vec::new();
+    for (i, c) in pattern.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '[' => class += 1,
+            ']' => class = class.saturating_sub(1),
+            _ if class > 0 => {}
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            '|' if depth == 0 => {
+                all.push(&pattern[start..i]);
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    all.push(&pattern[start..]);
+    all
+}
+
+/// Whether a quantifier is followed by `+`: plain `regex` reads that as a repetition of the repetition, `fancy-regex` as
+/// one that never gives back.
+fn is_possessive(branch: &str) -> bool {
+    let (mut class, mut after) = (0usize, false);
+    let mut rest = branch.chars();
+    while let Some(c) = rest.next() {
+        let quantifier = class == 0 && matches!(c, '?' | '*' | '+' | '}');
+        if c == '+' && quantifier && after {
+            return true;
+        }
+        after = quantifier;
+        match c {
+            // An escape, with its name in braces: `\p{L}` ends in a brace that counts nothing.
+            '\\' => {
+                let named = rest.next().is_some_and(|c| matches!(c, 'p' | 'P' | 'x' | 'u' | 'U' | 'b' | 'B'));
+                if named && rest.as_str().starts_with('{') {
+                    rest.by_ref().find(|c| *c == '}');
+                }
+            }
+            '[' => class += 1,
+            ']' => class = class.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+/// Whether a search that has begun to read without bound can only succeed: a bounded beginning, one repetition of
+/// something bounded, and nothing after it that must be there.
+fn is_linear(hir: &Hir) -> bool {
+    let bounded = |hir: &Hir| hir.properties().maximum_len().is_some_and(|len| len <= BOUNDED);
+    match hir.kind() {
+        _ if bounded(hir) => true,
+        HirKind::Capture(group) => is_linear(&group.sub),
+        HirKind::Repetition(repetition) => bounded(&repetition.sub),
+        HirKind::Alternation(parts) => parts.iter().all(is_linear),
+        HirKind::Concat(parts) => {
+            let Some(at) = parts.iter().position(|part| !bounded(part)) else { return false };
+            let optional = |part: &Hir| {
+                let properties = part.properties();
+                properties.minimum_len() == Some(0) && properties.look_set().is_empty() && is_linear(part)
+            };
+            at <= 16 && is_linear(&parts[at]) && parts[at + 1..].iter().all(optional)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn cost(pattern: &str) -> Result<Cost, String> {
+        measure(pattern).map(|measure| measure.cost)
+    }
+
+    #[test]
+    fn expressions_of_public_tokenizers_are_linear() {
+        for pattern in [
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            r" ?[^(\s|[.,!?…。，、।۔،])]+",
+            r"\p{N}{1,3}",
+            r"[0-9][0-9][0-9]",
+            r" {2,}",
+            r"\A +| +\z",
+            r"",
+        ] {
+            assert_eq!(cost(pattern), Ok(Cost::Linear), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn the_shortest_match_is_known() {
+        for (pattern, shortest) in
+            [(" {2,}", 2), (r"\A +| +\z", 1), ("ab|c*", 0), ("", 0), (r"\p{L}+|xyz", 1)]
+        {
+            assert_eq!(measure(pattern).unwrap().shortest, shortest, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn what_may_take_long_is_told_apart() {
+        for pattern in [r"(a+)+b", r"a*b", r".*[^a]|a", r"(a|ab)*c", r"x+$", r"\w+\b"] {
+            assert_eq!(cost(pattern), Ok(Cost::Quadratic), "{pattern}");
+        }
+        for pattern in [
+            r"(a+)+(?!b)",
+            r"(?=(a+)+$)\1b",
+            r"(a)\1",
+            r"(?>a+)b",
+            r"a++b",
+            r"(a+)*+b",
+            r"(?<=a)b",
+            r"\s+(?!\S)|(a+)+b",
+            r"\s+(?!\S)|a*b",
+            r"(",
+            r"a{1000}{1000}{1000}",
+            r"\p{Nope}",
+        ] {
+            assert!(cost(pattern).is_err(), "{pattern}: {:?}", cost(pattern));
+        }
+        assert!(cost(&"a".repeat(MAX_EXPRESSION + 1)).is_err());
+        assert!(cost(&"(".repeat(20_000)).is_err() && cost(&"[".repeat(20_000)).is_err());
+    }
+}
