@@ -154,7 +154,7 @@ fn contradictions_are_refused_at_loading_by_their_field() {
             f["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFC"}); 65]});
         }),
         ("decoder.stop", "0", |f| {
-            f["decoder"] = json!({"type": "Strip", "content": " ", "start": 0, "stop": 9})
+            f["decoder"] = json!({"type": "Strip", "content": " ", "start": 0, "stop": 9});
         }),
         ("decoder.type", "nothing", |f| f["decoder"] = json!({})),
     ];
