@@ -39,18 +39,14 @@ impl CausalAttention {
     /// spread one sequence over threads.
     pub const QUERY_BLOCK: usize = QUERY_BLOCK;
 
-    /// Number of f32 of scratch that [`Kernels::attention_causal`] needs for `t` queries and `s` keys.
-    ///
-    /// # Panics
-    /// If the number overflows `usize`.
+    /// Number of f32 of scratch that [`Kernels::attention_causal`] needs for `t` queries and `s` keys; `usize::MAX`, which
+    /// no slice has, where the number overflows.
     pub fn scratch_len(&self, t: usize, s: usize) -> usize {
         let positions = t.min(QUERY_BLOCK);
         let keys = self.window.map_or(s, |w| s.min(w.saturating_add(positions)));
         let rows = positions.checked_mul(self.heads / self.kv_heads.max(1));
         let per_row = self.head_dim.checked_mul(2).and_then(|d| d.checked_add(keys)?.checked_add(1));
-        let len = rows.zip(per_row).and_then(|(rows, per_row)| rows.checked_mul(per_row));
-        assert!(len.is_some(), "attention_causal: the scratch for {t} queries by {s} keys overflows");
-        len.unwrap_or(usize::MAX)
+        rows.zip(per_row).and_then(|(rows, per_row)| rows.checked_mul(per_row)).unwrap_or(usize::MAX)
     }
 }
 

@@ -176,6 +176,16 @@ impl Tokenizer {
         Ok(Tokenizer { inner, path, bos, vocab_size, templates, special, max_text })
     }
 
+    /// A tokenizer by the contents of a `tokenizer.json` alone; `path` is its name in errors.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn from_json(path: &Path, file: &[u8]) -> Result<Self, TokenizerError> {
+        let (inner, max_text) = load_checked(path, json::parse_strict(file, path, MAX_FILE)?)?;
+        let (templates, special) = (ChatTemplates::default(), BTreeMap::new());
+        Ok(Tokenizer { inner, path: path.into(), bos: None, vocab_size: None, templates, special, max_text })
+    }
+
     fn load_gguf(path: &Path) -> Result<Self, TokenizerError> {
         let file = mantissa_store::Gguf::open(path)?;
         let metadata = file.metadata();

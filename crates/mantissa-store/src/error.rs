@@ -294,6 +294,8 @@ pub enum ForeignKind {
     Pickle,
     /// A zip archive, which is how PyTorch stores pickles.
     Zip,
+    /// An array that numpy saved, which may hold pickled objects.
+    Numpy,
 }
 
 impl ForeignKind {
@@ -306,6 +308,8 @@ impl ForeignKind {
             Some(Self::GitLfsPointer)
         } else if head.starts_with(b"PK\x03\x04") || head.starts_with(b"PK\x05\x06") {
             Some(Self::Zip)
+        } else if head.starts_with(b"\x93NUMPY") {
+            Some(Self::Numpy)
         } else if matches!(head, [0x80, 2..=5, ..]) {
             Some(Self::Pickle)
         } else if text.starts_with(b"<") {
@@ -320,6 +324,7 @@ impl ForeignKind {
         match path.extension()?.to_str()? {
             "bin" | "pt" | "pth" | "ckpt" | "pkl" => Some(Self::Pickle),
             "gguf" => Some(Self::Gguf),
+            "npy" | "npz" => Some(Self::Numpy),
             _ => None,
         }
     }
@@ -331,6 +336,7 @@ impl ForeignKind {
             Self::Html => "a web page",
             Self::Pickle => "a Python pickle",
             Self::Zip => "a zip archive (a PyTorch pickle checkpoint?)",
+            Self::Numpy => "a numpy array",
         }
     }
 
@@ -341,6 +347,9 @@ impl ForeignKind {
             }
             Self::GitLfsPointer => "run `git lfs install && git lfs pull` in its folder",
             Self::Html => "the download failed (login or missing page): download it again",
+            Self::Numpy => {
+                "save it with safetensors.numpy.save_file; arrays of objects are pickles and never read"
+            }
             Self::Pickle | Self::Zip => {
                 "pickles can run code and are never read: convert once with transformers, save_pretrained(DIR, safe_serialization=True)"
             }
@@ -423,6 +432,7 @@ mod tests {
             (b"\n<!DOCTYPE html>", ForeignKind::Html),
             (b"PK\x03\x04\0\0\x08\x08", ForeignKind::Zip),
             (b"\x80\x02}q\0.", ForeignKind::Pickle),
+            (b"\x93NUMPY\x01\0v\0", ForeignKind::Numpy),
         ] {
             assert_eq!(ForeignKind::sniff(head), Some(kind));
         }

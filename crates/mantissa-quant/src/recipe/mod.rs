@@ -22,6 +22,8 @@
 mod name;
 mod toml_file;
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use mantissa_num::Scheme;
@@ -141,7 +143,7 @@ impl Recipe {
     pub fn load(text: &str) -> Result<Self, RecipeError> {
         if text.ends_with(".toml") || text.contains('/') {
             let file = |error| RecipeError::Io { file: text.to_owned(), error };
-            return toml_file::parse(text, &std::fs::read_to_string(Path::new(text)).map_err(file)?);
+            return Self::from_toml(text, &read_capped(Path::new(text)).map_err(file)?);
         }
         name::parse(text)
     }
@@ -149,6 +151,14 @@ impl Recipe {
     /// What reports call it: its name, or the name of its file without the folder.
     pub fn label(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
+    }
+
+    /// A recipe by the text of a `.toml` file; `file` is its name in errors.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, RecipeError> {
+        toml_file::parse(file, text)
     }
 
     /// The scheme of `module`'s weight; `None` leaves it as it is.
@@ -178,6 +188,14 @@ impl Recipe {
             if schemes.all(|scheme| holds(first, scheme)) { first } else { Container::Native }
         })
     }
+}
+
+/// The text of a file that is no larger than any recipe.
+fn read_capped(path: &Path) -> io::Result<String> {
+    const MOST: u64 = 4 << 20;
+    let mut text = String::new();
+    File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MOST { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
 }
 
 fn block_multiple(scheme: &Scheme, side: usize) -> usize {

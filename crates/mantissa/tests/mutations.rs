@@ -1,0 +1,141 @@
+//! The entry functions of the fuzz targets on mutations of valid files: a fixed ten thousand for each parser, the same on
+//! every machine. What the fuzzer explores for hours on a nightly toolchain, this touches everywhere.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+#[path = "../../../fuzz/entries.rs"]
+mod entries;
+
+/// Mutations of each parser's seeds.
+const ROUNDS: u64 = 10_000;
+
+/// Numbers and marks that parsers stumble over.
+const WORDS: [&[u8]; 28] = [
+    b"\0",
+    b"\xff",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b"\"",
+    b",",
+    b":",
+    b"null",
+    b"-1",
+    b"1e999",
+    b"0",
+    b"true",
+    b"4294967296",
+    b"18446744073709551615",
+    b"9223372036854775807",
+    b"1e-45",
+    b"{{",
+    b"%}",
+    b"{% for x in y %}",
+    b" ~ ",
+    b"|",
+    b"\\u0000",
+    &[0xff; 8],
+    &[0; 8],
+    &[0, 0, 0, 0, 0, 0, 0, 0x80],
+    "\u{2028}".as_bytes(),
+];
+
+struct Random(u64, u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        mantissa_num::round::random_u32(self.0, self.1) as usize % n.max(1)
+    }
+}
+
+/// One file made of the seeds: a few changes of bytes, of ranges, or of what another seed has in its place.
+fn mutate(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+    let mut bytes = seeds[random.below(seeds.len())].clone();
+    for _ in 0..=random.below(4) {
+        let (at, len) = (random.below(bytes.len()), random.below(24));
+        let end = (at + len).min(bytes.len());
+        match random.below(8) {
+            0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
+            1 if !bytes.is_empty() => bytes[at] = random.below(256) as u8,
+            2 => drop(bytes.drain(at..end)),
+            3 => bytes.splice(at..at, WORDS[random.below(WORDS.len())].iter().copied()).for_each(drop),
+            4 => bytes.splice(at..end, WORDS[random.below(WORDS.len())].iter().copied()).for_each(drop),
+            5 => bytes.truncate(at),
+            6 => {
+                let part = bytes[at..end].to_vec();
+                let times = random.below(60);
+                bytes.splice(at..at, part.repeat(times)).for_each(drop);
+            }
+            _ => {
+                let other = &seeds[random.below(seeds.len())];
+                let from = random.below(other.len());
+                let until = (from + random.below(200)).min(other.len());
+                bytes.splice(at..end, other[from..until].iter().copied()).for_each(drop);
+            }
+        }
+    }
+    bytes
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The files below a folder of the repository whose names end so, in the order of their names.
+fn seeds(folder: &str, ending: &str) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(root().join(folder)).unwrap();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.to_str().unwrap().ends_with(ending));
+    paths.sort();
+    assert!(!paths.is_empty(), "{folder}");
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+fn survives(name: &str, entry: fn(&[u8]), seeds: &[Vec<u8>]) {
+    seeds.iter().for_each(|seed| entry(seed));
+    let mut random = Random(name.len() as u64, 0);
+    for round in 0..ROUNDS {
+        let input = mutate(seeds, &mut random);
+        if catch_unwind(|| entry(&input)).is_err() {
+            let shown = String::from_utf8_lossy(&input).into_owned();
+            panic!("{name}: round {round} panicked on {} bytes: {shown:?}", input.len());
+        }
+    }
+}
+
+#[test]
+fn safetensors() {
+    survives("safetensors", entries::safetensors, &seeds("tests/data/hostile", ".safetensors"));
+}
+
+#[test]
+fn gguf() {
+    // A whole model, its tokenizer included, and small files.
+    let all = [seeds("fuzz/seeds/gguf", ".gguf"), seeds("tests/data/hostile", ".gguf")].concat();
+    survives("gguf", entries::gguf, &all);
+}
+
+#[test]
+fn config() {
+    survives("config", entries::config, &seeds("fuzz/seeds/config", ""));
+}
+
+#[test]
+fn recipe() {
+    survives("recipe", entries::recipe, &seeds("fuzz/seeds/recipe", ""));
+}
+
+#[test]
+fn tokenizer() {
+    survives("tokenizer", entries::tokenizer, &seeds("fuzz/seeds/tokenizer", ""));
+}
+
+#[test]
+fn template() {
+    survives("template", entries::template, &seeds("fuzz/seeds/template", ""));
+}

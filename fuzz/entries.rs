@@ -1,0 +1,158 @@
+//! One function for each parser of untrusted input: it takes any bytes and must return. Used by the fuzz targets and, on
+//! mutations of valid files, by the tests of the main workspace.
+#![allow(dead_code)] // each target uses one
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
+use mantissa_num::{Scheme, parse_activation};
+use mantissa_quant::{Recipe, model_config};
+use mantissa_store::convention::{ModelFiles, compressed_tensors};
+use mantissa_store::gguf::GgufHeader;
+use mantissa_store::{Header, SafeTensors, json};
+
+/// Largest tensor that is read once its header has passed, in elements.
+const SMALL: usize = 1 << 16;
+
+/// Bytes where the parsers want a file, for as long as this lives.
+struct OnDisk(PathBuf);
+
+impl OnDisk {
+    fn new(extension: &str, data: &[u8]) -> Self {
+        let path = std::env::temp_dir().join(format!("mantissa-fuzz-{}.{extension}", std::process::id()));
+        fs::write(&path, data).expect("a temporary file");
+        OnDisk(path)
+    }
+}
+
+impl Drop for OnDisk {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A safetensors file: its header, and, where that passes, its tensors and what they would be as a model.
+pub fn safetensors(data: &[u8]) {
+    let Some((len, rest)) = data.split_first_chunk::<8>() else { return };
+    let len = u64::from_le_bytes(*len);
+    let Some(json) = usize::try_from(len).ok().and_then(|len| rest.get(..len)) else { return };
+    let Ok(header) = Header::parse(Path::new("f"), json, data.len() as u64) else { return };
+    for tensor in header.tensors() {
+        assert!(tensor.offset + tensor.len <= data.len() as u64, "{tensor:?} is inside the file");
+    }
+    let on_disk = OnDisk::new("safetensors", data);
+    let file = SafeTensors::open(&on_disk.0).expect("the header alone passed");
+    for tensor in file.tensors().iter().filter(|t| t.len <= SMALL as u64) {
+        let bytes = file.read(tensor).expect("bytes inside the file");
+        assert_eq!(bytes.len() as u64, tensor.len);
+        let _ = file.read_f32(tensor);
+    }
+}
+
+/// A GGUF file: its header, and, where that passes, its configuration, tokenizer and weights.
+pub fn gguf(data: &[u8]) {
+    let Ok(header) = GgufHeader::parse(Path::new("f"), data) else { return };
+    for tensor in &header.tensors {
+        assert!(tensor.offset + tensor.len <= data.len() as u64, "{} is inside the file", tensor.name);
+    }
+    let on_disk = OnDisk::new("gguf", data);
+    let Ok(files) = ModelFiles::open(&on_disk.0) else { return };
+    let _ = Tokenizer::load(&on_disk.0).map(|tokenizer| exercise(&tokenizer));
+    if let Ok(config) = model_config(&files) {
+        sizes(&config);
+        weights(&files, &config);
+    }
+    let shapes: Vec<_> = header.tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+    for (name, shape) in shapes.iter().filter(|(_, shape)| shape.iter().product::<usize>() <= SMALL) {
+        let _ = files.tensor_f32(name, shape);
+    }
+}
+
+/// A `config.json`: the architecture and its sizes, and the quantization that it may state.
+pub fn config(data: &[u8]) {
+    let path = Path::new("config.json");
+    let Ok(value) = json::parse_strict(data, path, 1 << 20) else { return };
+    if let Ok(config) = ModelConfig::from_json(&value, "config.json") {
+        sizes(&config);
+    }
+    let quantization = value.get("quantization_config").unwrap_or(&value);
+    if let Ok(config) = compressed_tensors::Config::parse(path, quantization) {
+        let _ = (config.group("model.layers.0.mlp.up_proj"), config.notes());
+    }
+}
+
+/// A recipe: a TOML file, and the same text as a name, a scheme and an activation.
+pub fn recipe(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut recipes = vec![Recipe::from_toml("recipe.toml", text)];
+    if !text.contains('/') && !text.ends_with(".toml") {
+        recipes.push(Recipe::load(text));
+    }
+    for recipe in recipes.into_iter().flatten() {
+        let _ =
+            (recipe.container(), recipe.weights_of("model.layers.0.mlp.up_proj").map(ToString::to_string));
+    }
+    if let Ok(scheme) = text.parse::<Scheme>() {
+        let printed = scheme.to_string();
+        assert_eq!(printed.parse::<Scheme>().as_ref(), Ok(&scheme), "{text:?} prints as {printed:?}");
+        let x: Vec<f32> = (0..96).map(|i| (i as f32 * 0.7).sin()).collect();
+        if let Ok(q) = mantissa_num::quantize(&scheme, &x, 3, 32, Default::default()) {
+            q.dequantize().expect("what was encoded decodes");
+        }
+    }
+    let _ = parse_activation(text);
+}
+
+/// A `tokenizer.json`.
+pub fn tokenizer(data: &[u8]) {
+    if let Ok(tokenizer) = Tokenizer::from_json(Path::new("tokenizer.json"), data) {
+        exercise(&tokenizer);
+    }
+}
+
+/// A chat template.
+pub fn template(data: &[u8]) {
+    let Ok(template) = std::str::from_utf8(data) else { return };
+    let tokens = [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    let messages = [Message::new("system", "Be kind."), Message::new("user", "Hello, wörld\n")];
+    let context = chat::context(&messages, &tokens.into());
+    if let Ok(text) = chat::render(template, &context) {
+        assert!(text.len() <= chat::MAX_OUTPUT);
+    }
+}
+
+/// Encodes and decodes: whatever passed the checks gives ids that are known, or an error.
+fn exercise(tokenizer: &Tokenizer) {
+    for text in ["", "Once upon a time", " a\n\tb  ü 你好 🦀<s></s>\u{0}", &"ab".repeat(300)] {
+        for bos in [Bos::Auto, Bos::Never] {
+            if let Ok(ids) = tokenizer.encode(text, bos) {
+                let _ = (tokenizer.decode(&ids), tokenizer.decode_with_special(&ids));
+                let mut stream = tokenizer.stream();
+                ids.iter().take(8).for_each(|id| drop(stream.push(*id)));
+                let _ = stream.finish();
+            }
+        }
+    }
+    let _ = tokenizer.decode(&[0, 1, 2, 3, u32::MAX]);
+}
+
+/// Arithmetic on any sizes that a config may have.
+fn sizes(config: &ModelConfig) {
+    for context in [1, 4096, usize::MAX] {
+        let _ = (Buffers::bytes_needed(config, context, context), KvCache::bytes_needed(config, context));
+    }
+    if config.num_hidden_layers <= 64 {
+        let _ = (config.parameters(), config.linears().len());
+    }
+}
+
+fn weights(files: &ModelFiles, config: &ModelConfig) {
+    if config.num_hidden_layers > 4 {
+        return;
+    }
+    for linear in config.linears().iter().filter(|l| l.rows.saturating_mul(l.cols) <= SMALL) {
+        let _ = WeightSource::linear(files, &linear.module, linear.rows, linear.cols, linear.bias)
+            .and_then(|weight| mantissa_model::Linear::new(&linear.module, weight));
+    }
+}
