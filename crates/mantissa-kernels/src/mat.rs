@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn empty_matrices_hold_nothing() {
-        assert_eq!(MatRef::new(&[], 4, 0).row(3), &[] as &[f32]);
-        assert_eq!(MatRef::new(&[], 0, 4).rows(), 0);
+        assert_eq!(MatRef::<f32>::new(&[], 4, 0).row(3), &[] as &[f32]);
+        assert_eq!(MatRef::<f32>::new(&[], 0, 4).rows(), 0);
     }
 }
