@@ -58,7 +58,7 @@ impl Bench {
                 *o = a + b;
             }
         });
-        for (name, peak) in [("f32 FMA peak", fma_peak()), ("bf16 dot peak", bf16_dot_peak())] {
+        for (name, peak) in [("f32 FMA peak", fma_peak(seconds)), ("bf16 dot peak", bf16_dot_peak(seconds))] {
             if let Some(peak) = peak {
                 println!("  {name:36} {:8.1} GFLOP/s", peak * 1e-9);
             }
@@ -229,8 +229,8 @@ impl Bench {
                 }
                 let a = if name == "tn" { MatRef::new(x, d, t) } else { MatRef::new(x, t, d) };
                 let b = if name == "nt" { MatRef::new(y, n, d) } else { MatRef::new(y, d, n) };
-                let ours = seconds(|| f(k, a, b, MatMut::new(out, t, n), false));
-                let theirs = seconds(|| bare_gemm(name, (t, n, d), x, y, out));
+                let ours = seconds(&mut || f(k, a, b, MatMut::new(out, t, n), false));
+                let theirs = seconds(&mut || bare_gemm(name, (t, n, d), x, y, out));
                 let flop = (2 * t * n * d) as f64;
                 println!(
                     "  {label:36} {:8.1} GFLOP/s   the gemm crate called directly {:8.1}",
@@ -291,25 +291,22 @@ impl Bench {
             _ => ((t, out), (t, inp), (out, inp)),
         };
         let (a, b, c) = (bits(a_rows * a_cols), bits(b_rows * b_cols), &mut self.out[..m * n]);
-        // The peaks beside the product, because the clock of a shared machine moves.
-        let peaks = (bf16_dot_peak(), fma_peak());
-        let time = seconds(|| {
-            f(
-                k,
-                MatRef::new(&a, a_rows, a_cols),
-                MatRef::new(&b, b_rows, b_cols),
-                MatMut::new(c, m, n),
-                false,
-            );
-        });
-        let speed = (2 * t * out * inp) as f64 / time;
-        print!("  {label:36} {:8.1} GFLOP/s", speed * 1e-9);
-        for (name, peak) in [("bf16 dot", peaks.0), ("f32 FMA", peaks.1)] {
-            if let Some(peak) = peak {
-                print!("   {:4.0} % of the {name} peak {:.1}", 100.0 * speed / peak, peak * 1e-9);
+        // In turns with the peaks, because the clock of a shared machine moves; medians of speeds and ratios.
+        let mut runs: [Vec<f64>; 3] = Default::default();
+        for _ in 0..RUNS {
+            let (a, b) = (MatRef::new(&a, a_rows, a_cols), MatRef::new(&b, b_rows, b_cols));
+            let time = once(&mut || f(k, a, b, MatMut::new(c, m, n), false));
+            let speed = (2 * t * out * inp) as f64 / time;
+            runs[0].push(speed * 1e-9);
+            let peaks = [bf16_dot_peak(once), fma_peak(once)];
+            for (ratios, peak) in runs[1..].iter_mut().zip(peaks) {
+                ratios.extend(peak.map(|peak| 100.0 * speed / peak));
             }
         }
-        println!();
+        let [speed, dot, fma] = runs.map(|runs| if runs.is_empty() { f64::NAN } else { median(runs) });
+        println!(
+            "  {label:36} {speed:8.1} GFLOP/s   {dot:4.0} % of the bf16 dot peak   {fma:4.0} % of the f32 FMA peak"
+        );
     }
 
     /// GFLOP/s over the visible scores alone: 4 operations per visible (query, key) pair and element.
@@ -324,7 +321,7 @@ impl Bench {
         let mut scratch = vec![0.0; shape.scratch_len(t, s)];
         let (q, keys, values) = (&self.x[..t * q_width], &self.y[..s * kv_width], &self.x[..s * kv_width]);
         let out = &mut self.out[..t * q_width];
-        let time = seconds(|| k.attention_causal(&shape, q, keys, values, out, &mut scratch));
+        let time = seconds(&mut || k.attention_causal(&shape, q, keys, values, out, &mut scratch));
         let visible = (t * (s - t) + t * (t + 1) / 2) * heads;
         println!("  {label:36} {:8.1} GFLOP/s", (4 * visible * head_dim) as f64 / time * 1e-9);
     }
@@ -370,21 +367,24 @@ fn bare_gemm(name: &str, (t, n, d): (usize, usize, usize), a: &[f32], b: &[f32],
     }
 }
 
+/// The time of one call.
+type Stopwatch = fn(&mut dyn FnMut()) -> f64;
+
 /// Steps of a peak's loop, each of some independent instructions.
-const STEPS: usize = 200_000;
+const STEPS: usize = 50_000;
 
 /// Operations a second of fused multiply-adds in registers, 2 operations each.
-fn fma_peak() -> Option<f64> {
+fn fma_peak(seconds: Stopwatch) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
         if Isa::Avx512.is_available() {
             // SAFETY: the level was just found to be available.
-            let time = seconds(|| unsafe { fma_512(STEPS) });
+            let time = seconds(&mut || unsafe { fma_512(STEPS) });
             return Some((STEPS * 24 * 16 * 2) as f64 / time);
         }
         if Isa::Avx2.is_available() {
             // SAFETY: the level was just found to be available.
-            let time = seconds(|| unsafe { fma_256(STEPS) });
+            let time = seconds(&mut || unsafe { fma_256(STEPS) });
             return Some((STEPS * 12 * 8 * 2) as f64 / time);
         }
     }
@@ -392,11 +392,11 @@ fn fma_peak() -> Option<f64> {
 }
 
 /// Operations a second of `VDPBF16PS` in registers: 16 lanes of two multiplications and two additions.
-fn bf16_dot_peak() -> Option<f64> {
+fn bf16_dot_peak(seconds: Stopwatch) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512bf16") {
         // SAFETY: the feature was just found to be available, and it implies AVX-512 F.
-        let time = seconds(|| unsafe { bf16_dot_512(STEPS) });
+        let time = seconds(&mut || unsafe { bf16_dot_512(STEPS) });
         return Some((STEPS * 24 * 16 * 4) as f64 / time);
     }
     None
@@ -446,26 +446,30 @@ fn fma_256(steps: usize) {
     black_box(sums);
 }
 
-fn report(name: &str, bytes: usize, f: impl FnMut()) {
-    println!("  {name:36} {:8.1} GB/s", bytes as f64 / seconds(f) * 1e-9);
+fn report(name: &str, bytes: usize, mut f: impl FnMut()) {
+    println!("  {name:36} {:8.1} GB/s", bytes as f64 / seconds(&mut f) * 1e-9);
 }
 
 /// Median time of one call, each run repeated until it lasts 20 ms.
-fn seconds(mut f: impl FnMut()) -> f64 {
+fn seconds(f: &mut dyn FnMut()) -> f64 {
     f();
-    let mut times: Vec<f64> = (0..RUNS)
-        .map(|_| {
-            let start = now();
-            let mut calls = 0;
-            while now() - start < Duration::from_millis(20) {
-                f();
-                calls += 1;
-            }
-            (now() - start).as_secs_f64() / f64::from(calls)
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[RUNS / 2]
+    median((0..RUNS).map(|_| once(f)).collect())
+}
+
+/// Time of one call, repeated until 20 ms are over.
+fn once(f: &mut dyn FnMut()) -> f64 {
+    let start = now();
+    let mut calls = 0;
+    while now() - start < Duration::from_millis(20) {
+        f();
+        calls += 1;
+    }
+    (now() - start).as_secs_f64() / f64::from(calls)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Processor time of this thread.

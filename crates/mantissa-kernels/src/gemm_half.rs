@@ -2,7 +2,8 @@
 //!
 //! Operands are row-major matrices of the bits (`u16`), as they lie in a file or in memory; sums are f32. Names
 //! as in [`crate::gemm`]. A forward pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and
-//! `tn` (`dW = dYᵀ X`). One thread: callers split rows, or columns.
+//! `tn` (`dW = dYᵀ X`). One thread: callers split rows, or columns. Both operands are packed whatever their
+//! size, which pays from some tens of rows on.
 
 use crate::{HalfOperand, Kernels, MatMut, MatRef};
 

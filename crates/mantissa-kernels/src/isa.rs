@@ -132,9 +132,10 @@ pub(crate) fn has_bf16_dot() -> bool {
     has_avx512() && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Whether `VDPBF16PS` is faster than widening to f32. It is on AMD (Zen 4, Zen 5: twice the f32 peak) and on
-/// Cooper Lake. Intel's cores with AVX-512 FP16 (Sapphire Rapids and later) begin one only every other cycle,
-/// which is half of their f32 peak: there the fast bf16 unit is AMX.
+/// Whether `VDPBF16PS` is faster than widening to f32. On AMD it is: twice the f32 peak, measured on Zen 5. On
+/// Emerald Rapids it is half of the f32 peak (one begins every other cycle, against two f32 multiply-adds in
+/// each), and the fast bf16 unit is AMX. Intel's processors of that line are told by AVX-512 FP16, which came
+/// with it. A rule and not a measurement, so that one processor always takes one path.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn prefers_bf16_dot() -> bool {
     has_bf16_dot() && !(is_intel() && is_x86_feature_detected!("avx512fp16"))

@@ -123,6 +123,10 @@ fn check_definition(half: &Half, shape: (usize, usize, usize)) {
     let k = shape.2;
     let roundings = (k.min(DEPTH) + k.div_ceil(DEPTH)) as f64 * 1.001 / 16_777_216.0;
     for kernels in paths() {
+        // Here a fused multiply-add is a call of a function; the large shapes are left to the other levels.
+        if kernels.isa() == Isa::Scalar && shape.0 * shape.1 * shape.2 > 300_000 {
+            continue;
+        }
         for accumulate in [false, true] {
             let first = operands.run(half, 0, &kernels, accumulate);
             for which in 0..3 {
@@ -132,9 +136,12 @@ fn check_definition(half: &Half, shape: (usize, usize, usize)) {
                     half.products[which].0,
                     path(&kernels)
                 );
-                let got = operands.run(half, which, &kernels, accumulate);
-                assert_eq!(bits(&got), bits(&first), "{label} is not nt");
-                for ((got, exact), c) in got.iter().zip(&exact).zip(&operands.c) {
+                if which > 0 {
+                    let got = operands.run(half, which, &kernels, accumulate);
+                    assert_eq!(bits(&got), bits(&first), "{label} is not nt");
+                    continue;
+                }
+                for ((got, exact), c) in first.iter().zip(&exact).zip(&operands.c) {
                     let c = if accumulate { f64::from(*c) } else { 0.0 };
                     let error = (f64::from(*got) - (exact.0 + c)).abs();
                     assert!(error <= roundings * (exact.1 + c.abs()), "{label}: {got} for {}", exact.0 + c);

@@ -11,8 +11,8 @@ use super::convert::{from_bf16, from_f16};
 use crate::simd::{LANES, Simd};
 use crate::{MatMut, MatRef};
 
-/// Length of a block of k; even. A constant, not a cache size, because it shows in the bits. A panel of B (48
-/// columns of bf16 pairs) takes 36 KiB, and the k of small models, a multiple of 128, is cut without waste.
+/// Length of a block of k; even. A constant, not a cache size, because it shows in the bits. A panel of B of 48
+/// columns takes 36 KiB of bf16 pairs, 72 KiB widened; longer blocks mean fewer passes over C.
 pub(crate) const DEPTH: usize = 384;
 
 /// Rows of A in a block: 144 KiB of bf16 pairs, 288 KiB widened. A multiple of all tile heights.
@@ -218,13 +218,16 @@ pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
     let width = V * LANES;
     let steps = k.min(DEPTH).div_ceil(2) * P::STEPS;
     let mut packed_a = vec![0; m.min(BLOCK_ROWS).next_multiple_of(R) * steps];
-    let mut packed_b = vec![0; n.min(BLOCK_COLS).next_multiple_of(width) * steps];
+    let mut packed_b = vec![0; n.min(BLOCK_COLS).next_multiple_of(width) * steps + LANES];
+    // The vectors of B begin at cache lines: a load across two of them costs two.
+    let aligned = packed_b.as_ptr().align_offset(LANES * size_of::<u32>()).min(LANES);
+    let packed_b = &mut packed_b[aligned..];
     for col in (0..n).step_by(BLOCK_COLS) {
         let cols = col..n.min(col + BLOCK_COLS);
         for first in (0..k).step_by(DEPTH) {
             let depth = first..k.min(first + DEPTH);
             let steps = depth.len().div_ceil(2) * P::STEPS;
-            pack::<P, LANES>(panels, b, cols.clone(), depth.clone(), (width, steps), &mut packed_b);
+            pack::<P, LANES>(panels, b, cols.clone(), depth.clone(), (width, steps), packed_b);
             for row in (0..m).step_by(BLOCK_ROWS) {
                 let rows = row..m.min(row + BLOCK_ROWS);
                 pack::<P, R>(panels, a, rows.clone(), depth.clone(), (R, steps), &mut packed_a);
@@ -308,29 +311,26 @@ fn pack_across<P: Panels, const G: usize>(
     width: usize,
     packed: &mut [u32],
 ) {
-    let (low, low_rest) = low.as_chunks::<G>();
-    let (high, high_rest) = high.as_chunks::<G>();
-    let mut group = |g: usize, low: &[u16; G], high: &[u16; G]| {
-        let (panel, offset) = (g * G / width, g * G % width);
-        let start = (panel * steps + step) * width + offset;
-        panels.across(low, high, width, &mut packed[start..][..width * P::STEPS - offset]);
-    };
-    for (g, (low, high)) in low.iter().zip(high).enumerate() {
-        group(g, low, high);
+    for (panel, out) in packed.chunks_exact_mut(width * steps).enumerate() {
+        let out = &mut out[step * width..][..P::STEPS * width];
+        for offset in (0..width).step_by(G) {
+            let line = panel * width + offset;
+            let (low, high) = (low.get(line..).unwrap_or_default(), high.get(line..).unwrap_or_default());
+            let out = &mut out[offset..];
+            match (low.first_chunk(), high.first_chunk()) {
+                (Some(low), Some(high)) => panels.across::<G>(low, high, width, out),
+                _ => panels.across::<G>(&filled_up(low), &filled_up(high), width, out),
+            }
+        }
     }
-    let padded = |rest: &[u16]| {
-        let mut padded = [0; G];
-        padded[..rest.len()].copy_from_slice(rest);
-        padded
-    };
-    let whole = low.len();
-    let groups = (whole * G + low_rest.len()).next_multiple_of(width) / G;
-    if whole < groups {
-        group(whole, &padded(low_rest), &padded(high_rest));
-    }
-    for g in whole + 1..groups {
-        group(g, &[0; G], &[0; G]);
-    }
+}
+
+/// `rest`, filled up with zeros.
+#[inline(always)]
+fn filled_up<const G: usize>(rest: &[u16]) -> [u16; G] {
+    let mut all = [0; G];
+    all[..rest.len()].copy_from_slice(rest);
+    all
 }
 
 /// `C = A B`, or `C += A B` if `add`, for the packed (A, B, their steps) of one block.
@@ -368,10 +368,14 @@ fn add_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
     add: bool,
 ) {
     let simd = panels.level();
+    // C comes from memory while the sums are formed.
+    for row in rows.clone() {
+        c.row_mut(row)[cols.clone()].chunks(LANES).for_each(|line| simd.prefetch(line));
+    }
     let sums = tile_sums::<P, R, V, W>(panels, a, b);
-    for (row, sums) in rows.zip(sums) {
+    for (row, sums) in rows.zip(&sums) {
         let (whole, rest) = c.row_mut(row)[cols.clone()].as_chunks_mut::<LANES>();
-        for (out, &sum) in whole.iter_mut().zip(&sums) {
+        for (out, &sum) in whole.iter_mut().zip(sums) {
             *out = simd.to_array(if add { simd.add(simd.load(out), sum) } else { sum });
         }
         if !rest.is_empty() {

@@ -45,6 +45,9 @@ pub(crate) trait Simd: Copy {
     fn sub_mul_f64(self, a: Self::F64, b: Self::F64, c: Self::F64) -> Self::F64;
     fn to_array_f64(self, a: Self::F64) -> [f64; LANES];
 
+    /// Asks for the cache line where `x` begins, to write to it soon.
+    fn prefetch(self, x: &[f32]);
+
     /// Element (i, j) of the result is element (j, i) of `rows`.
     fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8];
 }
@@ -133,6 +136,9 @@ impl Simd for Portable {
     fn to_array_f64(self, a: [f64; LANES]) -> [f64; LANES] {
         a
     }
+
+    #[inline(always)]
+    fn prefetch(self, _: &[f32]) {}
 
     #[inline(always)]
     fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] {

@@ -101,6 +101,7 @@ impl Simd for Avx2 {
             ]
         }
         fn to_array_f64(self, a: [__m256d; 4]) -> [f64; LANES] { std::mem::transmute(a) }
+        fn prefetch(self, x: &[f32]) -> () { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().cast()) }
         fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] { transpose_8x8(rows) }
     }
 }
@@ -180,6 +181,7 @@ impl Simd for Avx512 {
             [_mm512_fnmadd_pd(a[0], b[0], c[0]), _mm512_fnmadd_pd(a[1], b[1], c[1])]
         }
         fn to_array_f64(self, a: [__m512d; 2]) -> [f64; LANES] { std::mem::transmute(a) }
+        fn prefetch(self, x: &[f32]) -> () { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().cast()) }
         fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8] { transpose_8x8(rows) }
     }
 }
