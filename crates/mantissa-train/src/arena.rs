@@ -178,6 +178,20 @@ impl Parameters {
         self.store.set(first, values);
     }
 
+    /// Takes over little-endian values as they are stored, from place `first` on.
+    pub(crate) fn fill(&mut self, first: usize, bytes: &[u8]) {
+        match &mut self.store {
+            Store::F32(values) => {
+                let from = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+                values[first..].iter_mut().zip(from).for_each(|(to, from)| *to = from);
+            }
+            Store::Bf16(bits) | Store::F16(bits) => {
+                let from = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b));
+                bits[first..].iter_mut().zip(from).for_each(|(to, from)| *to = from);
+            }
+        }
+    }
+
     /// Values as they are stored.
     pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
         self.store.get(range)

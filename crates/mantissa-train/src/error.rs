@@ -2,6 +2,8 @@
 
 use mantissa_model::{ForwardError, LoadError};
 
+use crate::data::DataError;
+
 /// Why training was refused or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -71,4 +73,31 @@ pub enum TrainError {
         /// Of the model.
         allowed: usize,
     },
+    /// Loss or gradients are not finite, and no smaller loss scale helps.
+    #[error(
+        "step {step}: found loss {loss} and a gradient that is not finite, first in {tensor}, allowed finite; the weights are those of the step before: \
+         lower the learning rate, clip gradients, or take another policy"
+    )]
+    Diverged {
+        /// Number of the step, from 1.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+        /// The first tensor, in the order of the backward pass.
+        tensor: String,
+    },
+    /// The data was made for a larger vocabulary.
+    #[error("tokens: found a vocabulary of {found}, allowed at most the model's {allowed}")]
+    Tokens {
+        /// Of the data.
+        found: usize,
+        /// Of the model.
+        allowed: usize,
+    },
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Store(#[from] mantissa_store::Error),
 }

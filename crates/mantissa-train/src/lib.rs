@@ -18,6 +18,7 @@
 mod arena;
 mod backward;
 pub mod blockwise;
+mod checkpoint;
 pub mod data;
 mod error;
 mod forward;
@@ -33,6 +34,7 @@ mod rows;
 pub mod scaling;
 pub mod schedule;
 mod store;
+mod trainer;
 
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
@@ -44,3 +46,4 @@ pub use plan::Plan;
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
 pub use profile::{Part, Profile};
 pub use store::Precision;
+pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};

@@ -174,6 +174,14 @@ impl TrainModel {
         &self.grads
     }
 
+    /// The last parameter in the order of the forward, which is the first in that of the backward, whose gradient is not finite.
+    pub(crate) fn first_non_finite(&self) -> Option<String> {
+        let params: Vec<_> = self.params.table().iter().collect();
+        let bad =
+            params.into_iter().rev().find(|param| !self.grads.sum_squares(param.range.clone()).is_finite());
+        bad.map(|param| param.tensor.name.clone())
+    }
+
     /// Threads of a step.
     pub fn threads(&self) -> usize {
         self.options.threads

@@ -55,6 +55,21 @@ impl Batches {
         self.windows
     }
 
+    /// Inputs of a window.
+    pub fn window(&self) -> usize {
+        self.len
+    }
+
+    /// What the ids are below of.
+    pub fn vocab_size(&self) -> usize {
+        self.file.vocab_size()
+    }
+
+    /// Goes on from `cursor`.
+    pub fn seek(&mut self, cursor: Cursor) {
+        self.cursor = cursor;
+    }
+
     /// Where the run stands.
     pub fn cursor(&self) -> Cursor {
         self.cursor

@@ -1,0 +1,231 @@
+//! Checkpoints: one safetensors file that appears whole or not at all and holds all that a run needs to go on with the same bits:
+//! weights as they are stored, optimizer state with its codes, master weights, loss scale, place in the data.
+//!
+//! ```text
+//! weights.NAME                    each parameter, [shape], F32, BF16 or F16
+//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks of 256]
+//! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
+//! ```
+//!
+//! The numbers that belong to them stand in the metadata as JSON under `mantissa-train`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mantissa_store::{Dtype, Error, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec};
+use serde_json::{Value, json};
+
+use crate::data::Cursor;
+use crate::error::TrainError;
+use crate::optim::{Array, ArrayMut};
+use crate::store::Stored;
+use crate::trainer::{Progress, Trainer};
+
+const KEY: &str = "mantissa-train";
+const VERSION: u64 = 1;
+
+impl Trainer {
+    /// Writes all of the run's state to `path`. `about` is what it must be gone on with: its settings, for example.
+    ///
+    /// # Errors
+    /// [`TrainError::Store`]; an older file at `path` is then as it was.
+    pub fn save(&self, path: &Path, about: &str) -> Result<(), TrainError> {
+        let table = self.model.params.table();
+        let mut specs = Vec::new();
+        for param in table.iter() {
+            let dtype = dtype(stored_array(self.model.params.get(0..0)));
+            specs.push(TensorSpec::new(weight_name(&param.tensor.name), dtype, param.tensor.shape.clone()));
+        }
+        let arrays = self.optimizer.arrays(table);
+        for (name, array) in &arrays {
+            specs.push(TensorSpec::new(state_name(name), dtype(*array), [len(*array)]));
+        }
+        let metadata = BTreeMap::from([(KEY.to_owned(), self.numbers(about).to_string())]);
+        let staged = StagedFile::begin(path)?;
+        let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
+        for param in table.iter() {
+            let array = stored_array(self.model.params.get(param.range.clone()));
+            writer.write(&weight_name(&param.tensor.name), &bytes(array))?;
+        }
+        for (name, array) in arrays {
+            writer.write(&state_name(&name), &bytes(array))?;
+        }
+        writer.finish()?;
+        Ok(staged.commit()?)
+    }
+
+    /// Takes over the state that [`save`](Self::save) has written to `path`, with the same `about`, of a run of the same model,
+    /// policy and optimizer.
+    ///
+    /// # Errors
+    /// [`TrainError::Store`] where the file is another run's or damaged; the run is then of no further use.
+    pub fn load(&mut self, path: &Path, about: &str) -> Result<(), TrainError> {
+        let file = SafeTensors::open(path)?;
+        let numbers = Numbers::read(&file, about)?;
+        let params: Vec<_> = self.model.params.table().iter().cloned().collect();
+        for param in &params {
+            let expected = dtype(stored_array(self.model.params.get(0..0)));
+            let name = weight_name(&param.tensor.name);
+            let bytes = read(&file, &name, expected, &param.tensor.shape)?;
+            self.model.params.fill(param.range.start, &bytes);
+        }
+        let table = self.model.params.table();
+        for (name, array) in self.optimizer.restore(table, numbers.optimizer_steps) {
+            let name = state_name(&name);
+            let (expected, count) = (dtype_mut(&array), len_mut(&array));
+            fill(array, &read(&file, &name, expected, &[count])?);
+        }
+        self.restore(numbers.progress, numbers.scaler);
+        Ok(())
+    }
+
+    fn numbers(&self, about: &str) -> Value {
+        let Progress { steps, skipped, skipped_in_a_row, tokens, cursor } = self.progress;
+        json!({
+            "version": VERSION,
+            "about": about,
+            "steps": steps,
+            "skipped": skipped,
+            "skipped_in_a_row": skipped_in_a_row,
+            "tokens": tokens,
+            "epoch": cursor.epoch,
+            "taken": cursor.taken,
+            "optimizer_steps": self.optimizer.steps(),
+            "scaler": self.scaler.map(|scaler| {
+                let (scale, growth, hysteresis) = scaler.state();
+                json!({ "scale_bits": scale.to_bits(), "growth_tracker": growth, "hysteresis_tracker": hysteresis })
+            }),
+        })
+    }
+}
+
+/// What the metadata say.
+struct Numbers {
+    progress: Progress,
+    optimizer_steps: u64,
+    scaler: Option<(f32, u32, i64)>,
+}
+
+impl Numbers {
+    fn read(file: &SafeTensors, about: &str) -> Result<Self, TrainError> {
+        let fault = |field: &str, found: String, allowed: &str| {
+            let hint = "go on with the settings that the run was begun with, or begin anew";
+            TrainError::from(Error::field(file.path(), field, found, allowed, hint))
+        };
+        let text = file.metadata().get(KEY).map_or("", String::as_str);
+        let value: Value = serde_json::from_str(text)
+            .map_err(|_| fault(KEY, "no such metadata".to_owned(), "a checkpoint of mantissa train"))?;
+        let number = |value: &Value, field: &str| {
+            value[field].as_u64().ok_or_else(|| fault(field, value[field].to_string(), "a number"))
+        };
+        let version = number(&value, "version")?;
+        if version != VERSION {
+            return Err(fault("version", version.to_string(), "1"));
+        }
+        if value["about"].as_str() != Some(about) {
+            return Err(fault("about", "another run".to_owned(), "the run that is gone on with"));
+        }
+        let scaler = match &value["scaler"] {
+            Value::Null => None,
+            scaler => {
+                let bits = u32::try_from(number(scaler, "scale_bits")?).unwrap_or(0);
+                let growth = u32::try_from(number(scaler, "growth_tracker")?).unwrap_or(0);
+                let hysteresis = scaler["hysteresis_tracker"].as_i64().unwrap_or(0);
+                Some((f32::from_bits(bits), growth, hysteresis))
+            }
+        };
+        let progress = Progress {
+            steps: number(&value, "steps")?,
+            skipped: number(&value, "skipped")?,
+            skipped_in_a_row: number(&value, "skipped_in_a_row")?,
+            tokens: number(&value, "tokens")?,
+            cursor: Cursor { epoch: number(&value, "epoch")?, taken: number(&value, "taken")? },
+        };
+        Ok(Numbers { progress, optimizer_steps: number(&value, "optimizer_steps")?, scaler })
+    }
+}
+
+fn weight_name(name: &str) -> String {
+    format!("weights.{name}")
+}
+
+fn state_name(name: &str) -> String {
+    format!("optimizer.{name}")
+}
+
+fn stored_array(stored: Stored<'_>) -> Array<'_> {
+    match stored {
+        Stored::F32(values) => Array::F32(values),
+        Stored::Bf16(bits) => Array::Bf16(bits),
+        Stored::F16(bits) => Array::F16(bits),
+    }
+}
+
+fn dtype(array: Array<'_>) -> Dtype {
+    match array {
+        Array::F32(_) => Dtype::F32,
+        Array::Bf16(_) => Dtype::BF16,
+        Array::F16(_) => Dtype::F16,
+        Array::U16(_) => Dtype::U16,
+        Array::U8(_) => Dtype::U8,
+    }
+}
+
+fn dtype_mut(array: &ArrayMut<'_>) -> Dtype {
+    match array {
+        ArrayMut::F32(_) => Dtype::F32,
+        ArrayMut::Bf16(_) => Dtype::BF16,
+        ArrayMut::F16(_) => Dtype::F16,
+        ArrayMut::U16(_) => Dtype::U16,
+        ArrayMut::U8(_) => Dtype::U8,
+    }
+}
+
+fn len(array: Array<'_>) -> usize {
+    match array {
+        Array::F32(x) => x.len(),
+        Array::Bf16(x) | Array::F16(x) | Array::U16(x) => x.len(),
+        Array::U8(x) => x.len(),
+    }
+}
+
+fn len_mut(array: &ArrayMut<'_>) -> usize {
+    match array {
+        ArrayMut::F32(x) => x.len(),
+        ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => x.len(),
+        ArrayMut::U8(x) => x.len(),
+    }
+}
+
+fn bytes(array: Array<'_>) -> Vec<u8> {
+    match array {
+        Array::F32(x) => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Array::Bf16(x) | Array::F16(x) | Array::U16(x) => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        Array::U8(x) => x.to_vec(),
+    }
+}
+
+/// Fills `to`, whose length the bytes have.
+fn fill(to: ArrayMut<'_>, bytes: &[u8]) {
+    match to {
+        ArrayMut::F32(x) => {
+            x.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
+        }
+        ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => {
+            x.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
+        }
+        ArrayMut::U8(x) => x.copy_from_slice(bytes),
+    }
+}
+
+fn read(file: &SafeTensors, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Vec<u8>, TrainError> {
+    let missing = || Error::NoTensor { path: file.path().to_owned(), tensor: name.to_owned() };
+    let meta = file.get(name).ok_or_else(missing)?;
+    if meta.dtype != dtype || meta.shape != shape {
+        let found = format!("{} {:?}", meta.dtype, meta.shape);
+        let allowed = format!("{dtype} {shape:?}");
+        let hint = "the checkpoint is of another model, policy or optimizer";
+        return Err(Error::field(file.path(), name, found, allowed, hint).into());
+    }
+    Ok(file.read(meta)?)
+}

@@ -1,0 +1,172 @@
+//! Runs from beginning to end: they learn, stop and go on with the same bits, and say where they diverge.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use mantissa_model::ModelConfig;
+use mantissa_train::blockwise::BlockwiseRule;
+use mantissa_train::data::{Batches, Cursor, TokenFile, TokenWriter};
+use mantissa_train::schedule::{Decay, Schedule};
+use mantissa_train::{
+    AdamW, AdamWOptions, MomentFormat, Options, Parameters, Policy, TrainError, TrainModel, Trainer,
+    TrainerOptions,
+};
+use tempfile::TempDir;
+
+const LEN: usize = 24;
+
+fn config() -> ModelConfig {
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": true
+    });
+    ModelConfig::from_json(&config, "config").unwrap()
+}
+
+/// Tokens in which each follows from the one before, mostly.
+fn tokens(dir: &Path) -> PathBuf {
+    let path = dir.join("tokens.safetensors");
+    let mut writer = TokenWriter::new(80);
+    let mut token = 1u32;
+    for i in 0..20_000u32 {
+        token = if i % 7 == 0 { (i * i + 3) % 80 } else { (token * 5 + 1) % 80 };
+        writer.push(&[token]).unwrap();
+    }
+    writer.finish(&path, BTreeMap::new()).unwrap();
+    path
+}
+
+fn trainer(tokens: &Path, policy: &Policy, moments: MomentFormat, peak: f64, threads: usize) -> Trainer {
+    let params = Parameters::random(&config(), 0.05, 3).unwrap();
+    let options = AdamWOptions { moments, max_norm: Some(1.0), ..AdamWOptions::default() };
+    let optimizer = AdamW::new(&params, policy, options).unwrap();
+    let options = Options { max_tokens: 4 * LEN, max_len: LEN, threads, policy: policy.clone() };
+    let model = TrainModel::new(config(), params, options).unwrap();
+    let batches = Batches::new(TokenFile::open(tokens).unwrap(), LEN, 11, Cursor::default()).unwrap();
+    let schedule =
+        Schedule { peak, warmup_steps: 3, total_steps: 40, decay: Decay::Cosine { min_ratio: 0.1 } };
+    Trainer::new(model, optimizer, batches, TrainerOptions { batch: 4, accumulate: 2, schedule }).unwrap()
+}
+
+fn bits(trainer: &Trainer) -> Vec<u32> {
+    trainer.model().parameters().values().iter().map(|v| v.to_bits()).collect()
+}
+
+/// Experiment E14: every policy and kind of moments, stopped after any step, at one and at two threads.
+#[test]
+fn a_run_that_is_stopped_goes_on_with_the_same_bits() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let kinds = [
+        ("fp32", MomentFormat::F32),
+        ("fp16", MomentFormat::F32),
+        ("bf16", MomentFormat::Blockwise8(BlockwiseRule::Cuda)),
+        ("bf16-remainder", MomentFormat::Bf16),
+        ("bf16-pure", MomentFormat::Blockwise8(BlockwiseRule::Cpu)),
+        ("bf16-pure-sr", MomentFormat::Bf16),
+    ];
+    for (name, moments) in kinds {
+        let policy = Policy::by_name(name, 21).unwrap();
+        let new = |threads| trainer(&tokens, &policy, moments, 3e-3, threads);
+        let run = |trainer: &mut Trainer, steps: usize| -> Vec<u64> {
+            (0..steps).map(|_| trainer.step().unwrap().loss.to_bits()).collect()
+        };
+        let mut whole = new(1);
+        let losses = run(&mut whole, 12);
+        let path = temp.path().join(format!("{name}.safetensors"));
+        for (stop, threads) in [(1, 1), (5, 2), (11, 1)] {
+            let mut first = new(threads);
+            let mut found = run(&mut first, stop);
+            first.save(&path, "settings").unwrap();
+            let mut second = new(3 - threads);
+            second.load(&path, "settings").unwrap();
+            assert_eq!(second.progress(), first.progress());
+            found.extend(run(&mut second, 12 - stop));
+            assert_eq!(found, losses, "{name}: stopped after {stop}");
+            assert!(bits(&second) == bits(&whole), "{name}: stopped after {stop}");
+        }
+    }
+}
+
+#[test]
+fn every_policy_learns() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let mut last = BTreeMap::new();
+    for name in Policy::NAMES {
+        let policy = Policy::by_name(name, 4).unwrap();
+        let mut trainer = trainer(&tokens, &policy, MomentFormat::F32, 1e-2, 2);
+        let reports: Vec<_> = (0..40).map(|_| trainer.step().unwrap()).collect();
+        let mean = |reports: &[mantissa_train::StepReport]| {
+            reports.iter().map(|r| r.loss).sum::<f64>() / reports.len() as f64
+        };
+        let (first, end) = (mean(&reports[..4]), mean(&reports[36..]));
+        println!("{name}: {first:.4} to {end:.4} nats, {} steps skipped", trainer.progress().skipped);
+        assert!(end < 0.6 * first, "{name}: {first} to {end}");
+        assert_eq!(trainer.progress().tokens, 40 * 8 * LEN as u64);
+        last.insert(name, end);
+    }
+    let [f32_loss, bf16] = [last["fp32"], last["bf16"]];
+    assert!((bf16 - f32_loss).abs() < 0.1, "{last:?}");
+}
+
+/// A scale too large for f16 is lowered step by step, and the updates in between are left out.
+#[test]
+fn a_loss_scale_finds_its_place() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let mut policy = Policy::fp16();
+    let scaling = policy.scaling.as_mut().unwrap();
+    scaling.initial = 2f32.powi(40);
+    let mut trainer = trainer(&tokens, &policy, MomentFormat::F32, 1e-3, 1);
+    let before = bits(&trainer);
+    let reports: Vec<_> = (0..30).map(|_| trainer.step().unwrap()).collect();
+    let skipped = reports.iter().filter(|r| r.norm.is_none()).count();
+    assert!(reports[0].norm.is_none() && reports[29].norm.is_some() && skipped > 5, "{skipped}");
+    assert_eq!(trainer.progress().skipped, skipped as u64);
+    let halved =
+        reports.windows(2).filter(|w| w[0].norm.is_none()).all(|w| w[1].loss_scale * 2.0 == w[0].loss_scale);
+    assert!(halved && bits(&trainer) != before);
+}
+
+#[test]
+fn divergence_is_said_with_its_tensor_and_leaves_the_last_weights() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let mut trainer = trainer(&tokens, &Policy::fp32(), MomentFormat::F32, 1e30, 1);
+    let mut before = bits(&trainer);
+    let error = loop {
+        match trainer.step() {
+            Ok(_) => before = bits(&trainer),
+            Err(error) => break error,
+        }
+    };
+    let TrainError::Diverged { step, tensor, .. } = &error else { panic!("{error}") };
+    assert!(*step > 1 && tensor.starts_with("model."), "{error}");
+    assert!(bits(&trainer) == before);
+}
+
+#[test]
+fn another_runs_checkpoint_is_refused() {
+    let temp = TempDir::new().unwrap();
+    let tokens = tokens(temp.path());
+    let path = temp.path().join("c.safetensors");
+    let new = |name: &str, moments| trainer(&tokens, &Policy::by_name(name, 1).unwrap(), moments, 1e-3, 1);
+    let mut first = new("bf16", MomentFormat::F32);
+    first.step().unwrap();
+    first.save(&path, "a").unwrap();
+    let message = |mut other: Trainer, about: &str| other.load(&path, about).unwrap_err().to_string();
+    assert!(message(new("bf16", MomentFormat::F32), "b").contains("another run"));
+    assert!(message(new("fp32", MomentFormat::F32), "a").contains("found BF16"));
+    assert!(message(new("bf16", MomentFormat::Bf16), "a").contains("optimizer"));
+    assert!(message(new("bf16-remainder", MomentFormat::F32), "a").contains("optimizer.master"));
+    // Damaged, or of another kind.
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 5]).unwrap();
+    assert!(new("bf16", MomentFormat::F32).load(&path, "a").is_err());
+    assert!(
+        new("bf16", MomentFormat::F32).load(&tokens, "a").unwrap_err().to_string().contains("mantissa-train")
+    );
+}
