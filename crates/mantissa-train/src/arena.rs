@@ -178,6 +178,14 @@ impl Parameters {
         self.store.set(first, values);
     }
 
+    /// Little-endian values as they are stored.
+    pub(crate) fn stored_bytes(&self, range: Range<usize>) -> Vec<u8> {
+        match self.store.get(range) {
+            Stored::F32(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            Stored::Bf16(bits) | Stored::F16(bits) => bits.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        }
+    }
+
     /// Takes over little-endian values as they are stored, from place `first` on.
     pub(crate) fn fill(&mut self, first: usize, bytes: &[u8]) {
         match &mut self.store {

@@ -1,6 +1,7 @@
 //! What can go wrong in training.
 
 use mantissa_model::{ForwardError, LoadError};
+use mantissa_store::ErrorClass;
 
 use crate::data::DataError;
 
@@ -86,6 +87,18 @@ pub enum TrainError {
         /// The first tensor, in the order of the backward pass.
         tensor: String,
     },
+    /// A setting.
+    #[error("{file}: {key}: found {found}, allowed {allowed}")]
+    Config {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What it holds.
+        found: String,
+        /// What it may hold.
+        allowed: String,
+    },
     /// The data was made for a larger vocabulary.
     #[error("tokens: found a vocabulary of {found}, allowed at most the model's {allowed}")]
     Tokens {
@@ -100,4 +113,16 @@ pub enum TrainError {
     /// A checkpoint.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
+}
+
+impl TrainError {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            TrainError::Load(error) => error.class(),
+            TrainError::Data(error) => error.class(),
+            TrainError::Store(error) => error.class(),
+            _ => ErrorClass::Input,
+        }
+    }
 }

@@ -7,6 +7,8 @@ use mantissa_eval::EvalError;
 use mantissa_model::{GenerateError, LoadError};
 use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
+use mantissa_train::TrainError;
+use mantissa_train::data::DataError;
 
 use crate::interrupt;
 use crate::memory::Limit;
@@ -87,6 +89,18 @@ pub struct OverMemory {
     pub limit: Limit,
 }
 
+/// A training run that a signal ended, with a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{run}: found a request to stop, allowed to run to the end; a checkpoint of step {steps} is written: --resume goes on from it"
+)]
+pub struct Stopped {
+    /// Steps done.
+    pub steps: u64,
+    /// Folder of the run.
+    pub run: String,
+}
+
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output: found I/O error `{0}`, allowed a stream that can be written")]
@@ -109,6 +123,9 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         // Whoever reads has seen enough, as with `| head`.
         return Some(if error.kind() == io::ErrorKind::BrokenPipe { Exit::Done } else { Exit::Environment });
     }
+    if error.is::<Stopped>() {
+        return Some(interrupt::received().unwrap_or(Exit::Interrupted));
+    }
     if let Some(error) = error.downcast_ref::<QuantError>() {
         return Some(if let QuantError::Gate(_) = error {
             Exit::Gate
@@ -123,7 +140,9 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     let load = || error.downcast_ref().map(LoadError::class);
     let generate = || error.downcast_ref().map(GenerateError::class);
     let eval = || error.downcast_ref().map(EvalError::class);
-    store().or_else(load).or_else(generate).or_else(eval).map(of_class)
+    let train = || error.downcast_ref().map(TrainError::class);
+    let data = || error.downcast_ref().map(DataError::class);
+    store().or_else(load).or_else(generate).or_else(eval).or_else(train).or_else(data).map(of_class)
 }
 
 fn of_class(class: ErrorClass) -> Exit {

@@ -12,6 +12,7 @@ mod run;
 mod schemes;
 mod synth;
 mod text;
+mod train;
 mod verify;
 
 use anyhow::Result;
@@ -27,6 +28,7 @@ pub enum Command {
     Eval(eval::Args),
     Run(run::Args),
     Verify(verify::Args),
+    Train(train::Args),
     Cast(cast::Args),
     Recipes(recipes::Args),
     Schemes(schemes::Args),
@@ -47,6 +49,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Eval(args) => eval::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
+        Command::Train(args) => train::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),

@@ -15,3 +15,4 @@ mod memory;
 mod quality;
 mod support;
 mod synth;
+mod train;

@@ -1,0 +1,50 @@
+//! A trained model as a Hugging Face folder.
+
+use std::path::Path;
+
+use mantissa_store::{Dtype, SafetensorsWriter, Staging, TensorSpec};
+use serde_json::{Map, Value, json};
+
+use crate::error::TrainError;
+use crate::store::Precision;
+use crate::trainer::Trainer;
+
+impl Trainer {
+    /// Writes the model into the folder `out`, which appears complete or not at all: weights as they are stored, `config` as
+    /// `config.json`, and the files of the folder `tokenizer`.
+    ///
+    /// # Errors
+    /// [`TrainError::Store`].
+    pub fn export(&self, out: &Path, config: &Value, tokenizer: &Path) -> Result<(), TrainError> {
+        let params = self.model().parameters();
+        let (dtype, name) = match params.precision() {
+            Precision::F32 => (Dtype::F32, "float32"),
+            Precision::Bf16 => (Dtype::BF16, "bfloat16"),
+            Precision::F16 => (Dtype::F16, "float16"),
+        };
+        let mut staging = Staging::begin(out)?;
+        let specs = params.iter().map(|(t, _)| TensorSpec::new(&t.name, dtype, t.shape.clone())).collect();
+        let metadata = [("format".to_owned(), "pt".to_owned())].into();
+        let weights = staging.path().join("model.safetensors");
+        let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
+        for param in params.table().iter() {
+            writer.write(&param.tensor.name, &params.stored_bytes(param.range.clone()))?;
+        }
+        let digest = writer.finish()?;
+        staging.record("model.safetensors", digest);
+        let mut config = config.clone();
+        if let Value::Object(fields) = &mut config {
+            fields.insert("torch_dtype".to_owned(), name.into());
+        }
+        staging.write("config.json", format!("{config:#}\n").as_bytes())?;
+        for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
+            let from = tokenizer.join(file);
+            if from.is_file() {
+                staging.copy(&from, file)?;
+            }
+        }
+        let fields = json!({ "command": "train", "steps": self.progress().steps });
+        staging.commit(fields.as_object().cloned().unwrap_or_else(Map::new))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! `mantissa train` from the outside: runs that end, are stopped, killed and gone on with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use mantissa_num::round::random_u32;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{fail, json, root, succeed, text};
+
+const STEPS: usize = 40;
+
+/// Settings, text and config of a small run in `dir`; `more` is put after the key `out`.
+fn settings(dir: &Path, policy: &str, moments: &str) -> PathBuf {
+    let tokenizer = root().join("tests/data/tiny/llama2-gqa-tied");
+    let model: Value = serde_json::from_slice(&fs::read(tokenizer.join("config.json")).unwrap()).unwrap();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
+        "vocab_size": model["vocab_size"], "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": 2,
+    });
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let line = |i: usize| format!("Line {} says that {} is before {}.\n==\n", i, i % 10, (i + 1) % 10);
+    fs::write(dir.join("text.txt"), (0..400).map(line).collect::<String>()).unwrap();
+    let path = dir.join("run.toml");
+    let toml = format!(
+        "seed = 3\nout = \"run\"\n[model]\nconfig = \"config.json\"\ntokenizer = \"{}\"\n[data]\nfiles = [\"text.txt\"]\n\
+         split = \"==\"\nlength = 32\nbatch = 4\n[precision]\npolicy = \"{policy}\"\n[optimizer]\nlr = 5e-3\nmoments = \"{moments}\"\n\
+         [schedule]\nsteps = {STEPS}\nwarmup = 4\n[checkpoint]\nevery = 7\nkeep = 2\n",
+        text(&tokenizer)
+    );
+    fs::write(&path, toml).unwrap();
+    path
+}
+
+fn start(arguments: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_mantissa"))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Losses of the log, by step, and the exported weights.
+fn result(dir: &Path) -> (Vec<f64>, Vec<u8>) {
+    let log = fs::read_to_string(dir.join("run/log.jsonl")).unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().enumerate().all(|(i, line)| line["step"] == i + 1), "{log}");
+    let losses = lines.iter().map(|line| line["loss"].as_f64().unwrap()).collect();
+    (losses, fs::read(dir.join("run/model/model.safetensors")).unwrap())
+}
+
+fn checkpoints(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir.join("run/checkpoints")).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_run_learns_keeps_its_last_checkpoints_and_gives_a_model() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "bf16", "8bit");
+    let planned = json(&["train", text(&config), "--dry-run", "--json"]);
+    assert!(planned["predicted_peak_memory"].as_u64().unwrap() > 1_000_000, "{planned}");
+    assert!(!temp.path().join("run").exists());
+    let done = json(&["train", text(&config), "--json", "--quiet"]);
+    assert_eq!(done["steps"], STEPS);
+    let (losses, _) = result(temp.path());
+    assert!(losses[STEPS - 1] < 0.7 * losses[0], "{losses:?}");
+    assert_eq!(checkpoints(temp.path()), ["step-0000000035.safetensors", "step-0000000040.safetensors"]);
+    // What it gives is a model like any other.
+    let model = temp.path().join("run/model");
+    assert_eq!(json(&["inspect", text(&model), "--json"])["convention"], "dense");
+    succeed(&["run", text(&model), "-p", "Line 7 says", "-n", "8", "--quiet"]);
+    // A run is not begun twice unless asked for.
+    assert!(fail(2, &["train", text(&config), "--quiet"]).contains("--resume or --restart"));
+    let again = json(&["train", text(&config), "--resume", "--json", "--quiet"]);
+    assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
+}
+
+#[test]
+fn killed_at_any_time_a_run_goes_on_to_the_same_bits() {
+    for (i, (policy, moments)) in
+        [("fp16", "f32"), ("bf16-pure-sr", "bf16"), ("bf16", "8bit:cpu")].into_iter().enumerate()
+    {
+        let whole = TempDir::new().unwrap();
+        let config = settings(whole.path(), policy, moments);
+        succeed(&["train", text(&config), "--threads", "1", "--quiet"]);
+        let expected = result(whole.path());
+        let temp = TempDir::new().unwrap();
+        let config = settings(temp.path(), policy, moments);
+        let mut kills = 0;
+        for trial in 0..40u64 {
+            let begun = temp.path().join("run/checkpoints").exists() && !checkpoints(temp.path()).is_empty();
+            let threads = if trial % 2 == 0 { "1" } else { "2" };
+            let mut arguments = vec!["train", text(&config), "--threads", threads, "--quiet"];
+            arguments.push(if begun { "--resume" } else { "--restart" });
+            let mut child = start(&arguments);
+            sleep(Duration::from_millis(30 + u64::from(random_u32(i as u64, trial) % 250)));
+            let ended = child.try_wait().unwrap().is_some();
+            child.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            if ended {
+                assert!(output.status.success(), "{policy} {arguments:?} after {kills} kills: {said}");
+                break;
+            }
+            kills += 1;
+        }
+        if !temp.path().join("run/model/model.safetensors").exists() {
+            succeed(&["train", text(&config), "--resume", "--quiet"]);
+        }
+        println!("{policy}, {moments}: {kills} kills");
+        assert!(result(temp.path()) == expected, "{policy} after {kills} kills");
+    }
+}
+
+#[test]
+fn signals_leave_a_checkpoint_of_the_last_step() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let mut arguments = vec!["train", text(&config), "--set", "schedule.steps=100000", "--quiet"];
+        arguments.push(if name == "TERM" { "--restart" } else { "--resume" });
+        let mut child = start(&arguments);
+        let log = temp.path().join("run/log.jsonl");
+        let lines = || fs::read_to_string(&log).map_or(0, |text| text.lines().count());
+        let before = lines();
+        while lines() < before + 3 {
+            assert!(child.try_wait().unwrap().is_none(), "{name}: ended by itself");
+            sleep(Duration::from_millis(5));
+        }
+        assert!(
+            Command::new("kill")
+                .args([&format!("-{name}"), &child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        let last = checkpoints(temp.path()).pop().unwrap();
+        assert_eq!(last, format!("step-{:010}.safetensors", lines()), "{name}");
+    }
+}
+
+#[test]
+fn settings_and_data_that_cannot_be_are_named_and_leave_nothing() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let refused = |change: &str, part: &str| {
+        let line = fail(2, &["train", text(&config), "--set", change, "--quiet"]);
+        assert!(line.contains(part), "{change}: {line}");
+        assert!(!temp.path().join("run/config.toml").exists(), "{change}");
+    };
+    refused("optimizer.lrr=1", "lrr");
+    refused("precision.policy=fp4", "fp32, fp16, bf16");
+    refused("data.files=[\"none.txt\"]", "none.txt");
+    refused("data.length=65", "max_position_embeddings");
+    refused("model.tokenizer=nowhere", "nowhere");
+    fs::write(temp.path().join("wide.json"), "{\"model_type\": \"mamba\"}").unwrap();
+    refused("model.config=wide.json", "wide.json");
+    let line = fail(3, &["train", text(&config), "--memory", "1M", "--quiet"]);
+    assert!(line.contains("train: needs"), "{line}");
+}
