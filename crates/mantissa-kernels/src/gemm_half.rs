@@ -10,19 +10,19 @@ use crate::{HalfOperand, Kernels, MatMut, MatRef};
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`, of bf16 bits with f32 sums; added to C if `accumulate`.
     ///
-    /// Every block of 384 along k is one chain of fused multiply-adds that begins at 0 and takes the products
+    /// Every block of 512 along k is one chain of fused multiply-adds that begins at 0 and takes the products
     /// pair by pair, the odd element before the even one; the blocks' sums are added to C in their order. So an
     /// element depends on its row of A, its column of B and its old value alone: callers may split rows and
-    /// columns as they like, and k at multiples of 384.
+    /// columns as they like, and k at multiples of 512.
     ///
-    /// The error is, to first order, at most `(min(k, 384) + ceil(k / 384)) 2^-24 (|A| |Bᵀ| + |C|)`. Bits are the
+    /// The error is, to first order, at most `(min(k, 512) + ceil(k / 512)) 2^-24 (|A| |Bᵀ| + |C|)`. Bits are the
     /// same at every level and on every processor but for one thing: where [`Self::bf16_dot`] says that the
     /// processor's own dot product is used, a subnormal operand or sum counts as zero, which adds at most
     /// 2^-126 times the other operand, or 2^-126, to the error for each. (The chain is Intel's definition of that
     /// instruction; a processor that rounds less stays within the error.)
     ///
     /// A NaN, an infinity times 0, or infinities of both signs in an element's sum make it NaN. Takes up to
-    /// 1.5 MiB for packed operands.
+    /// 2 MiB for packed operands.
     ///
     /// # Panics
     /// If the shapes do not agree.

@@ -12,13 +12,13 @@ use crate::simd::{LANES, Simd};
 use crate::{MatMut, MatRef};
 
 /// Length of a block of k; even. A constant, not a cache size, because it shows in the bits. A panel of B of 48
-/// columns takes 36 KiB of bf16 pairs, 72 KiB widened; longer blocks mean fewer passes over C.
-pub(crate) const DEPTH: usize = 384;
+/// columns takes 48 KiB of bf16 pairs, 96 KiB widened; longer blocks mean fewer passes over C.
+pub(crate) const DEPTH: usize = 512;
 
-/// Rows of A in a block: 144 KiB of bf16 pairs, 288 KiB widened. A multiple of all tile heights.
+/// Rows of A in a block: 192 KiB of bf16 pairs, 384 KiB widened. A multiple of all tile heights.
 const BLOCK_ROWS: usize = 192;
 
-/// Columns of B in a block: 576 KiB of bf16 pairs, 1152 KiB widened. A multiple of all tile widths.
+/// Columns of B in a block: 768 KiB of bf16 pairs, 1536 KiB widened. A multiple of all tile widths.
 const BLOCK_COLS: usize = 768;
 
 /// Lines that are transposed together.
@@ -252,11 +252,13 @@ fn pack<P: Panels, const G: usize>(
     let packed = &mut packed[..lines.len().next_multiple_of(width) * steps];
     match operand {
         HalfOperand::Rows(m) => {
+            let mut staged = [[0_u32; DEPTH]; TRANSPOSED];
             for (panel, out) in packed.chunks_exact_mut(width * steps).enumerate() {
                 let first = lines.start + panel * width;
                 for offset in (0..width).step_by(TRANSPOSED) {
                     let end = lines.end.min(first + width);
-                    pack_transposed(panels, m, first + offset..end, depth.clone(), offset, width, out);
+                    let lines = first + offset..end.max(first + offset);
+                    pack_transposed(panels, m, lines, depth.clone(), &mut staged, (offset, width), out);
                 }
             }
         }
@@ -273,21 +275,22 @@ fn pack<P: Panels, const G: usize>(
 }
 
 /// Packs up to 8 lines, from `lines.start` on, into the places from `offset` on of a panel; lines from
-/// `lines.end` on are zeros.
+/// `lines.end` on are zeros. What `staged` holds does not matter.
 #[inline(always)]
 fn pack_transposed<P: Panels>(
     panels: P,
     m: MatRef<'_, u16>,
     lines: std::ops::Range<usize>,
     depth: std::ops::Range<usize>,
-    offset: usize,
-    width: usize,
+    staged: &mut [[u32; DEPTH]; TRANSPOSED],
+    (offset, width): (usize, usize),
     out: &mut [u32],
 ) {
-    let mut staged = [[0_u32; DEPTH]; TRANSPOSED];
-    for (line, staged) in lines.zip(&mut staged) {
+    let present = lines.len().min(TRANSPOSED);
+    for (line, staged) in lines.zip(&mut *staged) {
         panels.along_k(&m.row(line)[depth.clone()], staged);
     }
+    staged[present..].iter_mut().for_each(|staged| staged.fill(0));
     let staged = staged.each_ref().map(|row| row.as_chunks::<TRANSPOSED>().0);
     let count = TRANSPOSED.min(width - offset);
     for (i, steps) in out.chunks_mut(width * TRANSPOSED).enumerate() {
