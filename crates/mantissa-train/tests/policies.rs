@@ -20,14 +20,39 @@ fn model(policy: &Policy, threads: usize) -> (TrainModel, Parameters) {
     (TrainModel::new(config, params.clone(), options).unwrap(), params)
 }
 
+/// Tokens, lengths of their sequences, and what follows each.
+struct Text {
+    tokens: Vec<u32>,
+    lens: Vec<usize>,
+    targets: Vec<u32>,
+}
+
+fn text(count: usize) -> Text {
+    let (tokens, lens) = batch(&trainable()[0], count);
+    let targets = next_token_targets(&Batch { tokens: &tokens, lens: &lens });
+    Text { tokens, lens, targets }
+}
+
+/// A model after `steps` steps of `policy` at learning rate `lr`.
+fn trained(policy: &Policy, options: AdamWOptions, lr: f64, steps: usize) -> TrainModel {
+    let Text { tokens, lens, targets } = text(300);
+    let batch = Batch { tokens: &tokens, lens: &lens };
+    let (mut model, params) = model(policy, 1);
+    let mut optimizer = AdamW::new(&params, policy, options).unwrap();
+    for _ in 0..steps {
+        model.zero_gradients();
+        model.forward_backward(&batch, &targets, 1.0 / 300.0).unwrap();
+        optimizer.step(&mut model, lr, 1.0).unwrap();
+    }
+    model
+}
+
 /// Gradients of the mean loss of 600 tokens times `scale`.
 fn gradients(policy: &Policy, scale: f32) -> Vec<f32> {
-    let dir = &trainable()[0];
     let (mut model, _) = model(policy, 1);
-    let (tokens, lens) = batch(dir, 600);
-    let batch = Batch { tokens: &tokens, lens: &lens };
+    let Text { tokens, lens, targets } = text(600);
     model.zero_gradients();
-    model.forward_backward(&batch, &next_token_targets(&batch), scale / 600.0).unwrap();
+    model.forward_backward(&Batch { tokens: &tokens, lens: &lens }, &targets, scale / 600.0).unwrap();
     model.gradients().to_f32().to_vec()
 }
 
@@ -58,10 +83,8 @@ fn small_gradients_vanish_in_f16_unless_the_loss_is_scaled() {
 
 #[test]
 fn a_loss_scale_is_taken_out_again() {
-    let dir = &trainable()[0];
-    let (tokens, lens) = batch(dir, 300);
+    let Text { tokens, lens, targets } = text(300);
     let batch = Batch { tokens: &tokens, lens: &lens };
-    let targets = next_token_targets(&batch);
     let run = |scale: f32| {
         let (mut model, params) = model(&Policy::fp32(), 1);
         let options = AdamWOptions { max_norm: Some(0.1), ..AdamWOptions::default() };
@@ -79,10 +102,8 @@ fn a_loss_scale_is_taken_out_again() {
 /// Some steps with each policy and kind of moments, on any number of threads and interrupted, have the same bits.
 #[test]
 fn steps_have_the_same_bits_on_any_number_of_threads_and_from_a_state() {
-    let dir = &trainable()[0];
-    let (tokens, lens) = batch(dir, 700);
+    let Text { tokens, lens, targets } = text(700);
     let batch = Batch { tokens: &tokens, lens: &lens };
-    let targets = next_token_targets(&batch);
     let kinds = [
         MomentFormat::F32,
         MomentFormat::Bf16,
@@ -137,20 +158,8 @@ fn copy(from: Vec<(String, Array<'_>)>, to: Vec<(String, ArrayMut<'_>)>) {
 /// A master copy in 16 more bits is a master copy in f32, but for halves.
 #[test]
 fn the_remainder_is_a_whole_master_copy() {
-    let dir = &trainable()[0];
-    let (tokens, lens) = batch(dir, 300);
-    let batch = Batch { tokens: &tokens, lens: &lens };
-    let targets = next_token_targets(&batch);
-    let run = |policy: Policy| {
-        let (mut model, params) = model(&policy, 1);
-        let mut optimizer = AdamW::new(&params, &policy, AdamWOptions::default()).unwrap();
-        for _ in 0..5 {
-            model.zero_gradients();
-            model.forward_backward(&batch, &targets, 1.0 / 300.0).unwrap();
-            optimizer.step(&mut model, 1e-3, 1.0).unwrap();
-        }
-        bits(&model.parameters().values())
-    };
+    let run =
+        |policy: Policy| bits(&trained(&policy, AdamWOptions::default(), 1e-3, 5).parameters().values());
     let (whole, halves) = (run(Policy::bf16()), run(Policy::bf16_remainder()));
     let different = whole.iter().zip(&halves).filter(|(a, b)| a != b).count();
     assert!(different * 500 < whole.len(), "{different} of {} differ", whole.len());
@@ -160,20 +169,12 @@ fn the_remainder_is_a_whole_master_copy() {
 /// counts; rounded stochastically they do on average; a master copy keeps them all.
 #[test]
 fn small_updates_need_a_master_copy_or_stochastic_rounding() {
-    let dir = &trainable()[0];
-    let (tokens, lens) = batch(dir, 300);
+    let Text { tokens, lens, targets } = text(300);
     let batch = Batch { tokens: &tokens, lens: &lens };
-    let targets = next_token_targets(&batch);
     let run = |policy: Policy| {
-        let (mut model, params) = model(&policy, 1);
-        let before = model.parameters().values().to_vec();
+        let before = model(&policy, 1).0.parameters().values().to_vec();
         let options = AdamWOptions { weight_decay: 0.0, ..AdamWOptions::default() };
-        let mut optimizer = AdamW::new(&params, &policy, options).unwrap();
-        for _ in 0..40 {
-            model.zero_gradients();
-            model.forward_backward(&batch, &targets, 1.0 / 300.0).unwrap();
-            optimizer.step(&mut model, 2e-6, 1.0).unwrap();
-        }
+        let mut model = trained(&policy, options, 2e-6, 40);
         let loss = model.forward_backward(&batch, &targets, 0.0).unwrap().mean();
         let after = model.parameters().values().to_vec();
         let changed = before.iter().zip(&after).filter(|(a, b)| a != b).count() as f64 / before.len() as f64;
