@@ -230,7 +230,10 @@ impl RunConfig {
         for change in changes {
             set(&mut table, change).map_err(|found| fault(change, found))?;
         }
-        let config: RunConfig = table.try_into().map_err(|error| fault("keys", one_line(error)))?;
+        // Written down again, an error has a place in the text.
+        let text = toml::to_string(&table).map_err(|error| fault("TOML", error.to_string()))?;
+        let config: RunConfig =
+            toml::from_str(&text).map_err(|error| fault(&place(&text, error.span()), one_line(error)))?;
         config.check(file)?;
         Ok(config)
     }
@@ -342,6 +345,15 @@ impl RunConfig {
     }
 }
 
+/// The table and the line that `span` begins in.
+fn place(text: &str, span: Option<std::ops::Range<usize>>) -> String {
+    let start = span.map_or(0, |span| span.start.min(text.len()));
+    let before = text.get(..start).unwrap_or_default();
+    let line = text.lines().nth(before.matches('\n').count()).unwrap_or_default();
+    let table = before.lines().rfind(|line| line.starts_with('[')).filter(|table| *table != line);
+    table.map_or_else(|| line.to_owned(), |table| format!("{table} {line}"))
+}
+
 /// Puts `a.b=value` in its place.
 fn set(table: &mut toml::Table, change: &str) -> Result<(), String> {
     let (path, value) = change.split_once('=').ok_or("no =, as in a.b=value")?;
@@ -420,7 +432,7 @@ mod tests {
             ("data.files=[]", "data.files"),
             ("seed", "no ="),
             ("out.x=1", "out is no table"),
-            ("schedule.steps=\"many\"", "steps"),
+            ("schedule.steps=\"many\"", "[schedule] steps = \"many\": found invalid type"),
         ] {
             let message = changed(&[change]).unwrap_err();
             assert!(message.contains(part) && message.contains("run.toml"), "{change}: {message}");
