@@ -5,7 +5,8 @@
 //! [`render`] bounds the steps it may take, the bytes it may print, and, by limits on its source, the depth of everything
 //! that recurses. What it cannot bound is the size of a string that a template builds and does not print: the engine counts
 //! instructions, and thirty of them can double a string to a gigabyte. So a program that renders the template of a file
-//! it does not trust does it in a process of its own with a limit of the address space, as the `mantissa` binary does.
+//! it does not trust does it in a process of its own with a limit of the address space, as the `mantissa` binary does. There
+//! the stack may run out as well, on a value that is nested with every step.
 
 mod functions;
 mod source;
@@ -28,14 +29,14 @@ use crate::config::ConfigError;
 pub const MAX_TEMPLATE: usize = 256 << 10;
 
 /// Steps that rendering may take. A turn of a conversation takes fewer than 200 with the templates in use.
-pub const MAX_STEPS: u64 = 500_000;
+pub const MAX_STEPS: u64 = 200_000;
 
 /// Longest text that a template may print, in bytes.
 pub const MAX_OUTPUT: usize = 8 << 20;
 
-/// Stack of the thread that renders: values can be nested as deep as there are steps to nest them, and are dropped and
-/// printed by recursion.
-pub const STACK: usize = 256 << 20;
+/// Stack of the thread that renders. Parsing takes little of it, by the limits on the source; but values are printed,
+/// compared and dropped by recursion, and a template can spend all its steps on nesting one.
+pub const STACK: usize = 64 << 20;
 
 /// Why a conversation could not be rendered. The template or the conversation is at fault in every case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

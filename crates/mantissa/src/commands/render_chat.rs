@@ -21,7 +21,7 @@ use crate::error::{BadInput, ChatFailed};
 use crate::output::{self, bytes};
 
 /// Address space of the process: the stack of the engine's thread, the binary, and what a template may build.
-const ADDRESS_SPACE: u64 = chat::STACK as u64 + (768 << 20);
+const ADDRESS_SPACE: u64 = chat::STACK as u64 + (960 << 20);
 
 /// Processor time of the process. A template cannot wait for anything, so that this is its deadline on any machine,
 /// however busy.

@@ -102,6 +102,12 @@ fn bombs_of_memory_and_time_end_with_an_error() {
     let joined = "{% set x = 'a' * 100000000 %}{{ [x, x, x, x, x, x, x, x, x, x]|join|length }}";
     let captured = "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}";
     let nested = "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
+    // A level for every step: the stack ends before the steps do.
+    let lists = format!(
+        "{{% set ns = namespace(x=[]) %}}{{% for i in range(1500) %}}{{% set ns.x = {}ns.x{} %}}{{% endfor %}}{{{{ ns.x }}}}",
+        "[".repeat(100),
+        "]".repeat(100)
+    );
     let elifs = format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(1000)).repeat(10);
     for bomb in [
         doubled,
@@ -110,6 +116,7 @@ fn bombs_of_memory_and_time_end_with_an_error() {
         joined,
         captured,
         nested,
+        &lists,
         &elifs,
         "{{ '%1000000000s' % 'x' }}",
         "{{ '{:1000000000}'.format('x') }}",
