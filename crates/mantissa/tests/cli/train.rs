@@ -58,7 +58,10 @@ fn result(dir: &Path) -> (Vec<f64>, Vec<u8>) {
 
 fn checkpoints(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir.join("run/checkpoints")).unwrap();
-    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    let names = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
+    // A killed process leaves what it was writing, under another name.
+    let whole = |name: &String| name.starts_with("step-") && name.ends_with(".safetensors");
+    let mut names: Vec<_> = names.filter(whole).collect();
     names.sort();
     names
 }
