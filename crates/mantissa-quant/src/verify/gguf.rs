@@ -1,4 +1,4 @@
-//! Verification of a GGUF file by [`gguf_file`](super::gguf_file) and [`gguf_blocks`](super::gguf_blocks), which share no
+//! Verification of a GGUF file by [`gguf_file`](super::gguf_file) and [`gguf_blocks`], which share no
 //! code with what wrote it.
 
 use std::ops::Range;
