@@ -26,6 +26,7 @@ pub mod minifloat;
 pub mod pack;
 pub mod round;
 pub mod scheme;
+pub mod stored;
 pub mod swizzle;
 mod tensor;
 
