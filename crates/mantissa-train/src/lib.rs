@@ -43,7 +43,7 @@ pub use error::TrainError;
 pub use gradients::Gradients;
 pub use linear::LinearOp;
 pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
-pub use optim::{AdamW, AdamWOptions, Array, ArrayMut, MomentFormat, clip_factor};
+pub use optim::{AdamW, AdamWOptions, Array, ArrayMut, MomentFormat, StateMap, clip_factor};
 pub use plan::Plan;
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
 pub use profile::{Part, Profile};

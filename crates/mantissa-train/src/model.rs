@@ -222,6 +222,17 @@ impl TrainModel {
         Ok(loss)
     }
 
+    /// The loss of a batch, as [`forward_backward`](Self::forward_backward) has it, and no gradients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn loss(&mut self, batch: &Batch<'_>, targets: &[u32]) -> Result<Loss, TrainError> {
+        self.check(batch)?;
+        self.check_targets(batch, targets)?;
+        self.forward_saving(batch)?;
+        Ok(self.head_loss(targets))
+    }
+
     /// Logits of every token of a batch, `[tokens, vocabulary]`, with the bits that evaluation gives them.
     ///
     /// # Errors

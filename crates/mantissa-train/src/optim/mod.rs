@@ -1,6 +1,7 @@
 //! Optimizers: AdamW with its moments in f32, bf16 or 8 bits and its master weights as the policy says, and the norm of the
 //! gradients.
 
+mod map;
 mod master;
 mod moments;
 
@@ -17,6 +18,7 @@ use crate::model::TrainModel;
 use crate::policy::Policy;
 use crate::profile::Part;
 use crate::store::Stored;
+pub use map::StateMap;
 pub(crate) use master::MasterCopy;
 use master::{MasterMut, WorkingMut, read, write};
 pub use moments::{Array, ArrayMut, MomentFormat};
@@ -67,6 +69,8 @@ pub struct AdamW {
     options: AdamWOptions,
     /// By parameter.
     moments: Vec<Moments>,
+    /// Moments of one parameter in f32, of those that are decoded as a whole.
+    decoded: Moments,
     master: MasterCopy,
     /// Steps done.
     steps: u64,
@@ -100,6 +104,7 @@ impl AdamW {
         Ok(AdamW {
             options,
             moments: table.iter().map(moments).collect::<Result<_, _>>()?,
+            decoded: Moments::new(MomentFormat::F32, options.moments.decoded(table), true)?,
             master: MasterCopy::new(policy.master, params)?,
             steps: 0,
         })
@@ -141,17 +146,22 @@ impl AdamW {
             for (param, moments) in table.iter().zip(&mut self.moments) {
                 let vector = matches!(param.tensor.role, Role::Norm { .. } | Role::Bias { .. });
                 let factors = if vector && !decay_vectors { &plain } else { &decayed };
+                let whole = moments.decode(&mut self.decoded);
+                let current = if whole { &mut self.decoded } else { &mut *moments };
                 let range = param.range.clone();
                 let firsts = range.clone().step_by(PIECE);
                 let pieces = firsts
                     .zip(working.pieces(range.clone(), PIECE))
                     .zip(self.master.pieces(range.clone(), PIECE))
-                    .zip(moments.pieces(PIECE));
+                    .zip(current.pieces(PIECE));
                 let pieces = pieces.map(|(((first, working), master), moments)| {
                     let grads = model.grads.get(first..range.end.min(first + PIECE));
                     Piece { first, working, master, moments, grads }
                 });
                 for_each(threads, pieces, |piece| piece.update(factors, steps));
+                if whole {
+                    moments.encode(&self.decoded);
+                }
             }
         });
         Ok(norm)
