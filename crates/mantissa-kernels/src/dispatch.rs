@@ -10,6 +10,7 @@ use crate::simd::x86;
 use crate::{
     AdamWStep, ErrorSums, HalfOperand, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Step,
 };
+use mantissa_num::CodecId;
 use std::sync::OnceLock;
 
 /// The kernels of the level that `MANTISSA_ISA` forces or else of the best one, resolved on first use.
@@ -471,6 +472,16 @@ kernels! {
             zeros: &mut [i8],
             codes: &mut [i8],
         ) -> Result<(), NonFinite>;
+
+        /// [`Codec::encode`](mantissa_num::codec::Codec::encode) of whole blocks of `codec`, the same bytes at every
+        /// level: by its formula, or by the search for what loses least under `importance`, one weight per column of
+        /// whole rows. Panics unless `x` and `blocks` hold as many whole blocks, and rows whole blocks.
+        fn encode_blocks[simd](
+            codec: CodecId,
+            x: &[f32],
+            importance: Option<&[f32]>,
+            blocks: &mut [u8],
+        );
 
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
         /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.

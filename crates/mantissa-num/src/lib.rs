@@ -22,6 +22,7 @@ pub mod e8m0;
 pub mod format;
 pub mod grammar;
 pub mod hadamard;
+pub mod lanes;
 pub mod minifloat;
 pub mod pack;
 pub mod round;

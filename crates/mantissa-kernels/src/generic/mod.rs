@@ -4,6 +4,7 @@
 //! [`crate::Kernels`] method of the same name.
 
 mod activation;
+mod blocks;
 mod convert;
 mod dequant;
 mod encode;
@@ -23,6 +24,7 @@ mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul, silu_mul_backward};
+pub(crate) use blocks::encode_blocks;
 pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
     f32_to_f16_le,
