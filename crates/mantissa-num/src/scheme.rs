@@ -1,7 +1,7 @@
 //! `Scheme`: what a user names - a [`Format`], how a writer chooses its codes, and when scales are taken.
 
 use crate::codebook::Book;
-use crate::codec::{Codec, CodecId};
+use crate::codec::CodecId;
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 use crate::minifloat;
 use crate::round::Rounding;
@@ -293,10 +293,6 @@ impl Scheme {
         self.format.scale().is_some_and(|scale| scale.nested().is_some())
     }
 
-    /// Whether this crate can write the format and not only read it.
-    pub fn has_encoder(&self) -> bool {
-        self.format.codec().is_none_or(Codec::has_encoder)
-    }
 }
 
 /// E2M1 elements under E4M3 scales, whatever is above them.

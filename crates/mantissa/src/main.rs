@@ -13,6 +13,7 @@ mod interrupt;
 mod memory;
 mod output;
 mod progress;
+mod report;
 mod tensors;
 
 use std::process::ExitCode;
