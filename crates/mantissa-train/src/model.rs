@@ -145,6 +145,8 @@ impl TrainModel {
         let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
+        // First: what they were is then gone before anything else is taken.
+        let params = params.stored_as(options.policy.weights)?;
         let (saved, scratch) = allocate(&config, &options)?;
         Ok(TrainModel {
             grads: Gradients::new(&table, options.policy.gradients)?,
@@ -157,7 +159,7 @@ impl TrainModel {
             profile: Profile::default(),
             watch: Watch::Off,
             stop: None,
-            params: params.stored_as(options.policy.weights)?,
+            params,
             config,
             options,
         })

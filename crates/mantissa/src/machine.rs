@@ -37,7 +37,9 @@ impl Machine {
     }
 }
 
-/// The largest resident memory that this process has had, bytes.
-pub fn peak_resident() -> Option<u64> {
-    kib_field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+/// The largest anonymous memory that this process has had, bytes: the largest resident memory without the pages of files, of
+/// which only the present number is known.
+pub fn peak_anonymous() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    Some(kib_field(&status, "VmHWM:")?.saturating_sub(kib_field(&status, "RssFile:")?))
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::app::Context;
 use crate::error::Stopped;
 use crate::interrupt;
-use crate::machine::{Machine, peak_resident};
+use crate::machine::{Machine, peak_anonymous};
 use crate::output::{Align, Table, bytes, count};
 use crate::progress::anonymous_memory;
 use folder::{Checkpoints, Log, LogLine, RunFile};
@@ -75,7 +75,7 @@ struct Done<'a> {
     loss: Option<f64>,
     seconds: f64,
     predicted_peak_memory: u64,
-    /// Largest resident memory of this process.
+    /// Largest anonymous memory of this process.
     measured_peak_memory: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     about.outcome = outcome
         .as_ref()
         .map_or_else(|error| crate::error::one_line(&format!("{error:#}")), |_| "done".to_owned());
-    about.measured_peak_memory = peak_resident();
+    about.measured_peak_memory = peak_anonymous();
     let (written, loss) = (about.write(&run), outcome?);
     written?;
     let (trainer, model) = (&course.trainer, run.join("model"));
@@ -128,7 +128,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         loss,
         seconds: start.elapsed().as_secs_f64(),
         predicted_peak_memory: needs,
-        measured_peak_memory: peak_resident(),
+        measured_peak_memory: peak_anonymous(),
     };
     context.report(&done, |out| human(out, &done))
 }

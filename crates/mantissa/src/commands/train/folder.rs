@@ -67,7 +67,7 @@ pub struct RunFile {
     pub memory: BTreeMap<String, u64>,
     /// Their sum.
     pub predicted_peak_memory: u64,
-    /// Largest resident memory of the last process so far, bytes; absent where the system does not say.
+    /// Largest anonymous memory of the last process, bytes; absent where the system does not say.
     pub measured_peak_memory: Option<u64>,
     /// Steps that the run is to have.
     pub steps: u64,

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::app::Context;
 use crate::error::BadInput;
+use crate::progress::anonymous_memory;
 
 /// Longest `config.json` read, in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
@@ -65,6 +66,8 @@ impl Setup {
             OptimizerOptions::Sgd(options) => Sgd::bytes(&table, &policy, options.momentum),
         };
         memory.push(("optimizer state", state));
+        // Measured, now that they are there.
+        memory.push(("program and tokenizer", anonymous_memory().unwrap_or(0)));
         let decays = settings.decay_groups().select(&table).map_err(|error| {
             let found = error.to_string();
             BadInput::new(format!("{file}: optimizer.{}", error.key), found, DecayGroups::ALLOWED)
@@ -79,8 +82,11 @@ impl Setup {
     /// Memory, or weights that cannot be read.
     pub(super) fn trainer(&self, settings: &RunConfig, tokens: TokenFile) -> Result<Trainer> {
         let params = match &self.init {
-            Some(files) => Parameters::load(files, &self.config)?,
-            None => Parameters::random(&self.config, settings.model.std as f32, settings.seed)?,
+            Some(files) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
+            None => {
+                let (std, precision) = (settings.model.std as f32, self.policy.initial_weights());
+                Parameters::random_as(&self.config, std, settings.seed, precision)?
+            }
         };
         let optimizer: Optimizer = match settings.optimizer_options() {
             OptimizerOptions::AdamW(options) => AdamW::new(&params, &self.policy, options)?.into(),
