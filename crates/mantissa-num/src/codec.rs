@@ -10,10 +10,13 @@ mod iq;
 mod iq4;
 mod k_quants;
 mod legacy;
+mod search;
 mod ternary;
 
+use crate::lanes::{Lanes, Portable};
 use crate::minifloat::{F16, Overflow};
 use crate::round::Rounding;
+use crate::tensor::TensorError;
 
 /// A closed block format by name.
 ///
@@ -54,9 +57,20 @@ pub enum CodecId {
 type DecodeBlock = fn(&[u8], &mut [f32]);
 type EncodeBlock = fn(&[f32], &mut [u8]);
 
+/// How a block is written.
+#[derive(Clone, Copy, Debug)]
+enum Encode {
+    /// By a formula, that of the reference, bit for bit.
+    Formula(EncodeBlock),
+    /// By a search of our own for what loses least.
+    Search,
+}
+
 /// What a codec is: sizes and the two directions.
 #[derive(Debug)]
 pub struct Codec {
+    /// Which one it is.
+    pub id: CodecId,
     /// Name in the Scheme grammar.
     pub name: &'static str,
     /// Elements of a block.
@@ -64,7 +78,7 @@ pub struct Codec {
     /// Bytes of a block.
     pub bytes: usize,
     decode: DecodeBlock,
-    encode: Option<EncodeBlock>,
+    encode: Encode,
 }
 
 impl CodecId {
@@ -137,9 +151,10 @@ impl CodecId {
 }
 
 impl Codec {
-    /// Whether this crate can also write the format. The K- and IQ-types but Q8_K are read only: writing them is a search.
-    pub const fn has_encoder(&self) -> bool {
-        self.encode.is_some()
+    /// Whether blocks are written by a search for what loses least, which can take an importance of each column into
+    /// account, and not by a formula.
+    pub const fn is_searched(&self) -> bool {
+        matches!(self.encode, Encode::Search)
     }
 
     /// Bytes of a `[rows, cols]` tensor; `None` where blocks do not divide a row, or on overflow.
@@ -163,24 +178,62 @@ impl Codec {
         }
     }
 
-    /// Encodes one block of finite values; `None`, and nothing written, where the codec has no encoder. A scale past the
-    /// largest f16 is stored as infinity, as the reference stores it: such a block decodes to infinities and NaN, which
-    /// happens for magnitudes past 65504 times the largest code only, and which [`quantize`](crate::quantize) refuses.
+    /// Encodes one block of finite values. A scale past the largest f16 is stored as infinity, as the reference stores it:
+    /// such a block decodes to infinities and NaN, which happens for magnitudes past 65504 times the largest code only, and
+    /// which [`quantize`](crate::quantize) refuses.
     ///
     /// # Panics
     /// A slice is shorter than a block.
-    pub fn encode_block(&self, x: &[f32], block: &mut [u8]) -> Option<()> {
-        (self.encode?)(&x[..self.elements], &mut block[..self.bytes]);
-        Some(())
+    pub fn encode_block(&self, x: &[f32], block: &mut [u8]) {
+        self.encode(&x[..self.elements], None, &mut block[..self.bytes]);
     }
 
-    /// Encodes as many whole blocks as both slices hold; `None` as [`encode_block`](Self::encode_block).
-    pub fn encode(&self, x: &[f32], blocks: &mut [u8]) -> Option<()> {
-        let encode = self.encode?;
-        for (x, block) in x.chunks_exact(self.elements).zip(blocks.chunks_exact_mut(self.bytes)) {
-            encode(x, block);
+    /// Encodes as many whole blocks as both slices hold. `importance`, one weight that is finite and not negative for each
+    /// column of whole rows, is what a [search](Self::is_searched) weighs squared errors by; formulas ignore it.
+    pub fn encode(&self, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
+        encode_with(Portable, self, x, importance, blocks);
+    }
+}
+
+/// [`Codec::encode`] by the loops of `l`, which give the same bytes.
+#[inline(always)]
+pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
+    let n = codec.elements;
+    let mut weights = importance.map(|all| all.chunks_exact(n).cycle());
+    for (x, block) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(codec.bytes)) {
+        let weights = weights.as_mut().and_then(Iterator::next);
+        match codec.encode {
+            Encode::Formula(encode) => encode(x, block),
+            Encode::Search => search::encode_block(l, codec.id, x, weights, block),
         }
-        Some(())
+    }
+}
+
+impl Codec {
+    /// Refuses blocks that decode to infinity. No scale is larger than the values of its block, so most need no look.
+    ///
+    /// # Errors
+    /// [`TensorError::ScaleOverflow`].
+    pub fn check_scales(&self, x: &[f32], blocks: &[u8]) -> Result<(), TensorError> {
+        let mut values = vec![0.0; self.elements];
+        let mut count = 0;
+        let mut first = None;
+        for (i, (x, block)) in x.chunks_exact(self.elements).zip(blocks.chunks_exact(self.bytes)).enumerate()
+        {
+            let amax = amax(x);
+            if amax <= F16.max() {
+                continue;
+            }
+            self.decode_block(block, &mut values);
+            if values.iter().any(|v| !v.is_finite()) {
+                count += 1;
+                first = first.or(Some((i * self.elements, amax)));
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some((index, amax)) => Err(TensorError::ScaleOverflow { count, index, amax, codec: self.name }),
+        }
     }
 }
 
@@ -267,11 +320,10 @@ mod tests {
             for value in [0.0, -0.0, f32::MAX, -f32::MAX, f32::MIN_POSITIVE, 1e-45, -3e-39, 6e4, -1e4] {
                 let x: Vec<f32> = (0..codec.elements).map(|i| if i % 3 == 0 { value } else { 0.0 }).collect();
                 let mut block = vec![0; codec.bytes];
-                if codec.encode_block(&x, &mut block).is_some() {
-                    codec.decode_block(&block, &mut out);
-                    let fits = value.abs() <= 65504.0 || !["q", "t"].contains(&&codec.name[..1]);
-                    assert!(!fits || out.iter().all(|v| v.is_finite()), "{} of {value:e}", codec.name);
-                }
+                codec.encode_block(&x, &mut block);
+                codec.decode_block(&block, &mut out);
+                let fits = value.abs() <= 65504.0 || codec.name.starts_with("gguf");
+                assert!(!fits || out.iter().all(|v| v.is_finite()), "{} of {value:e}", codec.name);
             }
         }
     }

@@ -22,10 +22,12 @@ pub mod e8m0;
 pub mod format;
 pub mod grammar;
 pub mod hadamard;
+pub mod lanes;
 pub mod minifloat;
 pub mod pack;
 pub mod round;
 pub mod scheme;
+pub mod stored;
 pub mod swizzle;
 mod tensor;
 

@@ -1,7 +1,7 @@
 //! `Scheme`: what a user names - a [`Format`], how a writer chooses its codes, and when scales are taken.
 
 use crate::codebook::Book;
-use crate::codec::{Codec, CodecId};
+use crate::codec::CodecId;
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 use crate::minifloat;
 use crate::round::Rounding;
@@ -216,7 +216,7 @@ impl Scheme {
     pub fn table(book: Book, block: u32) -> Self {
         let format =
             Format::Table(Table { book, blocks: Blocks::Flat(block), scale: ScaleTree::leaf(Code::F32) });
-        Self::new(format, if book.is_dynamic() { Rule::Nearest } else { Rule::Amax })
+        Self::new(format, if book.is_state_map() { Rule::Nearest } else { Rule::Amax })
     }
 
     /// A code book whose block scales are themselves quantized (bitsandbytes' `compress_statistics`): their differences
@@ -237,7 +237,7 @@ impl Scheme {
     pub fn rules(&self) -> &'static [Rule] {
         match &self.format {
             Format::Affine(affine) => affine_rules(affine),
-            Format::Table(Table { book, .. }) if book.is_dynamic() => &[Rule::Nearest, Rule::Cpu],
+            Format::Table(Table { book, .. }) if book.is_state_map() => &[Rule::Nearest, Rule::Cpu],
             Format::Table(_) | Format::Codec(_) => &[Rule::Amax],
         }
     }
@@ -291,11 +291,6 @@ impl Scheme {
     /// quantized whole: the scales of double quantization are stored relative to their mean.
     pub fn needs_whole_tensor(&self) -> bool {
         self.format.scale().is_some_and(|scale| scale.nested().is_some())
-    }
-
-    /// Whether this crate can write the format and not only read it.
-    pub fn has_encoder(&self) -> bool {
-        self.format.codec().is_none_or(Codec::has_encoder)
     }
 }
 

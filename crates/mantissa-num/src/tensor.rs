@@ -184,14 +184,6 @@ pub enum TensorError {
         /// The element.
         element: &'static str,
     },
-    /// The codec can be read only.
-    #[error(
-        "found {codec}, which is read and not written, allowed q4_0, q4_1, q5_0, q5_1, q8_0, tq1_0, tq2_0, gguf-mxfp4, gguf-nvfp4"
-    )]
-    ReadOnly {
-        /// The codec.
-        codec: &'static str,
-    },
 }
 
 impl TensorError {
@@ -223,8 +215,8 @@ pub struct Given {
 ///
 /// # Errors
 /// [`TensorError::NonFinite`] unless the scheme [accepts](Scheme::accepts_non_finite) such values,
-/// [`TensorError::Length`] when `x` does not match the shape, and of a codec [`TensorError::Ragged`],
-/// [`TensorError::ReadOnly`] and [`TensorError::ScaleOverflow`].
+/// [`TensorError::Length`] when `x` does not match the shape, and of a codec [`TensorError::Ragged`] and
+/// [`TensorError::ScaleOverflow`].
 pub fn quantize(
     scheme: &Scheme,
     x: &[f32],
@@ -383,31 +375,9 @@ fn encode_blocks(codec: &Codec, x: &[f32], rows: usize, cols: usize) -> Result<V
     check_finite(x)?;
     let bytes = codec.total_bytes(rows, cols).ok_or_else(|| ragged(codec, cols))?;
     let mut blocks = vec![0; bytes];
-    codec.encode(x, &mut blocks).ok_or(TensorError::ReadOnly { codec: codec.name })?;
-    check_scales(codec, x, &blocks)?;
+    codec.encode(x, None, &mut blocks);
+    codec.check_scales(x, &blocks)?;
     Ok(blocks)
-}
-
-/// Refuses blocks that decode to infinity. No scale is larger than the values of its block, so most need no look.
-fn check_scales(codec: &Codec, x: &[f32], blocks: &[u8]) -> Result<(), TensorError> {
-    let mut values = vec![0.0; codec.elements];
-    let mut count = 0;
-    let mut first = None;
-    for (i, (x, block)) in x.chunks_exact(codec.elements).zip(blocks.chunks_exact(codec.bytes)).enumerate() {
-        let amax = Range::of(x).amax();
-        if amax <= crate::minifloat::F16.max() {
-            continue;
-        }
-        codec.decode_block(block, &mut values);
-        if values.iter().any(|v| !v.is_finite()) {
-            count += 1;
-            first = first.or(Some((i * codec.elements, amax)));
-        }
-    }
-    match first {
-        None => Ok(()),
-        Some((index, amax)) => Err(TensorError::ScaleOverflow { count, index, amax, codec: codec.name }),
-    }
 }
 
 /// Unit of the element codes of a format, in bytes.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! weights.NAME                    each parameter, [shape], F32, BF16 or F16
-//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks of 256]
+//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks]
 //! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
 //! ```
 //!

@@ -20,11 +20,12 @@
 //!
 //! [precision]
 //! policy = "bf16"                   # fp32 fp16 bf16 bf16-remainder bf16-pure bf16-pure-sr
+//! scaling = "pytorch"               # optional, of fp16: pytorch megatron
 //!
 //! [optimizer]
 //! kind = "adamw"                    # adamw sgd
 //! lr = 1e-3
-//! moments = "f32"                   # f32 bf16 8bit 8bit:cpu
+//! moments = "f32"                   # f32 bf16 8bit 8bit:cpu, or the scheme of a map: lin8 dyn8-tensor …
 //! beta1 = 0.9
 //! beta2 = 0.95
 //! eps = 1e-8
@@ -57,9 +58,14 @@ use serde::{Deserialize, Serialize};
 use crate::blockwise::{BLOCKWISE_RULES, BlockwiseRule};
 use crate::data::TextFormat;
 use crate::error::TrainError;
-use crate::optim::{AdamWOptions, DecayGroups, MomentFormat, SgdOptions};
+use crate::optim::{AdamWOptions, DecayGroups, MomentFormat, SgdOptions, StateMap};
 use crate::policy::Policy;
+use crate::scaling::SCALING_OPTIONS;
 use crate::schedule::{Decay, Schedule};
+
+/// What `optimizer.moments` may be.
+const MOMENTS: &str =
+    "f32, bf16, 8bit, 8bit:cpu, or the scheme of a signed map of 8 bits such as lin8, dyn8-tensor, lin8-g128";
 
 /// A run's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -116,6 +122,8 @@ pub struct Data {
 #[expect(missing_docs, reason = "the module's text describes every key")]
 pub struct Precision {
     pub policy: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<String>,
 }
 
 /// `[optimizer]`.
@@ -239,7 +247,7 @@ fn min_ratio() -> f64 {
 
 impl Default for Precision {
     fn default() -> Self {
-        Precision { policy: "fp32".to_owned() }
+        Precision { policy: "fp32".to_owned(), scaling: None }
     }
 }
 
@@ -336,8 +344,16 @@ impl RunConfig {
             return fault("precision.policy", self.precision.policy.clone(), &Policy::NAMES.join(", "));
         }
         self.check_optimizer(&fault)?;
+        if let Some(scaling) = &self.precision.scaling {
+            if self.policy().is_none_or(|policy| policy.scaling.is_none()) {
+                return fault("precision.scaling", scaling.clone(), "no such key: the policy scales no loss");
+            }
+            if !SCALING_OPTIONS.iter().any(|(name, _)| name == scaling) {
+                return fault("precision.scaling", scaling.clone(), "pytorch, megatron");
+            }
+        }
         if self.moments().is_none() {
-            return fault("optimizer.moments", self.optimizer.moments.clone(), "f32, bf16, 8bit, 8bit:cpu");
+            return fault("optimizer.moments", self.optimizer.moments.clone(), MOMENTS);
         }
         if self.decay().is_none() {
             return fault("schedule.kind", self.schedule.kind.clone(), "constant, linear, cosine, stable");
@@ -368,7 +384,11 @@ impl RunConfig {
 
     /// The precision policy.
     pub fn policy(&self) -> Option<Policy> {
-        Policy::by_name(&self.precision.policy, self.seed)
+        let mut policy = Policy::by_name(&self.precision.policy, self.seed)?;
+        if let (Some(scaling), Some(name)) = (&mut policy.scaling, &self.precision.scaling) {
+            *scaling = SCALING_OPTIONS.iter().find(|(known, _)| known == name)?.1;
+        }
+        Some(policy)
     }
 
     /// How moments are stored.
@@ -378,7 +398,9 @@ impl RunConfig {
             "bf16" => Some(MomentFormat::Bf16),
             "8bit" => Some(MomentFormat::Blockwise8(BlockwiseRule::default())),
             other => {
-                let rule = other.strip_prefix("8bit:")?;
+                let Some(rule) = other.strip_prefix("8bit:") else {
+                    return StateMap::new(&other.parse().ok()?).map(MomentFormat::Map);
+                };
                 let found = BLOCKWISE_RULES.iter().find(|(name, _)| *name == rule)?;
                 Some(MomentFormat::Blockwise8(found.1))
             }
@@ -508,6 +530,12 @@ mod tests {
         assert_eq!(config.moments(), Some(MomentFormat::Blockwise8(BlockwiseRule::Cpu)));
         assert_eq!(config.policy(), Some(Policy::bf16_pure_stochastic(7)));
         assert_eq!((config.schedule.steps, config.data.files.len()), (20, 2));
+        let config = changed(&["optimizer.moments=lin8-tensor", "precision.policy=fp16"]).unwrap();
+        let map = StateMap::new(&"lin8-tensor".parse().unwrap()).unwrap();
+        assert_eq!(config.moments(), Some(MomentFormat::Map(map)));
+        let config = changed(&["precision.policy=fp16", "precision.scaling=megatron"]).unwrap();
+        assert_eq!(config.policy().unwrap().scaling, Some(crate::scaling::ScalingOptions::MEGATRON));
+        assert_eq!(RunConfig::parse("x", &config.resolved(), &[]).unwrap(), config);
         let jsonl = TextFormat::JsonLines { field: "text".into() };
         assert_eq!(config.format_of(Path::new("c.jsonl")), jsonl);
     }
@@ -536,6 +564,8 @@ mod tests {
             ("optimizer.momentum=1", "optimizer.momentum: found 1, allowed 0 to"),
             ("optimizer.nesterov=true", "false with kind"),
             ("telemetry.each=3", "each"),
+            ("optimizer.moments=dyn8-unsigned", "lin8"),
+            ("precision.scaling=megatron", "scales no loss"),
             ("schedule.kind=step", "cosine"),
             ("data.batch=0", "data.batch"),
             ("data.files=[]", "data.files"),

@@ -28,12 +28,8 @@ impl TrainModel {
                 watch.operand(at, Operand::X, policy, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
                 watch.result(at, "fprop y", logits);
-                let mut nll = [0.0; HEAD_ROWS];
-                profile.time(Part::CrossEntropy, || {
-                    cross_entropy(targets, scale, logits, &mut nll[..n], threads);
-                });
-                loss.nll += nll[..n].iter().sum::<f64>();
-                loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
+                profile
+                    .time(Part::CrossEntropy, || cross_entropy(targets, scale, logits, &mut loss, threads));
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
                 watch.result(Operator::Loss, "gradient", logits);
                 watch.operand(at, Operand::Dy, policy, logits);
@@ -67,8 +63,25 @@ impl TrainModel {
     }
 }
 
-/// Replaces the logits of each token by `scale` times the gradient of its loss, which goes to `nll`.
-fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], nll: &mut [f64], threads: usize) {
+impl TrainModel {
+    /// From the states in `scratch`: the loss.
+    pub(crate) fn head_loss(&mut self, targets: &[u32]) -> Loss {
+        let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
+        let (s, params, head) = (&mut self.scratch, &self.params, &self.head);
+        let mut loss = Loss::default();
+        for part in parts(targets.len(), HEAD_ROWS) {
+            let (logits, states) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
+            head.fprop(params, states, logits, false, threads);
+            cross_entropy(&targets[part], 0.0, logits, &mut loss, threads);
+        }
+        loss
+    }
+}
+
+/// Adds the loss of at most [`HEAD_ROWS`] tokens to `loss` and replaces the logits of each by `scale` times the gradient of its own.
+fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], loss: &mut Loss, threads: usize) {
+    let mut nll = [0.0; HEAD_ROWS];
+    let nll = &mut nll[..targets.len()];
     let vocab = logits.len() / targets.len().max(1);
     let most = targets.len().div_ceil(threads.max(1)).max(1);
     let pieces = targets.chunks(most).zip(logits.chunks_mut(most * vocab)).zip(nll.chunks_mut(most));
@@ -82,4 +95,6 @@ fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], nll: &mut [f64
             };
         }
     });
+    loss.nll += nll.iter().sum::<f64>();
+    loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
 }

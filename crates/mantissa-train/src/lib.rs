@@ -47,7 +47,7 @@ pub use linear::LinearOp;
 pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
 pub use optim::{
     AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,
-    SgdOptions, clip_factor,
+    SgdOptions, StateMap, clip_factor,
 };
 pub use plan::Plan;
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};

@@ -233,6 +233,17 @@ impl TrainModel {
         Ok(loss)
     }
 
+    /// The loss of a batch, as [`forward_backward`](Self::forward_backward) has it, and no gradients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn loss(&mut self, batch: &Batch<'_>, targets: &[u32]) -> Result<Loss, TrainError> {
+        self.check(batch)?;
+        self.check_targets(batch, targets)?;
+        self.forward_saving(batch)?;
+        Ok(self.head_loss(targets))
+    }
+
     /// Lets whoever watches look at the weights of the linear layers before their products round them.
     pub(crate) fn watch_weights(&self) {
         if self.watch.is_off() {

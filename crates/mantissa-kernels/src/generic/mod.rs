@@ -4,6 +4,7 @@
 //! [`crate::Kernels`] method of the same name.
 
 mod activation;
+mod blocks;
 mod convert;
 mod dequant;
 mod encode;
@@ -23,6 +24,7 @@ mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul, silu_mul_backward};
+pub(crate) use blocks::encode_blocks;
 pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
     f32_to_f16_le,
@@ -39,7 +41,7 @@ pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub use gemm_half::HalfOperand;
 pub(crate) use gemm_half::{DEPTH as GEMM_HALF_DEPTH, gemm_bf16, gemm_f16};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use gemm_half::{Panels, product};
+pub(crate) use gemm_half::{Panels, product, shape as gemm_half_shape};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::{rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;

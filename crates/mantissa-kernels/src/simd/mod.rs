@@ -8,6 +8,8 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
+pub(crate) use mantissa_num::lanes::Portable;
+
 /// Number of accumulators of every reduction: element `i` of a row belongs to lane `i % LANES`.
 pub(crate) const LANES: usize = 16;
 
@@ -51,10 +53,6 @@ pub(crate) trait Simd: Copy {
     /// Element (i, j) of the result is element (j, i) of `rows`.
     fn transpose_8x8(self, rows: [&[u32; 8]; 8]) -> [[u32; 8]; 8];
 }
-
-/// Arrays, and whatever the compiler makes of them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Portable;
 
 impl Simd for Portable {
     type F32 = [f32; LANES];

@@ -1,6 +1,7 @@
 //! [`Simd`] for AVX2 (pairs of 8-lane registers) and AVX-512 (16-lane registers).
 
 use super::{LANES, Simd};
+use mantissa_num::lanes::Lanes;
 use std::arch::x86_64::*;
 
 /// Proof that AVX2 and FMA are available.
@@ -191,4 +192,61 @@ impl Simd for Avx512 {
 fn max_abs_512(a: __m512, b: __m512) -> __m512 {
     let magnitude = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fff_ffff));
     _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), magnitude))
+}
+
+impl Lanes for Avx2 {
+    type V = [__m256; 2];
+
+    methods! {
+        fn splat(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
+        fn load(self, x: &[f32; LANES]) -> [__m256; 2] {
+            [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))]
+        }
+        fn to_array(self, a: [__m256; 2]) -> [f32; LANES] { std::mem::transmute(a) }
+        fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
+        }
+        fn sub(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])]
+        }
+        fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+        }
+        fn div(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])]
+        }
+        // The instructions return their second operand unless the first is greater (less).
+        fn greater(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_max_ps(b[0], a[0]), _mm256_max_ps(b[1], a[1])]
+        }
+        fn lesser(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_min_ps(b[0], a[0]), _mm256_min_ps(b[1], a[1])]
+        }
+        fn if_less(self, a: [__m256; 2], b: [__m256; 2], x: [__m256; 2], y: [__m256; 2]) -> [__m256; 2] {
+            [
+                _mm256_blendv_ps(y[0], x[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0])),
+                _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
+            ]
+        }
+    }
+}
+
+impl Lanes for Avx512 {
+    type V = __m512;
+
+    methods! {
+        fn splat(self, x: f32) -> __m512 { _mm512_set1_ps(x) }
+        fn load(self, x: &[f32; LANES]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
+        fn to_array(self, a: __m512) -> [f32; LANES] { std::mem::transmute(a) }
+        fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
+        fn sub(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
+        fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
+        // The instructions return their second operand unless the first is greater (less).
+        fn greater(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(b, a) }
+        fn lesser(self, a: __m512, b: __m512) -> __m512 { _mm512_min_ps(b, a) }
+        fn if_less(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x)
+        }
+    }
 }

@@ -2,26 +2,62 @@
 //!
 //! `d` and `dmin` are f16. A sub-block decodes `(d·scale)·q`, or `(d·scale)·q - dmin·min` where it has a minimum.
 
-use super::{Codec, f16_at, signed_amax};
+use super::{Codec, CodecId, Encode, f16_at, signed_amax};
 
 /// `16 scale and min nibbles | 64 bytes of 2-bit codes | d | dmin`.
-pub(super) const Q2_K: Codec =
-    Codec { name: "q2_k", elements: 256, bytes: 84, decode: decode_q2_k, encode: None };
+pub(super) const Q2_K: Codec = Codec {
+    id: CodecId::Q2K,
+    name: "q2_k",
+    elements: 256,
+    bytes: 84,
+    decode: decode_q2_k,
+    encode: Encode::Search,
+};
 /// `32 bytes of high bits | 64 bytes of low pairs | 12 bytes of 6-bit scales | d`.
-pub(super) const Q3_K: Codec =
-    Codec { name: "q3_k", elements: 256, bytes: 110, decode: decode_q3_k, encode: None };
+pub(super) const Q3_K: Codec = Codec {
+    id: CodecId::Q3K,
+    name: "q3_k",
+    elements: 256,
+    bytes: 110,
+    decode: decode_q3_k,
+    encode: Encode::Search,
+};
 /// `d | dmin | 12 bytes of 6-bit scales and mins | 128 bytes of nibbles`.
-pub(super) const Q4_K: Codec =
-    Codec { name: "q4_k", elements: 256, bytes: 144, decode: decode_q4_k, encode: None };
+pub(super) const Q4_K: Codec = Codec {
+    id: CodecId::Q4K,
+    name: "q4_k",
+    elements: 256,
+    bytes: 144,
+    decode: decode_q4_k,
+    encode: Encode::Search,
+};
 /// `d | dmin | 12 bytes of 6-bit scales and mins | 32 bytes of high bits | 128 bytes of nibbles`.
-pub(super) const Q5_K: Codec =
-    Codec { name: "q5_k", elements: 256, bytes: 176, decode: decode_q5_k, encode: None };
+pub(super) const Q5_K: Codec = Codec {
+    id: CodecId::Q5K,
+    name: "q5_k",
+    elements: 256,
+    bytes: 176,
+    decode: decode_q5_k,
+    encode: Encode::Search,
+};
 /// `128 bytes of nibbles | 64 bytes of high pairs | 16 signed scales | d`.
-pub(super) const Q6_K: Codec =
-    Codec { name: "q6_k", elements: 256, bytes: 210, decode: decode_q6_k, encode: None };
+pub(super) const Q6_K: Codec = Codec {
+    id: CodecId::Q6K,
+    name: "q6_k",
+    elements: 256,
+    bytes: 210,
+    decode: decode_q6_k,
+    encode: Encode::Search,
+};
 /// `d as f32 | 256 signed bytes | 16 sums of 16 bytes as i16`.
-pub(super) const Q8_K: Codec =
-    Codec { name: "q8_k", elements: 256, bytes: 292, decode: decode_q8_k, encode: Some(encode_q8_k) };
+pub(super) const Q8_K: Codec = Codec {
+    id: CodecId::Q8K,
+    name: "q8_k",
+    elements: 256,
+    bytes: 292,
+    decode: decode_q8_k,
+    encode: Encode::Formula(encode_q8_k),
+};
 
 fn decode_q2_k(block: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&block[..16], &block[16..80]);
@@ -127,4 +163,100 @@ fn encode_q8_k(x: &[f32], block: &mut [u8]) {
         let sum: i16 = block[4 + 16 * sub..][..16].iter().map(|&q| i16::from(q as i8)).sum();
         block[260 + 2 * sub..][..2].copy_from_slice(&sum.to_le_bytes());
     }
+}
+
+/// What a searched super-block holds, before it is packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SuperBlock {
+    /// f16 scales of the integer scales and minima.
+    pub(super) d: u16,
+    pub(super) dmin: u16,
+    /// One per sub-block, as far as there are sub-blocks.
+    pub(super) scales: [i8; 16],
+    pub(super) mins: [u8; 16],
+    /// What is multiplied: signed where the type has no minimum, in IQ4_XS a level.
+    pub(super) codes: [i8; 256],
+}
+
+impl SuperBlock {
+    pub(super) const ZERO: SuperBlock =
+        SuperBlock { d: 0, dmin: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
+}
+
+/// Puts 2-bit codes in the places of [`pairs`].
+fn put_pairs(codes: impl Fn(usize) -> u8, bytes: &mut [u8]) {
+    for i in 0..256 {
+        bytes[i / 128 * 32 + i % 32] |= (codes(i) & 3) << (i % 128 / 32 * 2);
+    }
+}
+
+/// Fills a block of zeros.
+pub(super) fn put_q2_k(from: &SuperBlock, block: &mut [u8]) {
+    for sub in 0..16 {
+        block[sub] = from.scales[sub] as u8 | from.mins[sub] << 4;
+    }
+    put_pairs(|i| from.codes[i] as u8, &mut block[16..80]);
+    block[80..82].copy_from_slice(&from.d.to_le_bytes());
+    block[82..84].copy_from_slice(&from.dmin.to_le_bytes());
+}
+
+/// Fills a block of zeros.
+pub(super) fn put_q3_k(from: &SuperBlock, block: &mut [u8]) {
+    for (i, code) in from.codes.iter().enumerate() {
+        block[i % 32] |= u8::from(*code >= 0) << (i / 32);
+    }
+    put_pairs(|i| (from.codes[i] + 4) as u8, &mut block[32..96]);
+    for (sub, scale) in from.scales.iter().enumerate() {
+        let scale = (scale + 32) as u8;
+        block[96 + sub % 8] |= (scale & 15) << (sub / 8 * 4);
+        block[104 + sub % 4] |= (scale >> 4) << (sub / 4 * 2);
+    }
+    block[108..110].copy_from_slice(&from.d.to_le_bytes());
+}
+
+/// Fills a block of zeros.
+pub(super) fn put_q4_k(from: &SuperBlock, block: &mut [u8]) {
+    put_scales_k(from, block);
+    put_nibbles_k(from, &mut block[16..]);
+}
+
+/// Fills a block of zeros.
+pub(super) fn put_q5_k(from: &SuperBlock, block: &mut [u8]) {
+    put_scales_k(from, block);
+    for (i, code) in from.codes.iter().enumerate() {
+        block[16 + i % 32] |= (*code as u8 >> 4) << (i / 32);
+    }
+    put_nibbles_k(from, &mut block[48..]);
+}
+
+/// The f16 scales, and what [`scale_min`] reads.
+fn put_scales_k(from: &SuperBlock, block: &mut [u8]) {
+    block[..2].copy_from_slice(&from.d.to_le_bytes());
+    block[2..4].copy_from_slice(&from.dmin.to_le_bytes());
+    let packed = &mut block[4..16];
+    for i in 0..4 {
+        packed[i] = from.scales[i] as u8 | (from.scales[i + 4] as u8 >> 4) << 6;
+        packed[i + 4] = from.mins[i] | (from.mins[i + 4] >> 4) << 6;
+        packed[i + 8] = from.scales[i + 4] as u8 & 15 | (from.mins[i + 4] & 15) << 4;
+    }
+}
+
+fn put_nibbles_k(from: &SuperBlock, nibbles: &mut [u8]) {
+    for (i, code) in from.codes.iter().enumerate() {
+        nibbles[i / 64 * 32 + i % 32] |= (*code as u8 & 15) << (i / 32 % 2 * 4);
+    }
+}
+
+/// Fills a block of zeros.
+pub(super) fn put_q6_k(from: &SuperBlock, block: &mut [u8]) {
+    for (i, code) in from.codes.iter().enumerate() {
+        let (half, run, at) = (i / 128, i % 128 / 32, i % 32);
+        let code = (code + 32) as u8;
+        block[half * 64 + run % 2 * 32 + at] |= (code & 15) << (run / 2 * 4);
+        block[128 + half * 32 + at] |= (code >> 4) << (run * 2);
+    }
+    for (out, scale) in block[192..208].iter_mut().zip(from.scales) {
+        *out = scale as u8;
+    }
+    block[208..210].copy_from_slice(&from.d.to_le_bytes());
 }

@@ -12,6 +12,7 @@ mod weight;
 
 use std::path::{Path, PathBuf};
 
+use mantissa_num::stored::Transforms;
 use mantissa_num::{Code, Codes, minifloat};
 use serde_json::Value;
 
@@ -162,7 +163,7 @@ impl ModelFiles {
             Convention::Gguf(model) => (model.weight(self, module, rows, cols)?, None),
         };
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
-        Ok(LinearWeight { rows, cols, weight, bias, input })
+        Ok(LinearWeight { rows, cols, weight, bias, input, transforms: Transforms::default() })
     }
 
     /// A weight that is stored as it is.

@@ -116,15 +116,12 @@ fn floats(values: &[f32]) -> Vec<u8> {
 /// All tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the blocks of a codec do not divide a row, or the codec is read only.
+/// [`NotStorable`] where the blocks of a codec do not divide a row.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let n = format!("{}.weight", plan.module);
     if let Some(codec) = plan.scheme.format.codec() {
         let (cols, block) = (plan.cols, codec.elements);
         let refuse = |why| Err(NotStorable { scheme: plan.scheme.to_string(), why });
-        if !codec.has_encoder() {
-            return refuse("this format is read and not written".to_owned());
-        }
         if !cols.is_multiple_of(block) {
             return refuse(format!("{}: rows of {cols} are not multiples of {block}", plan.module));
         }

@@ -2,6 +2,7 @@
 //! which weights decay; and the norm of the gradients.
 
 mod decay;
+mod map;
 mod master;
 mod moments;
 mod sgd;
@@ -21,6 +22,7 @@ use crate::policy::Policy;
 use crate::profile::Part;
 use crate::store::Stored;
 pub use decay::{DecayGroups, NoSuchTensor};
+pub use map::StateMap;
 pub(crate) use master::MasterCopy;
 use master::{MasterMut, WorkingMut, read, write};
 pub use moments::{Array, ArrayMut, MomentFormat};
@@ -74,6 +76,8 @@ pub struct AdamW {
     moments: Vec<Moments>,
     /// Whether each parameter decays.
     decays: Vec<bool>,
+    /// Moments of one parameter in f32, of those that are decoded as a whole.
+    decoded: Moments,
     master: MasterCopy,
     /// Steps done.
     steps: u64,
@@ -108,6 +112,7 @@ impl AdamW {
             options,
             moments: table.iter().map(moments).collect::<Result<_, _>>()?,
             decays: decays_by_role(table, options.decay_vectors),
+            decoded: Moments::new(MomentFormat::F32, options.moments.decoded(table), true)?,
             master: MasterCopy::new(policy.master, params)?,
             steps: 0,
         })
@@ -153,17 +158,22 @@ impl AdamW {
             for (i, (param, moments)) in table.iter().zip(&mut self.moments).enumerate() {
                 let factors = if self.decays[i] { &decayed } else { &plain };
                 let counts = counts.map(|counts| &counts[i]);
+                let whole = moments.decode(&mut self.decoded);
+                let current = if whole { &mut self.decoded } else { &mut *moments };
                 let range = param.range.clone();
                 let firsts = range.clone().step_by(PIECE);
                 let pieces = firsts
                     .zip(working.pieces(range.clone(), PIECE))
                     .zip(self.master.pieces(range.clone(), PIECE))
-                    .zip(moments.pieces(PIECE));
+                    .zip(current.pieces(PIECE));
                 let pieces = pieces.map(|(((first, working), master), moments)| {
                     let grads = model.grads.get(first..range.end.min(first + PIECE));
                     Piece { first, working, master, moments, grads }
                 });
                 for_each(threads, pieces, |piece| piece.update(factors, steps, counts));
+                if whole {
+                    moments.encode(&self.decoded);
+                }
             }
         });
         Ok(norm)

@@ -1,0 +1,194 @@
+//! The searches behind the encoders of the K- and IQ-types: the bytes of a block that lose least.
+//!
+//! What is minimised is `sum w (x - y)²` over a block, `y` being what the decoder makes of the bytes and `w` the importance
+//! of each column (1 where none is given; otherwise the mean square of the layer's input, as in llama.cpp's importance
+//! matrix, which makes it the expected squared error of the layer's output under independent inputs).
+//!
+//! All of them have the same shape. Sixteen candidates of a sub-block's scale are tried at once, one per [lane](crate::lanes):
+//! their codes, then the scale (and minimum) that is best for those codes by least squares. The block's f16 scale is chosen
+//! so that the sub-blocks' small integers meet their scales best. Then, with that scale as it will be stored, the integers
+//! around each sub-block's scale are tried with codes rounded anew for each, by the error that the decoder will make; the
+//! f16 scale is fitted again to all that, and the last step repeated while it gains.
+//!
+//! Blocks are brought to magnitudes near 1 by a power of two first, so that nothing overflows on the way.
+
+mod affine;
+mod lattice;
+mod symmetric;
+mod ternary_lattice;
+
+use super::CodecId;
+use crate::lanes::{LANES, Lanes};
+use crate::minifloat::{F16, pow2};
+
+/// Elements of the largest block.
+const MOST: usize = 256;
+
+/// The largest f16.
+const LARGEST_HALF: f64 = 65504.0;
+
+/// Encodes one block of `codec`, which must be one that is [searched](super::Codec::is_searched), by the loops of `l`.
+/// `importance` has one finite weight that is not negative per element of the block.
+#[inline(always)]
+pub(super) fn encode_block<L: Lanes>(
+    l: L,
+    codec: CodecId,
+    x: &[f32],
+    importance: Option<&[f32]>,
+    block: &mut [u8],
+) {
+    let mut target = Target::new(x, importance);
+    block.fill(0);
+    if target.amax == 0.0 {
+        return;
+    }
+    match codec {
+        CodecId::Q2K => affine::encode_q2_k(l, &mut target, block),
+        CodecId::Q4K => affine::encode_q4_k(l, &mut target, block),
+        CodecId::Q5K => affine::encode_q5_k(l, &mut target, block),
+        CodecId::Q3K => symmetric::encode_q3_k(l, &mut target, block),
+        CodecId::Q6K => symmetric::encode_q6_k(l, &mut target, block),
+        CodecId::Iq4Nl => symmetric::encode_iq4_nl(l, &mut target, block),
+        CodecId::Iq4Xs => symmetric::encode_iq4_xs(l, &mut target, block),
+        CodecId::Iq2Xxs | CodecId::Iq2Xs | CodecId::Iq2S | CodecId::Iq3Xxs | CodecId::Iq3S => {
+            lattice::encode(l, codec, &mut target, block);
+        }
+        CodecId::Iq1S => ternary_lattice::encode_iq1_s(l, &mut target, block),
+        CodecId::Iq1M => ternary_lattice::encode_iq1_m(l, &mut target, block),
+        _ => {}
+    }
+}
+
+/// A block to be met, in units of a power of two.
+struct Target {
+    x: [f32; MOST],
+    /// Weights, at most 1, and never quite 0: columns of no importance are still met where that costs the others nothing.
+    w: [f32; MOST],
+    /// The largest `|x|`: 1 or more, below 2; or 0.
+    amax: f32,
+    /// The unit is `2^exponent`.
+    exponent: i32,
+}
+
+impl Target {
+    #[inline(always)]
+    fn new(values: &[f32], importance: Option<&[f32]>) -> Self {
+        const LEAST: f32 = 1e-8;
+        let amax = values.iter().fold(0f32, |max, v| max.max(v.abs()));
+        let exponent = crate::e8m0::floor_log2(amax).unwrap_or(0);
+        let mut target = Target { x: [0.0; MOST], w: [1.0; MOST], amax: 0.0, exponent };
+        let unit = pow2(-exponent);
+        // Powers of two in f32 where they fit, for the compiler to vectorize.
+        let small = unit as f32;
+        for (x, v) in target.x.iter_mut().zip(values) {
+            *x = if small.is_normal() { v * small } else { (f64::from(*v) * unit) as f32 };
+        }
+        target.amax = (f64::from(amax) * unit) as f32;
+        if let Some(importance) = importance {
+            let most = importance.iter().fold(0f32, |max, &w| max.max(w));
+            if most > 0.0 && most.is_finite() {
+                for (w, v) in target.w.iter_mut().zip(importance) {
+                    *w = (v / most).max(LEAST);
+                }
+            }
+        }
+        target
+    }
+
+    /// The f16 nearest to a scale: its bits, and its value in units.
+    #[inline(always)]
+    fn half(&self, scale: f64) -> (u16, f32) {
+        let real = (scale * pow2(self.exponent)).clamp(-LARGEST_HALF, LARGEST_HALF);
+        let code = F16.encode_saturating(real as f32);
+        (code as u16, (f64::from(F16.decode(code)) * pow2(-self.exponent)) as f32)
+    }
+
+    /// Whether a value is further out than the largest f16 scale reaches with `reach` times it.
+    #[inline(always)]
+    fn beyond(&self, value: f32, reach: f32) -> bool {
+        f64::from(value) * pow2(self.exponent) > LARGEST_HALF * f64::from(reach)
+    }
+}
+
+/// The f16 infinity, as the scale of a block that no scale reaches; it decodes to what is refused.
+const INFINITE: u16 = 0x7c00;
+
+/// 1.5·2^23: adding and subtracting it rounds `|x| <= 2^22` to the nearest integer, ties to even.
+const ROUND: f32 = 12_582_912.0;
+
+/// Nearest integer, ties to even, for `|x| <= 2^22`.
+#[inline(always)]
+fn round<L: Lanes>(l: L, x: L::V) -> L::V {
+    let magic = l.splat(ROUND);
+    l.sub(l.add(x, magic), magic)
+}
+
+/// `1 / s`, and 0 of 0.
+#[inline(always)]
+fn inverse<L: Lanes>(l: L, s: L::V) -> L::V {
+    let zero = l.splat(0.0);
+    let inverse = l.div(l.splat(1.0), s);
+    l.if_less(zero, l.mul(s, s), inverse, zero)
+}
+
+/// The lane of the least value, the first of equals; NaN never wins.
+#[inline(always)]
+fn least<L: Lanes>(l: L, a: L::V) -> (usize, f32) {
+    let a = l.to_array(a);
+    let mut best = (0, f32::INFINITY);
+    for (i, &v) in a.iter().enumerate() {
+        if v < best.1 {
+            best = (i, v);
+        }
+    }
+    best
+}
+
+/// `sum w q`, `sum w q²` and `sum w x q`; lengths are equal multiples of [`LANES`].
+#[inline(always)]
+fn moments<L: Lanes>(l: L, x: &[f32], w: &[f32], q: &[f32]) -> (f32, f32, f32) {
+    let (mut sq, mut sqq, mut sxq) = (l.splat(0.0), l.splat(0.0), l.splat(0.0));
+    let (x, w, q) = (x.as_chunks::<LANES>().0, w.as_chunks::<LANES>().0, q.as_chunks::<LANES>().0);
+    for ((x, w), q) in x.iter().zip(w).zip(q) {
+        let (x, q) = (l.load(x), l.load(q));
+        let wq = l.mul(l.load(w), q);
+        sq = l.add(sq, wq);
+        sqq = l.add(sqq, l.mul(wq, q));
+        sxq = l.add(sxq, l.mul(wq, x));
+    }
+    (total(l, sq), total(l, sqq), total(l, sxq))
+}
+
+/// The sum of the lanes, in a fixed tree.
+#[inline(always)]
+fn total<L: Lanes>(l: L, a: L::V) -> f32 {
+    let a = l.to_array(a);
+    let eight: [f32; 8] = std::array::from_fn(|i| a[i] + a[i + 8]);
+    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// Chooses the f16 scale `d` whose integers `round(s / d)` meet the sub-blocks' scales `s` best: of sixteen that bring the
+/// largest scale to `most - i·step`, the least `sum a (d·round(s/d) - s)²`, `a` being how much a sub-block minds. Gives the best `N` of them.
+#[inline(always)]
+fn choose_scales<L: Lanes, const N: usize>(l: L, s: &[f32], a: &[f32], most: f32, step: f32) -> [f32; N] {
+    let largest = s.iter().fold(0f32, |max, &v| if v.abs() > max.abs() { v } else { max });
+    if largest == 0.0 {
+        return [0.0; N];
+    }
+    let steps: [f32; LANES] = std::array::from_fn(|i| most - i as f32 * step);
+    let d = l.div(l.splat(largest), l.load(&steps));
+    let inverse = inverse(l, d);
+    let mut cost = l.splat(0.0);
+    for (&s, &a) in s.iter().zip(a) {
+        let s = l.splat(s);
+        let miss = l.sub(l.mul(round(l, l.mul(s, inverse)), d), s);
+        cost = l.add(cost, l.mul(l.splat(a), l.mul(miss, miss)));
+    }
+    let (d, mut cost) = (l.to_array(d), l.to_array(cost));
+    std::array::from_fn(|_| {
+        let lane = least(l, l.load(&cost)).0;
+        cost[lane] = f32::INFINITY;
+        d[lane]
+    })
+}

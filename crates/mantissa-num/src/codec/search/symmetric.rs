@@ -1,0 +1,305 @@
+//! Types without a minimum: Q3_K, Q6_K, IQ4_XS, whose sub-blocks have a signed integer scale, and IQ4_NL, which has one
+//! f16 scale.
+//!
+//! Codes reach one step further down than up (or, in the tables of IQ4, unevenly), so that the sign of a scale matters: both
+//! are tried.
+
+use super::super::iq4::{self, LEVELS};
+use super::super::k_quants::{self, SuperBlock};
+use super::{INFINITE, LANES, Lanes, MOST, Target, choose_scales, inverse, least, moments, round};
+
+/// What a code stands for before scaling.
+trait Element: Copy {
+    /// The least and the largest value.
+    const RANGE: (f32, f32);
+    /// The values nearest to `v`.
+    fn nearest<L: Lanes>(l: L, v: L::V) -> L::V;
+}
+
+/// Integers from `LOW` to `HIGH`.
+#[derive(Clone, Copy)]
+struct Int<const LOW: i32, const HIGH: i32>;
+
+impl<const LOW: i32, const HIGH: i32> Element for Int<LOW, HIGH> {
+    const RANGE: (f32, f32) = (LOW as f32, HIGH as f32);
+
+    #[inline(always)]
+    fn nearest<L: Lanes>(l: L, v: L::V) -> L::V {
+        round(l, l.lesser(l.greater(v, l.splat(LOW as f32)), l.splat(HIGH as f32)))
+    }
+}
+
+/// The table of IQ4.
+#[derive(Clone, Copy)]
+struct Table;
+
+impl Element for Table {
+    const RANGE: (f32, f32) = (LEVELS[0], LEVELS[15]);
+
+    /// Steps up at every midpoint that is passed.
+    #[inline(always)]
+    fn nearest<L: Lanes>(l: L, v: L::V) -> L::V {
+        let mut level = l.splat(LEVELS[0]);
+        for pair in LEVELS.windows(2) {
+            level = l.if_less(l.splat((pair[0] + pair[1]) / 2.0), v, l.splat(pair[1]), level);
+        }
+        level
+    }
+}
+
+/// What distinguishes the types with sub-blocks.
+struct Kind {
+    /// Elements of a sub-block.
+    sub: usize,
+    /// The least and the largest integer scale.
+    scales: (f32, f32),
+    /// Spacing of the scales that are tried for the whole block, in units of the largest integer.
+    step: f32,
+    /// How often codes and scales are fitted to each other before anything is rounded.
+    fits: usize,
+    /// Block scales that are tried, at most [`STARTS`], and how often the integers are chosen under each.
+    starts: usize,
+    rounds: usize,
+}
+
+const Q3_K: Kind = Kind { sub: 16, scales: (-32.0, 31.0), step: 0.4, fits: 3, starts: 4, rounds: 4 };
+const Q6_K: Kind = Kind { sub: 16, scales: (-128.0, 127.0), step: 0.4, fits: 1, starts: 1, rounds: 3 };
+const IQ4_XS: Kind = Kind { sub: 32, scales: (-32.0, 31.0), step: 0.4, fits: 2, starts: 3, rounds: 3 };
+
+/// Most block scales that any type tries.
+const STARTS: usize = 4;
+
+#[inline(always)]
+pub(super) fn encode_q3_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
+    let found = search::<L, Int<-4, 3>>(l, &Q3_K, target);
+    k_quants::put_q3_k(&found, block);
+}
+
+#[inline(always)]
+pub(super) fn encode_q6_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
+    let found = search::<L, Int<-32, 31>>(l, &Q6_K, target);
+    k_quants::put_q6_k(&found, block);
+}
+
+#[inline(always)]
+pub(super) fn encode_iq4_xs<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
+    let found = search::<L, Table>(l, &IQ4_XS, target);
+    iq4::put_iq4_xs(&found, block);
+}
+
+/// One f16 scale: each lane's scale of least squares is rounded to f16 before lanes are compared.
+#[inline(always)]
+pub(super) fn encode_iq4_nl<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
+    let mut values = [0i8; 32];
+    let mut d = (INFINITE, 0.0);
+    if !target.beyond(target.amax, -Table::RANGE.0) {
+        d = single::<L, Table>(l, target, 32);
+        let mut codes = [0.0; 32];
+        assign::<L, Table>(l, &target.x[..32], d.1, &mut codes);
+        values = codes.map(|v| v as i8);
+    }
+    iq4::put_iq4_nl(d.0, &values, block);
+}
+
+/// A sub-block's scale, and `sum w q²`.
+#[derive(Clone, Copy, Default)]
+struct Fit {
+    s: f32,
+    qq: f32,
+}
+
+/// A choice for the whole block.
+#[derive(Clone, Copy)]
+struct Choice {
+    d: (u16, f32),
+    scales: [f32; 16],
+    error: f32,
+}
+
+#[inline(always)]
+fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
+    let subs = MOST / kind.sub;
+    if target.beyond(target.amax, -E::RANGE.0 * -kind.scales.0) {
+        return SuperBlock { d: INFINITE, ..SuperBlock::ZERO };
+    }
+    let mut fits = [Fit::default(); 16];
+    for sub in 0..subs {
+        let (x, w) = part(kind, target, sub);
+        fits[sub] = fit::<L, E>(l, kind.fits, x, w).0;
+    }
+    let s: [f32; 16] = std::array::from_fn(|i| fits[i].s);
+    let qq: [f32; 16] = std::array::from_fn(|i| fits[i].qq);
+    let starts: [f32; STARTS] = choose_scales(l, &s[..subs], &qq[..subs], kind.scales.0, -kind.step);
+    let mut best = Choice { d: (0, 0.0), scales: [0.0; 16], error: f32::INFINITY };
+    for d in &starts[..kind.starts] {
+        let choice = descend::<L, E>(l, kind, target, target.half((*d).into()), &s);
+        if choice.error < best.error {
+            best = choice;
+        }
+    }
+    let mut codes = [0.0; MOST];
+    let mut out = SuperBlock { d: best.d.0, ..SuperBlock::ZERO };
+    for sub in 0..subs {
+        let (x, _) = part(kind, target, sub);
+        let codes = &mut codes[sub * kind.sub..(sub + 1) * kind.sub];
+        assign::<L, E>(l, x, best.d.1 * best.scales[sub], codes);
+        out.scales[sub] = best.scales[sub] as i8;
+    }
+    for (out, code) in out.codes.iter_mut().zip(codes) {
+        *out = code as i8;
+    }
+    out
+}
+
+/// From an f16 scale: the sub-blocks' integers, then the f16 scale for them, and so on while it gains.
+#[inline(always)]
+fn descend<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: &[f32; 16]) -> Choice {
+    let mut best = choose_integers::<L, E>(l, kind, target, d, s);
+    let mut codes = [0.0; MOST];
+    for _ in 1..kind.rounds {
+        let d = target.half(refit::<L, E>(l, kind, target, &best, &mut codes));
+        if d.0 == best.d.0 {
+            break;
+        }
+        let s: [f32; 16] = std::array::from_fn(|i| best.scales[i] * best.d.1);
+        let next = choose_integers::<L, E>(l, kind, target, d, &s);
+        if next.error >= best.error {
+            break;
+        }
+        best = next;
+    }
+    best
+}
+
+#[inline(always)]
+fn part<'a>(kind: &Kind, target: &'a Target, sub: usize) -> (&'a [f32], &'a [f32]) {
+    let range = sub * kind.sub..(sub + 1) * kind.sub;
+    (&target.x[range.clone()], &target.w[range])
+}
+
+/// Inverse scales that bring the largest element to either end of the codes, and a little beyond and below.
+#[inline(always)]
+fn first_guesses<E: Element>(x: &[f32]) -> Option<[f32; LANES]> {
+    let extreme = x.iter().fold(0f32, |max, &v| if v.abs() > max.abs() { v } else { max });
+    let (low, high) = E::RANGE;
+    let step = (high - low) / 80.0;
+    (extreme != 0.0).then(|| {
+        std::array::from_fn(|i| {
+            let (end, i) = if i % 2 == 0 { (low, i / 2) } else { (high, i / 2) };
+            let outward = (i as f32 - 5.0) * step.min(1.0) * 0.25;
+            (end + end.signum() * outward) / extreme
+        })
+    })
+}
+
+/// The scale of least squares for the codes of sixteen guesses, then codes anew. Also the scales of all lanes.
+#[inline(always)]
+fn fit<L: Lanes, E: Element>(l: L, passes: usize, x: &[f32], w: &[f32]) -> (Fit, [f32; LANES]) {
+    let Some(guesses) = first_guesses::<E>(x) else { return (Fit::default(), [0.0; LANES]) };
+    let (zero, tiny) = (l.splat(0.0), l.splat(1e-30));
+    let mut inv = l.load(&guesses);
+    let mut best = (Fit::default(), 0.0, [0.0; LANES]);
+    for _ in 0..passes {
+        let (mut sqq, mut sxq) = (zero, zero);
+        for (&x, &w) in x.iter().zip(w) {
+            let x = l.splat(x);
+            let q = E::nearest(l, l.mul(x, inv));
+            let wq = l.mul(l.splat(w), q);
+            sqq = l.add(sqq, l.mul(wq, q));
+            sxq = l.add(sxq, l.mul(wq, x));
+        }
+        let s = l.div(sxq, l.greater(tiny, sqq));
+        let (lane, error) = least(l, l.sub(zero, l.mul(s, sxq)));
+        let scales = l.to_array(s);
+        best.2 = scales;
+        if error < best.1 {
+            best.0 = Fit { s: scales[lane], qq: l.to_array(sqq)[lane] };
+            best.1 = error;
+        }
+        inv = inverse(l, s);
+    }
+    (best.0, best.2)
+}
+
+/// `sum w (x - s q)²` for the scales of sixteen lanes.
+#[inline(always)]
+fn errors<L: Lanes, E: Element>(l: L, x: &[f32], w: &[f32], s: L::V) -> L::V {
+    let inv = inverse(l, s);
+    let mut error = l.splat(0.0);
+    for (&x, &w) in x.iter().zip(w) {
+        let x = l.splat(x);
+        let miss = l.sub(x, l.mul(s, E::nearest(l, l.mul(x, inv))));
+        error = l.add(error, l.mul(l.splat(w), l.mul(miss, miss)));
+    }
+    error
+}
+
+/// The integers of every sub-block for a given f16 scale: of sixteen around `s / d`, the one with which the decoder errs
+/// least.
+#[inline(always)]
+fn choose_integers<L: Lanes, E: Element>(
+    l: L,
+    kind: &Kind,
+    target: &Target,
+    d: (u16, f32),
+    s: &[f32; 16],
+) -> Choice {
+    let mut choice = Choice { d, scales: [0.0; 16], error: 0.0 };
+    let (low, high) = kind.scales;
+    for sub in 0..MOST / kind.sub {
+        let (x, w) = part(kind, target, sub);
+        let middle = if d.1 == 0.0 { 0.0 } else { (s[sub] / d.1).floor().clamp(low, high) };
+        let scales: [f32; LANES] = std::array::from_fn(|i| (middle - 7.0 + i as f32).clamp(low, high));
+        let error = errors::<L, E>(l, x, w, l.mul(l.splat(d.1), l.load(&scales)));
+        let (lane, error) = least(l, error);
+        choice.scales[sub] = scales[lane];
+        choice.error += error;
+    }
+    choice
+}
+
+/// Writes the codes under scale `s`.
+#[inline(always)]
+fn assign<L: Lanes, E: Element>(l: L, x: &[f32], s: f32, codes: &mut [f32]) {
+    let inv = inverse(l, l.splat(s));
+    for (x, out) in x.as_chunks::<LANES>().0.iter().zip(codes.as_chunks_mut::<LANES>().0) {
+        *out = l.to_array(E::nearest(l, l.mul(l.load(x), inv)));
+    }
+}
+
+/// The f16 scale of least squares for integers and codes as they are.
+#[inline(always)]
+fn refit<L: Lanes, E: Element>(
+    l: L,
+    kind: &Kind,
+    target: &Target,
+    choice: &Choice,
+    codes: &mut [f32; MOST],
+) -> f64 {
+    let (mut squares, mut products) = (0f64, 0f64);
+    for sub in 0..MOST / kind.sub {
+        let (x, w) = part(kind, target, sub);
+        let codes = &mut codes[sub * kind.sub..(sub + 1) * kind.sub];
+        assign::<L, E>(l, x, choice.d.1 * choice.scales[sub], codes);
+        let (_, qq, xq) = moments(l, x, w, codes);
+        let scale = f64::from(choice.scales[sub]);
+        squares += scale * scale * f64::from(qq);
+        products += scale * f64::from(xq);
+    }
+    if squares > 0.0 { products / squares } else { 0.0 }
+}
+
+/// The f16 scale of a block of `n` elements.
+#[inline(always)]
+fn single<L: Lanes, E: Element>(l: L, target: &Target, n: usize) -> (u16, f32) {
+    let (x, w) = (&target.x[..n], &target.w[..n]);
+    let mut best = ((0, 0.0), f32::INFINITY);
+    for passes in 1..=3 {
+        let halves = fit::<L, E>(l, passes, x, w).1.map(|s| target.half(s.into()));
+        let (lane, error) = least(l, errors::<L, E>(l, x, w, l.load(&halves.map(|h| h.1))));
+        if error < best.1 {
+            best = (halves[lane], error);
+        }
+    }
+    best.0
+}

@@ -1,0 +1,92 @@
+//! Sixteen f32 side by side: the arithmetic in which the searches of [`codec`](crate::codec) are written.
+//!
+//! A search compares many candidates for one block; each lane is a candidate. Every operation is the IEEE operation of each
+//! lane by itself, never fused, so that [`Portable`] and any faster implementation agree bit for bit.
+
+/// Number of lanes.
+pub const LANES: usize = 16;
+
+/// The operations on [`LANES`] values. A value of the type stands for the right to use an instruction set.
+pub trait Lanes: Copy {
+    /// The values.
+    type V: Copy;
+
+    /// `x` in every lane.
+    fn splat(self, x: f32) -> Self::V;
+    /// One value per lane.
+    fn load(self, x: &[f32; LANES]) -> Self::V;
+    /// The inverse of [`load`](Self::load).
+    fn to_array(self, a: Self::V) -> [f32; LANES];
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if b > a { b } else { a }`.
+    fn greater(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if b < a { b } else { a }`.
+    fn lesser(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `if a < b { x } else { y }`.
+    fn if_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+}
+
+/// Arrays, and whatever the compiler makes of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Portable;
+
+impl Lanes for Portable {
+    type V = [f32; LANES];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [f32; LANES] {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> [f32; LANES] {
+        *x
+    }
+
+    #[inline(always)]
+    fn to_array(self, a: [f32; LANES]) -> [f32; LANES] {
+        a
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn greater(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| if b[i] > a[i] { b[i] } else { a[i] })
+    }
+
+    #[inline(always)]
+    fn lesser(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| if b[i] < a[i] { b[i] } else { a[i] })
+    }
+
+    #[inline(always)]
+    fn if_less(self, a: [f32; LANES], b: [f32; LANES], x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+}
