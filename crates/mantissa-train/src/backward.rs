@@ -8,13 +8,15 @@ use std::ops::Range;
 
 use mantissa_kernels::{AttentionGrads, AttentionSaved, for_each, kernels};
 use mantissa_model::LinearKind;
-use mantissa_model::flow::parts;
+use mantissa_model::flow::{NormKind, parts};
 
 use crate::arena::Parameters;
 use crate::forward::rms_norm;
 use crate::gradients::Gradients;
+use crate::health::{Operand, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
 use crate::plan::{Saved, Scratch, scores_per_thread};
+use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
 
@@ -32,6 +34,7 @@ impl TrainModel {
             eps: self.config.rms_norm_eps,
             threads: self.options.threads,
             profile: &self.profile,
+            look: Look { watch: &self.watch, policy: &self.options.policy, layer: &self.layers[i] },
         };
         layer.mlp();
         layer.attention(lens);
@@ -50,6 +53,42 @@ struct LayerBackward<'a> {
     eps: f32,
     threads: usize,
     profile: &'a Profile,
+    look: Look<'a>,
+}
+
+/// Shows the numbers of a layer to whoever watches.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    watch: &'a Watch,
+    policy: &'a Policy,
+    layer: &'a LayerOps,
+}
+
+impl Look<'_> {
+    /// The gradient of what a linear layer gave.
+    fn dy(self, kind: LinearKind, dy: &[f32]) {
+        self.watch.operand(Operator::Linear(self.layer.index, kind), Operand::Dy, self.policy, dy);
+    }
+
+    /// The gradient of what it read.
+    fn dx(self, kind: LinearKind, dx: &[f32]) {
+        self.watch.result(Operator::Linear(self.layer.index, kind), "dgrad dx", dx);
+    }
+
+    /// The gradients of weights.
+    fn dw(self, kinds: &[LinearKind], grads: &Gradients) {
+        if !self.watch.is_off() {
+            for &kind in kinds {
+                let dw = grads.get(self.layer.linear(kind).weight());
+                self.watch.result(Operator::Linear(self.layer.index, kind), "wgrad dw", &dw.widened());
+            }
+        }
+    }
+
+    /// The gradient of what another operator read.
+    fn gradient(self, at: Operator, values: &[f32]) {
+        self.watch.result(at, "gradient", values);
+    }
 }
 
 impl LayerBackward<'_> {
@@ -57,28 +96,36 @@ impl LayerBackward<'_> {
         let [gate, up, down] =
             [LinearKind::Gate, LinearKind::Up, LinearKind::Down].map(|kind| self.layer.linear(kind));
         let (d, ffn, tokens, threads) = (self.hidden, gate.rows(), self.tokens, self.threads);
+        let look = self.look;
+        look.dy(LinearKind::Down, &self.s.d_residual[..tokens * d]);
         self.mlp_inner();
         let (params, profile, saved, s) = (self.params, self.profile, &*self.saved, &mut *self.s);
         let (d_gate, d_up) = (&saved.gate[..tokens * ffn], &saved.up[..tokens * ffn]);
+        look.dy(LinearKind::Gate, d_gate);
+        look.dy(LinearKind::Up, d_up);
         let normed = &s.normed[..tokens * d];
         profile.time(Part::Wgrad, || {
             down.wgrad(&s.d_residual[..tokens * d], &s.inner[..tokens * ffn], self.grads, threads);
             gate.wgrad(d_gate, normed, self.grads, threads);
             up.wgrad(d_up, normed, self.grads, threads);
         });
+        look.dw(&[LinearKind::Down, LinearKind::Gate, LinearKind::Up], self.grads);
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
             gate.dgrad(params, rows(d_gate, ffn, part.clone()), d_normed, false, 1);
+            look.dx(LinearKind::Gate, d_normed);
             up.dgrad(params, rows(d_up, ffn, part), d_normed, true, 1);
+            look.dx(LinearKind::Up, d_normed);
         };
         let norm = NormBackward { x: &saved.middle, weight: &self.layer.post_norm, params, eps: self.eps };
         norm.run(tokens, s, self.grads, threads, profile, through);
+        look.gradient(Operator::Norm(self.layer.index, NormKind::Post), &s.d_residual[..tokens * d]);
     }
 
     /// From the output projection to the inner ones, whose gradients take the place of their values; what the
     /// weight gradients read is made again.
     fn mlp_inner(&mut self) {
         let (down, ffn) = (self.layer.linear(LinearKind::Down), self.layer.linear(LinearKind::Gate).rows());
-        let (d, params, profile, eps) = (self.hidden, self.params, self.profile, self.eps);
+        let (d, params, profile, eps, look) = (self.hidden, self.params, self.profile, self.eps, self.look);
         let norm = params.f32(&self.layer.post_norm);
         let (saved, s) = (&mut *self.saved, &mut *self.s);
         let cut = parts(self.tokens, PART);
@@ -90,7 +137,10 @@ impl LayerBackward<'_> {
         for_each(self.threads, pieces, |((((part, gate), up), inner), normed)| {
             let dy = rows(d_residual, d, part.clone());
             profile.time(Part::Dgrad, || down.dgrad(params, dy, inner, false, 1));
+            look.dx(LinearKind::Down, inner);
             profile.time(Part::GateBackward, || kernels().silu_mul_backward(gate, up, inner));
+            look.gradient(Operator::Gate(look.layer.index), gate);
+            look.gradient(Operator::Gate(look.layer.index), up);
             profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), &norm, eps, normed));
         });
     }
@@ -100,11 +150,15 @@ impl LayerBackward<'_> {
             [LinearKind::Q, LinearKind::K, LinearKind::V, LinearKind::O].map(|kind| self.layer.linear(kind));
         let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
         let (query, key) = (q.rows(), k.rows());
+        let (look, index) = (self.look, self.layer.index);
         let dy = &self.s.d_residual[..tokens * d];
+        look.dy(LinearKind::O, dy);
         let d_attended = &mut self.s.d_attended[..tokens * query];
         self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
+        look.dx(LinearKind::O, d_attended);
         let attended = &self.saved.attended[..tokens * query];
         self.profile.time(Part::Wgrad, || o.wgrad(dy, attended, self.grads, threads));
+        look.dw(&[LinearKind::O], self.grads);
         self.profile
             .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
 
@@ -113,19 +167,32 @@ impl LayerBackward<'_> {
         let weight = params.f32(&self.layer.input_norm);
         profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, normed, threads));
         let normed = &s.normed[..tokens * d];
+        for (kind, dy) in [
+            (LinearKind::Q, &s.dq[..tokens * query]),
+            (LinearKind::K, &s.dk[..tokens * key]),
+            (LinearKind::V, &s.dv[..tokens * key]),
+        ] {
+            look.gradient(Operator::Attention(index), dy);
+            look.dy(kind, dy);
+        }
         profile.time(Part::Wgrad, || {
             q.wgrad(&s.dq[..tokens * query], normed, self.grads, threads);
             k.wgrad(&s.dk[..tokens * key], normed, self.grads, threads);
             v.wgrad(&s.dv[..tokens * key], normed, self.grads, threads);
         });
+        look.dw(&[LinearKind::Q, LinearKind::K, LinearKind::V], self.grads);
         let [dq, dk, dv] = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
             q.dgrad(params, rows(&dq, query, part.clone()), d_normed, false, 1);
+            look.dx(LinearKind::Q, d_normed);
             k.dgrad(params, rows(&dk, key, part.clone()), d_normed, true, 1);
+            look.dx(LinearKind::K, d_normed);
             v.dgrad(params, rows(&dv, key, part), d_normed, true, 1);
+            look.dx(LinearKind::V, d_normed);
         };
         let norm = NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
         norm.run(tokens, s, self.grads, threads, profile, through);
+        look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
         (s.dq, s.dk, s.dv) = (dq, dk, dv);
     }
 }

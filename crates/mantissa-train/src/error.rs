@@ -76,7 +76,7 @@ pub enum TrainError {
     },
     /// Loss or gradients are not finite, and no smaller loss scale helps.
     #[error(
-        "step {step}: found loss {loss} and a gradient that is not finite, first in {tensor}, allowed finite; the weights are those of the step before: \
+        "step {step}: found loss {loss} and values that are not finite, first in {tensor}, allowed finite; the weights are those of the step before: \
          lower the learning rate, clip gradients, or take another policy"
     )]
     Diverged {
@@ -84,9 +84,12 @@ pub enum TrainError {
         step: u64,
         /// Its loss.
         loss: f64,
-        /// The first tensor, in the order of the backward pass.
+        /// The first tensor, in the order of the step: operator and product.
         tensor: String,
     },
+    /// Somebody asked for a stop.
+    #[error("found a request to stop, allowed to run to the end of the step")]
+    Stopped,
     /// A setting.
     #[error("{file}: {key}: found {found}, allowed {allowed}")]
     Config {

@@ -5,7 +5,10 @@ use mantissa_model::flow::{Activations, Job, MlpRows, NormKind, Operators, parts
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
+use crate::error::TrainError;
+use crate::health::{Operand, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
+use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
 
@@ -16,6 +19,8 @@ struct Saving<'a> {
     eps: f32,
     threads: usize,
     profile: &'a Profile,
+    watch: &'a Watch,
+    policy: &'a Policy,
 }
 
 impl Operators for Saving<'_> {
@@ -24,6 +29,7 @@ impl Operators for Saving<'_> {
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
         let weight = self.params.f32(range);
         self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, self.threads));
+        self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
     }
 
     fn linears(
@@ -35,7 +41,10 @@ impl Operators for Saving<'_> {
     ) -> Result<(), ForwardError> {
         self.profile.time(Part::Fprop, || {
             for Job { kind, out, accumulate } in jobs {
+                let at = Operator::Linear(self.layer.index, *kind);
+                self.watch.operand(at, Operand::X, self.policy, x);
                 self.layer.linear(*kind).fprop(self.params, x, out, *accumulate, self.threads);
+                self.watch.result(at, "fprop y", out);
             }
         });
         Ok(())
@@ -54,18 +63,28 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], thr
 impl TrainModel {
     /// Runs a checked batch: its last states are in `scratch.residual`, normed in `scratch.normed`, and what the
     /// backward needs in `saved`.
-    pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), ForwardError> {
+    pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         self.embed(batch);
+        self.watch.result(
+            Operator::Embedding,
+            "output",
+            &self.scratch.residual[..batch.tokens.len() * self.config.hidden_size],
+        );
         let seqs = Self::sequences(batch);
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
+            if self.stop.is_some_and(|stop| stop()) {
+                return Err(TrainError::Stopped);
+            }
             let mut operators = Saving {
                 layer,
                 params,
                 eps: self.config.rms_norm_eps,
                 threads: self.options.threads,
                 profile: &self.profile,
+                watch: &self.watch,
+                policy: &self.options.policy,
             };
             let keep = |from: &[f32], to: &mut [f32]| {
                 self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
@@ -106,6 +125,7 @@ impl TrainModel {
                 self.options.threads,
             );
         });
+        self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
         Ok(())
     }
 

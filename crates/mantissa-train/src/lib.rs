@@ -3,7 +3,7 @@
 //! [`TrainModel`] holds the parameters and their gradients in one flat arena each ([`ParamTable`] says where each
 //! tensor lies) and computes both: its forward is the flow of `mantissa-model`'s decoder layers over those
 //! parameters, keeping what the backward needs, and its backward is written out, layer by layer. Every product of
-//! a linear layer goes through [`LinearOp`]. [`AdamW`] updates the parameters.
+//! a linear layer goes through [`LinearOp`]. An [`Optimizer`] updates the parameters.
 //!
 //! Memory is planned: everything is allocated when a model is made, [`Plan`] gives the bytes before, and steps
 //! allocate nothing that grows with the model. What is saved of a layer is its two residual inputs, the rotated queries and keys, the
@@ -26,6 +26,7 @@ mod export;
 mod forward;
 mod gradients;
 mod head;
+mod health;
 mod linear;
 mod model;
 mod optim;
@@ -41,9 +42,13 @@ mod trainer;
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
 pub use gradients::Gradients;
+pub use health::{OperandHealth, StepHealth, WeightHealth};
 pub use linear::LinearOp;
 pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
-pub use optim::{AdamW, AdamWOptions, Array, ArrayMut, MomentFormat, StateMap, clip_factor};
+pub use optim::{
+    AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,
+    SgdOptions, StateMap, clip_factor,
+};
 pub use plan::Plan;
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
 pub use profile::{Part, Profile};

@@ -133,6 +133,15 @@ impl Policy {
         Self::mixed("bf16-pure-sr", Precision::Bf16, master, Precision::Bf16)
     }
 
+    /// How weights that nothing has been trained on are held until master copy and working copy are made of them: in f32, unless
+    /// there is no master copy.
+    pub fn initial_weights(&self) -> Precision {
+        match self.master {
+            Master::None | Master::Stochastic { .. } => self.weights,
+            Master::F32 | Master::Remainder => Precision::F32,
+        }
+    }
+
     /// The policy of a name; `seed` is that of stochastic rounding.
     pub fn by_name(name: &str, seed: u64) -> Option<Self> {
         let all = [

@@ -10,6 +10,7 @@ mod app;
 mod commands;
 mod error;
 mod interrupt;
+mod machine;
 mod memory;
 mod output;
 mod progress;

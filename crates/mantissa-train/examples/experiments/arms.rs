@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::Path;
 
 use mantissa_model::{Batch, Role};
 use mantissa_num::Scheme;
 use mantissa_train::config::RunConfig;
 use mantissa_train::data::Sample;
 use mantissa_train::scaling::{LossScaler, SCALING_OPTIONS, ScalingOptions};
-use mantissa_train::{Parameters, Policy, TrainError};
+use mantissa_train::{Parameters, Policy, TrainError, Trainer};
 
 use crate::lab::{Figures, Lab, Trained};
 use crate::spec::{Arm, Experiment};
@@ -67,7 +68,7 @@ fn one(
             Ok(scaler(options, overflows, expected))
         }
         Arm::Resume { set, policies, moments, stops, .. } => {
-            Ok(resume(lab, seed, set, (policies, moments, stops))?)
+            resume(lab, seed, set, (policies, moments, stops))
         }
     }
 }
@@ -146,7 +147,7 @@ fn resume(
     seed: u64,
     set: &[String],
     (policies, moments, stops): (&[String], &[String], &[usize]),
-) -> Result<Figures, TrainError> {
+) -> Result<Figures, Box<dyn Error>> {
     let (mut combinations, mut different) = (0, 0);
     let pairs = policies.iter().flat_map(|policy| moments.iter().map(move |moments| (policy, moments)));
     for (policy, moments) in pairs {
@@ -178,9 +179,9 @@ fn resume(
 fn steps_from(
     lab: &Lab,
     settings: &RunConfig,
-    checkpoint: Option<&std::path::Path>,
+    checkpoint: Option<&Path>,
     steps: usize,
-) -> Result<(Vec<u64>, mantissa_train::Trainer), TrainError> {
+) -> Result<(Vec<u64>, Trainer), Box<dyn Error>> {
     let mut trainer = lab.trainer(settings, None)?;
     if let Some(path) = checkpoint {
         trainer.load(path, "")?;

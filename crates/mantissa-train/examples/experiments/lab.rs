@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use mantissa_model::{Batch, Bos, ModelConfig, Tokenizer};
 use mantissa_store::json;
-use mantissa_train::config::RunConfig;
+use mantissa_train::config::{OptimizerOptions, RunConfig};
 use mantissa_train::data::{Batches, Cursor, Sample, TokenFile, TokenWriter, documents};
-use mantissa_train::{AdamW, Options, Parameters, Policy, TrainError, TrainModel, Trainer, TrainerOptions};
+use mantissa_train::{
+    AdamW, Optimizer, Options, Parameters, Policy, Sgd, TrainError, TrainModel, Trainer, TrainerOptions,
+};
 use tempfile::TempDir;
 
 /// The share of the text, its end, that is not trained on.
@@ -60,8 +62,8 @@ impl Lab {
         let cut = ids.len() - (ids.len() as f64 * HELD_OUT) as usize;
         let (trained, held_out) = ids.split_at(cut);
         let temp = TempDir::new()?;
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let lab = Lab { base, base_name, config, temp, threads, done: HashMap::new() };
+        // The products are too small to share.
+        let lab = Lab { base, base_name, config, temp, threads: 1, done: HashMap::new() };
         for (name, ids) in [("trained", trained), ("held-out", held_out)] {
             let mut writer = TokenWriter::new(lab.config.vocab_size);
             writer.push(ids)?;
@@ -101,17 +103,25 @@ impl Lab {
     }
 
     /// A run that has not begun, of the weights `from` or of fresh ones.
-    pub fn trainer(&self, settings: &RunConfig, from: Option<&Parameters>) -> Result<Trainer, TrainError> {
+    pub fn trainer(
+        &self,
+        settings: &RunConfig,
+        from: Option<&Parameters>,
+    ) -> Result<Trainer, Box<dyn Error>> {
         let params = match from {
             Some(params) => params.clone(),
             None => Parameters::random(&self.config, settings.model.std as f32, settings.seed)?,
         };
         let policy = settings.policy().unwrap_or_default();
-        let optimizer = AdamW::new(&params, &policy, settings.adamw())?;
+        let optimizer: Optimizer = match settings.optimizer_options() {
+            OptimizerOptions::AdamW(options) => AdamW::new(&params, &policy, options)?.into(),
+            OptimizerOptions::Sgd(options) => Sgd::new(&params, &policy, options)?.into(),
+        };
+        let optimizer = optimizer.with_decay(&settings.decay_groups(), params.table())?;
         let model = self.model(settings, policy, params)?;
         let (batch, accumulate) = (settings.data.batch, settings.data.accumulate);
         let options = TrainerOptions { batch, accumulate, schedule: settings.schedule() };
-        Trainer::new(model, optimizer, self.batches("trained", settings, settings.seed)?, options)
+        Ok(Trainer::new(model, optimizer, self.batches("trained", settings, settings.seed)?, options)?)
     }
 
     /// Trains as `settings` say, once for the same settings and the same `from`, the name and result of another run.
@@ -119,7 +129,7 @@ impl Lab {
         &mut self,
         settings: &RunConfig,
         from: Option<(&str, &Parameters)>,
-    ) -> Result<Trained, TrainError> {
+    ) -> Result<Trained, Box<dyn Error>> {
         let key = format!("{} {}", from.map_or("", |(name, _)| name), settings.resolved());
         if let Some(done) = self.done.get(&key) {
             return Ok(done.clone());
@@ -135,7 +145,7 @@ impl Lab {
                     diverged = true;
                     break;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         let params = trainer.model().parameters().clone();

@@ -8,6 +8,7 @@ mod model;
 mod quantize;
 mod recipes;
 mod render_chat;
+mod report;
 mod run;
 mod schemes;
 mod synth;
@@ -29,6 +30,7 @@ pub enum Command {
     Run(run::Args),
     Verify(verify::Args),
     Train(train::Args),
+    Report(report::Args),
     Cast(cast::Args),
     Recipes(recipes::Args),
     Schemes(schemes::Args),
@@ -50,6 +52,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Train(args) => train::run(&args, context),
+        Command::Report(args) => report::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),
