@@ -23,6 +23,7 @@ impl TrainModel {
             for part in parts(tokens, HEAD_ROWS) {
                 let (n, targets) = (part.len(), &targets[part.clone()]);
                 let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
+                let states = s.head_input.from_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
                 let mut nll = [0.0; HEAD_ROWS];
                 profile.time(Part::CrossEntropy, || {
@@ -31,6 +32,8 @@ impl TrainModel {
                 loss.nll += nll[..n].iter().sum::<f64>();
                 loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
+                profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
+                let logits = s.head_gradient.of(logits);
                 profile.time(Part::Head, || {
                     head.dgrad(params, logits, d_normed, false, threads);
                     head.wgrad_into(logits, states, dw, threads);

@@ -117,6 +117,7 @@ impl TrainModel {
     /// If the parameters are those of another configuration.
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
         check_supported(&config)?;
+        options.policy.check()?;
         let table = ParamTable::new(&config);
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
         let place = |name: &str| table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
@@ -138,6 +139,8 @@ impl TrainModel {
         let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
+        // First, so that the f32 values are gone before the rest is allocated.
+        let params = params.stored_as(options.policy.weights)?;
         let (saved, scratch) = allocate(&config, &options)?;
         Ok(TrainModel {
             grads: Gradients::new(&table, options.policy.gradients)?,
@@ -148,7 +151,7 @@ impl TrainModel {
             saved,
             scratch,
             profile: Profile::default(),
-            params: params.stored_as(options.policy.weights)?,
+            params,
             config,
             options,
         })
@@ -233,6 +236,7 @@ impl TrainModel {
         self.check(batch)?;
         self.forward_saving(batch)?;
         let states = &self.scratch.normed[..batch.tokens.len() * self.config.hidden_size];
+        let states = self.scratch.head_input.of(states);
         self.head.fprop(&self.params, states, out, false, self.options.threads);
         Ok(())
     }
