@@ -29,6 +29,14 @@ pub enum TrainError {
         /// The scheme.
         found: String,
     },
+    /// A policy asks for a precision that training does not have yet.
+    #[error("policy.{field}: found {found}, allowed f32")]
+    PolicyField {
+        /// Field of the policy.
+        field: &'static str,
+        /// The precision.
+        found: String,
+    },
     /// A model could not be read, or there is not enough memory.
     #[error(transparent)]
     Load(#[from] LoadError),

@@ -6,8 +6,9 @@ use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
 use crate::error::TrainError;
-use crate::health::{Operand, Operator, Watch};
+use crate::health::{OperandKind, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
+use crate::operand::Operand;
 use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
@@ -16,6 +17,10 @@ use crate::rows::{PART, rows, rows_mut};
 struct Saving<'a> {
     layer: &'a LayerOps,
     params: &'a Parameters,
+    /// What the linear layers read, in the order of [`LinearInput::ALL`].
+    inputs: &'a mut [Operand; 4],
+    /// Rows of each that were read.
+    read: [usize; 4],
     eps: f32,
     threads: usize,
     profile: &'a Profile,
@@ -28,21 +33,31 @@ impl Operators for Saving<'_> {
         // The other norms belong to models that training refuses.
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
         let weight = self.params.f32(range);
-        self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, self.threads));
+        let input = if kind == NormKind::Post { LinearInput::GateUp } else { LinearInput::Qkv };
+        let rounded = &mut self.inputs[input as usize];
+        self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, rounded, self.threads));
         self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
     }
 
     fn linears(
         &mut self,
-        _: LinearInput,
+        input: LinearInput,
         x: &[f32],
         _: usize,
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
+        let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
+        let (rounded, read) = (&mut self.inputs[input as usize], &mut self.read[input as usize]);
+        if matches!(input, LinearInput::O | LinearInput::Down) {
+            self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
+        }
+        let exact = x;
+        let x = rounded.from_row(*read, cols, x);
+        *read += x.len() / cols;
         self.profile.time(Part::Fprop, || {
             for Job { kind, out, accumulate } in jobs {
                 let at = Operator::Linear(self.layer.index, *kind);
-                self.watch.operand(at, Operand::X, self.policy, x);
+                self.watch.operand(at, OperandKind::X, self.policy, exact);
                 self.layer.linear(*kind).fprop(self.params, x, out, *accumulate, self.threads);
                 self.watch.result(at, "fprop y", out);
             }
@@ -51,12 +66,21 @@ impl Operators for Saving<'_> {
     }
 }
 
-/// RMSNorm of every row of `x`, on several threads.
-pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: usize) {
+/// RMSNorm of every row of `x`, also `rounded` for the linear layers that read it, on several threads.
+pub(crate) fn rms_norm(
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+    rounded: &mut Operand,
+    threads: usize,
+) {
     let d = weight.len();
     let cut = parts(x.len() / d, PART);
-    for_each(threads, cut.clone().zip(rows_mut(out, d, cut)), |(part, out)| {
+    let pieces = cut.clone().zip(rows_mut(out, d, cut.clone())).zip(rounded.parts(d, cut));
+    for_each(threads, pieces, |((part, out), rounded)| {
         kernels().rms_norm(rows(x, d, part), weight, eps, out);
+        rounded.round(out);
     });
 }
 
@@ -80,6 +104,8 @@ impl TrainModel {
             let mut operators = Saving {
                 layer,
                 params,
+                inputs: &mut saved.inputs,
+                read: [0; 4],
                 eps: self.config.rms_norm_eps,
                 threads: self.options.threads,
                 profile: &self.profile,
@@ -106,11 +132,11 @@ impl TrainModel {
                 sin: &scratch.sin,
             };
             keep(activations.residual, &mut saved.residual);
-            self.profile.time_without(Part::Attention, &[Part::Norm, Part::Fprop], || {
+            self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.attention(&mut operators, &seqs, &mut activations)
             })?;
             keep(activations.residual, &mut saved.middle);
-            self.profile.time_without(Part::Gate, &[Part::Norm, Part::Fprop], || {
+            self.profile.time_without(Part::Gate, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.mlp(&mut operators, &seqs, &mut activations)
             })?;
         }
@@ -122,6 +148,7 @@ impl TrainModel {
                 &weight,
                 eps,
                 &mut scratch.normed[..len],
+                &mut scratch.head_input,
                 self.options.threads,
             );
         });

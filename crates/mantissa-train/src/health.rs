@@ -49,7 +49,7 @@ impl fmt::Display for Operator {
 
 /// An operand of a linear layer's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Operand {
+pub(crate) enum OperandKind {
     /// What the layer reads.
     X,
     /// Its weight.
@@ -58,13 +58,13 @@ pub(crate) enum Operand {
     Dy,
 }
 
-impl Operand {
+impl OperandKind {
     /// The products that read it, with its name in each, and how it is stored in them.
     fn products(self, policy: &LinearPolicy) -> [(&'static str, &Scheme); 2] {
         match self {
-            Operand::X => [("fprop x", &policy.fprop.left), ("wgrad x", &policy.wgrad.right)],
-            Operand::W => [("fprop w", &policy.fprop.right), ("dgrad w", &policy.dgrad.right)],
-            Operand::Dy => [("dgrad dy", &policy.dgrad.left), ("wgrad dy", &policy.wgrad.left)],
+            OperandKind::X => [("fprop x", &policy.fprop.left), ("wgrad x", &policy.wgrad.right)],
+            OperandKind::W => [("fprop w", &policy.fprop.right), ("dgrad w", &policy.dgrad.right)],
+            OperandKind::Dy => [("dgrad dy", &policy.dgrad.left), ("wgrad dy", &policy.wgrad.left)],
         }
     }
 }
@@ -220,8 +220,8 @@ pub(crate) enum Watch {
     Finite(Mutex<Option<String>>),
 }
 
-/// By layer (the head's follows the last), linear and operand; [`Operand::products`] each.
-type Operands = BTreeMap<(usize, usize, Operand), [Sums; 2]>;
+/// By layer (the head's follows the last), linear and operand; [`OperandKind::products`] each.
+type Operands = BTreeMap<(usize, usize, OperandKind), [Sums; 2]>;
 
 /// Layer of the head.
 const HEAD: usize = usize::MAX;
@@ -251,7 +251,7 @@ impl Watch {
     }
 
     /// Looks at an operand of a linear layer before its products round it.
-    pub(crate) fn operand(&self, at: Operator, operand: Operand, policy: &Policy, values: &[f32]) {
+    pub(crate) fn operand(&self, at: Operator, operand: OperandKind, policy: &Policy, values: &[f32]) {
         if self.is_off() {
             return;
         }
@@ -365,13 +365,13 @@ mod tests {
         let policy = Policy::fp16();
         let watch = Watch::finite();
         let down = Operator::Linear(3, LinearKind::Down);
-        watch.operand(down, Operand::X, &policy, &[1.0, 65_000.0]);
+        watch.operand(down, OperandKind::X, &policy, &[1.0, 65_000.0]);
         assert_eq!(watch.found(), None);
-        watch.operand(down, Operand::X, &policy, &[1.0, -7e4]);
+        watch.operand(down, OperandKind::X, &policy, &[1.0, -7e4]);
         watch.result(Operator::Loss, "output", &[f32::NAN]);
         assert_eq!(watch.found().unwrap(), "model.layers.3.mlp.down_proj: fprop x, rounded to f16");
         let watch = Watch::finite();
-        watch.operand(down, Operand::X, &Policy::bf16(), &[1.0, -7e4]);
+        watch.operand(down, OperandKind::X, &Policy::bf16(), &[1.0, -7e4]);
         watch.result(Operator::Head, "dgrad dx", &[f32::NAN]);
         assert_eq!(watch.found().unwrap(), "lm_head: dgrad dx");
     }
@@ -382,14 +382,14 @@ mod tests {
         let watch = Watch::health();
         let at = Operator::Linear(0, LinearKind::Q);
         let values = [1e-9, 1.0, 0.0, 8e4];
-        watch.operand(at, Operand::Dy, &policy, &values);
-        watch.operand(at, Operand::Dy, &policy, &values[..2]);
+        watch.operand(at, OperandKind::Dy, &policy, &values);
+        watch.operand(at, OperandKind::Dy, &policy, &values[..2]);
         let all = watch.operands(&policy);
         assert_eq!((all.len(), all[0].operand, all[0].format.as_str()), (1, "dgrad dy", "f16"));
         assert_eq!((all[0].underflowed, all[0].saturated, all[0].amax), (2.0 / 6.0, 1.0 / 6.0, Some(8e4)));
         policy.linear.wgrad.left = Precision::Bf16.scheme();
         let watch = Watch::health();
-        watch.operand(at, Operand::Dy, &policy, &values);
+        watch.operand(at, OperandKind::Dy, &policy, &values);
         let all = watch.operands(&policy);
         assert_eq!((all.len(), all[1].operand, all[1].underflowed), (2, "wgrad dy", 0.0));
     }

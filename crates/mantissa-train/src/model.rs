@@ -12,7 +12,7 @@ use mantissa_model::{
 use crate::arena::{ParamTable, Parameters};
 use crate::error::TrainError;
 use crate::gradients::Gradients;
-use crate::health::{Operand, Operator, Watch};
+use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
 use crate::plan::{Saved, Scratch, allocate};
 use crate::policy::Policy;
@@ -123,6 +123,7 @@ impl TrainModel {
     /// If the parameters are those of another configuration.
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
         check_supported(&config)?;
+        options.policy.check()?;
         let table = ParamTable::new(&config);
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
         let place = |name: &str| table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
@@ -145,7 +146,7 @@ impl TrainModel {
         let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
-        // First: what they were is then gone before anything else is taken.
+        // First, so that the f32 values are gone before the rest is allocated.
         let params = params.stored_as(options.policy.weights)?;
         let (saved, scratch) = allocate(&config, &options)?;
         Ok(TrainModel {
@@ -251,7 +252,7 @@ impl TrainModel {
         }
         let policy = &self.options.policy;
         let look =
-            |at, weight| self.watch.operand(at, Operand::W, policy, &self.params.get(weight).widened());
+            |at, weight| self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
         for layer in &self.layers {
             for kind in LinearKind::ALL {
                 look(Operator::Linear(layer.index, kind), layer.linear(kind).weight());
@@ -277,6 +278,7 @@ impl TrainModel {
         self.check(batch)?;
         self.forward_saving(batch)?;
         let states = &self.scratch.normed[..batch.tokens.len() * self.config.hidden_size];
+        let states = self.scratch.head_input.of(states);
         self.head.fprop(&self.params, states, out, false, self.options.threads);
         Ok(())
     }

@@ -105,10 +105,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         write_file_atomic(&run.join(folder::CONFIG), resolved.as_bytes())?;
     }
     let mut about = about(&setup, &settings, needs, context);
-    about.write(&run)?;
     let start = Instant::now();
     trainer.set_stop(|| interrupt::received().is_some());
     let mut course = Course::new(&run, trainer, &settings, resolved, checkpoints)?;
+    about.write(&run)?;
     let outcome = interrupt::orderly(|| course.run(context), |error: &anyhow::Error| error.is::<Stopped>());
     about.outcome = outcome
         .as_ref()
