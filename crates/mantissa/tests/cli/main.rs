@@ -7,6 +7,7 @@ mod cast_golden;
 mod catalogue;
 mod chat;
 mod frame;
+mod gguf_types;
 mod hostile;
 mod inspect;
 mod interruptions;
