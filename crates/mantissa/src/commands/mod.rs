@@ -4,6 +4,7 @@ mod calibration;
 mod cast;
 mod demo;
 mod eval;
+mod imatrix;
 mod inspect;
 mod model;
 mod quantize;
@@ -30,6 +31,7 @@ pub enum Command {
     Inspect(inspect::Args),
     Quantize(quantize::Args),
     Eval(eval::Args),
+    Imatrix(imatrix::Args),
     Run(run::Args),
     Verify(verify::Args),
     Train(train::Args),
@@ -54,6 +56,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Quantize(args) => quantize::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
+        Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Train(args) => train::run(&args, context),
