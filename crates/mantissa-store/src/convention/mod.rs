@@ -6,6 +6,8 @@
 pub mod awq;
 pub mod compressed_tensors;
 mod container;
+pub mod exl2;
+pub mod exl3;
 pub mod gguf;
 pub mod gptq;
 pub mod native;
@@ -33,6 +35,8 @@ enum Convention {
     Gguf(Box<gguf::Model>),
     Gptq(Box<gptq::Config>),
     Awq(awq::Config),
+    Exl2,
+    Exl3,
 }
 
 /// A model on disk: weights in some convention, and its configuration.
@@ -120,7 +124,8 @@ impl ModelFiles {
         }
     }
 
-    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq` or `auto-round`.
+    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round`,
+    /// `exl2` or `exl3`.
     pub fn convention_name(&self) -> &'static str {
         match &self.convention {
             Convention::Dense => "dense",
@@ -129,6 +134,8 @@ impl ModelFiles {
             Convention::Gguf(_) => "gguf",
             Convention::Gptq(config) => config.name(),
             Convention::Awq(config) => config.name(),
+            Convention::Exl2 => exl2::QUANT_METHOD,
+            Convention::Exl3 => exl3::QUANT_METHOD,
         }
     }
 
@@ -189,8 +196,12 @@ impl ModelFiles {
             Convention::Native(config) => config.linear(self, module, rows, cols)?,
             Convention::Gguf(model) => (model.weight(self, module, rows, cols)?, None),
             Convention::Awq(config) => (config.linear(self, module, rows, cols)?, None),
-            Convention::Gptq(config) => {
-                let (weight, around) = config.linear(self, module, rows, cols)?;
+            Convention::Gptq(_) | Convention::Exl2 | Convention::Exl3 => {
+                let (weight, around) = match &self.convention {
+                    Convention::Gptq(config) => config.linear(self, module, rows, cols)?,
+                    Convention::Exl2 => exl2::linear(self, module, rows, cols)?,
+                    _ => exl3::linear(self, module, rows, cols)?,
+                };
                 transforms = around;
                 (weight, None)
             }
@@ -348,12 +359,14 @@ fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
                 Ok(Convention::Gptq(Box::new(config)))
             }
         },
+        exl2::QUANT_METHOD => Ok(Convention::Exl2),
+        exl3::QUANT_METHOD => Ok(Convention::Exl3),
         native::QUANT_METHOD => Ok(Convention::Native(native::Config::parse(checkpoint)?)),
         other => Err(Error::field(
             &path,
             "quantization_config.quant_method",
             format!("\"{other}\""),
-            "\"compressed-tensors\", \"gptq\", \"awq\", \"auto-round\", \"mantissa\" or no quantization_config",
+            "\"compressed-tensors\", \"gptq\", \"awq\", \"auto-round\", \"exl2\", \"exl3\", \"mantissa\" or no quantization_config",
             "this convention is not read yet; convert the model with the tool that wrote it",
         )),
     }
