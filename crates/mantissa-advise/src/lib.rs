@@ -1,0 +1,2 @@
+//! Diagnoses with a model in hand.
+#![forbid(unsafe_code)]
