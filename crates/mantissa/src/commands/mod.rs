@@ -4,6 +4,7 @@ mod calibration;
 mod cast;
 mod eval;
 mod inspect;
+mod lint;
 mod model;
 mod quantize;
 mod recipes;
@@ -28,6 +29,7 @@ pub enum Command {
     Eval(eval::Args),
     Run(run::Args),
     Verify(verify::Args),
+    Lint(lint::Args),
     Train(train::Args),
     Cast(cast::Args),
     Recipes(recipes::Args),
@@ -49,6 +51,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Eval(args) => eval::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
+        Command::Lint(args) => lint::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),

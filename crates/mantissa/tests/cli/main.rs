@@ -10,6 +10,7 @@ mod frame;
 mod hostile;
 mod inspect;
 mod interruptions;
+mod lint;
 mod main_job;
 mod memory;
 mod quality;
