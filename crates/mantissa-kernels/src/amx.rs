@@ -2,14 +2,14 @@
 //! of 16 x 32 bf16 with one of 32 x 16 and adds the product to a tile of 16 x 16 f32 (Intel SDM, volumes 1, chapter 18,
 //! and 2). There are no stable intrinsics, so that the tile instructions are written as assembly.
 //!
-//! Blocked as `generic::gemm_half`, but both operands are packed into tiles. A block of k is 512 here too; unlike there,
-//! its sums begin at the old value of C. For each 32 elements of k, `TDPBF16PS` forms two chains of fused multiply-adds
+//! Blocked as `generic::gemm_half`, but both operands are packed into tiles, and sums begin at the old value of C, so that
+//! how k is cut into blocks does not show. For each 32 elements of k, `TDPBF16PS` forms two chains of fused multiply-adds
 //! that begin at 0, one of the even elements and one of the odd ones, adds them to each other and the result to C,
 //! everything rounded to nearest even and subnormals flushed to zero. So an element depends on its row, its column, k and
 //! its old value alone.
 
-use crate::MatMut;
-use crate::generic::{self, GEMM_HALF_DEPTH as DEPTH, HalfOperand};
+use crate::generic::{self, HalfOperand};
+use crate::{MatMut, MatRef};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::cell::Cell;
@@ -21,11 +21,17 @@ const SIDE: usize = 16;
 /// Lines of a block of C, two tiles; and elements of k of a tile.
 const PAIR: usize = 2 * SIDE;
 
-/// Rows of A in a block: 256 KiB.
+/// Longest block of k: two panels of A, two of B and the block of C that they make fit the first-level cache.
+const DEPTH: usize = 288;
+
+/// Rows of A in a block: 144 KiB.
 const BLOCK_ROWS: usize = 256;
 
-/// Columns of B in a block: 1 MiB, half of the second-level cache of the processors that have AMX.
+/// Columns of B in a block: 576 KiB, a part of the second-level cache of the processors that have AMX.
 const BLOCK_COLS: usize = 1024;
+
+/// Elements that operands are fetched ahead while they are packed: four cache lines.
+const AHEAD: usize = 128;
 
 /// One row of a tile.
 #[derive(Clone, Copy)]
@@ -61,10 +67,11 @@ pub(crate) fn gemm_bf16(a: HalfOperand<'_>, b: HalfOperand<'_>, mut c: MatMut<'_
     let Some((m, n, k)) = generic::gemm_half_shape("gemm_bf16", a, b, &mut c, accumulate) else { return };
     let mut packed = PACKED.take();
     let _tiles = Tiles::configure();
+    let most = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(PAIR);
     for col in (0..n).step_by(BLOCK_COLS) {
         let cols = col..n.min(col + BLOCK_COLS);
-        for first in (0..k).step_by(DEPTH) {
-            let depth = first..k.min(first + DEPTH);
+        for first in (0..k).step_by(most) {
+            let depth = first..k.min(first + most);
             pack(b, cols.clone(), depth.clone(), Order::Steps, &mut packed.b);
             for row in (0..m).step_by(BLOCK_ROWS) {
                 let rows = row..m.min(row + BLOCK_ROWS);
@@ -143,13 +150,16 @@ fn block(
         let rows = row..rows.end.min(row + PAIR);
         let panels = cols.clone().step_by(PAIR).zip(packed.b.chunks_exact(PAIR * tiles));
         for (col, b) in panels {
-            // The next block's part of C comes from memory while this one's sums are formed.
-            let next = (col + PAIR).min(cols.end)..(col + 2 * PAIR).min(cols.end);
-            for row in rows.clone() {
-                c.row_mut(row)[next.clone()].chunks(SIDE).for_each(|line| prefetch(line));
+            let stride = c.stride();
+            if col + PAIR < cols.end {
+                // The next block's part of C comes from memory while this one's sums are formed.
+                let next = &c.as_mut_slice()[row * stride + col + PAIR..];
+                for line in next.chunks(stride).take(rows.len()) {
+                    prefetch(line.as_ptr());
+                    prefetch(line.as_ptr().wrapping_add(SIDE));
+                }
             }
             let cols = col..cols.end.min(col + PAIR);
-            let stride = c.stride();
             if (rows.len(), cols.len()) == (PAIR, PAIR) {
                 let c = &mut c.as_mut_slice()[row * stride + col..][..(PAIR - 1) * stride + PAIR];
                 multiply(a, b, c, stride, add);
@@ -169,14 +179,15 @@ fn block(
     }
 }
 
+/// Brings the cache line at `place`, whatever it is.
 #[inline]
 #[target_feature(enable = "sse")]
-fn prefetch(line: &[f32]) {
+fn prefetch(place: *const f32) {
     // SAFETY: a prefetch reads nothing, and no address is wrong for it. (Safe in newer toolchains than the oldest supported.)
     #[allow(unused_unsafe)]
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast())
-    };
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
 }
 
 /// `C[32, 32] = A B`, or `C += A B` if `add`, for two panels of A, two of B and rows of C every `stride` values. Tiles
@@ -256,73 +267,98 @@ fn pack(
 ) {
     let tiles = depth.len().div_ceil(PAIR);
     packed.resize(lines.len().div_ceil(PAIR) * PAIR * tiles, TileRow([0; SIDE]));
-    let found = if matches!(operand, HalfOperand::Rows(_)) { Order::Lines } else { Order::Steps };
-    for (first, panels) in lines.clone().step_by(PAIR).zip(packed.chunks_exact_mut(PAIR * tiles)) {
-        let lines = first..lines.end.min(first + PAIR);
-        let (left, right) = panels.split_at_mut(SIDE * tiles);
-        let places = left.chunks_exact_mut(SIDE).zip(right.chunks_exact_mut(SIDE));
-        for (k, (left, right)) in depth.clone().step_by(PAIR).zip(places) {
-            let read = read(operand, lines.clone(), k..depth.end.min(k + PAIR));
-            for (vectors, out) in read.into_iter().zip([left, right]) {
-                let vectors = if found == order { vectors } else { transposed(vectors) };
-                for (vector, out) in vectors.into_iter().zip(out) {
-                    // SAFETY: the array is as large as the register, all bit patterns of which are values.
-                    out.0 = unsafe { std::mem::transmute::<__m512i, [u32; SIDE]>(vector) };
+    let (m, by_line) = match operand {
+        HalfOperand::Rows(m) => (m, true),
+        HalfOperand::Columns(m) => (m, false),
+    };
+    let transpose = by_line != (order == Order::Lines);
+    // Along the rows of the operand as they lie in memory.
+    let (outer, inner) =
+        if by_line { (lines.clone(), depth.clone()) } else { (depth.clone(), lines.clone()) };
+    let mut read = [[_mm512_setzero_si512(); SIDE]; 2];
+    for row in outer.clone().step_by(PAIR) {
+        let rows = row..outer.end.min(row + PAIR);
+        for col in inner.clone().step_by(PAIR) {
+            let cols = col..inner.end.min(col + PAIR);
+            if (rows.len(), cols.len()) != (PAIR, PAIR) {
+                read = [[_mm512_setzero_si512(); SIDE]; 2];
+            }
+            let (line, k) = if by_line { (row, col) } else { (col, row) };
+            match by_line {
+                true => read_lines(m, rows.clone(), cols, &mut read),
+                false => read_steps(m, rows.clone(), cols, &mut read),
+            }
+            let panels = &mut packed[(line - lines.start) * tiles..][..PAIR * tiles];
+            let tile = (k - depth.start) / 2;
+            for (vectors, panel) in read.iter().zip(panels.chunks_exact_mut(SIDE * tiles)) {
+                let Some(out) = panel[tile..].first_chunk_mut() else { continue };
+                if transpose {
+                    store_transposed(vectors, out);
+                } else {
+                    vectors.iter().zip(out).for_each(|(vector, out)| store(*vector, out));
                 }
             }
         }
     }
 }
 
-/// Two tiles of up to 32 lines and 32 elements of k, zeros beyond: [`Order::Lines`] if the operand's rows are its lines,
-/// else [`Order::Steps`].
+/// Two tiles of [`Order::Lines`] from up to 32 rows and columns of a matrix whose rows are lines; leaves those beyond.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn read_lines(m: MatRef<'_, u16>, rows: Range<usize>, cols: Range<usize>, tiles: &mut [[__m512i; SIDE]; 2]) {
+    for (row, vector) in rows.zip(tiles.as_flattened_mut()) {
+        *vector = load(&m.row(row)[cols.clone()]);
+    }
+}
+
+/// Two tiles of [`Order::Steps`] from up to 32 rows and columns of a matrix whose columns are lines; leaves those beyond.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn read(operand: HalfOperand<'_>, lines: Range<usize>, k: Range<usize>) -> [[__m512i; SIDE]; 2] {
-    let mut tiles = [[_mm512_setzero_si512(); SIDE]; 2];
-    match operand {
-        HalfOperand::Rows(m) => {
-            for (line, vector) in lines.zip(tiles.as_flattened_mut()) {
-                *vector = load(&m.row(line)[k.clone()]);
-            }
-        }
-        HalfOperand::Columns(m) => {
-            // Quarters of both interleaved halves, in the order of their lines.
-            let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-            let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-            let [left, right] = &mut tiles;
-            for ((even, left), right) in k.clone().step_by(2).zip(left).zip(right) {
-                let low = load(&m.row(even)[lines.clone()]);
-                let high = match even + 1 < k.end {
-                    true => load(&m.row(even + 1)[lines.clone()]),
-                    false => _mm512_setzero_si512(),
-                };
-                let (evens, odds) = (_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high));
-                *left = _mm512_permutex2var_epi64(evens, first, odds);
-                *right = _mm512_permutex2var_epi64(evens, second, odds);
-            }
-        }
+fn read_steps(m: MatRef<'_, u16>, rows: Range<usize>, cols: Range<usize>, tiles: &mut [[__m512i; SIDE]; 2]) {
+    // Quarters of both interleaved halves, in the order of their lines.
+    let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    let second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    let [left, right] = tiles;
+    for ((even, left), right) in rows.clone().step_by(2).zip(left).zip(right) {
+        let low = load(&m.row(even)[cols.clone()]);
+        let high = match even + 1 < rows.end {
+            true => load(&m.row(even + 1)[cols.clone()]),
+            false => _mm512_setzero_si512(),
+        };
+        let (evens, odds) = (_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high));
+        *left = _mm512_permutex2var_epi64(evens, first, odds);
+        *right = _mm512_permutex2var_epi64(evens, second, odds);
     }
-    tiles
 }
 
 /// Up to 32 values, zeros beyond.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load(values: &[u16]) -> __m512i {
-    let all = values.first_chunk::<PAIR>().copied().unwrap_or_else(|| {
-        let mut all = [0; PAIR];
-        all[..values.len()].copy_from_slice(values);
-        all
-    });
-    // SAFETY: the array is as large as the register, all bit patterns of which are values.
-    unsafe { std::mem::transmute::<[u16; PAIR], __m512i>(all) }
+    prefetch(values.as_ptr().wrapping_add(AHEAD).cast());
+    let mut staged = [0; PAIR];
+    let all = match values.first_chunk::<PAIR>() {
+        Some(all) => all,
+        None => {
+            staged[..values.len()].copy_from_slice(values);
+            &staged
+        }
+    };
+    // SAFETY: reads the 64 bytes of the array; loadu needs no alignment.
+    unsafe { _mm512_loadu_si512(all.as_ptr().cast()) }
 }
 
-/// The transpose of 16 x 16 values of 32 bits.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(rows: [__m512i; SIDE]) -> [__m512i; SIDE] {
+fn store(vector: __m512i, out: &mut TileRow) {
+    // SAFETY: writes the 64 bytes of the row; storeu needs no alignment.
+    unsafe { _mm512_storeu_si512(out.0.as_mut_ptr().cast(), vector) };
+}
+
+/// Stores the transpose of 16 x 16 values of 32 bits.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_transposed(rows: &[__m512i; SIDE], out: &mut [TileRow; SIDE]) {
     let mut quads = [_mm512_setzero_si512(); SIDE];
     // Quarter q of `quads[4 g + c]` holds column 4 q + c of rows 4 g to 4 g + 3.
     for (from, to) in rows.as_chunks::<4>().0.iter().zip(quads.as_chunks_mut::<4>().0) {
@@ -336,18 +372,16 @@ fn transposed(rows: [__m512i; SIDE]) -> [__m512i; SIDE] {
             _mm512_unpackhi_epi64(ab_high, cd_high),
         ];
     }
-    let mut columns = [_mm512_setzero_si512(); SIDE];
     for c in 0..4 {
         let [a, b, d, e] = [quads[c], quads[4 + c], quads[8 + c], quads[12 + c]];
         // Quarters 0 and 1, and 2 and 3, of two.
         let (low, low_next) = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0x44>(d, e));
         let (high, high_next) = (_mm512_shuffle_i32x4::<0xee>(a, b), _mm512_shuffle_i32x4::<0xee>(d, e));
-        columns[c] = _mm512_shuffle_i32x4::<0x88>(low, low_next);
-        columns[4 + c] = _mm512_shuffle_i32x4::<0xdd>(low, low_next);
-        columns[8 + c] = _mm512_shuffle_i32x4::<0x88>(high, high_next);
-        columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(high, high_next);
+        store(_mm512_shuffle_i32x4::<0x88>(low, low_next), &mut out[c]);
+        store(_mm512_shuffle_i32x4::<0xdd>(low, low_next), &mut out[4 + c]);
+        store(_mm512_shuffle_i32x4::<0x88>(high, high_next), &mut out[8 + c]);
+        store(_mm512_shuffle_i32x4::<0xdd>(high, high_next), &mut out[12 + c]);
     }
-    columns
 }
 
 /// Whether this process may use tiles of bf16 and the processor has those that this module is written for. Asks the
@@ -432,13 +466,14 @@ mod tests {
         }
         let rows: [[u32; SIDE]; SIDE] =
             std::array::from_fn(|r| std::array::from_fn(|c| (100 * r + c) as u32));
+        let mut columns = [TileRow([0; SIDE]); SIDE];
         // SAFETY: arrays of the size of registers, all bit patterns of which are values; AVX-512 was just found.
-        let columns: [[u32; SIDE]; SIDE] = unsafe {
+        unsafe {
             let registers = std::mem::transmute::<[[u32; SIDE]; SIDE], [__m512i; SIDE]>(rows);
-            std::mem::transmute::<[__m512i; SIDE], [[u32; SIDE]; SIDE]>(transposed(registers))
-        };
+            store_transposed(&registers, &mut columns);
+        }
         for (r, c) in (0..SIDE * SIDE).map(|i| (i / SIDE, i % SIDE)) {
-            assert_eq!(columns[c][r], rows[r][c], "({r}, {c})");
+            assert_eq!(columns[c].0[r], rows[r][c], "({r}, {c})");
         }
     }
 }

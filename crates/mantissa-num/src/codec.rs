@@ -218,7 +218,8 @@ impl Codec {
         let mut values = vec![0.0; self.elements];
         let mut count = 0;
         let mut first = None;
-        for (i, (x, block)) in x.chunks_exact(self.elements).zip(blocks.chunks_exact(self.bytes)).enumerate() {
+        for (i, (x, block)) in x.chunks_exact(self.elements).zip(blocks.chunks_exact(self.bytes)).enumerate()
+        {
             let amax = amax(x);
             if amax <= F16.max() {
                 continue;

@@ -86,13 +86,7 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn if_less(
-        self,
-        a: [f32; LANES],
-        b: [f32; LANES],
-        x: [f32; LANES],
-        y: [f32; LANES],
-    ) -> [f32; LANES] {
+    fn if_less(self, a: [f32; LANES], b: [f32; LANES], x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
     }
 }

@@ -292,7 +292,6 @@ impl Scheme {
     pub fn needs_whole_tensor(&self) -> bool {
         self.format.scale().is_some_and(|scale| scale.nested().is_some())
     }
-
 }
 
 /// E2M1 elements under E4M3 scales, whatever is above them.

@@ -5,6 +5,7 @@ use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 
 use crate::backward::{add_partials, norm_backward_part};
+use crate::health::{OperandKind, Operator};
 use crate::model::{IGNORE_TARGET, Loss, TrainModel};
 use crate::plan::HEAD_ROWS;
 use crate::profile::Part;
@@ -17,20 +18,30 @@ impl TrainModel {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let tokens = targets.len();
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
+        let (watch, policy, at) = (&self.watch, &self.options.policy, Operator::Head);
         // One sum over all tokens, which is rounded once where gradients are.
         let loss = self.grads.add(head.weight(), |dw| {
             let mut loss = Loss::default();
             for part in parts(tokens, HEAD_ROWS) {
                 let (n, targets) = (part.len(), &targets[part.clone()]);
                 let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
+                watch.operand(at, OperandKind::X, policy, states);
+                let states = s.head_input.from_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
+                watch.result(at, "fprop y", logits);
                 profile
                     .time(Part::CrossEntropy, || cross_entropy(targets, scale, logits, &mut loss, threads));
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
+                watch.result(Operator::Loss, "gradient", logits);
+                watch.operand(at, OperandKind::Dy, policy, logits);
+                profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
+                let logits = s.head_gradient.of(logits);
                 profile.time(Part::Head, || {
                     head.dgrad(params, logits, d_normed, false, threads);
                     head.wgrad_into(logits, states, dw, threads);
                 });
+                watch.result(at, "dgrad dx", d_normed);
+                watch.result(at, "wgrad dw", dw);
             }
             loss
         });
@@ -45,8 +56,12 @@ impl TrainModel {
             for_each(threads, pieces, |((part, dx), partial)| {
                 norm_backward_part(rows(x, d, part.clone()), &weight, eps, rows(dy, d, part), dx, partial);
             });
-            self.grads.add(self.final_norm.clone(), |grad| add_partials(&s.partials, tokens, grad));
+            self.grads.add(self.final_norm.clone(), |grad| {
+                add_partials(&s.partials, tokens, grad);
+                watch.result(Operator::FinalNorm, "gradient", grad);
+            });
         });
+        watch.result(Operator::FinalNorm, "gradient", &s.d_residual[..tokens * d]);
         loss
     }
 }
@@ -59,6 +74,7 @@ impl TrainModel {
         let mut loss = Loss::default();
         for part in parts(targets.len(), HEAD_ROWS) {
             let (logits, states) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
+            let states = s.head_input.from_row(part.start, d, states);
             head.fprop(params, states, logits, false, threads);
             cross_entropy(&targets[part], 0.0, logits, &mut loss, threads);
         }

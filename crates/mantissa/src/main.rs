@@ -8,8 +8,10 @@
 
 mod app;
 mod commands;
+mod embedded;
 mod error;
 mod interrupt;
+mod machine;
 mod memory;
 mod output;
 mod progress;

@@ -22,7 +22,8 @@ pub(crate) fn encode_blocks<L: Lanes>(
         sizes.name,
     );
     if let Some(row) = importance {
-        let whole = !row.is_empty() && row.len().is_multiple_of(sizes.elements) && x.len().is_multiple_of(row.len());
+        let whole =
+            !row.is_empty() && row.len().is_multiple_of(sizes.elements) && x.len().is_multiple_of(row.len());
         assert!(whole, "encode_blocks: {} weights for {} elements", row.len(), x.len());
     }
     encode_with(simd, sizes, x, importance, blocks);

@@ -8,11 +8,23 @@ use crate::e8m0;
 use crate::minifloat::{E4M3, pow2};
 
 /// `scale | 16 bytes of nibbles`.
-pub(super) const MXFP4: Codec =
-    Codec { id: CodecId::Mxfp4, name: "gguf-mxfp4", elements: 32, bytes: 17, decode: decode_mxfp4, encode: Encode::Formula(encode_mxfp4) };
+pub(super) const MXFP4: Codec = Codec {
+    id: CodecId::Mxfp4,
+    name: "gguf-mxfp4",
+    elements: 32,
+    bytes: 17,
+    decode: decode_mxfp4,
+    encode: Encode::Formula(encode_mxfp4),
+};
 /// `4 scales | 32 bytes of nibbles`.
-pub(super) const NVFP4: Codec =
-    Codec { id: CodecId::Nvfp4, name: "gguf-nvfp4", elements: 64, bytes: 36, decode: decode_nvfp4, encode: Encode::Formula(encode_nvfp4) };
+pub(super) const NVFP4: Codec = Codec {
+    id: CodecId::Nvfp4,
+    name: "gguf-nvfp4",
+    elements: 64,
+    bytes: 36,
+    decode: decode_nvfp4,
+    encode: Encode::Formula(encode_nvfp4),
+};
 
 /// Twice the E2M1 values; index = code.
 const DOUBLED: [f32; 16] =

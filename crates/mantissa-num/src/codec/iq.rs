@@ -7,26 +7,68 @@ use super::{Codec, CodecId, Encode, f16_at, grids, u16_at, u32_at};
 use crate::minifloat::F16;
 
 /// `32 low index bytes | 16 bytes of high index bits and shift signs | 8 bytes: 16 3-bit scales and the f16 scale`.
-pub(super) const IQ1_M: Codec =
-    Codec { id: CodecId::Iq1M, name: "iq1_m", elements: 256, bytes: 56, decode: decode_iq1_m, encode: Encode::Search };
+pub(super) const IQ1_M: Codec = Codec {
+    id: CodecId::Iq1M,
+    name: "iq1_m",
+    elements: 256,
+    bytes: 56,
+    decode: decode_iq1_m,
+    encode: Encode::Search,
+};
 /// `d | 32 low index bytes | 8 words: four 3-bit high indices, 3-bit scale, shift sign`.
-pub(super) const IQ1_S: Codec =
-    Codec { id: CodecId::Iq1S, name: "iq1_s", elements: 256, bytes: 50, decode: decode_iq1_s, encode: Encode::Search };
+pub(super) const IQ1_S: Codec = Codec {
+    id: CodecId::Iq1S,
+    name: "iq1_s",
+    elements: 256,
+    bytes: 50,
+    decode: decode_iq1_s,
+    encode: Encode::Search,
+};
 /// `d | 32 low index bytes | 32 sign bytes | 8 bytes of high index pairs | 8 bytes of two 4-bit scales`.
-pub(super) const IQ2_S: Codec =
-    Codec { id: CodecId::Iq2S, name: "iq2_s", elements: 256, bytes: 82, decode: decode_iq2_s, encode: Encode::Search };
+pub(super) const IQ2_S: Codec = Codec {
+    id: CodecId::Iq2S,
+    name: "iq2_s",
+    elements: 256,
+    bytes: 82,
+    decode: decode_iq2_s,
+    encode: Encode::Search,
+};
 /// `d | 32 words: 9-bit index, 7-bit signs | 8 bytes of two 4-bit scales`.
-pub(super) const IQ2_XS: Codec =
-    Codec { id: CodecId::Iq2Xs, name: "iq2_xs", elements: 256, bytes: 74, decode: decode_iq2_xs, encode: Encode::Search };
+pub(super) const IQ2_XS: Codec = Codec {
+    id: CodecId::Iq2Xs,
+    name: "iq2_xs",
+    elements: 256,
+    bytes: 74,
+    decode: decode_iq2_xs,
+    encode: Encode::Search,
+};
 /// `d | 8 times: four index bytes, a word of four 7-bit signs and a 4-bit scale`.
-pub(super) const IQ2_XXS: Codec =
-    Codec { id: CodecId::Iq2Xxs, name: "iq2_xxs", elements: 256, bytes: 66, decode: decode_iq2_xxs, encode: Encode::Search };
+pub(super) const IQ2_XXS: Codec = Codec {
+    id: CodecId::Iq2Xxs,
+    name: "iq2_xxs",
+    elements: 256,
+    bytes: 66,
+    decode: decode_iq2_xxs,
+    encode: Encode::Search,
+};
 /// `d | 64 low index bytes | 8 bytes of high index bits | 32 sign bytes | 4 bytes of two 4-bit scales`.
-pub(super) const IQ3_S: Codec =
-    Codec { id: CodecId::Iq3S, name: "iq3_s", elements: 256, bytes: 110, decode: decode_iq3_s, encode: Encode::Search };
+pub(super) const IQ3_S: Codec = Codec {
+    id: CodecId::Iq3S,
+    name: "iq3_s",
+    elements: 256,
+    bytes: 110,
+    decode: decode_iq3_s,
+    encode: Encode::Search,
+};
 /// `d | 64 index bytes | 8 words of four 7-bit signs and a 4-bit scale`.
-pub(super) const IQ3_XXS: Codec =
-    Codec { id: CodecId::Iq3Xxs, name: "iq3_xxs", elements: 256, bytes: 98, decode: decode_iq3_xxs, encode: Encode::Search };
+pub(super) const IQ3_XXS: Codec = Codec {
+    id: CodecId::Iq3Xxs,
+    name: "iq3_xxs",
+    elements: 256,
+    bytes: 98,
+    decode: decode_iq3_xxs,
+    encode: Encode::Search,
+};
 
 /// Shift of every IQ1 grid point.
 pub(super) const IQ1_DELTA: f32 = 0.125;

@@ -6,11 +6,23 @@ use super::k_quants::SuperBlock;
 use super::{Codec, CodecId, Encode, f16_at, u16_at};
 
 /// `d | 16 bytes of nibbles`.
-pub(super) const IQ4_NL: Codec =
-    Codec { id: CodecId::Iq4Nl, name: "iq4_nl", elements: 32, bytes: 18, decode: decode_iq4_nl, encode: Encode::Search };
+pub(super) const IQ4_NL: Codec = Codec {
+    id: CodecId::Iq4Nl,
+    name: "iq4_nl",
+    elements: 32,
+    bytes: 18,
+    decode: decode_iq4_nl,
+    encode: Encode::Search,
+};
 /// `d | 8 high pairs of scales | 8 low nibbles of scales | 128 bytes of nibbles`.
-pub(super) const IQ4_XS: Codec =
-    Codec { id: CodecId::Iq4Xs, name: "iq4_xs", elements: 256, bytes: 136, decode: decode_iq4_xs, encode: Encode::Search };
+pub(super) const IQ4_XS: Codec = Codec {
+    id: CodecId::Iq4Xs,
+    name: "iq4_xs",
+    elements: 256,
+    bytes: 136,
+    decode: decode_iq4_xs,
+    encode: Encode::Search,
+};
 
 /// `kvalues_iq4nl` of ggml.
 pub(super) const LEVELS: [f32; 16] = [

@@ -5,23 +5,59 @@
 use super::{Codec, CodecId, Encode, f16_at, signed_amax};
 
 /// `16 scale and min nibbles | 64 bytes of 2-bit codes | d | dmin`.
-pub(super) const Q2_K: Codec =
-    Codec { id: CodecId::Q2K, name: "q2_k", elements: 256, bytes: 84, decode: decode_q2_k, encode: Encode::Search };
+pub(super) const Q2_K: Codec = Codec {
+    id: CodecId::Q2K,
+    name: "q2_k",
+    elements: 256,
+    bytes: 84,
+    decode: decode_q2_k,
+    encode: Encode::Search,
+};
 /// `32 bytes of high bits | 64 bytes of low pairs | 12 bytes of 6-bit scales | d`.
-pub(super) const Q3_K: Codec =
-    Codec { id: CodecId::Q3K, name: "q3_k", elements: 256, bytes: 110, decode: decode_q3_k, encode: Encode::Search };
+pub(super) const Q3_K: Codec = Codec {
+    id: CodecId::Q3K,
+    name: "q3_k",
+    elements: 256,
+    bytes: 110,
+    decode: decode_q3_k,
+    encode: Encode::Search,
+};
 /// `d | dmin | 12 bytes of 6-bit scales and mins | 128 bytes of nibbles`.
-pub(super) const Q4_K: Codec =
-    Codec { id: CodecId::Q4K, name: "q4_k", elements: 256, bytes: 144, decode: decode_q4_k, encode: Encode::Search };
+pub(super) const Q4_K: Codec = Codec {
+    id: CodecId::Q4K,
+    name: "q4_k",
+    elements: 256,
+    bytes: 144,
+    decode: decode_q4_k,
+    encode: Encode::Search,
+};
 /// `d | dmin | 12 bytes of 6-bit scales and mins | 32 bytes of high bits | 128 bytes of nibbles`.
-pub(super) const Q5_K: Codec =
-    Codec { id: CodecId::Q5K, name: "q5_k", elements: 256, bytes: 176, decode: decode_q5_k, encode: Encode::Search };
+pub(super) const Q5_K: Codec = Codec {
+    id: CodecId::Q5K,
+    name: "q5_k",
+    elements: 256,
+    bytes: 176,
+    decode: decode_q5_k,
+    encode: Encode::Search,
+};
 /// `128 bytes of nibbles | 64 bytes of high pairs | 16 signed scales | d`.
-pub(super) const Q6_K: Codec =
-    Codec { id: CodecId::Q6K, name: "q6_k", elements: 256, bytes: 210, decode: decode_q6_k, encode: Encode::Search };
+pub(super) const Q6_K: Codec = Codec {
+    id: CodecId::Q6K,
+    name: "q6_k",
+    elements: 256,
+    bytes: 210,
+    decode: decode_q6_k,
+    encode: Encode::Search,
+};
 /// `d as f32 | 256 signed bytes | 16 sums of 16 bytes as i16`.
-pub(super) const Q8_K: Codec =
-    Codec { id: CodecId::Q8K, name: "q8_k", elements: 256, bytes: 292, decode: decode_q8_k, encode: Encode::Formula(encode_q8_k) };
+pub(super) const Q8_K: Codec = Codec {
+    id: CodecId::Q8K,
+    name: "q8_k",
+    elements: 256,
+    bytes: 292,
+    decode: decode_q8_k,
+    encode: Encode::Formula(encode_q8_k),
+};
 
 fn decode_q2_k(block: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&block[..16], &block[16..80]);

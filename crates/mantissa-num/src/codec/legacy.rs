@@ -6,26 +6,68 @@
 use super::{Codec, CodecId, Encode, amax, f16_at, inverse, put_f16, signed_amax, u32_at};
 
 /// `d | 128 sign bits, 1 = positive`.
-pub(super) const Q1_0: Codec =
-    Codec { id: CodecId::Q1_0, name: "q1_0", elements: 128, bytes: 18, decode: decode_q1_0, encode: Encode::Formula(encode_q1_0) };
+pub(super) const Q1_0: Codec = Codec {
+    id: CodecId::Q1_0,
+    name: "q1_0",
+    elements: 128,
+    bytes: 18,
+    decode: decode_q1_0,
+    encode: Encode::Formula(encode_q1_0),
+};
 /// `d | 16 bytes of nibbles`.
-pub(super) const Q4_0: Codec =
-    Codec { id: CodecId::Q4_0, name: "q4_0", elements: 32, bytes: 18, decode: decode_q4_0, encode: Encode::Formula(encode_q4_0) };
+pub(super) const Q4_0: Codec = Codec {
+    id: CodecId::Q4_0,
+    name: "q4_0",
+    elements: 32,
+    bytes: 18,
+    decode: decode_q4_0,
+    encode: Encode::Formula(encode_q4_0),
+};
 /// `d | m | 16 bytes of nibbles`.
-pub(super) const Q4_1: Codec =
-    Codec { id: CodecId::Q4_1, name: "q4_1", elements: 32, bytes: 20, decode: decode_q4_1, encode: Encode::Formula(encode_q4_1) };
+pub(super) const Q4_1: Codec = Codec {
+    id: CodecId::Q4_1,
+    name: "q4_1",
+    elements: 32,
+    bytes: 20,
+    decode: decode_q4_1,
+    encode: Encode::Formula(encode_q4_1),
+};
 /// `d | 32 high bits | 16 bytes of nibbles`.
-pub(super) const Q5_0: Codec =
-    Codec { id: CodecId::Q5_0, name: "q5_0", elements: 32, bytes: 22, decode: decode_q5_0, encode: Encode::Formula(encode_q5_0) };
+pub(super) const Q5_0: Codec = Codec {
+    id: CodecId::Q5_0,
+    name: "q5_0",
+    elements: 32,
+    bytes: 22,
+    decode: decode_q5_0,
+    encode: Encode::Formula(encode_q5_0),
+};
 /// `d | m | 32 high bits | 16 bytes of nibbles`.
-pub(super) const Q5_1: Codec =
-    Codec { id: CodecId::Q5_1, name: "q5_1", elements: 32, bytes: 24, decode: decode_q5_1, encode: Encode::Formula(encode_q5_1) };
+pub(super) const Q5_1: Codec = Codec {
+    id: CodecId::Q5_1,
+    name: "q5_1",
+    elements: 32,
+    bytes: 24,
+    decode: decode_q5_1,
+    encode: Encode::Formula(encode_q5_1),
+};
 /// `d | 32 signed bytes`.
-pub(super) const Q8_0: Codec =
-    Codec { id: CodecId::Q8_0, name: "q8_0", elements: 32, bytes: 34, decode: decode_q8_0, encode: Encode::Formula(encode_q8_0) };
+pub(super) const Q8_0: Codec = Codec {
+    id: CodecId::Q8_0,
+    name: "q8_0",
+    elements: 32,
+    bytes: 34,
+    decode: decode_q8_0,
+    encode: Encode::Formula(encode_q8_0),
+};
 /// `d | s | 32 signed bytes`, with `s = d · sum of the bytes` for the integer dot products.
-pub(super) const Q8_1: Codec =
-    Codec { id: CodecId::Q8_1, name: "q8_1", elements: 32, bytes: 36, decode: decode_q8_1, encode: Encode::Formula(encode_q8_1) };
+pub(super) const Q8_1: Codec = Codec {
+    id: CodecId::Q8_1,
+    name: "q8_1",
+    elements: 32,
+    bytes: 36,
+    decode: decode_q8_1,
+    encode: Encode::Formula(encode_q8_1),
+};
 
 const HALF: usize = 16;
 

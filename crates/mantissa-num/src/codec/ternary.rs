@@ -3,11 +3,23 @@
 use super::{Codec, CodecId, Encode, amax, f16_at, inverse, put_f16};
 
 /// `48 bytes of five trits | 4 bytes of four trits | d`.
-pub(super) const TQ1_0: Codec =
-    Codec { id: CodecId::Tq1_0, name: "tq1_0", elements: 256, bytes: 54, decode: decode_tq1_0, encode: Encode::Formula(encode_tq1_0) };
+pub(super) const TQ1_0: Codec = Codec {
+    id: CodecId::Tq1_0,
+    name: "tq1_0",
+    elements: 256,
+    bytes: 54,
+    decode: decode_tq1_0,
+    encode: Encode::Formula(encode_tq1_0),
+};
 /// `64 bytes of four 2-bit codes | d`.
-pub(super) const TQ2_0: Codec =
-    Codec { id: CodecId::Tq2_0, name: "tq2_0", elements: 256, bytes: 66, decode: decode_tq2_0, encode: Encode::Formula(encode_tq2_0) };
+pub(super) const TQ2_0: Codec = Codec {
+    id: CodecId::Tq2_0,
+    name: "tq2_0",
+    elements: 256,
+    bytes: 66,
+    decode: decode_tq2_0,
+    encode: Encode::Formula(encode_tq2_0),
+};
 
 /// Runs of bytes as (first byte, bytes, trits per byte): trit `n` of byte `m` of a run is its element `n·bytes + m`.
 const RUNS: [(usize, usize, usize); 3] = [(0, 32, 5), (32, 16, 5), (48, 4, 4)];

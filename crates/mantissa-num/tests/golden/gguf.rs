@@ -151,8 +151,8 @@ fn activation_types_decode_what_they_encode() {
 
 /// Types whose bytes are searched for.
 const SEARCHED: [&str; 14] = [
-    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S",
-    "IQ1_S", "IQ1_M",
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS",
+    "IQ2_S", "IQ1_S", "IQ1_M",
 ];
 
 /// `sum w (x - y)²` of every block.
@@ -176,7 +176,8 @@ fn searches_lose_no_more_than_the_reference() {
         for kind in SEARCHED {
             for input in ["edge", "gaussian", "student_t3"] {
                 for weighted in [false, true] {
-                    let name = format!("{kind}.{input}.ggml_c_{}bytes", if weighted { "imatrix_" } else { "" });
+                    let name =
+                        format!("{kind}.{input}.ggml_c_{}bytes", if weighted { "imatrix_" } else { "" });
                     let Some(reference) = t.u8(&name) else { continue };
                     let weights = weighted.then(|| t.f32(&format!("imatrix.{input}")).unwrap());
                     faults.extend(worse_than(&t, kind, input, &name, &reference, weights.as_deref()));
@@ -203,7 +204,8 @@ fn worse_than(
     scheme(kind).format.codec().unwrap().encode(x, weights, &mut found);
     let (ours, theirs) = (errors(kind, x, weights, &found), errors(kind, x, weights, reference));
     let worse = ours.iter().zip(&theirs).filter(|(ours, theirs)| ours > theirs).count();
-    let ratio = |(ours, theirs): (&f64, &f64)| if ours <= theirs { ours / theirs.max(1e-300) } else { ours / theirs };
+    let ratio =
+        |(ours, theirs): (&f64, &f64)| if ours <= theirs { ours / theirs.max(1e-300) } else { ours / theirs };
     let most = ours.iter().zip(&theirs).map(ratio).fold(0.0, f64::max);
     let (sum, sum_theirs) = (ours.iter().sum::<f64>(), theirs.iter().sum::<f64>());
     println!(

@@ -40,6 +40,7 @@ use crate::progress::Unit;
 /// the weights says what it lost; with --max-kl it is put in place only if that is little enough.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
@@ -48,7 +49,7 @@ use crate::progress::Unit;
   mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
-    /// A dense Hugging Face folder
+    /// A dense Hugging Face folder, or demo, the embedded model
     model: ModelPath,
     /// A recipe by name, or a TOML file
     #[arg(long, value_name = "RECIPE")]
@@ -230,7 +231,7 @@ fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
 
 /// Reads the output back. What its quality.json records of the source was found a moment ago.
 fn check(args: &Args, context: &Context) -> Result<Verification> {
-    let against = Against { reference: Some(&args.model), recorded: false, text: None };
+    let against = Against { reference: Some(&*args.model), recorded: false, text: None };
     Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 

@@ -8,7 +8,7 @@ mod line;
 mod page;
 mod scatter;
 
-pub use axis::{Axis, Scale};
+pub use axis::Axis;
 pub use line::{LineChart, Series};
 pub use page::Page;
 pub use scatter::{Point, Scatter};

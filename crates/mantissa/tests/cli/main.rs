@@ -6,6 +6,7 @@ mod cast;
 mod cast_golden;
 mod catalogue;
 mod chat;
+mod demo;
 mod frame;
 mod hostile;
 mod inspect;

@@ -211,8 +211,7 @@ fn choose_integers<L: Lanes>(
         let (scale, min) = (quotient(s[sub], d.1), quotient(m[sub], dmin.1));
         let scales: [f32; LANES] = std::array::from_fn(|i| limit(scale - 1.0 + (i % 4) as f32));
         let mins: [f32; LANES] = std::array::from_fn(|i| limit(min - 1.0 + (i / 4) as f32));
-        let (steps, offsets) =
-            (l.mul(l.splat(d.1), l.load(&scales)), l.mul(l.splat(dmin.1), l.load(&mins)));
+        let (steps, offsets) = (l.mul(l.splat(d.1), l.load(&scales)), l.mul(l.splat(dmin.1), l.load(&mins)));
         let inv = inverse(l, steps);
         let (zero, most) = (l.splat(0.0), l.splat(kind.codes));
         let mut error = zero;

@@ -114,13 +114,8 @@ const IQ3_XXS: Kind = Kind {
     step: 0.03,
     choice: Choice::EvenSigns,
 };
-const IQ3_S: Kind = Kind {
-    planes: &IQ3_S_PLANES,
-    unit: 1.0,
-    levels: &IQ3_S_LEVELS,
-    choice: Choice::Signs,
-    ..IQ3_XXS
-};
+const IQ3_S: Kind =
+    Kind { planes: &IQ3_S_PLANES, unit: 1.0, levels: &IQ3_S_LEVELS, choice: Choice::Signs, ..IQ3_XXS };
 
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(l: L, codec: CodecId, target: &mut Target, block: &mut [u8]) {

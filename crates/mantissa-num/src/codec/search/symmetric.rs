@@ -153,13 +153,7 @@ fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBloc
 
 /// From an f16 scale: the sub-blocks' integers, then the f16 scale for them, and so on while it gains.
 #[inline(always)]
-fn descend<L: Lanes, E: Element>(
-    l: L,
-    kind: &Kind,
-    target: &Target,
-    d: (u16, f32),
-    s: &[f32; 16],
-) -> Choice {
+fn descend<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: &[f32; 16]) -> Choice {
     let mut best = choose_integers::<L, E>(l, kind, target, d, s);
     let mut codes = [0.0; MOST];
     for _ in 1..kind.rounds {
