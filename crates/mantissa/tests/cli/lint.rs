@@ -2,15 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mantissa_store::convention::gguf::to_hf_order;
 use mantissa_store::{Dtype, Gguf, SafeTensors, SafetensorsWriter, TensorSpec};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::main_job::tiny;
 use crate::support::{fail, mantissa, stderr, succeed, text};
+
+/// A Llama of two layers whose rows are whole groups of 32: 64 columns, 96 in the MLP.
+pub fn synthetic(dir: &Path) -> PathBuf {
+    let path = dir.join("model");
+    let sizes = ["--hidden", "64", "--ffn", "96", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--vocab", "64"];
+    let rest = ["--preset", "tiny", "--context", "64", "--tied=false", "--seed", "3", "--quiet"];
+    succeed(&[&["synth", "--out", text(&path)][..], &sizes, &rest].concat());
+    path
+}
 
 /// Lints a model; gives the exit code and the report of the only engine.
 fn lint(model: &Path, arguments: &[&str]) -> (i32, Value) {
@@ -42,7 +50,7 @@ pub fn rewrite(path: &Path, change: impl Fn(&str, &mut Vec<u8>)) {
 #[test]
 fn unequal_global_scales_of_joined_layers_are_named() {
     let temp = TempDir::new().unwrap();
-    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    let (model, out) = (synthetic(temp.path()), temp.path().join("q"));
     succeed(&["quantize", text(&model), "--recipe", "nvfp4", "--out", text(&out), "--quiet"]);
     let (code, report) = lint(&out, &["--for", "vllm"]);
     assert_eq!((code, &report["findings"]), (0, &serde_json::json!([])), "{report}");
@@ -65,13 +73,13 @@ fn unequal_global_scales_of_joined_layers_are_named() {
 #[test]
 fn groups_that_do_not_divide_a_partition_are_refused_before_and_after() {
     let temp = TempDir::new().unwrap();
-    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    let (model, out) = (synthetic(temp.path()), temp.path().join("q"));
     let quantize = ["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"];
-    let line = fail(1, &[&quantize[..], &["--for", "vllm:tp=2"]].concat());
-    assert!(line.contains("[tp-group]") && line.contains("16 columns of 32 on 2 GPUs, groups of 32"), "{line}");
+    let line = fail(1, &[&quantize[..], &["--for", "vllm:tp=4"]].concat());
+    assert!(line.contains("[tp-group]") && line.contains("16 columns of 64 on 4 GPUs, groups of 32"), "{line}");
     assert!(!out.exists());
     succeed(&[&quantize[..], &["--for", "vllm"]].concat());
-    let (code, report) = lint(&out, &["--for", "vllm:tp=2"]);
+    let (code, report) = lint(&out, &["--for", "vllm:tp=4"]);
     let found = tensors(&report, "tp-group");
     assert_eq!(code, 1);
     assert!(found.contains(&"model.layers.0.self_attn.o_proj") && !found.iter().any(|t| t.contains("q_proj")), "{found:?}");
@@ -84,7 +92,7 @@ fn groups_that_do_not_divide_a_partition_are_refused_before_and_after() {
 #[test]
 fn a_gguf_file_whose_rows_were_not_permuted_is_named() {
     let temp = TempDir::new().unwrap();
-    let (model, out) = (tiny("llama1-mha"), temp.path().join("m.gguf"));
+    let (model, out) = (synthetic(temp.path()), temp.path().join("m.gguf"));
     let quantize = ["quantize", text(&model), "--recipe", "rtn-q8_0", "--format", "gguf", "--out", text(&out), "--quiet"];
     succeed(&quantize);
     let against = ["--for", "llama.cpp", "--reference", text(&model)];
@@ -99,7 +107,7 @@ fn a_gguf_file_whose_rows_were_not_permuted_is_named() {
             let tensor = file.get(&format!("blk.{layer}.{name}.weight")).unwrap();
             let (at, stored) = (tensor.offset as usize, file.read(tensor).unwrap());
             let rows = tensor.shape[0];
-            let heads = 4;
+            let heads = if name == "attn_q" { 4 } else { 2 };
             bytes[at..at + stored.len()].copy_from_slice(&to_hf_order(&stored, stored.len() / rows, heads));
         }
     }
@@ -116,7 +124,7 @@ fn a_gguf_file_whose_rows_were_not_permuted_is_named() {
 #[test]
 fn heads_and_names_that_do_not_fit_the_config_are_named() {
     let temp = TempDir::new().unwrap();
-    let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
+    let (model, out) = (synthetic(temp.path()), temp.path().join("q"));
     succeed(&["quantize", text(&model), "--recipe", "rtn-int8-channel", "--out", text(&out), "--quiet"]);
     let path = out.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -136,7 +144,7 @@ fn heads_and_names_that_do_not_fit_the_config_are_named() {
 #[test]
 fn a_gptq_checkpoint_with_the_wrong_label_is_named() {
     let temp = TempDir::new().unwrap();
-    let (model, dir) = (tiny("llama1-mha"), temp.path().join("g"));
+    let (model, dir) = (synthetic(temp.path()), temp.path().join("g"));
     fs::create_dir(&dir).unwrap();
     let mut config: Value = serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();
     let layers = gptq_files(&model, &dir);
