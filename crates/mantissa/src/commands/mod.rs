@@ -6,6 +6,7 @@ mod demo;
 mod eval;
 mod imatrix;
 mod inspect;
+mod lint;
 mod model;
 mod quantize;
 mod recipes;
@@ -34,6 +35,7 @@ pub enum Command {
     Imatrix(imatrix::Args),
     Run(run::Args),
     Verify(verify::Args),
+    Lint(lint::Args),
     Train(train::Args),
     Report(report::Args),
     Tokenizer(tokenizer::Args),
@@ -59,6 +61,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
+        Command::Lint(args) => lint::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Report(args) => report::run(&args, context),
         Command::Tokenizer(args) => tokenizer::run(&args, context),

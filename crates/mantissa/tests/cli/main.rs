@@ -12,6 +12,7 @@ mod gguf_types;
 mod hostile;
 mod inspect;
 mod interruptions;
+mod lint;
 mod main_job;
 mod memory;
 mod quality;
