@@ -110,10 +110,18 @@ def elements_encode(tensors, metadata, decode):
 
 
 def codebooks(tensors, metadata, _decode):
-    names = ("bnb.nf4", "bnb.fp4", "bnb.dynamic8_signed", "bnb.dynamic8_unsigned", "torchao_optim.dynamic4_signed")
+    names = (
+        "bnb.nf4",
+        "bnb.fp4",
+        "bnb.dynamic8_signed",
+        "bnb.dynamic8_unsigned",
+        "bnb.linear8_signed",
+        "bnb.linear8_unsigned",
+        "torchao_optim.dynamic4_signed",
+    )
     kept = {k: tensors[k] for k in names}
     assert all(len(v) in (16, 256) and np.abs(v).max() == 1 for v in kept.values())
-    return kept, note(metadata, "the five books that are number formats")
+    return kept, note(metadata, "the seven books that are number formats")
 
 
 def mx_formats(tensors, metadata, decode):

@@ -58,7 +58,11 @@ impl Bench {
                 *o = a + b;
             }
         });
-        for (name, peak) in [("f32 FMA peak", fma_peak(seconds)), ("bf16 dot peak", bf16_dot_peak(seconds))] {
+        for (name, peak) in [
+            ("f32 FMA peak", fma_peak(seconds)),
+            ("bf16 dot peak", bf16_dot_peak(seconds)),
+            ("bf16 tile peak", bf16_tile_peak(seconds)),
+        ] {
             if let Some(peak) = peak {
                 println!("  {name:36} {:8.1} GFLOP/s", peak * 1e-9);
             }
@@ -246,27 +250,31 @@ impl Bench {
         }
     }
 
-    /// The three products of a linear layer in training, (tokens, out, in), at bf16 and f16.
+    /// The three products of a linear layer in training, (tokens, out, in), at bf16 and f16: on tiles, by the dot product
+    /// of AVX-512 and widened, where there are these.
     fn half_products(&mut self, k: &Kernels) {
         let widening = k.with_bf16_dot(false).expect("every processor can widen");
+        let dot = Kernels::new(Isa::Avx512).and_then(|k| k.with_bf16_dot(true));
+        let paths: [(&str, Option<Kernels>, Peak); 3] = [
+            ("tiles", Kernels::new(Isa::Amx), bf16_tile_peak),
+            ("dot", dot, bf16_dot_peak),
+            ("wide", Some(widening), bf16_dot_peak),
+        ];
         for shape in [(512, 2048, 2048), (4096, 288, 288), (4096, 768, 288), (4096, 288, 768)] {
             for (product, label) in ["nt", "nn", "tn"].iter().enumerate() {
                 let label = format!("{label} {} x {} x {}", shape.0, shape.1, shape.2);
-                if let Some(dot) = k.with_bf16_dot(true) {
-                    self.half_product(
-                        &format!("gemm_bf16_{label} dot"),
-                        &dot,
-                        shape,
-                        HALF_PRODUCTS[product].0,
-                    );
+                let (bf16, f16) = HALF_PRODUCTS[product];
+                for (path, kernels, peak) in &paths {
+                    if let Some(kernels) = kernels {
+                        self.half_product(
+                            &format!("gemm_bf16_{label} {path}"),
+                            kernels,
+                            shape,
+                            (bf16, *peak),
+                        );
+                    }
                 }
-                self.half_product(
-                    &format!("gemm_bf16_{label} wide"),
-                    &widening,
-                    shape,
-                    HALF_PRODUCTS[product].0,
-                );
-                self.half_product(&format!("gemm_f16_{label}"), &widening, shape, HALF_PRODUCTS[product].1);
+                self.half_product(&format!("gemm_f16_{label}"), &widening, shape, (f16, bf16_dot_peak));
             }
         }
     }
@@ -276,7 +284,7 @@ impl Bench {
         label: &str,
         k: &Kernels,
         (t, out, inp): (usize, usize, usize),
-        f: HalfProduct,
+        (f, peak): (HalfProduct, Peak),
     ) {
         if !label.contains(self.filter.as_str()) {
             return;
@@ -298,14 +306,14 @@ impl Bench {
             let time = once(&mut || f(k, a, b, MatMut::new(c, m, n), false));
             let speed = (2 * t * out * inp) as f64 / time;
             runs[0].push(speed * 1e-9);
-            let peaks = [bf16_dot_peak(once), fma_peak(once)];
+            let peaks = [peak(once), fma_peak(once)];
             for (ratios, peak) in runs[1..].iter_mut().zip(peaks) {
                 ratios.extend(peak.map(|peak| 100.0 * speed / peak));
             }
         }
-        let [speed, dot, fma] = runs.map(|runs| if runs.is_empty() { f64::NAN } else { median(runs) });
+        let [speed, own, fma] = runs.map(|runs| if runs.is_empty() { f64::NAN } else { median(runs) });
         println!(
-            "  {label:36} {speed:8.1} GFLOP/s   {dot:4.0} % of the bf16 dot peak   {fma:4.0} % of the f32 FMA peak"
+            "  {label:36} {speed:8.1} GFLOP/s   {own:4.0} % of the bf16 peak of its kind   {fma:4.0} % of the f32 FMA peak"
         );
     }
 
@@ -370,6 +378,9 @@ fn bare_gemm(name: &str, (t, n, d): (usize, usize, usize), a: &[f32], b: &[f32],
 /// The time of one call.
 type Stopwatch = fn(&mut dyn FnMut()) -> f64;
 
+/// Operations a second that the processor can do at most.
+type Peak = fn(Stopwatch) -> Option<f64>;
+
 /// Steps of a peak's loop, each of some independent instructions.
 const STEPS: usize = 50_000;
 
@@ -400,6 +411,48 @@ fn bf16_dot_peak(seconds: Stopwatch) -> Option<f64> {
         return Some((STEPS * 24 * 16 * 4) as f64 / time);
     }
     None
+}
+
+/// Operations a second of `TDPBF16PS` in registers: 16 x 16 x 32 multiplications and as many additions.
+fn bf16_tile_peak(seconds: Stopwatch) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Amx.is_available() {
+        let time = seconds(&mut || bf16_tiles(STEPS));
+        return Some((STEPS * 6 * 16 * 16 * 32 * 2) as f64 / time);
+    }
+    None
+}
+
+/// Six independent sums of tiles, `steps` times. Only where the level amx is available.
+#[cfg(target_arch = "x86_64")]
+fn bf16_tiles(steps: usize) {
+    // Palette 1; 64 bytes a row and 16 rows in each of eight tiles.
+    let mut config = [0_u8; 64];
+    config[0] = 1;
+    (16..32).step_by(2).for_each(|place| config[place] = 64);
+    config[48..56].fill(16);
+    // SAFETY: the caller has found AMX available; the configuration is read, and the tiles, which begin as zeros, are only
+    // used within the block and released at its end.
+    unsafe {
+        std::arch::asm!(
+            "ldtilecfg [{config}]",
+            "2:",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tdpbf16ps tmm1, tmm6, tmm7",
+            "tdpbf16ps tmm2, tmm6, tmm7",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "tdpbf16ps tmm4, tmm6, tmm7",
+            "tdpbf16ps tmm5, tmm6, tmm7",
+            "dec {steps}",
+            "jnz 2b",
+            "tilerelease",
+            config = in(reg) config.as_ptr(),
+            steps = inout(reg) steps => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

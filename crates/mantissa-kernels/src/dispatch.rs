@@ -46,6 +46,8 @@ impl Kernels {
             Isa::Avx2 => Some(AVX2),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Some(if isa::prefers_bf16_dot() { AVX512_BF16 } else { AVX512 }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Some(AMX),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Some(NEON),
             #[allow(unreachable_patterns)]
@@ -58,8 +60,8 @@ impl Kernels {
         self.isa
     }
 
-    /// Whether bf16 products run on the processor's own dot product (`VDPBF16PS` of AVX-512 BF16) and not by
-    /// widening to f32. [`Self::new`] chooses it where the processor has it and is faster with it.
+    /// Whether bf16 products run on the processor's own dot product (`VDPBF16PS` of AVX-512 BF16, at level amx
+    /// `TDPBF16PS`) and not by widening to f32. [`Self::new`] chooses it where the processor has it and is faster with it.
     pub fn bf16_dot(&self) -> bool {
         self.bf16_dot
     }
@@ -72,6 +74,8 @@ impl Kernels {
             Isa::Avx512 if !wanted => Some(AVX512),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => isa::has_bf16_dot().then_some(AVX512_BF16),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Some(if wanted { AMX } else { Kernels { isa: Isa::Amx, ..AVX512 } }),
             _ => (!wanted).then_some(self),
         }
     }
@@ -81,6 +85,10 @@ impl Kernels {
 /// have it.
 #[cfg(target_arch = "x86_64")]
 const AVX512_BF16: Kernels = Kernels { bf16_dot: true, gemm_bf16: crate::x86::gemm_bf16_dot, ..AVX512 };
+
+/// The level avx512 with bf16 products on tiles. Only for processes that [`Isa::is_available`] finds to have them.
+#[cfg(target_arch = "x86_64")]
+const AMX: Kernels = Kernels { isa: Isa::Amx, bf16_dot: true, gemm_bf16: crate::amx::gemm_bf16, ..AVX512 };
 
 /// Declares [`Kernels`] with one method per kernel, and one table per level. Each table entry is an
 /// instantiation of the generic function of the same name inside a function that enables the level's
@@ -135,7 +143,7 @@ macro_rules! kernels {
                 #[inline]
                 pub fn $name(&self, $($arg: $ty),*) $(-> $ret)? {
                     // SAFETY: the only requirement of a table entry is that the processor has the features of
-                    // `self.isa`, and AVX-512 BF16 if `self.bf16_dot`; `Kernels::new` and `with_bf16_dot`, the
+                    // `self.isa` (and its operating system's leave), and AVX-512 BF16 if `self.bf16_dot`; `Kernels::new` and `with_bf16_dot`, the
                     // only sources of a `Kernels`, have checked that. Contracts are asserted inside.
                     unsafe { (self.$name)($($arg),*) }
                 }

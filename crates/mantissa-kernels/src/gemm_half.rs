@@ -10,14 +10,18 @@ use crate::{HalfOperand, Kernels, MatMut, MatRef};
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`, of bf16 bits with f32 sums; added to C if `accumulate`.
     ///
-    /// Every block of 512 along k is one chain of fused multiply-adds that begins at 0 and takes the products
+    /// Except at level amx, every block of 512 along k is one chain of fused multiply-adds that begins at 0 and takes the products
     /// pair by pair, the odd element before the even one; the blocks' sums are added to C in their order. So an
     /// element depends on its row of A, its column of B and its old value alone: callers may split rows and
     /// columns as they like, and k at multiples of 512.
     ///
-    /// The error is, to first order, at most `(min(k, 512) + ceil(k / 512)) 2^-24 (|A| |Bᵀ| + |C|)`. Bits are the
-    /// same at every level and on every processor but for one thing: where [`Self::bf16_dot`] says that the
-    /// processor's own dot product is used, a subnormal operand or sum counts as zero, which adds at most
+    /// At level amx, where `TDPBF16PS` multiplies tiles, every 32 elements along k are two chains of fused multiply-adds
+    /// that begin at 0, of the even and of the odd elements; their sum is added to C, 32 elements after 32. What an element
+    /// depends on is the same.
+    ///
+    /// The error is, to first order, at most `(min(k, 512) + ceil(k / 512)) 2^-24 (|A| |Bᵀ| + |C|)`. But for level amx, bits
+    /// are the same at every level and on every processor with one exception: where [`Self::bf16_dot`] says that the
+    /// processor's own dot product is used (at amx too), a subnormal operand or sum counts as zero, which adds at most
     /// 2^-126 times the other operand, or 2^-126, to the error for each. (The chain is Intel's definition of that
     /// instruction; a processor that rounds less stays within the error.)
     ///

@@ -15,13 +15,15 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL and DQ, AVX2 and FMA.
     Avx512,
+    /// [`Self::Avx512`] with AVX-512 BF16 and the tiles of AMX (AMX-TILE, AMX-BF16), where the system grants them.
+    Amx,
     /// AArch64 with NEON.
     Neon,
 }
 
 impl Isa {
     /// Every level, from the least to the most capable.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// The most capable level of this processor.
     pub fn detect() -> Self {
@@ -34,12 +36,14 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Whether this processor (and operating system) can run the level.
+    /// Whether this processor (and operating system) can run the level. Asking for [`Self::Amx`] makes the process one
+    /// that may use tiles, where the system lets it.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
             Self::Avx2 => has_avx2(),
             Self::Avx512 => has_avx512(),
+            Self::Amx => has_amx(),
             Self::Neon => has_neon(),
         }
     }
@@ -50,6 +54,7 @@ impl Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
             Self::Neon => "neon",
         }
     }
@@ -142,6 +147,13 @@ pub(crate) fn prefers_bf16_dot() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
+fn has_amx() -> bool {
+    static AMX: std::sync::LazyLock<bool> =
+        std::sync::LazyLock::new(|| has_bf16_dot() && crate::amx::is_available());
+    *AMX
+}
+
+#[cfg(target_arch = "x86_64")]
 fn is_intel() -> bool {
     // SAFETY: every x86-64 processor has leaf 0. (A safe function in newer toolchains than the oldest supported.)
     #[allow(unused_unsafe)]
@@ -156,6 +168,11 @@ fn has_avx2() -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx512() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_amx() -> bool {
     false
 }
 

@@ -7,7 +7,7 @@
 //! level's target features, so that the compiler vectorizes the same arithmetic with wider registers. A
 //! [`Kernels`] value is the table of the functions of one level; [`Kernels::new`] refuses a level that the
 //! processor lacks, and that is the only condition under which calling through the table is sound.
-//! [`kernels`] resolves the best level once per process. `MANTISSA_ISA=scalar|avx2|avx512|neon` forces a
+//! [`kernels`] resolves the best level once per process. `MANTISSA_ISA=scalar|avx2|avx512|amx|neon` forces a
 //! level; a binary calls [`init`] first so that a bad value is an error.
 //!
 //! # What "identical at every level" means
@@ -24,14 +24,16 @@
 //! cache blocking for the processor. They give the same bits again for the same call on the same machine, and
 //! whatever thread count a caller splits its rows over as long as the split itself is fixed. Nothing that
 //! decides a quantization code may depend on them. The products of bf16 ([`Kernels::gemm_bf16_nt`] and its
-//! siblings) are exempt in one point: where the processor's own dot product serves them
-//! ([`Kernels::bf16_dot`]), subnormals are flushed to zero. Those of f16 are not exempt.
+//! siblings) are exempt where the processor's own dot product serves them ([`Kernels::bf16_dot`]): subnormals are
+//! flushed to zero, and at level amx the tiles round their sums in another order. Those of f16 are not exempt.
 //!
 //! # Contracts
 //!
 //! Kernels are safe functions. Lengths are checked with real asserts that name the kernel; the values may be
 //! anything (NaN and infinities included) and never cause more than a NaN in the output.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod attention_backward;
 mod cholesky;

@@ -35,7 +35,7 @@ const F16: Half = Half {
     widen: |h| f16::from_bits(h).to_f32(),
 };
 
-/// Every level, and avx512 with either path of bf16 where there are two.
+/// Every level, and avx512 and amx with either path of bf16 where there are two.
 fn paths() -> Vec<Kernels> {
     let levels = Isa::available().map(|isa| Kernels::new(isa).unwrap());
     levels.flat_map(|k| [false, true].map(|dot| k.with_bf16_dot(dot))).flatten().collect()
@@ -187,13 +187,38 @@ fn levels_agree_bit_for_bit() {
         let scalar = Kernels::new(Isa::Scalar).unwrap();
         let expected = bits(&operands.run(&half, 0, &scalar, true));
         for kernels in paths() {
-            if kernels.bf16_dot() && !is_intel() {
-                eprintln!("not compared: the dot product of another vendor");
+            if kernels.bf16_dot() && (kernels.isa() == Isa::Amx || !is_intel()) {
+                eprintln!("not compared: the dot product at {}, of another order or vendor", kernels.isa());
                 continue;
             }
             let got = bits(&operands.run(&half, 0, &kernels, true));
             assert_eq!(got, expected, "{} at {}", half.name, path(&kernels));
         }
+    }
+}
+
+/// The order in which level amx adds, as the documentation of `gemm_bf16_nt` has it: for each 32 elements of k two chains
+/// that begin at 0, of the even and of the odd elements, then their sum, then C.
+#[test]
+fn tiles_add_in_the_documented_order() {
+    let Some(kernels) = Kernels::new(Isa::Amx) else {
+        eprintln!("not tested: this processor or system has no AMX for us");
+        return;
+    };
+    let (m, n, k) = (37, 41, 1101);
+    let operands = Operands::wave(&BF16, (m, n, k));
+    let got = operands.run(&BF16, 0, &kernels, true);
+    for (i, j) in (0..m * n).map(|e| (e / n, e % n)) {
+        let mut sum = operands.c[i * n + j];
+        for first in (0..k).step_by(32) {
+            let mut chains = [0.0_f32; 2];
+            for p in first..k.min(first + 32) {
+                let chain = &mut chains[p % 2];
+                *chain = operands.a[i * k + p].mul_add(operands.b[p * n + j], *chain);
+            }
+            sum += chains[0] + chains[1];
+        }
+        assert_eq!(got[i * n + j].to_bits(), sum.to_bits(), "({i}, {j}): {} for {sum}", got[i * n + j]);
     }
 }
 
@@ -377,7 +402,7 @@ fn a_path_is_given_only_where_there_is_one() {
         let kernels = Kernels::new(isa).unwrap();
         assert!(!kernels.with_bf16_dot(false).unwrap().bf16_dot());
         match kernels.with_bf16_dot(true) {
-            Some(dot) => assert!(dot.bf16_dot() && dot.isa() == Isa::Avx512),
+            Some(dot) => assert!(dot.bf16_dot() && dot.isa() == isa && matches!(isa, Isa::Avx512 | Isa::Amx)),
             None => assert!(!kernels.bf16_dot()),
         }
     }

@@ -55,6 +55,14 @@ pub enum LoadError {
         /// What does not fit.
         error: TensorError,
     },
+    /// What stands around a weight does not fit it.
+    #[error("linear \"{module}\": {error}")]
+    Transform {
+        /// The linear layer.
+        module: String,
+        /// What does not fit.
+        error: mantissa_num::stored::MisfitError,
+    },
     /// A linear layer's input is to be quantized in a way that one token at a time cannot be.
     #[error("linear \"{module}\": input quantization: found {scheme} with {given}, allowed {allowed}")]
     InputScheme {

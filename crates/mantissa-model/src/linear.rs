@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
 use mantissa_num::codec::Codec;
+use mantissa_num::stored::Transforms;
 use mantissa_num::{Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -34,6 +35,7 @@ pub struct Linear {
     storage: Storage,
     bias: Option<Vec<f32>>,
     input: Option<InputQuantizer>,
+    transforms: Transforms,
 }
 
 #[derive(Clone, Debug)]
@@ -54,9 +56,10 @@ impl Linear {
     ///
     /// # Errors
     /// [`LoadError::Weight`] where the parts of the weight do not fit its shape, [`LoadError::InputScheme`]
-    /// where its input cannot be quantized token by token.
+    /// where its input cannot be quantized token by token, [`LoadError::Transform`] where what stands around it
+    /// does not fit.
     pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
-        let LinearWeight { rows, cols, weight, bias, input } = weight;
+        let LinearWeight { rows, cols, weight, bias, input, transforms } = weight;
         let fail = |error| LoadError::Weight { module: module.into(), error };
         let check = |what, found: usize, expected: usize| match found == expected {
             true => Ok(()),
@@ -77,7 +80,22 @@ impl Linear {
             }
         };
         let input = input.map(|quant| InputQuantizer::new(module, &quant)).transpose()?;
-        Ok(Linear { module: module.into(), rows, cols, storage, bias, input })
+        let misfit = |error| LoadError::Transform { module: module.into(), error };
+        transforms.check(rows, cols).map_err(misfit)?;
+        Ok(Linear { module: module.into(), rows, cols, storage, bias, input, transforms })
+    }
+
+    /// The same layer with what stands around its codes folded into an f32 weight; itself where nothing does.
+    pub fn folded(self) -> Self {
+        if self.transforms.is_empty() {
+            return self;
+        }
+        let mut weight = vec![0.0; self.rows * self.cols];
+        for (row, out) in weight.chunks_exact_mut(self.cols.max(1)).enumerate() {
+            self.row(row, out);
+        }
+        self.transforms.fold(&mut weight, self.rows, self.cols);
+        Linear { storage: Storage::F32(weight), transforms: Transforms::default(), ..self }
     }
 
     /// Module name.
@@ -121,8 +139,13 @@ impl Linear {
         panel_rows(cols).min(rows).saturating_mul(cols)
     }
 
-    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. The input
-    /// is used as it is.
+    /// What stands around the codes.
+    pub fn transforms(&self) -> &Transforms {
+        &self.transforms
+    }
+
+    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`, `W` with all that
+    /// stands around its codes. The input is not quantized.
     ///
     /// A row of `out` depends on its row of `x` alone. Its last bits are the same in every product of more
     /// than 64 rows; smaller ones may be summed in another order.
@@ -147,16 +170,49 @@ impl Linear {
         if tokens == 0 {
             return;
         }
-        for rows in panels(self.rows, self.cols, tokens) {
-            let panel = self.panel(rows.clone(), &mut *scratch);
-            multiply(panel, rows, (self.rows, self.cols), x, out, accumulate);
+        match self.transforms.before.as_slice() {
+            [] => self.product(x, x, out, accumulate, scratch),
+            maps => {
+                let mut mapped = x.to_vec();
+                maps.iter().for_each(|map| map.apply(&mut mapped, self.cols));
+                self.product(&mapped, x, out, accumulate, scratch);
+            }
         }
+    }
+
+    /// [`forward`](Self::forward) from the input of the codes, `ready`: mapped and quantized; `raw` is the input as it came.
+    fn product(&self, ready: &[f32], raw: &[f32], out: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+        if self.transforms.after.is_empty() {
+            self.codes(ready, out, accumulate, scratch);
+        } else {
+            let mut y = vec![0.0; out.len()];
+            self.codes(ready, &mut y, false, scratch);
+            self.transforms.after.iter().for_each(|map| map.apply(&mut y, self.rows));
+            match accumulate {
+                true => out.iter_mut().zip(&y).for_each(|(out, y)| *out += y),
+                false => out.copy_from_slice(&y),
+            }
+        }
+        self.transforms.extras.iter().for_each(|extra| extra.add(raw, out, self.rows, self.cols));
         if let Some(bias) = &self.bias {
             add_bias(bias, out);
         }
     }
 
-    /// Dequantizes row `row` into `out` (`[cols]`).
+    /// `out = x Cᵀ` or `out += x Cᵀ` with the codes `C` alone.
+    fn codes(&self, x: &[f32], out: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+        for rows in panels(self.rows, self.cols, x.len() / self.cols) {
+            let panel = self.panel(rows.clone(), &mut *scratch);
+            multiply(panel, rows, (self.rows, self.cols), x, out, accumulate);
+        }
+    }
+
+    /// Whether the codes of both see the same of an input.
+    fn same_input(&self, other: &Linear) -> bool {
+        self.input == other.input && self.transforms.before == other.transforms.before
+    }
+
+    /// Dequantizes row `row` of the codes into `out` (`[cols]`).
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let span = row * self.cols..(row + 1) * self.cols;
         match &self.storage {
@@ -190,8 +246,8 @@ pub(crate) struct Job<'a> {
     pub(crate) accumulate: bool,
 }
 
-/// Runs linear layers that read the same input `x`. It is quantized into `quantized` (at least `x.len()`)
-/// where they ask for it, once for all that ask for the same.
+/// Runs linear layers that read the same input `x`. It is mapped and quantized into `quantized` (at least `x.len()`)
+/// where they ask for it, once for all neighbours that ask for the same.
 pub(crate) fn forward_fused<'a>(
     jobs: impl IntoIterator<Item = Job<'a>>,
     x: &[f32],
@@ -199,20 +255,25 @@ pub(crate) fn forward_fused<'a>(
     scratch: &mut [f32],
 ) -> Result<(), ForwardError> {
     let quantized = &mut quantized[..x.len()];
-    let mut held = None;
+    let mut held: Option<&Linear> = None;
     for Job { linear, out, accumulate } in jobs {
-        let Some(input) = linear.input() else {
+        if linear.rows == 0
+            || linear.cols == 0
+            || (linear.input.is_none() && linear.transforms.before.is_empty())
+        {
             linear.forward(x, out, accumulate, scratch);
             continue;
-        };
-        if held != Some(input) {
-            quantized.copy_from_slice(x);
-            input
-                .apply(quantized, linear.cols())
-                .map_err(|error| ForwardError::Input { module: linear.module().into(), error })?;
-            held = Some(input);
         }
-        linear.forward(quantized, out, accumulate, scratch);
+        if !held.is_some_and(|held| held.same_input(linear)) {
+            quantized.copy_from_slice(x);
+            linear.transforms.before.iter().for_each(|map| map.apply(quantized, linear.cols));
+            if let Some(input) = &linear.input {
+                let fault = |error| ForwardError::Input { module: linear.module().into(), error };
+                input.apply(quantized, linear.cols).map_err(fault)?;
+            }
+            held = Some(linear);
+        }
+        linear.product(quantized, x, out, accumulate, scratch);
     }
     Ok(())
 }
@@ -297,7 +358,11 @@ mod tests {
 
     fn linear(rows: usize, cols: usize, weight: Weight) -> Linear {
         let bias = Some(wave(rows, 3.0));
-        Linear::new("m", LinearWeight { rows, cols, weight, bias, input: None }).unwrap()
+        Linear::new(
+            "m",
+            LinearWeight { rows, cols, weight, bias, input: None, transforms: Default::default() },
+        )
+        .unwrap()
     }
 
     fn run(linear: &Linear, x: &[f32], accumulate: bool) -> Vec<u32> {
@@ -388,7 +453,11 @@ mod tests {
         let asking = |scheme: Option<&str>| {
             let quant = |text| ActivationQuant { scheme: parse_activation(text).unwrap(), outer: None };
             let (weight, input) = (Weight::F32(wave(rows * cols, 0.0)), scheme.map(quant));
-            Linear::new("m", LinearWeight { rows, cols, weight, bias: None, input }).unwrap()
+            Linear::new(
+                "m",
+                LinearWeight { rows, cols, weight, bias: None, input, transforms: Default::default() },
+            )
+            .unwrap()
         };
         let schemes = [Some("int8-token"), None, Some("int8-token"), Some("fp8-e4m3-token")];
         let linears = schemes.map(asking);
@@ -408,13 +477,61 @@ mod tests {
         assert!(outs[0] == outs[2] && outs[0] != outs[1] && outs[0] != outs[3] && outs[1] != outs[3]);
     }
 
+    /// What stands around the codes gives the product with the folded weight, alone and beside partners.
+    #[test]
+    fn transforms_are_those_of_the_folded_weight() {
+        use mantissa_num::stored::{Extra, Map};
+        let (rows, cols, tokens) = (16, 48, 3);
+        let transforms = Transforms {
+            before: vec![Map::Perm((0..cols as u32).rev().collect()), Map::Diag(wave(cols, 0.5))],
+            after: vec![Map::Hadamard(mantissa_num::Hadamard::new(16).unwrap())],
+            extras: vec![Extra::Columns { index: vec![5], values: wave(rows, 2.0) }],
+        };
+        let (w, x) = (wave(rows * cols, 0.0), wave(tokens * cols, 1.0));
+        let made = |weight: Vec<f32>, transforms| {
+            let (weight, bias) = (Weight::F32(weight), Some(wave(rows, 3.0)));
+            Linear::new("m", LinearWeight { rows, cols, weight, bias, input: None, transforms }).unwrap()
+        };
+        let mut folded = w.clone();
+        transforms.fold(&mut folded, rows, cols);
+        let (whole, plain) = (made(w, transforms), made(folded, Transforms::default()));
+        let near = |a: &[u32], b: &[u32]| {
+            let pairs = a.iter().zip(b).map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
+            pairs.for_each(|(a, b)| assert!((a - b).abs() < 1e-4, "{a} {b}"));
+        };
+        for accumulate in [false, true] {
+            near(&run(&whole, &x, accumulate), &run(&plain, &x, accumulate));
+        }
+        let mut outs = [vec![0.0; tokens * rows], vec![0.0; tokens * rows], vec![0.0; tokens * rows]];
+        let linears = [&whole, &plain, &whole];
+        let jobs = linears.iter().zip(&mut outs).map(|(&linear, out)| Job { linear, out, accumulate: false });
+        let mut scratch = vec![0.0; Linear::scratch_len(rows, cols)];
+        forward_fused(jobs, &x, &mut vec![0.0; tokens * cols], &mut scratch).unwrap();
+        let bits = outs.map(|out| out.iter().map(|y| y.to_bits()).collect::<Vec<_>>());
+        assert!(bits[0] == bits[2] && bits[0] == run(&whole, &x, false));
+        near(&bits[0], &bits[1]);
+    }
+
     #[test]
     fn parts_that_do_not_fit_are_refused() {
-        let weight =
-            LinearWeight { rows: 2, cols: 3, weight: Weight::F32(vec![0.0; 5]), bias: None, input: None };
+        let weight = LinearWeight {
+            rows: 2,
+            cols: 3,
+            weight: Weight::F32(vec![0.0; 5]),
+            bias: None,
+            input: None,
+            transforms: Default::default(),
+        };
         assert!(matches!(Linear::new("m", weight), Err(LoadError::Weight { .. })));
         let weight = Weight::F32(vec![0.0; 6]);
-        let weight = LinearWeight { rows: 2, cols: 3, weight, bias: Some(vec![0.0; 3]), input: None };
+        let weight = LinearWeight {
+            rows: 2,
+            cols: 3,
+            weight,
+            bias: Some(vec![0.0; 3]),
+            input: None,
+            transforms: Default::default(),
+        };
         assert!(Linear::new("m", weight).unwrap_err().to_string().contains("bias"));
     }
 }

@@ -115,6 +115,6 @@ impl WeightSource for MapSource {
         }
         let weight = Weight::F32(self.tensor_f32(&format!("{module}.weight"), &[rows, cols])?);
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
-        Ok(LinearWeight { rows, cols, weight, bias, input: None })
+        Ok(LinearWeight { rows, cols, weight, bias, input: None, transforms: Default::default() })
     }
 }

@@ -180,7 +180,7 @@ impl Format {
         let affine = match self {
             Format::Affine(affine) => affine,
             // All negative values become the lowest level, 0.
-            Format::Table(t) if t.book.level(0) == 0.0 && t.book.is_dynamic() => return 1.0,
+            Format::Table(t) if t.book.level(0) == 0.0 && t.book.is_state_map() => return 1.0,
             Format::Table(_) => return self.largest_gap(),
             Format::Codec(_) => return f32::INFINITY,
         };

@@ -15,6 +15,11 @@ pub enum Book {
     Dyn8Unsigned,
     /// The signed dynamic map of 4 bits (torchao's `create_dynamic_map(True, 3, 4)`).
     Dyn4,
+    /// The signed linear map of 8 bits (`create_linear_map` of bitsandbytes): 255 even levels over [-1, 1], and zero.
+    /// What the dynamic map is measured against: below 1/510 of the largest value of its block it has nothing.
+    Lin8,
+    /// The unsigned linear map of 8 bits: 256 even levels over [0, 1].
+    Lin8Unsigned,
 }
 
 /// Levels of NF4; index = code. `NF4[7]` is zero.
@@ -64,10 +69,15 @@ pub static DYN8: [f32; 256] = dynamic_map(true);
 pub static DYN8_UNSIGNED: [f32; 256] = dynamic_map(false);
 /// Levels of the signed dynamic map of 4 bits; index = code.
 pub static DYN4: [f32; 16] = dynamic_map(true);
+/// Levels of the signed linear map of 8 bits; index = code.
+pub static LIN8: [f32; 256] = linear_map(true);
+/// Levels of the unsigned linear map of 8 bits; index = code.
+pub static LIN8_UNSIGNED: [f32; 256] = linear_map(false);
 
 impl Book {
     /// Every book.
-    pub const ALL: [Book; 5] = [Book::Nf4, Book::Fp4Bnb, Book::Dyn8, Book::Dyn8Unsigned, Book::Dyn4];
+    pub const ALL: [Book; 7] =
+        [Book::Nf4, Book::Fp4Bnb, Book::Dyn8, Book::Dyn8Unsigned, Book::Dyn4, Book::Lin8, Book::Lin8Unsigned];
 
     /// Name in the Scheme grammar.
     pub const fn name(self) -> &'static str {
@@ -77,6 +87,8 @@ impl Book {
             Book::Dyn8 => "dyn8",
             Book::Dyn8Unsigned => "dyn8-unsigned",
             Book::Dyn4 => "dyn4",
+            Book::Lin8 => "lin8",
+            Book::Lin8Unsigned => "lin8-unsigned",
         }
     }
 
@@ -84,20 +96,29 @@ impl Book {
     pub const fn bits(self) -> u32 {
         match self {
             Book::Nf4 | Book::Fp4Bnb | Book::Dyn4 => 4,
-            Book::Dyn8 | Book::Dyn8Unsigned => 8,
+            Book::Dyn8 | Book::Dyn8Unsigned | Book::Lin8 | Book::Lin8Unsigned => 8,
         }
     }
 
     /// Elements of a flat block where a name says nothing: 64 for the weight formats, as bitsandbytes defaults to, and 256
     /// for the maps of optimizer state.
     pub const fn default_block(self) -> u32 {
-        if self.is_dynamic() { 256 } else { 64 }
+        if self.is_state_map() { 256 } else { 64 }
     }
 
-    /// Whether the book is one of the dynamic maps, which bitsandbytes' CPU code quantizes through a table of 65 536
-    /// entries ([`encode_by_table`](Self::encode_by_table)).
-    pub const fn is_dynamic(self) -> bool {
+    /// Whether the book is one of the maps of optimizer state, which bitsandbytes' CPU code quantizes through a table of
+    /// 65 536 entries ([`encode_by_table`](Self::encode_by_table)).
+    pub const fn is_state_map(self) -> bool {
         !matches!(self, Book::Nf4 | Book::Fp4Bnb)
+    }
+
+    /// The map for magnitudes, such as second moments, that goes with a signed one.
+    pub const fn unsigned(self) -> Option<Book> {
+        match self {
+            Book::Dyn8 => Some(Book::Dyn8Unsigned),
+            Book::Lin8 => Some(Book::Lin8Unsigned),
+            _ => None,
+        }
     }
 
     /// All levels; index = code.
@@ -108,6 +129,8 @@ impl Book {
             Book::Dyn8 => &DYN8,
             Book::Dyn8Unsigned => &DYN8_UNSIGNED,
             Book::Dyn4 => &DYN4,
+            Book::Lin8 => &LIN8,
+            Book::Lin8Unsigned => &LIN8_UNSIGNED,
         }
     }
 
@@ -182,6 +205,23 @@ const fn dynamic_map<const N: usize>(signed: bool) -> [f32; N] {
             j += 1;
         }
         decade += 1;
+    }
+    map
+}
+
+/// `create_linear_map` of bitsandbytes for 8 bits, ascending: `torch.linspace(-1, 1, 255)` with a zero before its middle, or `torch.linspace(0, 1, 256)`; the upper half counts down from the end.
+const fn linear_map(signed: bool) -> [f32; 256] {
+    let (start, points) = if signed { (-1.0f32, 255) } else { (0.0, 256) };
+    let step = (1.0 - start) / (points - 1) as f32;
+    let mut map = [0.0; 256];
+    let mut i = 0;
+    while i < points {
+        let low = (start as f64 + step as f64 * i as f64) as f32;
+        let high = (1.0 - step as f64 * (points - 1 - i) as f64) as f32;
+        let level = if i < points / 2 { low } else { high };
+        // Signed, code 127 is the zero that is put in; the middle of the grid, 3.7e-9 as the step is rounded, comes after it.
+        map[if signed && i >= 127 { i + 1 } else { i }] = level;
+        i += 1;
     }
     map
 }

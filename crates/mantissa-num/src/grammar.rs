@@ -60,7 +60,8 @@ const FLOATS: [MiniFloat; 9] = [
 const WIDE: [(&str, Code); 3] = [("f64", Code::F64), ("f32", Code::F32), ("tf32", Code::Tf32)];
 
 /// Code books, the longer of two names with a common beginning first.
-const BOOKS: [Book; 5] = [Book::Nf4, Book::Fp4Bnb, Book::Dyn8Unsigned, Book::Dyn8, Book::Dyn4];
+const BOOKS: [Book; 7] =
+    [Book::Nf4, Book::Fp4Bnb, Book::Dyn8Unsigned, Book::Dyn8, Book::Dyn4, Book::Lin8Unsigned, Book::Lin8];
 
 /// Integer elements: symmetric or asymmetric.
 const INTS: [(&str, u32); 7] =
@@ -211,16 +212,22 @@ fn parse_float(text: &str, rest: &str, float: MiniFloat) -> Result<Scheme, Parse
 
 fn parse_book(text: &str, rest: &str, book: Book) -> Result<Scheme, ParseError> {
     // Double quantization is of weights: the maps of optimizer state have no use for it.
-    let (size, doubled) = match rest.strip_suffix("dq").filter(|_| !book.is_dynamic()) {
+    let (size, doubled) = match rest.strip_suffix("dq").filter(|_| !book.is_state_map()) {
         Some(size) => (size.strip_suffix('-').unwrap_or(size), true),
         None => (rest, false),
     };
     let block = match size {
         "" => book.default_block(),
-        _ => size
-            .strip_prefix('g')
-            .and_then(parse_size)
-            .ok_or_else(|| part(text, rest, "a block size such as g64 (of the flattened tensor)"))?,
+        "tensor" if !doubled => {
+            let mut scheme = Scheme::table(book, 1);
+            if let Format::Table(table) = &mut scheme.format {
+                table.blocks = Blocks::Tensor;
+            }
+            return Ok(scheme);
+        }
+        _ => size.strip_prefix('g').and_then(parse_size).ok_or_else(|| {
+            part(text, rest, "tensor or a block size such as g64 (of the flattened tensor)")
+        })?,
     };
     Ok(if doubled { Scheme::double_quantized(book, block) } else { Scheme::table(book, block) })
 }
@@ -377,6 +384,10 @@ mod tests {
             "dyn8-g4096:cpu",
             "dyn8-unsigned",
             "dyn4-g128",
+            "lin8",
+            "lin8-unsigned-g4096",
+            "dyn8-tensor",
+            "nf4-tensor",
             "nf4-dq",
             "nf4-g128-dq",
             "fp4-bnb-dq",

@@ -27,7 +27,9 @@ pub mod minifloat;
 pub mod pack;
 pub mod round;
 pub mod scheme;
+pub mod stored;
 pub mod swizzle;
+pub mod trellis;
 mod tensor;
 
 pub use blockwise::Nested;

@@ -216,7 +216,7 @@ impl Scheme {
     pub fn table(book: Book, block: u32) -> Self {
         let format =
             Format::Table(Table { book, blocks: Blocks::Flat(block), scale: ScaleTree::leaf(Code::F32) });
-        Self::new(format, if book.is_dynamic() { Rule::Nearest } else { Rule::Amax })
+        Self::new(format, if book.is_state_map() { Rule::Nearest } else { Rule::Amax })
     }
 
     /// A code book whose block scales are themselves quantized (bitsandbytes' `compress_statistics`): their differences
@@ -237,7 +237,7 @@ impl Scheme {
     pub fn rules(&self) -> &'static [Rule] {
         match &self.format {
             Format::Affine(affine) => affine_rules(affine),
-            Format::Table(Table { book, .. }) if book.is_dynamic() => &[Rule::Nearest, Rule::Cpu],
+            Format::Table(Table { book, .. }) if book.is_state_map() => &[Rule::Nearest, Rule::Cpu],
             Format::Table(_) | Format::Codec(_) => &[Rule::Amax],
         }
     }

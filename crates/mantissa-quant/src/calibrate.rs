@@ -295,7 +295,8 @@ impl CalibratedLayer {
         self.layer.linear(kind)
     }
 
-    /// Puts `weight` (`[rows, cols]` of the linear layer `kind`) in place of the one that is there; its bias stays.
+    /// Puts `weight` (`[rows, cols]` of the linear layer `kind`) in place of the one that is there, with all that stands around its codes;
+    /// its bias stays.
     ///
     /// # Errors
     /// [`LoadError::Weight`] where the weight does not have the shape.
@@ -303,7 +304,8 @@ impl CalibratedLayer {
         let old = self.layer.linear(kind);
         let input = old.input().map(|input| input.quant().clone());
         let bias = old.bias().map(<[f32]>::to_vec);
-        let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input };
+        let transforms = Default::default();
+        let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input, transforms };
         *self.layer.linear_mut(kind) = Linear::new(old.module(), weight)?;
         Ok(())
     }

@@ -6,7 +6,9 @@ use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Code, Rounding, Scheme, minifloat};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
+use mantissa_store::convention::{
+    Container, LinearPlan, ModelFiles, NotStorable, awq, compressed_tensors, gptq as gptq_files, native,
+};
 use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
 use serde_json::Value;
 
@@ -145,7 +147,7 @@ impl Plan {
             }
         };
         let evaluation = None;
-        Ok(Plan {
+        let plan = Plan {
             recipe,
             container,
             config,
@@ -157,7 +159,10 @@ impl Plan {
             evaluation,
             options,
             gguf,
-        })
+        };
+        // What only the layers together cannot be stored as.
+        plan.output_config(source)?;
+        Ok(plan)
     }
 
     /// Threads that a run may use.
@@ -212,12 +217,19 @@ impl Plan {
         let mut config = source.config().cloned().unwrap_or_default();
         let kept: Vec<_> =
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+        let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
         let quantization = match self.container {
             Container::CompressedTensors => {
                 let ignore: Vec<_> = std::iter::once("lm_head".to_owned()).chain(kept).collect();
-                compressed_tensors::quantization_config(&self.groups(), &ignore)
-                    .map_err(|e| not_storable(self.container, 1, vec![e.to_string()]))?
+                compressed_tensors::quantization_config(&self.groups(), &ignore).map_err(fault)?
             }
+            Container::Gptq => {
+                let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
+                let desc_act = gptq.is_some_and(|options| options.follows_order());
+                let settings = gptq_files::Settings { desc_act, damp: gptq.map(|options| options.damp) };
+                gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
+            }
+            Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -309,16 +321,20 @@ fn planned(
     });
     let scheme = of_type.or_else(|| recipe.weights_of(&info.module).cloned()).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        if container == Container::CompressedTensors {
-            scheme.format = with_model_scales(scheme.format, meta.dtype);
-        }
+        scheme.format = match container {
+            Container::CompressedTensors => with_scales_in(scheme.format, meta.dtype),
+            // Whatever the model's dtype.
+            Container::Gptq | Container::Awq => with_scales_in(scheme.format, Dtype::F16),
+            Container::Gguf | Container::Native => scheme.format,
+        };
         scheme
     });
     Ok(PlannedLinear { info, scheme })
 }
 
-/// compressed-tensors keeps f32 scales in the model's dtype, and its loaders cast them to it.
-fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
+/// The format with scales as a container stores what would be f32: compressed-tensors keeps them in the model's dtype, and its
+/// loaders cast them to it.
+fn with_scales_in(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
     let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
     match dtype {
         Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
@@ -351,10 +367,11 @@ fn calibration_notes(
     let mut widest = 0;
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq).map_err(|error| QuantError::Gptq {
-            path: source.dir().to_owned(),
-            what: info.module.clone(),
-            error,
+        let holds_g_idx = container.holds_group_order();
+        let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
+        checked.map_err(|error| {
+            let (path, what) = (source.dir().to_owned(), info.module.clone());
+            QuantError::Gptq { path, what, error }
         })?;
         widest = widest.max(info.cols);
     }

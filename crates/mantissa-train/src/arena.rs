@@ -87,7 +87,19 @@ impl Parameters {
     /// # Errors
     /// As [`WeightSource::tensor_f32`], [`LoadError::Memory`].
     pub fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self, LoadError> {
-        let mut parameters = Self::zeros(config)?;
+        Self::load_as(source, config, Precision::F32)
+    }
+
+    /// [`load`](Self::load), stored in `precision`, rounded to nearest; all of them in f32 are never held.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_as(
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+        precision: Precision,
+    ) -> Result<Self, LoadError> {
+        let mut parameters = Self::zeros(config, precision)?;
         for ParamInfo { tensor, range } in &parameters.table.params {
             let values = source.tensor_f32(&tensor.name, &tensor.shape)?;
             parameters.store.set(range.start, &values);
@@ -102,7 +114,20 @@ impl Parameters {
     /// # Errors
     /// [`LoadError::Memory`].
     pub fn random(config: &ModelConfig, std: f32, seed: u64) -> Result<Self, LoadError> {
-        let mut parameters = Self::zeros(config)?;
+        Self::random_as(config, std, seed, Precision::F32)
+    }
+
+    /// [`random`](Self::random), stored in `precision`, rounded to nearest; all of them in f32 are never held.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn random_as(
+        config: &ModelConfig,
+        std: f32,
+        seed: u64,
+        precision: Precision,
+    ) -> Result<Self, LoadError> {
+        let mut parameters = Self::zeros(config, precision)?;
         let mut buffer = Vec::new();
         for ParamInfo { tensor, range } in &parameters.table.params {
             buffer.clear();
@@ -124,11 +149,11 @@ impl Parameters {
         Ok(parameters)
     }
 
-    fn zeros(config: &ModelConfig) -> Result<Self, LoadError> {
+    fn zeros(config: &ModelConfig, precision: Precision) -> Result<Self, LoadError> {
         let table = ParamTable::new(config);
-        let bytes = (table.len as u64).saturating_mul(4);
+        let bytes = (table.len as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
-        let store = Store::zeros(Precision::F32, table.len).ok_or(memory)?;
+        let store = Store::zeros(precision, table.len).ok_or(memory)?;
         Ok(Parameters { table, store })
     }
 
@@ -270,6 +295,8 @@ mod tests {
             }
         }
         assert_eq!(params, Parameters::random(&config, 0.5, 3).unwrap());
+        let bf16 = Parameters::random_as(&config, 0.5, 3, Precision::Bf16).unwrap();
+        assert_eq!(bf16, params.clone().stored_as(Precision::Bf16).unwrap());
         assert_ne!(params, Parameters::random(&config, 0.5, 4).unwrap());
     }
 

@@ -7,14 +7,16 @@
 use std::ops::Range;
 
 use mantissa_kernels::{AttentionGrads, AttentionSaved, for_each, kernels};
-use mantissa_model::LinearKind;
-use mantissa_model::flow::parts;
+use mantissa_model::flow::{NormKind, parts};
+use mantissa_model::{LinearInput, LinearKind};
 
 use crate::arena::Parameters;
 use crate::forward::rms_norm;
 use crate::gradients::Gradients;
+use crate::health::{OperandKind, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
 use crate::plan::{Saved, Scratch, scores_per_thread};
+use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
 
@@ -32,11 +34,15 @@ impl TrainModel {
             eps: self.config.rms_norm_eps,
             threads: self.options.threads,
             profile: &self.profile,
+            look: Look { watch: &self.watch, policy: &self.options.policy, layer: &self.layers[i] },
         };
         layer.mlp();
         layer.attention(lens);
     }
 }
+
+/// What reads the input norm, in the order of the backward.
+const QKV: [LinearKind; 3] = [LinearKind::Q, LinearKind::K, LinearKind::V];
 
 /// One layer's backward.
 struct LayerBackward<'a> {
@@ -50,6 +56,42 @@ struct LayerBackward<'a> {
     eps: f32,
     threads: usize,
     profile: &'a Profile,
+    look: Look<'a>,
+}
+
+/// Shows the numbers of a layer to whoever watches.
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    watch: &'a Watch,
+    policy: &'a Policy,
+    layer: &'a LayerOps,
+}
+
+impl Look<'_> {
+    /// The gradient of what a linear layer gave.
+    fn dy(self, kind: LinearKind, dy: &[f32]) {
+        self.watch.operand(Operator::Linear(self.layer.index, kind), OperandKind::Dy, self.policy, dy);
+    }
+
+    /// The gradient of what it read.
+    fn dx(self, kind: LinearKind, dx: &[f32]) {
+        self.watch.result(Operator::Linear(self.layer.index, kind), "dgrad dx", dx);
+    }
+
+    /// The gradients of weights.
+    fn dw(self, kinds: &[LinearKind], grads: &Gradients) {
+        if !self.watch.is_off() {
+            for &kind in kinds {
+                let dw = grads.get(self.layer.linear(kind).weight());
+                self.watch.result(Operator::Linear(self.layer.index, kind), "wgrad dw", &dw.widened());
+            }
+        }
+    }
+
+    /// The gradient of what another operator read.
+    fn gradient(self, at: Operator, values: &[f32]) {
+        self.watch.result(at, "gradient", values);
+    }
 }
 
 impl LayerBackward<'_> {
@@ -57,41 +99,70 @@ impl LayerBackward<'_> {
         let [gate, up, down] =
             [LinearKind::Gate, LinearKind::Up, LinearKind::Down].map(|kind| self.layer.linear(kind));
         let (d, ffn, tokens, threads) = (self.hidden, gate.rows(), self.tokens, self.threads);
+        let look = self.look;
+        look.dy(LinearKind::Down, &self.s.d_residual[..tokens * d]);
         self.mlp_inner();
         let (params, profile, saved, s) = (self.params, self.profile, &*self.saved, &mut *self.s);
+        let [of_residual, of_gate, of_up] = std::mem::take(&mut s.rounded);
+        let [_, _, normed, inner] = &saved.inputs;
+        let (d_residual, normed) = (&s.d_residual[..tokens * d], normed.of(&s.normed[..tokens * d]));
         let (d_gate, d_up) = (&saved.gate[..tokens * ffn], &saved.up[..tokens * ffn]);
-        let normed = &s.normed[..tokens * d];
+        look.dy(LinearKind::Gate, d_gate);
+        look.dy(LinearKind::Up, d_up);
+        let inner = inner.of(&s.inner[..tokens * ffn]);
         profile.time(Part::Wgrad, || {
-            down.wgrad(&s.d_residual[..tokens * d], &s.inner[..tokens * ffn], self.grads, threads);
-            gate.wgrad(d_gate, normed, self.grads, threads);
-            up.wgrad(d_up, normed, self.grads, threads);
+            down.gradients((d_residual, &of_residual), inner, self.grads, threads);
+            gate.gradients((d_gate, &of_gate), normed, self.grads, threads);
+            up.gradients((d_up, &of_up), normed, self.grads, threads);
         });
+        look.dw(&[LinearKind::Down, LinearKind::Gate, LinearKind::Up], self.grads);
+        let (d_gate, d_up) = (of_gate.of(d_gate), of_up.of(d_up));
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
-            gate.dgrad(params, rows(d_gate, ffn, part.clone()), d_normed, false, 1);
-            up.dgrad(params, rows(d_up, ffn, part), d_normed, true, 1);
+            let span = part.start * ffn..part.end * ffn;
+            gate.dgrad(params, d_gate.slice(span.clone()), d_normed, false, 1);
+            look.dx(LinearKind::Gate, d_normed);
+            up.dgrad(params, d_up.slice(span), d_normed, true, 1);
+            look.dx(LinearKind::Up, d_normed);
         };
         let norm = NormBackward { x: &saved.middle, weight: &self.layer.post_norm, params, eps: self.eps };
         norm.run(tokens, s, self.grads, threads, profile, through);
+        look.gradient(Operator::Norm(self.layer.index, NormKind::Post), &s.d_residual[..tokens * d]);
+        s.rounded = [of_residual, of_gate, of_up];
     }
 
     /// From the output projection to the inner ones, whose gradients take the place of their values; what the
-    /// weight gradients read is made again.
+    /// weight gradients read is made again where it was not kept.
     fn mlp_inner(&mut self) {
         let (down, ffn) = (self.layer.linear(LinearKind::Down), self.layer.linear(LinearKind::Gate).rows());
-        let (d, params, profile, eps) = (self.hidden, self.params, self.profile, self.eps);
+        let (d, params, profile, eps, look) = (self.hidden, self.params, self.profile, self.eps, self.look);
         let norm = params.f32(&self.layer.post_norm);
         let (saved, s) = (&mut *self.saved, &mut *self.s);
         let cut = parts(self.tokens, PART);
+        let [of_residual, of_gate, of_up] = &mut s.rounded;
+        let d_residual = &s.d_residual[..self.tokens * d];
+        profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, self.threads));
+        let kept = saved.inputs[LinearInput::GateUp as usize].is_rounded();
+        let dy = of_residual.of(d_residual);
         let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut saved.up, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut s.inner, ffn, cut.clone()));
-        let pieces = pieces.zip(rows_mut(&mut s.normed, d, cut));
-        let (middle, d_residual) = (&saved.middle, &s.d_residual);
-        for_each(self.threads, pieces, |((((part, gate), up), inner), normed)| {
-            let dy = rows(d_residual, d, part.clone());
+        let pieces = pieces.zip(rows_mut(&mut s.normed, d, cut.clone()));
+        let rounded = of_gate.parts(ffn, cut.clone()).zip(of_up.parts(ffn, cut));
+        let middle = &saved.middle;
+        for_each(self.threads, pieces.zip(rounded), |(((((part, gate), up), inner), normed), rounded)| {
+            let dy = dy.slice(part.start * d..part.end * d);
             profile.time(Part::Dgrad, || down.dgrad(params, dy, inner, false, 1));
+            look.dx(LinearKind::Down, inner);
             profile.time(Part::GateBackward, || kernels().silu_mul_backward(gate, up, inner));
-            profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), &norm, eps, normed));
+            look.gradient(Operator::Gate(look.layer.index), gate);
+            look.gradient(Operator::Gate(look.layer.index), up);
+            profile.time(Part::Rounding, || {
+                rounded.0.round(gate);
+                rounded.1.round(up);
+            });
+            if !kept {
+                profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), &norm, eps, normed));
+            }
         });
     }
 
@@ -100,33 +171,52 @@ impl LayerBackward<'_> {
             [LinearKind::Q, LinearKind::K, LinearKind::V, LinearKind::O].map(|kind| self.layer.linear(kind));
         let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
         let (query, key) = (q.rows(), k.rows());
-        let dy = &self.s.d_residual[..tokens * d];
-        let d_attended = &mut self.s.d_attended[..tokens * query];
+        let (look, index) = (self.look, self.layer.index);
+        let [of_residual, _, _] = &mut self.s.rounded;
+        let d_residual = &self.s.d_residual[..tokens * d];
+        look.dy(LinearKind::O, d_residual);
+        self.profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, threads));
+        let (of_residual, d_attended) = (&*of_residual, &mut self.s.d_attended[..tokens * query]);
+        let dy = of_residual.of(d_residual);
         self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
-        let attended = &self.saved.attended[..tokens * query];
-        self.profile.time(Part::Wgrad, || o.wgrad(dy, attended, self.grads, threads));
+        look.dx(LinearKind::O, d_attended);
+        let attended = self.saved.inputs[LinearInput::O as usize].of(&self.saved.attended[..tokens * query]);
+        self.profile.time(Part::Wgrad, || {
+            o.gradients((d_residual, of_residual), attended, self.grads, threads);
+        });
+        look.dw(&[LinearKind::O], self.grads);
         self.profile
             .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
 
-        let (profile, saved, s) = (self.profile, &*self.saved, &mut *self.s);
-        let (x, normed) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
-        let weight = params.f32(&self.layer.input_norm);
-        profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, normed, threads));
-        let normed = &s.normed[..tokens * d];
-        profile.time(Part::Wgrad, || {
-            q.wgrad(&s.dq[..tokens * query], normed, self.grads, threads);
-            k.wgrad(&s.dk[..tokens * key], normed, self.grads, threads);
-            v.wgrad(&s.dv[..tokens * key], normed, self.grads, threads);
-        });
+        let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
+        let normed = &mut saved.inputs[LinearInput::Qkv as usize];
+        if !normed.is_rounded() {
+            let (x, to) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
+            let weight = params.f32(&self.layer.input_norm);
+            profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, to, normed, threads));
+        }
+        let normed = normed.of(&s.normed[..tokens * d]);
         let [dq, dk, dv] = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
+        let mut rounded = std::mem::take(&mut s.rounded);
+        let all = [(q, &dq[..tokens * query]), (k, &dk[..tokens * key]), (v, &dv[..tokens * key])];
+        for (((linear, dy), rounded), kind) in all.iter().zip(&mut rounded).zip(QKV) {
+            look.gradient(Operator::Attention(index), dy);
+            look.dy(kind, dy);
+            profile.time(Part::Rounding, || rounded.round(0, linear.rows(), dy, threads));
+            profile.time(Part::Wgrad, || linear.gradients((dy, rounded), normed, self.grads, threads));
+        }
+        look.dw(&QKV, self.grads);
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
-            q.dgrad(params, rows(&dq, query, part.clone()), d_normed, false, 1);
-            k.dgrad(params, rows(&dk, key, part.clone()), d_normed, true, 1);
-            v.dgrad(params, rows(&dv, key, part), d_normed, true, 1);
+            for (i, ((linear, dy), rounded)) in all.iter().zip(&rounded).enumerate() {
+                let dy = rounded.of(dy).slice(part.start * linear.rows()..part.end * linear.rows());
+                linear.dgrad(params, dy, d_normed, i > 0, 1);
+                look.dx(QKV[i], d_normed);
+            }
         };
         let norm = NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
         norm.run(tokens, s, self.grads, threads, profile, through);
-        (s.dq, s.dk, s.dv) = (dq, dk, dv);
+        look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
+        (s.dq, s.dk, s.dv, s.rounded) = (dq, dk, dv, rounded);
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! weights.NAME                    each parameter, [shape], F32, BF16 or F16
-//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks of 256]
+//! optimizer.m.NAME, .v.NAME       moments, [elements], F32, BF16 or U8; with U8 also m_absmax, v_absmax, F32 [blocks]
 //! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
 //! ```
 //!
@@ -45,10 +45,10 @@ impl Trainer {
         let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
         for param in table.iter() {
             let array = stored_array(self.model.params.get(param.range.clone()));
-            writer.write(&weight_name(&param.tensor.name), &bytes(array))?;
+            write(&mut writer, &weight_name(&param.tensor.name), array)?;
         }
         for (name, array) in arrays {
-            writer.write(&state_name(&name), &bytes(array))?;
+            write(&mut writer, &state_name(&name), array)?;
         }
         writer.finish()?;
         Ok(staged.commit()?)
@@ -65,15 +65,17 @@ impl Trainer {
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();
         for param in &params {
             let expected = dtype(stored_array(self.model.params.get(0..0)));
-            let name = weight_name(&param.tensor.name);
-            let bytes = read(&file, &name, expected, &param.tensor.shape)?;
-            self.model.params.fill(param.range.start, &bytes);
+            let (name, width) = (weight_name(&param.tensor.name), expected.bits() as usize / 8);
+            read(&file, &name, expected, &param.tensor.shape, |at, bytes| {
+                self.model.params.fill(param.range.start + at / width, bytes);
+            })?;
         }
         let table = self.model.params.table();
         for (name, array) in self.optimizer.restore(table, numbers.optimizer_steps) {
             let name = state_name(&name);
             let (expected, count) = (dtype_mut(&array), len_mut(&array));
-            fill(array, &read(&file, &name, expected, &[count])?);
+            let mut array = array;
+            read(&file, &name, expected, &[count], |at, bytes| fill(&mut array, at, bytes))?;
         }
         self.restore(numbers.progress, numbers.scaler);
         Ok(())
@@ -197,28 +199,56 @@ fn len_mut(array: &ArrayMut<'_>) -> usize {
     }
 }
 
-fn bytes(array: Array<'_>) -> Vec<u8> {
+/// Bytes of an array that are copied at a time: what a checkpoint takes besides what it holds.
+const PIECE: usize = 1 << 20;
+
+/// Writes an array, a piece at a time.
+fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result<(), TrainError> {
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        let put = writer.write_range(name, at, bytes);
+        at += bytes.len() as u64;
+        put
+    };
     match array {
-        Array::F32(x) => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        Array::Bf16(x) | Array::F16(x) | Array::U16(x) => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        Array::U8(x) => x.to_vec(),
+        Array::F32(x) => {
+            for x in x.chunks(PIECE / 4) {
+                put(&x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())?;
+            }
+        }
+        Array::Bf16(x) | Array::F16(x) | Array::U16(x) => {
+            for x in x.chunks(PIECE / 2) {
+                put(&x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())?;
+            }
+        }
+        Array::U8(x) => put(x)?,
     }
+    Ok(())
 }
 
-/// Fills `to`, whose length the bytes have.
-fn fill(to: ArrayMut<'_>, bytes: &[u8]) {
+/// Fills `to` from its byte `at` on with whole elements.
+fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) {
     match to {
         ArrayMut::F32(x) => {
-            x.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
+            let to = x[at / 4..].iter_mut();
+            to.zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
         }
         ArrayMut::Bf16(x) | ArrayMut::F16(x) | ArrayMut::U16(x) => {
-            x.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
+            let to = x[at / 2..].iter_mut();
+            to.zip(bytes.as_chunks::<2>().0).for_each(|(x, b)| *x = u16::from_le_bytes(*b));
         }
-        ArrayMut::U8(x) => x.copy_from_slice(bytes),
+        ArrayMut::U8(x) => x[at..at + bytes.len()].copy_from_slice(bytes),
     }
 }
 
-fn read(file: &SafeTensors, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Vec<u8>, TrainError> {
+/// Gives the bytes of a tensor, piece by piece with their places, to `take`.
+fn read(
+    file: &SafeTensors,
+    name: &str,
+    dtype: Dtype,
+    shape: &[usize],
+    mut take: impl FnMut(usize, &[u8]),
+) -> Result<(), TrainError> {
     let missing = || Error::NoTensor { path: file.path().to_owned(), tensor: name.to_owned() };
     let meta = file.get(name).ok_or_else(missing)?;
     if meta.dtype != dtype || meta.shape != shape {
@@ -227,5 +257,13 @@ fn read(file: &SafeTensors, name: &str, dtype: Dtype, shape: &[usize]) -> Result
         let hint = "the checkpoint is of another model, policy or optimizer";
         return Err(Error::field(file.path(), name, found, allowed, hint).into());
     }
-    Ok(file.read(meta)?)
+    // The shape is that of an array in memory, so that its length is an address.
+    let len = meta.len as usize;
+    let mut bytes = vec![0; PIECE.min(len)];
+    for at in (0..len).step_by(PIECE) {
+        let bytes = &mut bytes[..PIECE.min(len - at)];
+        file.read_range(meta, at as u64, bytes)?;
+        take(at, bytes);
+    }
+    Ok(())
 }

@@ -20,15 +20,20 @@
 //!
 //! [precision]
 //! policy = "bf16"                   # fp32 fp16 bf16 bf16-remainder bf16-pure bf16-pure-sr
+//! scaling = "pytorch"               # optional, of fp16: pytorch megatron
 //!
-//! [optimizer]                       # AdamW
+//! [optimizer]
+//! kind = "adamw"                    # adamw sgd
 //! lr = 1e-3
-//! moments = "f32"                   # f32 bf16 8bit 8bit:cpu
+//! moments = "f32"                   # f32 bf16 8bit 8bit:cpu, or the scheme of a map: lin8 dyn8-tensor …
 //! beta1 = 0.9
 //! beta2 = 0.95
 //! eps = 1e-8
+//! momentum = 0.9                    # of sgd
+//! nesterov = false                  # of sgd
 //! weight_decay = 0.1
-//! decay_vectors = false             # norms and biases too
+//! decay = ["linears", "embeddings", "head"] # also norms, biases, and names such as "*.down_proj.weight"
+//! no_decay = []                     # what of it does not decay
 //! max_norm = 1.0                    # 0: no clipping
 //!
 //! [schedule]
@@ -41,6 +46,9 @@
 //! [checkpoint]
 //! every = 100                       # steps; the first is written after step 1
 //! keep = 2
+//!
+//! [telemetry]
+//! every = 100                       # steps between two looks at every tensor; 0: none
 //! ```
 
 use std::path::Path;
@@ -50,9 +58,14 @@ use serde::{Deserialize, Serialize};
 use crate::blockwise::{BLOCKWISE_RULES, BlockwiseRule};
 use crate::data::TextFormat;
 use crate::error::TrainError;
-use crate::optim::{AdamWOptions, MomentFormat};
+use crate::optim::{AdamWOptions, DecayGroups, MomentFormat, SgdOptions, StateMap};
 use crate::policy::Policy;
+use crate::scaling::SCALING_OPTIONS;
 use crate::schedule::{Decay, Schedule};
+
+/// What `optimizer.moments` may be.
+const MOMENTS: &str =
+    "f32, bf16, 8bit, 8bit:cpu, or the scheme of a signed map of 8 bits such as lin8, dyn8-tensor, lin8-g128";
 
 /// A run's settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +83,8 @@ pub struct RunConfig {
     pub schedule: ScheduleConfig,
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+    #[serde(default)]
+    pub telemetry: Telemetry,
 }
 
 /// `[model]`.
@@ -107,6 +122,8 @@ pub struct Data {
 #[expect(missing_docs, reason = "the module's text describes every key")]
 pub struct Precision {
     pub policy: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<String>,
 }
 
 /// `[optimizer]`.
@@ -114,6 +131,8 @@ pub struct Precision {
 #[serde(deny_unknown_fields)]
 #[expect(missing_docs, reason = "the module's text describes every key")]
 pub struct Optimizer {
+    #[serde(default = "adamw")]
+    pub kind: String,
     pub lr: f64,
     #[serde(default = "f32_moments")]
     pub moments: String,
@@ -125,8 +144,14 @@ pub struct Optimizer {
     pub eps: f64,
     #[serde(default = "weight_decay")]
     pub weight_decay: f64,
+    #[serde(default = "momentum")]
+    pub momentum: f64,
     #[serde(default)]
-    pub decay_vectors: bool,
+    pub nesterov: bool,
+    #[serde(default = "decay")]
+    pub decay: Vec<String>,
+    #[serde(default)]
+    pub no_decay: Vec<String>,
     #[serde(default = "max_norm")]
     pub max_norm: f64,
 }
@@ -154,6 +179,14 @@ pub struct ScheduleConfig {
 pub struct CheckpointConfig {
     pub every: u64,
     pub keep: usize,
+}
+
+/// `[telemetry]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "the module's text describes every key")]
+pub struct Telemetry {
+    pub every: u64,
 }
 
 fn std() -> f64 {
@@ -184,6 +217,18 @@ fn eps() -> f64 {
     1e-8
 }
 
+fn adamw() -> String {
+    "adamw".to_owned()
+}
+
+fn momentum() -> f64 {
+    0.9
+}
+
+fn decay() -> Vec<String> {
+    DecayGroups::default().decay
+}
+
 fn weight_decay() -> f64 {
     0.1
 }
@@ -202,7 +247,7 @@ fn min_ratio() -> f64 {
 
 impl Default for Precision {
     fn default() -> Self {
-        Precision { policy: "fp32".to_owned() }
+        Precision { policy: "fp32".to_owned(), scaling: None }
     }
 }
 
@@ -210,6 +255,21 @@ impl Default for CheckpointConfig {
     fn default() -> Self {
         CheckpointConfig { every: 100, keep: 2 }
     }
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Telemetry { every: 100 }
+    }
+}
+
+/// The settings of the optimizer that a run names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerOptions {
+    /// Of AdamW.
+    AdamW(AdamWOptions),
+    /// Of SGD.
+    Sgd(SgdOptions),
 }
 
 impl RunConfig {
@@ -263,12 +323,13 @@ impl RunConfig {
         if self.checkpoint.every == 0 {
             return fault("checkpoint.every", "0".to_owned(), "1 or more steps");
         }
-        let Optimizer { lr, beta1, beta2, eps, weight_decay, max_norm, .. } = self.optimizer;
+        let Optimizer { lr, beta1, beta2, eps, momentum, weight_decay, max_norm, .. } = self.optimizer;
         let numbers = [
             ("optimizer.lr", lr, 0.0..=1e6),
             ("optimizer.beta1", beta1, 0.0..=0.999_999),
             ("optimizer.beta2", beta2, 0.0..=0.999_999_9),
             ("optimizer.eps", eps, 1e-30..=1.0),
+            ("optimizer.momentum", momentum, 0.0..=0.999_999),
             ("optimizer.weight_decay", weight_decay, 0.0..=1e3),
             ("optimizer.max_norm", max_norm, 0.0..=1e30),
             ("schedule.min_ratio", self.schedule.min_ratio, 0.0..=1.0),
@@ -282,8 +343,17 @@ impl RunConfig {
         if self.policy().is_none() {
             return fault("precision.policy", self.precision.policy.clone(), &Policy::NAMES.join(", "));
         }
+        self.check_optimizer(&fault)?;
+        if let Some(scaling) = &self.precision.scaling {
+            if self.policy().is_none_or(|policy| policy.scaling.is_none()) {
+                return fault("precision.scaling", scaling.clone(), "no such key: the policy scales no loss");
+            }
+            if !SCALING_OPTIONS.iter().any(|(name, _)| name == scaling) {
+                return fault("precision.scaling", scaling.clone(), "pytorch, megatron");
+            }
+        }
         if self.moments().is_none() {
-            return fault("optimizer.moments", self.optimizer.moments.clone(), "f32, bf16, 8bit, 8bit:cpu");
+            return fault("optimizer.moments", self.optimizer.moments.clone(), MOMENTS);
         }
         if self.decay().is_none() {
             return fault("schedule.kind", self.schedule.kind.clone(), "constant, linear, cosine, stable");
@@ -291,9 +361,34 @@ impl RunConfig {
         Ok(())
     }
 
+    /// What one optimizer has and the other has not.
+    fn check_optimizer(
+        &self,
+        fault: &impl Fn(&str, String, &str) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let Optimizer { kind, moments, momentum, nesterov, .. } = &self.optimizer;
+        match kind.as_str() {
+            "adamw" if *nesterov => {
+                fault("optimizer.nesterov", "true".to_owned(), "false with kind = \"adamw\"")
+            }
+            "sgd" if moments != "f32" => {
+                fault("optimizer.moments", moments.clone(), "f32 with kind = \"sgd\"")
+            }
+            "sgd" if *nesterov && *momentum == 0.0 => {
+                fault("optimizer.momentum", "0".to_owned(), "above 0 with nesterov = true")
+            }
+            "adamw" | "sgd" => Ok(()),
+            other => fault("optimizer.kind", other.to_owned(), "adamw, sgd"),
+        }
+    }
+
     /// The precision policy.
     pub fn policy(&self) -> Option<Policy> {
-        Policy::by_name(&self.precision.policy, self.seed)
+        let mut policy = Policy::by_name(&self.precision.policy, self.seed)?;
+        if let (Some(scaling), Some(name)) = (&mut policy.scaling, &self.precision.scaling) {
+            *scaling = SCALING_OPTIONS.iter().find(|(known, _)| known == name)?.1;
+        }
+        Some(policy)
     }
 
     /// How moments are stored.
@@ -303,7 +398,9 @@ impl RunConfig {
             "bf16" => Some(MomentFormat::Bf16),
             "8bit" => Some(MomentFormat::Blockwise8(BlockwiseRule::default())),
             other => {
-                let rule = other.strip_prefix("8bit:")?;
+                let Some(rule) = other.strip_prefix("8bit:") else {
+                    return StateMap::new(&other.parse().ok()?).map(MomentFormat::Map);
+                };
                 let found = BLOCKWISE_RULES.iter().find(|(name, _)| *name == rule)?;
                 Some(MomentFormat::Blockwise8(found.1))
             }
@@ -328,12 +425,29 @@ impl RunConfig {
         Schedule { peak: self.optimizer.lr, warmup_steps: warmup, total_steps: steps, decay }
     }
 
-    /// Options of AdamW.
-    pub fn adamw(&self) -> AdamWOptions {
-        let Optimizer { beta1, beta2, eps, weight_decay, decay_vectors, max_norm, .. } = self.optimizer;
+    /// Options of the optimizer. What decays is [`decay_groups`](Self::decay_groups).
+    pub fn optimizer_options(&self) -> OptimizerOptions {
+        let Optimizer { beta1, beta2, eps, momentum, nesterov, weight_decay, max_norm, .. } = self.optimizer;
         let max_norm = Some(max_norm).filter(|norm| *norm > 0.0);
-        let moments = self.moments().unwrap_or_default();
-        AdamWOptions { beta1, beta2, eps, weight_decay, decay_vectors, max_norm, moments }
+        if self.optimizer.kind == "sgd" {
+            return OptimizerOptions::Sgd(SgdOptions { momentum, nesterov, weight_decay, max_norm });
+        }
+        let (moments, decay_vectors) = (self.moments().unwrap_or_default(), false);
+        OptimizerOptions::AdamW(AdamWOptions {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            decay_vectors,
+            max_norm,
+            moments,
+        })
+    }
+
+    /// What decays.
+    pub fn decay_groups(&self) -> DecayGroups {
+        let Optimizer { decay, no_decay, .. } = &self.optimizer;
+        DecayGroups { decay: decay.clone(), no_decay: no_decay.clone() }
     }
 
     /// How documents lie in a data file.
@@ -416,8 +530,27 @@ mod tests {
         assert_eq!(config.moments(), Some(MomentFormat::Blockwise8(BlockwiseRule::Cpu)));
         assert_eq!(config.policy(), Some(Policy::bf16_pure_stochastic(7)));
         assert_eq!((config.schedule.steps, config.data.files.len()), (20, 2));
+        let config = changed(&["optimizer.moments=lin8-tensor", "precision.policy=fp16"]).unwrap();
+        let map = StateMap::new(&"lin8-tensor".parse().unwrap()).unwrap();
+        assert_eq!(config.moments(), Some(MomentFormat::Map(map)));
+        let config = changed(&["precision.policy=fp16", "precision.scaling=megatron"]).unwrap();
+        assert_eq!(config.policy().unwrap().scaling, Some(crate::scaling::ScalingOptions::MEGATRON));
+        assert_eq!(RunConfig::parse("x", &config.resolved(), &[]).unwrap(), config);
         let jsonl = TextFormat::JsonLines { field: "text".into() };
         assert_eq!(config.format_of(Path::new("c.jsonl")), jsonl);
+    }
+
+    #[test]
+    fn an_optimizer_is_a_value() {
+        let config =
+            changed(&["optimizer.kind=sgd", "optimizer.nesterov=true", "optimizer.max_norm=0"]).unwrap();
+        let options = SgdOptions { momentum: 0.9, nesterov: true, weight_decay: 0.1, max_norm: None };
+        assert_eq!(config.optimizer_options(), OptimizerOptions::Sgd(options));
+        let config = changed(&["optimizer.no_decay=[\"*norm*\"]"]).unwrap();
+        assert!(matches!(config.optimizer_options(), OptimizerOptions::AdamW(_)));
+        assert_eq!(config.decay_groups().no_decay, ["*norm*"]);
+        let error = changed(&["optimizer.kind=sgd", "optimizer.moments=8bit"]).unwrap_err();
+        assert!(error.contains("optimizer.moments: found 8bit, allowed f32"), "{error}");
     }
 
     #[test]
@@ -427,6 +560,12 @@ mod tests {
             ("optimizer.lr=-1", "optimizer.lr: found -1, allowed 0 to"),
             ("precision.policy=fp8", "fp32, fp16, bf16"),
             ("optimizer.moments=4bit", "8bit:cpu"),
+            ("optimizer.kind=lion", "adamw, sgd"),
+            ("optimizer.momentum=1", "optimizer.momentum: found 1, allowed 0 to"),
+            ("optimizer.nesterov=true", "false with kind"),
+            ("telemetry.each=3", "each"),
+            ("optimizer.moments=dyn8-unsigned", "lin8"),
+            ("precision.scaling=megatron", "scales no loss"),
             ("schedule.kind=step", "cosine"),
             ("data.batch=0", "data.batch"),
             ("data.files=[]", "data.files"),

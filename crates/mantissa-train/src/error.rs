@@ -29,6 +29,14 @@ pub enum TrainError {
         /// The scheme.
         found: String,
     },
+    /// A policy asks for a precision that training does not have yet.
+    #[error("policy.{field}: found {found}, allowed f32")]
+    PolicyField {
+        /// Field of the policy.
+        field: &'static str,
+        /// The precision.
+        found: String,
+    },
     /// A model could not be read, or there is not enough memory.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -76,7 +84,7 @@ pub enum TrainError {
     },
     /// Loss or gradients are not finite, and no smaller loss scale helps.
     #[error(
-        "step {step}: found loss {loss} and a gradient that is not finite, first in {tensor}, allowed finite; the weights are those of the step before: \
+        "step {step}: found loss {loss} and values that are not finite, first in {tensor}, allowed finite; the weights are those of the step before: \
          lower the learning rate, clip gradients, or take another policy"
     )]
     Diverged {
@@ -84,9 +92,12 @@ pub enum TrainError {
         step: u64,
         /// Its loss.
         loss: f64,
-        /// The first tensor, in the order of the backward pass.
+        /// The first tensor, in the order of the step: operator and product.
         tensor: String,
     },
+    /// Somebody asked for a stop.
+    #[error("found a request to stop, allowed to run to the end of the step")]
+    Stopped,
     /// A setting.
     #[error("{file}: {key}: found {found}, allowed {allowed}")]
     Config {

@@ -9,6 +9,9 @@ use crate::error::TrainError;
 use crate::store::Precision;
 use crate::trainer::Trainer;
 
+/// Weights that are copied at a time.
+const PIECE: usize = 1 << 18;
+
 impl Trainer {
     /// Writes the model into the folder `out`, which appears complete or not at all: weights as they are stored, `config` as
     /// `config.json`, and the files of the folder `tokenizer`.
@@ -28,7 +31,12 @@ impl Trainer {
         let weights = staging.path().join("model.safetensors");
         let mut writer = SafetensorsWriter::create(&weights, specs, metadata)?;
         for param in params.table().iter() {
-            writer.write(&param.tensor.name, &params.stored_bytes(param.range.clone()))?;
+            let mut at = 0;
+            for first in param.range.clone().step_by(PIECE) {
+                let bytes = params.stored_bytes(first..param.range.end.min(first + PIECE));
+                writer.write_range(&param.tensor.name, at, &bytes)?;
+                at += bytes.len() as u64;
+            }
         }
         let digest = writer.finish()?;
         staging.record("model.safetensors", digest);

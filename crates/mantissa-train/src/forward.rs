@@ -5,7 +5,11 @@ use mantissa_model::flow::{Activations, Job, MlpRows, NormKind, Operators, parts
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
+use crate::error::TrainError;
+use crate::health::{OperandKind, Operator, Watch};
 use crate::model::{LayerOps, TrainModel};
+use crate::operand::Operand;
+use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
 
@@ -13,9 +17,15 @@ use crate::rows::{PART, rows, rows_mut};
 struct Saving<'a> {
     layer: &'a LayerOps,
     params: &'a Parameters,
+    /// What the linear layers read, in the order of [`LinearInput::ALL`].
+    inputs: &'a mut [Operand; 4],
+    /// Rows of each that were read.
+    read: [usize; 4],
     eps: f32,
     threads: usize,
     profile: &'a Profile,
+    watch: &'a Watch,
+    policy: &'a Policy,
 }
 
 impl Operators for Saving<'_> {
@@ -23,49 +33,84 @@ impl Operators for Saving<'_> {
         // The other norms belong to models that training refuses.
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
         let weight = self.params.f32(range);
-        self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, self.threads));
+        let input = if kind == NormKind::Post { LinearInput::GateUp } else { LinearInput::Qkv };
+        let rounded = &mut self.inputs[input as usize];
+        self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, rounded, self.threads));
+        self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
     }
 
     fn linears(
         &mut self,
-        _: LinearInput,
+        input: LinearInput,
         x: &[f32],
         _: usize,
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
+        let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
+        let (rounded, read) = (&mut self.inputs[input as usize], &mut self.read[input as usize]);
+        if matches!(input, LinearInput::O | LinearInput::Down) {
+            self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
+        }
+        let exact = x;
+        let x = rounded.from_row(*read, cols, x);
+        *read += x.len() / cols;
         self.profile.time(Part::Fprop, || {
             for Job { kind, out, accumulate } in jobs {
+                let at = Operator::Linear(self.layer.index, *kind);
+                self.watch.operand(at, OperandKind::X, self.policy, exact);
                 self.layer.linear(*kind).fprop(self.params, x, out, *accumulate, self.threads);
+                self.watch.result(at, "fprop y", out);
             }
         });
         Ok(())
     }
 }
 
-/// RMSNorm of every row of `x`, on several threads.
-pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], threads: usize) {
+/// RMSNorm of every row of `x`, also `rounded` for the linear layers that read it, on several threads.
+pub(crate) fn rms_norm(
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+    rounded: &mut Operand,
+    threads: usize,
+) {
     let d = weight.len();
     let cut = parts(x.len() / d, PART);
-    for_each(threads, cut.clone().zip(rows_mut(out, d, cut)), |(part, out)| {
+    let pieces = cut.clone().zip(rows_mut(out, d, cut.clone())).zip(rounded.parts(d, cut));
+    for_each(threads, pieces, |((part, out), rounded)| {
         kernels().rms_norm(rows(x, d, part), weight, eps, out);
+        rounded.round(out);
     });
 }
 
 impl TrainModel {
     /// Runs a checked batch: its last states are in `scratch.residual`, normed in `scratch.normed`, and what the
     /// backward needs in `saved`.
-    pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), ForwardError> {
+    pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         self.embed(batch);
+        self.watch.result(
+            Operator::Embedding,
+            "output",
+            &self.scratch.residual[..batch.tokens.len() * self.config.hidden_size],
+        );
         let seqs = Self::sequences(batch);
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
+            if self.stop.is_some_and(|stop| stop()) {
+                return Err(TrainError::Stopped);
+            }
             let mut operators = Saving {
                 layer,
                 params,
+                inputs: &mut saved.inputs,
+                read: [0; 4],
                 eps: self.config.rms_norm_eps,
                 threads: self.options.threads,
                 profile: &self.profile,
+                watch: &self.watch,
+                policy: &self.options.policy,
             };
             let keep = |from: &[f32], to: &mut [f32]| {
                 self.profile.time(Part::Copies, || to[..len].copy_from_slice(&from[..len]));
@@ -87,11 +132,11 @@ impl TrainModel {
                 sin: &scratch.sin,
             };
             keep(activations.residual, &mut saved.residual);
-            self.profile.time_without(Part::Attention, &[Part::Norm, Part::Fprop], || {
+            self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.attention(&mut operators, &seqs, &mut activations)
             })?;
             keep(activations.residual, &mut saved.middle);
-            self.profile.time_without(Part::Gate, &[Part::Norm, Part::Fprop], || {
+            self.profile.time_without(Part::Gate, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.mlp(&mut operators, &seqs, &mut activations)
             })?;
         }
@@ -103,9 +148,11 @@ impl TrainModel {
                 &weight,
                 eps,
                 &mut scratch.normed[..len],
+                &mut scratch.head_input,
                 self.options.threads,
             );
         });
+        self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
         Ok(())
     }
 

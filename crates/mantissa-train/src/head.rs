@@ -5,6 +5,7 @@ use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 
 use crate::backward::{add_partials, norm_backward_part};
+use crate::health::{OperandKind, Operator};
 use crate::model::{IGNORE_TARGET, Loss, TrainModel};
 use crate::plan::HEAD_ROWS;
 use crate::profile::Part;
@@ -17,24 +18,30 @@ impl TrainModel {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let tokens = targets.len();
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
+        let (watch, policy, at) = (&self.watch, &self.options.policy, Operator::Head);
         // One sum over all tokens, which is rounded once where gradients are.
         let loss = self.grads.add(head.weight(), |dw| {
             let mut loss = Loss::default();
             for part in parts(tokens, HEAD_ROWS) {
                 let (n, targets) = (part.len(), &targets[part.clone()]);
                 let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
+                watch.operand(at, OperandKind::X, policy, states);
+                let states = s.head_input.from_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
-                let mut nll = [0.0; HEAD_ROWS];
-                profile.time(Part::CrossEntropy, || {
-                    cross_entropy(targets, scale, logits, &mut nll[..n], threads);
-                });
-                loss.nll += nll[..n].iter().sum::<f64>();
-                loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
+                watch.result(at, "fprop y", logits);
+                profile
+                    .time(Part::CrossEntropy, || cross_entropy(targets, scale, logits, &mut loss, threads));
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
+                watch.result(Operator::Loss, "gradient", logits);
+                watch.operand(at, OperandKind::Dy, policy, logits);
+                profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
+                let logits = s.head_gradient.of(logits);
                 profile.time(Part::Head, || {
                     head.dgrad(params, logits, d_normed, false, threads);
                     head.wgrad_into(logits, states, dw, threads);
                 });
+                watch.result(at, "dgrad dx", d_normed);
+                watch.result(at, "wgrad dw", dw);
             }
             loss
         });
@@ -49,14 +56,36 @@ impl TrainModel {
             for_each(threads, pieces, |((part, dx), partial)| {
                 norm_backward_part(rows(x, d, part.clone()), &weight, eps, rows(dy, d, part), dx, partial);
             });
-            self.grads.add(self.final_norm.clone(), |grad| add_partials(&s.partials, tokens, grad));
+            self.grads.add(self.final_norm.clone(), |grad| {
+                add_partials(&s.partials, tokens, grad);
+                watch.result(Operator::FinalNorm, "gradient", grad);
+            });
         });
+        watch.result(Operator::FinalNorm, "gradient", &s.d_residual[..tokens * d]);
         loss
     }
 }
 
-/// Replaces the logits of each token by `scale` times the gradient of its loss, which goes to `nll`.
-fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], nll: &mut [f64], threads: usize) {
+impl TrainModel {
+    /// From the states in `scratch`: the loss.
+    pub(crate) fn head_loss(&mut self, targets: &[u32]) -> Loss {
+        let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
+        let (s, params, head) = (&mut self.scratch, &self.params, &self.head);
+        let mut loss = Loss::default();
+        for part in parts(targets.len(), HEAD_ROWS) {
+            let (logits, states) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
+            let states = s.head_input.from_row(part.start, d, states);
+            head.fprop(params, states, logits, false, threads);
+            cross_entropy(&targets[part], 0.0, logits, &mut loss, threads);
+        }
+        loss
+    }
+}
+
+/// Adds the loss of at most [`HEAD_ROWS`] tokens to `loss` and replaces the logits of each by `scale` times the gradient of its own.
+fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], loss: &mut Loss, threads: usize) {
+    let mut nll = [0.0; HEAD_ROWS];
+    let nll = &mut nll[..targets.len()];
     let vocab = logits.len() / targets.len().max(1);
     let most = targets.len().div_ceil(threads.max(1)).max(1);
     let pieces = targets.chunks(most).zip(logits.chunks_mut(most * vocab)).zip(nll.chunks_mut(most));
@@ -70,4 +99,6 @@ fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], nll: &mut [f64
             };
         }
     });
+    loss.nll += nll.iter().sum::<f64>();
+    loss.targets += targets.iter().filter(|target| **target != IGNORE_TARGET).count();
 }

@@ -3,12 +3,13 @@
 //! [`TrainModel`] holds the parameters and their gradients in one flat arena each ([`ParamTable`] says where each
 //! tensor lies) and computes both: its forward is the flow of `mantissa-model`'s decoder layers over those
 //! parameters, keeping what the backward needs, and its backward is written out, layer by layer. Every product of
-//! a linear layer goes through [`LinearOp`]. [`AdamW`] updates the parameters.
+//! a linear layer has its operands as a [`LinearPolicy`] says. An [`Optimizer`] updates the parameters.
 //!
 //! Memory is planned: everything is allocated when a model is made, [`Plan`] gives the bytes before, and steps
 //! allocate nothing that grows with the model. What is saved of a layer is its two residual inputs, the rotated queries and keys, the
-//! values, the joined heads with the log-sum-exp of their scores, and the MLP's two inner projections; norms,
-//! attention weights and the gate's product are computed again.
+//! values, the joined heads with the log-sum-exp of their scores, the MLP's two inner projections, and, where they are
+//! rounded to 16 bits, the inputs of the linear layers; else norms and the gate's product are computed again, as
+//! attention weights are.
 //!
 //! The same step gives the same bits at every thread count: rows, heads and output features are split, sums
 //! over tokens are not, or in fixed parts. Matrix products follow the cache sizes of the processor, so the promise
@@ -26,8 +27,10 @@ mod export;
 mod forward;
 mod gradients;
 mod head;
+mod health;
 mod linear;
 mod model;
+mod operand;
 mod optim;
 mod plan;
 mod policy;
@@ -41,9 +44,12 @@ mod trainer;
 pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
 pub use gradients::Gradients;
-pub use linear::LinearOp;
+pub use health::{OperandHealth, StepHealth, WeightHealth};
 pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
-pub use optim::{AdamW, AdamWOptions, Array, ArrayMut, MomentFormat, clip_factor};
+pub use optim::{
+    AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,
+    SgdOptions, StateMap, clip_factor,
+};
 pub use plan::Plan;
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
 pub use profile::{Part, Profile};

@@ -11,8 +11,9 @@ use mantissa_model::forward_f32;
 use crate::arena::Parameters;
 use crate::error::TrainError;
 use crate::gradients::Gradients;
+use crate::operand::Operand;
 use crate::policy::LinearPolicy;
-use crate::rows::{rows, rows_mut};
+use crate::rows::rows_mut;
 use crate::store::{Precision, Stored};
 
 /// Least rows of `X` or `dY` that a thread multiplies: a part of [`parts`] has more than half of it, and so more
@@ -24,7 +25,7 @@ const FEATURES: usize = 96;
 
 /// The operator of one linear layer. Its weight `[rows, cols]` = `[out, in]` and bias `[rows]` lie in an arena.
 #[derive(Clone, Debug)]
-pub struct LinearOp {
+pub(crate) struct LinearOp {
     weight: Range<usize>,
     bias: Option<Range<usize>>,
     rows: usize,
@@ -61,7 +62,7 @@ impl LinearOp {
     ///
     /// # Panics
     /// If the places do not have the shape.
-    pub fn new(
+    pub(crate) fn new(
         module: &str,
         (rows, cols): (usize, usize),
         weight: Range<usize>,
@@ -86,12 +87,12 @@ impl LinearOp {
     }
 
     /// Input features.
-    pub fn cols(&self) -> usize {
+    pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 
     /// Output features.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
@@ -100,14 +101,21 @@ impl LinearOp {
     ///
     /// # Panics
     /// If a slice does not have its shape.
-    pub fn fprop(&self, params: &Parameters, x: &[f32], out: &mut [f32], accumulate: bool, threads: usize) {
-        let t = self.tokens(x, out);
+    pub(crate) fn fprop(
+        &self,
+        params: &Parameters,
+        x: Stored<'_>,
+        out: &mut [f32],
+        accumulate: bool,
+        threads: usize,
+    ) {
+        let t = self.tokens(x.len(), out.len());
         let weight = params.get(self.weight.clone());
         let bias = self.bias.as_ref().map(|bias| params.f32(bias));
         let (left, right) = self.operands.fprop;
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(out, self.rows, cut)), |(part, out)| {
-            let x = Stored::F32(rows(x, self.cols, part.clone()));
+            let x = x.slice(part.start * self.cols..part.end * self.cols);
             let (n, shape) = (part.len(), (self.rows, self.cols));
             multiply((x, left), (weight, right), |pair| {
                 let (x, weight) = match pair {
@@ -135,13 +143,20 @@ impl LinearOp {
     ///
     /// # Panics
     /// If a slice does not have its shape.
-    pub fn dgrad(&self, params: &Parameters, dy: &[f32], dx: &mut [f32], accumulate: bool, threads: usize) {
-        let t = self.tokens(dx, dy);
+    pub(crate) fn dgrad(
+        &self,
+        params: &Parameters,
+        dy: Stored<'_>,
+        dx: &mut [f32],
+        accumulate: bool,
+        threads: usize,
+    ) {
+        let t = self.tokens(dx.len(), dy.len());
         let weight = params.get(self.weight.clone());
         let (left, right) = self.operands.dgrad;
         let cut = token_parts(t, threads);
         for_each(threads, cut.clone().zip(rows_mut(dx, self.cols, cut)), |(part, dx)| {
-            let (n, dy) = (part.len(), Stored::F32(rows(dy, self.rows, part)));
+            let (n, dy) = (part.len(), dy.slice(part.start * self.rows..part.end * self.rows));
             let (wide, high) = ((n, self.rows), (self.rows, self.cols));
             multiply((dy, left), (weight, right), |pair| {
                 let dx = MatMut::new(dx, n, self.cols);
@@ -158,13 +173,31 @@ impl LinearOp {
         });
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient in `grads` and the sum of the rows of `dy` to the bias's; `dy`
-    /// `[t, rows]`, `x` `[t, cols]`.
+    /// Adds `dyᵀ x` to the weight's gradient in `grads`; `dy` `[t, rows]`, `x` `[t, cols]`.
     ///
     /// # Panics
     /// If a slice does not have its shape.
-    pub fn wgrad(&self, dy: &[f32], x: &[f32], grads: &mut Gradients, threads: usize) {
+    pub(crate) fn wgrad(&self, dy: Stored<'_>, x: Stored<'_>, grads: &mut Gradients, threads: usize) {
         grads.add(self.weight.clone(), |dw| self.wgrad_into(dy, x, dw, threads));
+    }
+
+    /// Adds to the gradients of weight and bias: those of `dy` `[t, rows]`, which is rounded beside it, and `x`.
+    ///
+    /// # Panics
+    /// If a slice does not have its shape.
+    pub(crate) fn gradients(
+        &self,
+        (dy, rounded): (&[f32], &Operand),
+        x: Stored<'_>,
+        grads: &mut Gradients,
+        threads: usize,
+    ) {
+        self.wgrad(rounded.of(dy), x, grads, threads);
+        self.bias_grad(dy, grads);
+    }
+
+    /// Adds the sum of the rows of `dy` `[t, rows]` to the bias's gradient in `grads`.
+    pub(crate) fn bias_grad(&self, dy: &[f32], grads: &mut Gradients) {
         if let Some(bias) = self.bias.clone() {
             grads.add(bias, |db| dy.chunks_exact(self.rows).for_each(|dy| kernels().axpy(1.0, dy, db)));
         }
@@ -176,13 +209,12 @@ impl LinearOp {
     }
 
     /// Adds `dyᵀ x` to `dw` `[rows, cols]`.
-    pub(crate) fn wgrad_into(&self, dy: &[f32], x: &[f32], dw: &mut [f32], threads: usize) {
-        let t = self.tokens(x, dy);
+    pub(crate) fn wgrad_into(&self, dy: Stored<'_>, x: Stored<'_>, dw: &mut [f32], threads: usize) {
+        let t = self.tokens(x.len(), dy.len());
         if t == 0 {
             return;
         }
         let (left, right) = self.operands.wgrad;
-        let (dy, x) = (Stored::F32(dy), Stored::F32(x));
         let shape = (t, self.cols);
         multiply((dy, left), (x, right), |pair| {
             let cut = parts(self.rows, self.rows.div_ceil(threads.max(1)).max(FEATURES));
@@ -208,16 +240,14 @@ impl LinearOp {
         MatRef::with_stride(&dy[span.start..], t, span.len(), self.rows)
     }
 
-    /// Rows of `input` `[t, cols]` and `output` `[t, rows]`.
-    fn tokens(&self, input: &[f32], output: &[f32]) -> usize {
-        let t = input.len() / self.cols;
+    /// Rows of an input `[t, cols]` and an output `[t, rows]` of these many values.
+    fn tokens(&self, input: usize, output: usize) -> usize {
+        let t = input / self.cols;
         assert!(
-            input.len() == t * self.cols && output.len() == t * self.rows,
-            "linear [{}, {}]: input {} and output {} are not rows of the same tokens",
+            input == t * self.cols && output == t * self.rows,
+            "linear [{}, {}]: input {input} and output {output} are not rows of the same tokens",
             self.rows,
             self.cols,
-            input.len(),
-            output.len()
         );
         t
     }
@@ -289,20 +319,21 @@ mod tests {
         let close = |got: f32, exact: f64| assert!((wide(got) - exact).abs() < 1e-4, "{got} for {exact}");
 
         let mut out = vec![0.5; t * rows];
-        op.fprop(&params, &x, &mut out, true, 1);
+        op.fprop(&params, Stored::F32(&x), &mut out, true, 1);
         for (i, got) in out.iter().enumerate() {
             let (s, r) = (i / rows, i % rows);
             let dot: f64 = (0..cols).map(|c| wide(x[s * cols + c]) * wide(w[r * cols + c])).sum();
             close(*got, dot + wide(b[r]) + 0.5);
         }
         let mut dx = vec![0.5; t * cols];
-        op.dgrad(&params, &dy, &mut dx, true, 1);
+        op.dgrad(&params, Stored::F32(&dy), &mut dx, true, 1);
         for (i, got) in dx.iter().enumerate() {
             let (s, c) = (i / cols, i % cols);
             close(*got, 0.5 + (0..rows).map(|r| wide(dy[s * rows + r]) * wide(w[r * cols + c])).sum::<f64>());
         }
         let mut grads = Gradients::bare(vec![0.25; values.len()]);
-        op.wgrad(&dy, &x, &mut grads, 1);
+        op.wgrad(Stored::F32(&dy), Stored::F32(&x), &mut grads, 1);
+        op.bias_grad(&dy, &mut grads);
         let grads = grads.to_f32();
         for (i, got) in grads[3..3 + rows * cols].iter().enumerate() {
             let (r, c) = (i / cols, i % cols);
@@ -324,9 +355,9 @@ mod tests {
             let run = |threads| {
                 let (mut out, mut dx) = (vec![0.0; t * rows], vec![0.0; t * cols]);
                 let mut grads = Gradients::bare(vec![0.0; values.len()]);
-                op.fprop(&params, &x, &mut out, false, threads);
-                op.dgrad(&params, &dy, &mut dx, false, threads);
-                op.wgrad(&dy, &x, &mut grads, threads);
+                op.fprop(&params, Stored::F32(&x), &mut out, false, threads);
+                op.dgrad(&params, Stored::F32(&dy), &mut dx, false, threads);
+                op.wgrad(Stored::F32(&dy), Stored::F32(&x), &mut grads, threads);
                 [out, dx, grads.to_f32().to_vec()].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             let one = run(1);
@@ -347,9 +378,9 @@ mod tests {
             let params = Parameters::bare(values.to_vec());
             let (mut out, mut dx) = (vec![0.0; t * rows], vec![0.0; t * cols]);
             let mut grads = Gradients::bare(vec![0.0; values.len()]);
-            op.fprop(&params, x, &mut out, false, 2);
-            op.dgrad(&params, dy, &mut dx, false, 2);
-            op.wgrad(dy, x, &mut grads, 2);
+            op.fprop(&params, Stored::F32(x), &mut out, false, 2);
+            op.dgrad(&params, Stored::F32(dy), &mut dx, false, 2);
+            op.wgrad(Stored::F32(dy), Stored::F32(x), &mut grads, 2);
             [out, dx, grads.to_f32().to_vec()].concat()
         };
         let f32_op = LinearOp::new("m", (rows, cols), places().0, places().1, &LinearPolicy::f32()).unwrap();

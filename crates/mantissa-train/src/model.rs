@@ -12,6 +12,7 @@ use mantissa_model::{
 use crate::arena::{ParamTable, Parameters};
 use crate::error::TrainError;
 use crate::gradients::Gradients;
+use crate::health::{OperandKind, Operator, Watch};
 use crate::linear::LinearOp;
 use crate::plan::{Saved, Scratch, allocate};
 use crate::policy::Policy;
@@ -66,6 +67,8 @@ pub fn next_token_targets(batch: &Batch<'_>) -> Vec<u32> {
 /// A layer's flow and the places of its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerOps {
+    /// Its number.
+    pub(crate) index: usize,
     pub(crate) flow: LayerFlow,
     pub(crate) input_norm: Range<usize>,
     pub(crate) post_norm: Range<usize>,
@@ -93,6 +96,9 @@ pub struct TrainModel {
     pub(crate) saved: Vec<Saved>,
     pub(crate) scratch: Scratch,
     pub(crate) profile: Profile,
+    pub(crate) watch: Watch,
+    /// Asked between two layers whether to stop.
+    pub(crate) stop: Option<fn() -> bool>,
 }
 
 impl TrainModel {
@@ -117,6 +123,7 @@ impl TrainModel {
     /// If the parameters are those of another configuration.
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
         check_supported(&config)?;
+        options.policy.check()?;
         let table = ParamTable::new(&config);
         assert!(params.table() == &table, "TrainModel::new: parameters of another configuration");
         let place = |name: &str| table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
@@ -128,6 +135,7 @@ impl TrainModel {
                 LinearOp::new(&info.module, (info.rows, info.cols), weight, bias, &options.policy.linear)
             };
             Ok(LayerOps {
+                index: layer,
                 flow: LayerFlow::new(&config, layer, options.threads),
                 input_norm: place(&norm_name(layer, NormKind::Input)),
                 post_norm: place(&norm_name(layer, NormKind::Post)),
@@ -138,6 +146,8 @@ impl TrainModel {
         let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
+        // First, so that the f32 values are gone before the rest is allocated.
+        let params = params.stored_as(options.policy.weights)?;
         let (saved, scratch) = allocate(&config, &options)?;
         Ok(TrainModel {
             grads: Gradients::new(&table, options.policy.gradients)?,
@@ -148,7 +158,9 @@ impl TrainModel {
             saved,
             scratch,
             profile: Profile::default(),
-            params: params.stored_as(options.policy.weights)?,
+            watch: Watch::Off,
+            stop: None,
+            params,
             config,
             options,
         })
@@ -207,7 +219,7 @@ impl TrainModel {
     ///
     /// # Errors
     /// [`TrainError::Forward`], [`TrainError::Targets`] or [`TrainError::Target`] where the batch is inconsistent
-    /// or larger than planned. The gradients are then as they were.
+    /// or larger than planned; the gradients are then as they were. [`TrainError::Stopped`] leaves some of them added to.
     pub fn forward_backward(
         &mut self,
         batch: &Batch<'_>,
@@ -218,8 +230,41 @@ impl TrainModel {
         self.check_targets(batch, targets)?;
         self.forward_saving(batch)?;
         let loss = self.head_backward(targets, scale);
-        self.backward(batch);
+        self.backward(batch)?;
         Ok(loss)
+    }
+
+    /// The loss of a batch, as [`forward_backward`](Self::forward_backward) has it, and no gradients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn loss(&mut self, batch: &Batch<'_>, targets: &[u32]) -> Result<Loss, TrainError> {
+        self.check(batch)?;
+        self.check_targets(batch, targets)?;
+        self.forward_saving(batch)?;
+        Ok(self.head_loss(targets))
+    }
+
+    /// Lets whoever watches look at the weights of the linear layers before their products round them.
+    pub(crate) fn watch_weights(&self) {
+        if self.watch.is_off() {
+            return;
+        }
+        let policy = &self.options.policy;
+        let look =
+            |at, weight| self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
+        for layer in &self.layers {
+            for kind in LinearKind::ALL {
+                look(Operator::Linear(layer.index, kind), layer.linear(kind).weight());
+            }
+        }
+        look(Operator::Head, self.head.weight());
+    }
+
+    /// # Errors
+    /// [`TrainError::Stopped`] where that is asked for.
+    pub(crate) fn go_on(&self) -> Result<(), TrainError> {
+        if self.stop.is_some_and(|stop| stop()) { Err(TrainError::Stopped) } else { Ok(()) }
     }
 
     /// Logits of every token of a batch, `[tokens, vocabulary]`, with the bits that evaluation gives them.
@@ -233,6 +278,7 @@ impl TrainModel {
         self.check(batch)?;
         self.forward_saving(batch)?;
         let states = &self.scratch.normed[..batch.tokens.len() * self.config.hidden_size];
+        let states = self.scratch.head_input.of(states);
         self.head.fprop(&self.params, states, out, false, self.options.threads);
         Ok(())
     }
@@ -274,8 +320,9 @@ impl TrainModel {
     }
 
     /// Takes the gradient in `d_residual` from the last layer to the embedding.
-    fn backward(&mut self, batch: &Batch<'_>) {
+    fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         for i in (0..self.layers.len()).rev() {
+            self.go_on()?;
             self.layer_backward(i, batch.lens);
         }
         let d = self.config.hidden_size;
@@ -286,8 +333,10 @@ impl TrainModel {
                 for (&token, dx) in batch.tokens.iter().zip(d_residual.chunks_exact(d)) {
                     kernels().axpy(1.0, dx, &mut table[token as usize * d..][..d]);
                 }
+                self.watch.result(Operator::Embedding, "gradient", table);
             });
         });
+        Ok(())
     }
 
     /// The sequences of a batch, as the flow takes them.

@@ -7,8 +7,9 @@ use mantissa_model::{LoadError, ModelConfig, zeros};
 use crate::arena::ParamTable;
 use crate::gradients::Gradients;
 use crate::model::Options;
-use crate::policy::Policy;
+use crate::operand::Operand;
 use crate::rows::PART;
+use crate::store::Precision;
 
 /// Tokens whose logits are held at a time.
 pub(crate) const HEAD_ROWS: usize = 512;
@@ -30,7 +31,8 @@ impl Plan {
             lengths.iter().fold(0u64, |sum, &n| sum.saturating_add(n as u64)).saturating_mul(4)
         };
         let policy = &options.policy;
-        let saved = bytes(&sizes.saved()).saturating_mul(config.num_hidden_layers as u64);
+        let saved = bytes(&sizes.saved()).saturating_add(sizes.inputs().iter().map(Share::bytes).sum());
+        let saved = saved.saturating_mul(config.num_hidden_layers as u64);
         let logits = bytes(&[sizes.logits]);
         let mut entries = vec![
             ("parameters", policy.weights.bytes().saturating_mul(table.len() as u64)),
@@ -39,8 +41,11 @@ impl Plan {
             ("logits", logits),
             ("scratch", bytes(&sizes.scratch()).saturating_sub(logits)),
         ];
-        if *policy != Policy::fp32() {
-            entries.push(("rounded operands", rounded_operands(config, options)));
+        let shared = sizes.rounded().iter().map(Share::bytes).sum::<u64>();
+        let all = [&policy.linear, &policy.head].iter().all(|linear| linear.shares_all(policy.weights));
+        let own = if all { 0 } else { own_operands(config, options) };
+        if shared + own > 0 {
+            entries.push(("rounded operands", shared.saturating_add(own)));
         }
         Plan { entries }
     }
@@ -51,9 +56,9 @@ impl Plan {
     }
 }
 
-/// What products round their operands into: on the calling thread whole matrices of a weight gradient, on every other a part of
+/// What products round their operands into where they do not share them: on the calling thread whole matrices of a weight gradient, on every other a part of
 /// the tokens and a weight.
-fn rounded_operands(config: &ModelConfig, options: &Options) -> u64 {
+fn own_operands(config: &ModelConfig, options: &Options) -> u64 {
     let widest = config.intermediate_size.max(config.hidden_size).max(config.query_width());
     let weight = config.linears().iter().map(|info| info.rows * info.cols).max().unwrap_or(0);
     let head = config.vocab_size.saturating_mul(config.hidden_size);
@@ -79,6 +84,23 @@ struct Sizes {
     logits: usize,
     scores: usize,
     tables: usize,
+    /// Precision of the operands that products share: inputs and gradients of outputs, of the layers and of the head.
+    layers: (Precision, Precision),
+    head: (Precision, Precision),
+}
+
+/// An operand that products share, and its values.
+#[derive(Clone, Copy, Debug)]
+struct Share(Precision, usize);
+
+impl Share {
+    fn bytes(&self) -> u64 {
+        Operand::bytes(self.0, self.1)
+    }
+
+    fn allocate(self) -> Option<Operand> {
+        Operand::new(self.0, self.1)
+    }
 }
 
 impl Sizes {
@@ -94,10 +116,12 @@ impl Sizes {
             logits: options.max_tokens.min(HEAD_ROWS).saturating_mul(config.vocab_size),
             scores: scores(config, options.max_len).saturating_mul(options.threads.max(1)),
             tables: options.max_len.saturating_mul(config.head_dim / 2),
+            layers: (options.policy.linear.shared_input(), options.policy.linear.shared_gradient()),
+            head: (options.policy.head.shared_input(), options.policy.head.shared_gradient()),
         }
     }
 
-    /// Of the fields of [`Saved`], in their order.
+    /// Of the f32 fields of [`Saved`], in their order.
     fn saved(&self) -> [usize; 9] {
         let of = |width: usize| self.rows.saturating_mul(width);
         [
@@ -113,7 +137,21 @@ impl Sizes {
         ]
     }
 
-    /// Of the fields of [`Scratch`], in their order.
+    /// Of [`Saved::inputs`], in their order.
+    fn inputs(&self) -> [Share; 4] {
+        let widths = [self.hidden, self.query, self.hidden, self.intermediate];
+        widths.map(|width| Share(self.layers.0, self.rows.saturating_mul(width)))
+    }
+
+    /// Of [`Scratch::rounded`], of its `head_input` and of its `head_gradient`.
+    fn rounded(&self) -> [Share; 5] {
+        let of = |width: usize| self.rows.saturating_mul(width);
+        let inner = Share(self.layers.1, of(self.intermediate.max(self.key)));
+        let first = Share(self.layers.1, of(self.hidden.max(self.query)));
+        [first, inner, inner, Share(self.head.0, of(self.hidden)), Share(self.head.1, self.logits)]
+    }
+
+    /// Of the f32 fields of [`Scratch`], in their order.
     fn scratch(&self) -> [usize; 14] {
         let of = |width: usize| self.rows.saturating_mul(width);
         [
@@ -167,6 +205,10 @@ pub(crate) struct Saved {
     pub(crate) gate: Vec<f32>,
     /// Up, `[rows, intermediate]`; in the backward, its gradient.
     pub(crate) up: Vec<f32>,
+    /// What the linear layers read, as they multiply it, in the order of [`mantissa_model::LinearInput::ALL`]: normed
+    /// states `[rows, hidden]`, joined heads `[rows, query width]`, normed states and the MLP's inner activation
+    /// `[rows, intermediate]`.
+    pub(crate) inputs: [Operand; 4],
 }
 
 /// What is used for every layer again.
@@ -200,6 +242,13 @@ pub(crate) struct Scratch {
     pub(crate) cos: Vec<f32>,
     /// `[positions, head_dim / 2]`.
     pub(crate) sin: Vec<f32>,
+    /// Gradients of outputs, as linear layers multiply them: of down, gate and up `[rows, hidden or intermediate]`, of the
+    /// output projection, then of queries, keys and values.
+    pub(crate) rounded: [Operand; 3],
+    /// What the head reads, `[rows, hidden]`.
+    pub(crate) head_input: Operand,
+    /// Gradient of the logits of some tokens.
+    pub(crate) head_gradient: Operand,
 }
 
 /// Allocates what [`Plan`] states for activations and scratch.
@@ -215,7 +264,8 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
     let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
     let layer = || {
         let [residual, q, k, v, attended, lse, middle, gate, up] = arrays(sizes.saved())?;
-        Some(Saved { residual, q, k, v, attended, lse, middle, gate, up })
+        let inputs = operands(sizes.inputs())?;
+        Some(Saved { residual, q, k, v, attended, lse, middle, gate, up, inputs })
     };
     let saved = (0..config.num_hidden_layers).map(|_| layer()).collect::<Option<Vec<_>>>();
     let saved = saved.ok_or_else(memory)?;
@@ -236,6 +286,7 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         mut sin,
     ] = arrays(sizes.scratch()).ok_or_else(memory)?;
     config.rope.fill_tables(config.head_dim, options.max_len, &mut cos, &mut sin);
+    let [first, second, third, head_input, head_gradient] = operands(sizes.rounded()).ok_or_else(memory)?;
     let scratch = Scratch {
         residual,
         normed,
@@ -251,12 +302,20 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
         logits,
         cos,
         sin,
+        rounded: [first, second, third],
+        head_input,
+        head_gradient,
     };
     Ok((saved, scratch))
 }
 
 fn arrays<const N: usize>(lengths: [usize; N]) -> Option<[Vec<f32>; N]> {
     let all = lengths.into_iter().map(zeros).collect::<Option<Vec<_>>>()?;
+    all.try_into().ok()
+}
+
+fn operands<const N: usize>(shares: [Share; N]) -> Option<[Operand; N]> {
+    let all = shares.into_iter().map(Share::allocate).collect::<Option<Vec<_>>>()?;
     all.try_into().ok()
 }
 
@@ -268,6 +327,7 @@ mod tests {
     use super::*;
     use crate::arena::Parameters;
     use crate::model::TrainModel;
+    use crate::policy::Policy;
 
     fn config(changes: &[(&str, u64)]) -> ModelConfig {
         let mut config = json!({
@@ -283,8 +343,14 @@ mod tests {
     #[test]
     fn the_plan_is_the_sum_of_the_buffers() {
         let config = config(&[]);
-        for (max_tokens, max_len, threads) in [(1, 1, 1), (700, 64, 1), (2000, 40, 3)] {
-            let options = Options { max_tokens, max_len, threads, policy: Policy::fp32() };
+        for (max_tokens, max_len, threads, policy) in [
+            (1, 1, 1, Policy::fp32()),
+            (700, 64, 1, Policy::bf16_remainder()),
+            (2000, 40, 3, Policy::fp32()),
+            (2000, 40, 3, Policy::fp16()),
+        ] {
+            let weights = policy.weights.bytes();
+            let options = Options { max_tokens, max_len, threads, policy };
             let plan = Plan::new(&config, &options);
             let params = Parameters::random(&config, 0.1, 1).unwrap();
             let model = TrainModel::new(config.clone(), params, options).unwrap();
@@ -309,9 +375,13 @@ mod tests {
                 &s.cos,
                 &s.sin,
             ];
-            let arenas = model.params.values().len() + model.grads.len();
-            let all = saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + arenas;
-            assert_eq!(plan.bytes(), 4 * all as u64, "{max_tokens} tokens");
+            let inputs = model.saved.iter().flat_map(|s| &s.inputs);
+            let operands = inputs.chain(&s.rounded).chain([&s.head_input, &s.head_gradient]);
+            let operands = operands.map(Operand::capacity).sum::<u64>();
+            let all =
+                saved.sum::<usize>() + scratch.map(Vec::capacity).iter().sum::<usize>() + model.grads.len();
+            let weights = weights * model.params.table().len() as u64;
+            assert_eq!(plan.bytes(), 4 * all as u64 + operands + weights, "{max_tokens} tokens");
         }
     }
 

@@ -2,11 +2,11 @@
 //! product of a linear layer are.
 //!
 //! A linear layer has three products: `fprop` `Y = X Wᵀ`, `dgrad` `dX = dY W` and `wgrad` `dW = dYᵀ X`. For each, a
-//! policy names how its two operands are stored when they are multiplied. [`LinearOp`](crate::LinearOp) is the only
-//! reader.
+//! policy names how its two operands are stored when they are multiplied. The linear layer of training is the only reader.
 
 use mantissa_num::Scheme;
 
+use crate::error::TrainError;
 use crate::scaling::ScalingOptions;
 use crate::store::Precision;
 
@@ -42,6 +42,26 @@ impl LinearPolicy {
         LinearPolicy { fprop: product(), dgrad: product(), wgrad: product() }
     }
 
+    /// What `X` is rounded to once for fprop and wgrad; f32 where the two want it different, and each rounds for itself.
+    pub(crate) fn shared_input(&self) -> Precision {
+        shared(&self.fprop.left, &self.wgrad.right)
+    }
+
+    /// What `dY` is rounded to once for dgrad and wgrad, as [`shared_input`](Self::shared_input).
+    pub(crate) fn shared_gradient(&self) -> Precision {
+        shared(&self.dgrad.left, &self.wgrad.left)
+    }
+
+    /// Whether no product rounds for itself or widens: all operands are those that are rounded once, and weights are
+    /// multiplied as they are stored.
+    pub(crate) fn shares_all(&self, weights: Precision) -> bool {
+        let (x, dy) = (self.shared_input(), self.shared_gradient());
+        let stored = [x, weights, dy, weights, dy, x];
+        let as_stored =
+            |((_, scheme), stored): ((_, &Scheme), _)| Precision::of(&scheme.format) == Some(stored);
+        x == weights && dy == weights && self.operands().into_iter().zip(stored).all(as_stored)
+    }
+
     /// Every operand with its name.
     pub(crate) fn operands(&self) -> [(&'static str, &Scheme); 6] {
         [
@@ -53,6 +73,12 @@ impl LinearPolicy {
             ("wgrad.right", &self.wgrad.right),
         ]
     }
+}
+
+/// The precision of both schemes, if that is one.
+fn shared(a: &Scheme, b: &Scheme) -> Precision {
+    let of = |scheme: &Scheme| Precision::of(&scheme.format);
+    of(a).filter(|precision| of(b) == Some(*precision)).unwrap_or_default()
 }
 
 /// Where the bits of a weight are that its working copy does not hold.
@@ -85,6 +111,11 @@ pub struct Policy {
     pub master: Master,
     /// How gradients are stored; those of a batch are summed in f32 and rounded once.
     pub gradients: Precision,
+    /// How the residual stream and its gradient are stored; f32 is what can be had.
+    pub residual: Precision,
+    /// In what norms read, compute and hand on, before their result is rounded for the products that read it; f32 is what
+    /// can be had.
+    pub norms: Precision,
     /// Operands of the decoder's linear layers.
     pub linear: LinearPolicy,
     /// Operands of the head.
@@ -97,7 +128,19 @@ impl Policy {
     fn mixed(name: &'static str, precision: Precision, master: Master, gradients: Precision) -> Self {
         let linear = LinearPolicy::plain(precision);
         let (weights, head) = (precision, linear.clone());
-        Policy { name, weights, master, gradients, linear, head, scaling: None }
+        let (residual, norms) = (Precision::F32, Precision::F32);
+        Policy { name, weights, master, gradients, residual, norms, linear, head, scaling: None }
+    }
+
+    /// # Errors
+    /// [`TrainError::PolicyField`] for what is f32 in every policy so far.
+    pub(crate) fn check(&self) -> Result<(), TrainError> {
+        for (field, found) in [("residual", self.residual), ("norms", self.norms)] {
+            if found != Precision::F32 {
+                return Err(TrainError::PolicyField { field, found: found.scheme().to_string() });
+            }
+        }
+        Ok(())
     }
 
     /// f32 throughout.
@@ -131,6 +174,15 @@ impl Policy {
     pub fn bf16_pure_stochastic(seed: u64) -> Self {
         let master = Master::Stochastic { seed };
         Self::mixed("bf16-pure-sr", Precision::Bf16, master, Precision::Bf16)
+    }
+
+    /// How weights that nothing has been trained on are held until master copy and working copy are made of them: in f32, unless
+    /// there is no master copy.
+    pub fn initial_weights(&self) -> Precision {
+        match self.master {
+            Master::None | Master::Stochastic { .. } => self.weights,
+            Master::F32 | Master::Remainder => Precision::F32,
+        }
     }
 
     /// The policy of a name; `seed` is that of stochastic rounding.
@@ -167,5 +219,24 @@ mod tests {
             assert!(Policy::by_name(name, 1).is_some_and(|policy| policy.name == name), "{name}");
         }
         assert_eq!(Policy::by_name("fp64", 1), None);
+    }
+
+    #[test]
+    fn products_share_operands_that_they_want_alike() {
+        let mut policy = LinearPolicy::plain(Precision::Bf16);
+        assert!(policy.shares_all(Precision::Bf16) && !policy.shares_all(Precision::F32));
+        policy.wgrad.right = Precision::F32.scheme();
+        let shared = (policy.shared_input(), policy.shared_gradient());
+        assert_eq!(shared, (Precision::F32, Precision::Bf16));
+        assert!(!policy.shares_all(Precision::Bf16));
+        assert!(LinearPolicy::f32().shares_all(Precision::F32));
+    }
+
+    #[test]
+    fn what_must_be_f32_is_named() {
+        let policy = Policy { norms: Precision::Bf16, ..Policy::bf16() };
+        let message = policy.check().map_err(|error| error.to_string());
+        assert!(message.is_err_and(|m| m.contains("policy.norms: found bf16, allowed f32")));
+        assert!(Policy::NAMES.iter().all(|name| Policy::by_name(name, 1).is_some_and(|p| p.check().is_ok())));
     }
 }

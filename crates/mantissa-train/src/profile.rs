@@ -11,6 +11,8 @@ pub enum Part {
     Embedding,
     /// RMSNorm, forward and again in the backward.
     Norm,
+    /// Rounding of the operands that several products read.
+    Rounding,
     /// The linear layers' `Y = X Wᵀ`.
     Fprop,
     /// Rotation and causal attention.
@@ -39,9 +41,10 @@ pub enum Part {
 
 impl Part {
     /// Every part, in the order of a step.
-    pub const ALL: [Part; 14] = [
+    pub const ALL: [Part; 15] = [
         Part::Embedding,
         Part::Norm,
+        Part::Rounding,
         Part::Fprop,
         Part::Attention,
         Part::Gate,

@@ -8,17 +8,17 @@ use std::ops::Range;
 pub(crate) const PART: usize = 512;
 
 /// The rows of `x` (`width` values each) that `parts`, consecutive from 0, cut out.
-pub(crate) fn rows_mut(
-    x: &mut [f32],
+pub(crate) fn rows_mut<T>(
+    x: &mut [T],
     width: usize,
     parts: impl Iterator<Item = Range<usize>>,
-) -> impl Iterator<Item = &mut [f32]> {
+) -> impl Iterator<Item = &mut [T]> {
     let mut rest = x;
     parts.map(move |part| take(&mut rest, part.len() * width))
 }
 
 /// Takes the first `n` values off `rest`.
-pub(crate) fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
+pub(crate) fn take<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
     let (first, others) = std::mem::take(rest).split_at_mut(n);
     *rest = others;
     first

@@ -54,6 +54,10 @@ impl ScalingOptions {
     };
 }
 
+/// Options by name.
+pub const SCALING_OPTIONS: [(&str, ScalingOptions); 2] =
+    [("pytorch", ScalingOptions::PYTORCH), ("megatron", ScalingOptions::MEGATRON)];
+
 /// A dynamic loss scale: everything of it that a checkpoint must hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {

@@ -8,11 +8,14 @@
 
 mod app;
 mod commands;
+mod embedded;
 mod error;
 mod interrupt;
+mod machine;
 mod memory;
 mod output;
 mod progress;
+mod report;
 mod tensors;
 
 use std::process::ExitCode;

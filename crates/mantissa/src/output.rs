@@ -42,6 +42,16 @@ impl Table {
         self.rows.push(cells.into_iter().take(self.columns.len()).collect());
     }
 
+    /// Headings with the side on which their columns are flush.
+    pub fn columns(&self) -> &[(&'static str, Align)] {
+        &self.columns
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
     /// Writes headings and rows, columns two blanks apart, no blanks at line ends.
     ///
     /// # Errors

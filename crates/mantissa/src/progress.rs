@@ -66,6 +66,21 @@ impl Progress {
         }
     }
 
+    /// `n` of the total were done before; the rate is that of the others.
+    pub fn begin_at(&self, n: u64) {
+        match &self.0 {
+            Kind::Silent => {}
+            Kind::Bar(bar) => {
+                bar.set_position(n);
+                bar.reset_eta();
+            }
+            Kind::Lines(lines) => {
+                let mut lines = lock(lines);
+                (lines.before, lines.done) = (n, n);
+            }
+        }
+    }
+
     /// `n` of the total are done.
     pub fn set(&self, n: u64) {
         match &self.0 {
@@ -125,6 +140,8 @@ fn bar(total: u64, unit: Unit) -> ProgressBar {
 struct Lines {
     total: u64,
     unit: Unit,
+    /// Of `done`, what this process found done.
+    before: u64,
     done: u64,
     message: String,
     start: Instant,
@@ -134,7 +151,7 @@ struct Lines {
 impl Lines {
     fn new(total: u64, unit: Unit) -> Self {
         let now = Instant::now();
-        Lines { total, unit, done: 0, message: String::new(), start: now, last: now }
+        Lines { total, unit, before: 0, done: 0, message: String::new(), start: now, last: now }
     }
 
     fn set(&mut self, n: u64, now: Instant) {
@@ -153,8 +170,9 @@ impl Lines {
         };
         let amount = |n| self.unit.amount(n);
         let _ = write!(text, "{} of {}{}", amount(self.done), amount(self.total), self.unit.name());
-        if self.done > 0 && seconds > 0.0 {
-            let rate = self.done as f64 / seconds;
+        let here = self.done.saturating_sub(self.before);
+        if here > 0 && seconds > 0.0 {
+            let rate = here as f64 / seconds;
             let left = self.total.saturating_sub(self.done) as f64 / rate;
             let per_second = match self.unit {
                 Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
@@ -186,6 +204,8 @@ mod tests {
         lines.done = 12;
         let line = lines.line(lines.start + Duration::from_secs(6), Some(312_000_000));
         assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, 312 MB memory");
+        (lines.before, lines.done) = (10, 12);
+        assert!(lines.line(lines.start + Duration::from_secs(6), None).contains("0.33/s, 54 s left"));
         let begun = Lines::new(2_000_000, Unit::Bytes);
         assert_eq!(begun.line(begun.start, None), "0 B of 2.00 MB");
     }

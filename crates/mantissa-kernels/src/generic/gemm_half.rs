@@ -196,6 +196,26 @@ impl<S: Simd, H: Half> Panels for Widened<S, H> {
     }
 }
 
+/// Rows and columns of C and length of k, if there is anything to multiply. A product over no k is done here.
+///
+/// Panics if the shapes do not agree.
+#[inline(always)]
+pub(crate) fn shape(
+    kernel: &str,
+    a: HalfOperand<'_>,
+    b: HalfOperand<'_>,
+    c: &mut MatMut<'_>,
+    accumulate: bool,
+) -> Option<(usize, usize, usize)> {
+    let ((m, k), (n, k_b)) = (a.shape(), b.shape());
+    assert_eq!(k, k_b, "{kernel}: the inner dimensions of A and B differ");
+    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C has not the shape of the product");
+    if k == 0 && !accumulate {
+        (0..m).for_each(|r| c.row_mut(r).fill(0.0));
+    }
+    (m > 0 && n > 0 && k > 0).then_some((m, n, k))
+}
+
 /// The product with tiles of `R` rows and `V` vectors.
 #[inline(always)]
 pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
@@ -206,15 +226,7 @@ pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
     mut c: MatMut<'_>,
     accumulate: bool,
 ) {
-    let ((m, k), (n, k_b)) = (a.shape(), b.shape());
-    assert_eq!(k, k_b, "{kernel}: the inner dimensions of A and B differ");
-    assert_eq!((m, n), (c.rows(), c.cols()), "{kernel}: C has not the shape of the product");
-    if k == 0 && !accumulate {
-        (0..m).for_each(|r| c.row_mut(r).fill(0.0));
-    }
-    if m == 0 || n == 0 || k == 0 {
-        return;
-    }
+    let Some((m, n, k)) = shape(kernel, a, b, &mut c, accumulate) else { return };
     let width = V * LANES;
     let steps = k.min(DEPTH).div_ceil(2) * P::STEPS;
     let mut packed_a = vec![0; m.min(BLOCK_ROWS).next_multiple_of(R) * steps];

@@ -41,7 +41,7 @@ pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub use gemm_half::HalfOperand;
 pub(crate) use gemm_half::{DEPTH as GEMM_HALF_DEPTH, gemm_bf16, gemm_f16};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use gemm_half::{Panels, product};
+pub(crate) use gemm_half::{Panels, product, shape as gemm_half_shape};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
 pub(crate) use norm::{rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;

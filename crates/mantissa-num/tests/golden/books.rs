@@ -21,6 +21,13 @@ fn code_books_match() {
         let (signed, unsigned) = (Book::Dyn8.levels(), Book::Dyn8Unsigned.levels());
         assert_same("dyn8", signed, &t.f32("bnb.dynamic8_signed").unwrap(), true);
         assert_same("dyn8-unsigned", unsigned, &t.f32("bnb.dynamic8_unsigned").unwrap(), true);
+        assert_same("lin8", Book::Lin8.levels(), &t.f32("bnb.linear8_signed").unwrap(), true);
+        assert_same(
+            "lin8-unsigned",
+            Book::Lin8Unsigned.levels(),
+            &t.f32("bnb.linear8_unsigned").unwrap(),
+            true,
+        );
         assert_same("dyn4", Book::Dyn4.levels(), &t.f32("torchao_optim.dynamic4_signed").unwrap(), true);
     }
 }

@@ -286,7 +286,7 @@ impl WeightSource for Independent<'_> {
     ) -> std::result::Result<LinearWeight, LoadError> {
         let weight = Weight::F32(self.whole(&format!("{module}.weight"), rows, cols)?);
         let bias = if bias { Some(self.whole(&format!("{module}.bias"), rows, 1)?) } else { None };
-        Ok(LinearWeight { rows, cols, weight, bias, input: None })
+        Ok(LinearWeight { rows, cols, weight, bias, input: None, transforms: Default::default() })
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a convention hands to the model: a linear layer's weight and how its input is to be quantized.
 
+use mantissa_num::stored::Transforms;
 use mantissa_num::{Quantized, Scheme};
 
 /// The weight of a linear layer, `[rows, cols]` = `[out, in]`, row-major.
@@ -39,6 +40,8 @@ pub struct LinearWeight {
     pub weight: Weight,
     /// Bias `[rows]`, widened to f32.
     pub bias: Option<Vec<f32>>,
-    /// Quantization of the input, if the checkpoint asks for it.
+    /// Quantization of the input, if the checkpoint asks for it; of what the maps before the weight make of it.
     pub input: Option<ActivationQuant>,
+    /// What stands around the codes.
+    pub transforms: Transforms,
 }

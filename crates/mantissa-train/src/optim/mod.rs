@@ -1,8 +1,11 @@
-//! Optimizers: AdamW with its moments in f32, bf16 or 8 bits and its master weights as the policy says, and the norm of the
-//! gradients.
+//! Optimizers: AdamW with its moments in f32, bf16 or 8 bits, SGD with momentum, both with master weights as the policy says;
+//! which weights decay; and the norm of the gradients.
 
+mod decay;
+mod map;
 mod master;
 mod moments;
+mod sgd;
 
 use std::cell::RefCell;
 
@@ -13,14 +16,18 @@ use crate::arena::{ParamInfo, ParamTable, Parameters};
 use crate::blockwise::{BLOCK, BlockwiseRule, BlockwiseStep};
 use crate::error::TrainError;
 use crate::gradients::Gradients;
+use crate::health::WeightCounts;
 use crate::model::TrainModel;
 use crate::policy::Policy;
 use crate::profile::Part;
 use crate::store::Stored;
+pub use decay::{DecayGroups, NoSuchTensor};
+pub use map::StateMap;
 pub(crate) use master::MasterCopy;
 use master::{MasterMut, WorkingMut, read, write};
 pub use moments::{Array, ArrayMut, MomentFormat};
 use moments::{Moments, MomentsMut};
+pub use sgd::{Sgd, SgdOptions};
 
 /// Elements of an arena that a thread takes at a time; sums are taken in pieces of this many, in their order.
 const PIECE: usize = 1 << 16;
@@ -67,6 +74,10 @@ pub struct AdamW {
     options: AdamWOptions,
     /// By parameter.
     moments: Vec<Moments>,
+    /// Whether each parameter decays.
+    decays: Vec<bool>,
+    /// Moments of one parameter in f32, of those that are decoded as a whole.
+    decoded: Moments,
     master: MasterCopy,
     /// Steps done.
     steps: u64,
@@ -100,6 +111,8 @@ impl AdamW {
         Ok(AdamW {
             options,
             moments: table.iter().map(moments).collect::<Result<_, _>>()?,
+            decays: decays_by_role(table, options.decay_vectors),
+            decoded: Moments::new(MomentFormat::F32, options.moments.decoded(table), true)?,
             master: MasterCopy::new(policy.master, params)?,
             steps: 0,
         })
@@ -122,36 +135,45 @@ impl AdamW {
     /// [`TrainError::NonFinite`] where that norm is not finite, [`TrainError::OtherModel`]; parameters and state are
     /// then as they were.
     pub fn step(&mut self, model: &mut TrainModel, lr: f64, loss_scale: f64) -> Result<f64, TrainError> {
-        let (found, allowed) = (self.moments.len(), model.params.table().iter().count());
-        if found != allowed {
-            return Err(TrainError::OtherModel { found, allowed });
-        }
+        self.counted_step(model, lr, loss_scale, None)
+    }
+
+    /// [`step`](Self::step), which counts in `counts`, of each parameter, what becomes of its weights.
+    fn counted_step(
+        &mut self,
+        model: &mut TrainModel,
+        lr: f64,
+        loss_scale: f64,
+        counts: Option<&[WeightCounts]>,
+    ) -> Result<f64, TrainError> {
+        let norm = finite_norm(model, self.moments.len(), self.steps + 1, loss_scale)?;
         let threads = model.options.threads;
-        let norm = model.profile.time(Part::Optimizer, || norm(&model.grads, threads)) / loss_scale;
-        if !norm.is_finite() {
-            return Err(TrainError::NonFinite { step: self.steps + 1, norm });
-        }
         self.steps += 1;
         let factor = self.options.max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale;
         let decayed = self.factors(lr, self.options.weight_decay, factor);
         let plain = self.factors(lr, 0.0, factor);
-        let (steps, decay_vectors) = (self.steps, self.options.decay_vectors);
+        let steps = self.steps;
         let (table, working) = model.params.split_mut();
         model.profile.time(Part::Optimizer, || {
-            for (param, moments) in table.iter().zip(&mut self.moments) {
-                let vector = matches!(param.tensor.role, Role::Norm { .. } | Role::Bias { .. });
-                let factors = if vector && !decay_vectors { &plain } else { &decayed };
+            for (i, (param, moments)) in table.iter().zip(&mut self.moments).enumerate() {
+                let factors = if self.decays[i] { &decayed } else { &plain };
+                let counts = counts.map(|counts| &counts[i]);
+                let whole = moments.decode(&mut self.decoded);
+                let current = if whole { &mut self.decoded } else { &mut *moments };
                 let range = param.range.clone();
                 let firsts = range.clone().step_by(PIECE);
                 let pieces = firsts
                     .zip(working.pieces(range.clone(), PIECE))
                     .zip(self.master.pieces(range.clone(), PIECE))
-                    .zip(moments.pieces(PIECE));
+                    .zip(current.pieces(PIECE));
                 let pieces = pieces.map(|(((first, working), master), moments)| {
                     let grads = model.grads.get(first..range.end.min(first + PIECE));
                     Piece { first, working, master, moments, grads }
                 });
-                for_each(threads, pieces, |piece| piece.update(factors, steps));
+                for_each(threads, pieces, |piece| piece.update(factors, steps, counts));
+                if whole {
+                    moments.encode(&self.decoded);
+                }
             }
         });
         Ok(norm)
@@ -204,29 +226,150 @@ impl AdamW {
 }
 
 impl Piece<'_> {
-    fn update(self, factors: &Factors, steps: u64) {
+    fn update(self, factors: &Factors, steps: u64, counts: Option<&WeightCounts>) {
         let Piece { first, mut working, mut master, mut moments, grads } = self;
-        if let (WorkingMut::F32(p), MasterMut::None, MomentsMut::F32 { m, v }, Stored::F32(g)) =
-            (&mut working, &master, &mut moments, grads)
+        if let (WorkingMut::F32(p), MasterMut::None, MomentsMut::F32 { m, v }, Stored::F32(g), None) =
+            (&mut working, &master, &mut moments, grads, counts)
         {
             kernels().adamw(&factors.step, p, g, m, v);
             return;
         }
-        let (mut p, mut g) = ([0.0; BLOCK], [0.0; BLOCK]);
-        for block in 0..grads.len().div_ceil(BLOCK) {
+        let mut g = [0.0; BLOCK];
+        by_blocks(&mut working, &mut master, grads.len(), (first as u64, steps), counts, |block, p| {
             let at = block * BLOCK;
-            let n = BLOCK.min(grads.len() - at);
-            let (p, g) = (&mut p[..n], &mut g[..n]);
-            read(&working, &master, at, p);
-            grads.slice(at..at + n).widen(g);
+            let g = &mut g[..p.len()];
+            grads.slice(at..at + p.len()).widen(g);
             // One of the two is called.
-            let shared = RefCell::new(&mut *p);
+            let shared = RefCell::new(p);
             moments.block(
                 block,
                 |m, v| kernels().adamw(&factors.step, &mut shared.borrow_mut(), g, m, v),
                 |m, v| factors.eight.block(&mut shared.borrow_mut(), g, m, v),
             );
-            write(&mut working, &mut master, at, p, (first as u64, steps));
+        });
+    }
+}
+
+/// Gives the `len` weights of a piece, as f32 and block by block, to `update`, and stores what it makes of them. `place` is
+/// that of the first in the arena and the number of the update.
+fn by_blocks(
+    working: &mut WorkingMut<'_>,
+    master: &mut MasterMut<'_>,
+    len: usize,
+    place: (u64, u64),
+    counts: Option<&WeightCounts>,
+    mut update: impl FnMut(usize, &mut [f32]),
+) {
+    let (mut p, mut before, mut after) = ([0.0; BLOCK], [0.0; BLOCK], [0.0; BLOCK]);
+    for block in 0..len.div_ceil(BLOCK) {
+        let at = block * BLOCK;
+        let p = &mut p[..BLOCK.min(len - at)];
+        let (before, after) = (&mut before[..p.len()], &mut after[..p.len()]);
+        read(working, master, at, p);
+        if counts.is_some() {
+            read(working, &MasterMut::None, at, before);
+        }
+        update(block, p);
+        write(working, master, at, p, place);
+        if let Some(counts) = counts {
+            read(working, &MasterMut::None, at, after);
+            counts.add(p, before, after);
+        }
+    }
+}
+
+/// Whether each parameter decays where nothing else is said: matrices, and vectors if `vectors`.
+fn decays_by_role(table: &ParamTable, vectors: bool) -> Vec<bool> {
+    let vector = |param: &ParamInfo| matches!(param.tensor.role, Role::Norm { .. } | Role::Bias { .. });
+    table.iter().map(|param| vectors || !vector(param)).collect()
+}
+
+/// The norm of the gradients without their loss scale, before step `step` of an optimizer of `found` parameters.
+fn finite_norm(model: &TrainModel, found: usize, step: u64, loss_scale: f64) -> Result<f64, TrainError> {
+    let allowed = model.params.table().iter().count();
+    if found != allowed {
+        return Err(TrainError::OtherModel { found, allowed });
+    }
+    let norm = model.profile.time(Part::Optimizer, || norm(&model.grads, model.options.threads)) / loss_scale;
+    if norm.is_finite() { Ok(norm) } else { Err(TrainError::NonFinite { step, norm }) }
+}
+
+/// What updates the parameters.
+#[derive(Clone, Debug)]
+pub enum Optimizer {
+    /// AdamW.
+    AdamW(AdamW),
+    /// SGD.
+    Sgd(Sgd),
+}
+
+impl From<AdamW> for Optimizer {
+    fn from(optimizer: AdamW) -> Self {
+        Optimizer::AdamW(optimizer)
+    }
+}
+
+impl From<Sgd> for Optimizer {
+    fn from(optimizer: Sgd) -> Self {
+        Optimizer::Sgd(optimizer)
+    }
+}
+
+impl Optimizer {
+    /// Steps done.
+    pub fn steps(&self) -> u64 {
+        match self {
+            Optimizer::AdamW(adamw) => adamw.steps(),
+            Optimizer::Sgd(sgd) => sgd.steps(),
+        }
+    }
+
+    /// The same optimizer, whose weight decay is applied to what `groups` select of `table`.
+    ///
+    /// # Errors
+    /// [`NoSuchTensor`].
+    pub fn with_decay(mut self, groups: &DecayGroups, table: &ParamTable) -> Result<Self, NoSuchTensor> {
+        let decays = groups.select(table)?;
+        match &mut self {
+            Optimizer::AdamW(adamw) => adamw.decays = decays,
+            Optimizer::Sgd(sgd) => sgd.set_decays(decays),
+        }
+        Ok(self)
+    }
+
+    /// Updates the parameters of `model` by its gradients with learning rate `lr` and returns the norm of the gradients, before
+    /// clipping. `loss_scale` is what the loss was multiplied by. `counts`, one for each parameter, count what becomes of the
+    /// weights.
+    ///
+    /// # Errors
+    /// [`TrainError::NonFinite`] where that norm is not finite, [`TrainError::OtherModel`]; parameters and state are
+    /// then as they were.
+    pub(crate) fn step(
+        &mut self,
+        model: &mut TrainModel,
+        lr: f64,
+        loss_scale: f64,
+        counts: Option<&[WeightCounts]>,
+    ) -> Result<f64, TrainError> {
+        match self {
+            Optimizer::AdamW(adamw) => adamw.counted_step(model, lr, loss_scale, counts),
+            Optimizer::Sgd(sgd) => sgd.step(model, lr, loss_scale, counts),
+        }
+    }
+
+    /// Every array of the state with its name, the parameters' in the order of their table.
+    pub(crate) fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
+        match self {
+            Optimizer::AdamW(adamw) => adamw.arrays(table),
+            Optimizer::Sgd(sgd) => sgd.arrays(table),
+        }
+    }
+
+    /// The same arrays, to be filled from a checkpoint, and the number of steps done.
+    pub(crate) fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
+        match self {
+            Optimizer::AdamW(adamw) => adamw.restore(table, steps),
+            Optimizer::Sgd(sgd) => sgd.restore(table, steps),
         }
     }
 }

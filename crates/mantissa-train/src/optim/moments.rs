@@ -3,6 +3,7 @@
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
 
+use super::map::StateMap;
 use crate::arena::ParamTable;
 use crate::blockwise::{BLOCK, BlockwiseRule, MIN_ELEMENTS, Moment, ZERO_CODES};
 
@@ -16,6 +17,8 @@ pub enum MomentFormat {
     Bf16,
     /// 8 bits in blocks; see [`crate::blockwise`]. Tensors with fewer than [`MIN_ELEMENTS`] elements keep f32.
     Blockwise8(BlockwiseRule),
+    /// Codes of another map or under other blocks, updated in PyTorch's order. Small tensors keep f32 here too.
+    Map(StateMap),
 }
 
 /// The moments of one parameter.
@@ -24,6 +27,7 @@ pub(crate) enum Moments {
     F32 { m: Vec<f32>, v: Vec<f32> },
     Bf16 { m: Vec<u16>, v: Vec<u16> },
     Eight { m: Vec<u8>, v: Vec<u8>, m_max: Vec<f32>, v_max: Vec<f32> },
+    Map { map: StateMap, m: Vec<u8>, v: Vec<u8>, m_max: Vec<f32>, v_max: Vec<f32> },
 }
 
 /// Some of them, on whole blocks.
@@ -37,7 +41,7 @@ impl MomentFormat {
     /// Of a parameter of `n` elements.
     fn of(self, n: usize) -> Self {
         match self {
-            MomentFormat::Blockwise8(_) if n < MIN_ELEMENTS => MomentFormat::F32,
+            MomentFormat::Blockwise8(_) | MomentFormat::Map(_) if n < MIN_ELEMENTS => MomentFormat::F32,
             format => format,
         }
     }
@@ -48,13 +52,21 @@ impl MomentFormat {
             MomentFormat::F32 => 4 * n as u64,
             MomentFormat::Bf16 => 2 * n as u64,
             MomentFormat::Blockwise8(_) => n as u64 + 4 * n.div_ceil(BLOCK) as u64,
+            MomentFormat::Map(map) => n as u64 + 4 * map.count(n) as u64,
         };
         if second { 2 * one } else { one }
     }
 
-    /// Bytes of the moments of all parameters.
+    /// Bytes of the moments of all parameters, and of the largest of them decoded where they are decoded as a whole.
     pub fn table_bytes(self, table: &ParamTable, second: bool) -> u64 {
-        table.iter().map(|param| self.bytes(param.range.len(), second)).sum()
+        let stored: u64 = table.iter().map(|param| self.bytes(param.range.len(), second)).sum();
+        stored + MomentFormat::F32.bytes(self.decoded(table), second)
+    }
+
+    /// Elements of the largest parameter whose moments are decoded as a whole.
+    pub(crate) fn decoded(self, table: &ParamTable) -> usize {
+        let whole = |n: &usize| matches!(self.of(*n), MomentFormat::Map(_));
+        table.iter().map(|param| param.range.len()).filter(whole).max().unwrap_or(0)
     }
 }
 
@@ -73,12 +85,42 @@ impl Moments {
                     m_max: zeros(n.div_ceil(BLOCK))?,
                     v_max: zeros(more.div_ceil(BLOCK))?,
                 },
+                MomentFormat::Map(map) => Moments::Map {
+                    map,
+                    m: vec![map.zeros().0; n],
+                    v: vec![map.zeros().1; more],
+                    m_max: zeros(map.count(n))?,
+                    v_max: zeros(if second { map.count(n) } else { 0 })?,
+                },
             })
         };
         moments().ok_or(memory)
     }
 
-    /// Pieces of `piece` elements, a multiple of [`BLOCK`]; the last may be shorter.
+    /// Decodes moments that are only updated as a whole into `wide`, f32, and says whether they are such.
+    pub(crate) fn decode(&self, wide: &mut Moments) -> bool {
+        let (Moments::Map { map, m, v, m_max, v_max }, Moments::F32 { m: wide_m, v: wide_v }) = (self, wide)
+        else {
+            return false;
+        };
+        wide_m.resize(m.len(), 0.0);
+        wide_v.resize(v.len(), 0.0);
+        map.decode(false, m, m_max, wide_m);
+        map.decode(true, v, v_max, wide_v);
+        true
+    }
+
+    /// Takes over what [`decode`](Self::decode) gave, updated.
+    pub(crate) fn encode(&mut self, wide: &Moments) {
+        if let (Moments::Map { map, m, v, m_max, v_max }, Moments::F32 { m: wide_m, v: wide_v }) =
+            (self, wide)
+        {
+            map.encode(false, wide_m, m, m_max);
+            map.encode(true, wide_v, v, v_max);
+        }
+    }
+
+    /// Pieces of `piece` elements, a multiple of [`BLOCK`]; the last may be shorter. Codes of a map have none: they are decoded.
     pub(crate) fn pieces(&mut self, piece: usize) -> Vec<MomentsMut<'_>> {
         match self {
             Moments::F32 { m, v } => {
@@ -100,6 +142,7 @@ impl Moments {
                 })
                 .collect()
             }
+            Moments::Map { .. } => Vec::new(),
         }
     }
 
@@ -108,7 +151,7 @@ impl Moments {
         match self {
             Moments::F32 { m, v } => vec![("m", Array::F32(m)), ("v", Array::F32(v))],
             Moments::Bf16 { m, v } => vec![("m", Array::Bf16(m)), ("v", Array::Bf16(v))],
-            Moments::Eight { m, v, m_max, v_max } => vec![
+            Moments::Eight { m, v, m_max, v_max } | Moments::Map { m, v, m_max, v_max, .. } => vec![
                 ("m", Array::U8(m)),
                 ("v", Array::U8(v)),
                 ("m_absmax", Array::F32(m_max)),
@@ -122,7 +165,7 @@ impl Moments {
         match self {
             Moments::F32 { m, v } => vec![("m", ArrayMut::F32(m)), ("v", ArrayMut::F32(v))],
             Moments::Bf16 { m, v } => vec![("m", ArrayMut::Bf16(m)), ("v", ArrayMut::Bf16(v))],
-            Moments::Eight { m, v, m_max, v_max } => vec![
+            Moments::Eight { m, v, m_max, v_max } | Moments::Map { m, v, m_max, v_max, .. } => vec![
                 ("m", ArrayMut::U8(m)),
                 ("v", ArrayMut::U8(v)),
                 ("m_absmax", ArrayMut::F32(m_max)),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_num::Rounding;
+use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{
@@ -18,6 +19,7 @@ use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
+use super::lint;
 use super::model::{self, ModelPath};
 use super::text::{TextArgs, bound};
 use crate::app::Context;
@@ -38,15 +40,18 @@ use crate::progress::Unit;
 /// the weights says what it lost; with --max-kl it is put in place only if that is little enough.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
   mantissa quantize path/to/model --recipe q4_k_m --calibration text.txt --out path/to/model-q4_k_m.gguf
   mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf
+  mantissa quantize path/to/model --recipe rtn-int4-g128 --for vllm:tp=4,gpu=h100 --out path/to/model-int4
+  mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
   mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
-    /// A dense Hugging Face folder
+    /// A dense Hugging Face folder, or demo, the embedded model
     model: ModelPath,
     /// A recipe by name, or a TOML file
     #[arg(long, value_name = "RECIPE")]
@@ -63,6 +68,9 @@ pub struct Args {
     /// importance matrix of llama.cpp, or of `mantissa imatrix`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
     imatrix: Option<PathBuf>,
+    /// Refuse at once (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
+    #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
+    targets: Vec<Target>,
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -167,6 +175,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
     };
     let mut plan = Plan::new(&source, recipe, options)?;
+    lint::check_plan(&plan, &source, &args.targets, context)?;
     plan.evaluation = evaluation(args, &source)?;
     let peak = plan.peak_bytes(args.verify);
     // The prediction is good to a tenth, and a ceiling is to hold.
@@ -229,7 +238,7 @@ fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
 
 /// Reads the output back. What its quality.json records of the source was found a moment ago.
 fn check(args: &Args, context: &Context) -> Result<Verification> {
-    let against = Against { reference: Some(&args.model), recorded: false, text: None };
+    let against = Against { reference: Some(&*args.model), recorded: false, text: None };
     Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 

@@ -108,5 +108,7 @@ fn loads_in(container: Container) -> &'static str {
         Container::CompressedTensors => "vLLM, SGLang, transformers, mantissa",
         Container::Gguf => "llama.cpp, mantissa",
         Container::Native => "mantissa",
+        Container::Gptq => "GPTQModel, vLLM, SGLang, transformers, mantissa",
+        Container::Awq => "vLLM, SGLang, transformers, mantissa",
     }
 }

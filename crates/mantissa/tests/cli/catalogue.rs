@@ -37,6 +37,8 @@ fn schemes() -> Vec<Scheme> {
         "fp4-bnb-dq",
         "dyn8:cpu",
         "dyn8-unsigned-g64",
+        "dyn8-tensor",
+        "lin8-g48",
         "nvfp4:te",
         "nvfp4:torchao",
         "nvfp4:torchao-1level",

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mantissa_num::round::random_u32;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{fail, json, root, succeed, text};
+use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
 
 const STEPS: usize = 40;
 
@@ -31,7 +31,7 @@ fn settings(dir: &Path, policy: &str, moments: &str) -> PathBuf {
     let toml = format!(
         "seed = 3\nout = \"run\"\n[model]\nconfig = \"config.json\"\ntokenizer = \"{}\"\n[data]\nfiles = [\"text.txt\"]\n\
          split = \"==\"\nlength = 32\nbatch = 4\n[precision]\npolicy = \"{policy}\"\n[optimizer]\nlr = 5e-3\nmoments = \"{moments}\"\n\
-         [schedule]\nsteps = {STEPS}\nwarmup = 4\n[checkpoint]\nevery = 7\nkeep = 2\n",
+         [schedule]\nsteps = {STEPS}\nwarmup = 4\n[checkpoint]\nevery = 7\nkeep = 2\n[telemetry]\nevery = 10\n",
         text(&tokenizer)
     );
     fs::write(&path, toml).unwrap();
@@ -171,4 +171,202 @@ fn settings_and_data_that_cannot_be_are_named_and_leave_nothing() {
     refused("model.config=wide.json", "wide.json");
     let line = fail(3, &["train", text(&config), "--memory", "1M", "--quiet"]);
     assert!(line.contains("train: needs"), "{line}");
+}
+
+/// Of a model of some MB: every policy with every optimizer state.
+#[test]
+fn the_memory_of_a_run_is_what_the_dry_run_says() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let model = temp.path().join("config.json");
+    let mut wide: Value = serde_json::from_slice(&fs::read(&model).unwrap()).unwrap();
+    for (field, value) in [("hidden_size", 256), ("intermediate_size", 1024), ("num_key_value_heads", 4)] {
+        wide[field] = value.into();
+    }
+    fs::write(&model, wide.to_string()).unwrap();
+    let states: [&[&str]; 4] = [
+        &["optimizer.moments=f32"],
+        &["optimizer.moments=bf16"],
+        &["optimizer.moments=8bit"],
+        &["optimizer.kind=sgd"],
+    ];
+    for policy in ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"] {
+        for state in states {
+            let policy = format!("precision.policy={policy}");
+            let mut arguments = vec!["train", text(&config), "--threads", "1", "--json", "--quiet"];
+            for change in
+                [&policy, "schedule.steps=1", "schedule.warmup=0"].into_iter().chain(state.iter().copied())
+            {
+                arguments.extend(["--set", change]);
+            }
+            let planned = json(&[&arguments[..], &["--dry-run"]].concat());
+            let done = json(&[&arguments[..], &["--restart"]].concat());
+            assert!(planned["memory"]["optimizer state"].is_u64(), "{planned}");
+            let Some(measured) = done["measured_peak_memory"].as_f64() else {
+                println!("skipped: the system does not say what memory a process has had");
+                return;
+            };
+            let predicted = planned["predicted_peak_memory"].as_f64().unwrap();
+            let ratio = measured / predicted;
+            println!("{policy} {state:?}: {predicted:.3e} predicted, {measured:.3e} measured, {ratio:.3}");
+            assert!((0.95..=1.05).contains(&ratio), "{policy} {state:?}: {planned} {done}");
+        }
+    }
+}
+
+/// Writes of a file fail from a length on that grows until the run ends well; each run goes on from the last checkpoint.
+#[test]
+fn a_full_disk_loses_nothing() {
+    let whole = TempDir::new().unwrap();
+    succeed(&["train", text(&settings(whole.path(), "bf16", "8bit")), "--threads", "1", "--quiet"]);
+    let expected = result(whole.path());
+    let checkpoint = fs::metadata(whole.path().join("run/checkpoints").join(&checkpoints(whole.path())[0]));
+    // In blocks of 512 bytes.
+    let needs = checkpoint.unwrap().len() / 512 + 1;
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "bf16", "8bit");
+    let limited = |blocks: u64, more: &str| {
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            &script,
+            env!("CARGO_BIN_EXE_mantissa"),
+            "train",
+            text(&config),
+            "--threads",
+            "1",
+            "--quiet",
+        ]);
+        command.arg(more).output().unwrap()
+    };
+    // Too small for a checkpoint: the first is not written, and nothing else pretends to be one.
+    let output = limited(needs / 2, "--restart");
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("checkpoints/"), "names no path: {}", stderr(&output));
+    assert_eq!(checkpoints(temp.path()), [""; 0]);
+    // With some checkpoints there, a limit stops the next: the last stays whole.
+    let mut child = start(&["train", text(&config), "--threads", "1", "--quiet", "--restart"]);
+    while !temp.path().join("run/checkpoints").exists() || checkpoints(temp.path()).len() < 2 {
+        if child.try_wait().unwrap().is_some() {
+            assert_eq!(checkpoints(temp.path()).len(), 2, "ended by itself");
+        }
+        sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = checkpoints(temp.path());
+    let output = limited(needs / 2, "--resume");
+    if output.status.success() {
+        println!("the run had ended before it was killed");
+    } else {
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        assert!(stderr(&output).contains(text(temp.path())), "names no path: {}", stderr(&output));
+        assert_eq!(checkpoints(temp.path()), before);
+    }
+    succeed(&["train", text(&config), "--threads", "1", "--quiet", "--resume"]);
+    assert!(result(temp.path()) == expected);
+}
+
+/// Within a step too: the steps of this run take longer than a signal may.
+#[test]
+fn a_signal_ends_a_run_with_a_checkpoint_within_five_seconds() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "bf16", "f32");
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let long = ["--set", "data.accumulate=4000", "--set", "schedule.steps=1000", "--restart"];
+        let mut child = start(&[&["train", text(&config), "--quiet"], &long[..]].concat());
+        let about = temp.path().join("run/run.json");
+        while !about.exists() {
+            assert!(child.try_wait().unwrap().is_none(), "{name}: ended by itself");
+            sleep(Duration::from_millis(5));
+        }
+        sleep(Duration::from_millis(300));
+        let sent = Instant::now();
+        let kill = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+        assert!(kill.unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let (took, said) = (sent.elapsed(), String::from_utf8_lossy(&output.stderr).into_owned());
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(took < Duration::from_secs(5), "{name}: {took:?}");
+        assert!(said.contains("--resume goes on"), "{said}");
+        assert_eq!(checkpoints(temp.path()).len(), 1, "{name}");
+        fs::remove_file(about).unwrap();
+    }
+}
+
+#[test]
+fn what_decays_is_said_before_a_run() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let dry = |change: &str| json(&["train", text(&config), "--dry-run", "--json", "--set", change]);
+    let names = |report: &Value, key: &str| {
+        report[key]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|name| name.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let report = dry("optimizer.no_decay=[\"embeddings\", \"*.v_proj.weight\"]");
+    let (decays, does_not) = (names(&report, "decay"), names(&report, "no_decay"));
+    assert_eq!((decays.len(), does_not.len()), (2 * 6, 1 + 2 + 5), "{report}");
+    assert!(does_not.contains(&"model.embed_tokens.weight".to_owned()) && report["optimizer"] == "adamw");
+    let table = succeed(&["train", text(&config), "--dry-run"]);
+    assert!(table.contains("model.layers.*.mlp.down_proj.weight"), "{table}");
+    let wrong = ["train", text(&config), "--dry-run", "--set", "optimizer.decay=[\"matrix\"]"];
+    let line = fail(2, &wrong);
+    assert!(
+        line.contains("run.toml: optimizer.decay: found \"matrix\"") && line.contains("linears"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_page_shows_a_run_and_an_artifact() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp16", "f32");
+    let line = fail(2, &["report", text(temp.path())]);
+    assert!(line.contains("log.jsonl") && line.contains("quality.json"), "{line}");
+    succeed(&["train", text(&config), "--quiet"]);
+    let run = temp.path().join("run");
+    let made = json(&["report", text(&run), "--json"]);
+    let page = fs::read_to_string(made["report"].as_str().unwrap()).unwrap();
+    assert_eq!(made["report"].as_str().unwrap(), text(&run.join("report.html")));
+    for part in [
+        "<title>Training run run</title>",
+        "Gradient norm",
+        "Loss scale",
+        "Skipped steps so far",
+        "Weights that an update changes",
+        "<summary>model.layers.1.mlp.down_proj</summary>",
+        "dgrad dy (f16)",
+        "optimizer state",
+        "[optimizer]",
+        "<td class=\"\">done</td>",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(!page.contains("://") && !page.contains("<script"), "asks for nothing");
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    // Telemetry of steps 1, 10, 20, 30, 40.
+    let telemetry = fs::read_to_string(run.join("telemetry.jsonl")).unwrap();
+    assert_eq!(telemetry.lines().count(), 5);
+    // Damaged logs are named with their line.
+    let log = fs::read_to_string(run.join("log.jsonl")).unwrap();
+    fs::write(run.join("log.jsonl"), log.replacen("{", "[", 1)).unwrap();
+    assert!(fail(2, &["report", text(&run)]).contains("log.jsonl: line 1: found"));
+
+    let out = temp.path().join("<out>");
+    let model = run.join("model");
+    succeed(&["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"]);
+    let made = json(&["report", text(&out), "--json"]);
+    assert_eq!(made["kind"], "artifact");
+    assert!(made["report"].as_str().unwrap().ends_with("<out>.report.html"), "{made}");
+    let page = fs::read_to_string(made["report"].as_str().unwrap()).unwrap();
+    assert!(page.contains("Quantized model &lt;out&gt;") && page.contains("model.layers.0.mlp.down_proj"));
+    assert!(page.contains("rtn-int4-g32") && !page.contains("<out>"));
+    // The artifact is as it was.
+    let output = mantissa(&["verify", text(&out), "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
 }

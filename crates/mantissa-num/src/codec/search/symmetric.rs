@@ -325,15 +325,14 @@ fn single<L: Lanes, E: Element>(l: L, target: &Target, n: usize) -> (u16, f32) {
     let mut best = ((0, 0.0), f32::INFINITY);
     // From fine to coarse, with one fit and with two; then twice the f16 scales next to the best.
     for guess in 0..GUESSES + 2 {
-        let halves: [(u16, f32); LANES] = match guess < GUESSES {
-            true => {
-                let (to, passes) = (1.2 - 0.1 * (guess / 2) as f32, 1 + guess % 2);
-                fit::<L, E>(l, (to, 0.0125), passes, x, w).1.map(|s| target.half(s.into()))
-            }
-            false => std::array::from_fn(|i| {
+        let halves: [(u16, f32); LANES] = if guess < GUESSES {
+            let (to, passes) = (1.2 - 0.1 * (guess / 2) as f32, 1 + guess % 2);
+            fit::<L, E>(l, (to, 0.0125), passes, x, w).1.map(|s| target.half(s.into()))
+        } else {
+            std::array::from_fn(|i| {
                 let magnitude = i32::from(best.0.0 & 0x7fff) + i as i32 - 8;
                 target.half_of(best.0.0 & 0x8000 | magnitude.clamp(0, 0x7bff) as u16)
-            }),
+            })
         };
         let (lane, error) = least(l, errors::<L, E>(l, x, w, l.load(&halves.map(|h| h.1))));
         if error < best.1 {

@@ -1,6 +1,6 @@
 //! The container of mantissa's own: a scheme's text says what the bytes are.
 
-use mantissa_num::codebook::{DYN4, DYN8, DYN8_UNSIGNED, FP4_BNB, NF4};
+use mantissa_num::codebook::{DYN4, DYN8, DYN8_UNSIGNED, FP4_BNB, LIN8, LIN8_UNSIGNED, NF4};
 use mantissa_store::Error;
 use mantissa_store::gguf::GgmlType;
 
@@ -152,18 +152,23 @@ impl Element {
         }
     }
 
-    /// A code book and the size of its blocks: `nf4`, `nf4-g128`, `nf4-dq`, `nf4-g128-dq`.
+    /// A code book and the size of its blocks: `nf4`, `nf4-tensor`, `nf4-g128`, `nf4-dq`, `nf4-g128-dq`.
     fn book(base: &str) -> Option<Self> {
-        let books: [(&str, &'static [f32], usize); 5] = [
+        let books: [(&str, &'static [f32], usize); 7] = [
             ("nf4", &NF4, 64),
             ("fp4-bnb", &FP4_BNB, 64),
             ("dyn8-unsigned", &DYN8_UNSIGNED, 256),
             ("dyn8", &DYN8, 256),
             ("dyn4", &DYN4, 256),
+            ("lin8-unsigned", &LIN8_UNSIGNED, 256),
+            ("lin8", &LIN8, 256),
         ];
         let (levels, usual, rest) = books
             .into_iter()
             .find_map(|(name, levels, usual)| Some((levels, usual, base.strip_prefix(name)?)))?;
+        if rest == "-tensor" {
+            return Some(Element::Book(levels, usize::MAX));
+        }
         match rest.strip_suffix("-dq").unwrap_or(rest).strip_prefix("-g") {
             Some(size) => Some(Element::Book(levels, size.parse().ok()?)),
             None => Some(Element::Book(levels, usual)),

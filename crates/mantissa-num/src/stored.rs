@@ -1,0 +1,339 @@
+//! What stands around the codes of a stored linear layer: DESIGN's `Stored = Format + … + [Diag | Hadamard | Perm]… + [Columns | Sparse | LowRank]…`.
+//!
+//! `y = After(W · Before(x)) + Extras(x)`, with `W` `[rows, cols]` the decoded codes, `x` `[cols]` and `y` `[rows]`. GPTQ's act-order (`g_idx`) is a
+//! permutation before a weight whose columns are sorted by group, AWQ's and SmoothQuant's scales that are not folded are a diagonal, EXL3's and
+//! compressed-tensors' rotations are Hadamard matrices and signs; LLM.int8() and SpQR keep columns or single weights beside the codes.
+
+use crate::hadamard::Hadamard;
+
+/// A linear map of vectors of one width to itself.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Map {
+    /// `y[i] = x[p[i]]`.
+    Perm(Vec<u32>),
+    /// `y[i] = d[i] · x[i]`.
+    Diag(Vec<f32>),
+    /// [`Hadamard::forward`] of each run of its length.
+    Hadamard(Hadamard),
+}
+
+/// What is added to the product.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Extra {
+    /// `y += V · x[index]`, `V` `[rows, index.len()]` row-major.
+    Columns {
+        /// Columns of the input.
+        index: Vec<u32>,
+        /// Their weights.
+        values: Vec<f32>,
+    },
+    /// `y += U · (D · x)`, `D` `[rank, cols]` and `U` `[rows, rank]` row-major.
+    LowRank {
+        /// The rank.
+        rank: usize,
+        /// `D`.
+        down: Vec<f32>,
+        /// `U`.
+        up: Vec<f32>,
+    },
+    /// `y[r] += Σ values[i] · x[index[i]]` over `i` from `starts[r]` to `starts[r + 1]`: compressed sparse rows.
+    Sparse {
+        /// `[rows + 1]`, not falling.
+        starts: Vec<u32>,
+        /// Columns.
+        index: Vec<u32>,
+        /// Weights.
+        values: Vec<f32>,
+    },
+}
+
+/// Everything around the codes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Transforms {
+    /// On the input, in the order in which they are applied.
+    pub before: Vec<Map>,
+    /// On the product, in the order in which they are applied.
+    pub after: Vec<Map>,
+    /// Added to it, from the input as it came.
+    pub extras: Vec<Extra>,
+}
+
+/// A transform does not fit the layer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: found {found}, allowed {allowed}")]
+pub struct MisfitError {
+    /// Which one.
+    pub what: &'static str,
+    /// What it is.
+    pub found: String,
+    /// What fits.
+    pub allowed: String,
+}
+
+fn misfit(what: &'static str, found: impl ToString, allowed: impl ToString) -> MisfitError {
+    MisfitError { what, found: found.to_string(), allowed: allowed.to_string() }
+}
+
+fn lengths(what: &'static str, found: usize, expected: usize) -> Result<(), MisfitError> {
+    if found == expected { Ok(()) } else { Err(misfit(what, found, format!("{expected} values"))) }
+}
+
+fn columns(what: &'static str, index: &[u32], cols: usize) -> Result<(), MisfitError> {
+    match index.iter().find(|&&i| i as usize >= cols) {
+        None => Ok(()),
+        Some(i) => Err(misfit(what, i, format!("columns below {cols}"))),
+    }
+}
+
+impl Map {
+    /// Whether it maps vectors of `width` values.
+    ///
+    /// # Errors
+    /// [`MisfitError`]: another length, or no permutation.
+    pub fn check(&self, width: usize) -> Result<(), MisfitError> {
+        match self {
+            Map::Perm(p) => {
+                lengths("permutation", p.len(), width)?;
+                let mut seen = vec![false; width];
+                for &i in p {
+                    match seen.get_mut(i as usize) {
+                        Some(seen) if !*seen => *seen = true,
+                        _ => return Err(misfit("permutation", i, format!("each of 0 to {width} once"))),
+                    }
+                }
+                Ok(())
+            }
+            Map::Diag(d) => lengths("diagonal", d.len(), width),
+            Map::Hadamard(h) if width.is_multiple_of(h.order()) => Ok(()),
+            Map::Hadamard(h) => Err(misfit("Hadamard block", h.order(), format!("divisors of {width}"))),
+        }
+    }
+
+    /// Maps each row of `x` (`[_, width]`), which the map must [fit](Self::check).
+    pub fn apply(&self, x: &mut [f32], width: usize) {
+        self.each(x, width, false);
+    }
+
+    /// Maps each row by the transpose.
+    pub fn apply_transposed(&self, x: &mut [f32], width: usize) {
+        self.each(x, width, true);
+    }
+
+    fn each(&self, x: &mut [f32], width: usize, transposed: bool) {
+        let mut old = Vec::new();
+        for row in x.chunks_exact_mut(width.max(1)) {
+            match self {
+                Map::Perm(p) => {
+                    old.clear();
+                    old.extend_from_slice(row);
+                    for (i, &from) in p.iter().enumerate() {
+                        let (to, from) = if transposed { (from as usize, i) } else { (i, from as usize) };
+                        row[to] = old[from];
+                    }
+                }
+                Map::Diag(d) => row.iter_mut().zip(d).for_each(|(x, d)| *x *= d),
+                Map::Hadamard(h) if transposed => h.transpose(row),
+                Map::Hadamard(h) => h.forward(row),
+            }
+        }
+    }
+}
+
+impl Extra {
+    /// Whether it belongs to a layer `[rows, cols]`.
+    ///
+    /// # Errors
+    /// [`MisfitError`].
+    pub fn check(&self, rows: usize, cols: usize) -> Result<(), MisfitError> {
+        match self {
+            Extra::Columns { index, values } => {
+                columns("kept columns", index, cols)?;
+                lengths("kept columns", values.len(), rows.saturating_mul(index.len()))
+            }
+            Extra::LowRank { rank, down, up } => {
+                lengths("low-rank part, down", down.len(), rank.saturating_mul(cols))?;
+                lengths("low-rank part, up", up.len(), rank.saturating_mul(rows))
+            }
+            Extra::Sparse { starts, index, values } => {
+                lengths("row starts of the sparse part", starts.len(), rows.saturating_add(1))?;
+                if !starts.is_sorted() || starts.first() != Some(&0) {
+                    return Err(misfit("row starts of the sparse part", "another order", "0 and rising"));
+                }
+                lengths("sparse part", index.len(), starts.last().map_or(0, |&n| n as usize))?;
+                lengths("sparse part", values.len(), index.len())?;
+                columns("sparse part", index, cols)
+            }
+        }
+    }
+
+    /// Adds its part of the product: `y` `[t, rows]`, `x` `[t, cols]`.
+    pub fn add(&self, x: &[f32], y: &mut [f32], rows: usize, cols: usize) {
+        let tokens = x.chunks_exact(cols.max(1)).zip(y.chunks_exact_mut(rows.max(1)));
+        let mut hidden = Vec::new();
+        for (x, y) in tokens {
+            match self {
+                Extra::Columns { index, .. } if index.is_empty() => {}
+                Extra::Columns { index, values } => {
+                    for (y, row) in y.iter_mut().zip(values.chunks_exact(index.len())) {
+                        *y += row.iter().zip(index).map(|(w, &i)| w * x[i as usize]).sum::<f32>();
+                    }
+                }
+                Extra::LowRank { rank, .. } if *rank == 0 => {}
+                Extra::LowRank { rank, down, up } => {
+                    hidden.clear();
+                    hidden.extend(down.chunks_exact(cols.max(1)).map(|row| dot(row, x)));
+                    y.iter_mut().zip(up.chunks_exact(*rank)).for_each(|(y, row)| *y += dot(row, &hidden));
+                }
+                Extra::Sparse { starts, index, values } => {
+                    for (y, span) in y.iter_mut().zip(starts.windows(2)) {
+                        let span = span[0] as usize..span[1] as usize;
+                        let terms = index[span.clone()].iter().zip(&values[span]);
+                        *y += terms.map(|(&i, w)| w * x[i as usize]).sum::<f32>();
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+impl Transforms {
+    /// Whether there is nothing around the codes.
+    pub fn is_empty(&self) -> bool {
+        self.before.is_empty() && self.after.is_empty() && self.extras.is_empty()
+    }
+
+    /// Whether all belong to a layer `[rows, cols]`.
+    ///
+    /// # Errors
+    /// [`MisfitError`] names the first that does not.
+    pub fn check(&self, rows: usize, cols: usize) -> Result<(), MisfitError> {
+        self.before.iter().try_for_each(|map| map.check(cols))?;
+        self.after.iter().try_for_each(|map| map.check(rows))?;
+        self.extras.iter().try_for_each(|extra| extra.check(rows, cols))
+    }
+
+    /// Replaces the decoded codes `weight` (`[rows, cols]`) by the weight that the layer as a whole multiplies with.
+    pub fn fold(&self, weight: &mut [f32], rows: usize, cols: usize) {
+        if rows == 0 || cols == 0 {
+            return;
+        }
+        // W · Bₙ ⋯ B₁: the last map of the input stands beside the weight.
+        self.before.iter().rev().for_each(|map| map.apply_transposed(weight, cols));
+        if !self.after.is_empty() {
+            let mut column = vec![0.0; rows];
+            for c in 0..cols {
+                column.iter_mut().enumerate().for_each(|(r, y)| *y = weight[r * cols + c]);
+                self.after.iter().for_each(|map| map.apply(&mut column, rows));
+                column.iter().enumerate().for_each(|(r, y)| weight[r * cols + c] = *y);
+            }
+        }
+        if !self.extras.is_empty() {
+            let (mut unit, mut column) = (vec![0.0; cols], vec![0.0; rows]);
+            for c in 0..cols {
+                unit[c] = 1.0;
+                column.fill(0.0);
+                self.extras.iter().for_each(|extra| extra.add(&unit, &mut column, rows, cols));
+                column.iter().enumerate().for_each(|(r, y)| weight[r * cols + c] += *y);
+                unit[c] = 0.0;
+            }
+        }
+    }
+}
+
+/// The permutation that sorts columns by group, columns of a group in their order, for [`Map::Perm`]; and the groups so sorted. `None` where
+/// they are sorted already.
+pub fn by_group(groups: &[u32]) -> Option<(Vec<u32>, Vec<u32>)> {
+    if groups.is_sorted() {
+        return None;
+    }
+    let mut order: Vec<u32> = (0..groups.len() as u32).collect();
+    order.sort_by_key(|&i| groups[i as usize]);
+    let sorted = order.iter().map(|&i| groups[i as usize]).collect();
+    Some((order, sorted))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn wave(n: usize, phase: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.731 + phase).sin()).collect()
+    }
+
+    fn product(w: &[f32], x: &[f32], rows: usize) -> Vec<f32> {
+        (0..rows).map(|r| dot(&w[r * x.len()..(r + 1) * x.len()], x)).collect()
+    }
+
+    #[test]
+    fn folded_it_multiplies_as_piece_by_piece() {
+        let (rows, cols) = (8, 12);
+        let transforms = Transforms {
+            before: vec![
+                Map::Perm(vec![3, 1, 0, 2, 7, 6, 5, 4, 11, 10, 8, 9]),
+                Map::Diag(wave(cols, 0.3)),
+                Map::Hadamard(Hadamard::new(4).unwrap().randomized(7)),
+            ],
+            after: vec![
+                Map::Hadamard(Hadamard::new(8).unwrap()),
+                Map::Diag(wave(rows, 1.0)),
+                Map::Perm(vec![7, 6, 5, 4, 0, 1, 2, 3]),
+            ],
+            extras: vec![
+                Extra::Columns { index: vec![2, 9], values: wave(rows * 2, 2.0) },
+                Extra::LowRank { rank: 3, down: wave(3 * cols, 3.0), up: wave(3 * rows, 4.0) },
+                Extra::Sparse {
+                    starts: vec![0, 1, 1, 1, 3, 3, 3, 3, 3],
+                    index: vec![4, 0, 11],
+                    values: wave(3, 5.0),
+                },
+            ],
+        };
+        transforms.check(rows, cols).unwrap();
+        let (w, x) = (wave(rows * cols, 6.0), wave(cols, 7.0));
+        let mut mapped = x.clone();
+        transforms.before.iter().for_each(|map| map.apply(&mut mapped, cols));
+        let mut y = product(&w, &mapped, rows);
+        transforms.after.iter().for_each(|map| map.apply(&mut y, rows));
+        transforms.extras.iter().for_each(|extra| extra.add(&x, &mut y, rows, cols));
+        let mut folded = w;
+        transforms.fold(&mut folded, rows, cols);
+        for (a, b) in product(&folded, &x, rows).iter().zip(&y) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (map, part) in [
+            (Map::Perm(vec![0, 1, 1, 3]), "permutation: found 1"),
+            (Map::Perm(vec![0, 1, 2, 9]), "permutation: found 9"),
+            (Map::Perm(vec![0]), "permutation: found 1, allowed 4 values"),
+            (Map::Diag(vec![1.0]), "diagonal"),
+            (Map::Hadamard(Hadamard::new(8).unwrap()), "Hadamard block: found 8, allowed divisors of 4"),
+        ] {
+            let message = map.check(4).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        for extra in [
+            Extra::Columns { index: vec![4], values: vec![0.0; 2] },
+            Extra::Columns { index: vec![0], values: vec![0.0] },
+            Extra::LowRank { rank: 1, down: vec![0.0; 4], up: vec![0.0] },
+            Extra::Sparse { starts: vec![0, 2, 1], index: vec![0], values: vec![0.0] },
+            Extra::Sparse { starts: vec![0, 0, 1], index: vec![7], values: vec![0.0] },
+        ] {
+            assert!(extra.check(2, 4).is_err(), "{extra:?}");
+        }
+    }
+
+    #[test]
+    fn groups_become_a_stable_order() {
+        assert_eq!(by_group(&[0, 0, 1, 1]), None);
+        let (order, sorted) = by_group(&[1, 0, 2, 0, 1]).unwrap();
+        assert_eq!((order, sorted), (vec![1, 3, 0, 4, 2], vec![0, 0, 1, 1, 2]));
+    }
+}

@@ -1,0 +1,125 @@
+//! Operands that several products read, rounded once: the input of linear layers, which their fprop and wgrad read, and the
+//! gradient of their output, which dgrad and wgrad read.
+
+use std::ops::Range;
+
+use mantissa_kernels::{for_each, kernels};
+use mantissa_model::flow::parts;
+use mantissa_model::zeros;
+
+use crate::rows::{PART, rows, rows_mut};
+use crate::store::{Precision, Stored};
+
+/// Values in 16 bits beside the f32 values that they are rounded from; nothing where products share no such operand.
+#[derive(Debug, Default)]
+pub(crate) struct Operand {
+    precision: Precision,
+    /// Empty if `precision` is f32.
+    bits: Vec<u16>,
+}
+
+/// Some of them, to be rounded by one thread.
+pub(crate) struct OperandMut<'a> {
+    precision: Precision,
+    bits: &'a mut [u16],
+}
+
+impl Operand {
+    /// For up to `n` values; `None` where there is not enough memory.
+    pub(crate) fn new(precision: Precision, n: usize) -> Option<Self> {
+        Some(Operand { precision, bits: zeros(if precision == Precision::F32 { 0 } else { n })? })
+    }
+
+    /// Bytes for up to `n` values.
+    pub(crate) fn bytes(precision: Precision, n: usize) -> u64 {
+        if precision == Precision::F32 { 0 } else { precision.bytes().saturating_mul(n as u64) }
+    }
+
+    /// Bytes that it takes.
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> u64 {
+        2 * self.bits.capacity() as u64
+    }
+
+    /// Whether products read the rounded values.
+    pub(crate) fn is_rounded(&self) -> bool {
+        self.precision != Precision::F32
+    }
+
+    /// The operand whose rows from `first` on (`width` values each) were rounded from `values`; `values` themselves where
+    /// products read f32 or round for themselves.
+    pub(crate) fn from_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
+        let bits = || &self.bits[first * width..][..values.len()];
+        match self.precision {
+            Precision::F32 => Stored::F32(values),
+            Precision::Bf16 => Stored::Bf16(bits()),
+            Precision::F16 => Stored::F16(bits()),
+        }
+    }
+
+    /// The operand that was rounded from `values`, from the first on.
+    pub(crate) fn of<'a>(&'a self, values: &'a [f32]) -> Stored<'a> {
+        self.from_row(0, 0, values)
+    }
+
+    /// Rounds `values`, rows of `width` values from row `first` on.
+    pub(crate) fn round(&mut self, first: usize, width: usize, values: &[f32], threads: usize) {
+        if !self.is_rounded() {
+            return;
+        }
+        let cut = parts(values.len() / width, PART);
+        let to = rows_mut(&mut self.bits[first * width..], width, cut.clone());
+        let precision = self.precision;
+        for_each(threads, cut.zip(to), |(part, bits)| {
+            OperandMut { precision, bits }.round(rows(values, width, part));
+        });
+    }
+
+    /// The rows (`width` values each) that `cut`, consecutive from 0, cuts out, to be rounded each by a thread.
+    pub(crate) fn parts(
+        &mut self,
+        width: usize,
+        cut: impl Iterator<Item = Range<usize>>,
+    ) -> impl Iterator<Item = OperandMut<'_>> {
+        let precision = self.precision;
+        let width = if self.is_rounded() { width } else { 0 };
+        rows_mut(&mut self.bits, width, cut).map(move |bits| OperandMut { precision, bits })
+    }
+}
+
+impl OperandMut<'_> {
+    /// Rounds `values` to nearest.
+    pub(crate) fn round(self, values: &[f32]) {
+        match self.precision {
+            Precision::F32 => {}
+            Precision::Bf16 => kernels().f32_to_bf16(values, self.bits),
+            Precision::F16 => kernels().f32_to_f16(values, self.bits),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_are_rounded_where_products_share_them_and_else_left_alone() {
+        let values: Vec<f32> = (0..3 * 700).map(|i| (i as f32 * 0.517).sin()).collect();
+        for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+            let mut operand = Operand::new(precision, 3 * 702).unwrap();
+            operand.round(2, 3, &values, 2);
+            let mut expected = values.clone();
+            crate::store::round(precision, &mut expected);
+            assert_eq!(*operand.from_row(2, 3, &values).widened(), *expected);
+            assert_eq!(operand.is_rounded(), precision != Precision::F32);
+            assert_eq!(operand.capacity(), Operand::bytes(precision, 3 * 702));
+
+            let cut = parts(700, PART);
+            for (to, part) in operand.parts(3, cut.clone()).zip(cut) {
+                to.round(rows(&values, 3, part));
+            }
+            assert_eq!(*operand.of(&values).widened(), *expected);
+        }
+    }
+}

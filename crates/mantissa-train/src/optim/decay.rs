@@ -1,0 +1,160 @@
+//! Which weights decay: groups of tensors by their role, and tensors by name.
+
+use std::fmt;
+
+use mantissa_model::Role;
+
+use crate::arena::{ParamInfo, ParamTable};
+
+/// The groups by name, and what belongs to each. Every parameter belongs to one.
+const GROUPS: [(&str, fn(&Role) -> bool); 5] = [
+    ("linears", |role| matches!(role, Role::Linear { .. })),
+    ("embeddings", |role| matches!(role, Role::Embedding)),
+    ("head", |role| matches!(role, Role::Head)),
+    ("norms", |role| matches!(role, Role::Norm { .. })),
+    ("biases", |role| matches!(role, Role::Bias { .. })),
+];
+
+/// The tensors that weight decay is applied to: those that one of `decay` names, but none of `no_decay`. A name is that of a
+/// group (`linears`, `embeddings`, `head`, `norms`, `biases`), or of tensors, in which `*` stands for any characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecayGroups {
+    /// What decays.
+    pub decay: Vec<String>,
+    /// What of it does not.
+    pub no_decay: Vec<String>,
+}
+
+impl Default for DecayGroups {
+    /// All matrices, the embeddings among them; norms and biases do not decay.
+    fn default() -> Self {
+        let decay = ["linears", "embeddings", "head"].map(str::to_owned).to_vec();
+        DecayGroups { decay, no_decay: Vec::new() }
+    }
+}
+
+/// A name that no tensor has, and the key it stands under.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSuchTensor {
+    /// `decay` or `no_decay`.
+    pub key: &'static str,
+    /// The name.
+    pub name: String,
+}
+
+impl fmt::Display for NoSuchTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, which names no tensor of the model", self.name)
+    }
+}
+
+impl DecayGroups {
+    /// What a name may be, for messages.
+    pub const ALLOWED: &'static str =
+        "linears, embeddings, head, norms, biases, or names of tensors such as \"*.down_proj.weight\"";
+
+    /// Whether each parameter of `table` decays, in its order.
+    ///
+    /// # Errors
+    /// [`NoSuchTensor`] for a name that is neither a group nor that of a tensor.
+    pub fn select(&self, table: &ParamTable) -> Result<Vec<bool>, NoSuchTensor> {
+        for (key, names) in [("decay", &self.decay), ("no_decay", &self.no_decay)] {
+            let known = |name: &str| {
+                GROUPS.iter().any(|(group, _)| *group == name) || table.iter().any(|param| named(name, param))
+            };
+            if let Some(name) = names.iter().find(|name| !known(name)) {
+                return Err(NoSuchTensor { key, name: name.clone() });
+            }
+        }
+        let any = |names: &[String], param: &ParamInfo| names.iter().any(|name| named(name, param));
+        Ok(table.iter().map(|param| any(&self.decay, param) && !any(&self.no_decay, param)).collect())
+    }
+}
+
+/// Whether `name` is that of the parameter's group, or its own.
+fn named(name: &str, param: &ParamInfo) -> bool {
+    match GROUPS.iter().find(|(group, _)| *group == name) {
+        Some((_, contains)) => contains(&param.tensor.role),
+        None => matches(name, &param.tensor.name),
+    }
+}
+
+/// Whether `text` is `pattern`, in which `*` stands for any characters.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut text) = text.strip_prefix(first) else { return false };
+    let Some((middle, last)) = rest.rsplit_once('*') else { return text.ends_with(rest) };
+    // The leftmost place of each part leaves the most for those after it.
+    for part in middle.split('*') {
+        match text.find(part) {
+            Some(at) => text = &text[at + part.len()..],
+            None => return false,
+        }
+    }
+    text.ends_with(last)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn table() -> ParamTable {
+        let config = serde_json::json!({
+            "model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1,
+            "vocab_size": 13, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "tie_word_embeddings": false
+        });
+        ParamTable::new(&mantissa_model::ModelConfig::from_json(&config, "config").unwrap())
+    }
+
+    fn selected(decay: &[&str], no_decay: &[&str]) -> Vec<String> {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let (table, groups) = (table(), DecayGroups { decay: owned(decay), no_decay: owned(no_decay) });
+        let flags = groups.select(&table).unwrap();
+        let names = table.iter().zip(flags).filter(|(_, decays)| *decays);
+        names.map(|(param, _)| param.tensor.name.clone()).collect()
+    }
+
+    #[test]
+    fn groups_and_names_select_tensors() {
+        let table = table();
+        let all = ["linears", "embeddings", "head", "norms", "biases"];
+        assert_eq!(selected(&all, &[]).len(), table.iter().count(), "every tensor is in a group");
+        let groups: usize = all.iter().map(|group| selected(&[group], &[]).len()).sum();
+        assert_eq!(groups, table.iter().count(), "and in one");
+        assert_eq!(selected(&["linears"], &[]).len(), 2 * 7);
+        let matrices = DecayGroups::default().select(&table).unwrap();
+        let is_matrix: Vec<_> = table.iter().map(|param| param.tensor.shape.len() == 2).collect();
+        assert_eq!(matrices, is_matrix);
+        let down = ["model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"];
+        assert_eq!(selected(&["*.down_proj.weight"], &[]), down);
+        assert_eq!(
+            selected(&["linears", "lm_head.weight"], &["model.layers.*_proj.weight"]),
+            ["lm_head.weight"]
+        );
+        assert_eq!(selected(&["embeddings"], &["embeddings"]), [""; 0]);
+    }
+
+    #[test]
+    fn names_of_nothing_are_said() {
+        let groups = DecayGroups { no_decay: vec!["norm".into()], ..DecayGroups::default() };
+        let error = groups.select(&table()).unwrap_err();
+        assert_eq!((error.key, error.name.as_str()), ("no_decay", "norm"));
+    }
+
+    #[test]
+    fn stars_stand_for_any_characters() {
+        for (pattern, text, expected) in [
+            ("*", "", true),
+            ("a*b", "ab", true),
+            ("a*b", "aXbXb", true),
+            ("a*bc*c", "abcc", true),
+            ("a*bc*c", "abc", false),
+            ("a*a", "a", false),
+            ("**x", "x", true),
+            ("a", "ab", false),
+        ] {
+            assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `mantissa report`: one self-contained page of a training run or a quantized artifact.
+
+mod artifact;
+mod health;
+mod lines;
+mod training;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_quant::{Quality, quality_path};
+use serde::Serialize;
+
+use super::train::folder;
+use crate::app::Context;
+use crate::error::BadInput;
+
+/// Make one HTML page of a run: of training from its logs, of quantization from its quality.json.
+///
+/// The page is one file that loads nothing: curves and tables, light and dark, also on a phone. Of training it shows loss, learning
+/// rate, gradient norm, loss scale, speed, the health of every tensor, settings, machine and memory; of an artifact its layers,
+/// errors, bits and figures. It may be made while a run is under way.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa report runs/first
+  mantissa report model-int4 --out int4.html")]
+pub struct Args {
+    /// Folder of a training run, or a quantized model: a folder or a .gguf file
+    run: PathBuf,
+    /// The page; without it report.html in the run's folder, or NAME.report.html beside the model
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Done {
+    report: PathBuf,
+    kind: &'static str,
+    bytes: u64,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A folder with nothing to report on, files that are not what they should be, I/O.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let (kind, page, place) = if args.run.join(folder::LOG).is_file() {
+        ("training", training::page(&args.run)?, args.run.join("report.html"))
+    } else if let Some(quality) = Quality::read(&args.run)? {
+        ("artifact", artifact::page(&name(&args.run), &quality), beside(&args.run))
+    } else {
+        let found = format!("neither {} nor {}", folder::LOG, quality_path(&args.run).display());
+        let what = args.run.display().to_string();
+        return Err(BadInput::new(what, found, "the folder of a training run, or a quantized model").into());
+    };
+    let out = args.out.clone().unwrap_or(place);
+    page.write(&out)?;
+    let done = Done { report: out, kind, bytes: page.html().len() as u64 };
+    context.report(&done, |out| writeln!(out, "{}", done.report.display()))
+}
+
+/// The last part of a path.
+fn name(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Beside a model, whose own files are listed in its manifest.
+fn beside(model: &Path) -> PathBuf {
+    let path = model.canonicalize().unwrap_or_else(|_| model.to_owned());
+    path.with_file_name(format!("{}.report.html", name(model)))
+}

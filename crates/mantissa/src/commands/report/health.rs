@@ -1,0 +1,305 @@
+//! The health of tensors over a run: an overview, the ones that are worst off, and curves of every one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use super::lines;
+use crate::error::BadInput;
+use crate::output::{Align, Table, number};
+use crate::report::{Axis, Html, LineChart, Page, Series, table};
+
+/// Most tensors shown.
+const MAX_TENSORS: usize = 20_000;
+/// Most steps of which all tensors are kept; of more, every second is dropped.
+const MAX_STEPS: usize = 200;
+/// Tensors in the table of the worst.
+const WORST: usize = 8;
+
+/// A line of the telemetry.
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+    weights: Vec<Weight>,
+    operands: Vec<Operand>,
+}
+
+#[derive(Deserialize)]
+struct Weight {
+    tensor: String,
+    amax: Option<f64>,
+    grad_amax: Option<f64>,
+    underflowed: f64,
+    saturated: f64,
+    changed: f64,
+}
+
+#[derive(Deserialize)]
+struct Operand {
+    linear: String,
+    operand: String,
+    format: String,
+    amax: Option<f64>,
+    underflowed: f64,
+    saturated: f64,
+}
+
+/// The figures of a tensor at one step.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    step: u64,
+    amax: f64,
+    underflowed: f64,
+    saturated: f64,
+}
+
+/// What is known of one module: its weight and bias, what its products read.
+#[derive(Default)]
+struct Module {
+    /// By tensor, or product, operand and format.
+    figures: BTreeMap<String, Vec<Figures>>,
+    /// By tensor: step and share.
+    changed: BTreeMap<String, Vec<(f64, f64)>>,
+}
+
+/// All modules by name, in the order of the model.
+#[derive(Default)]
+pub struct Health {
+    order: Vec<String>,
+    modules: BTreeMap<String, Module>,
+    tensors: usize,
+    steps: usize,
+}
+
+impl Health {
+    /// Reads the telemetry at `path`; of a run without there is none.
+    ///
+    /// # Errors
+    /// As [`lines::read`]; [`BadInput`] for too many tensors.
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut health = Health::default();
+        if !path.is_file() {
+            return Ok(health);
+        }
+        let (mut every, mut seen) = (1, 0);
+        lines::read(path, |line: Line| {
+            seen += 1;
+            if (seen - 1) % every != 0 {
+                return Ok(());
+            }
+            if health.steps >= MAX_STEPS {
+                health.halve();
+                every *= 2;
+                if (seen - 1) % every != 0 {
+                    return Ok(());
+                }
+            }
+            health.add(line);
+            if health.tensors > MAX_TENSORS {
+                let what = path.display().to_string();
+                return Err(BadInput::new(what, "more tensors", format!("at most {MAX_TENSORS}")).into());
+            }
+            Ok(())
+        })?;
+        Ok(health)
+    }
+
+    fn add(&mut self, line: Line) {
+        self.steps += 1;
+        let step = line.step;
+        for weight in line.weights {
+            let Weight { tensor, amax, grad_amax, underflowed, saturated, changed } = weight;
+            let name =
+                tensor.strip_suffix(".weight").or(tensor.strip_suffix(".bias")).unwrap_or(&tensor).to_owned();
+            let what = tensor.strip_prefix(&name).unwrap_or_default().trim_start_matches('.').to_owned();
+            self.figures(
+                &name,
+                &what,
+                Figures { step, amax: amax.unwrap_or(f64::NAN), underflowed, saturated },
+            );
+            let grad_amax = grad_amax.unwrap_or(f64::NAN);
+            let gradient = Figures { step, amax: grad_amax, underflowed: f64::NAN, saturated: f64::NAN };
+            self.figures(&name, &format!("gradient of {what}"), gradient);
+            let module = self.modules.entry(name).or_default();
+            module.changed.entry(what).or_default().push((step as f64, changed));
+        }
+        for operand in line.operands {
+            let what = format!("{} ({})", operand.operand, operand.format);
+            let amax = operand.amax.unwrap_or(f64::NAN);
+            let Operand { linear, underflowed, saturated, .. } = operand;
+            self.figures(&linear, &what, Figures { step, amax, underflowed, saturated });
+        }
+    }
+
+    fn figures(&mut self, module: &str, what: &str, figures: Figures) {
+        if !self.modules.contains_key(module) {
+            self.order.push(module.to_owned());
+        }
+        let all = &mut self.modules.entry(module.to_owned()).or_default().figures;
+        self.tensors += usize::from(!all.contains_key(what));
+        all.entry(what.to_owned()).or_default().push(figures);
+    }
+
+    /// Drops every second step.
+    fn halve(&mut self) {
+        fn thin<T: Copy>(all: &mut Vec<T>) {
+            *all = all.iter().step_by(2).copied().collect();
+        }
+        for module in self.modules.values_mut() {
+            module.figures.values_mut().for_each(thin);
+            module.changed.values_mut().for_each(thin);
+        }
+        self.steps = self.steps.div_ceil(2);
+    }
+
+    /// Appends what is known to `page`.
+    pub fn show(&self, page: &mut Page) {
+        if self.order.is_empty() {
+            return;
+        }
+        page.push(Html::heading("Health of the tensors"));
+        page.push(Html::paragraph(
+            "Shares of values that become 0 (underflow) or do not fit (saturation) when they are rounded to the format in which \
+             they are stored or multiplied, and of weights whose working copy an update changes: without a master copy the others \
+             do not learn.",
+        ));
+        page.push(Html::grid(self.overview()));
+        page.push(table(&self.worst()));
+        for name in &self.order {
+            if let Some(module) = self.modules.get(name) {
+                page.push(Html::details(name, [Html::grid(module.charts())]));
+            }
+        }
+    }
+
+    /// Of all tensors together: the least, middle and greatest share at each step.
+    fn overview(&self) -> Vec<Html> {
+        let modules = || self.modules.values();
+        let changed = modules().flat_map(|module| module.changed.values().flatten().copied());
+        let of = |get: fn(&Figures) -> f64| {
+            let all = modules().flat_map(|module| module.figures.values().flatten());
+            all.map(move |figures| (figures.step as f64, get(figures))).collect::<Vec<_>>()
+        };
+        vec![
+            spread("Weights that an update changes", changed.collect()),
+            spread("Underflow", of(|figures| figures.underflowed)),
+            spread("Saturation", of(|figures| figures.saturated)),
+        ]
+    }
+
+    /// The tensors that lose most at the last step, and those whose weights change least.
+    fn worst(&self) -> Table {
+        let columns = ["tensor", "amax", "underflow", "saturation"];
+        let sides = [Align::Left, Align::Right, Align::Right, Align::Right];
+        let mut worst = Table::new(columns.into_iter().zip(sides).collect::<Vec<_>>());
+        let named = self.order.iter().filter_map(|name| Some((name, self.modules.get(name)?)));
+        let mut all: Vec<_> = named
+            .flat_map(|(name, module)| {
+                module
+                    .figures
+                    .iter()
+                    .filter_map(move |(what, all)| Some((format!("{name}: {what}"), *all.last()?)))
+            })
+            .filter(|(_, figures)| figures.underflowed.is_finite())
+            .collect();
+        let lost = |figures: &Figures| figures.underflowed + figures.saturated;
+        all.sort_by(|a, b| lost(&b.1).total_cmp(&lost(&a.1)));
+        for (name, figures) in all.into_iter().take(WORST) {
+            let Figures { amax, underflowed, saturated, .. } = figures;
+            worst.row([name, number(Some(amax), 4), percent(underflowed), percent(saturated)]);
+        }
+        worst
+    }
+}
+
+impl Module {
+    fn charts(&self) -> Vec<Html> {
+        let series = |get: fn(&Figures) -> f64| {
+            let lines = self.figures.iter().map(|(what, all)| {
+                let points = all.iter().map(|figures| (figures.step as f64, get(figures)));
+                Series::new(what.clone(), points.collect())
+            });
+            lines.filter(|series| series.points.iter().any(|point| point.1.is_finite())).collect::<Vec<_>>()
+        };
+        let chart = |title, y, series: Vec<Series>| LineChart { title, x: STEP, y, series }.html();
+        let changed = self.changed.iter().map(|(what, points)| Series::new(what.clone(), points.clone()));
+        let changed: Vec<_> = changed.collect();
+        let mut charts = vec![
+            chart("Largest size", Axis::log("amax"), series(|figures| figures.amax)),
+            chart("Underflow", SHARE, series(|figures| figures.underflowed)),
+            chart("Saturation", SHARE, series(|figures| figures.saturated)),
+        ];
+        if !changed.is_empty() {
+            charts.push(chart("Weights that an update changes", SHARE, changed));
+        }
+        charts
+    }
+}
+
+/// The horizontal axis of a run.
+pub const STEP: Axis = Axis::linear("step");
+const SHARE: Axis = Axis::from_zero("share");
+
+/// Lines of the least, the middle and the greatest of the values at each step.
+fn spread(title: &str, points: Vec<(f64, f64)>) -> Html {
+    let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for (step, value) in points.into_iter().filter(|point| point.1.is_finite()) {
+        by_step.entry(step as u64).or_default().push(value);
+    }
+    by_step.values_mut().for_each(|values| values.sort_by(f64::total_cmp));
+    let line = |name: &str, at: fn(usize) -> usize| {
+        let points =
+            by_step.iter().filter_map(|(step, values)| Some((*step as f64, *values.get(at(values.len()))?)));
+        Series::new(name, points.collect())
+    };
+    let series =
+        vec![line("greatest of all tensors", |n| n - 1), line("middle", |n| n / 2), line("least", |_| 0)];
+    LineChart { title, x: STEP, y: SHARE, series }.html()
+}
+
+fn percent(share: f64) -> String {
+    format!("{} %", number(Some(100.0 * share), 3))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_run_is_thinned_and_shown() {
+        let temp = tempfile::TempDir::new().unwrap();
+        let path = temp.path().join("telemetry.jsonl");
+        let line = |step: u64| {
+            format!(
+                "{{\"step\":{step},\"weights\":[{{\"tensor\":\"a<b.weight\",\"amax\":1.5,\"grad_amax\":null,\"underflowed\":0.0,\
+                 \"saturated\":0.0,\"changed\":0.25}}],\"operands\":[{{\"linear\":\"a<b\",\"operand\":\"dgrad dy\",\"format\":\"f16\",\
+                 \"amax\":0.1,\"underflowed\":0.5,\"saturated\":0.0}}]}}\n"
+            )
+        };
+        std::fs::write(&path, (1..=1000).map(line).collect::<String>()).unwrap();
+        let health = Health::read(&path).unwrap();
+        let kept = &health.modules["a<b"].figures["dgrad dy (f16)"];
+        assert!((100..=MAX_STEPS).contains(&kept.len()), "{}", kept.len());
+        let gaps: Vec<_> = kept.windows(2).map(|pair| pair[1].step - pair[0].step).collect();
+        assert!(gaps.iter().all(|gap| *gap == gaps[0]) && kept[0].step == 1, "{gaps:?}");
+        let mut page = Page::new("t");
+        health.show(&mut page);
+        let html = page.html();
+        assert!(
+            html.contains("<summary>a&lt;b</summary>") && html.contains("a&lt;b: dgrad dy (f16)"),
+            "{html}"
+        );
+        assert!(html.contains("50 %"), "{html}");
+    }
+
+    #[test]
+    fn a_run_without_telemetry_has_no_section() {
+        let mut page = Page::new("t");
+        let before = page.html();
+        Health::read(Path::new("/nowhere/telemetry.jsonl")).unwrap().show(&mut page);
+        assert_eq!(page.html(), before);
+    }
+}

@@ -1,0 +1,163 @@
+//! The page of a training run.
+
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_store::json;
+
+use super::health::{Health, STEP};
+use super::{lines, name};
+use crate::commands::train::folder::{self, LogLine, RunFile};
+use crate::error::BadInput;
+use crate::output::{Align, Table, bytes, count, number};
+use crate::report::{Axis, Html, LineChart, Page, Series, table};
+
+/// Largest `run.json` and `config.toml` read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+/// Most steps of a log.
+const MAX_STEPS: usize = 10_000_000;
+
+/// The page of the run in the folder `run`.
+///
+/// # Errors
+/// Files that cannot be read or are not those of a run.
+pub fn page(run: &Path) -> Result<Page> {
+    let log = read_log(&run.join(folder::LOG))?;
+    let about = about(&run.join(folder::RUN))?;
+    let mut page = Page::new(&format!("Training run {}", name(run)));
+    page.push(table(&summary(&log, about.as_ref())));
+    page.push(Html::heading("Course"));
+    page.push(Html::grid(charts(&log)));
+    Health::read(&run.join(folder::TELEMETRY))?.show(&mut page);
+    if let Some(about) = &about {
+        page.push(Html::heading("Memory"));
+        page.push(table(&memory(about)));
+        page.push(Html::heading("Machine"));
+        page.push(table(&machine(about)));
+    }
+    let config = run.join(folder::CONFIG);
+    if config.is_file() {
+        page.push(Html::heading("Settings"));
+        page.push(Html::preformatted(&read_text(&config)?));
+    }
+    Ok(page)
+}
+
+fn read_log(path: &Path) -> Result<Vec<LogLine>> {
+    let mut log = Vec::new();
+    lines::read(path, |line: LogLine| {
+        if log.len() >= MAX_STEPS {
+            let found = format!("more than {MAX_STEPS} steps");
+            return Err(BadInput::new(path.display().to_string(), found, "fewer").into());
+        }
+        log.push(line);
+        Ok(())
+    })?;
+    Ok(log)
+}
+
+/// What the run says of itself, where it has said it.
+fn about(path: &Path) -> Result<Option<RunFile>> {
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let value = json::read_strict(path, MAX_FILE, "a run's run.json")?;
+    let about = serde_json::from_value(value);
+    Ok(Some(about.map_err(|error| {
+        BadInput::new(path.display().to_string(), error.to_string(), "what training writes")
+    })?))
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    let io = |error| mantissa_store::Error::Io { path: path.to_owned(), operation: "read", error };
+    let length = std::fs::metadata(path).map_err(io)?.len();
+    if length > MAX_FILE {
+        let found = format!("{length} bytes");
+        return Err(BadInput::new(path.display().to_string(), found, format!("at most {MAX_FILE}")).into());
+    }
+    Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(io)?).into_owned())
+}
+
+fn pairs(rows: impl IntoIterator<Item = (&'static str, String)>) -> Table {
+    let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
+    rows.into_iter().for_each(|(what, value)| table.row([what.to_owned(), value]));
+    table
+}
+
+fn summary(log: &[LogLine], about: Option<&RunFile>) -> Table {
+    let mut rows = Vec::new();
+    if let Some(about) = about {
+        rows.push(("outcome", about.outcome.clone()));
+        rows.push(("policy", about.policy.clone()));
+        rows.push(("parameters", count(about.parameters)));
+    }
+    if let Some(last) = log.last() {
+        let of = about.map_or_else(String::new, |about| format!(" of {}", about.steps));
+        rows.push(("steps", format!("{}{of}, {} skipped", last.step, last.skipped)));
+        rows.push(("tokens", count(last.tokens)));
+        rows.push(("loss", format!("{:.4} (smoothed {:.4})", last.loss, last.smoothed_loss)));
+    }
+    if let Some(loss) = log.iter().rev().find_map(|line| line.validation_loss) {
+        rows.push(("validation loss", format!("{loss:.4}")));
+    }
+    pairs(rows)
+}
+
+fn charts(log: &[LogLine]) -> Vec<Html> {
+    let points = |get: fn(&LogLine) -> Option<f64>| {
+        log.iter().map(|line| (line.step as f64, get(line).unwrap_or(f64::NAN))).collect::<Vec<_>>()
+    };
+    let chart = |title, y, series| LineChart { title, x: STEP, y, series }.html();
+    let one = |title, y, get| chart(title, y, vec![Series::new(title, points(get))]);
+    let mut losses = vec![
+        Series::new("each step", points(|line| Some(line.loss))).faint(),
+        Series::new("smoothed", points(|line| Some(line.smoothed_loss))),
+    ];
+    // Few steps measure it: a line from one to the next.
+    let validation = log.iter().filter_map(|line| Some((line.step as f64, line.validation_loss?)));
+    let validation = Series::new("validation", validation.collect());
+    if !validation.points.is_empty() {
+        losses.push(validation);
+    }
+    let mut charts = vec![
+        chart("Loss", Axis::linear("nats"), losses),
+        one("Gradient norm", Axis::log("norm before clipping"), |line| line.grad_norm),
+        one("Learning rate", Axis::from_zero("rate"), |line| Some(line.lr)),
+        one("Speed", Axis::from_zero("tokens/s"), |line| Some(line.tokens_per_s)),
+    ];
+    if log.iter().any(|line| line.loss_scale != 1.0) {
+        charts.push(one("Loss scale", Axis::log("scale"), |line| Some(line.loss_scale)));
+        charts.push(one("Skipped steps so far", Axis::from_zero("steps"), |line| Some(line.skipped as f64)));
+    }
+    if log.iter().any(|line| line.memory.is_some()) {
+        charts.push(one("Memory", Axis::from_zero("MB"), |line| Some(line.memory? as f64 / 1e6)));
+    }
+    charts
+}
+
+fn memory(about: &RunFile) -> Table {
+    let mut table = Table::new([("", Align::Left), ("bytes", Align::Right)]);
+    let mut entries: Vec<_> = about.memory.iter().collect();
+    entries.sort_by_key(|(_, n)| std::cmp::Reverse(**n));
+    for (name, n) in entries {
+        table.row([name.clone(), bytes(*n)]);
+    }
+    table.row(["sum, predicted".to_owned(), bytes(about.predicted_peak_memory)]);
+    if let Some(measured) = about.measured_peak_memory {
+        table.row(["peak, measured".to_owned(), bytes(measured)]);
+    }
+    table
+}
+
+fn machine(about: &RunFile) -> Table {
+    let machine = &about.machine;
+    let memory = machine.memory.map_or_else(|| number(None, 3), bytes);
+    pairs([
+        ("processor", machine.cpu.clone()),
+        ("threads", format!("{} of {}", about.threads, machine.threads)),
+        ("instruction set", machine.isa.clone()),
+        ("memory", memory),
+        ("system", machine.system.clone()),
+        ("tool", about.tool.clone()),
+    ])
+}
