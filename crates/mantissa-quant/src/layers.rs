@@ -55,7 +55,7 @@ impl<'a> Layers<'a> {
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
         let sequential = match plan.recipe.method {
-            Method::Rtn => None,
+            Method::Rtn | Method::Repacked => None,
             Method::Gptq => Some(Sequential::new(plan, source, stored)),
         };
         Layers { plan, source, shared: None, sequential }
@@ -69,11 +69,19 @@ impl<'a> Layers<'a> {
         scheme: &Scheme,
         tick: &mut Tick<'_>,
     ) -> Result<QuantizedLayer> {
-        let outer = self.outer(info, scheme)?;
-        let w = open(self.source, info)?;
-        let solved = match &mut self.sequential {
-            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick)?,
-            None => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
+        let solved = match &self.plan.conversion {
+            Some(conversion) => {
+                let outer = if conversion.requantized() { self.outer(info, scheme)? } else { None };
+                conversion.layer(self.plan, self.source, info, scheme, outer)?
+            }
+            None => {
+                let outer = self.outer(info, scheme)?;
+                let w = open(self.source, info)?;
+                match &mut self.sequential {
+                    Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick)?,
+                    None => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
+                }
+            }
         };
         let plan = self.plan.linear_plan(info, scheme);
         let tensors = self.plan.container.tensors(&plan, &solved.quantized);
@@ -116,6 +124,10 @@ impl<'a> Layers<'a> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
+                if let Some(conversion) = &self.plan.conversion {
+                    amaxes.push(conversion.amax(self.source, info)?);
+                    continue;
+                }
                 let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
                 let amax = source::amax(&open(self.source, info)?, len, threads);
                 amaxes.push(amax.map_err(|error| dense_error(self.source, info, error))?);

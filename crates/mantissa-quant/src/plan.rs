@@ -10,6 +10,7 @@ use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gptq;
@@ -78,6 +79,8 @@ pub struct Plan {
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
+    /// Of a change of container.
+    pub(crate) conversion: Option<Conversion>,
 }
 
 impl Plan {
@@ -138,6 +141,7 @@ impl Plan {
             evaluation,
             options,
             gguf,
+            conversion: None,
         })
     }
 
@@ -185,6 +189,9 @@ impl Plan {
     /// The `config.json` of the output: the source's, with `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
+        if source.gguf().is_some() {
+            named_class(&mut config);
+        }
         let kept: Vec<_> =
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
         let quantization = match self.container {
@@ -288,7 +295,7 @@ fn planned(
 }
 
 /// compressed-tensors keeps f32 scales in the model's dtype, and its loaders cast them to it.
-fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
+pub(crate) fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
     let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
     match dtype {
         Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
@@ -347,7 +354,7 @@ fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
     if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }
 
-fn output_of_linears(
+pub(crate) fn output_of_linears(
     recipe: &Recipe,
     container: Container,
     linears: &[PlannedLinear],

@@ -2,6 +2,7 @@
 
 mod calibration;
 mod cast;
+mod convert;
 mod demo;
 mod eval;
 mod inspect;
@@ -33,6 +34,7 @@ pub enum Command {
     Eval(eval::Args),
     Run(run::Args),
     Verify(verify::Args),
+    Convert(convert::Args),
     Lint(lint::Args),
     Train(train::Args),
     Report(report::Args),
@@ -58,6 +60,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Eval(args) => eval::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
+        Command::Convert(args) => convert::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Report(args) => report::run(&args, context),
