@@ -14,7 +14,8 @@ use std::path::Path;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, ModelConfig};
-use mantissa_num::{Code, Quantized, Scheme, minifloat};
+use mantissa_num::stored::{Map, Transforms};
+use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
 use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
@@ -24,7 +25,7 @@ use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
-use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears, with_model_scales};
+use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears, with_scales_in};
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 
@@ -36,6 +37,8 @@ pub use recode::rule_of;
 pub(crate) struct Conversion {
     /// Whether weights are rounded anew.
     requantized: bool,
+    /// Whether groups of some layer are not of neighbouring columns.
+    by_group: bool,
     /// Dense tensors that are not copied byte by byte.
     pub(crate) dense: Vec<Dense>,
 }
@@ -59,10 +62,12 @@ impl Plan {
         }
         let dtype = model_dtype(source);
         let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        let mut by_group = false;
         for info in config.linears() {
             let weight = source.linear(&info.module, info.rows, info.cols, false)?;
             match decide(&info, &weight, container, requantize, dtype) {
                 Ok(scheme) => {
+                    by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
                     if scheme.is_some() {
                         inputs.push(weight.input.map(|input| input.scheme));
                     }
@@ -80,7 +85,8 @@ impl Plan {
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let recipe = recipe(&linears, activations, container, dtype, requantize);
-        finish(source, config, recipe, container, linears, options, requantize.is_some())
+        let conversion = Conversion { requantized: requantize.is_some(), by_group, dense: Vec::new() };
+        finish(source, config, recipe, container, linears, options, conversion)
     }
 }
 
@@ -94,13 +100,16 @@ fn decide(
 ) -> std::result::Result<Option<Scheme>, String> {
     if let Some(scheme) = requantize {
         let mut scheme = scheme.clone();
-        if container == Container::CompressedTensors {
-            scheme.format = with_model_scales(scheme.format, dtype);
-        }
+        scheme.format = match container {
+            Container::CompressedTensors => with_scales_in(scheme.format, dtype),
+            Container::Gptq | Container::Awq => with_scales_in(scheme.format, Dtype::F16),
+            _ => scheme.format,
+        };
         let plan = LinearPlan { module: &info.module, scheme: &scheme, input: None, rows: info.rows, cols: info.cols };
         return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
     }
-    if !weight.transforms.is_empty() {
+    let by_group = group_order(&weight.transforms).is_some() && container.holds_group_order();
+    if !weight.transforms.is_empty() && !by_group {
         return Err("a permutation, rotation, diagonal or extra part stands around its codes, which no other convention keeps".into());
     }
     let input = weight.input.as_ref();
@@ -117,6 +126,14 @@ fn decide(
             let only = scale_code(container, q, dtype);
             recode::target(q, container, &info.module, input, only).map(|(scheme, _)| Some(scheme))
         }
+    }
+}
+
+/// The order of columns that act-order leaves, where it is all that stands around the codes.
+fn group_order(transforms: &Transforms) -> Option<&[u32]> {
+    match (transforms.before.as_slice(), transforms.after.is_empty() && transforms.extras.is_empty()) {
+        ([Map::Perm(order)], true) => Some(order),
+        _ => None,
     }
 }
 
@@ -193,6 +210,7 @@ fn recipe(
         weights,
         activations,
         container: Some(container),
+        file_type: None,
         layers: vec![tables],
     }
 }
@@ -204,7 +222,7 @@ fn finish(
     container: Container,
     linears: Vec<PlannedLinear>,
     options: Options,
-    requantized: bool,
+    conversion: Conversion,
 ) -> Result<Plan> {
     let quantized = output_of_linears(&recipe, container, &linears)?;
     let mut notes = source.notes();
@@ -213,7 +231,7 @@ fn finish(
         None => (copied(source, &linears, &mut notes), Vec::new()),
     };
     let gguf = match container {
-        Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears)?),
+        Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
         _ => None,
     };
     let specs = match &gguf {
@@ -227,7 +245,7 @@ fn finish(
             copied.chain(dense.iter().map(Dense::spec)).chain(quantized).collect()
         }
     };
-    Ok(Plan {
+    let plan = Plan {
         recipe,
         container,
         config,
@@ -239,8 +257,11 @@ fn finish(
         evaluation: None,
         options,
         gguf,
-        conversion: Some(Conversion { requantized, dense }),
-    })
+        conversion: Some(Conversion { dense, ..conversion }),
+    };
+    // What only the layers together cannot be stored as.
+    plan.output_config(source)?;
+    Ok(plan)
 }
 
 /// Tensors that are taken over byte by byte: all but those of the quantized layers, their biases excepted.
@@ -275,6 +296,11 @@ impl Conversion {
         self.requantized
     }
 
+    /// Whether groups of some layer are not of neighbouring columns.
+    pub(crate) fn by_group(&self) -> bool {
+        self.by_group
+    }
+
     /// A layer recoded, or rounded anew.
     pub(crate) fn layer(
         &self,
@@ -297,9 +323,22 @@ impl Conversion {
             Weight::Quantized(q) => recode::recode(&q, &scheme.format),
             dense => dense::plain(dense, scheme, info.rows, info.cols),
         };
-        let quantized =
-            quantized.map_err(|why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]))?;
-        Ok(Solved::rounded((quantized, ErrorStats::default())))
+        let refuse = |why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]);
+        let mut quantized = quantized.map_err(refuse)?;
+        let mut g_idx = None;
+        if let (Some(order), Codes::U8(codes)) = (group_order(&weight.transforms), &quantized.codes) {
+            // Columns back in their own order, each with its group.
+            let group = quantized.format.blocks().len(1, info.cols).max(1);
+            let (mut groups, mut moved) = (vec![0; info.cols], vec![0; codes.len()]);
+            for (i, &column) in order.iter().enumerate() {
+                groups[column as usize] = (i / group) as u32;
+                for row in 0..info.rows {
+                    moved[row * info.cols + column as usize] = codes[row * info.cols + i];
+                }
+            }
+            (quantized.codes, g_idx) = (Codes::U8(moved), Some(groups));
+        }
+        Ok(Solved { g_idx, ..Solved::rounded((quantized, ErrorStats::default())) })
     }
 
     /// The greatest magnitude of a layer's weight, for a scale that it shares with others.

@@ -5,6 +5,7 @@ mod cast;
 mod convert;
 mod demo;
 mod eval;
+mod imatrix;
 mod inspect;
 mod lint;
 mod model;
@@ -32,6 +33,7 @@ pub enum Command {
     Inspect(inspect::Args),
     Quantize(quantize::Args),
     Eval(eval::Args),
+    Imatrix(imatrix::Args),
     Run(run::Args),
     Verify(verify::Args),
     Convert(convert::Args),
@@ -58,6 +60,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Quantize(args) => quantize::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
+        Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),

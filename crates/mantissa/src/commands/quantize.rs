@@ -11,8 +11,8 @@ use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, LayerReport, Options, Outcome, Plan, Quality, QuantError, Recipe,
-    Start, run as run_plan,
+    Evaluation, Figures, GateFailure, Importance, LayerReport, Options, Outcome, Plan, Quality, QuantError,
+    Recipe, Start, run as run_plan,
 };
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
@@ -44,6 +44,8 @@ use crate::progress::Unit;
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
+  mantissa quantize path/to/model --recipe q4_k_m --calibration text.txt --out path/to/model-q4_k_m.gguf
+  mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf
   mantissa quantize path/to/model --recipe rtn-int4-g128 --for vllm:tp=4,gpu=h100 --out path/to/model-int4
   mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
   mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
@@ -62,6 +64,10 @@ pub struct Args {
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
+    /// Importance of columns for types that are searched for (K- and IQ-types), instead of finding it on --calibration: an
+    /// importance matrix of llama.cpp, or of `mantissa imatrix`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
+    imatrix: Option<PathBuf>,
     /// Refuse at once (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
     #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
     targets: Vec<Target>,
@@ -170,6 +176,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         max_shard_bytes: args.max_shard_size,
         rounding,
         calibration: args.calibration.load(&source, args.text.split(), context)?,
+        importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
     };
     let mut plan = Plan::new(&source, recipe, options)?;
     lint::check_plan(&plan, &source, &args.targets, context)?;

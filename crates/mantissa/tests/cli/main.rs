@@ -8,6 +8,7 @@ mod catalogue;
 mod chat;
 mod demo;
 mod frame;
+mod gguf_types;
 mod hostile;
 mod inspect;
 mod interruptions;

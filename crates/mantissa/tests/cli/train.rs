@@ -201,7 +201,7 @@ fn the_memory_of_a_run_is_what_the_dry_run_says() {
             }
             let planned = json(&[&arguments[..], &["--dry-run"]].concat());
             let done = json(&[&arguments[..], &["--restart"]].concat());
-            assert_eq!(planned["memory"]["optimizer state"].is_u64(), true, "{planned}");
+            assert!(planned["memory"]["optimizer state"].is_u64(), "{planned}");
             let Some(measured) = done["measured_peak_memory"].as_f64() else {
                 println!("skipped: the system does not say what memory a process has had");
                 return;
