@@ -4,6 +4,7 @@ mod calibration;
 mod cast;
 mod convert;
 mod demo;
+mod doctor;
 mod eval;
 mod imatrix;
 mod inspect;
@@ -38,6 +39,7 @@ pub enum Command {
     Verify(verify::Args),
     Convert(convert::Args),
     Lint(lint::Args),
+    Doctor(doctor::Args),
     Train(train::Args),
     Report(report::Args),
     Tokenizer(tokenizer::Args),
@@ -65,6 +67,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
+        Command::Doctor(args) => doctor::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Report(args) => report::run(&args, context),
         Command::Tokenizer(args) => tokenizer::run(&args, context),

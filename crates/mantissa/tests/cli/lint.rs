@@ -12,10 +12,15 @@ use tempfile::TempDir;
 use crate::support::{fail, mantissa, stderr, succeed, text};
 
 /// A Llama of two layers whose rows are whole groups of 32: 64 columns, 96 in the MLP.
-pub fn synthetic(dir: &Path) -> PathBuf {
+fn synthetic(dir: &Path) -> PathBuf {
+    synthetic_of(dir, "bf16")
+}
+
+/// The same in another dtype.
+pub fn synthetic_of(dir: &Path, dtype: &str) -> PathBuf {
     let path = dir.join("model");
     let sizes = ["--hidden", "64", "--ffn", "96", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--vocab", "64"];
-    let rest = ["--preset", "tiny", "--context", "64", "--tied=false", "--seed", "3", "--quiet"];
+    let rest = ["--preset", "tiny", "--context", "64", "--tied=false", "--seed", "3", "--dtype", dtype, "--quiet"];
     succeed(&[&["synth", "--out", text(&path)][..], &sizes, &rest].concat());
     path
 }
