@@ -59,7 +59,9 @@ pub enum QuantError {
         list: String,
     },
     /// A container cannot hold some layers as they are; nothing has been written.
-    #[error("{count} of {total} layers cannot be stored in {container} without loss: {list}; --requantize SCHEME rounds them anew")]
+    #[error(
+        "{count} of {total} layers cannot be stored in {container} without loss: {list}; --requantize SCHEME rounds them anew"
+    )]
     NotLossless {
         /// How many.
         count: usize,

@@ -208,7 +208,8 @@ impl Alternative {
                     return Ok(Some(other));
                 }
                 let mut weight = read(info)?;
-                let (Weight::Quantized(q), Weight::Quantized(other)) = (&mut weight.weight, &other.weight) else {
+                let (Weight::Quantized(q), Weight::Quantized(other)) = (&mut weight.weight, &other.weight)
+                else {
                     return Ok(None);
                 };
                 let differ = q.outer.is_some() && other.outer.is_some() && q.outer != other.outer;
@@ -232,7 +233,9 @@ impl Alternative {
             Alternative::ZeroPointDown => shift_zero(q, -1),
             Alternative::NibbleOrder => permute_codes(q, |i, _| i ^ 1),
             // Element `2j` lies where `j` is expected, `2j + 1` where `j + half` is.
-            Alternative::HalfSplit => permute_codes(q, |i, half| if i < half { 2 * i } else { 2 * (i - half) + 1 }),
+            Alternative::HalfSplit => {
+                permute_codes(q, |i, half| if i < half { 2 * i } else { 2 * (i - half) + 1 })
+            }
             Alternative::Adjacent => permute_codes(q, |i, half| i / 2 + i % 2 * half),
             Alternative::GlobalReciprocal => {
                 q.outer = Some(1.0 / q.outer?);
@@ -279,7 +282,9 @@ fn partner(config: &ModelConfig, info: &LinearInfo) -> Option<LinearInfo> {
 
 fn shift_zero(mut q: Quantized, by: i32) -> Option<Quantized> {
     let blocks = q.format.blocks().count(q.rows, q.cols);
-    let Format::Affine(Affine { code: Code::Int(_), offset, scale: Some(_), .. }) = &mut q.format else { return None };
+    let Format::Affine(Affine { code: Code::Int(_), offset, scale: Some(_), .. }) = &mut q.format else {
+        return None;
+    };
     match offset {
         Offset::Zero => q.zeros.iter_mut().for_each(|zero| *zero += by),
         Offset::None => {

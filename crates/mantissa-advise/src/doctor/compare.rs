@@ -108,7 +108,13 @@ impl Comparing<'_> {
             };
             let error = relative_error(&read(self.files)?, &read(self.reference)?);
             // Tables are rounded by a few schemes; what is not alike at all is another table.
-            self.table(found, format!("{module}.weight"), error, 0.1, "the table is not the source's: another or a permuted vocabulary");
+            self.table(
+                found,
+                format!("{module}.weight"),
+                error,
+                0.1,
+                "the table is not the source's: another or a permuted vocabulary",
+            );
         }
         let norm = |files: &ModelFiles| files.tensor_f32(FINAL_NORM, &[d]);
         let error = relative_error(&norm(self.files)?, &norm(self.reference)?);
@@ -120,7 +126,8 @@ impl Comparing<'_> {
         let faulty = error.is_nan() || error > most;
         if faulty && found.fault.is_none() {
             let cure = "take the tensor over from the source";
-            found.fault = Some(Fault { tensor: tensor.clone(), layers: Vec::new(), alternative: None, cause, cure });
+            found.fault =
+                Some(Fault { tensor: tensor.clone(), layers: Vec::new(), alternative: None, cause, cure });
         }
         found.tensors.push(TensorRow { tensor, error, expected: 0.0, faulty, best: None });
     }
@@ -204,7 +211,8 @@ impl Comparing<'_> {
             let theirs = self.reference.tensor_f32(&name, &[width])?;
             let error = relative_error(&ours, &theirs);
             let shifted = |by: f32| relative_error(&ours.iter().map(|v| v + by).collect::<Vec<_>>(), &theirs);
-            let of_norms = ALTERNATIVES.iter().filter_map(|e| Some((e.name, shifted(e.alternative.of_norms()?))));
+            let of_norms =
+                ALTERNATIVES.iter().filter_map(|e| Some((e.name, shifted(e.alternative.of_norms()?))));
             let faulty = beyond(error, 0.0);
             let best = of_norms.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| faulty);
             found.tensors.push(TensorRow { tensor: name, error, expected: 0.0, faulty, best });
@@ -221,7 +229,14 @@ impl Comparing<'_> {
         let expected = match self.round(&ours, info, &theirs) {
             Some(weight) => {
                 let (rows, cols) = (info.rows, info.cols);
-                let rounded = LinearWeight { rows, cols, weight, bias: None, input: None, transforms: Default::default() };
+                let rounded = LinearWeight {
+                    rows,
+                    cols,
+                    weight,
+                    bias: None,
+                    input: None,
+                    transforms: Default::default(),
+                };
                 relative_error(&values(&info.module, rounded)?, &theirs)
             }
             None => 0.0,

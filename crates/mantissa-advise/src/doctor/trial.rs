@@ -72,10 +72,10 @@ pub fn examine(
     };
     let applicable = tried.everywhere()?;
     tried.found.fault = match tried.best() {
-        Some((alternative, _)) if alternative == Alternative::OtherBos => {
-            Some(Fault::of(alternative, "the first token".to_owned(), Vec::new()))
+        Some(Alternative::OtherBos) => {
+            Some(Fault::of(Alternative::OtherBos, "the first token".to_owned(), Vec::new()))
         }
-        Some((alternative, _)) => Some(tried.locate(alternative)?),
+        Some(alternative) => Some(tried.locate(alternative)?),
         None => tried.in_parts(&applicable)?,
     };
     Ok(tried.found)
@@ -121,11 +121,11 @@ impl Trying<'_> {
     }
 
     /// The alternative on the whole model that improves the loss most.
-    fn best(&self) -> Option<(Alternative, &Trial)> {
+    fn best(&self) -> Option<Alternative> {
         let improving = self.found.trials.iter().filter(|trial| trial.improves());
         let best = improving.min_by(|a, b| a.delta().total_cmp(&b.delta()))?;
         let entry = ALTERNATIVES.iter().find(|entry| entry.name == best.alternative)?;
-        Some((entry.alternative, best))
+        Some(entry.alternative)
     }
 
     fn trial(&mut self, alternative: Alternative, scope: String, tensors: usize, altered: &Decoder) -> Trial {
@@ -233,7 +233,7 @@ impl Trying<'_> {
             if text.len() < 2 {
                 continue;
             }
-            with.push(Sequence { tokens: [&[bos], text].concat(), from: 2 });
+            with.push(Sequence { tokens: [&[bos][..], text].concat(), from: 2 });
             without.push(Sequence { tokens: text.to_vec(), from: 1 });
         }
         if with.is_empty() {

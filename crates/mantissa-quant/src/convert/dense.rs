@@ -23,7 +23,10 @@ pub(super) fn of_gguf(
     linears: &[PlannedLinear],
     notes: &mut Vec<String>,
 ) -> Result<Vec<Dense>> {
-    notes.push("a tokenizer in GGUF metadata is not written as tokenizer.json: copy it from the source model".to_owned());
+    notes.push(
+        "a tokenizer in GGUF metadata is not written as tokenizer.json: copy it from the source model"
+            .to_owned(),
+    );
     let mut all = Vec::new();
     for info in config.tensors() {
         let quantized = linears.iter().any(|linear| {
@@ -73,7 +76,12 @@ impl Dense {
 }
 
 /// A dense weight under a plain scheme of its own type.
-pub(super) fn plain(weight: Weight, scheme: &Scheme, rows: usize, cols: usize) -> std::result::Result<Quantized, String> {
+pub(super) fn plain(
+    weight: Weight,
+    scheme: &Scheme,
+    rows: usize,
+    cols: usize,
+) -> std::result::Result<Quantized, String> {
     let codes = match weight {
         Weight::F32(values) => Codes::U32(values.into_iter().map(f32::to_bits).collect()),
         Weight::Bf16(words) | Weight::F16(words) => Codes::U16(words),

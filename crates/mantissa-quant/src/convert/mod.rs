@@ -58,7 +58,10 @@ impl Plan {
     ) -> Result<Self> {
         let config = model_config(source)?;
         if source.convention_name() == container.name() && requantize.is_none() {
-            return Err(QuantError::NothingToConvert { path: source.dir().into(), container: container.name() });
+            return Err(QuantError::NothingToConvert {
+                path: source.dir().into(),
+                container: container.name(),
+            });
         }
         let dtype = model_dtype(source);
         let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
@@ -105,7 +108,13 @@ fn decide(
             Container::Gptq | Container::Awq => with_scales_in(scheme.format, Dtype::F16),
             _ => scheme.format,
         };
-        let plan = LinearPlan { module: &info.module, scheme: &scheme, input: None, rows: info.rows, cols: info.cols };
+        let plan = LinearPlan {
+            module: &info.module,
+            scheme: &scheme,
+            input: None,
+            rows: info.rows,
+            cols: info.cols,
+        };
         return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
     }
     let by_group = group_order(&weight.transforms).is_some() && container.holds_group_order();
@@ -312,7 +321,8 @@ impl Conversion {
     ) -> Result<Solved> {
         let weight = source.linear(&info.module, info.rows, info.cols, false)?;
         if self.requantized {
-            let tensor = |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
+            let tensor =
+                |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
             let values = values(info, weight)?;
             let (rows, cols) = (info.rows, info.cols);
             return rtn::quantize(scheme, &values, rows, cols, outer, plan.threads())
@@ -404,7 +414,9 @@ fn values(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
 pub(crate) fn named_class(config: &mut Value) {
     const CLASSES: [(&str, &str); 3] =
         [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
-    let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else { return };
+    let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else {
+        return;
+    };
     let class = fields.get("model_type").and_then(Value::as_str);
     let class = CLASSES.iter().find(|(name, _)| Some(*name) == class).map(|(_, class)| *class);
     if let Some(class) = class {

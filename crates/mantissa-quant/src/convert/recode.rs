@@ -52,7 +52,8 @@ fn candidates(q: &Quantized) -> Vec<Format> {
     for format in senses(&base) {
         add(format.clone());
         for format in offsets(&format) {
-            let wide = format.scale().is_some_and(|scale| scale.outer.is_none() && codes.contains(&scale.code));
+            let wide =
+                format.scale().is_some_and(|scale| scale.outer.is_none() && codes.contains(&scale.code));
             if wide {
                 codes.iter().for_each(|&code| add(format.clone().with_scale_code(code)));
             } else {
@@ -73,7 +74,9 @@ fn candidates(q: &Quantized) -> Vec<Format> {
 /// The same with each meaning of NVFP4's scale of the whole tensor.
 fn senses(format: &Format) -> Vec<Format> {
     let mut all = vec![format.clone()];
-    let Format::Affine(Affine { code: Code::Float(E2M1), scale: Some(scale), .. }) = format else { return all };
+    let Format::Affine(Affine { code: Code::Float(E2M1), scale: Some(scale), .. }) = format else {
+        return all;
+    };
     if scale.code == Code::Float(E4M3) {
         all.extend([Rule::Ct, Rule::Torchao, Rule::Torchao1Level].map(|rule| Scheme::nvfp4(rule).format));
     }
@@ -119,11 +122,14 @@ pub(super) fn recode(q: &Quantized, format: &Format) -> Why<Quantized> {
 
 fn affine(q: &Quantized, to: &Affine) -> Why<Quantized> {
     let Format::Affine(from) = &q.format else { return Err("its codes are not numbers".to_owned()) };
-    let (Some(old), Some(new)) = (&from.scale, &to.scale) else { return Err("one of them has no scales".to_owned()) };
+    let (Some(old), Some(new)) = (&from.scale, &to.scale) else {
+        return Err("one of them has no scales".to_owned());
+    };
     if from.code != to.code || from.blocks != to.blocks {
         return Err("codes or groups differ".to_owned());
     }
-    let mut out = Quantized { codes: q.codes.clone(), ..Quantized::empty(Format::Affine(to.clone()), q.rows, q.cols) };
+    let mut out =
+        Quantized { codes: q.codes.clone(), ..Quantized::empty(Format::Affine(to.clone()), q.rows, q.cols) };
     out.scales = scales(q, old.code, new.code)?;
     out.outer = outer(q.outer, old, new)?;
     out.zeros = match (from.offset, to.offset) {
@@ -309,5 +315,5 @@ fn closed(q: &Quantized, id: CodecId) -> Why<Quantized> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;

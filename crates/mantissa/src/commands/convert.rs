@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_num::Scheme;
 use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Quality, Start, run as run_plan};
+use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Start, run as run_plan};
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
@@ -75,11 +75,8 @@ struct Done<'a> {
 /// What cannot be read, or be stored without loss; I/O; [`GateFailed`] where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
-    let options = Options {
-        threads: context.threads,
-        max_shard_bytes: args.max_shard_size,
-        ..Options::default()
-    };
+    let options =
+        Options { threads: context.threads, max_shard_bytes: args.max_shard_size, ..Options::default() };
     let plan = Plan::conversion(&source, args.format, args.requantize.as_ref(), options)?;
     let peak = plan.peak_bytes(args.verify);
     context.require_memory("convert", peak + peak / 10)?;
@@ -105,7 +102,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 }
 
 /// Runs the plan, to its end or to the next signal.
-fn carry_out(args: &Args, plan: &Plan, source: &ModelFiles, context: &Context) -> Result<Outcome, QuantError> {
+fn carry_out(
+    args: &Args,
+    plan: &Plan,
+    source: &ModelFiles,
+    context: &Context,
+) -> Result<Outcome, QuantError> {
     let progress = context.progress(plan.work_bytes(), Unit::Bytes);
     let step = &mut |at: mantissa_quant::Progress<'_>| {
         progress.message(at.tensor);
@@ -126,7 +128,11 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         layer_table(out, quality)?;
         writeln!(out, "rounded anew: relative error of a layer up to {error:.4} against the source")?;
     } else {
-        writeln!(out, "{} layers kept their codes and scales, each read back and compared", quality.layers.len())?;
+        writeln!(
+            out,
+            "{} layers kept their codes and scales, each read back and compared",
+            quality.layers.len()
+        )?;
     }
     writeln!(
         out,

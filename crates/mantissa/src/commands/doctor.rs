@@ -91,7 +91,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         None => Ok(()),
         Some(fault) => {
             let repaired = fault.alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
-            Err(GateFailed::new(format!("{}: {}{repaired}; {}", fault.tensor, fault.cause, fault.cure)).into())
+            Err(GateFailed::new(format!("{}: {}{repaired}; {}", fault.tensor, fault.cause, fault.cure))
+                .into())
         }
     }
 }

@@ -10,7 +10,17 @@ use crate::lint::synthetic_of;
 use crate::support::{fail, json, succeed, text};
 
 fn quantize(model: &Path, recipe: &str, format: &str, out: &Path) {
-    succeed(&["quantize", text(model), "--recipe", recipe, "--format", format, "--out", text(out), "--quiet"]);
+    succeed(&[
+        "quantize",
+        text(model),
+        "--recipe",
+        recipe,
+        "--format",
+        format,
+        "--out",
+        text(out),
+        "--quiet",
+    ]);
 }
 
 /// Converts, and checks what is reported.
@@ -92,7 +102,10 @@ fn a_dense_model_becomes_a_dense_gguf_file() {
     same_results(&out, &model, temp.path());
     let file = Gguf::open(&out).unwrap();
     assert_eq!(file.get("blk.0.ffn_up.weight").unwrap().ty.name, "BF16");
-    let line = fail(2, &["convert", text(&model), "--format", "gptq", "--out", text(&temp.path().join("x")), "--quiet"]);
+    let line = fail(
+        2,
+        &["convert", text(&model), "--format", "gptq", "--out", text(&temp.path().join("x")), "--quiet"],
+    );
     assert!(line.contains("no layer is quantized") && line.contains("mantissa quantize"), "{line}");
 }
 
@@ -133,7 +146,8 @@ fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
 #[test]
 fn a_model_from_gguf_loads_as_a_folder() {
     let temp = TempDir::new().unwrap();
-    let (model, gguf, out) = (synthetic_of(temp.path(), "f16"), temp.path().join("m.gguf"), temp.path().join("ct"));
+    let (model, gguf, out) =
+        (synthetic_of(temp.path(), "f16"), temp.path().join("m.gguf"), temp.path().join("ct"));
     quantize(&model, "rtn-q8_0", "gguf", &gguf);
     convert(&gguf, "compressed-tensors", &out);
     same_results(&out, &gguf, temp.path());

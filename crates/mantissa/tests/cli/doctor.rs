@@ -36,7 +36,11 @@ fn a_sound_model_has_no_fault() {
         let temp = TempDir::new().unwrap();
         let (model, out) = models(temp.path(), recipe);
         let (code, report) = doctor(&out, &["--reference", text(&model)]);
-        assert_eq!((code, fault(&report), &report["sound"]), (0, ("none", None), &true.into()), "{recipe}: {report}");
+        assert_eq!(
+            (code, fault(&report), &report["sound"]),
+            (0, ("none", None), &true.into()),
+            "{recipe}: {report}"
+        );
         assert_eq!(report["layers"].as_array().unwrap().len(), 2);
     }
 }
@@ -56,7 +60,8 @@ fn planted_faults_are_named_with_their_repair() {
             word.copy_from_slice(&[0x00, 0x40]);
         }
     };
-    let doubled = |bytes: &mut Vec<u8>| bytes.iter_mut().step_by(3).for_each(|b| *b = b.wrapping_mul(7) ^ 0x15);
+    let doubled =
+        |bytes: &mut Vec<u8>| bytes.iter_mut().step_by(3).for_each(|b| *b = b.wrapping_mul(7) ^ 0x15);
     type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
     let cases: [(&str, &str, &str, Change<'_>, Option<&str>); 4] = [
         ("rtn-int4-g32", "mlp.up_proj", "weight_packed", &nibbles, Some("nibbles swapped")),
@@ -86,7 +91,17 @@ fn planted_faults_are_named_with_their_repair() {
 fn a_gguf_file_without_the_permutation_is_named() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (synthetic_of(temp.path(), "bf16"), temp.path().join("m.gguf"));
-    let quantize = ["quantize", text(&model), "--recipe", "rtn-q8_0", "--format", "gguf", "--out", text(&out), "--quiet"];
+    let quantize = [
+        "quantize",
+        text(&model),
+        "--recipe",
+        "rtn-q8_0",
+        "--format",
+        "gguf",
+        "--out",
+        text(&out),
+        "--quiet",
+    ];
     succeed(&quantize);
     let mut bytes = std::fs::read(&out).unwrap();
     let file = Gguf::open(&out).unwrap();
@@ -150,5 +165,9 @@ fn a_text_tells_the_tensor() {
         }
     });
     let (code, report) = doctor(&out, &[]);
-    assert_eq!((code, fault(&report)), (1, (&*format!("{planted}.weight"), Some("nibbles swapped"))), "{report}");
+    assert_eq!(
+        (code, fault(&report)),
+        (1, (&*format!("{planted}.weight"), Some("nibbles swapped"))),
+        "{report}"
+    );
 }
