@@ -13,6 +13,7 @@ use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gptq;
@@ -100,6 +101,8 @@ pub struct Plan {
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
+    /// Of a change of container.
+    pub(crate) conversion: Option<Conversion>,
 }
 
 impl Plan {
@@ -159,6 +162,7 @@ impl Plan {
             evaluation,
             options,
             gguf,
+            conversion: None,
         };
         // What only the layers together cannot be stored as.
         plan.output_config(source)?;
@@ -215,6 +219,9 @@ impl Plan {
     /// The `config.json` of the output: the source's, with `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
+        if source.gguf().is_some() {
+            named_class(&mut config);
+        }
         let kept: Vec<_> =
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
         let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
@@ -225,7 +232,8 @@ impl Plan {
             }
             Container::Gptq => {
                 let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
-                let desc_act = gptq.is_some_and(|options| options.follows_order());
+                let by_group = self.conversion.as_ref().is_some_and(Conversion::by_group);
+                let desc_act = by_group || gptq.is_some_and(|options| options.follows_order());
                 let settings = gptq_files::Settings { desc_act, damp: gptq.map(|options| options.damp) };
                 gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
             }
@@ -334,7 +342,7 @@ fn planned(
 
 /// The format with scales as a container stores what would be f32: compressed-tensors keeps them in the model's dtype, and its
 /// loaders cast them to it.
-fn with_scales_in(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
+pub(crate) fn with_scales_in(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
     let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
     match dtype {
         Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
@@ -428,7 +436,7 @@ fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
     if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }
 
-fn output_of_linears(
+pub(crate) fn output_of_linears(
     recipe: &Recipe,
     container: Container,
     linears: &[PlannedLinear],
