@@ -1,6 +1,7 @@
 //! The layers of a plan, quantized one after another by its method.
 
 use mantissa_model::{FusedGroup, LinearInfo};
+use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
 use mantissa_num::{Code, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
@@ -9,6 +10,7 @@ use mantissa_store::convention::ModelFiles;
 use crate::calibrate::Tick;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::importance::Importance;
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
@@ -45,6 +47,8 @@ pub(crate) struct Layers<'a> {
     shared: Option<((usize, FusedGroup), Option<f32>)>,
     /// Of a method that calibrates.
     sequential: Option<Sequential<'a>>,
+    /// What searched blocks are weighed by.
+    importance: Option<&'a Importance>,
 }
 
 impl<'a> Layers<'a> {
@@ -58,7 +62,12 @@ impl<'a> Layers<'a> {
             Method::Rtn => None,
             Method::Gptq => Some(Sequential::new(plan, source, stored)),
         };
-        Layers { plan, source, shared: None, sequential }
+        Layers { plan, source, shared: None, sequential, importance: None }
+    }
+
+    /// With what searched blocks are to be weighed by.
+    pub(crate) fn weighed(self, importance: Option<&'a Importance>) -> Self {
+        Layers { importance, ..self }
     }
 
     /// Reads a layer and quantizes it into the tensors of the plan's container. Layers come in the order of the plan. Long
@@ -73,7 +82,12 @@ impl<'a> Layers<'a> {
         let w = open(self.source, info)?;
         let solved = match &mut self.sequential {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick)?,
-            None => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
+            None => match (scheme.format.codec(), self.importance) {
+                (Some(codec), Some(importance)) if codec.is_searched() => {
+                    self.search(info, codec, &w, importance)?
+                }
+                _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
+            },
         };
         let plan = self.plan.linear_plan(info, scheme);
         let tensors = self.plan.container.tensors(&plan, &solved.quantized);
@@ -88,6 +102,24 @@ impl<'a> Layers<'a> {
         })?;
         let method = if solved.fallback.is_some() { Method::Rtn } else { self.plan.recipe.method };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
+    }
+
+    /// Blocks that lose least under the importance of their columns.
+    fn search(
+        &self,
+        info: &LinearInfo,
+        codec: &'static Codec,
+        w: &DenseTensor<'_>,
+        importance: &Importance,
+    ) -> Result<Solved> {
+        let weights = importance.of(info)?;
+        let threads = self.plan.options.threads;
+        let found = rtn::quantize_blocks(codec, w, info.rows, info.cols, weights.as_deref(), threads);
+        let mut solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
+        if weights.is_none() {
+            solved.notes.push(format!("no importance in {}", importance.name));
+        }
+        Ok(solved)
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.

@@ -1,5 +1,6 @@
 //! From arguments to an exit code: parsing, the options every command has, dispatch.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
@@ -12,6 +13,7 @@ use clap::{Args, Parser};
 use serde::Serialize;
 
 use crate::commands::{self, Command};
+use crate::embedded;
 use crate::error::{BadInput, Exit, GateFailed, OverMemory, exit_of, one_line, print_error};
 use crate::interrupt;
 use crate::memory::{self, Limit};
@@ -170,7 +172,9 @@ impl Context {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     set_hook(Box::new(report_panic));
-    guarded(|| run(std::env::args_os())).into()
+    let exit = guarded(|| run(std::env::args_os()));
+    embedded::remove();
+    exit.into()
 }
 
 /// Turns a panic, which is a bug, into an exit code; the hook has reported it.
@@ -215,6 +219,11 @@ fn usage(error: &clap::Error) -> Exit {
             Exit::Input
         }
         _ => {
+            // The embedded model is put into a folder while arguments are read.
+            if let Some(environment) = error.source().filter(|source| source.is::<mantissa_store::Error>()) {
+                print_error(&environment.to_string());
+                return Exit::Environment;
+            }
             print_error(&usage_line(&error.render().to_string()));
             Exit::Input
         }

@@ -8,6 +8,7 @@
 
 mod app;
 mod commands;
+mod embedded;
 mod error;
 mod interrupt;
 mod machine;

@@ -117,7 +117,8 @@ impl Lab {
             OptimizerOptions::AdamW(options) => AdamW::new(&params, &policy, options)?.into(),
             OptimizerOptions::Sgd(options) => Sgd::new(&params, &policy, options)?.into(),
         };
-        let optimizer = optimizer.with_decay(&settings.decay_groups(), params.table())?;
+        let decayed = optimizer.with_decay(&settings.decay_groups(), params.table());
+        let optimizer = decayed.map_err(|error| error.to_string())?;
         let model = self.model(settings, policy, params)?;
         let (batch, accumulate) = (settings.data.batch, settings.data.accumulate);
         let options = TrainerOptions { batch, accumulate, schedule: settings.schedule() };

@@ -23,11 +23,12 @@ use crate::progress::Unit;
 /// errors take windows (documents) as the independent unit; differences are paired position by position.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa eval demo --text README.md --context 256
   mantissa eval path/to/model --text story.txt
   mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' --docs 1..64 --json
   mantissa eval path/to/quantized --reference path/to/model --tokens windows.json:eval --max-kl 0.05")]
 pub struct Args {
-    /// A Hugging Face folder, dense or quantized, or a .gguf file
+    /// A Hugging Face folder, dense or quantized, a .gguf file, or demo, the embedded model
     model: ModelPath,
     #[command(flatten)]
     text: TextArgs,
@@ -79,11 +80,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let (model, reference) = match &args.reference {
         None => {
-            let [model] = model::load_all([&args.model], used, context)?;
+            let [model] = model::load_all([&*args.model], used, context)?;
             (model, None)
         }
         Some(path) => {
-            let [model, reference] = model::load_all([&args.model, path], used, context)?;
+            let [model, reference] = model::load_all([&*args.model, &**path], used, context)?;
             (model, Some(reference))
         }
     };
@@ -102,14 +103,14 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         write_file_atomic(path, format!("{:#}\n", per_window(&result)).as_bytes())?;
     }
     let report = Report {
-        model: &args.model,
+        model: args.model.named(),
         convention: model.files.convention_name(),
         nll: result.nll,
         nll_se: result.nll_se,
         ppl: result.ppl,
         tokens: result.tokens,
         windows: result.windows.len(),
-        reference: args.reference.as_deref(),
+        reference: args.reference.as_ref().map(ModelPath::named),
         comparison: &result.comparison,
         seconds: start.elapsed().as_secs_f64(),
     };

@@ -17,6 +17,7 @@ use serde::Serialize;
 use self::architecture::Architecture;
 use self::inventory::{Entry, Inventory};
 use self::stats::Stats;
+use super::model::ModelPath;
 use crate::app::Context;
 use crate::output::{self, Align, Table, bytes, count, number};
 use crate::progress::Unit;
@@ -27,12 +28,13 @@ use crate::progress::Unit;
 /// architecture. Headers are read, not weights, unless --stats asks for their distribution.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa inspect demo
   mantissa inspect path/to/model
   mantissa inspect path/to/model --tensors --stats
   mantissa inspect path/to/model.safetensors --json")]
 pub struct Args {
-    /// A model folder, a .gguf or a .safetensors file
-    model: PathBuf,
+    /// A model folder, a .gguf or a .safetensors file, or demo, the embedded model
+    model: ModelPath,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -182,7 +184,7 @@ fn assemble(
         entry,
     });
     Report {
-        model: args.model.clone(),
+        model: args.model.named().to_owned(),
         model_type: checkpoint.config().and_then(|c| c["model_type"].as_str()).map(str::to_owned),
         architecture: config.map(Architecture::of),
         convention: model.convention(),

@@ -2,7 +2,9 @@
 
 mod calibration;
 mod cast;
+mod demo;
 mod eval;
+mod imatrix;
 mod inspect;
 mod model;
 mod quantize;
@@ -13,6 +15,7 @@ mod run;
 mod schemes;
 mod synth;
 mod text;
+mod tokenizer;
 mod train;
 mod verify;
 
@@ -24,13 +27,16 @@ use crate::app::Context;
 /// The command to run.
 #[derive(Subcommand)]
 pub enum Command {
+    Demo(demo::Args),
     Inspect(inspect::Args),
     Quantize(quantize::Args),
     Eval(eval::Args),
+    Imatrix(imatrix::Args),
     Run(run::Args),
     Verify(verify::Args),
     Train(train::Args),
     Report(report::Args),
+    Tokenizer(tokenizer::Args),
     Cast(cast::Args),
     Recipes(recipes::Args),
     Schemes(schemes::Args),
@@ -46,13 +52,16 @@ pub enum Command {
 /// As the command; [`exit_of`](crate::error::exit_of) turns any of them into an exit code.
 pub fn run(command: Command, context: &Context) -> Result<()> {
     match command {
+        Command::Demo(args) => demo::run(&args, context),
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Quantize(args) => quantize::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
+        Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Report(args) => report::run(&args, context),
+        Command::Tokenizer(args) => tokenizer::run(&args, context),
         Command::Cast(args) => cast::run(&args, context),
         Command::Recipes(args) => recipes::run(&args, context),
         Command::Schemes(args) => schemes::run(&args, context),

@@ -1,15 +1,19 @@
 //! Opening a model for a command: its files, its notes, its decoder under the memory ceiling.
 
+use std::ffi::OsString;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use clap::builder::{TypedValueParser, ValueParserFactory};
 use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Decoder, KvCache};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
+use serde::{Serialize, Serializer};
 
 use crate::app::Context;
-use crate::error::BadInput;
+use crate::embedded;
 
 /// A model ready to run.
 pub struct Model {
@@ -36,14 +40,6 @@ pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
 /// # Errors
 /// As [`ModelFiles::open`].
 pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
-    if path.as_os_str() == "demo" && !path.exists() {
-        return Err(BadInput::new(
-            "MODEL",
-            "\"demo\"",
-            "a model folder (the embedded model is not there yet)",
-        )
-        .into());
-    }
     Ok(ModelFiles::open(path)?)
 }
 
@@ -78,7 +74,7 @@ pub fn load_all<const N: usize>(paths: [&Path; N], used: Use, context: &Context)
 ///
 /// # Errors
 /// As [`ModelFiles::open`]; where there is not enough memory.
-pub fn require_memory(paths: &[&ModelPath], used: Use, context: &Context) -> Result<()> {
+pub fn require_memory(paths: &[&Path], used: Use, context: &Context) -> Result<()> {
     require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
 }
 
@@ -123,5 +119,47 @@ pub fn context_length(files: &ModelFiles) -> Result<usize> {
     Ok(model_config(files)?.max_position_embeddings)
 }
 
-/// The path of a model as given.
-pub type ModelPath = PathBuf;
+/// A model as it is named on the command line, where its files lie: a folder, a file, or the embedded model.
+#[derive(Clone, Debug)]
+pub struct ModelPath {
+    named: PathBuf,
+    at: PathBuf,
+}
+
+impl ModelPath {
+    fn new(named: OsString) -> Result<Self, mantissa_store::Error> {
+        let named = PathBuf::from(named);
+        // A model of that name is what is meant where there is one.
+        let embedded =
+            named.as_os_str() == embedded::NAME && !named.is_file() && !named.join("config.json").exists();
+        let at = if embedded { embedded::folder()? } else { named.clone() };
+        Ok(ModelPath { named, at })
+    }
+
+    /// What it is called.
+    pub fn named(&self) -> &Path {
+        &self.named
+    }
+}
+
+impl Deref for ModelPath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Serialize for ModelPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.named.serialize(serializer)
+    }
+}
+
+impl ValueParserFactory for ModelPath {
+    type Parser = clap::builder::ValueParser;
+
+    fn value_parser() -> Self::Parser {
+        clap::builder::OsStringValueParser::new().try_map(ModelPath::new).into()
+    }
+}

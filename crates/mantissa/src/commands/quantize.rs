@@ -10,8 +10,8 @@ use mantissa_num::Rounding;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, LayerReport, Options, Outcome, Plan, Quality, QuantError, Recipe,
-    Start, run as run_plan,
+    Evaluation, Figures, GateFailure, Importance, LayerReport, Options, Outcome, Plan, Quality, QuantError,
+    Recipe, Start, run as run_plan,
 };
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
@@ -38,14 +38,16 @@ use crate::progress::Unit;
 /// the weights says what it lost; with --max-kl it is put in place only if that is little enough.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
-  mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
+  mantissa quantize path/to/model --recipe q4_k_m --calibration text.txt --out path/to/model-q4_k_m.gguf
+  mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf
   mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
-    /// A dense Hugging Face folder
+    /// A dense Hugging Face folder, or demo, the embedded model
     model: ModelPath,
     /// A recipe by name, or a TOML file
     #[arg(long, value_name = "RECIPE")]
@@ -58,6 +60,10 @@ pub struct Args {
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
+    /// Importance of columns for types that are searched for (K- and IQ-types), instead of finding it on --calibration: an
+    /// importance matrix of llama.cpp, or of `mantissa imatrix`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
+    imatrix: Option<PathBuf>,
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -159,6 +165,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         max_shard_bytes: args.max_shard_size,
         rounding,
         calibration: args.calibration.load(&source, args.text.split(), context)?,
+        importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
     };
     let mut plan = Plan::new(&source, recipe, options)?;
     plan.evaluation = evaluation(args, &source)?;
@@ -223,7 +230,7 @@ fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
 
 /// Reads the output back. What its quality.json records of the source was found a moment ago.
 fn check(args: &Args, context: &Context) -> Result<Verification> {
-    let against = Against { reference: Some(&args.model), recorded: false, text: None };
+    let against = Against { reference: Some(&*args.model), recorded: false, text: None };
     Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 

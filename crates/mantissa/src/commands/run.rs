@@ -23,11 +23,12 @@ use crate::error::{BadInput, StdoutError};
 /// put into the form of a conversation by the model's chat template; the answer ends with the model's end token.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa run demo -p 'Once upon a time' -n 200
   mantissa run path/to/model -p 'Once upon a time' -n 64
   mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7
   mantissa run path/to/model --chat -p 'Why is the sky blue?' --system 'Answer briefly.'")]
 pub struct Args {
-    /// A Hugging Face folder, dense or quantized, or a .gguf file
+    /// A Hugging Face folder, dense or quantized, a .gguf file, or demo, the embedded model
     model: ModelPath,
     /// The text to continue
     #[arg(short, long, value_name = "TEXT")]
@@ -104,7 +105,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let longest = longest.min(limit);
     let pass = prompt.len().min(mantissa_model::PREFILL);
     let used = Use { pass, longest, threads: 1, cached: true, logits: 1 };
-    let [model] = model::load_all([&args.model], used, context)?;
+    let [model] = model::load_all([&*args.model], used, context)?;
     let start = Instant::now();
     let mut stream = tokenizer.stream();
     stream.skip(&prompt)?;
@@ -126,7 +127,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     emit(&mut text, &stream.finish()?, streaming)?;
     let report = Report {
-        model: &args.model,
+        model: args.model.named(),
         prompt: &args.prompt,
         rendered: rendered.as_deref(),
         text: &text,
@@ -150,7 +151,7 @@ fn rendered(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
             "one named {} in chat_template.jinja, tokenizer_config.json or a GGUF file's metadata; leave out --chat",
             ChatTemplates::DEFAULT
         );
-        BadInput::new(args.model.display().to_string(), found, allowed)
+        BadInput::new(args.model.named().display().to_string(), found, allowed)
     })?;
     let system = args.system.iter().map(|text| Message::new("system", text));
     let messages: Vec<Message> = system.chain([Message::new("user", &args.prompt)]).collect();

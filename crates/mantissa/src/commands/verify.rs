@@ -18,6 +18,7 @@ use crate::progress::Unit;
 /// file also the container; its manifest and quality.json lie beside it.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
+  mantissa verify demo-int4 --reference demo
   mantissa verify path/to/quantized
   mantissa verify path/to/quantized --reference path/to/model --json
   mantissa verify path/to/quantized --reference path/to/model --text story.txt
@@ -40,7 +41,7 @@ pub struct Args {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = args.text.sequences(&args.model, false)?;
     if let Some(sequences) = &sequences {
-        let models: Vec<_> = [Some(&args.model), args.reference.as_ref()].into_iter().flatten().collect();
+        let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
         model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
     }
     let reference = args.reference.as_deref();

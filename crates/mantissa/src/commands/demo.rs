@@ -1,0 +1,293 @@
+//! `mantissa demo`: the embedded model by every kind of recipe, and what each of them lost.
+
+mod page;
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Result;
+use mantissa_eval::{Evaluation, Sequence, TextOptions, sequences_from_text};
+use mantissa_model::{Bos, Decoder, Tokenizer};
+use mantissa_quant::calibrate::CalibrationSet;
+use mantissa_quant::verify::{Against, verify_against};
+use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
+use mantissa_store::Scratch;
+use mantissa_store::convention::{Container, ModelFiles};
+use serde::Serialize;
+
+use crate::app::Context;
+use crate::embedded::{self, CALIBRATION, DOMAINS, SEPARATOR};
+use crate::error::GateFailed;
+use crate::output::{Align, Table, bytes};
+use crate::progress::Unit;
+
+/// Recipes that are shown: every method and every container, and the schemes that people ask about.
+const RECIPES: [&str; 17] = [
+    "w8a16",
+    "w8a8",
+    "fp8-dynamic",
+    "mxfp8",
+    "rtn-int4-g128",
+    "gptq-int4-g128",
+    "rtn-int4-g32",
+    "gptq-int4-g32-asym",
+    "rtn-int3-g32-asym",
+    "gptq-int3-g32-asym",
+    "nf4",
+    "nvfp4",
+    "gptq-nvfp4",
+    "mxfp4",
+    "gptq-mxfp4",
+    "rtn-q8_0",
+    "rtn-q4_0",
+];
+
+/// Tokens of a window, the BOS included.
+const WINDOW: usize = 256;
+
+/// Quantize the embedded model by every kind of recipe and measure what each of them loses, on this machine and offline.
+///
+/// The model is a Llama of 1.3 million parameters that this program trained. Every output is written, read back by an independent
+/// decoder, and run against the model on text that neither training nor calibration has seen: stories, encyclopedic prose, code.
+/// The table shows bits per weight of the quantized layers, perplexity, and KL divergence from the model in nats with standard
+/// errors; demo-report.html has it with a plot of bits against KL.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa demo
+  mantissa demo --recipe rtn-q4_0 --recipe gptq-int4-g32 --report two.html --json
+  mantissa run demo -p 'Once upon a time' -n 200
+  mantissa quantize demo --recipe nvfp4 --out demo-nvfp4")]
+pub struct Args {
+    /// The page to write
+    #[arg(long, value_name = "FILE.html", default_value = "demo-report.html")]
+    report: PathBuf,
+    /// Only these recipes; any that `mantissa recipes` lists or composes
+    #[arg(long = "recipe", value_name = "RECIPE")]
+    recipes: Vec<String>,
+}
+
+/// All that is shown.
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'static str,
+    parameters: u64,
+    bytes: u64,
+    /// Perplexities of the model itself.
+    dense: Vec<Figures>,
+    recipes: Vec<Row>,
+    report: &'a Path,
+    threads: usize,
+    seconds: f64,
+}
+
+/// One recipe.
+#[derive(Serialize)]
+struct Row {
+    recipe: String,
+    method: &'static str,
+    activations: Option<String>,
+    format: &'static str,
+    /// Of the layers that are quantized, scales and zero points counted.
+    linear_bits_per_weight: f64,
+    bytes: u64,
+    domains: Vec<Figures>,
+    fallbacks: usize,
+    seconds: f64,
+}
+
+/// What was measured on one kind of text; KL and top-1 are 0 and 1 for the model itself.
+#[derive(Serialize)]
+struct Figures {
+    domain: &'static str,
+    tokens: u64,
+    nll: f64,
+    nll_se: f64,
+    ppl: f64,
+    kl: f64,
+    kl_se: f64,
+    top1: f64,
+}
+
+/// The model with its texts.
+struct Bench {
+    files: ModelFiles,
+    decoder: Decoder,
+    texts: Vec<(&'static str, Vec<Sequence>)>,
+    calibration: CalibrationSet,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// I/O; [`GateFailed`] where an output does not verify.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let start = Instant::now();
+    let names: Vec<&str> = match args.recipes.as_slice() {
+        [] => RECIPES.to_vec(),
+        chosen => chosen.iter().map(String::as_str).collect(),
+    };
+    let recipes: Vec<_> = names.into_iter().map(Recipe::load).collect::<Result<_, _>>()?;
+    let bench = Bench::load()?;
+    // Measured: 61 MB with two threads, and each thread has buffers of its own.
+    context.require_memory("demo", (64 << 20) + (8 << 20) * context.threads as u64)?;
+    let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
+    progress.message("the model itself");
+    let dense = bench.measure(&bench.decoder, None, context.threads)?;
+    let scratch = Scratch::new()?;
+    let mut rows = Vec::with_capacity(recipes.len());
+    for (i, recipe) in recipes.into_iter().enumerate() {
+        progress.add(1);
+        progress.message(&recipe.name);
+        rows.push(bench.row(recipe, &scratch.path().join(i.to_string()), context)?);
+    }
+    progress.finish();
+    let report = Report {
+        model: embedded::NAME,
+        parameters: bench.decoder.config().parameters(),
+        bytes: bench.files.checkpoint().total_bytes(),
+        dense,
+        recipes: rows,
+        report: &args.report,
+        threads: context.threads,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    page::page(&report).write(&args.report)?;
+    context.report(&report, |out| human(out, &report))
+}
+
+impl Bench {
+    fn load() -> Result<Self> {
+        let files = ModelFiles::open(&embedded::folder()?)?;
+        let decoder = Decoder::load(&files)?;
+        let tokenizer = Tokenizer::load(files.dir())?;
+        let mut texts = Vec::new();
+        for domain in DOMAINS {
+            texts.push((domain.name, windows(domain.name, domain.held_out, &tokenizer)?));
+        }
+        let calibration = windows("calibration", CALIBRATION, &tokenizer)?;
+        let windows = calibration.into_iter().map(|sequence| sequence.tokens).collect();
+        let calibration = CalibrationSet { name: "demo calibration".to_owned(), windows };
+        Ok(Bench { files, decoder, texts, calibration })
+    }
+
+    /// Quantizes by `recipe` into `out`, reads it back and measures it.
+    fn row(&self, recipe: Recipe, out: &Path, context: &Context) -> Result<Row> {
+        let start = Instant::now();
+        let name = recipe.name.clone();
+        let calibration = recipe.method.needs_calibration().then(|| self.calibration.clone());
+        let options = Options { threads: context.threads, calibration, ..Options::default() };
+        let plan = Plan::new(&self.files, recipe, options)?;
+        let out = match plan.container {
+            Container::Gguf => out.with_extension("gguf"),
+            _ => out.to_owned(),
+        };
+        let quality =
+            run_plan(&plan, &self.files, &out, Start::Restart, &mut |_| ControlFlow::Continue(()))?.quality;
+        let against = Against { reference: Some(self.files.dir()), recorded: false, text: None };
+        let verified = verify_against(&out, &against, context.threads, &|_| ControlFlow::Continue(()))?;
+        if !verified.ok {
+            return Err(GateFailed::new(format!("{name}: verify: {}", verified.faults.join("; "))).into());
+        }
+        let quantized = Decoder::load(&ModelFiles::open(&out)?)?;
+        Ok(Row {
+            recipe: name,
+            method: plan.recipe.method.name(),
+            activations: plan.recipe.activations.as_ref().map(ToString::to_string),
+            format: plan.container.name(),
+            linear_bits_per_weight: quality.linear_bits_per_weight,
+            bytes: quality.bytes,
+            domains: self.measure(&quantized, Some(&self.decoder), context.threads)?,
+            fallbacks: quality.fallbacks.len(),
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn measure(&self, model: &Decoder, reference: Option<&Decoder>, threads: usize) -> Result<Vec<Figures>> {
+        let measure = |(domain, sequences): &(&'static str, Vec<Sequence>)| {
+            let found = mantissa_eval::evaluate(model, reference, sequences, threads, &|_| ())?;
+            Ok(Figures::new(domain, &found))
+        };
+        self.texts.iter().map(measure).collect()
+    }
+}
+
+impl Figures {
+    fn new(domain: &'static str, found: &Evaluation) -> Self {
+        let compared = found.comparison.as_ref();
+        Figures {
+            domain,
+            tokens: found.tokens,
+            nll: found.nll,
+            nll_se: found.nll_se,
+            ppl: found.ppl,
+            kl: compared.map_or(0.0, |c| c.kl),
+            kl_se: compared.map_or(0.0, |c| c.kl_se),
+            top1: compared.map_or(1.0, |c| c.top1),
+        }
+    }
+}
+
+/// The documents of `text` as windows that each begin with a BOS.
+fn windows(name: &str, text: &str, tokenizer: &Tokenizer) -> Result<Vec<Sequence>> {
+    let options = TextOptions { split: None, docs: None, context: WINDOW, stride: None, bos: Bos::Auto };
+    let documents = text.split(SEPARATOR).map(str::trim).filter(|document| !document.is_empty());
+    let cut = |document| sequences_from_text(name, document, tokenizer, &options);
+    Ok(documents.map(cut).collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+/// The table, a row for the model itself and one for each recipe.
+fn table(report: &Report<'_>) -> Table {
+    let mut columns = vec![("recipe", Align::Left), ("bits", Align::Right), ("size", Align::Right)];
+    columns.extend(DOMAINS.iter().flat_map(|domain| [(domain.name, Align::Right), ("KL", Align::Right)]));
+    let mut table = Table::new(columns);
+    let mut dense = vec!["(bf16)".to_owned(), "16".to_owned(), bytes(report.bytes)];
+    dense.extend(report.dense.iter().flat_map(|f| [format!("{:.3}", f.ppl), String::new()]));
+    table.row(dense);
+    for row in &report.recipes {
+        let name = if row.fallbacks > 0 { format!("{} *", row.recipe) } else { row.recipe.clone() };
+        let mut cells = vec![name, format!("{:.3}", row.linear_bits_per_weight), bytes(row.bytes)];
+        let kl = |f: &Figures| format!("{:.5} ± {:.5}", f.kl, f.kl_se);
+        cells.extend(row.domains.iter().flat_map(|f| [format!("{:.3}", f.ppl), kl(f)]));
+        table.row(cells);
+    }
+    table
+}
+
+fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
+    table(report).write(out)?;
+    let tokens: Vec<_> = report.dense.iter().map(|f| format!("{} of {}", f.tokens, f.domain)).collect();
+    writeln!(out)?;
+    writeln!(
+        out,
+        "bits: per weight of the quantized layers, scales and zero points counted; size: all tensors"
+    )?;
+    writeln!(
+        out,
+        "stories, prose, code: perplexity; KL: from the bf16 model in nats, ± standard error; {} tokens",
+        tokens.join(", ")
+    )?;
+    if report.recipes.iter().any(|row| row.fallbacks > 0) {
+        writeln!(out, "*: some layers fell back to another scheme or method")?;
+    }
+    writeln!(out, "{} in {:.1} s", report.report.display(), report.seconds)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use mantissa_quant::recipe::METHODS;
+
+    #[test]
+    fn every_method_and_container_is_shown() {
+        let shown: Vec<_> = RECIPES.iter().map(|name| Recipe::load(name).unwrap()).collect();
+        for (name, method) in METHODS {
+            assert!(shown.iter().any(|recipe| recipe.method == method), "{name}");
+        }
+        for container in [Container::CompressedTensors, Container::Gguf, Container::Native] {
+            assert!(shown.iter().any(|recipe| recipe.container() == container), "{container:?}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The page of the demo: its table, and bits against KL.
+
+use mantissa_quant::recipe::METHODS;
+
+use super::{Figures, Report, Row};
+use crate::embedded::DOMAINS;
+use crate::report::{Axis, Html, Page, Point, Scatter, table};
+
+/// The page.
+pub(super) fn page(report: &Report<'_>) -> Page {
+    let mut page = Page::new("mantissa demo");
+    page.push(Html::paragraph(&format!(
+        "A Llama of {} parameters, trained by this program in bf16, quantized by {} recipes and measured on text that neither \
+         training nor calibration has seen. Measured on this machine in {:.1} s with {} threads.",
+        report.parameters,
+        report.recipes.len(),
+        report.seconds,
+        report.threads
+    )));
+    page.push(Html::heading("What a bit buys"));
+    page.push(Html::paragraph(
+        "KL divergence from the bf16 model, mean over the three kinds of text; lower is better, and further left is smaller.",
+    ));
+    page.push(plot("KL of all texts", report, |row| mean(&row.domains)));
+    page.push(Html::grid(
+        DOMAINS
+            .iter()
+            .enumerate()
+            .map(|(i, domain)| plot(domain.name, report, |row| row.domains.get(i).map_or(0.0, |f| f.kl))),
+    ));
+    page.push(Html::heading("The figures"));
+    page.push(table(&super::table(report)));
+    page.push(Html::paragraph(
+        "bits: per weight of the quantized layers, scales and zero points counted; embeddings and norms stay bf16. size: all \
+         tensors. stories, prose, code: perplexity, not comparable between texts. KL: from the bf16 model in nats per token, ± its \
+         standard error over windows. *: some layers fell back to another scheme or method.",
+    ));
+    page
+}
+
+fn mean(figures: &[Figures]) -> f64 {
+    figures.iter().map(|f| f.kl).sum::<f64>() / figures.len().max(1) as f64
+}
+
+fn plot(title: &str, report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Html {
+    let groups: Vec<&str> = METHODS.iter().map(|(name, _)| *name).chain(["activations too"]).collect();
+    // A recipe is in the group of its method, or in the last.
+    let method = |row: &Row| METHODS.iter().position(|(name, _)| *name == row.method);
+    let group = |row: &Row| method(row).filter(|_| row.activations.is_none()).unwrap_or(METHODS.len());
+    let point = |row: &Row| Point {
+        x: row.linear_bits_per_weight,
+        y: kl(row),
+        label: row.recipe.clone(),
+        group: group(row),
+    };
+    let scatter = Scatter {
+        title,
+        x: Axis::linear("bits per weight"),
+        y: Axis::log("KL, nats"),
+        groups: &groups,
+        points: report.recipes.iter().map(point).collect(),
+    };
+    scatter.html()
+}
