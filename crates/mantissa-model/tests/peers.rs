@@ -112,6 +112,11 @@ fn quantized_checkpoints_have_the_recorded_perplexity() {
     for (name, bound) in [
         ("llmc_rtn_w4_g32_sym", 1e-3),
         ("llmc_rtn_w4_g32_asym", 1e-3),
+        ("ar_w4_g32_sym", 1e-3),
+        ("autoawq_w4_g32_noclip", 1e-3),
+        ("gptqm_w3_g32_sym_gar", 1e-3),
+        ("gptqm_w4_g32_sym_descact", 1e-3),
+        ("gptqm_w4_g32_sym_gar", 1e-3),
         ("llmc_w8a8_int8_dyn", 1e-2),
         ("llmc_fp8_dynamic", 1e-2),
         ("llmc_nvfp4", 1e-2),

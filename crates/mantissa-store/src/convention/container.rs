@@ -2,7 +2,7 @@
 
 use mantissa_num::{Quantized, Scheme};
 
-use super::{compressed_tensors, gguf, native};
+use super::{awq, compressed_tensors, gguf, gptq, native};
 use crate::TensorSpec;
 
 /// A convention for a quantized model that is written.
@@ -14,6 +14,10 @@ pub enum Container {
     Gguf,
     /// mantissa's own.
     Native,
+    /// GPTQ, read by GPTQModel, vLLM, SGLang and transformers.
+    Gptq,
+    /// AWQ GEMM, read by vLLM, SGLang and transformers.
+    Awq,
 }
 
 /// What is to be stored for a linear layer.
@@ -43,10 +47,12 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 3] = [
+    pub const NAMES: [(Container, &'static str); 5] = [
         (Container::CompressedTensors, "compressed-tensors"),
         (Container::Gguf, "gguf"),
         (Container::Native, "native"),
+        (Container::Gptq, "gptq"),
+        (Container::Awq, "awq"),
     ];
 
     /// Name on the command line.
@@ -63,6 +69,8 @@ impl Container {
             Container::CompressedTensors => compressed_tensors::specs(plan),
             Container::Gguf => gguf::specs(plan),
             Container::Native => native::specs(plan),
+            Container::Gptq => gptq::specs(plan),
+            Container::Awq => awq::specs(plan),
         }
     }
 
@@ -83,6 +91,32 @@ impl Container {
             }
             Container::Gguf => gguf::tensors(plan, q),
             Container::Native => Ok(native::tensors(plan.module, q)),
+            Container::Gptq => gptq::tensors(plan, q, None, plan.scheme.format.has_zero()),
+            Container::Awq => awq::tensors(plan, q),
+        }
+    }
+
+    /// Whether it can say that groups are not of neighbouring columns.
+    pub fn holds_group_order(self) -> bool {
+        self == Container::Gptq
+    }
+
+    /// [`tensors`](Self::tensors) of a weight whose column `k` is of group `g_idx[k]`, codes in the order of the weight.
+    ///
+    /// # Errors
+    /// As [`specs`](Self::specs), and where the container does not [hold](Self::holds_group_order) that.
+    pub fn tensors_by_group(
+        self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        g_idx: &[u32],
+    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+        match self {
+            Container::Gptq => gptq::tensors(plan, q, Some(g_idx), plan.scheme.format.has_zero()),
+            _ => {
+                let why = format!("{} holds no g_idx, the group of each column; use gptq", self.name());
+                Err(NotStorable { scheme: plan.scheme.to_string(), why })
+            }
         }
     }
 }

@@ -3,9 +3,11 @@
 //! [`ModelFiles`] opens a model in whatever convention it is and hands out tensors; a [`Container`] says what a quantized
 //! linear layer becomes in a file that is written.
 
+pub mod awq;
 pub mod compressed_tensors;
 mod container;
 pub mod gguf;
+pub mod gptq;
 pub mod native;
 mod sound;
 mod weight;
@@ -29,6 +31,8 @@ enum Convention {
     CompressedTensors(Box<compressed_tensors::Config>),
     Native(native::Config),
     Gguf(Box<gguf::Model>),
+    Gptq(Box<gptq::Config>),
+    Awq(awq::Config),
 }
 
 /// A model on disk: weights in some convention, and its configuration.
@@ -50,7 +54,10 @@ impl ModelFiles {
             return Ok(ModelFiles { checkpoint, convention: Convention::Gguf(Box::new(model)) });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let convention = detect(&checkpoint)?;
+        let mut convention = detect(&checkpoint)?;
+        if let Convention::Gptq(config) = &mut convention {
+            config.check_version(&checkpoint);
+        }
         Ok(ModelFiles { checkpoint, convention })
     }
 
@@ -97,13 +104,31 @@ impl ModelFiles {
         }
     }
 
-    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native` or `gguf`.
+    /// How a model with GPTQ's tensors stores them.
+    pub fn gptq(&self) -> Option<&gptq::Config> {
+        match &self.convention {
+            Convention::Gptq(config) => Some(config),
+            _ => None,
+        }
+    }
+
+    /// How a model with AWQ's tensors stores them.
+    pub fn awq(&self) -> Option<&awq::Config> {
+        match &self.convention {
+            Convention::Awq(config) => Some(config),
+            _ => None,
+        }
+    }
+
+    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq` or `auto-round`.
     pub fn convention_name(&self) -> &'static str {
-        match self.convention {
+        match &self.convention {
             Convention::Dense => "dense",
             Convention::CompressedTensors(_) => "compressed-tensors",
             Convention::Native(_) => "native",
             Convention::Gguf(_) => "gguf",
+            Convention::Gptq(config) => config.name(),
+            Convention::Awq(config) => config.name(),
         }
     }
 
@@ -121,6 +146,7 @@ impl ModelFiles {
         match &self.convention {
             Convention::CompressedTensors(config) => config.notes(),
             Convention::Gguf(model) => model.notes().to_vec(),
+            Convention::Gptq(config) => config.notes().to_vec(),
             _ => Vec::new(),
         }
     }
@@ -156,14 +182,21 @@ impl ModelFiles {
     /// A tensor that is missing, has another dtype or shape than the convention and the layer require, or holds values that
     /// are no numbers ([`Error::NonFinite`]; of GGUF's block types this shows when the model runs).
     pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
+        let mut transforms = Transforms::default();
         let (weight, input) = match &self.convention {
             Convention::Dense => (self.dense(module, rows, cols)?, None),
             Convention::CompressedTensors(config) => config.linear(self, module, rows, cols)?,
             Convention::Native(config) => config.linear(self, module, rows, cols)?,
             Convention::Gguf(model) => (model.weight(self, module, rows, cols)?, None),
+            Convention::Awq(config) => (config.linear(self, module, rows, cols)?, None),
+            Convention::Gptq(config) => {
+                let (weight, around) = config.linear(self, module, rows, cols)?;
+                transforms = around;
+                (weight, None)
+            }
         };
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
-        Ok(LinearWeight { rows, cols, weight, bias, input, transforms: Transforms::default() })
+        Ok(LinearWeight { rows, cols, weight, bias, input, transforms })
     }
 
     /// A weight that is stored as it is.
@@ -306,12 +339,21 @@ fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
             let config = compressed_tensors::Config::parse(&path, quantization)?;
             Ok(Convention::CompressedTensors(Box::new(config)))
         }
+        gptq::QUANT_METHOD => Ok(Convention::Gptq(Box::new(gptq::Config::parse(&path, quantization)?))),
+        awq::QUANT_METHOD => Ok(Convention::Awq(awq::Config::parse(&path, quantization)?)),
+        method if gptq::AUTO_ROUND.contains(&method) => match awq::auto_round_has(quantization) {
+            true => Ok(Convention::Awq(awq::Config::parse_auto_round(&path, quantization)?)),
+            false => {
+                let config = gptq::Config::parse_auto_round(&path, quantization)?;
+                Ok(Convention::Gptq(Box::new(config)))
+            }
+        },
         native::QUANT_METHOD => Ok(Convention::Native(native::Config::parse(checkpoint)?)),
         other => Err(Error::field(
             &path,
             "quantization_config.quant_method",
             format!("\"{other}\""),
-            "\"compressed-tensors\", \"mantissa\" or no quantization_config",
+            "\"compressed-tensors\", \"gptq\", \"awq\", \"auto-round\", \"mantissa\" or no quantization_config",
             "this convention is not read yet; convert the model with the tool that wrote it",
         )),
     }
