@@ -191,7 +191,7 @@ mod tests {
 
     fn quantizer(text: &str, outer: Option<f32>) -> InputQuantizer {
         let scheme = parse_activation(text).unwrap();
-        InputQuantizer::new("m", &ActivationQuant { scheme, outer }).unwrap()
+        InputQuantizer::new("m", &ActivationQuant::new(scheme, outer)).unwrap()
     }
 
     /// Tokens of every magnitude, with ties, zeros of both signs and subnormals.
@@ -303,7 +303,7 @@ mod tests {
             [("int8-tensor", None), ("int8-tensor@static", None), ("nvfp4", None), ("nf4", None)]
         {
             let scheme = parse_activation(text).unwrap();
-            let error = InputQuantizer::new("m", &ActivationQuant { scheme, outer }).unwrap_err();
+            let error = InputQuantizer::new("m", &ActivationQuant::new(scheme, outer)).unwrap_err();
             assert!(matches!(error, LoadError::InputScheme { .. }), "{text}: {error}");
         }
     }
