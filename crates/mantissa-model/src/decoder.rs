@@ -151,7 +151,8 @@ impl Decoder {
 /// # Errors
 /// As [`WeightSource`]'s.
 pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Linear, LoadError> {
-    load_table(source, config, EMBEDDING)
+    // Its rows are looked up, which maps around the codes would stand in the way of.
+    Ok(load_table(source, config, EMBEDDING)?.folded())
 }
 
 fn load_table(source: &dyn WeightSource, config: &ModelConfig, module: &str) -> Result<Linear, LoadError> {

@@ -29,6 +29,7 @@ pub mod round;
 pub mod scheme;
 pub mod stored;
 pub mod swizzle;
+pub mod trellis;
 mod tensor;
 
 pub use blockwise::Nested;

@@ -22,6 +22,8 @@ pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
 /// A layer's weight as a method leaves it.
 pub(crate) struct Solved {
     pub(crate) quantized: Quantized,
+    /// Group of each column, where groups are not of neighbours.
+    pub(crate) g_idx: Option<Vec<u32>>,
     pub(crate) stats: ErrorStats,
     /// Why another method than the recipe's was taken.
     pub(crate) fallback: Option<String>,
@@ -33,7 +35,7 @@ pub(crate) struct Solved {
 impl Solved {
     /// Rounded to nearest.
     pub(crate) fn rounded((quantized, stats): (Quantized, ErrorStats)) -> Self {
-        Solved { quantized, stats, fallback: None, output_error: None, notes: Vec::new() }
+        Solved { quantized, g_idx: None, stats, fallback: None, output_error: None, notes: Vec::new() }
     }
 }
 
@@ -76,7 +78,10 @@ impl<'a> Layers<'a> {
             None => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
         };
         let plan = self.plan.linear_plan(info, scheme);
-        let tensors = self.plan.container.tensors(&plan, &solved.quantized);
+        let tensors = match &solved.g_idx {
+            Some(g_idx) => self.plan.container.tensors_by_group(&plan, &solved.quantized, g_idx),
+            None => self.plan.container.tensors(&plan, &solved.quantized),
+        };
         let tensors = tensors.map_err(|e| {
             Error::field(
                 self.source.dir(),

@@ -8,6 +8,7 @@
 use mantissa_model::{Buffers, LinearInfo};
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
+use mantissa_store::convention::Container;
 
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
@@ -127,11 +128,20 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
+    buffers.push(("words as they are turned", turned(plan, &sizes)));
     if !rtn::in_panels(scheme) {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
+}
+
+/// What the containers take that store a weight as its transpose: codes and words in both orders.
+fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
+    match plan.container {
+        Container::Gptq | Container::Awq | Container::Modelopt => 2 * sizes.codes + sizes.stored,
+        _ => 0,
+    }
 }
 
 fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
@@ -180,6 +190,7 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
                 ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
                 ("scales", sizes.scales),
                 ("packed tensors", sizes.stored),
+                ("words as they are turned", turned(plan, &sizes)),
             ],
         ),
     ]
@@ -196,6 +207,7 @@ fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         ("codes of the ordinary reader", sizes.codes),
         ("scales of the ordinary reader", sizes.scales),
         ("packed tensors of the independent reader", sizes.stored),
+        ("words as they are turned", turned(plan, &sizes)),
         ("scales of the independent reader", 4 * (sizes.blocks + sizes.zeros)),
     ];
     with_holes(plan, format!("verify {}", info.module), buffers, sizes.panels)

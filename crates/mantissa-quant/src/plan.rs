@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig};
-use mantissa_num::{Code, Rounding, Scheme, minifloat};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
-use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
+use mantissa_num::{Rounding, Scheme};
+use mantissa_store::convention::{
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, fp8,
+    gptq as gptq_files, modelopt, native,
+};
+use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::calibrate::{CalibrateError, CalibrationSet};
@@ -105,7 +108,7 @@ impl Plan {
         let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears)?;
         let calibrating =
-            calibration_notes(source, &recipe, &config, &linears, options.calibration.as_ref())?;
+            calibration_notes(source, &recipe, container, &config, &linears, options.calibration.as_ref())?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
@@ -126,7 +129,7 @@ impl Plan {
             }
         };
         let evaluation = None;
-        Ok(Plan {
+        let plan = Plan {
             recipe,
             container,
             config,
@@ -138,7 +141,10 @@ impl Plan {
             evaluation,
             options,
             gguf,
-        })
+        };
+        // What only the layers together cannot be stored as.
+        plan.output_config(source)?;
+        Ok(plan)
     }
 
     /// Threads that a run may use.
@@ -187,12 +193,26 @@ impl Plan {
         let mut config = source.config().cloned().unwrap_or_default();
         let kept: Vec<_> =
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+        let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
         let quantization = match self.container {
             Container::CompressedTensors => {
                 let ignore: Vec<_> = std::iter::once("lm_head".to_owned()).chain(kept).collect();
-                compressed_tensors::quantization_config(&self.groups(), &ignore)
-                    .map_err(|e| not_storable(self.container, 1, vec![e.to_string()]))?
+                compressed_tensors::quantization_config(&self.groups(), &ignore).map_err(fault)?
             }
+            Container::Gptq => {
+                let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
+                let desc_act = gptq.is_some_and(|options| options.follows_order());
+                let settings = gptq_files::Settings { desc_act, damp: gptq.map(|options| options.damp) };
+                gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
+            }
+            Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
+            Container::Modelopt => {
+                modelopt::quantization_config(&self.groups(), &not_linear(&kept)).map_err(fault)?
+            }
+            Container::Bitsandbytes => {
+                bitsandbytes::quantization_config(&self.groups(), &kept).map_err(fault)?
+            }
+            Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -216,6 +236,21 @@ impl Plan {
             );
         }
         metadata
+    }
+
+    /// The configuration that the container has beside `config.json`: its file's name and content.
+    pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
+        match self.container {
+            Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
+            Container::Modelopt => {
+                let kept: Vec<_> =
+                    self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+                let content = modelopt::hf_quant_config(&self.groups(), &not_linear(&kept));
+                let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+                Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
+            }
+            _ => Ok(None),
+        }
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
@@ -255,6 +290,11 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     Ok(config)
 }
 
+/// The modules `kept` as they are, and head and embedding, which are never quantized.
+fn not_linear(kept: &[String]) -> Vec<String> {
+    kept.iter().cloned().chain([HEAD, EMBEDDING].map(str::to_owned)).collect()
+}
+
 fn planned(
     source: &ModelFiles,
     recipe: &Recipe,
@@ -279,28 +319,16 @@ fn planned(
     }
     let scheme = recipe.weights_of(&info.module).cloned().map(|mut scheme| {
         scheme.encoder.rounding = rounding;
-        if container == Container::CompressedTensors {
-            scheme.format = with_model_scales(scheme.format, meta.dtype);
-        }
-        scheme
+        container.as_stored(scheme, meta.dtype)
     });
     Ok(PlannedLinear { info, scheme })
-}
-
-/// compressed-tensors keeps f32 scales in the model's dtype, and its loaders cast them to it.
-fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
-    let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
-    match dtype {
-        Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
-        Dtype::F16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::F16)),
-        _ => format,
-    }
 }
 
 /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
 fn calibration_notes(
     source: &ModelFiles,
     recipe: &Recipe,
+    container: Container,
     config: &ModelConfig,
     linears: &[PlannedLinear],
     set: Option<&CalibrationSet>,
@@ -312,10 +340,11 @@ fn calibration_notes(
     let mut widest = 0;
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq).map_err(|error| QuantError::Gptq {
-            path: source.dir().to_owned(),
-            what: info.module.clone(),
-            error,
+        let holds_g_idx = container.holds_group_order();
+        let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
+        checked.map_err(|error| {
+            let (path, what) = (source.dir().to_owned(), info.module.clone());
+            QuantError::Gptq { path, what, error }
         })?;
         widest = widest.max(info.cols);
     }

@@ -204,7 +204,8 @@ fn auto_round_has_the_same_tensors_without_g_idx() {
     }
     // A layer of its own bits, by name.
     model.config["bits"] = json!(8);
-    model.config["extra_config"] = json!({MODULE: {"bits": 4}, "lm_head": {"bits": 16, "data_type": "float"}});
+    model.config["extra_config"] =
+        json!({MODULE: {"bits": 4}, "lm_head": {"bits": 16, "data_type": "float"}});
     assert_eq!(quantized(&model.read().unwrap().0), &q);
 
     let mut model = Model::written(Container::Awq, &scheme, &q, None);
@@ -362,17 +363,20 @@ fn broken_tensors_are_refused_by_name() {
             }
         }
         for bits in [0x7c00u16, 0xfc00, 0x7e00] {
-            let poison =
-                move |model: &mut Model| model.tensor("scales").1[10..12].copy_from_slice(&bits.to_le_bytes());
+            let poison = move |model: &mut Model| {
+                model.tensor("scales").1[10..12].copy_from_slice(&bits.to_le_bytes())
+            };
             check(&poison, "scales", "a scale that is no number");
         }
         if container == Container::Gptq {
             for group in [-1i32, 3, i32::MAX, i32::MIN] {
-                let wild =
-                    move |model: &mut Model| model.tensor("g_idx").1[..4].copy_from_slice(&group.to_le_bytes());
+                let wild = move |model: &mut Model| {
+                    model.tensor("g_idx").1[..4].copy_from_slice(&group.to_le_bytes())
+                };
                 check(&wild, "g_idx", "a group that is not there");
             }
-            let uneven = |model: &mut Model| model.tensor("g_idx").1[..4].copy_from_slice(&1i32.to_le_bytes());
+            let uneven =
+                |model: &mut Model| model.tensor("g_idx").1[..4].copy_from_slice(&1i32.to_le_bytes());
             check(&uneven, "g_idx", "groups of other sizes");
             let one = |model: &mut Model| model.tensor("g_idx").1.fill(0);
             check(&one, "g_idx", "one group for all");
@@ -410,6 +414,54 @@ fn seeded_damage_never_panics() {
             match read {
                 Err(error) => assert_eq!(error.class(), ErrorClass::Input, "{error}"),
                 Ok(linear) => assert!(values(&linear).iter().all(|v| v.is_finite())),
+            }
+        }
+    }
+}
+
+/// Checkpoints that the public packages wrote, from the data beside the repository: their codes written again are their bytes.
+#[test]
+fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
+    let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/artifacts");
+    if !artifacts.exists() {
+        eprintln!("skipped: no ../shared/artifacts");
+        return;
+    }
+    for (name, container) in [
+        ("gptqm_w4_g32_sym_gar", Container::Gptq),
+        ("gptqm_w4_g32_sym_descact", Container::Gptq),
+        ("gptqm_w3_g32_sym_gar", Container::Gptq),
+        ("ar_w4_g32_sym", Container::Gptq),
+        ("autoawq_w4_g32_noclip", Container::Awq),
+    ] {
+        let files = ModelFiles::open(&artifacts.join(name)).unwrap();
+        let checkpoint = files.checkpoint();
+        let modules: Vec<String> = checkpoint
+            .tensors()
+            .filter_map(|meta| Some(meta.name.strip_suffix(".qweight")?.to_owned()))
+            .collect();
+        assert_eq!(modules.len(), 35, "{name}");
+        for module in &modules {
+            let rows = checkpoint.get(&format!("{module}.scales")).unwrap().shape[1];
+            let cols = if module.ends_with("down_proj") { 352 } else { 128 };
+            let linear = files.linear(module, rows, cols, false).unwrap();
+            let q = quantized(&linear);
+            let scheme = Scheme::new(q.format.clone(), mantissa_num::Rule::Full);
+            let plan = LinearPlan { module, scheme: &scheme, input: None, rows, cols };
+            let written = match linear.transforms.before.first() {
+                Some(Map::Perm(order)) => {
+                    let (q, g_idx) = gptq::in_own_order(q, order);
+                    container.tensors_by_group(&plan, &q, &g_idx).unwrap()
+                }
+                _ => container.tensors(&plan, q).unwrap(),
+            };
+            for (tensor, bytes) in written {
+                // AutoRound leaves g_idx out.
+                if checkpoint.get(&tensor).is_some() || container == Container::Awq {
+                    assert!(checkpoint.read(&tensor).unwrap() == bytes, "{name}: {tensor}");
+                } else {
+                    assert!(name.starts_with("ar_") && tensor.ends_with("g_idx"), "{name}: {tensor}");
+                }
             }
         }
     }

@@ -2,16 +2,21 @@
 //! from arithmetic in f64, once for each code of a tensor; codes are cut from the byte stream by their bit positions; and
 //! nothing but the layout tables (code books, the packing of each convention) is shared with `mantissa-num`.
 
+mod columns;
+mod exl2;
 mod native;
 
 use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_num::stored::Transforms;
+use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
 use serde_json::Value;
 
+use self::columns::Columns;
+use self::exl2::Exl2;
 use super::gguf_blocks::Blocks;
 
 type Result<T> = std::result::Result<T, Error>;
@@ -38,6 +43,10 @@ pub(super) fn open(files: &ModelFiles, module: &str, rows: usize, cols: usize) -
     let has = |suffix: &str| files.has(&format!("{module}.{suffix}"));
     if has("weight.packed") {
         reader.native()
+    } else if has("qweight") {
+        reader.columns()
+    } else if has("q_weight") {
+        reader.exl2()
     } else if has("weight_global_scale") {
         reader.fp4(Some(reader.scalar("weight_global_scale")?))
     } else if has("weight_packed") && !has("weight_shape") {
@@ -72,6 +81,10 @@ pub(super) struct Stored {
     biases: Vec<f32>,
     /// Instead of all this: blocks of bytes.
     blocks: Option<(Blocks, GgmlType)>,
+    /// Instead of all this: words along columns.
+    columns: Option<Columns>,
+    /// Instead of all this: groups of several widths.
+    exl2: Option<Exl2>,
 }
 
 impl Stored {
@@ -79,6 +92,12 @@ impl Stored {
     pub(super) fn row(&self, row: usize, out: &mut [f32]) {
         if let Some((blocks, ty)) = &self.blocks {
             return blocks.decode(*ty, &self.bytes[row * self.row_bits / 8..], None, out);
+        }
+        if let Some(columns) = &self.columns {
+            return columns.row(row, out);
+        }
+        if let Some(exl2) = &self.exl2 {
+            return exl2.row(row, out);
         }
         self.elements(row, out);
         let Some(scales) = &self.scales else { return };
@@ -187,8 +206,25 @@ impl WeightSource for Source<'_> {
     ) -> std::result::Result<LinearWeight, LoadError> {
         // Bias and input scheme are not part of what is decoded twice.
         let ordinary = self.files.linear(module, rows, cols, bias)?;
+        if !matches!(ordinary.weight, Weight::Quantized(_)) && !ordinary.transforms.is_empty() {
+            // A trellis, which has one decoder; the verification says so.
+            return Ok(ordinary);
+        }
         let weight = Weight::F32(decode(self.files, module, rows, cols)?);
-        Ok(LinearWeight { weight, ..ordinary })
+        // What is decoded here has its columns in their own order.
+        let transforms = match super::column_order(&ordinary.transforms) {
+            Ok(Some(_)) => Transforms::default(),
+            _ => ordinary.transforms,
+        };
+        Ok(LinearWeight { weight, transforms, ..ordinary })
+    }
+
+    fn kv_quant(
+        &self,
+        module: &str,
+        kv_heads: usize,
+    ) -> std::result::Result<Option<KvQuant>, LoadError> {
+        Ok(self.files.kv_quant(module, kv_heads)?)
     }
 }
 
@@ -325,6 +361,8 @@ impl Reader<'_> {
             tail: None,
             biases: Vec::new(),
             blocks: None,
+            columns: None,
+            exl2: None,
         }
     }
 

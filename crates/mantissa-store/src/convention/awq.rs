@@ -45,14 +45,15 @@ impl Config {
         if bits.and_then(Value::as_u64) != Some(u64::from(BITS)) {
             return Err(Error::field(path, key("bits"), show("bits"), BITS.to_string(), "AWQ has 4 bits"));
         }
-        let group = match value.get("group_size").or_else(|| value.get("q_group_size")).and_then(Value::as_i64) {
-            Some(-1) => None,
-            Some(size) if size > 0 && u32::try_from(size).is_ok() => u32::try_from(size).ok(),
-            _ => {
-                let found = show("group_size");
-                return Err(Error::field(path, key("group_size"), found, "-1 or a positive number", ""));
-            }
-        };
+        let group =
+            match value.get("group_size").or_else(|| value.get("q_group_size")).and_then(Value::as_i64) {
+                Some(-1) => None,
+                Some(size) if size > 0 && u32::try_from(size).is_ok() => u32::try_from(size).ok(),
+                _ => {
+                    let found = show("group_size");
+                    return Err(Error::field(path, key("group_size"), found, "-1 or a positive number", ""));
+                }
+            };
         for name in ["version", "format"] {
             let text = value.get(name).and_then(Value::as_str).unwrap_or("gemm");
             if !text.eq_ignore_ascii_case("gemm") {
@@ -181,7 +182,8 @@ pub fn quantization_config(
     let first = groups.first().map_or(-1, |(scheme, ..)| size(scheme));
     if let Some((scheme, _, modules)) = groups.iter().find(|(scheme, ..)| size(scheme) != first) {
         let module = modules.first().map_or("", String::as_str);
-        let why = format!("{module}: awq has one group size for the model, {first} in other layers; use gptq");
+        let why =
+            format!("{module}: awq has one group size for the model, {first} in other layers; use gptq");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     Ok(json!({

@@ -103,7 +103,12 @@ impl Config {
 
     fn unpackable(&self, files: &ModelFiles, name: &str, layer: Layer, n: usize) -> crate::Error {
         let found = format!("{n} codes of {} bits to a line", layer.bits);
-        files.fault(name, found, "lines that fill 32-bit words", "config.json and the weights must belong together")
+        files.fault(
+            name,
+            found,
+            "lines that fill 32-bit words",
+            "config.json and the weights must belong together",
+        )
     }
 }
 
@@ -164,7 +169,8 @@ pub(in crate::convention) fn read_order(files: &ModelFiles, name: &str, blocks: 
     let order = by_group(&g_idx);
     let sorted = order.as_ref().map_or(&g_idx, |(_, sorted)| sorted);
     if let Some(at) = sorted.iter().enumerate().position(|(i, &group)| group as usize != i / size) {
-        let found = format!("groups of other sizes than {size}, the first after {} columns", at / size * size);
+        let found =
+            format!("groups of other sizes than {size}, the first after {} columns", at / size * size);
         return Err(files.fault(name, found, format!("{size} columns to a group"), ""));
     }
     Ok(order.map(|(order, _)| order))

@@ -68,7 +68,9 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     for (what, n) in [("columns", cols), ("rows", rows)] {
         if !(n * bits as usize).is_multiple_of(32) {
-            let why = format!("{module}: {n} {what} of {bits} bits do not fill 32-bit words; use the native container");
+            let why = format!(
+                "{module}: {n} {what} of {bits} bits do not fill 32-bit words; use the native container"
+            );
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
     }
@@ -119,6 +121,21 @@ pub fn tensors(
     ])
 }
 
+/// A weight whose columns were sorted by group, as the reader leaves it (`order` is its permutation), in the order of the
+/// weight, and the group of each column: what [`tensors`] takes.
+pub fn in_own_order(q: &Quantized, order: &[u32]) -> (Quantized, Vec<u32>) {
+    let size = q.format.blocks().len(1, q.cols).max(1);
+    let mut g_idx = vec![0; q.cols];
+    let mut sorted = q.clone();
+    order.iter().enumerate().for_each(|(place, &column)| g_idx[column as usize] = (place / size) as u32);
+    if let (Codes::U8(to), Codes::U8(from)) = (&mut sorted.codes, &q.codes) {
+        for (to, from) in to.chunks_exact_mut(q.cols.max(1)).zip(from.chunks_exact(q.cols.max(1))) {
+            order.iter().zip(from).for_each(|(&column, &code)| to[column as usize] = code);
+        }
+    }
+    (sorted, g_idx)
+}
+
 /// `quantization_config` for groups of modules, each with its scheme: that of the first for all, and `dynamic` for the
 /// others and for the modules `kept` as they are. Symmetric models are written as v1, which every reader takes; a zero point
 /// of 0 needs v2.
@@ -132,7 +149,8 @@ pub fn quantization_config(
 ) -> Result<Value, NotStorable> {
     let v2 = groups.first().is_some_and(|(scheme, ..)| scheme.format.has_zero());
     if let Some((scheme, ..)) = groups.iter().find(|(scheme, ..)| scheme.format.has_zero() != v2) {
-        let why = "gptq stores the zero points of a model in one version: make all layers -asym, or none".to_owned();
+        let why = "gptq stores the zero points of a model in one version: make all layers -asym, or none"
+            .to_owned();
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let checkpoint_format = if v2 { "gptq_v2" } else { "gptq" };
