@@ -186,3 +186,32 @@ fn the_native_container_is_shown_by_its_schemes() {
     let quantized = report["tensors"].as_array().unwrap().iter().filter(|t| t["scheme"] == "int4-g32-asym");
     assert_eq!(quantized.count(), 2 * 7);
 }
+
+#[test]
+fn gptq_and_awq_are_written_verified_and_shown_by_their_schemes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    succeed(&["synth", "--preset", "tiny", "--out", text(&model)]);
+    for (format, scheme) in [("gptq", "int4-g32"), ("gptq", "int8-channel-asym"), ("awq", "int4-g32-asym")] {
+        let out = dir.path().join(format!("{format}-{scheme}"));
+        let recipe = format!("rtn-{scheme}");
+        let arguments = [
+            "quantize",
+            text(&model),
+            "--recipe",
+            &recipe,
+            "--format",
+            format,
+            "--out",
+            text(&out),
+            "--json",
+            "--quiet",
+        ];
+        assert_eq!(json(&arguments)["verification"]["ok"], true, "{format} {scheme}");
+        let report = json(&["inspect", text(&out), "--json"]);
+        assert_eq!(report["convention"], format);
+        assert_eq!(report["parameters"], json(&["inspect", text(&model), "--json"])["parameters"]);
+        let quantized = report["tensors"].as_array().unwrap().iter().filter(|t| t["scheme"] == scheme);
+        assert_eq!(quantized.count(), 2 * 7, "{format} {scheme}");
+    }
+}
