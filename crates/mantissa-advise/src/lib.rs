@@ -5,6 +5,7 @@
 //! shows which of them repairs it.
 #![forbid(unsafe_code)]
 
+pub mod doctor;
 mod error;
 mod observe;
 pub mod subject;

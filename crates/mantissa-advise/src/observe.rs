@@ -19,13 +19,10 @@ type Result<T> = std::result::Result<T, AdviseError>;
 type Seen = (Vec<Observed>, Vec<Observation>);
 
 /// Tensors that only a quantized layer has, by the ends of their names.
-const QUANTIZED: [&str; 5] = ["weight_packed", "weight_scale", "weight_scale_inv", "qweight", "weight.absmax"];
+const QUANTIZED: [&str; 5] =
+    ["weight_packed", "weight_scale", "weight_scale_inv", "qweight", "weight.absmax"];
 
-pub(crate) fn look(
-    files: &ModelFiles,
-    config: &ModelConfig,
-    reference: Option<&ModelFiles>,
-) -> Result<Seen> {
+pub(crate) fn look(files: &ModelFiles, config: &ModelConfig, reference: Option<&ModelFiles>) -> Result<Seen> {
     let mut seen = Looking { files, examined: Vec::new(), found: Vec::new() };
     match files.gguf() {
         Some(model) => {
@@ -110,7 +107,8 @@ impl Looking<'_> {
     /// Symmetric GPTQ has one zero point, which says which of the two versions it is: 2^(b-1) is stored as it is by v2, less
     /// one by v1.
     fn zero_points(&mut self) -> Result<()> {
-        let Some(quantization) = self.files.config().and_then(|config| config.get("quantization_config")) else {
+        let Some(quantization) = self.files.config().and_then(|config| config.get("quantization_config"))
+        else {
             return Ok(());
         };
         let bits = quantization.get("bits").and_then(Value::as_u64).and_then(|bits| u32::try_from(bits).ok());
@@ -139,7 +137,8 @@ impl Looking<'_> {
             let stored = [v1, v2].into_iter().find(|&value| all(value));
             if let Some(stored) = stored.filter(|&stored| stored != labelled) {
                 let version = if stored == v2 { "gptq_v2" } else { "gptq" };
-                let found = format!("every zero point stored as {stored}, as {version} has it, labelled \"{label}\"");
+                let found =
+                    format!("every zero point stored as {stored}, as {version} has it, labelled \"{label}\"");
                 self.see(Observed::ZeroPointVersion, name, found);
             }
         }
@@ -166,7 +165,11 @@ impl Looking<'_> {
         }
         let bpe = metadata.get(kind).and_then(|value| value.as_str()) == Some("gpt2");
         if bpe && metadata.get("tokenizer.ggml.pre").is_none() {
-            self.see(Observed::PreTokenizer, "tokenizer.ggml.pre", "no such key beside a byte-level tokenizer");
+            self.see(
+                Observed::PreTokenizer,
+                "tokenizer.ggml.pre",
+                "no such key beside a byte-level tokenizer",
+            );
         }
         let listed = metadata.get(tokens).and_then(|value| value.as_array()).map(<[_]>::len);
         if let Some(n) = listed.filter(|&n| n != config.vocab_size) {
@@ -219,7 +222,9 @@ pub(crate) fn rotated_heads(info: &LinearInfo, config: &ModelConfig) -> Option<u
 
 /// The modules that the config says are left alone, under every key that conventions have for them.
 fn ignored_names(config: Option<&Value>) -> Vec<String> {
-    let Some(quantization) = config.and_then(|config| config.get("quantization_config")) else { return Vec::new() };
+    let Some(quantization) = config.and_then(|config| config.get("quantization_config")) else {
+        return Vec::new();
+    };
     let lists = ["ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"];
     let listed = lists.iter().filter_map(|key| quantization.get(key)?.as_array()).flatten();
     listed.filter_map(|name| name.as_str().map(str::to_owned)).collect()

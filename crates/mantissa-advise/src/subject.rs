@@ -4,7 +4,7 @@ use mantissa_model::ModelConfig;
 use mantissa_num::Blocks;
 use mantissa_num::stored::Map;
 use mantissa_plan::contract::{Input, Linear, Shape, Stored, Subject};
-use mantissa_quant::{Plan, gptq, model_config};
+use mantissa_quant::{Plan, model_config};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use mantissa_store::gguf::Storage;
@@ -42,23 +42,22 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
 
 /// What `plan` will make of `source`.
 pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
-    let options = plan.recipe.gptq;
-    let act_order = plan.recipe.method.needs_calibration()
-        && options.act_order
-        && options.groups != gptq::GroupOrder::Static;
+    let act_order = plan.recipe.method.needs_calibration() && plan.recipe.gptq.follows_order();
     let input = plan.recipe.activations.as_ref();
     let linear = |planned: &mantissa_quant::PlannedLinear| Linear {
         module: planned.info.module.clone(),
         rows: planned.info.rows,
         cols: planned.info.cols,
-        stored: planned.scheme.as_ref().filter(|scheme| scheme.format.scale().is_some() || scheme.format.codec().is_some()).map(
-            |scheme| Stored {
+        stored: planned
+            .scheme
+            .as_ref()
+            .filter(|scheme| scheme.format.scale().is_some() || scheme.format.codec().is_some())
+            .map(|scheme| Stored {
                 format: scheme.format.clone(),
                 outer: None,
                 input: input.map(|scheme| Input { format: scheme.format.clone(), scale: None }),
                 act_order,
-            },
-        ),
+            }),
     };
     Subject {
         planned: true,
@@ -97,13 +96,17 @@ fn stored(linear: &LinearWeight) -> Option<Stored> {
     let Weight::Quantized(q) = &linear.weight else { return None };
     // One scale for the whole tensor is what joined layers must share, at whichever level it stands.
     let single = || {
-        let scale = q.format.scale().filter(|_| q.format.blocks() == Blocks::Tensor && !q.scales.is_empty())?;
+        let scale =
+            q.format.scale().filter(|_| q.format.blocks() == Blocks::Tensor && !q.scales.is_empty())?;
         Some(scale.code.decode(q.scales.get(0)))
     };
     Some(Stored {
         format: q.format.clone(),
         outer: q.outer.or_else(single),
-        input: linear.input.as_ref().map(|input| Input { format: input.scheme.format.clone(), scale: input.outer }),
+        input: linear
+            .input
+            .as_ref()
+            .map(|input| Input { format: input.scheme.format.clone(), scale: input.outer }),
         act_order: linear.transforms.before.iter().any(|map| matches!(map, Map::Perm(_))),
     })
 }

@@ -20,6 +20,7 @@ use mantissa_store::{
 };
 
 use crate::assess;
+use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::importance::Importance;
@@ -371,6 +372,7 @@ pub(crate) fn run(
         Ok((digest, Quality::new(plan, source, found)))
     })?;
     quality.evaluation = assess::figures(plan, source, staged.path(), None, progress)?;
+    convert::prove(plan, source, staged.path())?;
     assess::gate(plan, &quality, out, None)?;
     let text = quality.to_json()?;
     let files =

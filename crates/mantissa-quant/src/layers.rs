@@ -61,7 +61,7 @@ impl<'a> Layers<'a> {
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
         let sequential = match plan.recipe.method {
-            Method::Rtn => None,
+            Method::Rtn | Method::Repacked => None,
             Method::Gptq => Some(Sequential::new(plan, source, stored)),
         };
         Layers { plan, source, shared: None, sequential, importance: None }
@@ -80,16 +80,12 @@ impl<'a> Layers<'a> {
         scheme: &Scheme,
         tick: &mut Tick<'_>,
     ) -> Result<QuantizedLayer> {
-        let outer = self.outer(info, scheme)?;
-        let w = open(self.source, info)?;
-        let solved = match &mut self.sequential {
-            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick)?,
-            None => match (scheme.format.codec(), self.importance) {
-                (Some(codec), Some(importance)) if codec.is_searched() => {
-                    self.search(info, codec, &w, importance)?
-                }
-                _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
-            },
+        let solved = match &self.plan.conversion {
+            Some(conversion) => {
+                let outer = if conversion.requantized() { self.outer(info, scheme)? } else { None };
+                conversion.layer(self.plan, self.source, info, scheme, outer)?
+            }
+            None => self.solve(info, scheme, tick)?,
         };
         let plan = self.plan.linear_plan(info, scheme);
         let tensors = match &solved.g_idx {
@@ -107,6 +103,21 @@ impl<'a> Layers<'a> {
         })?;
         let method = if solved.fallback.is_some() { Method::Rtn } else { self.plan.recipe.method };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
+    }
+
+    /// The recipe's method on a layer of the source.
+    fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        let outer = self.outer(info, scheme)?;
+        let w = open(self.source, info)?;
+        match &mut self.sequential {
+            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
+            None => match (scheme.format.codec(), self.importance) {
+                (Some(codec), Some(importance)) if codec.is_searched() => {
+                    self.search(info, codec, &w, importance)
+                }
+                _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),
+            },
+        }
     }
 
     /// Blocks that lose least under the importance of their columns.
@@ -153,6 +164,10 @@ impl<'a> Layers<'a> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
+                if let Some(conversion) = &self.plan.conversion {
+                    amaxes.push(conversion.amax(self.source, info)?);
+                    continue;
+                }
                 let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
                 let amax = source::amax(&open(self.source, info)?, len, threads);
                 amaxes.push(amax.map_err(|error| dense_error(self.source, info, error))?);

@@ -6,6 +6,7 @@
 
 mod assess;
 pub mod calibrate;
+mod convert;
 mod dequantize;
 mod error;
 mod error_stats;
@@ -25,6 +26,7 @@ mod sequential;
 mod source;
 pub mod verify;
 
+pub use convert::rule_of;
 pub use error::{GateFailure, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::MANIFEST_SUFFIX;

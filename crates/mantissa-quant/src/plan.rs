@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig};
 use mantissa_num::codec::Codec;
-use mantissa_num::{Code, Rounding, Scheme, minifloat};
+use mantissa_num::{Rounding, Scheme};
 use mantissa_store::convention::{
-    Container, LinearPlan, ModelFiles, NotStorable, awq, compressed_tensors, gptq as gptq_files, native,
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, fp8,
+    gptq as gptq_files, modelopt, native,
 };
-use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
+use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gptq;
@@ -100,6 +102,8 @@ pub struct Plan {
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
+    /// Of a change of container.
+    pub(crate) conversion: Option<Conversion>,
 }
 
 impl Plan {
@@ -159,6 +163,7 @@ impl Plan {
             evaluation,
             options,
             gguf,
+            conversion: None,
         };
         // What only the layers together cannot be stored as.
         plan.output_config(source)?;
@@ -215,6 +220,9 @@ impl Plan {
     /// The `config.json` of the output: the source's, with `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
+        if source.gguf().is_some() {
+            named_class(&mut config);
+        }
         let kept: Vec<_> =
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
         let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
@@ -225,11 +233,19 @@ impl Plan {
             }
             Container::Gptq => {
                 let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
-                let desc_act = gptq.is_some_and(|options| options.follows_order());
+                let by_group = self.conversion.as_ref().is_some_and(Conversion::by_group);
+                let desc_act = by_group || gptq.is_some_and(|options| options.follows_order());
                 let settings = gptq_files::Settings { desc_act, damp: gptq.map(|options| options.damp) };
                 gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
             }
             Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
+            Container::Modelopt => {
+                modelopt::quantization_config(&self.groups(), &not_linear(&kept)).map_err(fault)?
+            }
+            Container::Bitsandbytes => {
+                bitsandbytes::quantization_config(&self.groups(), &kept).map_err(fault)?
+            }
+            Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -253,6 +269,21 @@ impl Plan {
             );
         }
         metadata
+    }
+
+    /// The configuration that the container has beside `config.json`: its file's name and content.
+    pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
+        match self.container {
+            Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
+            Container::Modelopt => {
+                let kept: Vec<_> =
+                    self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+                let content = modelopt::hf_quant_config(&self.groups(), &not_linear(&kept));
+                let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+                Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
+            }
+            _ => Ok(None),
+        }
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
@@ -292,6 +323,11 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     Ok(config)
 }
 
+/// The modules `kept` as they are, and head and embedding, which are never quantized.
+fn not_linear(kept: &[String]) -> Vec<String> {
+    kept.iter().cloned().chain([HEAD, EMBEDDING].map(str::to_owned)).collect()
+}
+
 fn planned(
     source: &ModelFiles,
     recipe: &Recipe,
@@ -321,26 +357,9 @@ fn planned(
     });
     let scheme = of_type.or_else(|| recipe.weights_of(&info.module).cloned()).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        scheme.format = match container {
-            Container::CompressedTensors => with_scales_in(scheme.format, meta.dtype),
-            // Whatever the model's dtype.
-            Container::Gptq | Container::Awq => with_scales_in(scheme.format, Dtype::F16),
-            Container::Gguf | Container::Native => scheme.format,
-        };
-        scheme
+        container.as_stored(scheme, meta.dtype)
     });
     Ok(PlannedLinear { info, scheme })
-}
-
-/// The format with scales as a container stores what would be f32: compressed-tensors keeps them in the model's dtype, and its
-/// loaders cast them to it.
-fn with_scales_in(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
-    let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
-    match dtype {
-        Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
-        Dtype::F16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::F16)),
-        _ => format,
-    }
 }
 
 /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
@@ -428,7 +447,7 @@ fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
     if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }
 
-fn output_of_linears(
+pub(crate) fn output_of_linears(
     recipe: &Recipe,
     container: Container,
     linears: &[PlannedLinear],

@@ -144,7 +144,14 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     let train = || error.downcast_ref().map(TrainError::class);
     let data = || error.downcast_ref().map(DataError::class);
     let advise = || error.downcast_ref().map(AdviseError::class);
-    store().or_else(load).or_else(generate).or_else(eval).or_else(train).or_else(data).or_else(advise).map(of_class)
+    store()
+        .or_else(load)
+        .or_else(generate)
+        .or_else(eval)
+        .or_else(train)
+        .or_else(data)
+        .or_else(advise)
+        .map(of_class)
 }
 
 fn of_class(class: ErrorClass) -> Exit {

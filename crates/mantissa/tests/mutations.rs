@@ -126,6 +126,15 @@ fn config() {
 }
 
 #[test]
+fn integers() {
+    let folders = fs::read_dir(root().join("tests/data/conventions")).unwrap();
+    let mut paths: Vec<_> = folders.map(|entry| entry.unwrap().path().join("model.safetensors")).collect();
+    paths.sort();
+    let seeds: Vec<_> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
+    survives("integers", entries::integers, &seeds);
+}
+
+#[test]
 fn recipe() {
     survives("recipe", entries::recipe, &seeds("fuzz/seeds/recipe", ""));
 }

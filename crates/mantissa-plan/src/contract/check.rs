@@ -1,7 +1,7 @@
 //! The evaluation of rules.
 
-use mantissa_num::format::{Affine, Format};
 use mantissa_num::Blocks;
+use mantissa_num::format::{Affine, Format};
 
 use super::subject::{Linear, Observed, Split, Stored, Subject, split_of};
 use super::{Check, Rule, Target};
@@ -55,9 +55,13 @@ pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Ve
             let whole = n.is_multiple_of(rows) && k.is_multiple_of(cols);
             (stored.act_order && !whole).then(|| format!("act-order on a partition of [{n}, {k}]"))
         }),
-        Check::NoActOrder => each(subject, |_, stored| stored.act_order.then(|| "act-order (g_idx)".to_owned())),
+        Check::NoActOrder => {
+            each(subject, |_, stored| stored.act_order.then(|| "act-order (g_idx)".to_owned()))
+        }
         Check::FusedAlike => fused_alike(subject),
-        Check::FusedScale(kind) => fused_scales(subject, |stored| (stored.kind() == kind).then_some(stored.outer)),
+        Check::FusedScale(kind) => {
+            fused_scales(subject, |stored| (stored.kind() == kind).then_some(stored.outer))
+        }
         Check::FusedInputScale => {
             fused_scales(subject, |stored| stored.input.as_ref().map(|input| input.scale))
         }
@@ -147,7 +151,9 @@ fn whole_tiles(subject: &Subject, tp: usize) -> Vec<Violation> {
         })
     };
     each(subject, |linear, stored| {
-        let Format::Affine(Affine { blocks: Blocks::Tile { rows, cols }, .. }) = stored.format else { return None };
+        let Format::Affine(Affine { blocks: Blocks::Tile { rows, cols }, .. }) = stored.format else {
+            return None;
+        };
         let (n, k) = partition(linear, tp);
         let split = split_of(&linear.module);
         if tp > 1 && split == Split::Columns && !k.is_multiple_of(cols as usize) {
@@ -163,15 +169,18 @@ fn fused_alike(subject: &Subject) -> Vec<Violation> {
     for members in subject.fused() {
         let what = |linear: &Linear| match &linear.stored {
             None => ("dense", None, None),
-            Some(stored) => {
-                (stored.kind().name(), Some(stored.format.clone()), stored.input.as_ref().map(|i| i.format.clone()))
-            }
+            Some(stored) => (
+                stored.kind().name(),
+                Some(stored.format.clone()),
+                stored.input.as_ref().map(|i| i.format.clone()),
+            ),
         };
         let first = what(members[0]);
         for other in &members[1..] {
             let this = what(other);
             if this != first {
-                let text = format!("{} beside {} as {}", describe(&this), members[0].module, describe(&first));
+                let text =
+                    format!("{} beside {} as {}", describe(&this), members[0].module, describe(&first));
                 found.push((other.module.clone(), text));
             }
         }

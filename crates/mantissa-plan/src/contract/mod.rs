@@ -109,7 +109,8 @@ impl Target {
                     target.tp = parsed.ok_or_else(|| fault("tp", n, format!("1 to {MAX_TP}")))?;
                 }
                 Some(("gpu", name)) => {
-                    let names = || format!("{} or a capability such as sm90", GPUS.map(|g| g.name).join(", "));
+                    let names =
+                        || format!("{} or a capability such as sm90", GPUS.map(|g| g.name).join(", "));
                     target.gpu = Some(Gpu::parse(name).ok_or_else(|| fault("gpu", name, names()))?);
                 }
                 _ => {

@@ -11,20 +11,23 @@ use Server::{Exllamav2, LlamaCpp, Lmdeploy, Mlx, Sglang, TensorrtLlm, Transforme
 use Severity::{Refused, Warning, Wrong};
 
 const SPLITTING: &[Server] = &[Vllm, Sglang, Lmdeploy, TensorrtLlm];
-const MARLIN: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/utils/marlin_utils.py @007d5005";
+const MARLIN: &str =
+    "vllm-project/vllm vllm/model_executor/layers/quantization/utils/marlin_utils.py @007d5005";
 const MARLIN_KERNEL: &str =
     "vllm-project/vllm vllm/model_executor/kernels/linear/mixed_precision/marlin.py @055e47c2";
 const AUTO_GPTQ: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/auto_gptq.py @055e47c2";
 const FUSED: &str =
     "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/utils.py @008014e8";
 const NVFP4: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py @0094cb9b";
-const TILES: &str = "vllm-project/vllm and sgl-project/sglang, fp8_utils.py (validate_fp8_block_shape) @007d5005";
+const TILES: &str =
+    "vllm-project/vllm and sgl-project/sglang, fp8_utils.py (validate_fp8_block_shape) @007d5005";
 const SGLANG: &str = "sgl-project/sglang python/sglang/srt/layers/quantization/__init__.py @0116a682";
 const SGLANG_GPTQ: &str = "sgl-project/sglang python/sglang/srt/layers/quantization/gptq.py @006d0961";
 const LMDEPLOY: &str = "InternLM/lmdeploy lmdeploy/turbomind/converter.py @1263d5cd8";
 const TRANSFORMERS: &str =
     "huggingface/transformers src/transformers/quantizers/auto.py (AUTO_QUANTIZER_MAPPING), v5";
-const TRTLLM: &str = "TensorRT-LLM documentation, features/quantization; tensorrt_llm/_torch/model_config.py @008e0af8";
+const TRTLLM: &str =
+    "TensorRT-LLM documentation, features/quantization; tensorrt_llm/_torch/model_config.py @008e0af8";
 const MODELOPT: &str = "NVIDIA Model Optimizer documentation, guides/0_support_matrix";
 const MLX_OPS: &str = "ml-explore/mlx mlx/ops.cpp (affine_quantize, fp_quantize) @846d1762";
 const MLX_LM: &str = "ml-explore/mlx-lm mlx_lm/utils.py (load_model, _transform_awq_weights) @d78bf58e";
@@ -44,7 +47,16 @@ pub const RULES: &[Rule] = &[
         severity: Refused,
         requires: "a convention that vLLM reads: compressed-tensors, gptq, awq, auto-round, bitsandbytes, modelopt, fp8, mxfp4, gguf",
         check: Check::Convention(&[
-            "dense", "compressed-tensors", "gptq", "awq", "auto-round", "bitsandbytes", "modelopt", "deepseek-fp8", "mxfp4", "gguf",
+            "dense",
+            "compressed-tensors",
+            "gptq",
+            "awq",
+            "auto-round",
+            "bitsandbytes",
+            "modelopt",
+            "deepseek-fp8",
+            "mxfp4",
+            "gguf",
         ]),
         source: "vllm-project/vllm vllm/model_executor/layers/quantization/__init__.py @05d90956",
         cure: "mantissa convert --format compressed-tensors",
@@ -56,7 +68,16 @@ pub const RULES: &[Rule] = &[
         severity: Refused,
         requires: "a convention that SGLang reads: compressed-tensors, gptq, awq, modelopt, fp8, mxfp4, bitsandbytes, gguf",
         check: Check::Convention(&[
-            "dense", "compressed-tensors", "gptq", "awq", "auto-round", "bitsandbytes", "modelopt", "deepseek-fp8", "mxfp4", "gguf",
+            "dense",
+            "compressed-tensors",
+            "gptq",
+            "awq",
+            "auto-round",
+            "bitsandbytes",
+            "modelopt",
+            "deepseek-fp8",
+            "mxfp4",
+            "gguf",
         ]),
         source: SGLANG,
         cure: "mantissa convert --format compressed-tensors",
@@ -78,7 +99,16 @@ pub const RULES: &[Rule] = &[
         severity: Refused,
         requires: "a quant_method that transformers has a quantizer for (gguf through gguf_file)",
         check: Check::Convention(&[
-            "dense", "compressed-tensors", "gptq", "awq", "auto-round", "bitsandbytes", "deepseek-fp8", "mxfp4", "gguf", "hqq",
+            "dense",
+            "compressed-tensors",
+            "gptq",
+            "awq",
+            "auto-round",
+            "bitsandbytes",
+            "deepseek-fp8",
+            "mxfp4",
+            "gguf",
+            "hqq",
             "quanto",
         ]),
         source: TRANSFORMERS,
@@ -90,7 +120,15 @@ pub const RULES: &[Rule] = &[
         conventions: &[],
         severity: Refused,
         requires: "a convention that TensorRT-LLM reads: modelopt, compressed-tensors, fp8, awq, gptq, mxfp4",
-        check: Check::Convention(&["dense", "modelopt", "compressed-tensors", "deepseek-fp8", "awq", "gptq", "mxfp4"]),
+        check: Check::Convention(&[
+            "dense",
+            "modelopt",
+            "compressed-tensors",
+            "deepseek-fp8",
+            "awq",
+            "gptq",
+            "mxfp4",
+        ]),
         source: TRTLLM,
         cure: "mantissa convert --format modelopt",
     },

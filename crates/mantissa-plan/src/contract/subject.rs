@@ -167,8 +167,12 @@ const BY_COLUMNS: [&str; 9] =
     ["o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h", "c_proj", "w2", "wo", "fc2"];
 
 /// Layers that engines join into one, by the last parts of their names.
-const FUSED: [&[&str]; 4] =
-    [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"], &["w1", "w3"], &["q_a_proj", "kv_a_proj_with_mqa"]];
+const FUSED: [&[&str]; 4] = [
+    &["q_proj", "k_proj", "v_proj"],
+    &["gate_proj", "up_proj"],
+    &["w1", "w3"],
+    &["q_a_proj", "kv_a_proj_with_mqa"],
+];
 
 /// How the layer of this name is split.
 pub fn split_of(module: &str) -> Split {

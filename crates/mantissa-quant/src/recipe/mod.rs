@@ -119,6 +119,11 @@ pub struct Recipe {
 pub struct Glob(String);
 
 impl Glob {
+    /// This name and no other.
+    pub(crate) fn literal(name: &str) -> Self {
+        Glob(name.to_owned())
+    }
+
     /// Whether `module` matches.
     pub fn matches(&self, module: &str) -> bool {
         let mut parts = self.0.split('*');

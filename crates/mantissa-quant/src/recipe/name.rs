@@ -13,6 +13,8 @@ use crate::gptq::GptqOptions;
 pub enum Method {
     /// Round to nearest: each weight by itself.
     Rtn,
+    /// Codes and scales that were there, in another container: no recipe has it.
+    Repacked,
     /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
     Gptq,
 }
@@ -40,13 +42,13 @@ pub const ALIASES: [(&str, &str); 13] = [
 impl Method {
     /// Name in recipes.
     pub fn name(self) -> &'static str {
-        METHODS.iter().find(|(_, method)| *method == self).map_or("", |(name, _)| name)
+        METHODS.iter().find(|(_, method)| *method == self).map_or("repacked", |(name, _)| name)
     }
 
     /// Whether it needs text to calibrate on.
     pub const fn needs_calibration(self) -> bool {
         match self {
-            Method::Rtn => false,
+            Method::Rtn | Method::Repacked => false,
             Method::Gptq => true,
         }
     }

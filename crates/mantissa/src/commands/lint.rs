@@ -66,8 +66,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let subject = subject::of_artifact(&files, reference.as_ref())?;
     let reports: Vec<_> = args.targets.iter().map(|target| lint(&subject, target)).collect();
     let ok = !reports.iter().any(Report::fails);
-    let linted =
-        Linted { model: &args.model, convention: files.convention_name(), ok, reports: &reports };
+    let linted = Linted { model: &args.model, convention: files.convention_name(), ok, reports: &reports };
     context.report(&linted, |out| reports.iter().try_for_each(|report| human(out, report)))?;
     let warnings = reports.iter().flat_map(|report| &report.findings).filter(|f| !f.severity.fails());
     context.warn_all(&warnings.map(line).collect::<Vec<_>>())?;

@@ -2,7 +2,9 @@
 
 mod calibration;
 mod cast;
+mod convert;
 mod demo;
+mod doctor;
 mod eval;
 mod imatrix;
 mod inspect;
@@ -35,7 +37,9 @@ pub enum Command {
     Imatrix(imatrix::Args),
     Run(run::Args),
     Verify(verify::Args),
+    Convert(convert::Args),
     Lint(lint::Args),
+    Doctor(doctor::Args),
     Train(train::Args),
     Report(report::Args),
     Tokenizer(tokenizer::Args),
@@ -61,7 +65,9 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
+        Command::Convert(args) => convert::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
+        Command::Doctor(args) => doctor::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Report(args) => report::run(&args, context),
         Command::Tokenizer(args) => tokenizer::run(&args, context),

@@ -102,7 +102,11 @@ enum Round {
     Stochastic,
 }
 
-fn container(text: &str) -> Result<Container, String> {
+/// A container on the command line.
+///
+/// # Errors
+/// A message that says what is allowed.
+pub fn container(text: &str) -> Result<Container, String> {
     let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
     let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
     found.ok_or_else(|| format!("found \"{text}\", allowed {}", names.join(", ")))
@@ -318,7 +322,11 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
     })
 }
 
-fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
+/// Layers with their schemes and errors, for people.
+///
+/// # Errors
+/// As `out`.
+pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
     let mut table = Table::new([
         ("layer", Align::Left),
         ("scheme", Align::Left),

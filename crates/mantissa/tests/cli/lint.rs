@@ -12,10 +12,29 @@ use tempfile::TempDir;
 use crate::support::{fail, mantissa, stderr, succeed, text};
 
 /// A Llama of two layers whose rows are whole groups of 32: 64 columns, 96 in the MLP.
-pub fn synthetic(dir: &Path) -> PathBuf {
+fn synthetic(dir: &Path) -> PathBuf {
+    synthetic_of(dir, "bf16")
+}
+
+/// The same in another dtype.
+pub fn synthetic_of(dir: &Path, dtype: &str) -> PathBuf {
     let path = dir.join("model");
-    let sizes = ["--hidden", "64", "--ffn", "96", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--vocab", "64"];
-    let rest = ["--preset", "tiny", "--context", "64", "--tied=false", "--seed", "3", "--quiet"];
+    let sizes = [
+        "--hidden",
+        "64",
+        "--ffn",
+        "96",
+        "--layers",
+        "2",
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--vocab",
+        "64",
+    ];
+    let rest =
+        ["--preset", "tiny", "--context", "64", "--tied=false", "--seed", "3", "--dtype", dtype, "--quiet"];
     succeed(&[&["synth", "--out", text(&path)][..], &sizes, &rest].concat());
     path
 }
@@ -23,7 +42,8 @@ pub fn synthetic(dir: &Path) -> PathBuf {
 /// Lints a model; gives the exit code and the report of the only engine.
 fn lint(model: &Path, arguments: &[&str]) -> (i32, Value) {
     let output = mantissa(&[&["lint", text(model), "--json", "--quiet"], arguments].concat());
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let report: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
     assert_eq!(report["reports"].as_array().unwrap().len(), 1);
     (output.status.code().unwrap(), report["reports"][0].clone())
 }
@@ -65,7 +85,9 @@ fn unequal_global_scales_of_joined_layers_are_named() {
     assert_eq!((code, tensors(&report, "nvfp4-global")), (1, vec![planted]), "{report}");
     let finding = &report["findings"][0];
     assert_eq!(finding["severity"], "wrong");
-    assert!(finding["source"].as_str().unwrap().contains("vllm") && finding["cure"].as_str().unwrap().len() > 10);
+    assert!(
+        finding["source"].as_str().unwrap().contains("vllm") && finding["cure"].as_str().unwrap().len() > 10
+    );
     let line = fail(1, &["lint", text(&out), "--for", "vllm", "--quiet"]);
     assert!(line.contains(planted) && line.contains("[nvfp4-global]") && line.contains("allowed"), "{line}");
 }
@@ -76,13 +98,19 @@ fn groups_that_do_not_divide_a_partition_are_refused_before_and_after() {
     let (model, out) = (synthetic(temp.path()), temp.path().join("q"));
     let quantize = ["quantize", text(&model), "--recipe", "rtn-int4-g32", "--out", text(&out), "--quiet"];
     let line = fail(1, &[&quantize[..], &["--for", "vllm:tp=4"]].concat());
-    assert!(line.contains("[tp-group]") && line.contains("16 columns of 64 on 4 GPUs, groups of 32"), "{line}");
+    assert!(
+        line.contains("[tp-group]") && line.contains("16 columns of 64 on 4 GPUs, groups of 32"),
+        "{line}"
+    );
     assert!(!out.exists());
     succeed(&[&quantize[..], &["--for", "vllm"]].concat());
     let (code, report) = lint(&out, &["--for", "vllm:tp=4"]);
     let found = tensors(&report, "tp-group");
     assert_eq!(code, 1);
-    assert!(found.contains(&"model.layers.0.self_attn.o_proj") && !found.iter().any(|t| t.contains("q_proj")), "{found:?}");
+    assert!(
+        found.contains(&"model.layers.0.self_attn.o_proj") && !found.iter().any(|t| t.contains("q_proj")),
+        "{found:?}"
+    );
     assert_eq!(lint(&out, &["--for", "vllm"]).0, 0);
     // Not an engine's convention at all.
     let (code, report) = lint(&out, &["--for", "llama.cpp"]);
@@ -93,7 +121,17 @@ fn groups_that_do_not_divide_a_partition_are_refused_before_and_after() {
 fn a_gguf_file_whose_rows_were_not_permuted_is_named() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (synthetic(temp.path()), temp.path().join("m.gguf"));
-    let quantize = ["quantize", text(&model), "--recipe", "rtn-q8_0", "--format", "gguf", "--out", text(&out), "--quiet"];
+    let quantize = [
+        "quantize",
+        text(&model),
+        "--recipe",
+        "rtn-q8_0",
+        "--format",
+        "gguf",
+        "--out",
+        text(&out),
+        "--quiet",
+    ];
     succeed(&quantize);
     let against = ["--for", "llama.cpp", "--reference", text(&model)];
     let (code, report) = lint(&out, &against);
@@ -136,7 +174,9 @@ fn heads_and_names_that_do_not_fit_the_config_are_named() {
     assert_eq!(tensors(&report, "ignored-names"), ["language_model.head"]);
     let said = mantissa(&["lint", text(&out), "--for", "transformers", "--for", "vllm:gpu=t4"]);
     let said = String::from_utf8(said.stdout).unwrap();
-    for part in ["NOT served rightly", "requires", "cure", "source", "huggingface/transformers", "vllm:gpu=t4: "] {
+    for part in
+        ["NOT served rightly", "requires", "cure", "source", "huggingface/transformers", "vllm:gpu=t4: "]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
 }

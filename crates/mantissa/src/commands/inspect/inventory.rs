@@ -248,11 +248,7 @@ fn word_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
 }
 
 /// Settings, rows and columns of the weight whose codes these are; `None` where nothing bounds them.
-fn word_shape(
-    files: &ModelFiles,
-    module: &str,
-    codes: &TensorMeta,
-) -> Option<(gptq::Layer, usize, usize)> {
+fn word_shape(files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(gptq::Layer, usize, usize)> {
     let &[down, across] = codes.shape.as_slice() else { return None };
     if codes.len == 0 || codes.dtype != Dtype::I32 {
         return None;
