@@ -71,6 +71,11 @@ impl Decoder {
         &self.layers
     }
 
+    /// The layers, to put other weights in their place.
+    pub fn layers_mut(&mut self) -> &mut [Layer] {
+        &mut self.layers
+    }
+
     /// Bytes of the linear layers, the embedding and the head in memory.
     pub fn weight_bytes(&self) -> usize {
         let linears =

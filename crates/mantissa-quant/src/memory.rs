@@ -5,7 +5,7 @@
 //! takes the whole model in f32; an evaluation holds source and output side by side. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
 //! compares the sum with the kernel's account).
 
-use mantissa_model::{Buffers, LinearInfo};
+use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
 use mantissa_store::convention::Container;
@@ -64,6 +64,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     if let Some(set) = plan.calibration() {
         stages.push(embedding_windows(plan, set));
     }
+    if let Some(set) = plan.importance_text() {
+        stages.push(embedding_windows(plan, set));
+        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        stages.push(Stage { name: "find the importance".to_owned(), buffers });
+    }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
             Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
@@ -113,10 +118,11 @@ impl Sizes {
         let unit = code_unit(format) as u64;
         let panel = PANEL.max(info.cols) as u64;
         let threads = (plan.options.threads as u64).min(weights.div_ceil(panel)).max(1);
+        let stored = format.total_bits(info.rows, info.cols).div_ceil(8);
         Sizes {
-            codes: weights * unit,
+            codes: if format.codec().is_some() { stored } else { weights * unit },
             scales: blocks * scale + zeros * 4,
-            stored: format.total_bits(info.rows, info.cols).div_ceil(8),
+            stored,
             blocks,
             zeros,
             panels: threads * panel.min(weights) * (4 + 2 + unit + 1),
@@ -129,7 +135,7 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
     buffers.push(("words as they are turned", turned(plan, &sizes)));
-    if !rtn::in_panels(scheme) {
+    if !rtn::in_panels(scheme) && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
@@ -153,6 +159,25 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
         ("embedding as it is read", stored.unwrap_or(0)),
     ];
     Stage { name: "embed the calibration".to_owned(), buffers }
+}
+
+/// All windows of a layer, whose inputs are squared and summed.
+pub(crate) fn importance_buffers(
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    threads: usize,
+) -> Vec<(&'static str, u64)> {
+    // Layers are alike.
+    let layer = config.linears().iter().filter(|l| l.layer == 0).map(|l| 4 * (l.rows * l.cols) as u64).sum();
+    let of_input = |&input| {
+        let all = Calibration::statistics_bytes(config, set, input, threads);
+        all.saturating_sub(Hessian::bytes_needed(Calibration::width(config, input)))
+    };
+    vec![
+        ("states and buffers of the calibration", Calibration::held_bytes(config, set, threads)),
+        ("layer in f32", layer),
+        ("inputs of a window per thread", LinearInput::ALL.iter().map(of_input).sum()),
+    ]
 }
 
 fn held(plan: &Plan, set: &CalibrationSet) -> u64 {

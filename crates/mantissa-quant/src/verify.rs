@@ -16,6 +16,7 @@
 mod gguf;
 mod gguf_blocks;
 mod gguf_file;
+mod gguf_super;
 pub mod independent;
 
 use std::collections::BTreeMap;
