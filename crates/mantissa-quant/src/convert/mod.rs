@@ -76,7 +76,11 @@ impl Plan {
                     }
                     linears.push(PlannedLinear { info, scheme });
                 }
-                Err(why) => refused.push(format!("{}: {why}", info.module)),
+                Err(why) => {
+                    // Containers name the layer themselves where it is its shape that does not fit.
+                    let name = format!("{}: ", info.module);
+                    refused.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
+                }
             }
         }
         refused.extend(of_the_whole(source, &inputs, requantize));
