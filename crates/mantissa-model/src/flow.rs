@@ -13,6 +13,7 @@ use crate::cache::LayerCache;
 use crate::config::{Activation, ModelConfig};
 use crate::error::ForwardError;
 use crate::graph::{LinearInput, LinearKind};
+use crate::kv::KvQuantizer;
 
 /// Least number of rows of a whole-sequence pass: shorter ones are padded. Products of up to 64 rows may be
 /// summed in another order, and a sequence is to have the same bits alone and in a batch.
@@ -140,6 +141,8 @@ pub struct LayerFlow {
     pub(crate) head_norms: bool,
     pub(crate) sub_norms: bool,
     pub(crate) threads: usize,
+    /// How keys and values enter the cache; whole sequences see them so too.
+    pub(crate) kv: Option<KvQuantizer>,
 }
 
 impl LayerFlow {
@@ -153,6 +156,7 @@ impl LayerFlow {
             head_norms: config.has_head_norms(),
             sub_norms: config.has_sub_norms(),
             threads: threads.max(1),
+            kv: None,
         }
     }
 
@@ -186,6 +190,9 @@ impl LayerFlow {
         operators.norm(NormKind::Input, &a.residual[..len], &mut a.normed[..len]);
         self.project(operators, seqs, a)?;
         self.norm_heads(operators, seqs.rows, a);
+        if let Some(kv) = &self.kv {
+            kv.values(&mut a.v[..seqs.tokens() * self.attention.kv_heads * self.attention.head_dim]);
+        }
         match past {
             Some(past) => self.attend_cached(seqs, past, a),
             None => self.attend(seqs, a),

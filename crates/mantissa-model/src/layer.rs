@@ -7,6 +7,7 @@ use crate::config::ModelConfig;
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, prefix};
+use crate::kv::KvQuantizer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::mlp::Mlp;
 use crate::norm::RmsNorm;
@@ -44,12 +45,17 @@ impl Layer {
                 config.rms_norm_eps,
             )
         };
+        let mut flow = LayerFlow::new(config, layer, 1);
+        let (module, heads) = (format!("{}self_attn", prefix(layer)), config.num_key_value_heads);
+        if let Some(quant) = source.kv_quant(&module, heads)? {
+            flow.kv = Some(KvQuantizer::new(&module, &quant, heads, config.head_dim)?);
+        }
         Ok(Layer {
             input_norm: norm("input_layernorm")?,
             attention: Attention::load(source, config, layer)?,
             post_norm: norm("post_attention_layernorm")?,
             mlp: Mlp::load(source, config, layer)?,
-            flow: LayerFlow::new(config, layer, 1),
+            flow,
         })
     }
 

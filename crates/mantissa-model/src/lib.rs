@@ -22,6 +22,7 @@ pub mod flow;
 pub mod generate;
 pub mod graph;
 mod input;
+mod kv;
 mod layer;
 mod linear;
 mod mlp;

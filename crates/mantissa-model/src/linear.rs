@@ -451,7 +451,7 @@ mod tests {
     fn fused_partners_get_the_input_they_ask_for() {
         let (rows, cols, tokens) = (20, 48, 3);
         let asking = |scheme: Option<&str>| {
-            let quant = |text| ActivationQuant { scheme: parse_activation(text).unwrap(), outer: None };
+            let quant = |text| ActivationQuant::new(parse_activation(text).unwrap(), None);
             let (weight, input) = (Weight::F32(wave(rows * cols, 0.0)), scheme.map(quant));
             Linear::new(
                 "m",

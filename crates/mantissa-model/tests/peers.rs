@@ -122,6 +122,14 @@ fn quantized_checkpoints_have_the_recorded_perplexity() {
         ("llmc_nvfp4", 1e-2),
         ("llmc_mxfp4", 1e-2),
         ("llmc_mxfp8", 1e-2),
+        ("llmc_kv_fp8_static", 1e-2),
+        ("llmc_gptq_w3_g32_asym_static", 1e-3),
+        ("llmc_gptq_w4_g32_sym_static", 1e-3),
+        ("mo_FP8_DEFAULT_CFG", 1e-2),
+        ("mo_INT4_AWQ_g32", 1e-3),
+        ("bnb_fn_nf4", 1e-3),
+        ("bnb_fn_nf4_dq", 1e-3),
+        ("bnb_int8", 1e-2),
     ] {
         let entry = expect.as_array().unwrap().iter().find(|entry| entry["artifact"] == name).unwrap();
         let recorded = entry["eval_in"]["ppl"].as_f64().unwrap();

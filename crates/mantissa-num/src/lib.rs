@@ -29,8 +29,8 @@ pub mod round;
 pub mod scheme;
 pub mod stored;
 pub mod swizzle;
-pub mod trellis;
 mod tensor;
+pub mod trellis;
 
 pub use blockwise::Nested;
 pub use codec::CodecId;

@@ -113,7 +113,10 @@ mod tests {
         let mut seen = [false; TILE_WEIGHTS];
         (0..TILE_WEIGHTS).map(place).for_each(|(row, col)| seen[row * TILE + col] = true);
         assert!(seen.iter().all(|&seen| seen));
-        assert_eq!([place(0), place(1), place(2), place(4), place(8), place(32)], [(0, 0), (1, 0), (8, 0), (0, 8), (2, 0), (0, 1)]);
+        assert_eq!(
+            [place(0), place(1), place(2), place(4), place(8), place(32)],
+            [(0, 0), (1, 0), (8, 0), (0, 8), (2, 0), (0, 1)]
+        );
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
 /// What the containers take that store a weight as its transpose: codes and words in both orders.
 fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
     match plan.container {
-        Container::Gptq | Container::Awq => 2 * sizes.codes + sizes.stored,
+        Container::Gptq | Container::Awq | Container::Modelopt => 2 * sizes.codes + sizes.stored,
         _ => 0,
     }
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
-use mantissa_store::convention::{Container, ModelFiles, gptq};
+use mantissa_store::convention::{ModelFiles, gptq, modelopt};
 use mantissa_store::{
     Checksum, Committed, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
     refuse_overlap,
@@ -169,8 +169,8 @@ fn fill(
         staging.record(file, *digest);
     }
     write_json(staging, "config.json", config)?;
-    if plan.container == Container::Gptq {
-        write_json(staging, gptq::FILE_NAME, &config["quantization_config"])?;
+    if let Some((name, content)) = plan.side_config(config)? {
+        write_json(staging, name, &content)?;
     }
     // A GGUF file has nothing beside it that is its own.
     if source.gguf().is_none() {
@@ -312,7 +312,7 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
         let ours = name.ends_with(".index.json")
             || name.starts_with("mantissa-")
-            || ["config.json", gptq::FILE_NAME, QUALITY_NAME].contains(&name);
+            || ["config.json", gptq::FILE_NAME, modelopt::FILE_NAME, QUALITY_NAME].contains(&name);
         let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig};
 use mantissa_num::codec::Codec;
-use mantissa_num::{Code, Rounding, Scheme, minifloat};
+use mantissa_num::{Rounding, Scheme};
 use mantissa_store::convention::{
-    Container, LinearPlan, ModelFiles, NotStorable, awq, compressed_tensors, gptq as gptq_files, native,
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, fp8,
+    gptq as gptq_files, modelopt, native,
 };
-use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
+use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::calibrate::{CalibrateError, CalibrationSet};
@@ -238,6 +239,13 @@ impl Plan {
                 gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
             }
             Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
+            Container::Modelopt => {
+                modelopt::quantization_config(&self.groups(), &not_linear(&kept)).map_err(fault)?
+            }
+            Container::Bitsandbytes => {
+                bitsandbytes::quantization_config(&self.groups(), &kept).map_err(fault)?
+            }
+            Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -261,6 +269,25 @@ impl Plan {
             );
         }
         metadata
+    }
+
+    /// The configuration that the container has beside `config.json`: its file's name and content.
+    pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
+        match self.container {
+            Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
+            Container::Modelopt => {
+                let kept: Vec<_> = self
+                    .linears
+                    .iter()
+                    .filter(|l| l.scheme.is_none())
+                    .map(|l| l.info.module.clone())
+                    .collect();
+                let content = modelopt::hf_quant_config(&self.groups(), &not_linear(&kept));
+                let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+                Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
+            }
+            _ => Ok(None),
+        }
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
@@ -300,6 +327,11 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     Ok(config)
 }
 
+/// The modules `kept` as they are, and head and embedding, which are never quantized.
+fn not_linear(kept: &[String]) -> Vec<String> {
+    kept.iter().cloned().chain([HEAD, EMBEDDING].map(str::to_owned)).collect()
+}
+
 fn planned(
     source: &ModelFiles,
     recipe: &Recipe,
@@ -329,26 +361,9 @@ fn planned(
     });
     let scheme = of_type.or_else(|| recipe.weights_of(&info.module).cloned()).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        scheme.format = match container {
-            Container::CompressedTensors => with_scales_in(scheme.format, meta.dtype),
-            // Whatever the model's dtype.
-            Container::Gptq | Container::Awq => with_scales_in(scheme.format, Dtype::F16),
-            Container::Gguf | Container::Native => scheme.format,
-        };
-        scheme
+        container.as_stored(scheme, meta.dtype)
     });
     Ok(PlannedLinear { info, scheme })
-}
-
-/// The format with scales as a container stores what would be f32: compressed-tensors keeps them in the model's dtype, and its
-/// loaders cast them to it.
-pub(crate) fn with_scales_in(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
-    let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
-    match dtype {
-        Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
-        Dtype::F16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::F16)),
-        _ => format,
-    }
 }
 
 /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.

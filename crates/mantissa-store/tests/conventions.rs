@@ -59,7 +59,12 @@ fn every_layout_decodes_to_the_weight_beside_it() {
                 assert!((found - expected).abs() <= allowed, "{name} [{row}, {col}]: {found} for {expected}");
             }
         }
-        assert_eq!(files.notes().len(), usize::from(name.contains("labelled")), "{name}: {:?}", files.notes());
+        assert_eq!(
+            files.notes().len(),
+            usize::from(name.contains("labelled")),
+            "{name}: {:?}",
+            files.notes()
+        );
         assert!(name.starts_with(files.convention_name()), "{name}");
         seen += 1;
     }

@@ -25,7 +25,7 @@ use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
-use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears, with_scales_in};
+use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears};
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 
@@ -106,12 +106,7 @@ fn decide(
     dtype: Dtype,
 ) -> std::result::Result<Option<Scheme>, String> {
     if let Some(scheme) = requantize {
-        let mut scheme = scheme.clone();
-        scheme.format = match container {
-            Container::CompressedTensors => with_scales_in(scheme.format, dtype),
-            Container::Gptq | Container::Awq => with_scales_in(scheme.format, Dtype::F16),
-            _ => scheme.format,
-        };
+        let scheme = container.as_stored(scheme.clone(), dtype);
         let plan = LinearPlan {
             module: &info.module,
             scheme: &scheme,

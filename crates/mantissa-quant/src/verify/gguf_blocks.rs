@@ -82,6 +82,13 @@ fn layout(ty: GgmlType) -> Option<Layout> {
         GgmlType::Q6_K => of(256, 210, |all, b, out| all.elements(b, gguf_super::q6_k, out)),
         GgmlType::IQ4_NL => of(32, 18, |all, b, out| all.elements(b, gguf_super::iq4_nl, out)),
         GgmlType::IQ4_XS => of(256, 136, |all, b, out| all.elements(b, gguf_super::iq4_xs, out)),
+        GgmlType::IQ2_XXS => of(256, 66, |all, b, out| all.elements(b, gguf_super::iq2_xxs, out)),
+        GgmlType::IQ2_XS => of(256, 74, |all, b, out| all.elements(b, gguf_super::iq2_xs, out)),
+        GgmlType::IQ2_S => of(256, 82, |all, b, out| all.elements(b, gguf_super::iq2_s, out)),
+        GgmlType::IQ3_XXS => of(256, 98, |all, b, out| all.elements(b, gguf_super::iq3_xxs, out)),
+        GgmlType::IQ3_S => of(256, 110, |all, b, out| all.elements(b, gguf_super::iq3_s, out)),
+        GgmlType::IQ1_S => of(256, 50, |all, b, out| all.elements(b, gguf_super::iq1_s, out)),
+        GgmlType::IQ1_M => of(256, 56, |all, b, out| all.elements(b, gguf_super::iq1_m, out)),
         _ => None,
     }
 }
@@ -112,7 +119,7 @@ impl Blocks {
     }
 
     fn elements(&self, b: &[u8], element: Element, out: &mut [f32]) {
-        let half = |at: usize| f64::from(self.half(b, at));
+        let half = |bits: u16| f64::from(self.half[usize::from(bits)]);
         out.iter_mut().enumerate().for_each(|(i, out)| *out = element(b, i, &half) as f32);
     }
 
@@ -221,7 +228,14 @@ mod tests {
         }
     }
 
-    const TYPES: [GgmlType; 19] = [
+    const TYPES: [GgmlType; 26] = [
+        GgmlType::IQ1_S,
+        GgmlType::IQ1_M,
+        GgmlType::IQ2_XXS,
+        GgmlType::IQ2_XS,
+        GgmlType::IQ2_S,
+        GgmlType::IQ3_XXS,
+        GgmlType::IQ3_S,
         GgmlType::Q2_K,
         GgmlType::Q3_K,
         GgmlType::Q4_K,

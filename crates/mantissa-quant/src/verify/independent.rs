@@ -4,13 +4,16 @@
 
 mod columns;
 mod exl2;
+mod floats;
 mod native;
 
 use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
 use mantissa_num::stored::Transforms;
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{
+    KvQuant, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, mlx, modelopt,
+};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
 use serde_json::Value;
@@ -41,6 +44,13 @@ pub fn decode(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Res
 pub(super) fn open(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Stored> {
     let reader = Reader { files, module, rows, cols };
     let has = |suffix: &str| files.has(&format!("{module}.{suffix}"));
+    match files.convention_name() {
+        modelopt::QUANT_METHOD => return reader.modelopt(),
+        bitsandbytes::QUANT_METHOD => return reader.bitsandbytes(),
+        fp8::QUANT_METHOD => return reader.fp8_blocks(),
+        mlx::NAME => return reader.mlx(),
+        _ => {}
+    }
     if has("weight.packed") {
         reader.native()
     } else if has("qweight") {
@@ -79,6 +89,8 @@ pub(super) struct Stored {
     tail: Option<f32>,
     /// Added at the end, one per scale; empty where there is none.
     biases: Vec<f32>,
+    /// Group of each column, where groups are not of neighbours.
+    groups: Vec<usize>,
     /// Instead of all this: blocks of bytes.
     blocks: Option<(Blocks, GgmlType)>,
     /// Instead of all this: words along columns.
@@ -101,6 +113,13 @@ impl Stored {
         }
         self.elements(row, out);
         let Some(scales) = &self.scales else { return };
+        if !self.groups.is_empty() {
+            for (v, group) in out.iter_mut().zip(&self.groups) {
+                let at = (row * scales.across + group).min(scales.values.len() - 1);
+                *v = (*v - self.zeros.get(at).copied().unwrap_or(0.0)) * scales.values[at];
+            }
+            return;
+        }
         let mut start = 0;
         while start < self.cols {
             let (at, end) = scales.run(row, start, self.cols);
@@ -217,6 +236,10 @@ impl WeightSource for Source<'_> {
             _ => ordinary.transforms,
         };
         Ok(LinearWeight { weight, transforms, ..ordinary })
+    }
+
+    fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
+        Ok(self.files.kv_quant(module, kv_heads)?)
     }
 }
 
@@ -352,6 +375,7 @@ impl Reader<'_> {
             zeros,
             tail: None,
             biases: Vec::new(),
+            groups: Vec::new(),
             blocks: None,
             columns: None,
             exl2: None,
@@ -411,8 +435,15 @@ impl Reader<'_> {
             return Err(self.short("weight_packed"));
         }
         let zeros = self.packed_zeros(bits, &scales)?.unwrap_or_default();
-        let stored = self.stored(packed, bits, 32, int_values(bits));
-        Ok(Stored { row_bits: words * 32, scales: Some(scales), zeros, ..stored })
+        let groups = self.column_groups()?;
+        let stored = match words == (self.cols * bits).div_ceil(32) {
+            true => Stored { row_bits: words * 32, ..self.stored(packed, bits, 32, int_values(bits)) },
+            false => {
+                let codes = self.from_padded_words(&packed, bits, self.cols);
+                self.stored(codes, 8, 8, int_values(bits))
+            }
+        };
+        Ok(Stored { scales: Some(scales), zeros, groups, ..stored })
     }
 
     /// Zero points of `pack-quantized`: word `w` of line `l` holds rows from `32 w / bits` of group column `l`.
@@ -421,18 +452,21 @@ impl Reader<'_> {
             return Ok(None);
         }
         let bytes = self.bytes("weight_zero_point")?;
-        let words = (scales.down * bits).div_ceil(32);
-        if bytes.len() < words * scales.across * 4 {
+        let per_line = bytes.len() / 4 / scales.across.max(1);
+        let (dense, offset) = ((scales.down * bits).div_ceil(32), f32::from(1u8 << (bits - 1)));
+        if bytes.len() < dense * scales.across * 4 {
             return Err(self.short("weight_zero_point"));
         }
-        let offset = f32::from(1u8 << (bits - 1));
-        let zero = |row: usize, line: usize| {
-            let stream: Vec<u8> =
-                (0..words).flat_map(|w| bytes[4 * (w * scales.across + line)..][..4].to_vec()).collect();
-            f32::from(field(&stream, row * bits, bits)) - offset
+        let line = |line: usize| -> Vec<f32> {
+            let words = (0..per_line).map(|w| 4 * (w * scales.across + line));
+            let bytes: Vec<u8> = words.flat_map(|at| bytes[at..at + 4].iter().copied()).collect();
+            let codes: Vec<u8> = match per_line == dense {
+                true => (0..scales.down).map(|row| field(&bytes, row * bits, bits)).collect(),
+                false => self.from_padded_words(&bytes, bits, scales.down),
+            };
+            codes.into_iter().map(|code| f32::from(code) - offset).collect()
         };
-        let lines: Vec<Vec<f32>> =
-            (0..scales.across).map(|line| (0..scales.down).map(|row| zero(row, line)).collect()).collect();
+        let lines: Vec<Vec<f32>> = (0..scales.across).map(line).collect();
         Ok(Some((0..scales.down).flat_map(|row| lines.iter().map(move |line| line[row])).collect()))
     }
 }

@@ -79,22 +79,24 @@ fn groups(files: &ModelFiles, name: &str, weight: &str, cols: usize) -> Result<V
         bytes.as_chunks::<2>().0.iter().map(|b| usize::from(u16::from_le_bytes(*b))).collect();
     let total = files.meta(weight)?.shape.first().copied().unwrap_or(0);
     let pairs = fields.as_chunks::<2>().0;
-    if pairs.is_empty() || fields.len() % 2 != 0 {
+    if pairs.is_empty() || !fields.len().is_multiple_of(2) {
         return Err(files.fault(name, format!("{} numbers", fields.len()), "pairs of bits and row", ""));
     }
     let (mut groups, mut used) = (Vec::with_capacity(pairs.len()), 0);
     for (i, &[bits, start]) in pairs.iter().enumerate() {
-        let fault = |found: String, allowed: &str| files.fault(name, format!("group {i}: {found}"), allowed, "");
+        let fault =
+            |found: String, allowed: &str| files.fault(name, format!("group {i}: {found}"), allowed, "");
         if !WIDTHS.contains(&bits) {
             return Err(fault(format!("{bits} bits"), "2, 3, 4, 5, 6 or 8"));
         }
         let last = i + 1 == pairs.len();
         let end = if last { total } else { pairs[i + 1][1] };
         let words = end.checked_sub(start).filter(|&n| n > 0 && (i > 0 || start == 0));
-        let words = words.ok_or_else(|| fault(format!("rows {start} to {end}"), "rows that follow each other from 0"))?;
+        let words = words
+            .ok_or_else(|| fault(format!("rows {start} to {end}"), "rows that follow each other from 0"))?;
         let left = cols - used;
         let columns = if last { left } else { words * 32 / bits };
-        let whole = last || (words * 32) % bits == 0;
+        let whole = last || (words * 32).is_multiple_of(bits);
         if !whole || columns == 0 || columns > left || (columns * bits).div_ceil(32) != words {
             let found = format!("{columns} of {left} columns of {bits} bits in {words} rows");
             return Err(fault(found, "groups that hold each column once"));
@@ -116,7 +118,9 @@ fn codes(files: &ModelFiles, name: &str, groups: &[Group], rows: usize, cols: us
         let packing = Packing { offset_binary: false, ..Packing::gptq(bits as u32) };
         for row in 0..rows {
             line.clear();
-            line.extend((words.0..words.0 + words.1).flat_map(|word| &bytes[4 * (word * across + row)..][..4]));
+            line.extend(
+                (words.0..words.0 + words.1).flat_map(|word| &bytes[4 * (word * across + row)..][..4]),
+            );
             let fields = packing.unpack(&line, 1, columns.1, false);
             let fields = fields.ok_or_else(|| files.fault(name, "a wrong length", "whole words", ""))?;
             let out = &mut codes[row * cols + columns.0..][..columns.1];
@@ -141,7 +145,8 @@ fn scales(
     files.expect_finite(&max, Dtype::F16, &largest)?;
     let largest: Vec<f32> =
         largest.as_chunks::<2>().0.iter().map(|b| F16.decode(u16::from_le_bytes(*b).into())).collect();
-    let fields = Packing { offset_binary: false, ..Packing::gptq(4) }.unpack(&packed, groups.len(), across, false);
+    let fields =
+        Packing { offset_binary: false, ..Packing::gptq(4) }.unpack(&packed, groups.len(), across, false);
     let fields = fields.ok_or_else(|| files.fault(&scale, "a wrong length", "whole words", ""))?;
     let mut scales = Vec::with_capacity(rows * cols.div_ceil(step));
     for row in 0..rows {
@@ -166,7 +171,9 @@ fn order(files: &ModelFiles, name: &str, cols: usize) -> Result<Option<Vec<u32>>
     let meta = files.meta(name)?;
     let bytes = files.read_exact(name, &[Dtype::I32, Dtype::I16], &[cols])?;
     let places: Vec<Option<usize>> = match meta.dtype {
-        Dtype::I16 => bytes.as_chunks::<2>().0.iter().map(|b| Some(usize::from(u16::from_le_bytes(*b)))).collect(),
+        Dtype::I16 => {
+            bytes.as_chunks::<2>().0.iter().map(|b| Some(usize::from(u16::from_le_bytes(*b)))).collect()
+        }
         _ => bytes.as_chunks::<4>().0.iter().map(|b| usize::try_from(i32::from_le_bytes(*b)).ok()).collect(),
     };
     let mut order = vec![u32::MAX; cols];

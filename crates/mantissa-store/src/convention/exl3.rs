@@ -70,14 +70,20 @@ fn decode(files: &ModelFiles, name: &str, book: TrellisBook, rows: usize, cols: 
     let bits = width / TILE;
     if !width.is_multiple_of(TILE) || !(1..=8).contains(&bits) {
         let hint = "half bits to a weight are not read yet";
-        return Err(files.fault(name, format!("shape {:?}", meta.shape), "a last axis of 16 · (1 to 8)", hint));
+        return Err(files.fault(
+            name,
+            format!("shape {:?}", meta.shape),
+            "a last axis of 16 · (1 to 8)",
+            hint,
+        ));
     }
     let bytes = files.read_exact(name, &[Dtype::I16, Dtype::U16], &[cols / TILE, rows / TILE, width])?;
     let table = book.table();
     let mut weight = vec![0; rows * cols];
     for (tile, bytes) in bytes.chunks_exact(2 * width).enumerate() {
         let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        let states = states(&words, bits).ok_or_else(|| files.fault(name, "a wrong length", "whole tiles", ""))?;
+        let states =
+            states(&words, bits).ok_or_else(|| files.fault(name, "a wrong length", "whole tiles", ""))?;
         let (down, across) = (tile / (rows / TILE) * TILE, tile % (rows / TILE) * TILE);
         for (i, state) in states.into_iter().enumerate() {
             let (row, col) = place(i);
@@ -94,7 +100,12 @@ fn signs(files: &ModelFiles, module: &str, [scales, packed]: [&str; 2], n: usize
     if files.has(&name) || !files.has(&old) {
         let bytes = files.read_exact(&name, &[Dtype::F16], &[n])?;
         files.expect_finite(&name, Dtype::F16, &bytes)?;
-        return Ok(bytes.as_chunks::<2>().0.iter().map(|b| F16.decode(u16::from_le_bytes(*b).into())).collect());
+        return Ok(bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|b| F16.decode(u16::from_le_bytes(*b).into()))
+            .collect());
     }
     let bytes = files.read_exact(&old, &[Dtype::I16, Dtype::U16], &[n / 16])?;
     let sign = |i: usize| if bytes[i / 8] >> (i % 8) & 1 == 1 { -1.0 } else { 1.0 };

@@ -109,6 +109,9 @@ fn loads_in(container: Container) -> &'static str {
         Container::Gguf => "llama.cpp, mantissa",
         Container::Native => "mantissa",
         Container::Gptq => "GPTQModel, vLLM, SGLang, transformers, mantissa",
+        Container::Modelopt => "TensorRT-LLM, vLLM, SGLang, mantissa",
+        Container::Bitsandbytes => "transformers, vLLM, mantissa",
+        Container::DeepseekFp8 => "vLLM, SGLang, transformers, mantissa",
         Container::Awq => "vLLM, SGLang, transformers, mantissa",
     }
 }

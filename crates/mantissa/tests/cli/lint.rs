@@ -57,7 +57,7 @@ fn tensors<'a>(report: &'a Value, rule: &str) -> Vec<&'a str> {
 /// Rewrites a safetensors file with `change` applied to each tensor's bytes.
 pub fn rewrite(path: &Path, change: impl Fn(&str, &mut Vec<u8>)) {
     let file = SafeTensors::open(path).unwrap();
-    let metas: Vec<_> = file.tensors().cloned().collect();
+    let metas: Vec<_> = file.tensors().to_vec();
     let mut all: BTreeMap<String, Vec<u8>> =
         metas.iter().map(|meta| (meta.name.clone(), file.read(meta).unwrap())).collect();
     all.iter_mut().for_each(|(name, bytes)| change(name, bytes));

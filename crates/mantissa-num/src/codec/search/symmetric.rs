@@ -319,16 +319,20 @@ fn refit<L: Lanes, E: Element>(
 /// The f16 scale of a block of `n` elements.
 #[inline(always)]
 fn single<L: Lanes, E: Element>(l: L, target: &Target, n: usize) -> (u16, f32) {
+    /// Sixteen at a time, from 1.2 to 0.3 of what brings the largest element to an end of the codes.
+    const GUESSES: usize = 18;
     let (x, w) = (&target.x[..n], &target.w[..n]);
     let mut best = ((0, 0.0), f32::INFINITY);
-    // From fine to coarse; then twice the f16 scales next to the best.
-    for to in [Some(1.2), Some(1.0), Some(0.8), Some(0.6), None, None] {
-        let halves: [(u16, f32); LANES] = match to {
-            Some(to) => fit::<L, E>(l, (to, 0.025), 1, x, w).1.map(|s| target.half(s.into())),
-            None => std::array::from_fn(|i| {
+    // From fine to coarse, with one fit and with two; then twice the f16 scales next to the best.
+    for guess in 0..GUESSES + 2 {
+        let halves: [(u16, f32); LANES] = if guess < GUESSES {
+            let (to, passes) = (1.2 - 0.1 * (guess / 2) as f32, 1 + guess % 2);
+            fit::<L, E>(l, (to, 0.0125), passes, x, w).1.map(|s| target.half(s.into()))
+        } else {
+            std::array::from_fn(|i| {
                 let magnitude = i32::from(best.0.0 & 0x7fff) + i as i32 - 8;
                 target.half_of(best.0.0 & 0x8000 | magnitude.clamp(0, 0x7bff) as u16)
-            }),
+            })
         };
         let (lane, error) = least(l, errors::<L, E>(l, x, w, l.load(&halves.map(|h| h.1))));
         if error < best.1 {

@@ -89,7 +89,7 @@ impl Reader<'_> {
         let words = self.words("qweight", expected)?;
         let mut packed = self.words("qzeros", lines(count, rows))?;
         // Whole words were lowered by one in each field, but for fields that straddle words.
-        let whole = v1 && 32 % bits == 0;
+        let whole = v1 && 32usize.is_multiple_of(bits);
         if whole {
             let ones = (0..32 / bits).map(|i| 1 << (i * bits)).sum::<u32>();
             packed.iter_mut().for_each(|word| *word = word.wrapping_add(ones));

@@ -16,5 +16,5 @@ pub use config::{AUTO_ROUND, Config, Layer, Layout, QUANT_METHOD, packing_format
 pub use version::ZeroVersion;
 pub use write::{FILE_NAME, Settings, in_own_order, quantization_config, specs, tensors};
 
-pub(in crate::convention) use read::{centred, group_int, read_scales};
+pub(in crate::convention) use read::{centred, group_int, read_order, read_scales};
 pub(in crate::convention) use write::int_groups;

@@ -77,7 +77,7 @@ impl Config {
         let mut bytes = files.read_exact(name, &[Dtype::I32], &[groups, words])?;
         // Between versions a whole word was moved by one in each field, so that what a zero point of 0 borrowed from its
         // neighbour comes back; where fields straddle words, each was moved by itself.
-        let whole = self.version == ZeroVersion::V1 && 32 % layer.bits == 0;
+        let whole = self.version == ZeroVersion::V1 && 32u32.is_multiple_of(layer.bits);
         if whole {
             let ones = (0..32).step_by(layer.bits as usize).fold(0u32, |ones, shift| ones | 1 << shift);
             bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|word| {
@@ -152,7 +152,12 @@ pub(in crate::convention) fn read_scales(
 }
 
 /// The columns sorted by group, where `g_idx` is there and they are not.
-fn read_order(files: &ModelFiles, name: &str, blocks: Blocks, cols: usize) -> Result<Option<Vec<u32>>> {
+pub(in crate::convention) fn read_order(
+    files: &ModelFiles,
+    name: &str,
+    blocks: Blocks,
+    cols: usize,
+) -> Result<Option<Vec<u32>>> {
     if !files.has(name) {
         return Ok(None);
     }
