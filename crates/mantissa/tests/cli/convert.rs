@@ -63,6 +63,7 @@ fn same_results(a: &Path, b: &Path, dir: &Path) {
 fn every_row_of_the_table_there_and_back() {
     for (dtype, recipe, from, to, reciprocal) in [
         ("bf16", "nvfp4", "compressed-tensors", "gguf", "weight_global_scale"),
+        ("bf16", "nvfp4", "compressed-tensors", "modelopt", "weight_global_scale"),
         ("bf16", "mxfp4", "compressed-tensors", "gguf", ""),
         ("f16", "rtn-int4-g32", "compressed-tensors", "gptq", ""),
         ("f16", "rtn-int4-g32-asym", "compressed-tensors", "awq", ""),
