@@ -15,7 +15,8 @@ use std::path::Path;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
+use mantissa_num::{Code, Quantized, Scheme, minifloat};
+use mantissa_store::convention::gptq as gptq_files;
 use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
@@ -335,17 +336,9 @@ impl Conversion {
         let refuse = |why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]);
         let mut quantized = quantized.map_err(refuse)?;
         let mut g_idx = None;
-        if let (Some(order), Codes::U8(codes)) = (group_order(&weight.transforms), &quantized.codes) {
-            // Columns back in their own order, each with its group.
-            let group = quantized.format.blocks().len(1, info.cols).max(1);
-            let (mut groups, mut moved) = (vec![0; info.cols], vec![0; codes.len()]);
-            for (i, &column) in order.iter().enumerate() {
-                groups[column as usize] = (i / group) as u32;
-                for row in 0..info.rows {
-                    moved[row * info.cols + column as usize] = codes[row * info.cols + i];
-                }
-            }
-            (quantized.codes, g_idx) = (Codes::U8(moved), Some(groups));
+        if let Some(order) = group_order(&weight.transforms) {
+            let (own, groups) = gptq_files::in_own_order(&quantized, order);
+            (quantized, g_idx) = (own, Some(groups));
         }
         Ok(Solved { g_idx, ..Solved::rounded((quantized, ErrorStats::default())) })
     }
