@@ -152,7 +152,7 @@ pub const RULES: &[Rule] = &[
         requires: "mlx's own tensors, or awq, gptq, compressed-tensors or mxfp4, which mlx-lm converts as it loads",
         check: Check::Convention(&["dense", "mlx", "awq", "gptq", "compressed-tensors", "mxfp4"]),
         source: MLX_LM,
-        cure: "mantissa convert --format mlx",
+        cure: "mlx_lm.convert from the dense model",
     },
     Rule {
         id: "exllamav2-convention",
@@ -234,7 +234,7 @@ pub const RULES: &[Rule] = &[
         requires: "symmetric integers of 4 or 8 bits",
         check: Check::Bits { symmetric: &[4, 8], asymmetric: &[] },
         source: AUTO_GPTQ,
-        cure: "convert asymmetric codes: mantissa convert --format compressed-tensors or awq",
+        cure: "symmetric int4 or int8; asymmetric int4: mantissa convert --format awq",
     },
     Rule {
         id: "vllm-groups",
@@ -354,7 +354,7 @@ pub const RULES: &[Rule] = &[
         requires: "integers of 4 bits",
         check: Check::Bits { symmetric: &[4], asymmetric: &[4] },
         source: MLX_LM,
-        cure: "mantissa convert --format mlx",
+        cure: "mlx_lm.convert from the dense model",
     },
     Rule {
         id: "mlx-affine-bits",
@@ -394,7 +394,7 @@ pub const RULES: &[Rule] = &[
         requires: "NVFP4, or int4 in groups of 32, which every other format is taken for",
         check: Check::Kinds(&[Nvfp4, IntWeights]),
         source: MLX_LM,
-        cure: "mantissa convert --format mlx",
+        cure: "mlx_lm.convert from the dense model",
     },
     Rule {
         id: "mlx-ct-width",
@@ -404,7 +404,7 @@ pub const RULES: &[Rule] = &[
         requires: "integers of 4 bits, which every width is taken for",
         check: Check::Bits { symmetric: &[4], asymmetric: &[] },
         source: MLX_LM,
-        cure: "mantissa convert --format mlx",
+        cure: "mlx_lm.convert from the dense model",
     },
     Rule {
         id: "mlx-ct-groups",
@@ -414,7 +414,7 @@ pub const RULES: &[Rule] = &[
         requires: "groups of 32, which every size is taken for",
         check: Check::Groups { sizes: &[32], channel: false, other_in_f16: false },
         source: MLX_LM,
-        cure: "mantissa convert --format mlx",
+        cure: "mlx_lm.convert from the dense model",
     },
     Rule {
         id: "whole-groups",
