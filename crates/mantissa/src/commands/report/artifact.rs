@@ -18,7 +18,7 @@ pub fn page(name: &str, quality: &Quality) -> Page {
             page.push(table(&evaluation(figures)));
         }
         None => {
-            page.push(Html::paragraph("It was not measured on a text: quantize --text or --tokens does so."))
+            page.push(Html::paragraph("It was not measured on a text: quantize --text or --tokens does so."));
         }
     }
     page.push(Html::heading("Layers"));
@@ -92,8 +92,8 @@ fn schemes(layers: &[LayerReport]) -> Vec<&str> {
     schemes
 }
 
-fn scatter<'a>(
-    title: &'a str,
+fn scatter(
+    title: &str,
     x: Axis,
     layers: &[LayerReport],
     place: impl Fn(usize, &LayerReport) -> f64,
