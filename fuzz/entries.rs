@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
 use mantissa_num::{Scheme, parse_activation};
@@ -97,7 +98,9 @@ pub fn integers(data: &[u8]) {
         (_, _, 0) => awq::QUANT_METHOD,
         _ => gptq::QUANT_METHOD,
     };
-    let folder = Folder::new(data, method);
+    let config =
+        format!(r#"{{"quantization_config": {{"quant_method": "{method}", "bits": 4, "group_size": 32}}}}"#);
+    let folder = Folder::new(data, &config);
     let Ok(files) = ModelFiles::open(&folder.0) else { return };
     let _ = files.notes();
     let names: Vec<_> = files.checkpoint().tensors().map(|meta| meta.name.clone()).collect();
@@ -113,16 +116,49 @@ pub fn integers(data: &[u8]) {
     }
 }
 
+/// Configurations under which the tensors of one module of 32 × 96 weights are read.
+const FLOAT_CONFIGS: [&str; 11] = [
+    r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "MXFP8"}"#,
+    r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
+    r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#,
+    r#"{"quant_method": "fp8", "weight_block_size": [24, 40]}"#,
+    r#"{"bits": 4, "group_size": 32}"#,
+    r#"{"bits": 8, "group_size": 32, "mode": "mxfp8"}"#,
+    r#"{"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights":
+        {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"}}}}"#,
+];
+
+/// Weights of ModelOpt, bitsandbytes, FP8, MLX and compressed-tensors.
+pub fn floats(data: &[u8]) {
+    for config in FLOAT_CONFIGS {
+        let folder = Folder::new(data, &format!(r#"{{"quantization_config": {config}}}"#));
+        let Ok(files) = ModelFiles::open(&folder.0) else { return };
+        let names: Vec<_> = files.checkpoint().tensors().map(|meta| meta.name.clone()).collect();
+        for module in names.iter().filter_map(|name| name.strip_suffix(".weight")) {
+            let _ = (files.coded_shape(module), files.kv_quant(module, 4));
+            let Ok(linear) = files.linear(module, 32, 96, false) else { continue };
+            linear.transforms.check(32, 96).expect("maps that fit");
+            if let Weight::Quantized(q) = linear.weight {
+                q.dequantize().expect("what was read decodes");
+            }
+        }
+    }
+}
+
 /// A model folder with this weight file, for as long as this lives.
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new(data: &[u8], method: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("mantissa-fuzz-{}", std::process::id()));
+    fn new(data: &[u8], config: &str) -> Self {
+        // Tests of one process run side by side.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("mantissa-fuzz-{process}-{count}"));
         fs::create_dir_all(&path).expect("a temporary folder");
-        let config = format!(
-            r#"{{"quantization_config": {{"quant_method": "{method}", "bits": 4, "group_size": 32}}}}"#
-        );
         fs::write(path.join("config.json"), config).expect("a temporary file");
         fs::write(path.join("model.safetensors"), data).expect("a temporary file");
         Folder(path)

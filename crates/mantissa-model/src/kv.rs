@@ -64,7 +64,10 @@ impl KvQuantizer {
     fn apply(&self, scales: &[f32], x: &mut [f32]) {
         for (vector, scale) in x.chunks_exact_mut(self.head_dim.max(1)).zip(scales.iter().cycle()) {
             // A NaN shows in the result; rounding would make a number of it.
-            vector.iter_mut().filter(|x| !x.is_nan()).for_each(|x| *x = self.element.round(*x / scale) * scale);
+            vector
+                .iter_mut()
+                .filter(|x| !x.is_nan())
+                .for_each(|x| *x = self.element.round(*x / scale) * scale);
         }
     }
 }

@@ -276,8 +276,12 @@ impl Plan {
         match self.container {
             Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
             Container::Modelopt => {
-                let kept: Vec<_> =
-                    self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+                let kept: Vec<_> = self
+                    .linears
+                    .iter()
+                    .filter(|l| l.scheme.is_none())
+                    .map(|l| l.info.module.clone())
+                    .collect();
                 let content = modelopt::hf_quant_config(&self.groups(), &not_linear(&kept));
                 let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
                 Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))

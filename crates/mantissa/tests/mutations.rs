@@ -127,11 +127,20 @@ fn config() {
 
 #[test]
 fn integers() {
-    let folders = fs::read_dir(root().join("tests/data/conventions")).unwrap();
+    survives("integers", entries::integers, &modules("tests/data/conventions"));
+}
+
+#[test]
+fn floats() {
+    survives("floats", entries::floats, &modules("tests/data/float_conventions"));
+}
+
+/// The weight files of modules in the layouts of other tools.
+fn modules(folder: &str) -> Vec<Vec<u8>> {
+    let folders = fs::read_dir(root().join(folder)).unwrap();
     let mut paths: Vec<_> = folders.map(|entry| entry.unwrap().path().join("model.safetensors")).collect();
     paths.sort();
-    let seeds: Vec<_> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
-    survives("integers", entries::integers, &seeds);
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
 #[test]

@@ -11,7 +11,9 @@ use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
 use mantissa_num::stored::Transforms;
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, modelopt};
+use mantissa_store::convention::{
+    KvQuant, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, mlx, modelopt,
+};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
 use serde_json::Value;
@@ -46,6 +48,7 @@ pub(super) fn open(files: &ModelFiles, module: &str, rows: usize, cols: usize) -
         modelopt::QUANT_METHOD => return reader.modelopt(),
         bitsandbytes::QUANT_METHOD => return reader.bitsandbytes(),
         fp8::QUANT_METHOD => return reader.fp8_blocks(),
+        mlx::NAME => return reader.mlx(),
         _ => {}
     }
     if has("weight.packed") {
@@ -235,11 +238,7 @@ impl WeightSource for Source<'_> {
         Ok(LinearWeight { weight, transforms, ..ordinary })
     }
 
-    fn kv_quant(
-        &self,
-        module: &str,
-        kv_heads: usize,
-    ) -> std::result::Result<Option<KvQuant>, LoadError> {
+    fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
         Ok(self.files.kv_quant(module, kv_heads)?)
     }
 }

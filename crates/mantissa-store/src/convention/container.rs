@@ -136,7 +136,11 @@ impl Container {
     ///
     /// # Errors
     /// [`NotStorable`] where the container cannot hold all of it.
-    pub fn store(self, module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+    pub fn store(
+        self,
+        module: &str,
+        layer: &LinearWeight,
+    ) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
         match self {
             Container::Modelopt => return modelopt::store(module, layer),
             Container::Bitsandbytes => return bitsandbytes::store(module, layer),

@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 
 use super::sound::{self, Names};
 use super::weight::Parts;
-use super::{ActivationQuant, LinearPlan, LinearWeight, ModelFiles, NotStorable, Weight, scale_code, scale_dtype};
+use super::{
+    ActivationQuant, LinearPlan, LinearWeight, ModelFiles, NotStorable, Weight, scale_code, scale_dtype,
+};
 use crate::{Dtype, Error, Result, TensorSpec};
 
 /// `quant_method` of this convention.
@@ -69,7 +71,9 @@ impl Config {
         };
         let block = match text("weight_block_size") {
             None => None,
-            Some(sides) => Some(block_sides(sides).ok_or_else(|| fault("weight_block_size", "[rows, columns]"))?),
+            Some(sides) => {
+                Some(block_sides(sides).ok_or_else(|| fault("weight_block_size", "[rows, columns]"))?)
+            }
         };
         Ok(Config { path: path.to_owned(), block, fixed, powers })
     }
@@ -82,7 +86,8 @@ impl Config {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let codes_name = name("weight");
         if files.meta(&codes_name)?.dtype != Dtype::F8E4M3 {
-            return Ok(files.dense(module, rows, cols)?.into());
+            let scale = if self.block.is_some() { "weight_scale_inv" } else { "weight_scale" };
+            return Ok(files.dense_without(module, scale, rows, cols)?.into());
         }
         let codes = files.read_exact(&codes_name, &[Dtype::F8E4M3], &[rows, cols])?;
         let (scale_name, blocks) = match self.block {
@@ -145,8 +150,12 @@ fn dynamic(cols: u32, powers: bool) -> Scheme {
 /// Rows and columns of a block, and the dtype of scales.
 fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32, u32), Dtype), NotStorable> {
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
-    let Format::Affine(Affine { code: E4M3, blocks: Blocks::Tile { rows, cols }, scale: Some(scale), offset: Offset::None }) =
-        &scheme.format
+    let Format::Affine(Affine {
+        code: E4M3,
+        blocks: Blocks::Tile { rows, cols },
+        scale: Some(scale),
+        offset: Offset::None,
+    }) = &scheme.format
     else {
         return no(format!("{CONTAINER} holds FP8 tiles: fp8-e4m3-t128x128"));
     };

@@ -41,7 +41,8 @@ pub fn experts(
     let each = blocks.chunks_exact((rows * cols / 2).max(1)).zip(scales.chunks_exact((rows * groups).max(1)));
     each.map(|(blocks, scales)| {
         let codes = Packing::rows(4).unpack(blocks, rows, cols, false);
-        let codes = codes.ok_or_else(|| files.fault(&blocks_name, "a wrong length", "two codes to a byte", ""))?;
+        let codes =
+            codes.ok_or_else(|| files.fault(&blocks_name, "a wrong length", "two codes to a byte", ""))?;
         let empty = Quantized::empty(format.clone(), rows, cols);
         let q = Quantized { codes: Codes::U8(codes), scales: Codes::U8(scales.to_vec()), ..empty };
         sound::check(files, Names { codes: &blocks_name, scales: &scales_name, zeros: &scales_name }, &q)?;
@@ -56,9 +57,9 @@ pub fn halves(joint: &Quantized) -> [Quantized; 2] {
     [0, 1].map(|first| {
         let rows = (first..joint.rows).step_by(2);
         let pick = |codes: &Codes, width: usize| match codes {
-            Codes::U8(codes) => {
-                Codes::U8(rows.clone().flat_map(|r| codes[r * width..(r + 1) * width].iter().copied()).collect())
-            }
+            Codes::U8(codes) => Codes::U8(
+                rows.clone().flat_map(|r| codes[r * width..(r + 1) * width].iter().copied()).collect(),
+            ),
             other => other.clone(),
         };
         let (codes, scales) = (pick(&joint.codes, joint.cols), pick(&joint.scales, groups));
@@ -80,7 +81,8 @@ pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8
         blocks.extend(Packing::rows(4).pack(codes, cols));
         scales.extend(q.scales.to_le_bytes());
     }
-    let spec = |suffix: &str, shape: Vec<usize>| TensorSpec::new(format!("{name}_{suffix}"), Dtype::U8, shape);
+    let spec =
+        |suffix: &str, shape: Vec<usize>| TensorSpec::new(format!("{name}_{suffix}"), Dtype::U8, shape);
     Some([
         (spec("blocks", vec![experts.len(), rows, groups, BLOCK / 2]), blocks),
         (spec("scales", vec![experts.len(), rows, groups]), scales),

@@ -13,6 +13,7 @@ pub mod fp8;
 pub mod gguf;
 pub mod gpt_oss;
 pub mod gptq;
+pub mod mlx;
 pub mod modelopt;
 pub mod native;
 mod sound;
@@ -24,8 +25,8 @@ use mantissa_num::{Code, Codes, minifloat};
 use serde_json::Value;
 
 pub use container::{Container, LinearPlan, NotStorable};
-pub use weight::{ActivationQuant, KvQuant, LinearWeight, Weight};
 use weight::Parts;
+pub use weight::{ActivationQuant, KvQuant, LinearWeight, Weight};
 
 use crate::finite::{FiniteScan, require_finite};
 use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
@@ -45,6 +46,7 @@ enum Convention {
     Bitsandbytes(bitsandbytes::Config),
     Fp8(fp8::Config),
     GptOss,
+    Mlx(mlx::Config),
 }
 
 /// A model on disk: weights in some convention, and its configuration.
@@ -133,7 +135,7 @@ impl ModelFiles {
     }
 
     /// Name of the convention, for people: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round`,
-    /// `exl2`, `exl3`, `modelopt`, `bitsandbytes`, `fp8` or `mxfp4`.
+    /// `exl2`, `exl3`, `modelopt`, `bitsandbytes`, `fp8`, `mxfp4` or `mlx`.
     pub fn convention_name(&self) -> &'static str {
         match &self.convention {
             Convention::Dense => "dense",
@@ -148,6 +150,7 @@ impl ModelFiles {
             Convention::Bitsandbytes(_) => bitsandbytes::QUANT_METHOD,
             Convention::Fp8(_) => fp8::QUANT_METHOD,
             Convention::GptOss => gpt_oss::QUANT_METHOD,
+            Convention::Mlx(_) => mlx::NAME,
         }
     }
 
@@ -214,6 +217,7 @@ impl ModelFiles {
             Convention::Modelopt(config) => config.linear(self, module, rows, cols)?,
             Convention::Bitsandbytes(config) => config.linear(self, module, rows, cols)?,
             Convention::Fp8(config) => config.linear(self, module, rows, cols)?,
+            Convention::Mlx(config) => config.linear(self, module, rows, cols)?.into(),
         };
         let Parts { weight, input, transforms } = parts;
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
@@ -233,6 +237,27 @@ impl ModelFiles {
         }
     }
 
+    /// Rows and columns of the quantized weight of `module`, as its tensors say: of ModelOpt, bitsandbytes and FP8 models, whose
+    /// codes are a tensor `weight`. `None` where it is dense, or where nothing bounds what is said.
+    pub fn coded_shape(&self, module: &str) -> Option<(usize, usize)> {
+        let codes = self.checkpoint.get(&format!("{module}.weight"))?;
+        if !matches!(codes.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) || codes.len == 0 {
+            return None;
+        }
+        let &[rows, cols] = codes.shape.as_slice() else { return None };
+        match (&self.convention, codes.dtype) {
+            (Convention::Bitsandbytes(_), Dtype::U8) => bitsandbytes::shape(self, module),
+            (Convention::Modelopt(_), Dtype::U8) if self.has(&format!("{module}.weight_scale_2")) => {
+                Some((rows, cols.checked_mul(2)?))
+            }
+            (Convention::Modelopt(_), Dtype::U8) => Some((rows.checked_mul(2)?, cols)),
+            (Convention::Modelopt(_) | Convention::Bitsandbytes(_) | Convention::Fp8(_), _) => {
+                Some((rows, cols))
+            }
+            _ => None,
+        }
+    }
+
     /// A weight that is stored as it is.
     pub(crate) fn dense(&self, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = format!("{module}.weight");
@@ -248,6 +273,27 @@ impl ModelFiles {
             Dtype::F16 => words().map(Weight::F16),
             _ => self.tensor_f32(&name, &[rows, cols]).map(Weight::F32),
         }
+    }
+
+    /// A weight that is stored as it is, in a convention where quantized layers have the tensor `scale` beside theirs.
+    pub(crate) fn dense_without(
+        &self,
+        module: &str,
+        scale: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight> {
+        let (name, scale) = (format!("{module}.weight"), format!("{module}.{scale}"));
+        if !self.has(&scale) {
+            return self.dense(module, rows, cols);
+        }
+        let found = format!("dtype {} beside the scales {scale}", self.meta(&name)?.dtype);
+        Err(self.fault(
+            &name,
+            found,
+            "codes with scales, or a weight without",
+            "the tensors contradict each other",
+        ))
     }
 
     pub(crate) fn meta(&self, name: &str) -> Result<&TensorMeta> {
@@ -274,12 +320,13 @@ impl ModelFiles {
         Ok((code, Codes::from_le_bytes(code.unit_bytes(), &self.checkpoint.read(name)?)))
     }
 
-    /// Reads a single f32, of shape `[1]` or `[]`.
+    /// Reads a single value of a float's dtype, of shape `[1]` or `[]`.
     pub(crate) fn read_scalar(&self, name: &str) -> Result<f32> {
         let meta = self.meta(name)?;
         if meta.shape.iter().product::<usize>() != 1 {
             return Err(self.fault(name, format!("shape {:?}", meta.shape), "one value", ""));
         }
+        self.expect_dtype(meta, &[Dtype::F32, Dtype::BF16, Dtype::F16])?;
         let values = self.checkpoint.read_f32(name)?;
         require_finite(&values, self.path_of(name), name)?;
         values.first().copied().ok_or_else(|| self.fault(name, "nothing", "one value", ""))
@@ -381,6 +428,9 @@ fn scale_dtype(code: Code) -> Option<Dtype> {
 
 fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
     let path = checkpoint.dir().join("config.json");
+    if let Some(quantization) = checkpoint.config().and_then(mlx::found) {
+        return Ok(Convention::Mlx(mlx::Config::parse(&path, quantization)?));
+    }
     let Some(quantization) =
         checkpoint.config().and_then(|c| c.get("quantization_config")).filter(|v| !v.is_null())
     else {

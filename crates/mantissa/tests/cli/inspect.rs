@@ -157,7 +157,18 @@ fn quantized_models_count_logical_weights() {
         assert_eq!(bytes, report["bytes"].as_u64().unwrap(), "{name}");
     }
     let kv = json(&["inspect", text(&artifacts.join("llmc_kv_fp8_static")), "--json"]);
-    assert!(kv["notes"].to_string().contains("kv_cache_scheme"));
+    assert!(!kv["notes"].to_string().contains("kv_cache_scheme"), "its cache is quantized as it asks");
+    for (name, scheme) in [
+        ("mo_FP8_DEFAULT_CFG", "fp8-e4m3-tensor"),
+        ("mo_INT4_AWQ_g32", "int4-g32"),
+        ("bnb_fn_nf4_dq", "nf4-dq"),
+        ("bnb_int8", "int8-channel"),
+    ] {
+        let report = json(&["inspect", text(&artifacts.join(name)), "--json"]);
+        assert_eq!(report["parameters"], 936_448, "{name}");
+        let tensors = report["tensors"].as_array().unwrap();
+        assert_eq!(tensors.iter().filter(|t| t["scheme"] == scheme).count(), 35, "{name}");
+    }
     // Of a convention that nobody knows, the architecture still says how many parameters there are.
     let foreign = tempfile::tempdir().unwrap();
     for file in fs::read_dir(artifacts.join("gptqm_w4_g32_sym_gar")).unwrap() {

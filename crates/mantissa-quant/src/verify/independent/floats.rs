@@ -147,6 +147,33 @@ impl Reader<'_> {
             .map_err(|e| Error::field(self.files.dir(), self.name(name), e.to_string(), "a JSON object", ""))
     }
 
+    /// A weight of MLX. Which mode, its tensors show.
+    pub(super) fn mlx(&self) -> Result<Stored> {
+        if self.dtype("weight") != Some(Dtype::U32) {
+            return self.dense();
+        }
+        let bytes = self.bytes("weight")?;
+        let bits = bytes.len() * 8 / (self.rows * self.cols).max(1);
+        let group = |suffix: &str| {
+            let count = self.files.checkpoint().get(&self.name(suffix)).map_or(0, |m| m.numel() as usize);
+            (1, self.rows * self.cols / count.max(1))
+        };
+        let side = group("scales");
+        let values = match (self.has("biases"), bits) {
+            (true, 1..=8) => (0..1u16 << bits).map(f32::from).collect(),
+            (false, 4) => float_values(2, 1, 1),
+            (false, 8) => float_values(4, 3, 7),
+            _ => return Err(self.short("weight")),
+        };
+        let mut scales = self.scales_of("scales", side)?;
+        if !self.has("biases") && side.1 == NVFP4_BLOCK {
+            let table = float_values(4, 3, 7);
+            scales.values = self.bytes("scales")?.into_iter().map(|code| table[usize::from(code)]).collect();
+        }
+        let biases = if self.has("biases") { self.scales_of("biases", side)?.values } else { Vec::new() };
+        Ok(Stored { scales: Some(scales), biases, ..self.stored(bytes, bits, 32, values) })
+    }
+
     /// The group of each column, where compressed-tensors has them in another order than their own.
     pub(super) fn column_groups(&self) -> Result<Vec<usize>> {
         if !self.has("weight_g_idx") {

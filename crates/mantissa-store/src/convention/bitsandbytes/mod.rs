@@ -17,6 +17,7 @@ mod read;
 mod write;
 
 pub use config::{Config, Kind, QUANT_METHOD};
+pub(in crate::convention) use read::shape;
 pub use write::{quantization_config, specs, store, tensors};
 
 use mantissa_num::codebook::Book;

@@ -20,7 +20,7 @@ use crate::{Dtype, Result};
 /// Longest JSON text of a quantization state, in bytes; honest ones have about 170.
 const MAX_STATE: u64 = 4096;
 
-/// Largest difference of a level in a stored code book, as much as f16 rounding makes.
+/// Largest difference of a level in a stored code book, as a share of it: what rounding to f16 makes.
 const LEVEL_TOLERANCE: f32 = 1e-3;
 
 impl Config {
@@ -52,7 +52,10 @@ impl Config {
                 };
                 Err(files.fault(&name, format!("dtype {found}"), allowed, ""))
             }
-            _ => Ok(files.dense(module, rows, cols)?.into()),
+            (_, kind) => {
+                let scale = if kind == Kind::FourBit { "weight.absmax" } else { "SCB" };
+                Ok(files.dense_without(module, scale, rows, cols)?.into())
+            }
         }
     }
 }
@@ -106,10 +109,16 @@ impl Reader<'_> {
         let meta = self.files.meta(&name)?;
         let bytes = packing.total_bytes(rows, cols);
         if meta.shape.iter().product::<usize>() != bytes || meta.shape.first() != Some(&bytes) {
-            return Err(self.files.fault(&name, format!("shape {:?}", meta.shape), format!("[{bytes}, 1]"), ""));
+            return Err(self.files.fault(
+                &name,
+                format!("shape {:?}", meta.shape),
+                format!("[{bytes}, 1]"),
+                "",
+            ));
         }
         let codes = packing.unpack(&self.files.checkpoint().read(&name)?, rows, cols, false);
-        let codes = codes.ok_or_else(|| self.files.fault(&name, "a wrong length", "two codes to a byte", ""))?;
+        let codes =
+            codes.ok_or_else(|| self.files.fault(&name, "a wrong length", "two codes to a byte", ""))?;
         let scales_name = self.name("weight.absmax");
         let q = match state.nested {
             None => {
@@ -129,11 +138,11 @@ impl Reader<'_> {
                 let blocks = format.blocks().count(rows, cols);
                 let scales = Codes::U8(self.files.read_exact(&scales_name, &[Dtype::U8], &[blocks])?);
                 self.check_map("weight.nested_quant_map", Book::Dyn8)?;
-                let nested_scales = self.floats(
-                    &self.name("weight.nested_absmax"),
-                    Blocks::Flat(block).count(1, blocks),
-                )?;
-                let nested = Some(Nested { block: block as usize, scales: nested_scales, mean });
+                let nested_scales =
+                    self.floats(&self.name("weight.nested_absmax"), Blocks::Flat(block).count(1, blocks))?;
+                // As many as there are, where they do not fill one block.
+                let block = Blocks::Flat(block).len(1, blocks).max(1);
+                let nested = Some(Nested { block, scales: nested_scales, mean });
                 Quantized { codes: Codes::U8(codes), scales, nested, ..Quantized::empty(format, rows, cols) }
             }
         };
@@ -153,7 +162,7 @@ impl Reader<'_> {
     fn check_map(&self, suffix: &str, book: Book) -> Result<()> {
         let name = self.name(suffix);
         let levels = self.floats(&name, book.levels().len())?;
-        let other = |(found, level): (&f32, &f32)| (found - level).abs() > LEVEL_TOLERANCE;
+        let other = |(found, level): (&f32, &f32)| (found - level).abs() > LEVEL_TOLERANCE * level.abs();
         let Some(at) = levels.iter().zip(book.levels()).position(other) else { return Ok(()) };
         let allowed = format!("{} of {}", book.levels()[at], book.name());
         Err(self.files.fault(&name, format!("level {} of code {at}", levels[at]), allowed, ""))
@@ -161,21 +170,8 @@ impl Reader<'_> {
 
     /// The quantization state, whose name tells the code book.
     fn state(&self) -> Result<(Book, State)> {
-        let named = |name: &str| self.name(&format!("weight.quant_state.bitsandbytes__{name}"));
-        let found = BOOKS.iter().find(|(_, name)| self.files.has(&named(name)));
-        let Some(&(book, book_name)) = found else {
-            self.files.meta(&named(BOOKS[0].1))?;
-            return Err(self.files.fault(&self.name("weight"), "no quant_state", "one", ""));
-        };
-        let name = named(book_name);
-        let meta = self.files.meta(&name)?;
-        self.files.expect_dtype(meta, &[Dtype::U8])?;
-        if meta.len > MAX_STATE {
-            return Err(self.files.fault(&name, format!("{} bytes", meta.len), format!("at most {MAX_STATE}"), ""));
-        }
-        let bytes = self.files.checkpoint().read(&name)?;
-        let state = parse_strict(&bytes, Path::new(&name), MAX_STATE)
-            .map_err(|error| self.files.fault(&name, error.to_string(), "a JSON object", ""))?;
+        let (book, name, state) = read_state(self.files, self.module)?;
+        let book_name = BOOKS.iter().find(|(known, _)| *known == book).map_or("", |(_, name)| name);
         self.check_state(&name, book_name, &state).map(|state| (book, state))
     }
 
@@ -204,4 +200,30 @@ impl Reader<'_> {
         let mean = mean.ok_or_else(|| fault("nested_offset", "a finite number".to_owned()))?;
         Ok(State { block, nested: Some((mean, size("nested_blocksize", &BLOCK_SIZES)?)) })
     }
+}
+
+/// The code book that the name of a quantization state tells, that name, and the state.
+fn read_state(files: &ModelFiles, module: &str) -> Result<(Book, String, Value)> {
+    let named = |name: &str| format!("{module}.weight.quant_state.bitsandbytes__{name}");
+    let found = BOOKS.iter().find(|(_, name)| files.has(&named(name))).unwrap_or(&BOOKS[0]);
+    let name = named(found.1);
+    let meta = files.meta(&name)?;
+    files.expect_dtype(meta, &[Dtype::U8])?;
+    if meta.len > MAX_STATE {
+        return Err(files.fault(&name, format!("{} bytes", meta.len), format!("at most {MAX_STATE}"), ""));
+    }
+    let bytes = files.checkpoint().read(&name)?;
+    let state = parse_strict(&bytes, Path::new(&name), MAX_STATE)
+        .map_err(|error| files.fault(&name, error.to_string(), "a JSON object", ""))?;
+    Ok((found.0, name, state))
+}
+
+/// Rows and columns that a quantization state tells, where the number of codes confirms them.
+pub(in crate::convention) fn shape(files: &ModelFiles, module: &str) -> Option<(usize, usize)> {
+    let (_, _, state) = read_state(files, module).ok()?;
+    let side = |i: usize| usize::try_from(state.get("shape")?.get(i)?.as_u64()?).ok();
+    let (rows, cols) = (side(0)?, side(1)?);
+    let elements = rows.checked_mul(cols)?;
+    let codes = files.meta(&format!("{module}.weight")).ok()?;
+    (codes.len == elements.div_ceil(2) as u64).then_some((rows, cols))
 }

@@ -52,7 +52,9 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable
         return no("bitsandbytes stores weights as nf4, fp4-bnb or int8-channel:restricted".to_owned());
     }
     if scheme.encoder.rule != Rule::Restricted {
-        return no("bitsandbytes stores the amax of a row, 127 scales; use int8-channel:restricted".to_owned());
+        return no(
+            "bitsandbytes stores the amax of a row, 127 scales; use int8-channel:restricted".to_owned()
+        );
     }
     if input != Some(&int8_input()) {
         return no("LLM.int8() quantizes the inputs as well: add +int8-token:restricted".to_owned());
@@ -67,7 +69,8 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let layout = layout(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
-    let spec = |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
+    let spec =
+        |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
     let Some((book, name, _)) = layout.table else {
         return Ok(vec![
             spec("weight", Dtype::I8, vec![rows, cols]),
@@ -124,7 +127,8 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// The amax that gives `scale` when it is divided by 127. Of a scale that is such a quotient it is found exactly.
+/// An amax that gives `scale` when it is divided by 127. Where two neighbours do, below a power of two, it may be the other
+/// one; the weight is the same.
 fn row_amax(scale: f32) -> f32 {
     let near = scale * INT8_LEVELS;
     let exact = [near, near.next_down(), near.next_up()].into_iter().find(|amax| amax / INT8_LEVELS == scale);
@@ -138,7 +142,9 @@ fn state(layout: &Layout, rows: usize, cols: usize, mean: Option<f32>) -> Vec<u8
         "{{\"quant_type\": \"{name}\", \"blocksize\": {size}, \"dtype\": \"float32\", \"shape\": [{rows}, {cols}]"
     );
     let Some(mean) = mean else { return (text + "}").into_bytes() };
-    text += &format!(", \"nested_blocksize\": {NESTED_BLOCK}, \"nested_dtype\": \"float32\", \"nested_offset\": ");
+    text += &format!(
+        ", \"nested_blocksize\": {NESTED_BLOCK}, \"nested_dtype\": \"float32\", \"nested_offset\": "
+    );
     let width = text.len() + MEAN_WIDTH;
     text += &json!(f64::from(mean)).to_string();
     text += "}";
@@ -180,7 +186,9 @@ pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, No
         let same = |first: &Layout| (first.kind, first.doubled) == (layout.kind, layout.doubled);
         if layouts.first().is_some_and(|first| !same(first)) {
             let module = modules.first().map_or("", String::as_str);
-            let why = format!("{module}: bitsandbytes has one kind of weight for the model; use the native container");
+            let why = format!(
+                "{module}: bitsandbytes has one kind of weight for the model; use the native container"
+            );
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
         layouts.push(layout);

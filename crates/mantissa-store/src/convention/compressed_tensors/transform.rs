@@ -47,13 +47,17 @@ pub(super) fn parse(path: &Path, value: Option<&Value>, cache: bool) -> Result<V
     };
     let mut all = Vec::new();
     for (name, scheme) in groups {
+        let mut scores = [false; 2];
         let key = |key: &str| format!("transform_config.config_groups.{name}.{key}");
         let list = scheme.get("apply").and_then(Value::as_array);
         for args in list.ok_or_else(|| fault(path, &key("apply"), "no list", "a list of places"))? {
             let location = args.get("location").and_then(Value::as_str).unwrap_or_default();
             let side = match location {
                 "weight_input" | "weight_output" => continue,
-                "q_attn" | "k_cache" if !cache => continue,
+                "q_attn" | "k_cache" if !cache => {
+                    scores[usize::from(location == "q_attn")] = true;
+                    continue;
+                }
                 "input" => Side::Input,
                 "output" => Side::Output,
                 other => {
@@ -71,6 +75,10 @@ pub(super) fn parse(path: &Path, value: Option<&Value>, cache: bool) -> Result<V
                 })?),
             };
             all.push(Rotation { targets, ignore, side, block });
+        }
+        if scores[0] != scores[1] {
+            let found = "one of q_attn and k_cache";
+            return Err(fault(path, &key("apply.location"), found, "both, which leave scores as they are"));
         }
     }
     Ok(all)

@@ -152,7 +152,12 @@ pub(in crate::convention) fn read_scales(
 }
 
 /// The columns sorted by group, where `g_idx` is there and they are not.
-pub(in crate::convention) fn read_order(files: &ModelFiles, name: &str, blocks: Blocks, cols: usize) -> Result<Option<Vec<u32>>> {
+pub(in crate::convention) fn read_order(
+    files: &ModelFiles,
+    name: &str,
+    blocks: Blocks,
+    cols: usize,
+) -> Result<Option<Vec<u32>>> {
     if !files.has(name) {
         return Ok(None);
     }

@@ -29,12 +29,17 @@ impl Config {
     ) -> Result<Parts> {
         let name = format!("{module}.weight");
         if !matches!(files.meta(&name)?.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) {
-            return Ok(files.dense(module, rows, cols)?.into());
+            return Ok(files.dense_without(module, "weight_scale", rows, cols)?.into());
         }
         let algo = self.algo(module).ok_or_else(|| {
             let hint = "the layer holds codes and the list does not name it";
             let allowed = format!("an entry in quantized_layers of {}", self.path.display());
-            files.fault(&name, format!("dtype {}", files.meta(&name).map_or("", |m| m.dtype.name())), allowed, hint)
+            files.fault(
+                &name,
+                format!("dtype {}", files.meta(&name).map_or("", |m| m.dtype.name())),
+                allowed,
+                hint,
+            )
         })?;
         let layer = Reader { config: self, files, module, rows, cols };
         let (q, input) = match algo {
@@ -182,8 +187,11 @@ impl Reader<'_> {
         let codes = self.files.read_exact(&name, &[Dtype::F8E4M3], &[self.rows, self.cols])?;
         let blocks = Blocks::Group(32);
         let allowed = [Dtype::U8, Dtype::F8E8M0];
-        let scales =
-            self.files.read_exact(&self.name("weight_scale"), &allowed, &blocks.grid(self.rows, self.cols))?;
+        let scales = self.files.read_exact(
+            &self.name("weight_scale"),
+            &allowed,
+            &blocks.grid(self.rows, self.cols),
+        )?;
         let tree = ScaleTree::leaf(Code::E8m0);
         self.weight((Code::Float(minifloat::E4M3), blocks, tree), codes, Codes::U8(scales), None)
     }
@@ -216,7 +224,8 @@ impl Reader<'_> {
     fn pre_quant_scale(&self) -> Result<Transforms> {
         let name = self.name("pre_quant_scale");
         let mut transforms = Transforms::default();
-        if self.files.has(&name) {
+        if let Some(meta) = self.files.checkpoint().get(&name) {
+            self.files.expect_dtype(meta, &[Dtype::F32, Dtype::BF16, Dtype::F16])?;
             transforms.before.push(Map::Diag(self.files.tensor_f32(&name, &[self.cols])?));
         }
         Ok(transforms)

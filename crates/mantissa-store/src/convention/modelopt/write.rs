@@ -57,10 +57,14 @@ fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
         {
             match (scale.tensor_wide().map(|outer| outer.sense), input) {
                 (Some(Sense::Multiplier | Sense::Divisor), None) => Ok(Algo::Nvfp4WeightOnly),
-                (Some(Sense::Multiplier | Sense::Divisor), Some(input)) if *input == Scheme::nvfp4(Rule::Ct) => {
+                (Some(Sense::Multiplier | Sense::Divisor), Some(input))
+                    if *input == Scheme::nvfp4(Rule::Ct) =>
+                {
                     Ok(Algo::Nvfp4)
                 }
-                (Some(Sense::Multiplier | Sense::Divisor), _) => no("modelopt's NVFP4 has inputs in nvfp4, or none"),
+                (Some(Sense::Multiplier | Sense::Divisor), _) => {
+                    no("modelopt's NVFP4 has inputs in nvfp4, or none")
+                }
                 _ => no("modelopt stores the tensor's scale as amax/2688; use nvfp4:torchao"),
             }
         }
@@ -88,12 +92,15 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, No
     if let Blocks::Group(group) = scheme.format.blocks()
         && !cols.is_multiple_of(group as usize)
     {
-        return no(format!("{module}: {cols} columns are not a multiple of {group}; use the native container"));
+        return no(format!(
+            "{module}: {cols} columns are not a multiple of {group}; use the native container"
+        ));
     }
     if algo == Algo::Int4Awq && !rows.is_multiple_of(2) {
         return no(format!("{module}: {rows} rows do not make pairs; use the native container"));
     }
-    let spec = |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
+    let spec =
+        |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
     let grid = match algo {
         Algo::Fp8 => Vec::new(),
         Algo::Fp8PerChannel => vec![rows],
@@ -127,7 +134,8 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     };
     let mut all = vec![(name("weight"), packed), (name("weight_scale"), q.scales.to_le_bytes())];
     if let Some(outer) = q.outer {
-        let divisor = q.format.scale().and_then(|s| s.tensor_wide()).is_some_and(|s| s.sense == Sense::Divisor);
+        let divisor =
+            q.format.scale().and_then(|s| s.tensor_wide()).is_some_and(|s| s.sense == Sense::Divisor);
         let factor = if divisor { 1.0 / outer } else { outer };
         all.push((name("weight_scale_2"), factor.to_le_bytes().to_vec()));
     }
@@ -165,7 +173,10 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
         let scale = if algo == Algo::Nvfp4 { 1.0 / outer } else { outer };
         push("input_scale", Vec::new(), &[scale]);
     }
-    match (layer.transforms.before.as_slice(), layer.transforms.after.is_empty() && layer.transforms.extras.is_empty()) {
+    match (
+        layer.transforms.before.as_slice(),
+        layer.transforms.after.is_empty() && layer.transforms.extras.is_empty(),
+    ) {
         ([], true) => {}
         ([Map::Diag(scale)], true) => push("pre_quant_scale", vec![layer.cols], scale),
         _ => return no("modelopt stores nothing around the codes but factors of the input"),
@@ -215,7 +226,8 @@ fn quantization(groups: &Groups) -> Result<Value, NotStorable> {
     Ok(match all.as_slice() {
         [(keys, _)] => keys.clone(),
         _ => {
-            let layers = all.iter().flat_map(|(keys, modules)| modules.iter().map(|m| (m.clone(), keys.clone())));
+            let layers =
+                all.iter().flat_map(|(keys, modules)| modules.iter().map(|m| (m.clone(), keys.clone())));
             let layers: serde_json::Map<String, Value> = layers.collect();
             json!({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
         }

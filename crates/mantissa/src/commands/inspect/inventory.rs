@@ -99,6 +99,9 @@ impl Inventory {
                 compressed(files, warnings)?
             }
             Model::Known(files) if files.convention_name() == "native" => native_weights(files)?,
+            Model::Known(files) if ["modelopt", "bitsandbytes", "fp8"].contains(&files.convention_name()) => {
+                coded_weights(files)?
+            }
             Model::Known(files) if files.gptq().is_some() || files.awq().is_some() => word_weights(files)?,
             _ => HashMap::new(),
         };
@@ -214,6 +217,42 @@ fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(Sc
     rows.checked_mul(cols).filter(|&n| n < 1 << 48)?;
     let expected = native::packed_bytes(&scheme.format, rows, cols);
     (meta.len == expected as u64).then_some((scheme, rows, cols))
+}
+
+/// Weights whose codes are a tensor `weight`. Of those with scales of one kind one is read.
+fn coded_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
+    let checkpoint = files.checkpoint();
+    let mut by_module: HashMap<&str, Vec<&TensorMeta>> = HashMap::new();
+    for meta in checkpoint.tensors() {
+        // `m.weight`, `m.weight_scale`, `m.SCB`, and bitsandbytes' `m.weight.absmax`.
+        let module = meta.name.split_once(".weight.").or_else(|| meta.name.rsplit_once('.'));
+        by_module.entry(module.map_or(meta.name.as_str(), |(module, _)| module)).or_default().push(meta);
+    }
+    let mut kinds: Vec<(Vec<(Dtype, u64)>, (String, Option<String>))> = Vec::new();
+    let mut all = HashMap::new();
+    for (module, tensors) in by_module {
+        let Some((rows, cols)) = files.coded_shape(module) else { continue };
+        let tensors: Vec<_> = tensors.into_iter().filter(|meta| !meta.name.ends_with(".bias")).collect();
+        // Dtypes, and elements of the weight to one of the tensor's.
+        let elements = (rows as u64).saturating_mul(cols as u64);
+        let mut kind: Vec<_> = tensors.iter().map(|m| (m.dtype, elements / m.numel().max(1))).collect();
+        kind.sort();
+        let known = kinds.iter().find(|(known, _)| *known == kind).map(|(_, schemes)| schemes.clone());
+        let (scheme, input_scheme) = match known {
+            Some(schemes) => schemes,
+            None => {
+                let linear = files.linear(module, rows, cols, false)?;
+                let Weight::Quantized(q) = linear.weight else { continue };
+                let schemes = (text(&q.format), linear.input.map(|input| input.scheme.to_string()));
+                kinds.push((kind, schemes.clone()));
+                schemes
+            }
+        };
+        let parts = tensors.iter().map(|meta| meta.name.clone()).collect();
+        let (name, layer) = (format!("{module}.weight"), Quantized { module: module.into(), rows, cols });
+        all.insert(name.clone(), Found { name, layer, scheme, input_scheme, parts });
+    }
+    Ok(all)
 }
 
 /// Tensors of a module of GPTQ or AWQ.
