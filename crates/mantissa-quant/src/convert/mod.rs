@@ -106,7 +106,12 @@ impl Plan {
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let recipe = recipe(&linears, activations, container, dtype, requantize);
-        let conversion = Conversion { requantized: requantize.is_some(), drops_inputs: drop_inputs, by_group, dense: Vec::new() };
+        let conversion = Conversion {
+            requantized: requantize.is_some(),
+            drops_inputs: drop_inputs,
+            by_group,
+            dense: Vec::new(),
+        };
         finish(source, config, recipe, container, linears, options, conversion)
     }
 }

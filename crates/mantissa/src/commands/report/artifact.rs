@@ -92,12 +92,7 @@ fn schemes(layers: &[LayerReport]) -> Vec<&str> {
     schemes
 }
 
-fn scatter(
-    title: &str,
-    x: Axis,
-    layers: &[LayerReport],
-    place: impl Fn(usize, &LayerReport) -> f64,
-) -> Html {
+fn scatter(title: &str, x: Axis, layers: &[LayerReport], place: impl Fn(usize, &LayerReport) -> f64) -> Html {
     let schemes = schemes(layers);
     let worst = layers.iter().map(|layer| layer.error.relative_error).fold(0.0, f64::max);
     let point = |(i, layer): (usize, &LayerReport)| {
