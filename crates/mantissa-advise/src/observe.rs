@@ -169,9 +169,13 @@ impl Looking<'_> {
     }
 
     fn gguf_tokenizer(&mut self, model: &Model, config: &ModelConfig) {
-        self.examined.extend([Observed::Tokenizer, Observed::PreTokenizer, Observed::Vocabulary]);
-        let metadata = model.metadata();
         let (kind, tokens) = ("tokenizer.ggml.model", "tokenizer.ggml.tokens");
+        self.examined.extend([Observed::Tokenizer, Observed::NoVocabulary]);
+        self.examined.extend([Observed::PreTokenizer, Observed::Vocabulary]);
+        let metadata = model.metadata();
+        if metadata.get(kind).and_then(|value| value.as_str()) == Some("no_vocab") {
+            return self.see(Observed::NoVocabulary, kind, "\"no_vocab\"");
+        }
         for key in [kind, tokens] {
             if metadata.get(key).is_none() {
                 self.see(Observed::Tokenizer, key, "no such key");

@@ -671,6 +671,16 @@ pub const RULES: &[Rule] = &[
         cure: "write the file from a folder that has its tokenizer.json",
     },
     Rule {
+        id: "gguf-no-vocabulary",
+        servers: &[LlamaCpp],
+        conventions: &["gguf"],
+        severity: Warning,
+        requires: "a tokenizer for text; without one (no_vocab) the file runs on token ids only",
+        check: Check::Seen(Observed::NoVocabulary),
+        source: GGUF_VOCAB,
+        cure: "write the file from a folder that has its tokenizer.json",
+    },
+    Rule {
         id: "gguf-pre-tokenizer",
         servers: &[LlamaCpp],
         conventions: &["gguf"],

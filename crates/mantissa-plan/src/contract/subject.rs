@@ -223,6 +223,8 @@ pub enum Observed {
     Norm,
     /// No tokenizer in the metadata of GGUF.
     Tokenizer,
+    /// No tokenizer, which the metadata of GGUF say: the file runs on token ids only.
+    NoVocabulary,
     /// A byte-level tokenizer that does not say how text is cut, in GGUF.
     PreTokenizer,
     /// As many tokens as the embedding has rows is not what the metadata of GGUF list.

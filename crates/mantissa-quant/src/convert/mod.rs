@@ -18,6 +18,7 @@ use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Quantized, RowName, Scheme, minifloat};
 use mantissa_store::convention::gptq as gptq_files;
 use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
+use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
 
@@ -150,7 +151,7 @@ fn decide(
         Weight::F16(_) => plain(Code::Float(minifloat::F16)),
         Weight::Quantized(q) => {
             let input = input.map(|input| &input.scheme);
-            let only = scale_code(container, q, dtype);
+            let only = scale_code(container, dtype);
             recode::target(q, container, &info.module, input, only).map(|(scheme, _)| Some(scheme))
         }
     }
@@ -164,14 +165,11 @@ fn group_order(transforms: &Transforms) -> Option<&[u32]> {
     }
 }
 
-/// The one code in which a container keeps scales, where there is one: f16 in GPTQ and AWQ; those of integers in the model's
-/// dtype in compressed-tensors, whose loaders cast them to it.
-fn scale_code(container: Container, q: &Quantized, dtype: Dtype) -> Option<Code> {
-    let integers = matches!(&q.format, mantissa_num::Format::Affine(a) if matches!(a.code, Code::Int(_)))
-        || q.format.codec().is_some();
+/// The one code in which a container keeps the scales of integers, where there is one: f16 in GPTQ and AWQ; the model's dtype in
+/// compressed-tensors, whose loaders cast them to it.
+fn scale_code(container: Container, dtype: Dtype) -> Option<Code> {
     match (container, dtype) {
         (Container::Gptq | Container::Awq, _) => Some(Code::Float(minifloat::F16)),
-        (Container::CompressedTensors, _) if !integers => None,
         (Container::CompressedTensors, Dtype::BF16) => Some(Code::Float(minifloat::BF16)),
         (Container::CompressedTensors, Dtype::F16) => Some(Code::Float(minifloat::F16)),
         (Container::CompressedTensors, _) => Some(Code::F32),
@@ -203,6 +201,14 @@ fn model_dtype(source: &ModelFiles) -> Dtype {
         Some("bfloat16") => Dtype::BF16,
         Some("float16") => Dtype::F16,
         Some("float32") => Dtype::F32,
+        // In GGUF the type of the embedding is all that says it.
+        _ if source.gguf().is_some() => {
+            let table = source.gguf().and_then(|model| model.tensor(&format!("{EMBEDDING}.weight")));
+            match table.map(|table| table.ty.storage) {
+                Some(Storage::Plain(dtype)) => dtype,
+                _ => Dtype::F16,
+            }
+        }
         _ => source.checkpoint().get(&format!("{EMBEDDING}.weight")).map_or(Dtype::F32, |meta| meta.dtype),
     }
 }

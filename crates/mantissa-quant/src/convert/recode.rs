@@ -7,8 +7,8 @@ use mantissa_store::convention::{Container, LinearPlan};
 
 type Why<T> = std::result::Result<T, String>;
 
-/// The scheme under which `container` holds `q` without loss, and the codes and scales. `only` is the one code that scales may
-/// have.
+/// The scheme under which `container` holds `q` without loss, and the codes and scales. `only` is the one code that scales of
+/// integers may have.
 ///
 /// # Errors
 /// The reason why there is none: of the first format that the container holds, what does not fit; or why it holds none.
@@ -22,7 +22,9 @@ pub(super) fn target(
     let (mut misfit, mut not_held) = (None, None);
     for format in candidates(q) {
         let scheme = Scheme::new(format.clone(), rule_of(&format));
-        let fixed = only.is_none_or(|code| format.scale().is_none_or(|scale| scale.code == code));
+        let integers = matches!(&format, Format::Affine(Affine { code: Code::Int(_), .. }));
+        let fixed =
+            !integers || only.is_none_or(|code| format.scale().is_none_or(|scale| scale.code == code));
         let plan = LinearPlan { module, scheme: &scheme, input, rows: q.rows, cols: q.cols };
         match container.specs(&plan) {
             Ok(_) if !fixed => {}
