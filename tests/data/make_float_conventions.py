@@ -288,7 +288,7 @@ def affine(rng, bits):
     codes, scale = rng.integers(0, 1 << bits, (N, K)), scales(rng, (N, K // 32))
     bias = rng.uniform(-0.5, 0.1, (N, K // 32)).astype(np.float32)
     tensors = {"weight": words(codes, bits).view(np.uint32), "scales": scale, "biases": bias}
-    return mlx(bits, 32, "affine"), tensors, spread(scale, 1, 32) * codes + spread(bias, 1, 32), "", ""
+    return mlx(bits, 32, "affine"), tensors, spread(scale, 1, 32) * codes + spread(bias, 1, 32), "mlx", ""
 
 
 def mlx_affine4(rng):
@@ -306,19 +306,19 @@ def mlx_affine6(rng):
 def mlx_mxfp4(rng):
     codes, blocks = rng.integers(0, 16, (N, K)), powers(rng, (N, K // 32))
     weight = spread(2.0 ** (blocks.astype(np.float64) - 127), 1, 32) * e2m1(codes)
-    return mlx(4, 32, "mxfp4"), {"weight": words(codes, 4).view(np.uint32), "scales": blocks}, weight, "", ""
+    return mlx(4, 32, "mxfp4"), {"weight": words(codes, 4).view(np.uint32), "scales": blocks}, weight, "mlx", ""
 
 
 def mlx_mxfp8(rng):
     codes, blocks = fp8_codes(rng, (N, K)), powers(rng, (N, K // 32))
     weight = spread(2.0 ** (blocks.astype(np.float64) - 127), 1, 32) * e4m3(codes)
-    return mlx(8, 32, "mxfp8"), {"weight": words(codes, 8).view(np.uint32), "scales": blocks}, weight, "", ""
+    return mlx(8, 32, "mxfp8"), {"weight": words(codes, 8).view(np.uint32), "scales": blocks}, weight, "mlx", ""
 
 
 def mlx_nvfp4(rng):
     codes, blocks = rng.integers(0, 16, (N, K)), rng.integers(0x20, 0x60, (N, K // 16)).astype(np.uint8)
     weight = spread(e4m3(blocks), 1, 16) * e2m1(codes)
-    return mlx(4, 16, "nvfp4"), {"weight": words(codes, 4).view(np.uint32), "scales": blocks}, weight, "", ""
+    return mlx(4, 16, "nvfp4"), {"weight": words(codes, 4).view(np.uint32), "scales": blocks}, weight, "mlx", ""
 
 
 # --- files ---

@@ -126,7 +126,6 @@ fn quantized_checkpoints_have_the_recorded_perplexity() {
         ("llmc_gptq_w3_g32_asym_static", 1e-3),
         ("llmc_gptq_w4_g32_sym_static", 1e-3),
         ("mo_FP8_DEFAULT_CFG", 1e-2),
-        ("mo_INT4_AWQ_g32", 1e-3),
         ("bnb_fn_nf4", 1e-3),
         ("bnb_fn_nf4_dq", 1e-3),
         ("bnb_int8", 1e-2),
@@ -137,4 +136,8 @@ fn quantized_checkpoints_have_the_recorded_perplexity() {
         println!("{name:24} {found:.6} for {recorded:.6} ({:+.1e})", found / recorded - 1.0);
         assert!((found / recorded - 1.0).abs() < bound, "{name}: {found} for {recorded}");
     }
+    // The figure recorded for this one, 2.305107, is of the model before it was saved: ModelOpt then averages the scales of
+    // the inputs of fused layers and rounds their weights again. The file itself, decoded by numpy and run by transformers, has:
+    let found = perplexity(&path.with_file_name("mo_INT4_AWQ_g32"), &windows);
+    assert!((found / 2.302_292_85 - 1.0).abs() < 1e-6, "mo_INT4_AWQ_g32: {found}");
 }

@@ -8,7 +8,7 @@ use mantissa_num::codec::Codec;
 use mantissa_num::{Rounding, Scheme};
 use mantissa_store::convention::{
     Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, fp8,
-    gptq as gptq_files, modelopt, native,
+    gptq as gptq_files, mlx, modelopt, native,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
@@ -246,6 +246,7 @@ impl Plan {
                 bitsandbytes::quantization_config(&self.groups(), &kept).map_err(fault)?
             }
             Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
+            Container::Mlx => mlx::quantization(&self.groups()).map_err(fault)?,
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -255,6 +256,10 @@ impl Plan {
             Container::Gguf => Value::Null,
         };
         if let Value::Object(fields) = &mut config {
+            if self.container == Container::Mlx {
+                // Where its own loader looks; hubs look at the other.
+                fields.insert("quantization".to_owned(), quantization.clone());
+            }
             fields.insert("quantization_config".to_owned(), quantization);
         }
         Ok(config)

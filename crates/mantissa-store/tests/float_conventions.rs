@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::{Given, Quantized, Scheme, parse_activation, quantize};
 use mantissa_store::convention::{
-    Container, LinearPlan, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, gpt_oss, modelopt,
+    Container, LinearPlan, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, gpt_oss, mlx, modelopt,
 };
 use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
@@ -173,7 +173,7 @@ fn what_was_read_is_written_back_to_the_same_bytes() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 12);
+    assert_eq!(seen, 18);
 }
 
 /// Artifacts that the packages themselves wrote: every layer, tensor by tensor.
@@ -242,6 +242,11 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         (Container::Bitsandbytes, "nf4-dq", ""),
         (Container::Bitsandbytes, "fp4-bnb-g32", ""),
         (Container::Bitsandbytes, "int8-channel:restricted", "int8-token:restricted"),
+        (Container::Mlx, "int4-g32-asym:minmax", ""),
+        (Container::Mlx, "int3-g32-asym:minmax", ""),
+        (Container::Mlx, "mxfp4", ""),
+        (Container::Mlx, "mxfp8-e4m3", ""),
+        (Container::Mlx, "nvfp4:torchao-1level", ""),
         (Container::DeepseekFp8, "fp8-e4m3-t16x32", "fp8-e4m3-g32"),
         (Container::DeepseekFp8, "fp8-e4m3-t128x128", "fp8-e4m3-g128"),
         (Container::DeepseekFp8, "fp8-e4m3-t16x40:ue8m0", "fp8-e4m3-t1x40:ue8m0"),
@@ -259,6 +264,7 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         let config = match container {
             Container::Modelopt => modelopt::quantization_config(&groups, &["lm_head".to_owned()]).unwrap(),
             Container::Bitsandbytes => bitsandbytes::quantization_config(&groups, &[]).unwrap(),
+            Container::Mlx => mlx::quantization(&groups).unwrap(),
             _ => fp8::quantization_config(&groups, &[]).unwrap(),
         };
         let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
@@ -284,6 +290,10 @@ fn what_the_containers_do_not_hold_is_refused() {
         (Container::Bitsandbytes, "dyn8-g64", "", "nf4, fp4-bnb"),
         (Container::DeepseekFp8, "fp8-e4m3-t128x128", "", "+fp8-e4m3-g128"),
         (Container::DeepseekFp8, "fp8-e4m3-channel", "fp8-e4m3-token", "tiles"),
+        (Container::Mlx, "int4-g32-asym", "", "minmax"),
+        (Container::Mlx, "int4-g16-asym:minmax", "", "mlx holds"),
+        (Container::Mlx, "nvfp4", "", "1level"),
+        (Container::Mlx, "mxfp4", "int8-token", "activations"),
     ] {
         let text = scheme;
         let scheme: Scheme = text.parse().unwrap();

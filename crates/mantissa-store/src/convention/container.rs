@@ -3,7 +3,9 @@
 use mantissa_num::stored::Map;
 use mantissa_num::{Blocks, Code, Quantized, Rule, Scheme, minifloat};
 
-use super::{LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, modelopt, native};
+use super::{
+    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, mlx, modelopt, native,
+};
 use crate::{Dtype, TensorSpec};
 
 /// A convention for a quantized model that is written.
@@ -25,6 +27,8 @@ pub enum Container {
     Bitsandbytes,
     /// FP8 in blocks as DeepSeek-V3 has it, read by vLLM, SGLang and transformers.
     DeepseekFp8,
+    /// MLX, read by mlx-lm.
+    Mlx,
 }
 
 /// What is to be stored for a linear layer.
@@ -54,7 +58,7 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 8] = [
+    pub const NAMES: [(Container, &'static str); 9] = [
         (Container::CompressedTensors, "compressed-tensors"),
         (Container::Gguf, "gguf"),
         (Container::Native, "native"),
@@ -63,6 +67,7 @@ impl Container {
         (Container::Modelopt, "modelopt"),
         (Container::Bitsandbytes, "bitsandbytes"),
         (Container::DeepseekFp8, fp8::CONTAINER),
+        (Container::Mlx, mlx::NAME),
     ];
 
     /// Name on the command line.
@@ -84,6 +89,7 @@ impl Container {
             Container::Modelopt => modelopt::specs(plan),
             Container::Bitsandbytes => bitsandbytes::specs(plan),
             Container::DeepseekFp8 => fp8::specs(plan),
+            Container::Mlx => mlx::specs(plan),
         }
     }
 
@@ -109,6 +115,7 @@ impl Container {
             Container::Modelopt => modelopt::tensors(plan, q),
             Container::Bitsandbytes => bitsandbytes::tensors(plan, q),
             Container::DeepseekFp8 => fp8::tensors(plan, q),
+            Container::Mlx => mlx::tensors(plan, q),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! For a module with weight `[N, K]`: `weight` U32 `[N, K·b/32]`, each row one little-endian bit stream of unsigned codes, and
 //! `scales` `[N, K/g]`. Mode `affine` (2, 3, 4, 5, 6, 8 bits) has `biases` `[N, K/g]` too, both in the model's dtype:
-//! `w = scale · code + bias`. `mxfp4` and `mxfp8` have E8M0 scales of 32, `nvfp4` E4M3 scales of 16, all as U8. The embedding is
+//! `w = scale · code + bias`; written in f32, which it takes as well. `mxfp4` and `mxfp8` have E8M0 scales of 32, `nvfp4` E4M3 scales of 16, all as U8. The embedding is
 //! quantized like any layer.
 //!
 //! Source: mlx, `python/mlx/nn/layers/quantized.py`, `mlx/ops.cpp` (`quantize`); mlx-lm, `utils.py`.
@@ -13,11 +13,11 @@ use std::path::Path;
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Packing;
 use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleTree, Scheme, minifloat};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::{ModelFiles, Weight, scale_code};
-use crate::{Dtype, Error, Result};
+use super::{LinearPlan, ModelFiles, NotStorable, Weight, scale_code, scale_dtype};
+use crate::{Dtype, Error, Result, TensorSpec};
 
 /// Name of the convention, for people.
 pub const NAME: &str = "mlx";
@@ -112,9 +112,7 @@ impl Config {
         let words = cols * layer.bits as usize / 32;
         let bytes = files.read_exact(&codes_name, &[Dtype::U32], &[rows, words])?;
         let affine = layer.mode == Mode::Affine;
-        // As numbers around 0, which is what offset binary makes of unsigned codes.
-        let packing = Packing { offset_binary: affine, unit_bytes: 4, ..Packing::rows(layer.bits) };
-        let codes = packing.unpack(&bytes, rows, cols, affine);
+        let codes = layer.packing().unpack(&bytes, rows, cols, affine);
         let codes = codes.ok_or_else(|| files.fault(&codes_name, "a wrong length", "whole words", ""))?;
         let grid = Blocks::Group(layer.group).grid(rows, cols);
         let allowed: &[Dtype] = if affine { &[Dtype::F32, Dtype::BF16, Dtype::F16] } else { &[Dtype::U8] };
@@ -133,6 +131,11 @@ impl Config {
 }
 
 impl Layer {
+    /// How codes lie in words. Affine ones are numbers around 0 here, which is what offset binary makes of unsigned codes.
+    fn packing(self) -> Packing {
+        Packing { offset_binary: self.mode == Mode::Affine, unit_bytes: 4, ..Packing::rows(self.bits) }
+    }
+
     /// The format of a weight whose scales are stored in `scale`, and bytes of a scale.
     fn format(self, scale: Code) -> (Format, usize) {
         match self.mode {
@@ -174,4 +177,106 @@ fn layer(path: &Path, key: &str, value: &Value) -> Result<Layer> {
     let group =
         group.ok_or_else(|| fault("group_size", "32, 64, 128 in mode affine, 32 of mx, 16 of nvfp4"))?;
     Ok(Layer { mode, bits, group })
+}
+
+/// How a scheme is stored.
+///
+/// # Errors
+/// [`NotStorable`] of schemes that no mode is.
+fn layer_of(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<Layer, NotStorable> {
+    let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
+    if input.is_some() {
+        return no("mlx has no place for quantized activations".to_owned());
+    }
+    let modes = MODES.iter().filter(|(mode, _)| *mode != Mode::Affine);
+    for (mode, _) in modes {
+        let (bits, group) = match mode {
+            Mode::Mxfp8 => (8, 32),
+            Mode::Nvfp4 => (4, 16),
+            _ => (4, 32),
+        };
+        let layer = Layer { mode: *mode, bits, group };
+        if layer.format(Code::F32).0 == scheme.format {
+            return Ok(layer);
+        }
+    }
+    match &scheme.format {
+        Format::Affine(Affine {
+            code: Code::Int(bits),
+            blocks: Blocks::Group(group @ (32 | 64 | 128)),
+            scale: Some(scale),
+            offset: Offset::Bias,
+        }) if AFFINE_BITS.contains(bits) && scale.outer.is_none() => {
+            Ok(Layer { mode: Mode::Affine, bits: *bits, group: *group })
+        }
+        _ => no("mlx holds int2, int3, int4, int5, int6, int8 as -g32|g64|g128-asym:minmax, mxfp4, mxfp8-e4m3 and \
+                 nvfp4:torchao-1level"
+            .to_owned()),
+    }
+}
+
+/// The tensors of a quantized linear layer.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    let layer = layer_of(plan.scheme, plan.input)?;
+    let LinearPlan { module, scheme, rows, cols, .. } = *plan;
+    let bits = cols * layer.bits as usize;
+    if !bits.is_multiple_of(32) || !cols.is_multiple_of(layer.group as usize) {
+        let why = format!("{module}: {cols} columns are no whole words and groups; use the native container");
+        return Err(NotStorable { scheme: scheme.to_string(), why });
+    }
+    let grid = scheme.format.blocks().grid(rows, cols);
+    let spec = |suffix: &str, dtype, shape| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
+    let mut all = vec![spec("weight", Dtype::U32, vec![rows, bits / 32])];
+    if layer.mode == Mode::Affine {
+        let dtype = scheme.format.scale().and_then(|s| scale_dtype(s.code)).unwrap_or(Dtype::F32);
+        all.push(spec("scales", dtype, grid.clone()));
+        all.push(spec("biases", Dtype::F32, grid));
+    } else {
+        all.push(spec("scales", Dtype::U8, grid));
+    }
+    Ok(all)
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name.
+///
+/// # Errors
+/// As [`specs`].
+pub fn tensors(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let layer = layer_of(plan.scheme, plan.input)?;
+    let name = |suffix: &str| format!("{}.{suffix}", plan.module);
+    let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
+    let mut all =
+        vec![(name("weight"), layer.packing().pack(codes, q.cols)), (name("scales"), q.scales.to_le_bytes())];
+    if layer.mode == Mode::Affine {
+        all.push((name("biases"), q.biases.iter().flat_map(|v| v.to_le_bytes()).collect()));
+    }
+    Ok(all)
+}
+
+/// `quantization` for groups of modules, each with its scheme: that of the first for all, and the others by name. Modules that
+/// are kept as they are have no scales, by which loaders know them.
+///
+/// # Errors
+/// As [`specs`].
+pub fn quantization(
+    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
+) -> std::result::Result<Value, NotStorable> {
+    let mut config = json!({});
+    for (i, (scheme, input, modules)) in groups.iter().enumerate() {
+        let layer = layer_of(scheme, input.as_ref())?;
+        let mode = MODES.iter().find(|(mode, _)| *mode == layer.mode).map_or("", |(_, name)| name);
+        let keys = json!({"group_size": layer.group, "bits": layer.bits, "mode": mode});
+        if i == 0 {
+            config = keys;
+            continue;
+        }
+        modules.iter().for_each(|module| config[module.as_str()] = keys.clone());
+    }
+    Ok(config)
 }

@@ -111,6 +111,7 @@ fn loads_in(container: Container) -> &'static str {
         Container::Gptq => "GPTQModel, vLLM, SGLang, transformers, mantissa",
         Container::Modelopt => "TensorRT-LLM, vLLM, SGLang, mantissa",
         Container::Bitsandbytes => "transformers, vLLM, mantissa",
+        Container::Mlx => "mlx-lm, mantissa",
         Container::DeepseekFp8 => "vLLM, SGLang, transformers, mantissa",
         Container::Awq => "vLLM, SGLang, transformers, mantissa",
     }
