@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{LinearInfo, LoadError, ModelConfig};
+use mantissa_model::{LinearInfo, LoadError, ModelConfig, StoredAs};
 use mantissa_num::{Code, Rounding, Scheme, minifloat};
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
@@ -94,6 +94,12 @@ impl Plan {
         }
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
+        if config.linears().is_empty() {
+            let (found, allowed) = (config.model_type.name(), "an architecture that stores linear layers as [out, in]");
+            let hint = "its Conv1D weights have no place in any quantized container";
+            let path = source.config_path();
+            return Err(mantissa_store::Error::field(&path, "model_type", found, allowed, hint).into());
+        }
         let mut linears: Vec<_> = config
             .linears()
             .into_iter()
@@ -189,7 +195,7 @@ impl Plan {
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
         let quantization = match self.container {
             Container::CompressedTensors => {
-                let ignore: Vec<_> = std::iter::once("lm_head".to_owned()).chain(kept).collect();
+                let ignore: Vec<_> = std::iter::once(self.config.head_module().to_owned()).chain(kept).collect();
                 compressed_tensors::quantization_config(&self.groups(), &ignore)
                     .map_err(|e| not_storable(self.container, 1, vec![e.to_string()]))?
             }
@@ -403,6 +409,11 @@ fn notes(
             "{} tensors that the architecture does not use are {fate}, the first is {first}",
             unknown.len()
         ));
+    }
+    let stacked = (0..config.num_hidden_layers).flat_map(|layer| config.layer_linears(layer));
+    let stacked = stacked.filter(|info| info.stored == StoredAs::Stacked).count();
+    if stacked > 0 {
+        notes.push(format!("{stacked} linear layers of experts are stored stacked; they stay as they are"));
     }
     let mut modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
     if container == Container::Gguf {
