@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_quant::{Recipe, model_config};
-use mantissa_store::convention::{ModelFiles, compressed_tensors};
+use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, exl2, exl3, gptq};
 use mantissa_store::gguf::GgufHeader;
 use mantissa_store::{Header, SafeTensors, json};
 
@@ -79,6 +79,91 @@ pub fn config(data: &[u8]) {
     let quantization = value.get("quantization_config").unwrap_or(&value);
     if let Ok(config) = compressed_tensors::Config::parse(path, quantization) {
         let _ = (config.group("model.layers.0.mlp.up_proj"), config.notes());
+    }
+    for parse in [gptq::Config::parse, gptq::Config::parse_auto_round] {
+        let _ = parse(path, quantization).map(|config| config.layer("model.layers.0.mlp.up_proj"));
+    }
+    for parse in [awq::Config::parse, awq::Config::parse_auto_round] {
+        let _ = parse(path, quantization).map(|config| config.layer());
+    }
+}
+
+/// The weight file of a module of GPTQ, AWQ, EXL2 or EXL3, whose metadata may state its shape.
+pub fn integers(data: &[u8]) {
+    let has = |part: &str| data.windows(part.len()).any(|window| window == part.as_bytes());
+    let method = match (has(".trellis"), has(".q_weight"), data.len() % 3) {
+        (true, ..) => exl3::QUANT_METHOD,
+        (_, true, _) => exl2::QUANT_METHOD,
+        (_, _, 0) => awq::QUANT_METHOD,
+        _ => gptq::QUANT_METHOD,
+    };
+    let config =
+        format!(r#"{{"quantization_config": {{"quant_method": "{method}", "bits": 4, "group_size": 32}}}}"#);
+    let folder = Folder::new(data, &config);
+    let Ok(files) = ModelFiles::open(&folder.0) else { return };
+    let _ = files.notes();
+    let names: Vec<_> = files.checkpoint().tensors().map(|meta| meta.name.clone()).collect();
+    let modules = names.iter().filter_map(|name| name.rsplit_once('.')).map(|(module, _)| module);
+    for module in modules {
+        for (rows, cols) in [(32, 96), (62, 240), (128, 256)] {
+            let Ok(linear) = files.linear(module, rows, cols, false) else { continue };
+            linear.transforms.check(rows, cols).expect("maps that fit");
+            if let Weight::Quantized(q) = linear.weight {
+                q.dequantize().expect("what was read decodes");
+            }
+        }
+    }
+}
+
+/// Configurations under which the tensors of one module of 32 × 96 weights are read.
+const FLOAT_CONFIGS: [&str; 11] = [
+    r#"{"quant_method": "modelopt", "quant_algo": "FP8"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
+    r#"{"quant_method": "modelopt", "quant_algo": "MXFP8"}"#,
+    r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
+    r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#,
+    r#"{"quant_method": "fp8", "weight_block_size": [24, 40]}"#,
+    r#"{"bits": 4, "group_size": 32}"#,
+    r#"{"bits": 8, "group_size": 32, "mode": "mxfp8"}"#,
+    r#"{"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights":
+        {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"}}}}"#,
+];
+
+/// Weights of ModelOpt, bitsandbytes, FP8, MLX and compressed-tensors.
+pub fn floats(data: &[u8]) {
+    for config in FLOAT_CONFIGS {
+        let folder = Folder::new(data, &format!(r#"{{"quantization_config": {config}}}"#));
+        let Ok(files) = ModelFiles::open(&folder.0) else { return };
+        let names: Vec<_> = files.checkpoint().tensors().map(|meta| meta.name.clone()).collect();
+        for module in names.iter().filter_map(|name| name.strip_suffix(".weight")) {
+            let _ = (files.coded_shape(module), files.kv_quant(module, 4));
+            let Ok(linear) = files.linear(module, 32, 96, false) else { continue };
+            linear.transforms.check(32, 96).expect("maps that fit");
+            if let Weight::Quantized(q) = linear.weight {
+                q.dequantize().expect("what was read decodes");
+            }
+        }
+    }
+}
+
+/// A model folder with this weight file, for as long as this lives.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(data: &[u8], config: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("mantissa-fuzz-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a temporary folder");
+        fs::write(path.join("config.json"), config).expect("a temporary file");
+        fs::write(path.join("model.safetensors"), data).expect("a temporary file");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -218,10 +218,13 @@ def gguf_blocks(tensors, metadata, _decode):
     kept = {}
     for name, values in tensors.items():
         family, *rest = name.split(".")
-        if "grid_i8" in rest or "ksigns" in rest or "imatrix" in name:
-            continue  # tables of the format, which the crate holds; importance matrices, which only searches use
+        if "grid_i8" in rest or "ksigns" in rest or name == "imatrix.student_t3":
+            continue  # tables of the format, which the crate holds
+        if family == "imatrix":
+            kept[name] = values
+            continue
         if rest[0] in ("edge", "gaussian", "student_t3"):
-            written = family in GGUF_WRITTEN or family == "input"
+            written = family in GGUF_WRITTEN or family == "input" or rest[-1].endswith("bytes")
             # The edge inputs are there for what is written; random blocks cover decoding.
             if not written or rest[0] == "student_t3" or (rest[0] == "edge" and "dequant" in rest[-1]):
                 continue
@@ -232,7 +235,7 @@ def gguf_blocks(tensors, metadata, _decode):
             values = values[np.r_[0:4, 120:132, 250:256]]
         kept[name] = values
     check_gguf_q8_0(kept)
-    return kept, note(metadata, "8 random blocks of every type; edge and gaussian (2 rows) inputs of the types that are written")
+    return kept, note(metadata, "8 random blocks of every type; edge and gaussian (2 rows) inputs")
 
 
 def fp8_tiles(tensors, metadata, _decode):

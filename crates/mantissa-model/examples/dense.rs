@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use mantissa_model::{ModelConfig, Role, WeightSource};
+use mantissa_model::{Linear, ModelConfig, Role, WeightSource};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 
@@ -35,8 +35,11 @@ fn values(
         return Ok(WeightSource::tensor_f32(files, &tensor.name, &tensor.shape)?);
     };
     let module = tensor.name.trim_end_matches(".weight");
-    Ok(match files.linear(module, *rows, *cols, false)?.weight {
-        Weight::Quantized(q) => q.dequantize()?,
-        _ => files.tensor_f32(&tensor.name, &tensor.shape)?,
-    })
+    let linear = files.linear(module, *rows, *cols, false)?;
+    if !matches!(linear.weight, Weight::Quantized(_)) && linear.transforms.is_empty() {
+        return Ok(files.tensor_f32(&tensor.name, &tensor.shape)?);
+    }
+    let (linear, mut weight) = (Linear::new(module, linear)?.folded(), vec![0.0; rows * cols]);
+    weight.chunks_exact_mut((*cols).max(1)).enumerate().for_each(|(row, out)| linear.row(row, out));
+    Ok(weight)
 }

@@ -175,17 +175,18 @@ impl LayerFlow {
         padding.fill(0.0);
     }
 
-    /// Rotates the queries and keys of one sequence that begins at position `start`.
+    /// Rotates the queries and keys of one sequence that begins at position `start`; keys are then as the cache keeps them.
     fn rotate(&self, start: usize, q: &mut [f32], k: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (q_width, kv_width) = self.widths();
         let (head_dim, half) = (self.attention.head_dim, self.half);
-        if half == 0 {
-            return;
+        if half > 0 {
+            let angles = start * half..(start + q.len() / q_width) * half;
+            let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+            kernels().rope_rotate(q, q_width / head_dim, head_dim, cos, sin);
+            kernels().rope_rotate(k, kv_width / head_dim, head_dim, cos, sin);
         }
-        let angles = start * half..(start + q.len() / q_width) * half;
-        let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
-        for (x, width) in [(q, q_width), (k, kv_width)] {
-            kernels().rope_rotate(x, width / head_dim, head_dim, cos, sin);
+        if let Some(kv) = &self.kv {
+            kv.keys(k);
         }
     }
 

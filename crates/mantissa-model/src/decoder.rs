@@ -76,6 +76,11 @@ impl Decoder {
         &self.layers
     }
 
+    /// The layers, to put other weights in their place.
+    pub fn layers_mut(&mut self) -> &mut [Layer] {
+        &mut self.layers
+    }
+
     /// Bytes of the linear layers, the embedding and the head in memory.
     pub fn weight_bytes(&self) -> usize {
         let linears = self.layers.iter().flat_map(Layer::linears).map(|(_, linear)| linear);
@@ -168,7 +173,8 @@ pub struct Embedding {
 pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Embedding, LoadError> {
     let table = |module: &str, rows| {
         let weight = source.linear(module, rows, config.hidden_size, false)?;
-        Linear::new(module, weight)
+        // Its rows are looked up, which maps around the codes would stand in the way of.
+        Ok::<_, LoadError>(Linear::new(module, weight)?.folded())
     };
     let positions = match config.learned_positions {
         true => Some(table(&config.positions_module(), config.max_position_embeddings)?),

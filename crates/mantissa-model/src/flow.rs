@@ -16,6 +16,7 @@ use crate::config::{
 };
 use crate::error::ForwardError;
 use crate::graph::{LinearInput, LinearKind};
+use crate::kv::KvQuantizer;
 
 /// Least number of rows of a whole-sequence pass: shorter ones are padded. Products of up to 64 rows may be
 /// summed in another order, and a sequence is to have the same bits alone and in a batch.
@@ -207,6 +208,8 @@ pub struct LayerFlow {
     pub(crate) head_norms: HeadNorms,
     pub(crate) sub_norms: bool,
     pub(crate) threads: usize,
+    /// How keys and values enter the cache; whole sequences see them so too.
+    pub(crate) kv: Option<KvQuantizer>,
     pub(crate) places: NormPlaces,
     pub(crate) qkv: QkvForm,
     pub(crate) mlp: MlpForm,
@@ -261,6 +264,7 @@ impl LayerFlow {
                     limited: experts.limited,
                 }
             }),
+            kv: None,
         }
     }
 
@@ -324,6 +328,9 @@ impl LayerFlow {
         self.enter(operators, NormKind::Input, len, a);
         self.project(operators, seqs, a)?;
         self.norm_heads(operators, seqs.rows, a);
+        if let Some(kv) = &self.kv {
+            kv.values(&mut a.v[..seqs.tokens() * self.attention.kv_heads * self.attention.head_dim]);
+        }
         match past {
             Some(past) => self.attend_cached(seqs, past, operators.vector(VectorKind::Sinks), a),
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),

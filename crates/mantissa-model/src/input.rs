@@ -30,9 +30,21 @@ enum Path {
 
 /// What a scaled value is rounded to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Element {
+pub(crate) enum Element {
     Int { low: f32, high: f32 },
     Float { mantissa_bits: u32, min_normal: f32, max: f32 },
+}
+
+impl Element {
+    /// The nearest element, ties to even.
+    pub(crate) fn round(self, x: f32) -> f32 {
+        match self {
+            Element::Int { low, high } => round_int(x, low, high),
+            Element::Float { mantissa_bits, min_normal, max } => {
+                round_float(x, min_normal.to_bits(), (23 - mantissa_bits) << 23, max)
+            }
+        }
+    }
 }
 
 impl InputQuantizer {
@@ -61,6 +73,9 @@ impl InputQuantizer {
         if quant.outer.is_none() && (scheme.has_outer_scale() || scheme.source == Source::Static) {
             return refuse("a stored scale");
         }
+        if quant.keep_above.is_some_and(|limit| limit.is_nan() || limit <= 0.0) {
+            return refuse("values kept from a magnitude greater than 0 on");
+        }
         if fixed && scheme.format.has_zero() {
             return refuse("a symmetric scheme where the scale is stored");
         }
@@ -87,6 +102,19 @@ impl InputQuantizer {
         if width == 0 {
             return Ok(());
         }
+        let Some(limit) = self.quant.keep_above else { return self.quantize(x, width) };
+        // The large values are taken out, so that scales are those of the others, and put back as they were.
+        let mut kept = Vec::new();
+        for (i, value) in x.iter_mut().enumerate().filter(|(_, x)| x.is_finite() && x.abs() >= limit) {
+            kept.push((i, std::mem::replace(value, 0.0)));
+        }
+        let quantized = self.quantize(x, width);
+        kept.into_iter().for_each(|(i, value)| x[i] = value);
+        quantized
+    }
+
+    /// [`apply`](Self::apply) to every value.
+    fn quantize(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
         /// Close to the limit of f32 the reference holds scales back so that no code decodes to infinity.
         const LIMIT: f32 = 1e38;
         let amax = kernels().amax(x);
@@ -136,7 +164,7 @@ fn within_rows(blocks: Blocks) -> bool {
 
 /// The element of a scheme whose codes are `round(x / scale)` and whose values are `code · scale`, with one
 /// scale for a row or a part of it that depends on the largest magnitude alone.
-fn fast_element(scheme: &Scheme) -> Option<Element> {
+pub(crate) fn fast_element(scheme: &Scheme) -> Option<Element> {
     let Format::Affine(Affine {
         code,
         blocks: Blocks::Row | Blocks::Group(_),
@@ -191,7 +219,7 @@ mod tests {
 
     fn quantizer(text: &str, outer: Option<f32>) -> InputQuantizer {
         let scheme = parse_activation(text).unwrap();
-        InputQuantizer::new("m", &ActivationQuant { scheme, outer }).unwrap()
+        InputQuantizer::new("m", &ActivationQuant::new(scheme, outer)).unwrap()
     }
 
     /// Tokens of every magnitude, with ties, zeros of both signs and subnormals.
@@ -303,9 +331,26 @@ mod tests {
             [("int8-tensor", None), ("int8-tensor@static", None), ("nvfp4", None), ("nf4", None)]
         {
             let scheme = parse_activation(text).unwrap();
-            let error = InputQuantizer::new("m", &ActivationQuant { scheme, outer }).unwrap_err();
+            let error = InputQuantizer::new("m", &ActivationQuant::new(scheme, outer)).unwrap_err();
             assert!(matches!(error, LoadError::InputScheme { .. }), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn large_values_are_kept_and_the_others_scaled_without_them() {
+        let scheme = parse_activation("int8-token:restricted").unwrap();
+        let plain = ActivationQuant::new(scheme, None);
+        let quant = ActivationQuant { keep_above: Some(6.0), ..plain.clone() };
+        let (plain, quantizer) = (plain, InputQuantizer::new("m", &quant).unwrap());
+        let mut x = [0.5, -6.0, 1.27, 5.99, 0.3, -0.7, 0.1, 40.0];
+        let mut others = [0.5, 0.0, 1.27, 5.99, 0.3, -0.7, 0.1, 0.0];
+        quantizer.apply(&mut x, 4).unwrap();
+        InputQuantizer::new("m", &plain).unwrap().apply(&mut others, 4).unwrap();
+        (others[1], others[7]) = (-6.0, 40.0);
+        assert_eq!(x, others);
+        assert!(quantizer.apply(&mut [1.0, f32::INFINITY], 2).is_err());
+        let quant = ActivationQuant { keep_above: Some(0.0), ..plain };
+        assert!(InputQuantizer::new("m", &quant).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::config::{Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences, SideKind, VectorKind};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, StoredAs};
+use crate::kv::KvQuantizer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
 use crate::source::WeightSource;
@@ -54,12 +55,22 @@ impl Layer {
             Ok((kind, Linear::new(&module, weight)?))
         };
         let vector = |(kind, len)| Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &[len])?));
+        let mut flow = LayerFlow::new(config, layer, 1);
+        let (module, heads) = (config.attention_module(layer), config.num_key_value_heads);
+        if let Some(quant) = source.kv_quant(&module, heads)? {
+            if config.latent.is_some() {
+                let (scheme, given) = (quant.scheme.to_string(), "latent attention".to_owned());
+                let allowed = "a cache that is not quantized, or other attention";
+                return Err(LoadError::InputScheme { module, scheme, given, allowed });
+            }
+            flow.kv = Some(KvQuantizer::new(&module, &quant, heads, config.head_dim)?);
+        }
         Ok(Layer {
             linears,
             norms: config.norms().map(norm).collect::<Result<_, LoadError>>()?,
             sides: config.sides(layer).into_iter().map(side).collect::<Result<_, LoadError>>()?,
             vectors: config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?,
-            flow: LayerFlow::new(config, layer, 1),
+            flow,
         })
     }
 

@@ -23,6 +23,7 @@ pub mod flow;
 pub mod generate;
 pub mod graph;
 mod input;
+mod kv;
 mod latent;
 mod layer;
 mod linear;

@@ -85,6 +85,19 @@ impl Linear {
         Ok(Linear { module: module.into(), rows, cols, storage, bias, input, transforms })
     }
 
+    /// The same layer with what stands around its codes folded into an f32 weight; itself where nothing does.
+    pub fn folded(self) -> Self {
+        if self.transforms.is_empty() {
+            return self;
+        }
+        let mut weight = vec![0.0; self.rows * self.cols];
+        for (row, out) in weight.chunks_exact_mut(self.cols.max(1)).enumerate() {
+            self.row(row, out);
+        }
+        self.transforms.fold(&mut weight, self.rows, self.cols);
+        Linear { storage: Storage::F32(weight), transforms: Transforms::default(), ..self }
+    }
+
     /// Module name.
     pub fn module(&self) -> &str {
         &self.module
@@ -438,7 +451,7 @@ mod tests {
     fn fused_partners_get_the_input_they_ask_for() {
         let (rows, cols, tokens) = (20, 48, 3);
         let asking = |scheme: Option<&str>| {
-            let quant = |text| ActivationQuant { scheme: parse_activation(text).unwrap(), outer: None };
+            let quant = |text| ActivationQuant::new(parse_activation(text).unwrap(), None);
             let (weight, input) = (Weight::F32(wave(rows * cols, 0.0)), scheme.map(quant));
             Linear::new(
                 "m",

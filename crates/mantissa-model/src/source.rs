@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
 use serde_json::Value;
 
 use crate::error::LoadError;
@@ -36,6 +36,14 @@ pub trait WeightSource {
     /// # Errors
     /// As [`tensor_f32`](Self::tensor_f32).
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError>;
+
+    /// How keys and values of the attention `module` are to be quantized as they enter the cache, where they are.
+    ///
+    /// # Errors
+    /// A scale is there and does not fit.
+    fn kv_quant(&self, _module: &str, _kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
+        Ok(None)
+    }
 }
 
 impl WeightSource for ModelFiles {
@@ -62,6 +70,10 @@ impl WeightSource for ModelFiles {
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
         Ok(ModelFiles::linear(self, module, rows, cols, bias)?)
+    }
+
+    fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
+        Ok(ModelFiles::kv_quant(self, module, kv_heads)?)
     }
 }
 

@@ -112,11 +112,24 @@ fn quantized_checkpoints_have_the_recorded_perplexity() {
     for (name, bound) in [
         ("llmc_rtn_w4_g32_sym", 1e-3),
         ("llmc_rtn_w4_g32_asym", 1e-3),
+        ("ar_w4_g32_sym", 1e-3),
+        ("autoawq_w4_g32_noclip", 1e-3),
+        ("gptqm_w3_g32_sym_gar", 1e-3),
+        ("gptqm_w4_g32_sym_descact", 1e-3),
+        ("gptqm_w4_g32_sym_gar", 1e-3),
         ("llmc_w8a8_int8_dyn", 1e-2),
         ("llmc_fp8_dynamic", 1e-2),
         ("llmc_nvfp4", 1e-2),
         ("llmc_mxfp4", 1e-2),
         ("llmc_mxfp8", 1e-2),
+        ("llmc_kv_fp8_static", 1e-2),
+        ("llmc_gptq_w3_g32_asym_static", 1e-3),
+        ("llmc_gptq_w4_g32_sym_static", 1e-3),
+        ("mo_FP8_DEFAULT_CFG", 1e-2),
+        ("mo_INT4_AWQ_g32", 1e-3),
+        ("bnb_fn_nf4", 1e-3),
+        ("bnb_fn_nf4_dq", 1e-3),
+        ("bnb_int8", 1e-2),
     ] {
         let entry = expect.as_array().unwrap().iter().find(|entry| entry["artifact"] == name).unwrap();
         let recorded = entry["eval_in"]["ppl"].as_f64().unwrap();

@@ -148,6 +148,20 @@ impl CodecId {
     pub const fn name(self) -> &'static str {
         self.codec().name
     }
+
+    /// The grid of a lattice type (IQ1 to IQ3), data of the format: of each point the level indices of its coordinates, the
+    /// first in the low bits; two bits each, in IQ3 three.
+    pub const fn grid(self) -> Option<&'static [u16]> {
+        match self {
+            CodecId::Iq1S | CodecId::Iq1M => Some(&grids::IQ1),
+            CodecId::Iq2Xxs => Some(&grids::IQ2_XXS),
+            CodecId::Iq2Xs => Some(&grids::IQ2_XS),
+            CodecId::Iq2S => Some(&grids::IQ2_S),
+            CodecId::Iq3Xxs => Some(&grids::IQ3_XXS),
+            CodecId::Iq3S => Some(&grids::IQ3_S),
+            _ => None,
+        }
+    }
 }
 
 impl Codec {

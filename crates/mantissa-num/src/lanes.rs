@@ -31,6 +31,8 @@ pub trait Lanes: Copy {
     fn lesser(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if a < b { x } else { y }`.
     fn if_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+    /// The first lane of the least value, and the value; no lane is NaN.
+    fn least(self, a: Self::V) -> (usize, f32);
 }
 
 /// Arrays, and whatever the compiler makes of them.
@@ -88,5 +90,16 @@ impl Lanes for Portable {
     #[inline(always)]
     fn if_less(self, a: [f32; LANES], b: [f32; LANES], x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+
+    #[inline(always)]
+    fn least(self, a: [f32; LANES]) -> (usize, f32) {
+        let mut best = (0, a[0]);
+        for (i, &v) in a.iter().enumerate() {
+            if v < best.1 {
+                best = (i, v);
+            }
+        }
+        best
     }
 }

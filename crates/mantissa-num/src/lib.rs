@@ -30,6 +30,7 @@ pub mod scheme;
 pub mod stored;
 pub mod swizzle;
 mod tensor;
+pub mod trellis;
 
 pub use blockwise::Nested;
 pub use codec::CodecId;

@@ -31,6 +31,13 @@ impl Packing {
         Packing { bits, unit_bytes: 4, first: First::Low, offset_binary: true, flat: false }
     }
 
+    /// GPTQ's `qweight` (lines run along K) and, with zero points in place of codes, `qzeros` (along N): a code is stored plus
+    /// `2^(bits-1)`, which makes it the unsigned number of the published code. AWQ packs the same way along N, in the order
+    /// of [`AWQ_NIBBLES`].
+    pub const fn gptq(bits: u32) -> Self {
+        Self::compressed_tensors_int(bits)
+    }
+
     /// Rows of raw codes, low bits first, padded to bytes: FP4 pairs of compressed-tensors, ModelOpt and MX, and the
     /// native container.
     pub const fn rows(bits: u32) -> Self {
@@ -100,6 +107,13 @@ impl Packing {
     fn transpose_units(&self, bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
         let unit = |r: usize, c: usize| &bytes[(r * cols + c) * self.unit_bytes..][..self.unit_bytes];
         (0..cols).flat_map(|c| (0..rows).flat_map(move |r| unit(r, c).iter().copied())).collect()
+    }
+
+    /// Sets the bits from `shift` on of `fields` to the codes of one line.
+    fn unpack_add(&self, line: &[u8], shift: u32, fields: &mut [u8]) {
+        let mut plane = vec![0; fields.len()];
+        self.unpack_line(line, &mut plane, false);
+        fields.iter_mut().zip(plane).for_each(|(field, bits)| *field |= bits << shift);
     }
 
     fn mask(&self) -> u32 {
@@ -217,6 +231,55 @@ impl Packing {
     }
 }
 
+/// AWQ's GEMM order: which of eight neighbouring codes the nibbles of a word hold, the lowest nibble first (AutoAWQ,
+/// `utils/packing_utils.py`).
+pub const AWQ_NIBBLES: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// `out[i] = values[order[i]]` within each run of `order.len()` values, of which `values` holds whole ones.
+pub fn gather_runs(values: &[u8], order: &[usize]) -> Vec<u8> {
+    values.chunks_exact(order.len()).flat_map(|run| order.iter().map(|&from| run[from])).collect()
+}
+
+/// The inverse of [`gather_runs`].
+pub fn scatter_runs(values: &[u8], order: &[usize]) -> Vec<u8> {
+    let mut out = vec![0; values.len()];
+    for (run, out) in values.chunks_exact(order.len()).zip(out.chunks_exact_mut(order.len())) {
+        order.iter().zip(run).for_each(|(&to, &value)| out[to] = value);
+    }
+    out
+}
+
+/// Codes of a block of GPTQ's planar layout.
+pub const PLANAR_BLOCK: usize = 32;
+
+/// Widths of the bit planes of GPTQ's planar layout (`gptq_p`), lowest bits first; `None` for other than 2 to 8 bits.
+pub const fn planes(bits: u32) -> Option<&'static [u32]> {
+    match bits {
+        2 => Some(&[2]),
+        3 => Some(&[2, 1]),
+        4 => Some(&[4]),
+        5 => Some(&[4, 1]),
+        6 => Some(&[4, 2]),
+        7 => Some(&[4, 2, 1]),
+        8 => Some(&[8]),
+        _ => None,
+    }
+}
+
+/// One block of GPTQ's planar layout, `bits` little-endian words, to the fields of its 32 codes: plane after plane, each a
+/// bit stream by itself, the lowest bits first. `None` where there is no such layout or `block` has another length.
+pub fn planar_block(block: &[u8], bits: u32) -> Option<[u8; PLANAR_BLOCK]> {
+    let planes = planes(bits).filter(|_| block.len() == bits as usize * 4)?;
+    let (mut fields, mut start, mut shift) = ([0; PLANAR_BLOCK], 0, 0);
+    for &width in planes {
+        let packing = Packing::rows(width);
+        let bytes = packing.line_bytes(PLANAR_BLOCK);
+        packing.unpack_add(&block[start..start + bytes], shift, &mut fields);
+        (start, shift) = (start + bytes, shift + width);
+    }
+    Some(fields)
+}
+
 /// Eight nibbles, the lowest first, to the low halves of eight bytes.
 fn spread_nibbles(packed: u32) -> u64 {
     let fours = (u64::from(packed) | u64::from(packed) << 16) & 0x0000_ffff_0000_ffff;
@@ -263,6 +326,38 @@ mod tests {
         assert_eq!(Packing::rows(4).pack(&[1, 2, 3], 3), [0x21, 0x03]);
         assert_eq!(Packing::bitsandbytes().pack(&[1, 2, 3, 4, 5, 6], 3), [0x12, 0x34, 0x56]);
         assert_eq!(Packing::compressed_tensors_int(4).pack(&[0xf8, 7], 2), [0xf0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn awq_words_hold_even_columns_below_odd_ones() {
+        let codes: Vec<u8> = (0..16).collect();
+        let gathered = gather_runs(&codes, &AWQ_NIBBLES);
+        assert_eq!(gathered[..8], [0, 2, 4, 6, 1, 3, 5, 7]);
+        assert_eq!(Packing::rows(4).pack(&gathered, 16)[..4], [0x20, 0x64, 0x31, 0x75]);
+        assert_eq!(scatter_runs(&gathered, &AWQ_NIBBLES), codes);
+    }
+
+    #[test]
+    fn planes_lie_one_after_another() {
+        let fields: [u8; 32] = std::array::from_fn(|i| (i * 37 % 128) as u8);
+        for bits in 2..=8 {
+            let fields = fields.map(|f| f & ((1u16 << bits) - 1) as u8);
+            // Straight from the description: word `i` of a plane of width w holds codes from 32/w · i on, w bits each.
+            let mut words = Vec::new();
+            let mut shift = 0;
+            for &width in planes(bits).unwrap() {
+                for run in fields.chunks(32 / width as usize) {
+                    let word = run.iter().enumerate().fold(0u32, |word, (j, &f)| {
+                        word | (u32::from(f) >> shift & ((1 << width) - 1)) << (width * j as u32)
+                    });
+                    words.extend(word.to_le_bytes());
+                }
+                shift += width;
+            }
+            assert_eq!(planar_block(&words, bits), Some(fields), "{bits}");
+            assert_eq!(planar_block(&words[1..], bits), None);
+        }
+        assert_eq!(planar_block(&[0; 36], 9), None);
     }
 
     proptest! {

@@ -116,7 +116,7 @@ mod tests {
         ];
         schemes.extend(more.iter().map(|text| text.parse::<Scheme>().unwrap()));
         for scheme in schemes {
-            // Codecs that are only read, or do not divide the rows, have nothing to compare.
+            // Codecs that do not divide the rows have nothing to compare.
             let Ok(q) = mantissa_num::quantize(&scheme, &w, rows, cols, Given::default()) else { continue };
             let expected = q.dequantize().unwrap();
             let mut dequantizer = Dequantizer::new(&q);

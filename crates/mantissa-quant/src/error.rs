@@ -6,6 +6,7 @@ use mantissa_eval::EvalError;
 use mantissa_model::LoadError;
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
+use mantissa_store::convention::Container;
 
 use crate::calibrate::CalibrateError;
 use crate::gptq::GptqError;
@@ -56,6 +57,28 @@ pub enum QuantError {
         container: &'static str,
         /// The first of them with the reason, and how many more.
         list: String,
+    },
+    /// A container cannot hold some layers as they are; nothing has been written.
+    #[error(
+        "{count} of {total} layers cannot be stored in {container} without loss: {list}; --requantize SCHEME rounds them anew"
+    )]
+    NotLossless {
+        /// How many.
+        count: usize,
+        /// Of how many.
+        total: usize,
+        /// The container.
+        container: &'static str,
+        /// The first of them with the reason, and how many more.
+        list: String,
+    },
+    /// The model is in the container that is asked for.
+    #[error("{}: found a model in {container}, allowed another container to convert it to", .path.display())]
+    NothingToConvert {
+        /// The model.
+        path: PathBuf,
+        /// The container.
+        container: &'static str,
     },
     /// Nothing would be quantized.
     #[error(
@@ -193,6 +216,15 @@ pub struct Unfinished {
 }
 
 impl QuantError {
+    /// [`QuantError::NotLossless`] of these layers.
+    pub(crate) fn not_lossless(container: Container, total: usize, layers: &[String]) -> Self {
+        const SHOWN: usize = 6;
+        let count = layers.len();
+        let more = if count > SHOWN { format!("; and {} more", count - SHOWN) } else { String::new() };
+        let list = layers[..count.min(SHOWN)].join("; ") + &more;
+        QuantError::NotLossless { count, total, container: container.name(), list }
+    }
+
     /// Whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {

@@ -41,6 +41,14 @@ impl ErrorStats {
         stats
     }
 
+    /// Of `w` against `approximation`, both `[_, cols]`, row by row as [`of`](Self::of).
+    pub(crate) fn of_rows(w: &[f32], approximation: &[f32], cols: usize) -> Self {
+        let mut stats = ErrorStats::default();
+        let rows = w.chunks_exact(cols.max(1)).zip(approximation.chunks_exact(cols.max(1)));
+        rows.for_each(|(w, approximation)| stats.merge(&Self::of_values(w, approximation)));
+        stats
+    }
+
     /// Of `w` against `approximation`, element by element. Panics if the lengths differ.
     pub fn of_values(w: &[f32], approximation: &[f32]) -> Self {
         let sums = kernels().error_sums(w, approximation);

@@ -3,6 +3,7 @@
 //! Linear layers take the recipe's scheme; where its blocks do not divide a row, f16, which is noted. The embedding and the
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use mantissa_kernels::kernels;
 use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig, ModelType, Role, TensorInfo};
-use mantissa_num::{Code, Format, Rule, Scheme, TensorError, minifloat};
+use mantissa_num::{Code, CodecId, Format, Rule, Scheme, TensorError, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, block_type, to_gguf_order};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
@@ -19,13 +20,15 @@ use mantissa_store::{
 };
 
 use crate::assess;
+use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::importance::Importance;
 use crate::layers::Layers;
 use crate::pipeline::{self, Outcome, Progress, work_of};
-use crate::plan::{Plan, PlannedLinear};
+use crate::plan::{Options, Plan, PlannedLinear};
 use crate::quality::{self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, beside};
-use crate::recipe::Recipe;
+use crate::recipe::{Part, Recipe, smaller};
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::source::require_finite;
@@ -65,13 +68,23 @@ pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<(String, String)> 
         let Some(wanted) = scheme.as_mut() else { continue };
         let block = block_type(&wanted.format).map_or(1, |ty| ty.block().0);
         if !info.cols.is_multiple_of(block) {
-            let cols = info.cols;
-            let why = format!("f16 instead of {wanted}: rows of {cols} are not multiples of {block}");
+            let (cols, instead) = (info.cols, fitting(wanted, info.cols));
+            let why = format!("{instead} instead of {wanted}: rows of {cols} are not multiples of {block}");
             fallbacks.push((info.module.clone(), why));
-            *wanted = plain(minifloat::F16);
+            *wanted = instead;
         }
     }
     fallbacks
+}
+
+/// What stands in for a scheme whose blocks do not divide rows of `cols`: blocks of 32 where those do, or f16.
+fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
+    let fits = |codec: &CodecId| cols.is_multiple_of(codec.codec().elements);
+    let codec = match wanted.format {
+        Format::Codec(codec) => Some(codec).filter(fits).or_else(|| smaller(codec).filter(fits)),
+        _ => None,
+    };
+    codec.map_or_else(|| plain(minifloat::F16), Scheme::codec)
 }
 
 impl Layout {
@@ -82,6 +95,7 @@ impl Layout {
         recipe: &Recipe,
         config: &ModelConfig,
         linears: &[PlannedLinear],
+        options: &Options,
     ) -> Result<Self> {
         let architecture = architecture(source, config)?;
         let interleaved = (architecture == Architecture::Llama)
@@ -95,7 +109,8 @@ impl Layout {
             notes: Vec::new(),
         };
         for info in config.tensors() {
-            layout.add(source, recipe, linears, info)?;
+            let scheme = layout.table_scheme(recipe, config, options, &info);
+            layout.add(source, recipe, linears, info, scheme)?;
         }
         if layout.rope_factors.is_some() {
             let spec = GgufTensorSpec::new(ROPE_FACTORS, GgmlType::F32, [config.head_dim / 2]);
@@ -104,7 +119,8 @@ impl Layout {
         let ty = block_type(&recipe.weights.format).unwrap_or(GgmlType::F16);
         let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
         let name = source.dir().file_name().and_then(|name| name.to_str());
-        layout.metadata = gguf::metadata(architecture, name, &sizes(config), ty, quantized);
+        let number = recipe.file_type.map(|ty| ty.number).or_else(|| ty.file_type());
+        layout.metadata = gguf::metadata(architecture, name, &sizes(config), number, quantized);
         layout.metadata.extend(rope_metadata(source, architecture, &config.rope)?);
         layout.put_tokenizer(source, config)?;
         Ok(layout)
@@ -121,6 +137,7 @@ impl Layout {
         recipe: &Recipe,
         linears: &[PlannedLinear],
         info: TensorInfo,
+        of_type: Option<Scheme>,
     ) -> Result<()> {
         let stored = gguf::stored_name(&info.name).ok_or_else(|| {
             fault(source, &info.name, "this tensor", "a tensor that llama.cpp knows by name")
@@ -138,7 +155,7 @@ impl Layout {
             self.tensors.push(GgufTensorSpec::new(stored, ty, info.shape));
             return Ok(());
         }
-        let scheme = cast_scheme(source, recipe, &info)?;
+        let scheme = of_type.map_or_else(|| cast_scheme(source, recipe, &info), Ok)?;
         let ty = block_type(&scheme.format).filter(|ty| {
             let cols = info.shape.last().copied().unwrap_or(1);
             ty.row_bytes(cols).is_some() && !scheme.has_outer_scale()
@@ -154,6 +171,31 @@ impl Layout {
         self.tensors.push(GgufTensorSpec::new(stored.clone(), ty, info.shape.clone()));
         self.casts.push(Cast { info, stored, scheme });
         Ok(())
+    }
+
+    /// What a file type makes of embedding and head.
+    fn table_scheme(
+        &mut self,
+        recipe: &Recipe,
+        config: &ModelConfig,
+        options: &Options,
+        info: &TensorInfo,
+    ) -> Option<Scheme> {
+        let part = match info.role {
+            Role::Embedding if !config.tie_word_embeddings => Part::Embedding,
+            Role::Embedding | Role::Head => Part::Head,
+            _ => return None,
+        };
+        let wanted = Scheme::codec(recipe.file_type?.choose(config, part, options.has_importance()));
+        let cols = info.shape.last().copied().unwrap_or(1);
+        let scheme = fitting(&wanted, cols);
+        if scheme != wanted {
+            let name = &info.name;
+            self.notes.push(format!(
+                "{name}: {scheme} instead of {wanted}: rows of {cols} are not multiples of its blocks"
+            ));
+        }
+        Some(scheme)
     }
 
     fn put_tokenizer(&mut self, source: &ModelFiles, config: &ModelConfig) -> Result<()> {
@@ -312,8 +354,16 @@ pub(crate) fn run(
     let staged_beside = [StagedFile::begin(&beside[0])?, StagedFile::begin(&beside[1])?];
     let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let (digest, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
-        let writer = GgufWriter::create(staged.path(), &layout.metadata, &layout.tensors)?;
-        let mut run = Run { plan, source, layout, writer, progress: &mut *progress, done: 0 };
+        let importance = importance(plan, source, progress)?;
+        let metadata: Vec<_> = layout
+            .metadata
+            .iter()
+            .cloned()
+            .chain(importance.iter().flat_map(|i| imatrix_metadata(i)))
+            .collect();
+        let writer = GgufWriter::create(staged.path(), &metadata, &layout.tensors)?;
+        let importance = importance.as_deref();
+        let mut run = Run { plan, source, layout, importance, writer, progress: &mut *progress, done: 0 };
         let (layers, tensors) = run.fill()?;
         let digest = run.writer.finish()?;
         let source_digests = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
@@ -322,6 +372,7 @@ pub(crate) fn run(
         Ok((digest, Quality::new(plan, source, found)))
     })?;
     quality.evaluation = assess::figures(plan, source, staged.path(), None, progress)?;
+    convert::prove(plan, source, staged.path())?;
     assess::gate(plan, &quality, out, None)?;
     let text = quality.to_json()?;
     let files =
@@ -332,6 +383,31 @@ pub(crate) fn run(
     publish(out, staged, &beside, staged_beside)?;
     let committed = Committed { path: out.to_owned(), manifest, leftover: None };
     Ok(Outcome { quality, committed, resumed: 0 })
+}
+
+/// What searched blocks are weighed by: as given, or found on the calibration text.
+fn importance<'a>(
+    plan: &'a Plan,
+    source: &ModelFiles,
+    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
+) -> Result<Option<Cow<'a, Importance>>> {
+    let Some(set) = plan.importance_text() else {
+        return Ok(plan.options.importance.as_ref().map(Cow::Borrowed));
+    };
+    let mut tick = |_| progress(Progress { done: 0, tensor: "importance", tokens: None });
+    let found = Importance::collect(source, &plan.config, set, plan.threads(), &mut tick)?;
+    Ok(Some(Cow::Owned(found)))
+}
+
+/// What llama.cpp's quantizer says of the importance it was given.
+fn imatrix_metadata(importance: &Importance) -> Vec<(String, Value)> {
+    let count = Value::U32(u32::try_from(importance.entries.len()).unwrap_or(u32::MAX));
+    let mut all = vec![("quantize.imatrix.file".to_owned(), Value::String(importance.name.clone()))];
+    let dataset = importance.datasets.first().cloned();
+    all.extend(dataset.map(|text| ("quantize.imatrix.dataset".to_owned(), Value::String(text))));
+    all.push(("quantize.imatrix.entries_count".to_owned(), count));
+    all.push(("quantize.imatrix.chunks_count".to_owned(), Value::U32(importance.chunks)));
+    all
 }
 
 /// Puts the file, and then what lies beside it, in place of the old ones.
@@ -373,6 +449,7 @@ struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
     layout: &'a Layout,
+    importance: Option<&'a Importance>,
     writer: GgufWriter,
     progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     done: u64,
@@ -389,7 +466,7 @@ impl Run<'_, '_> {
         // A run into one file is never taken over.
         let none =
             || Err(Error::NoTensor { path: self.source.dir().to_owned(), tensor: String::new() }.into());
-        let mut layers = Layers::new(self.plan, self.source, Box::new(none));
+        let mut layers = Layers::new(self.plan, self.source, Box::new(none)).weighed(self.importance);
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
             let (done, progress) = (self.done, &mut *self.progress);

@@ -62,6 +62,13 @@ pub struct GptqOptions {
     pub groups: GroupOrder,
 }
 
+impl GptqOptions {
+    /// Whether groups are of columns that are quantized one after another and do not stand side by side.
+    pub fn follows_order(&self) -> bool {
+        self.act_order && self.groups != GroupOrder::Static
+    }
+}
+
 impl Default for GptqOptions {
     /// Act-order with static groups: less error than from left to right, and nothing in the stored layout shows it.
     fn default() -> Self {
@@ -245,8 +252,7 @@ impl InverseFactor {
             outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
         let problem = solve::Problem { factor: self, scheme, outer, w, rows, cols, group };
         let (quantized, loss) = problem.solve(threads);
-        let GptqOptions { act_order, groups, .. } = self.options;
-        let moved = act_order && groups != GroupOrder::Static && group < cols;
+        let moved = self.options.follows_order() && group < cols;
         Ok(GptqResult {
             quantized,
             g_idx: moved.then(|| group_indices(&self.order, group)),
@@ -303,26 +309,31 @@ impl GptqResult {
     /// # Errors
     /// [`TensorError::Length`] where the parts do not fit together.
     pub fn dequantize(&self) -> Result<Vec<f32>, TensorError> {
-        let Some(g_idx) = &self.g_idx else { return self.quantized.dequantize() };
-        let q = &self.quantized;
-        q.check()?;
-        let groups = q.format.blocks().count(q.rows, q.cols) / q.rows.max(1);
-        let scale = |block: usize| if q.scales.is_empty() { 0 } else { q.scales.get(block) };
-        let zero = |block: usize| q.zeros.get(block).copied().unwrap_or(0);
-        let mut out = Vec::with_capacity(q.rows * q.cols);
-        for row in 0..q.rows {
-            let blocks = row * groups..(row + 1) * groups;
-            let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer)).collect();
-            let codes = (row * q.cols..).map(|i| q.codes.get(i));
-            out.extend(
-                g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))),
-            );
-        }
-        Ok(out)
+        dequantize_by_group(&self.quantized, self.g_idx.as_deref())
     }
 }
 
-/// Whether [`gptq`] quantizes a weight `[rows, cols]` by `scheme` into a layout that needs no `g_idx`.
+/// The values of codes in the order of the weight, whose columns' groups are `g_idx` or those of neighbours.
+pub(crate) fn dequantize_by_group(q: &Quantized, g_idx: Option<&[u32]>) -> Result<Vec<f32>, TensorError> {
+    let Some(g_idx) = g_idx else { return q.dequantize() };
+    q.check()?;
+    let groups = q.format.blocks().count(q.rows, q.cols) / q.rows.max(1);
+    let scale = |block: usize| if q.scales.is_empty() { 0 } else { q.scales.get(block) };
+    let zero = |block: usize| q.zeros.get(block).copied().unwrap_or(0);
+    let mut out = Vec::with_capacity(q.rows * q.cols);
+    for row in 0..q.rows {
+        let blocks = row * groups..(row + 1) * groups;
+        let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer)).collect();
+        let codes = (row * q.cols..).map(|i| q.codes.get(i));
+        out.extend(
+            g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))),
+        );
+    }
+    Ok(out)
+}
+
+/// Whether [`gptq`] quantizes a weight `[rows, cols]` by `scheme` into a layout that can be stored: one without `g_idx`
+/// unless `holds_g_idx`.
 ///
 /// # Errors
 /// [`GptqError::Blocks`] and [`GptqError::Scheme`].
@@ -331,6 +342,7 @@ pub fn check_scheme(
     rows: usize,
     cols: usize,
     options: GptqOptions,
+    holds_g_idx: bool,
 ) -> Result<(), GptqError> {
     let refused = |why| Err(GptqError::Scheme { scheme: scheme.to_string(), why });
     if scheme.format.codec().is_some() {
@@ -343,10 +355,10 @@ pub fn check_scheme(
         return refused("its offsets are of KV caches; use -asym without a rule");
     }
     let group = group_columns(scheme, rows, cols)?;
-    if options.act_order && options.groups != GroupOrder::Static && group < cols {
+    if options.follows_order() && group < cols && !holds_g_idx {
         return refused(
-            "act-order with groups that follow it needs a g_idx, which no container here holds; use groups = \"static\" \
-             or act_order = false",
+            "act-order with groups that follow it needs a g_idx, which this container does not hold; use format = \"gptq\", \
+             groups = \"static\" or act_order = false",
         );
     }
     Ok(())

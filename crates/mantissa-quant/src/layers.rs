@@ -1,6 +1,7 @@
 //! The layers of a plan, quantized one after another by its method.
 
 use mantissa_model::{FusedGroup, LinearInfo};
+use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
 use mantissa_num::{Code, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
@@ -9,6 +10,7 @@ use mantissa_store::convention::ModelFiles;
 use crate::calibrate::Tick;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::importance::Importance;
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
@@ -22,6 +24,8 @@ pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
 /// A layer's weight as a method leaves it.
 pub(crate) struct Solved {
     pub(crate) quantized: Quantized,
+    /// Group of each column, where groups are not of neighbours.
+    pub(crate) g_idx: Option<Vec<u32>>,
     pub(crate) stats: ErrorStats,
     /// Why another method than the recipe's was taken.
     pub(crate) fallback: Option<String>,
@@ -33,7 +37,7 @@ pub(crate) struct Solved {
 impl Solved {
     /// Rounded to nearest.
     pub(crate) fn rounded((quantized, stats): (Quantized, ErrorStats)) -> Self {
-        Solved { quantized, stats, fallback: None, output_error: None, notes: Vec::new() }
+        Solved { quantized, g_idx: None, stats, fallback: None, output_error: None, notes: Vec::new() }
     }
 }
 
@@ -45,6 +49,8 @@ pub(crate) struct Layers<'a> {
     shared: Option<((usize, FusedGroup), Option<f32>)>,
     /// Of a method that calibrates.
     sequential: Option<Sequential<'a>>,
+    /// What searched blocks are weighed by.
+    importance: Option<&'a Importance>,
 }
 
 impl<'a> Layers<'a> {
@@ -55,10 +61,15 @@ impl<'a> Layers<'a> {
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
         let sequential = match plan.recipe.method {
-            Method::Rtn => None,
+            Method::Rtn | Method::Repacked => None,
             Method::Gptq => Some(Sequential::new(plan, source, stored)),
         };
-        Layers { plan, source, shared: None, sequential }
+        Layers { plan, source, shared: None, sequential, importance: None }
+    }
+
+    /// With what searched blocks are to be weighed by.
+    pub(crate) fn weighed(self, importance: Option<&'a Importance>) -> Self {
+        Layers { importance, ..self }
     }
 
     /// Reads a layer and quantizes it into the tensors of the plan's container. Layers come in the order of the plan. Long
@@ -69,14 +80,18 @@ impl<'a> Layers<'a> {
         scheme: &Scheme,
         tick: &mut Tick<'_>,
     ) -> Result<QuantizedLayer> {
-        let outer = self.outer(info, scheme)?;
-        let w = open(self.source, info)?;
-        let solved = match &mut self.sequential {
-            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick)?,
-            None => round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?,
+        let solved = match &self.plan.conversion {
+            Some(conversion) => {
+                let outer = if conversion.requantized() { self.outer(info, scheme)? } else { None };
+                conversion.layer(self.plan, self.source, info, scheme, outer)?
+            }
+            None => self.solve(info, scheme, tick)?,
         };
         let plan = self.plan.linear_plan(info, scheme);
-        let tensors = self.plan.container.tensors(&plan, &solved.quantized);
+        let tensors = match &solved.g_idx {
+            Some(g_idx) => self.plan.container.tensors_by_group(&plan, &solved.quantized, g_idx),
+            None => self.plan.container.tensors(&plan, &solved.quantized),
+        };
         let tensors = tensors.map_err(|e| {
             Error::field(
                 self.source.dir(),
@@ -88,6 +103,39 @@ impl<'a> Layers<'a> {
         })?;
         let method = if solved.fallback.is_some() { Method::Rtn } else { self.plan.recipe.method };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
+    }
+
+    /// The recipe's method on a layer of the source.
+    fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        let outer = self.outer(info, scheme)?;
+        let w = open(self.source, info)?;
+        match &mut self.sequential {
+            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
+            None => match (scheme.format.codec(), self.importance) {
+                (Some(codec), Some(importance)) if codec.is_searched() => {
+                    self.search(info, codec, &w, importance)
+                }
+                _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),
+            },
+        }
+    }
+
+    /// Blocks that lose least under the importance of their columns.
+    fn search(
+        &self,
+        info: &LinearInfo,
+        codec: &'static Codec,
+        w: &DenseTensor<'_>,
+        importance: &Importance,
+    ) -> Result<Solved> {
+        let weights = importance.of(info)?;
+        let threads = self.plan.options.threads;
+        let found = rtn::quantize_blocks(codec, w, info.rows, info.cols, weights.as_deref(), threads);
+        let mut solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
+        if weights.is_none() {
+            solved.notes.push(format!("no importance in {}", importance.name));
+        }
+        Ok(solved)
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.
@@ -116,6 +164,10 @@ impl<'a> Layers<'a> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
+                if let Some(conversion) = &self.plan.conversion {
+                    amaxes.push(conversion.amax(self.source, info)?);
+                    continue;
+                }
                 let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
                 let amax = source::amax(&open(self.source, info)?, len, threads);
                 amaxes.push(amax.map_err(|error| dense_error(self.source, info, error))?);

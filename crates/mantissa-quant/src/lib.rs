@@ -6,11 +6,13 @@
 
 mod assess;
 pub mod calibrate;
+mod convert;
 mod dequantize;
 mod error;
 mod error_stats;
 mod gguf;
 pub mod gptq;
+pub mod importance;
 mod journal;
 mod layers;
 pub mod memory;
@@ -24,9 +26,11 @@ mod sequential;
 mod source;
 pub mod verify;
 
+pub use convert::rule_of;
 pub use error::{GateFailure, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::MANIFEST_SUFFIX;
+pub use importance::Importance;
 pub use journal::Start;
 pub use pipeline::{Outcome, Progress, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};

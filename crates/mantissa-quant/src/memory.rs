@@ -5,9 +5,10 @@
 //! takes the whole model in f32; an evaluation holds source and output side by side. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
 //! compares the sum with the kernel's account).
 
-use mantissa_model::{Buffers, LinearInfo, LinearInput};
+use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
+use mantissa_store::convention::Container;
 
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
@@ -64,6 +65,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     if let Some(set) = plan.calibration() {
         stages.push(embedding_windows(plan, set));
     }
+    if let Some(set) = plan.importance_text() {
+        stages.push(embedding_windows(plan, set));
+        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        stages.push(Stage { name: "find the importance".to_owned(), buffers });
+    }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
             Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
@@ -113,10 +119,11 @@ impl Sizes {
         let unit = code_unit(format) as u64;
         let panel = PANEL.max(info.cols) as u64;
         let threads = (plan.options.threads as u64).min(weights.div_ceil(panel)).max(1);
+        let stored = format.total_bits(info.rows, info.cols).div_ceil(8);
         Sizes {
-            codes: weights * unit,
+            codes: if format.codec().is_some() { stored } else { weights * unit },
             scales: blocks * scale + zeros * 4,
-            stored: format.total_bits(info.rows, info.cols).div_ceil(8),
+            stored,
             blocks,
             zeros,
             panels: threads * panel.min(weights) * (4 + 2 + unit + 1),
@@ -128,11 +135,20 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
-    if !rtn::in_panels(scheme) {
+    buffers.push(("words as they are turned", turned(plan, &sizes)));
+    if !rtn::in_panels(scheme) && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
+}
+
+/// What the containers take that store a weight as its transpose: codes and words in both orders.
+fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
+    match plan.container {
+        Container::Gptq | Container::Awq | Container::Modelopt => 2 * sizes.codes + sizes.stored,
+        _ => 0,
+    }
 }
 
 fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
@@ -144,6 +160,25 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
         ("embedding as it is read", stored.unwrap_or(0)),
     ];
     Stage { name: "embed the calibration".to_owned(), buffers }
+}
+
+/// All windows of a layer, whose inputs are squared and summed.
+pub(crate) fn importance_buffers(
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    threads: usize,
+) -> Vec<(&'static str, u64)> {
+    // Layers are alike.
+    let layer = config.linears().iter().filter(|l| l.layer == 0).map(|l| 4 * (l.rows * l.cols) as u64).sum();
+    let of_input = |&input| {
+        let all = Calibration::statistics_bytes(config, set, input, threads);
+        all.saturating_sub(Hessian::bytes_needed(config.input_width(input)))
+    };
+    vec![
+        ("states and buffers of the calibration", Calibration::held_bytes(config, set, threads)),
+        ("layer in f32", layer),
+        ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
+    ]
 }
 
 fn held(plan: &Plan, set: &CalibrationSet) -> u64 {
@@ -189,6 +224,7 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
                 ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
                 ("scales", sizes.scales),
                 ("packed tensors", sizes.stored),
+                ("words as they are turned", turned(plan, &sizes)),
             ],
         ),
     ]
@@ -205,6 +241,7 @@ fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         ("codes of the ordinary reader", sizes.codes),
         ("scales of the ordinary reader", sizes.scales),
         ("packed tensors of the independent reader", sizes.stored),
+        ("words as they are turned", turned(plan, &sizes)),
         ("scales of the independent reader", 4 * (sizes.blocks + sizes.zeros)),
     ];
     with_holes(plan, format!("verify {}", info.module), buffers, sizes.panels)

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::{ModelFiles, gptq, modelopt};
 use mantissa_store::{
     Checksum, Committed, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
     refuse_overlap,
@@ -21,6 +21,7 @@ use mantissa_store::{
 use serde_json::{Map, Value, json};
 
 use crate::assess;
+use crate::convert;
 use crate::error::{QuantError, Result, Unfinished};
 use crate::gguf;
 use crate::journal::{self, Journal, Start};
@@ -94,6 +95,7 @@ pub fn run(
     let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
     let filled = fill(plan, source, &mut staging, &mut journal, writer, layers, &config, progress);
     let filled = filled.and_then(|quality| {
+        convert::prove(plan, source, staging.path())?;
         assess::gate(plan, &quality, out, Some(staging.path()))?;
         Ok(quality)
     });
@@ -155,6 +157,7 @@ fn fill(
         let mut run =
             Run { plan, source, layers, writer: &mut writer, journal, progress: &mut *progress, done: 0 };
         run.copy_tensors()?;
+        run.write_dense()?;
         let layers = run.quantize_layers()?;
         drop(run);
         let weights = writer.finish()?.into_iter().collect();
@@ -166,7 +169,13 @@ fn fill(
         staging.record(file, *digest);
     }
     write_json(staging, "config.json", config)?;
-    copy_sidecars(source.dir(), staging)?;
+    if let Some((name, content)) = plan.side_config(config)? {
+        write_json(staging, name, &content)?;
+    }
+    // A GGUF file has nothing beside it that is its own.
+    if source.gguf().is_none() {
+        copy_sidecars(source.dir(), staging)?;
+    }
     let mut quality = Quality::new(plan, source, found);
     quality.evaluation = assess::figures(plan, source, staging.path(), Some(journal), progress)?;
     staging.write(QUALITY_NAME, quality.to_json()?.as_bytes())?;
@@ -200,6 +209,22 @@ impl Run<'_, '_> {
                 Some(_) => self.advance(meta.len, &meta.name)?,
                 None => self.copy_tensor(meta, &mut buffer)?,
             }
+        }
+        Ok(())
+    }
+
+    /// Tensors that a change of container writes under another name, order or type.
+    fn write_dense(&mut self) -> Result<()> {
+        for dense in self.plan.conversion.iter().flat_map(|conversion| &conversion.dense) {
+            let name = &dense.info.name;
+            if self.journal.recover(name, self.writer)?.is_some() {
+                continue;
+            }
+            let bytes = dense.bytes(self.source)?;
+            self.writer.write(name, &bytes)?;
+            let written = vec![(name.clone(), Checksum::of(&bytes))];
+            self.journal.record(name, written, bytes.len() as u64, None, self.writer)?;
+            self.advance(0, name)?;
         }
         Ok(())
     }
@@ -287,7 +312,7 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
         let ours = name.ends_with(".index.json")
             || name.starts_with("mantissa-")
-            || ["config.json", QUALITY_NAME].contains(&name);
+            || ["config.json", gptq::FILE_NAME, modelopt::FILE_NAME, QUALITY_NAME].contains(&name);
         let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;
@@ -300,7 +325,7 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
 /// What the manifest says of the run.
 pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
     let fields = json!({
-        "command": "quantize",
+        "command": if plan.conversion.is_some() { "convert" } else { "quantize" },
         "recipe": plan.recipe.label(),
         "method": plan.recipe.method.name(),
         "weights": plan.recipe.weights.to_string(),

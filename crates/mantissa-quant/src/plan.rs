@@ -4,19 +4,25 @@ use std::collections::BTreeMap;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, StoredAs};
-use mantissa_num::{Code, Rounding, Scheme, minifloat};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles, compressed_tensors, native};
-use mantissa_store::{DEFAULT_SHARD_BYTES, Dtype, TensorMeta, TensorSpec};
+use mantissa_num::codec::Codec;
+use mantissa_num::{Rounding, Scheme};
+use mantissa_store::convention::{
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, fp8,
+    gptq as gptq_files, modelopt, native,
+};
+use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
 
 use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::gptq;
+use crate::importance::Importance;
 use crate::memory;
 use crate::pipeline::work_of;
 use crate::quality::Evaluation;
-use crate::recipe::{Method, Recipe};
+use crate::recipe::{Method, Part, Recipe};
 
 /// How a run is to be done; nothing here changes what a scheme means.
 #[derive(Clone, Debug)]
@@ -29,8 +35,10 @@ pub struct Options {
     pub max_shard_bytes: u64,
     /// How values become codes.
     pub rounding: Rounding,
-    /// What a method that needs it calibrates on.
+    /// What a method that needs it calibrates on, and what importance is found on.
     pub calibration: Option<CalibrationSet>,
+    /// What searched blocks are weighed by.
+    pub importance: Option<Importance>,
 }
 
 impl Default for Options {
@@ -41,6 +49,7 @@ impl Default for Options {
             max_shard_bytes: DEFAULT_SHARD_BYTES,
             rounding: Rounding::NearestEven,
             calibration: None,
+            importance: None,
         }
     }
 }
@@ -52,6 +61,21 @@ pub struct PlannedLinear {
     pub info: LinearInfo,
     /// Its scheme, as it will be stored; `None` leaves it as it is.
     pub scheme: Option<Scheme>,
+}
+
+impl Options {
+    /// Whether searched blocks will be weighed by importance.
+    pub(crate) fn has_importance(&self) -> bool {
+        self.importance.is_some() || self.calibration.is_some()
+    }
+}
+
+/// Whether some layer's blocks are searched for, with the importance of columns where it is known.
+fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
+    let searched = |linear: &PlannedLinear| {
+        linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::is_searched)
+    };
+    recipe.method == Method::Rtn && container == Container::Gguf && linears.iter().any(searched)
 }
 
 /// Everything that a run will do.
@@ -78,6 +102,8 @@ pub struct Plan {
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
+    /// Of a change of container.
+    pub(crate) conversion: Option<Conversion>,
 }
 
 impl Plan {
@@ -103,22 +129,21 @@ impl Plan {
         let mut linears: Vec<_> = config
             .linears()
             .into_iter()
-            .map(|info| planned(source, &recipe, container, options.rounding, info))
+            .map(|info| planned(source, &recipe, &config, container, &options, info))
             .collect::<Result<_>>()?;
         if linears.iter().all(|linear| linear.scheme.is_none()) {
             return Err(QuantError::NothingToDo { recipe: recipe.name });
         }
         let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears)?;
-        let calibrating =
-            calibration_notes(source, &recipe, &config, &linears, options.calibration.as_ref())?;
+        let calibrating = calibration_notes(source, &recipe, container, &config, &linears, &options)?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
         let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container {
-            Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears)?),
+            Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
             _ => None,
         };
         let specs = match &gguf {
@@ -132,7 +157,7 @@ impl Plan {
             }
         };
         let evaluation = None;
-        Ok(Plan {
+        let plan = Plan {
             recipe,
             container,
             config,
@@ -144,7 +169,11 @@ impl Plan {
             evaluation,
             options,
             gguf,
-        })
+            conversion: None,
+        };
+        // What only the layers together cannot be stored as.
+        plan.output_config(source)?;
+        Ok(plan)
     }
 
     /// Threads that a run may use.
@@ -155,6 +184,12 @@ impl Plan {
     /// What is calibrated on, where the method does.
     pub fn calibration(&self) -> Option<&CalibrationSet> {
         self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
+    }
+
+    /// What the importance of searched blocks is found on, where it is: a calibration set, and no importance given.
+    pub fn importance_text(&self) -> Option<&CalibrationSet> {
+        let wanted = self.options.importance.is_none() && weighs(&self.recipe, self.container, &self.linears);
+        self.options.calibration.as_ref().filter(|_| wanted)
     }
 
     /// The layers that are quantized, with their schemes.
@@ -191,14 +226,32 @@ impl Plan {
     /// The `config.json` of the output: the source's, with `quantization_config`.
     pub(crate) fn output_config(&self, source: &ModelFiles) -> Result<Value> {
         let mut config = source.config().cloned().unwrap_or_default();
+        if source.gguf().is_some() {
+            named_class(&mut config);
+        }
         let kept: Vec<_> =
             self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+        let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
         let quantization = match self.container {
             Container::CompressedTensors => {
                 let ignore: Vec<_> = std::iter::once(self.config.head_module().to_owned()).chain(kept).collect();
-                compressed_tensors::quantization_config(&self.groups(), &ignore)
-                    .map_err(|e| not_storable(self.container, 1, vec![e.to_string()]))?
+                compressed_tensors::quantization_config(&self.groups(), &ignore).map_err(fault)?
             }
+            Container::Gptq => {
+                let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
+                let by_group = self.conversion.as_ref().is_some_and(Conversion::by_group);
+                let desc_act = by_group || gptq.is_some_and(|options| options.follows_order());
+                let settings = gptq_files::Settings { desc_act, damp: gptq.map(|options| options.damp) };
+                gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
+            }
+            Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
+            Container::Modelopt => {
+                modelopt::quantization_config(&self.groups(), &not_linear(&kept)).map_err(fault)?
+            }
+            Container::Bitsandbytes => {
+                bitsandbytes::quantization_config(&self.groups(), &kept).map_err(fault)?
+            }
+            Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -222,6 +275,25 @@ impl Plan {
             );
         }
         metadata
+    }
+
+    /// The configuration that the container has beside `config.json`: its file's name and content.
+    pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
+        match self.container {
+            Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
+            Container::Modelopt => {
+                let kept: Vec<_> = self
+                    .linears
+                    .iter()
+                    .filter(|l| l.scheme.is_none())
+                    .map(|l| l.info.module.clone())
+                    .collect();
+                let content = modelopt::hf_quant_config(&self.groups(), &not_linear(&kept));
+                let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+                Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
+            }
+            _ => Ok(None),
+        }
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
@@ -261,11 +333,17 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     Ok(config)
 }
 
+/// The modules `kept` as they are, and head and embedding, which are never quantized.
+fn not_linear(kept: &[String]) -> Vec<String> {
+    kept.iter().cloned().chain([HEAD, EMBEDDING].map(str::to_owned)).collect()
+}
+
 fn planned(
     source: &ModelFiles,
     recipe: &Recipe,
+    config: &ModelConfig,
     container: Container,
-    rounding: Rounding,
+    options: &Options,
     info: LinearInfo,
 ) -> Result<PlannedLinear> {
     let name = format!("{}.weight", info.module);
@@ -283,34 +361,34 @@ fn planned(
         )
         .into());
     }
-    let scheme = recipe.weights_of(&info.module).cloned().map(|mut scheme| {
-        scheme.encoder.rounding = rounding;
-        if container == Container::CompressedTensors {
-            scheme.format = with_model_scales(scheme.format, meta.dtype);
-        }
-        scheme
+    let of_type = recipe.file_type.map(|ty| {
+        let part = Part::Linear { kind: info.kind, layer: info.layer };
+        Scheme::codec(ty.choose(config, part, options.has_importance()))
+    });
+    let scheme = of_type.or_else(|| recipe.weights_of(&info.module).cloned()).map(|mut scheme| {
+        scheme.encoder.rounding = options.rounding;
+        container.as_stored(scheme, meta.dtype)
     });
     Ok(PlannedLinear { info, scheme })
-}
-
-/// compressed-tensors keeps f32 scales in the model's dtype, and its loaders cast them to it.
-fn with_model_scales(format: mantissa_num::Format, dtype: Dtype) -> mantissa_num::Format {
-    let plain_f32 = format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
-    match dtype {
-        Dtype::BF16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::BF16)),
-        Dtype::F16 if plain_f32 => format.with_scale_code(Code::Float(minifloat::F16)),
-        _ => format,
-    }
 }
 
 /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
 fn calibration_notes(
     source: &ModelFiles,
     recipe: &Recipe,
+    container: Container,
     config: &ModelConfig,
     linears: &[PlannedLinear],
-    set: Option<&CalibrationSet>,
+    options: &Options,
 ) -> Result<Vec<String>> {
+    let set = options.calibration.as_ref();
+    if weighs(recipe, container, linears) {
+        return importance_notes(config, linears, options);
+    }
+    if let Some(importance) = &options.importance {
+        let why = "no layer has blocks that are searched for, into GGUF and without another method";
+        return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
+    }
     if recipe.method != Method::Gptq {
         let unused = set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
         return Ok(unused.into_iter().collect());
@@ -318,10 +396,11 @@ fn calibration_notes(
     let mut widest = 0;
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq).map_err(|error| QuantError::Gptq {
-            path: source.dir().to_owned(),
-            what: info.module.clone(),
-            error,
+        let holds_g_idx = container.holds_group_order();
+        let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
+        checked.map_err(|error| {
+            let (path, what) = (source.dir().to_owned(), info.module.clone());
+            QuantError::Gptq { path, what, error }
         })?;
         widest = widest.max(info.cols);
     }
@@ -333,6 +412,31 @@ fn calibration_notes(
         set.name
     );
     Ok((tokens < widest).then_some(few).into_iter().collect())
+}
+
+/// Checks the importance, or what it is to be found on.
+fn importance_notes(
+    config: &ModelConfig,
+    linears: &[PlannedLinear],
+    options: &Options,
+) -> Result<Vec<String>> {
+    let Some(importance) = &options.importance else {
+        options.calibration.as_ref().map_or(Ok(()), |set| check_windows(set, config))?;
+        let low = |linear: &PlannedLinear| {
+            let codec = linear.scheme.as_ref().and_then(|scheme| scheme.format.codec());
+            codec.is_some_and(|codec| codec.is_searched() && codec.bytes * 8 < 3 * codec.elements)
+        };
+        let blind = options.calibration.is_none() && linears.iter().any(low);
+        let note =
+            "types below three bits without importance lose much: give --calibration TEXT or --imatrix FILE";
+        return Ok(blind.then(|| note.to_owned()).into_iter().collect());
+    };
+    let mut missing = 0;
+    for linear in linears.iter().filter(|linear| linear.scheme.is_some()) {
+        missing += usize::from(importance.of(&linear.info)?.is_none());
+    }
+    let note = format!("{}: no importance of {missing} layers", importance.name);
+    Ok((missing > 0).then_some(note).into_iter().collect())
 }
 
 fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
@@ -353,7 +457,7 @@ fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
     if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }
 
-fn output_of_linears(
+pub(crate) fn output_of_linears(
     recipe: &Recipe,
     container: Container,
     linears: &[PlannedLinear],

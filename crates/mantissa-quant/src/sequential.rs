@@ -12,13 +12,13 @@
 use std::collections::BTreeSet;
 
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
-use mantissa_num::Scheme;
+use mantissa_num::{Scheme, TensorError};
 use mantissa_store::convention::{ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
-use crate::gptq::{GptqError, InverseFactor};
+use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
 use crate::layers::{Solved, dense_error, round_to_nearest};
 use crate::plan::Plan;
 use crate::source::{DenseTensor, Source};
@@ -87,7 +87,8 @@ impl<'a> Sequential<'a> {
             None => round_to_nearest(self.plan, self.source, info, scheme, w, outer)?,
         };
         if let Some(layer) = &mut self.layer {
-            put(layer, info.kind, dequantized(self.source, info, &solved.quantized)?)?;
+            let values = dequantize_by_group(&solved.quantized, solved.g_idx.as_deref());
+            put(layer, info.kind, dequantized(self.source, info, values)?)?;
         }
         Ok(solved)
     }
@@ -105,9 +106,17 @@ impl<'a> Sequential<'a> {
         let w = w.map_err(|error| dense_error(self.source, info, error))?;
         let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
         let result = result.map_err(|error| self.gptq_error(info, error))?;
+        let stats = match &result.g_idx {
+            None => ErrorStats::of(w, &result.quantized),
+            Some(_) => {
+                let tensor_error = |error| self.gptq_error(info, GptqError::Weight(error));
+                ErrorStats::of_rows(w, &result.dequantize().map_err(tensor_error)?, info.cols)
+            }
+        };
         Ok(Solved {
-            stats: ErrorStats::of(w, &result.quantized),
+            stats,
             quantized: result.quantized,
+            g_idx: result.g_idx,
             fallback: None,
             output_error: Some(result.loss),
             notes: result.notes,
@@ -206,16 +215,26 @@ impl<'a> Sequential<'a> {
 
 /// Puts a layer that is stored in its place.
 fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) -> Result<()> {
-    let weight = match files.linear(&info.module, info.rows, info.cols, false)?.weight {
-        Weight::Quantized(q) => dequantized(files, info, &q)?,
+    let linear = files.linear(&info.module, info.rows, info.cols, false)?;
+    let weight = match linear.weight {
+        Weight::Quantized(q) => {
+            let values = q.dequantize().map(|mut values| {
+                linear.transforms.fold(&mut values, info.rows, info.cols);
+                values
+            });
+            dequantized(files, info, values)?
+        }
         weight => weight,
     };
     put(layer, info.kind, weight)
 }
 
 /// As f32, whoever made it: stored and computed weights then run through the same loops.
-fn dequantized(files: &ModelFiles, info: &LinearInfo, q: &mantissa_num::Quantized) -> Result<Weight> {
-    let values = q.dequantize();
+fn dequantized(
+    files: &ModelFiles,
+    info: &LinearInfo,
+    values: std::result::Result<Vec<f32>, TensorError>,
+) -> Result<Weight> {
     values.map(Weight::F32).map_err(|error| QuantError::Tensor {
         path: files.dir().to_owned(),
         tensor: format!("{}.weight", info.module),

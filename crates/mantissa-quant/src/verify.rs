@@ -16,6 +16,7 @@
 mod gguf;
 mod gguf_blocks;
 mod gguf_file;
+mod gguf_super;
 pub mod independent;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use std::path::{Path, PathBuf};
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig, WeightSource};
+use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
@@ -240,13 +242,25 @@ impl WeightCheck<'_> {
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let LinearInfo { module, rows, cols, .. } = self.info;
         let linear = self.files.linear(module, *rows, *cols, false)?;
-        let Weight::Quantized(q) = &linear.weight else { return Ok(()) };
+        let Weight::Quantized(q) = &linear.weight else {
+            if !linear.transforms.is_empty() {
+                found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
+            }
+            return Ok(());
+        };
+        let order = match column_order(&linear.transforms) {
+            Ok(order) => order,
+            Err(what) => {
+                found.notes.push(format!("{module}: {what} around its codes: it was not decoded twice"));
+                return Ok(());
+            }
+        };
         found.weights += 1;
         let ours = independent::open(self.files, module, *rows, *cols)?;
         let source =
             self.source.map(|source| source_weight(self.files.dir(), source, self.info)).transpose()?;
         let grain = (PANEL / (*cols).max(1)).max(1);
-        let check = |range: Range<usize>| self.rows(range, q, &ours, source.as_ref());
+        let check = |range: Range<usize>| self.rows(range, (q, order), &ours, source.as_ref());
         let all = map_reduce_fixed(threads, *rows, grain, check, Ok(Rows::default()), |all, part| {
             let (mut all, part): (Rows, Rows) = (all?, part?);
             all.difference = all.difference.or(part.difference);
@@ -271,7 +285,7 @@ impl WeightCheck<'_> {
     fn rows(
         &self,
         rows: Range<usize>,
-        q: &Quantized,
+        (q, order): (&Quantized, Option<&[u32]>),
         stored: &independent::Stored,
         source: Option<&DenseTensor<'_>>,
     ) -> Result<Rows> {
@@ -287,15 +301,22 @@ impl WeightCheck<'_> {
         let bound = q.format.error_bound();
         let mut found = Rows::default();
         let mut dequantizer = Dequantizer::new(q);
-        let (mut ours, mut theirs) = (vec![0.0; cols], vec![0.0; cols]);
+        let (mut ours, mut theirs, mut sorted) = (vec![0.0; cols], vec![0.0; cols], Vec::new());
         for (i, row) in rows.enumerate() {
             stored.row(row, &mut ours);
+            in_order(&mut ours, order, &mut sorted);
             dequantizer.row(row, &mut theirs);
             if found.difference.is_none() {
                 found.difference = self.difference(row, &ours, &theirs);
             }
             if let Some(w) = w {
-                let w = &w[i * cols..][..cols];
+                let mut permuted;
+                let mut w = &w[i * cols..][..cols];
+                if order.is_some() {
+                    permuted = w.to_vec();
+                    in_order(&mut permuted, order, &mut sorted);
+                    w = &permuted;
+                }
                 match block_type(&q.format) {
                     Some(ty) => gguf::worst_of_row(ty, 1.0, row, w, &ours, &mut found.worst),
                     None => worst_error(q, bound, row, w, &ours, &mut found.worst),
@@ -327,6 +348,23 @@ impl WeightCheck<'_> {
             }
         }
     }
+}
+
+/// The column of the weight at each column of its codes, where they differ and nothing else stands around the codes.
+fn column_order(transforms: &Transforms) -> std::result::Result<Option<&[u32]>, &'static str> {
+    match (transforms.before.as_slice(), transforms.after.as_slice(), transforms.extras.as_slice()) {
+        ([], [], []) => Ok(None),
+        ([Map::Perm(order)], [], []) => Ok(Some(order)),
+        _ => Err("maps and extras"),
+    }
+}
+
+/// Brings a row of the weight into the order of its codes.
+fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
+    let Some(order) = order else { return };
+    sorted.clear();
+    sorted.extend(order.iter().map(|&from| row[from as usize]));
+    row.copy_from_slice(sorted);
 }
 
 fn source_weight<'a>(dir: &Path, source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {

@@ -205,6 +205,58 @@ fn what_gptq_cannot_do_is_refused_before_any_work() {
 }
 
 #[test]
+fn groups_may_follow_the_order_of_columns_where_the_container_says_so() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::BF16, 12);
+    for (groups, weights, checkpoint_format) in
+        [("current", "int4-g32", "gptq"), ("original", "int3-g32-asym", "gptq_v2")]
+    {
+        let path = temp.path().join("r.toml");
+        let text = format!(
+            "method = \"gptq\"\nweights = \"{weights}\"\nformat = \"gptq\"\n[gptq]\ngroups = \"{groups}\"\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let out = temp.path().join(groups);
+        let with = Options { calibration: Some(calibration()), ..options(2) };
+        quantize(&source, path.to_str().unwrap(), &out, with).unwrap();
+        let found = verify(&out, Some(&source), 2).unwrap();
+        assert!(found.ok && found.weights == 14, "{:?} {:?}", found.faults, found.notes);
+        let json = |name: &str| -> serde_json::Value {
+            serde_json::from_slice(&std::fs::read(out.join(name)).unwrap()).unwrap()
+        };
+        let config = json("quantize_config.json");
+        assert_eq!(json("config.json")["quantization_config"], config);
+        assert_eq!(config["desc_act"], true);
+        assert_eq!(config["checkpoint_format"], checkpoint_format);
+        let files = ModelFiles::open(&out).unwrap();
+        assert!(files.notes().is_empty(), "{:?}", files.notes());
+        let linear = files.linear("model.layers.0.mlp.down_proj", 64, 96, false).unwrap();
+        assert!(!linear.transforms.is_empty(), "columns moved");
+    }
+}
+
+#[test]
+fn integers_in_groups_have_the_same_codes_in_every_container() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::F16, 13);
+    for recipe in ["rtn-int4-g32", "rtn-int4-g32-asym", "rtn-int4-channel"] {
+        let mut codes = Vec::new();
+        for container in [Container::CompressedTensors, Container::Gptq, Container::Awq] {
+            let out = temp.path().join(format!("{recipe}-{}", container.name()));
+            quantize(&source, recipe, &out, Options { container: Some(container), ..options(2) }).unwrap();
+            let found = verify(&out, Some(&source), 2).unwrap();
+            assert!(found.ok && found.weights == 14, "{recipe} {container:?}: {:?}", found.faults);
+            assert!(found.max_error_in_bounds.unwrap() <= 1.0);
+            let files = ModelFiles::open(&out).unwrap();
+            let linear = files.linear("model.layers.1.self_attn.k_proj", 32, 64, false).unwrap();
+            let Weight::Quantized(q) = linear.weight else { panic!() };
+            codes.push(q);
+        }
+        assert!(codes.windows(2).all(|pair| pair[0] == pair[1]), "{recipe}");
+    }
+}
+
+#[test]
 fn bytes_do_not_depend_on_threads() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 2);
@@ -264,7 +316,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
     std::fs::write(&path, text).unwrap();
     let recipe = path.display().to_string();
     let source = model(temp.path(), Dtype::BF16, 5);
-    for container in [Container::CompressedTensors, Container::Native] {
+    for container in [Container::CompressedTensors, Container::Native, Container::Gptq] {
         let out = temp.path().join(container.name());
         let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
         let outcome = quantize(&source, &recipe, &out, with).unwrap();

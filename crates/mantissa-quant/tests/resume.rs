@@ -89,9 +89,15 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
     let temp = TempDir::new().unwrap();
     let source = model(temp.path(), Dtype::BF16, 6);
     let opened = ModelFiles::open(&source).unwrap();
-    for (recipe, container) in
-        [("gptq-int4-g32-asym", None), ("gptq-nvfp4", None), ("gptq-int3-g16", Some(Container::Native))]
-    {
+    let ordered = temp.path().join("ordered.toml");
+    let text = "method = \"gptq\"\nweights = \"int4-g32\"\nformat = \"gptq\"\n[gptq]\ngroups = \"current\"\n";
+    fs::write(&ordered, text).unwrap();
+    for (recipe, container) in [
+        ("gptq-int4-g32-asym", None),
+        ("gptq-nvfp4", None),
+        ("gptq-int3-g16", Some(Container::Native)),
+        (ordered.to_str().unwrap(), None),
+    ] {
         let with = Options { container, calibration: Some(calibration()), ..options() };
         let plan = Plan::new(&opened, Recipe::load(recipe).unwrap(), with).unwrap();
         let attempt = |out: &Path, steps: usize| {

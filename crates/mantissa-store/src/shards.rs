@@ -157,10 +157,11 @@ impl Checkpoint {
         Ok(opened)
     }
 
-    /// A GGUF file: its tensors as they are stored, and the config made from its metadata. The "folder" is the file.
-    pub(crate) fn of_gguf(file: SafeTensors, config: Option<Value>) -> Self {
-        let path = file.path().to_owned();
-        Self { config, ..Self::of_one(&path, file) }
+    /// The files of a GGUF model: tensors as they are stored, and the config made from the metadata. The "folder" is the
+    /// (first) file.
+    pub(crate) fn of_gguf(path: &Path, files: Vec<SafeTensors>, config: Option<Value>) -> Self {
+        let by_name = index(&files);
+        Self { dir: path.to_owned(), files, by_name, config, warnings: Vec::new() }
     }
 
     /// Those of `names` in `dir` that [`ShardedWriter`](crate::ShardedWriter) has begun, with the config that will be written:
@@ -175,11 +176,7 @@ impl Checkpoint {
     ) -> Result<Self> {
         let begun = names.into_iter().map(|name| dir.join(name)).filter(|path| path.exists());
         let files = begun.map(|path| SafeTensors::open(&path)).collect::<Result<Vec<_>>>()?;
-        let mut by_name = BTreeMap::new();
-        for (file, opened) in files.iter().enumerate() {
-            by_name
-                .extend(opened.tensors().iter().enumerate().map(|(i, meta)| (meta.name.clone(), (file, i))));
-        }
+        let by_name = index(&files);
         Ok(Self { dir: dir.to_owned(), files, by_name, config: Some(config), warnings: Vec::new() })
     }
 
@@ -229,6 +226,15 @@ impl Checkpoint {
         opened.warnings.extend(total_size_warning(&path, &index, opened.total_bytes()));
         Ok(opened)
     }
+}
+
+/// File and position in it of every tensor.
+fn index(files: &[SafeTensors]) -> BTreeMap<String, (usize, usize)> {
+    let mut by_name = BTreeMap::new();
+    for (file, opened) in files.iter().enumerate() {
+        by_name.extend(opened.tensors().iter().enumerate().map(|(i, meta)| (meta.name.clone(), (file, i))));
+    }
+    by_name
 }
 
 fn read_config(dir: &Path) -> Result<Option<Value>> {

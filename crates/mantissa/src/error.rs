@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use mantissa_advise::AdviseError;
 use mantissa_eval::EvalError;
 use mantissa_model::{GenerateError, LoadError};
 use mantissa_quant::QuantError;
@@ -142,7 +143,15 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     let eval = || error.downcast_ref().map(EvalError::class);
     let train = || error.downcast_ref().map(TrainError::class);
     let data = || error.downcast_ref().map(DataError::class);
-    store().or_else(load).or_else(generate).or_else(eval).or_else(train).or_else(data).map(of_class)
+    let advise = || error.downcast_ref().map(AdviseError::class);
+    store()
+        .or_else(load)
+        .or_else(generate)
+        .or_else(eval)
+        .or_else(train)
+        .or_else(data)
+        .or_else(advise)
+        .map(of_class)
 }
 
 fn of_class(class: ErrorClass) -> Exit {

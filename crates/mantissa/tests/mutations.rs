@@ -126,6 +126,24 @@ fn config() {
 }
 
 #[test]
+fn integers() {
+    survives("integers", entries::integers, &modules("tests/data/conventions"));
+}
+
+#[test]
+fn floats() {
+    survives("floats", entries::floats, &modules("tests/data/float_conventions"));
+}
+
+/// The weight files of modules in the layouts of other tools.
+fn modules(folder: &str) -> Vec<Vec<u8>> {
+    let folders = fs::read_dir(root().join(folder)).unwrap();
+    let mut paths: Vec<_> = folders.map(|entry| entry.unwrap().path().join("model.safetensors")).collect();
+    paths.sort();
+    paths.iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+#[test]
 fn recipe() {
     survives("recipe", entries::recipe, &seeds("fuzz/seeds/recipe", ""));
 }

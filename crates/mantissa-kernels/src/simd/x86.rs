@@ -228,7 +228,30 @@ impl Lanes for Avx2 {
                 _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
             ]
         }
+        fn least(self, a: [__m256; 2]) -> (usize, f32) { least_256(a) }
     }
+}
+
+/// The first of 16 lanes with the least value, and the value; no lane is NaN.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn least_256(a: [__m256; 2]) -> (usize, f32) {
+    let eight = _mm256_min_ps(a[0], a[1]);
+    let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
+    let least = _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)));
+    let splat = _mm256_set1_ps(least);
+    let lanes = a.map(|a| _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_EQ_OQ>(a, splat)) as u32);
+    ((lanes[0] | lanes[1] << 8).trailing_zeros() as usize & 15, least)
+}
+
+/// [`least_256`] in one register.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn least_512(a: __m512) -> (usize, f32) {
+    let least = _mm512_reduce_min_ps(a);
+    let lanes = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, _mm512_set1_ps(least));
+    (lanes.trailing_zeros() as usize & 15, least)
 }
 
 impl Lanes for Avx512 {
@@ -248,5 +271,6 @@ impl Lanes for Avx512 {
         fn if_less(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x)
         }
+        fn least(self, a: __m512) -> (usize, f32) { least_512(a) }
     }
 }

@@ -46,6 +46,16 @@ impl ModelConfig {
         format!("{}{}", self.layer_prefix(layer), self.linear_name(kind))
     }
 
+    /// Module of a layer's attention, beside whose name the scales of a quantized cache stand.
+    pub fn attention_module(&self, layer: usize) -> String {
+        let name = match self.model_type {
+            ModelType::Gpt2 => "attn",
+            ModelType::GptNeox => "attention",
+            _ => "self_attn",
+        };
+        format!("{}{name}", self.layer_prefix(layer))
+    }
+
     /// Module of a layer's norm.
     pub fn norm_module(&self, layer: usize, kind: NormKind) -> String {
         let name = match (self.model_type, kind) {

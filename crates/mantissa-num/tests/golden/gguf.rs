@@ -209,8 +209,9 @@ fn worse_than(
     let most = ours.iter().zip(&theirs).map(ratio).fold(0.0, f64::max);
     let (sum, sum_theirs) = (ours.iter().sum::<f64>(), theirs.iter().sum::<f64>());
     println!(
-        "{name:36} {} blocks, {worse} worse, at most {most:.6}, sum {:.4} of theirs",
+        "{name:36} {} blocks, {worse} worse, at most {most:.6} ({:?}), sum {:.4} of theirs",
         ours.len(),
+        ours.iter().zip(&theirs).position(|pair| ratio(pair) == most),
         sum / sum_theirs
     );
     let fault = || format!("{name}: {worse} of {} worse, up to {most}", ours.len());

@@ -1,4 +1,5 @@
-//! Recipes: which method, which scheme for what, which container. By name (`METHOD-SCHEME[+ACTIVATION]`), by alias, or as a
+//! Recipes: which method, which scheme for what, which container. By name (`METHOD-SCHEME[+ACTIVATION]`), by alias, by the name
+//! of one of llama.cpp's file types (`q4_k_m`), or as a
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
@@ -19,6 +20,7 @@
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //! ```
 
+mod file_type;
 mod name;
 mod toml_file;
 
@@ -29,6 +31,7 @@ use std::path::Path;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
+pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use name::{ALIASES, METHODS, Method};
 
 use crate::gptq::GptqOptions;
@@ -101,6 +104,8 @@ pub struct Recipe {
     pub weights: Scheme,
     /// Scheme of their inputs at run time.
     pub activations: Option<Scheme>,
+    /// llama.cpp's mixture of block types, where the recipe is one: it says what becomes of every tensor.
+    pub file_type: Option<FileType>,
     /// Container; `None` takes the first that holds the schemes.
     pub container: Option<Container>,
     /// Exceptions; the first that matches a module counts.
@@ -114,6 +119,11 @@ pub struct Recipe {
 pub struct Glob(String);
 
 impl Glob {
+    /// This name and no other.
+    pub(crate) fn literal(name: &str) -> Self {
+        Glob(name.to_owned())
+    }
+
     /// Whether `module` matches.
     pub fn matches(&self, module: &str) -> bool {
         let mut parts = self.0.split('*');

@@ -2,8 +2,9 @@
 
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
+use mantissa_store::convention::Container;
 
-use super::{Recipe, RecipeError};
+use super::{FILE_TYPES, FileType, Recipe, RecipeError};
 use crate::gptq::GptqOptions;
 
 /// How codes are chosen.
@@ -12,6 +13,8 @@ use crate::gptq::GptqOptions;
 pub enum Method {
     /// Round to nearest: each weight by itself.
     Rtn,
+    /// Codes and scales that were there, in another container: no recipe has it.
+    Repacked,
     /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
     Gptq,
 }
@@ -39,19 +42,22 @@ pub const ALIASES: [(&str, &str); 13] = [
 impl Method {
     /// Name in recipes.
     pub fn name(self) -> &'static str {
-        METHODS.iter().find(|(_, method)| *method == self).map_or("", |(name, _)| name)
+        METHODS.iter().find(|(_, method)| *method == self).map_or("repacked", |(name, _)| name)
     }
 
     /// Whether it needs text to calibrate on.
     pub const fn needs_calibration(self) -> bool {
         match self {
-            Method::Rtn => false,
+            Method::Rtn | Method::Repacked => false,
             Method::Gptq => true,
         }
     }
 }
 
 pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
+    if let Some(file_type) = FileType::parse(text) {
+        return Ok(of_file_type(text, file_type));
+    }
     let spelt = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, full)| full);
     let mut parts = spelt.split('+');
     let (method, weights) = method_and_scheme(text, parts.next().unwrap_or_default())?;
@@ -71,10 +77,25 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         gptq: GptqOptions::default(),
         weights,
         activations,
+        file_type: None,
         container: None,
         layers: Vec::new(),
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
+}
+
+fn of_file_type(text: &str, file_type: FileType) -> Recipe {
+    Recipe {
+        name: text.to_owned(),
+        method: Method::Rtn,
+        gptq: GptqOptions::default(),
+        weights: Scheme::codec(file_type.base),
+        activations: None,
+        file_type: Some(file_type),
+        container: Some(Container::Gguf),
+        layers: Vec::new(),
+        sha256: FileDigest::of(text.as_bytes()).hex(),
+    }
 }
 
 fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeError> {
@@ -83,8 +104,11 @@ fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeE
     let (method, rest) = found.ok_or_else(|| {
         let names: Vec<_> = METHODS.iter().map(|(name, _)| format!("{name}-SCHEME")).collect();
         let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();
-        let near = super::suggestion(text, aliases.iter().copied());
-        fault(text, text, &format!("{} or one of {}{near}", names.join(", "), aliases.join(", ")))
+        let file_types = FILE_TYPES.iter().map(|ty| ty.name);
+        let near = super::suggestion(text, aliases.iter().copied().chain(file_types.clone()));
+        let file_types: Vec<_> = file_types.collect();
+        let all = [aliases.join(", "), file_types.join(", ")].join(", ");
+        fault(text, text, &format!("{} or one of {all}{near}", names.join(", ")))
     })?;
     Ok((method, scheme(text, "weights", rest, str::parse)?))
 }

@@ -41,6 +41,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         gptq: gptq_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
+        file_type: None,
         container: container(&reader)?,
         layers,
         sha256: FileDigest::of(text.as_bytes()).hex(),

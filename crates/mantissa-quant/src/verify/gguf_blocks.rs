@@ -3,6 +3,7 @@
 
 use mantissa_store::gguf::GgmlType;
 
+use super::gguf_super::{self, Element};
 use super::independent::float_values;
 
 /// Decodes blocks. One for all threads.
@@ -74,6 +75,20 @@ fn layout(ty: GgmlType) -> Option<Layout> {
             let code = |i: usize| b[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
             (0..256).for_each(|i| out[i] = level(f64::from(code(i)) - 1.0, d, 0.0));
         }),
+        GgmlType::Q2_K => of(256, 84, |all, b, out| all.elements(b, gguf_super::q2_k, out)),
+        GgmlType::Q3_K => of(256, 110, |all, b, out| all.elements(b, gguf_super::q3_k, out)),
+        GgmlType::Q4_K => of(256, 144, |all, b, out| all.elements(b, gguf_super::q4_k, out)),
+        GgmlType::Q5_K => of(256, 176, |all, b, out| all.elements(b, gguf_super::q5_k, out)),
+        GgmlType::Q6_K => of(256, 210, |all, b, out| all.elements(b, gguf_super::q6_k, out)),
+        GgmlType::IQ4_NL => of(32, 18, |all, b, out| all.elements(b, gguf_super::iq4_nl, out)),
+        GgmlType::IQ4_XS => of(256, 136, |all, b, out| all.elements(b, gguf_super::iq4_xs, out)),
+        GgmlType::IQ2_XXS => of(256, 66, |all, b, out| all.elements(b, gguf_super::iq2_xxs, out)),
+        GgmlType::IQ2_XS => of(256, 74, |all, b, out| all.elements(b, gguf_super::iq2_xs, out)),
+        GgmlType::IQ2_S => of(256, 82, |all, b, out| all.elements(b, gguf_super::iq2_s, out)),
+        GgmlType::IQ3_XXS => of(256, 98, |all, b, out| all.elements(b, gguf_super::iq3_xxs, out)),
+        GgmlType::IQ3_S => of(256, 110, |all, b, out| all.elements(b, gguf_super::iq3_s, out)),
+        GgmlType::IQ1_S => of(256, 50, |all, b, out| all.elements(b, gguf_super::iq1_s, out)),
+        GgmlType::IQ1_M => of(256, 56, |all, b, out| all.elements(b, gguf_super::iq1_m, out)),
         _ => None,
     }
 }
@@ -101,6 +116,11 @@ impl Blocks {
 
     fn half(&self, bytes: &[u8], at: usize) -> f32 {
         self.half[usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))]
+    }
+
+    fn elements(&self, b: &[u8], element: Element, out: &mut [f32]) {
+        let half = |bits: u16| f64::from(self.half[usize::from(bits)]);
+        out.iter_mut().enumerate().for_each(|(i, out)| *out = element(b, i, &half) as f32);
     }
 
     /// Four scales, then four times 16 elements. A scale times the factor is an f32 of its own.
@@ -189,7 +209,8 @@ pub(super) fn allowed(ty: GgmlType, x: &[f32], factor: f32) -> f64 {
         GgmlType::MXFP4 => amax * 0.5 * 1.0001 + 2f64.powi(-125),
         // The scale is amax/6, or amax/4 by choice, to 1/16 of it or half its smallest step.
         GgmlType::NVFP4 => amax * (2.0 / 6.0 + 1.0 / 16.0) + f64::from(factor.abs()) * 6.0 * 2f64.powi(-9),
-        _ => f64::INFINITY,
+        // Searched for, so that one element may give way to others of more importance; but never further than its block.
+        _ => 2.0 * amax * 1.0001 + 2f64.powi(-12),
     }
 }
 
@@ -207,7 +228,21 @@ mod tests {
         }
     }
 
-    const TYPES: [GgmlType; 12] = [
+    const TYPES: [GgmlType; 26] = [
+        GgmlType::IQ1_S,
+        GgmlType::IQ1_M,
+        GgmlType::IQ2_XXS,
+        GgmlType::IQ2_XS,
+        GgmlType::IQ2_S,
+        GgmlType::IQ3_XXS,
+        GgmlType::IQ3_S,
+        GgmlType::Q2_K,
+        GgmlType::Q3_K,
+        GgmlType::Q4_K,
+        GgmlType::Q5_K,
+        GgmlType::Q6_K,
+        GgmlType::IQ4_NL,
+        GgmlType::IQ4_XS,
         GgmlType::Q1_0,
         GgmlType::Q8_1,
         GgmlType::Q8_K,
@@ -243,8 +278,9 @@ mod tests {
     #[test]
     fn what_the_writer_rounds_is_within_the_bound_and_a_wrong_scale_is_not() {
         let blocks = Blocks::new();
-        // The first knows signs only, and its error has no bound.
-        for &ty in &TYPES[1..] {
+        // Q1_0 knows signs only, and its error has no bound; what is searched for is bounded by its block alone.
+        let bounded = |ty: &&GgmlType| **ty != GgmlType::Q1_0 && !codec_of(**ty).codec().is_searched();
+        for &ty in TYPES.iter().filter(bounded) {
             let (elements, bytes) = ty.block();
             let (mut worst, mut doubled) = (0f64, 0f64);
             for seed in 0..500 {

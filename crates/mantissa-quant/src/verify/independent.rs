@@ -2,16 +2,24 @@
 //! from arithmetic in f64, once for each code of a tensor; codes are cut from the byte stream by their bit positions; and
 //! nothing but the layout tables (code books, the packing of each convention) is shared with `mantissa-num`.
 
+mod columns;
+mod exl2;
+mod floats;
 mod native;
 
 use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_num::stored::Transforms;
+use mantissa_store::convention::{
+    KvQuant, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, mlx, modelopt,
+};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
 use serde_json::Value;
 
+use self::columns::Columns;
+use self::exl2::Exl2;
 use super::gguf_blocks::Blocks;
 
 type Result<T> = std::result::Result<T, Error>;
@@ -36,8 +44,19 @@ pub fn decode(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Res
 pub(super) fn open(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Stored> {
     let reader = Reader { files, module, rows, cols };
     let has = |suffix: &str| files.has(&format!("{module}.{suffix}"));
+    match files.convention_name() {
+        modelopt::QUANT_METHOD => return reader.modelopt(),
+        bitsandbytes::QUANT_METHOD => return reader.bitsandbytes(),
+        fp8::QUANT_METHOD => return reader.fp8_blocks(),
+        mlx::NAME => return reader.mlx(),
+        _ => {}
+    }
     if has("weight.packed") {
         reader.native()
+    } else if has("qweight") {
+        reader.columns()
+    } else if has("q_weight") {
+        reader.exl2()
     } else if has("weight_global_scale") {
         reader.fp4(Some(reader.scalar("weight_global_scale")?))
     } else if has("weight_packed") && !has("weight_shape") {
@@ -70,8 +89,14 @@ pub(super) struct Stored {
     tail: Option<f32>,
     /// Added at the end, one per scale; empty where there is none.
     biases: Vec<f32>,
+    /// Group of each column, where groups are not of neighbours.
+    groups: Vec<usize>,
     /// Instead of all this: blocks of bytes.
     blocks: Option<(Blocks, GgmlType)>,
+    /// Instead of all this: words along columns.
+    columns: Option<Columns>,
+    /// Instead of all this: groups of several widths.
+    exl2: Option<Exl2>,
 }
 
 impl Stored {
@@ -80,8 +105,21 @@ impl Stored {
         if let Some((blocks, ty)) = &self.blocks {
             return blocks.decode(*ty, &self.bytes[row * self.row_bits / 8..], None, out);
         }
+        if let Some(columns) = &self.columns {
+            return columns.row(row, out);
+        }
+        if let Some(exl2) = &self.exl2 {
+            return exl2.row(row, out);
+        }
         self.elements(row, out);
         let Some(scales) = &self.scales else { return };
+        if !self.groups.is_empty() {
+            for (v, group) in out.iter_mut().zip(&self.groups) {
+                let at = (row * scales.across + group).min(scales.values.len() - 1);
+                *v = (*v - self.zeros.get(at).copied().unwrap_or(0.0)) * scales.values[at];
+            }
+            return;
+        }
         let mut start = 0;
         while start < self.cols {
             let (at, end) = scales.run(row, start, self.cols);
@@ -187,8 +225,21 @@ impl WeightSource for Source<'_> {
     ) -> std::result::Result<LinearWeight, LoadError> {
         // Bias and input scheme are not part of what is decoded twice.
         let ordinary = self.files.linear(module, rows, cols, bias)?;
+        if !matches!(ordinary.weight, Weight::Quantized(_)) && !ordinary.transforms.is_empty() {
+            // A trellis, which has one decoder; the verification says so.
+            return Ok(ordinary);
+        }
         let weight = Weight::F32(decode(self.files, module, rows, cols)?);
-        Ok(LinearWeight { weight, ..ordinary })
+        // What is decoded here has its columns in their own order.
+        let transforms = match super::column_order(&ordinary.transforms) {
+            Ok(Some(_)) => Transforms::default(),
+            _ => ordinary.transforms,
+        };
+        Ok(LinearWeight { weight, transforms, ..ordinary })
+    }
+
+    fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
+        Ok(self.files.kv_quant(module, kv_heads)?)
     }
 }
 
@@ -324,7 +375,10 @@ impl Reader<'_> {
             zeros,
             tail: None,
             biases: Vec::new(),
+            groups: Vec::new(),
             blocks: None,
+            columns: None,
+            exl2: None,
         }
     }
 
@@ -381,8 +435,15 @@ impl Reader<'_> {
             return Err(self.short("weight_packed"));
         }
         let zeros = self.packed_zeros(bits, &scales)?.unwrap_or_default();
-        let stored = self.stored(packed, bits, 32, int_values(bits));
-        Ok(Stored { row_bits: words * 32, scales: Some(scales), zeros, ..stored })
+        let groups = self.column_groups()?;
+        let stored = match words == (self.cols * bits).div_ceil(32) {
+            true => Stored { row_bits: words * 32, ..self.stored(packed, bits, 32, int_values(bits)) },
+            false => {
+                let codes = self.from_padded_words(&packed, bits, self.cols);
+                self.stored(codes, 8, 8, int_values(bits))
+            }
+        };
+        Ok(Stored { scales: Some(scales), zeros, groups, ..stored })
     }
 
     /// Zero points of `pack-quantized`: word `w` of line `l` holds rows from `32 w / bits` of group column `l`.
@@ -391,18 +452,21 @@ impl Reader<'_> {
             return Ok(None);
         }
         let bytes = self.bytes("weight_zero_point")?;
-        let words = (scales.down * bits).div_ceil(32);
-        if bytes.len() < words * scales.across * 4 {
+        let per_line = bytes.len() / 4 / scales.across.max(1);
+        let (dense, offset) = ((scales.down * bits).div_ceil(32), f32::from(1u8 << (bits - 1)));
+        if bytes.len() < dense * scales.across * 4 {
             return Err(self.short("weight_zero_point"));
         }
-        let offset = f32::from(1u8 << (bits - 1));
-        let zero = |row: usize, line: usize| {
-            let stream: Vec<u8> =
-                (0..words).flat_map(|w| bytes[4 * (w * scales.across + line)..][..4].to_vec()).collect();
-            f32::from(field(&stream, row * bits, bits)) - offset
+        let line = |line: usize| -> Vec<f32> {
+            let words = (0..per_line).map(|w| 4 * (w * scales.across + line));
+            let bytes: Vec<u8> = words.flat_map(|at| bytes[at..at + 4].iter().copied()).collect();
+            let codes: Vec<u8> = match per_line == dense {
+                true => (0..scales.down).map(|row| field(&bytes, row * bits, bits)).collect(),
+                false => self.from_padded_words(&bytes, bits, scales.down),
+            };
+            codes.into_iter().map(|code| f32::from(code) - offset).collect()
         };
-        let lines: Vec<Vec<f32>> =
-            (0..scales.across).map(|line| (0..scales.down).map(|row| zero(row, line)).collect()).collect();
+        let lines: Vec<Vec<f32>> = (0..scales.across).map(line).collect();
         Ok(Some((0..scales.down).flat_map(|row| lines.iter().map(move |line| line[row])).collect()))
     }
 }

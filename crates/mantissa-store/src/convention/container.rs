@@ -1,9 +1,10 @@
 //! The conventions that can be written, behind one face.
 
-use mantissa_num::{Quantized, Scheme};
+use mantissa_num::stored::Map;
+use mantissa_num::{Blocks, Code, Quantized, Rule, Scheme, minifloat};
 
-use super::{compressed_tensors, gguf, native};
-use crate::TensorSpec;
+use super::{LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, modelopt, native};
+use crate::{Dtype, TensorSpec};
 
 /// A convention for a quantized model that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,16 @@ pub enum Container {
     Gguf,
     /// mantissa's own.
     Native,
+    /// GPTQ, read by GPTQModel, vLLM, SGLang and transformers.
+    Gptq,
+    /// AWQ GEMM, read by vLLM, SGLang and transformers.
+    Awq,
+    /// ModelOpt, read by TensorRT-LLM, vLLM and SGLang.
+    Modelopt,
+    /// bitsandbytes, read by transformers and vLLM.
+    Bitsandbytes,
+    /// FP8 in blocks as DeepSeek-V3 has it, read by vLLM, SGLang and transformers.
+    DeepseekFp8,
 }
 
 /// What is to be stored for a linear layer.
@@ -43,10 +54,15 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 3] = [
+    pub const NAMES: [(Container, &'static str); 8] = [
         (Container::CompressedTensors, "compressed-tensors"),
         (Container::Gguf, "gguf"),
         (Container::Native, "native"),
+        (Container::Gptq, "gptq"),
+        (Container::Awq, "awq"),
+        (Container::Modelopt, "modelopt"),
+        (Container::Bitsandbytes, "bitsandbytes"),
+        (Container::DeepseekFp8, fp8::CONTAINER),
     ];
 
     /// Name on the command line.
@@ -63,6 +79,11 @@ impl Container {
             Container::CompressedTensors => compressed_tensors::specs(plan),
             Container::Gguf => gguf::specs(plan),
             Container::Native => native::specs(plan),
+            Container::Gptq => gptq::specs(plan),
+            Container::Awq => awq::specs(plan),
+            Container::Modelopt => modelopt::specs(plan),
+            Container::Bitsandbytes => bitsandbytes::specs(plan),
+            Container::DeepseekFp8 => fp8::specs(plan),
         }
     }
 
@@ -83,6 +104,93 @@ impl Container {
             }
             Container::Gguf => gguf::tensors(plan, q),
             Container::Native => Ok(native::tensors(plan.module, q)),
+            Container::Gptq => gptq::tensors(plan, q, None, plan.scheme.format.has_zero()),
+            Container::Awq => awq::tensors(plan, q),
+            Container::Modelopt => modelopt::tensors(plan, q),
+            Container::Bitsandbytes => bitsandbytes::tensors(plan, q),
+            Container::DeepseekFp8 => fp8::tensors(plan, q),
+        }
+    }
+
+    /// The scheme as this container stores it, in a model of `dtype`: what would be an f32 scale is in the dtype of the model
+    /// or always f16, and NVFP4's tensor-wide scale a factor or its reciprocal.
+    pub fn as_stored(self, mut scheme: Scheme, dtype: Dtype) -> Scheme {
+        let scales = match self {
+            // Its loaders cast to the dtype of the model.
+            Container::CompressedTensors => dtype,
+            Container::Modelopt if matches!(scheme.format.blocks(), Blocks::Group(_)) => dtype,
+            Container::Gptq | Container::Awq => Dtype::F16,
+            _ => Dtype::F32,
+        };
+        let plain_f32 = scheme.format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
+        scheme.format = match scales {
+            Dtype::BF16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::BF16)),
+            Dtype::F16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::F16)),
+            _ => scheme.format,
+        };
+        if self == Container::Modelopt { modelopt::as_stored(scheme) } else { scheme }
+    }
+
+    /// The tensors of a layer as it was read, with all that is stored around its codes: the scale of its inputs, factors,
+    /// orders. Without its bias. A dense layer has none.
+    ///
+    /// # Errors
+    /// [`NotStorable`] where the container cannot hold all of it.
+    pub fn store(
+        self,
+        module: &str,
+        layer: &LinearWeight,
+    ) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+        match self {
+            Container::Modelopt => return modelopt::store(module, layer),
+            Container::Bitsandbytes => return bitsandbytes::store(module, layer),
+            Container::DeepseekFp8 => return fp8::store(module, layer),
+            _ => {}
+        }
+        let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
+        let scheme = Scheme::new(q.format.clone(), Rule::Amax);
+        let no = |why: &str| {
+            let why = format!("{module}: {} {why}", self.name());
+            Err(NotStorable { scheme: scheme.to_string(), why })
+        };
+        if layer.input.as_ref().is_some_and(|input| input.outer.is_some() || input.keep_above.is_some()) {
+            return no("holds no stored scale of the inputs");
+        }
+        let input = layer.input.as_ref().map(|input| &input.scheme);
+        let plan = LinearPlan { module, scheme: &scheme, input, rows: layer.rows, cols: layer.cols };
+        let around = &layer.transforms;
+        let bytes = match around.before.as_slice() {
+            [] if around.is_empty() => self.tensors(&plan, q)?,
+            [Map::Perm(order)] if around.after.is_empty() && around.extras.is_empty() => {
+                let (own, g_idx) = gptq::in_own_order(q, order);
+                self.tensors_by_group(&plan, &own, &g_idx)?
+            }
+            _ => return no("holds nothing around the codes but the order of columns"),
+        };
+        Ok(self.specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
+    }
+
+    /// Whether it can say that groups are not of neighbouring columns.
+    pub fn holds_group_order(self) -> bool {
+        self == Container::Gptq
+    }
+
+    /// [`tensors`](Self::tensors) of a weight whose column `k` is of group `g_idx[k]`, codes in the order of the weight.
+    ///
+    /// # Errors
+    /// As [`specs`](Self::specs), and where the container does not [hold](Self::holds_group_order) that.
+    pub fn tensors_by_group(
+        self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        g_idx: &[u32],
+    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+        match self {
+            Container::Gptq => gptq::tensors(plan, q, Some(g_idx), plan.scheme.format.has_zero()),
+            _ => {
+                let why = format!("{} holds no g_idx, the group of each column; use gptq", self.name());
+                Err(NotStorable { scheme: plan.scheme.to_string(), why })
+            }
         }
     }
 }

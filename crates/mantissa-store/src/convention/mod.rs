@@ -3,21 +3,30 @@
 //! [`ModelFiles`] opens a model in whatever convention it is and hands out tensors; a [`Container`] says what a quantized
 //! linear layer becomes in a file that is written.
 
+pub mod awq;
+pub mod bitsandbytes;
 pub mod compressed_tensors;
 mod container;
+pub mod exl2;
+pub mod exl3;
+pub mod fp8;
 pub mod gguf;
+pub mod gpt_oss;
+pub mod gptq;
+pub mod mlx;
+pub mod modelopt;
 pub mod native;
 mod sound;
 mod weight;
 
 use std::path::{Path, PathBuf};
 
-use mantissa_num::stored::Transforms;
 use mantissa_num::{Code, Codes, minifloat};
 use serde_json::Value;
 
 pub use container::{Container, LinearPlan, NotStorable};
-pub use weight::{ActivationQuant, LinearWeight, Weight};
+use weight::Parts;
+pub use weight::{ActivationQuant, KvQuant, LinearWeight, Weight};
 
 use crate::finite::{FiniteScan, require_finite};
 use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
@@ -29,6 +38,15 @@ enum Convention {
     CompressedTensors(Box<compressed_tensors::Config>),
     Native(native::Config),
     Gguf(Box<gguf::Model>),
+    Gptq(Box<gptq::Config>),
+    Awq(awq::Config),
+    Exl2,
+    Exl3,
+    Modelopt(Box<modelopt::Config>),
+    Bitsandbytes(bitsandbytes::Config),
+    Fp8(fp8::Config),
+    GptOss,
+    Mlx(mlx::Config),
 }
 
 /// A model on disk: weights in some convention, and its configuration.
@@ -50,7 +68,10 @@ impl ModelFiles {
             return Ok(ModelFiles { checkpoint, convention: Convention::Gguf(Box::new(model)) });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let convention = detect(&checkpoint)?;
+        let mut convention = detect(&checkpoint)?;
+        if let Convention::Gptq(config) = &mut convention {
+            config.check_version(&checkpoint);
+        }
         Ok(ModelFiles { checkpoint, convention })
     }
 
@@ -97,13 +118,39 @@ impl ModelFiles {
         }
     }
 
-    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native` or `gguf`.
+    /// How a model with GPTQ's tensors stores them.
+    pub fn gptq(&self) -> Option<&gptq::Config> {
+        match &self.convention {
+            Convention::Gptq(config) => Some(config),
+            _ => None,
+        }
+    }
+
+    /// How a model with AWQ's tensors stores them.
+    pub fn awq(&self) -> Option<&awq::Config> {
+        match &self.convention {
+            Convention::Awq(config) => Some(config),
+            _ => None,
+        }
+    }
+
+    /// Name of the convention, for people: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round`,
+    /// `exl2`, `exl3`, `modelopt`, `bitsandbytes`, `fp8`, `mxfp4` or `mlx`.
     pub fn convention_name(&self) -> &'static str {
-        match self.convention {
+        match &self.convention {
             Convention::Dense => "dense",
             Convention::CompressedTensors(_) => "compressed-tensors",
             Convention::Native(_) => "native",
             Convention::Gguf(_) => "gguf",
+            Convention::Gptq(config) => config.name(),
+            Convention::Awq(config) => config.name(),
+            Convention::Exl2 => exl2::QUANT_METHOD,
+            Convention::Exl3 => exl3::QUANT_METHOD,
+            Convention::Modelopt(_) => modelopt::QUANT_METHOD,
+            Convention::Bitsandbytes(_) => bitsandbytes::QUANT_METHOD,
+            Convention::Fp8(_) => fp8::QUANT_METHOD,
+            Convention::GptOss => gpt_oss::QUANT_METHOD,
+            Convention::Mlx(_) => mlx::NAME,
         }
     }
 
@@ -121,6 +168,8 @@ impl ModelFiles {
         match &self.convention {
             Convention::CompressedTensors(config) => config.notes(),
             Convention::Gguf(model) => model.notes().to_vec(),
+            Convention::Gptq(config) => config.notes().to_vec(),
+            Convention::Modelopt(config) => config.notes().to_vec(),
             _ => Vec::new(),
         }
     }
@@ -156,14 +205,57 @@ impl ModelFiles {
     /// A tensor that is missing, has another dtype or shape than the convention and the layer require, or holds values that
     /// are no numbers ([`Error::NonFinite`]; of GGUF's block types this shows when the model runs).
     pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
-        let (weight, input) = match &self.convention {
-            Convention::Dense => (self.dense(module, rows, cols)?, None),
+        let parts: Parts = match &self.convention {
+            Convention::Dense | Convention::GptOss => self.dense(module, rows, cols)?.into(),
             Convention::CompressedTensors(config) => config.linear(self, module, rows, cols)?,
-            Convention::Native(config) => config.linear(self, module, rows, cols)?,
-            Convention::Gguf(model) => (model.weight(self, module, rows, cols)?, None),
+            Convention::Native(config) => config.linear(self, module, rows, cols)?.into(),
+            Convention::Gguf(model) => model.weight(self, module, rows, cols)?.into(),
+            Convention::Gptq(config) => config.linear(self, module, rows, cols)?.into(),
+            Convention::Awq(config) => config.linear(self, module, rows, cols)?.into(),
+            Convention::Exl2 => exl2::linear(self, module, rows, cols)?.into(),
+            Convention::Exl3 => exl3::linear(self, module, rows, cols)?.into(),
+            Convention::Modelopt(config) => config.linear(self, module, rows, cols)?,
+            Convention::Bitsandbytes(config) => config.linear(self, module, rows, cols)?,
+            Convention::Fp8(config) => config.linear(self, module, rows, cols)?,
+            Convention::Mlx(config) => config.linear(self, module, rows, cols)?.into(),
         };
+        let Parts { weight, input, transforms } = parts;
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
-        Ok(LinearWeight { rows, cols, weight, bias, input, transforms: Transforms::default() })
+        Ok(LinearWeight { rows, cols, weight, bias, input, transforms })
+    }
+
+    /// How keys and values of the attention `module` (`model.layers.0.self_attn`) are to be quantized in the cache, where the
+    /// checkpoint asks for it. A scale that it lacks is 1, as servers have it.
+    ///
+    /// # Errors
+    /// A scale is there and is neither one nor one per head of `kv_heads`, or no number greater than 0.
+    pub fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
+        match &self.convention {
+            Convention::CompressedTensors(config) => config.kv_quant(self, module, kv_heads),
+            Convention::Modelopt(config) => config.kv_quant(self, module, kv_heads),
+            _ => Ok(None),
+        }
+    }
+
+    /// Rows and columns of the quantized weight of `module`, as its tensors say: of ModelOpt, bitsandbytes and FP8 models, whose
+    /// codes are a tensor `weight`. `None` where it is dense, or where nothing bounds what is said.
+    pub fn coded_shape(&self, module: &str) -> Option<(usize, usize)> {
+        let codes = self.checkpoint.get(&format!("{module}.weight"))?;
+        if !matches!(codes.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) || codes.len == 0 {
+            return None;
+        }
+        let &[rows, cols] = codes.shape.as_slice() else { return None };
+        match (&self.convention, codes.dtype) {
+            (Convention::Bitsandbytes(_), Dtype::U8) => bitsandbytes::shape(self, module),
+            (Convention::Modelopt(_), Dtype::U8) if self.has(&format!("{module}.weight_scale_2")) => {
+                Some((rows, cols.checked_mul(2)?))
+            }
+            (Convention::Modelopt(_), Dtype::U8) => Some((rows.checked_mul(2)?, cols)),
+            (Convention::Modelopt(_) | Convention::Bitsandbytes(_) | Convention::Fp8(_), _) => {
+                Some((rows, cols))
+            }
+            _ => None,
+        }
     }
 
     /// A weight that is stored as it is.
@@ -181,6 +273,27 @@ impl ModelFiles {
             Dtype::F16 => words().map(Weight::F16),
             _ => self.tensor_f32(&name, &[rows, cols]).map(Weight::F32),
         }
+    }
+
+    /// A weight that is stored as it is, in a convention where quantized layers have the tensor `scale` beside theirs.
+    pub(crate) fn dense_without(
+        &self,
+        module: &str,
+        scale: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight> {
+        let (name, scale) = (format!("{module}.weight"), format!("{module}.{scale}"));
+        if !self.has(&scale) {
+            return self.dense(module, rows, cols);
+        }
+        let found = format!("dtype {} beside the scales {scale}", self.meta(&name)?.dtype);
+        Err(self.fault(
+            &name,
+            found,
+            "codes with scales, or a weight without",
+            "the tensors contradict each other",
+        ))
     }
 
     pub(crate) fn meta(&self, name: &str) -> Result<&TensorMeta> {
@@ -207,15 +320,35 @@ impl ModelFiles {
         Ok((code, Codes::from_le_bytes(code.unit_bytes(), &self.checkpoint.read(name)?)))
     }
 
-    /// Reads a single f32, of shape `[1]` or `[]`.
+    /// Reads a single value of a float's dtype, of shape `[1]` or `[]`.
     pub(crate) fn read_scalar(&self, name: &str) -> Result<f32> {
         let meta = self.meta(name)?;
         if meta.shape.iter().product::<usize>() != 1 {
             return Err(self.fault(name, format!("shape {:?}", meta.shape), "one value", ""));
         }
+        self.expect_dtype(meta, &[Dtype::F32, Dtype::BF16, Dtype::F16])?;
         let values = self.checkpoint.read_f32(name)?;
         require_finite(&values, self.path_of(name), name)?;
         values.first().copied().ok_or_else(|| self.fault(name, "nothing", "one value", ""))
+    }
+
+    /// Reads the scale of a cache: one, or one per head (`[heads]` or `[heads, 1, 1]`).
+    pub(crate) fn read_cache_scale(&self, name: &str, heads: usize) -> Result<Vec<f32>> {
+        let Some(meta) = self.checkpoint.get(name) else { return Ok(vec![1.0]) };
+        let count: usize = meta.shape.iter().product();
+        if count != 1 && (count != heads || meta.shape.first() != Some(&heads)) {
+            let allowed = format!("one value or [{heads}, 1, 1]");
+            return Err(self.fault(name, format!("shape {:?}", meta.shape), allowed, ""));
+        }
+        let values = self.checkpoint.read_f32(name)?;
+        require_finite(&values, self.path_of(name), name)?;
+        match values.iter().position(|&scale| scale <= 0.0) {
+            None => Ok(values),
+            Some(at) => {
+                let found = format!("{} at element {at}", values[at]);
+                Err(self.fault(name, found, "scales greater than 0", ""))
+            }
+        }
     }
 
     /// Refuses a list of one value per block that has another shape than the blocks: as many values in another order would
@@ -294,24 +427,49 @@ fn scale_dtype(code: Code) -> Option<Dtype> {
 }
 
 fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
+    let path = checkpoint.dir().join("config.json");
+    if let Some(quantization) = checkpoint.config().and_then(mlx::found) {
+        return Ok(Convention::Mlx(mlx::Config::parse(&path, quantization)?));
+    }
     let Some(quantization) =
         checkpoint.config().and_then(|c| c.get("quantization_config")).filter(|v| !v.is_null())
     else {
-        return Ok(Convention::Dense);
+        let older = modelopt::Config::open(&path, None)?;
+        return Ok(older.map_or(Convention::Dense, |config| Convention::Modelopt(Box::new(config))));
     };
-    let path = checkpoint.dir().join("config.json");
     let method = quantization.get("quant_method").and_then(Value::as_str).unwrap_or_default();
     match method {
         "compressed-tensors" => {
             let config = compressed_tensors::Config::parse(&path, quantization)?;
             Ok(Convention::CompressedTensors(Box::new(config)))
         }
+        gptq::QUANT_METHOD => Ok(Convention::Gptq(Box::new(gptq::Config::parse(&path, quantization)?))),
+        awq::QUANT_METHOD => Ok(Convention::Awq(awq::Config::parse(&path, quantization)?)),
+        method if gptq::AUTO_ROUND.contains(&method) => match awq::auto_round_has(quantization) {
+            true => Ok(Convention::Awq(awq::Config::parse_auto_round(&path, quantization)?)),
+            false => {
+                let config = gptq::Config::parse_auto_round(&path, quantization)?;
+                Ok(Convention::Gptq(Box::new(config)))
+            }
+        },
+        exl2::QUANT_METHOD => Ok(Convention::Exl2),
+        exl3::QUANT_METHOD => Ok(Convention::Exl3),
+        fp8::QUANT_METHOD => Ok(Convention::Fp8(fp8::Config::parse(&path, quantization)?)),
+        bitsandbytes::QUANT_METHOD => {
+            Ok(Convention::Bitsandbytes(bitsandbytes::Config::parse(&path, quantization)?))
+        }
+        modelopt::QUANT_METHOD => {
+            let config = modelopt::Config::open(&path, Some(quantization))?;
+            Ok(config.map_or(Convention::Dense, |config| Convention::Modelopt(Box::new(config))))
+        }
+        gpt_oss::QUANT_METHOD => Ok(Convention::GptOss),
         native::QUANT_METHOD => Ok(Convention::Native(native::Config::parse(checkpoint)?)),
         other => Err(Error::field(
             &path,
             "quantization_config.quant_method",
             format!("\"{other}\""),
-            "\"compressed-tensors\", \"mantissa\" or no quantization_config",
+            "\"compressed-tensors\", \"gptq\", \"awq\", \"auto-round\", \"exl2\", \"exl3\", \"modelopt\", \
+             \"bitsandbytes\", \"fp8\", \"mxfp4\", \"mantissa\" or no quantization_config",
             "this convention is not read yet; convert the model with the tool that wrote it",
         )),
     }

@@ -184,8 +184,7 @@ impl Config {
         cols: usize,
     ) -> Result<(Weight, Option<ActivationQuant>)> {
         let n = format!("{module}.weight");
-        let input =
-            self.inputs.get(module).map(|scheme| ActivationQuant { scheme: scheme.clone(), outer: None });
+        let input = self.inputs.get(module).map(|scheme| ActivationQuant::new(scheme.clone(), None));
         let packed = format!("{n}.packed");
         if !files.has(&packed) {
             return Ok((files.dense(module, rows, cols)?, input));

@@ -81,7 +81,23 @@ impl GgufHeader {
 
     /// The tensor with this name.
     pub fn get(&self, name: &str) -> Option<&GgufTensor> {
-        self.by_name.get(name).map(|&at| &self.tensors[at])
+        self.position(name).map(|at| &self.tensors[at])
+    }
+
+    /// The index of the tensor with this name.
+    pub(super) fn position(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Takes in the tensors of another file of the same model; gives the name of one that is there already.
+    pub(super) fn extend(&mut self, tensors: Vec<GgufTensor>) -> std::result::Result<(), String> {
+        for tensor in tensors {
+            if self.by_name.insert(tensor.name.clone(), self.tensors.len()).is_some() {
+                return Err(tensor.name);
+            }
+            self.tensors.push(tensor);
+        }
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@
 mod cursor;
 mod fault;
 mod header;
+mod split;
 mod types;
 mod value;
 mod writer;
@@ -44,12 +45,16 @@ pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 /// An open GGUF file: its metadata in memory, its tensors read on demand.
 #[derive(Debug)]
 pub struct Gguf {
+    /// Of the first file; tensors of all files, one file after another.
     header: GgufHeader,
-    file: SafeTensors,
+    files: Vec<SafeTensors>,
+    /// The first tensor of each file.
+    first: Vec<usize>,
 }
 
 impl Gguf {
-    /// Opens the file and checks everything but the values of its tensors.
+    /// Opens the file and checks everything but the values of its tensors. Of a model that is split over several files
+    /// this is one; [`open_model`](Self::open_model) takes them all.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing), [`Error::WrongKind`](crate::Error::WrongKind) or
@@ -59,7 +64,15 @@ impl Gguf {
         let source = Source::open(path, "a .gguf file")?;
         let header = GgufHeader::read(&source)?;
         let stored = header.tensors.iter().map(GgufTensor::as_stored).collect();
-        Ok(Self { file: SafeTensors::of_parts(source, stored), header })
+        Ok(Self { files: vec![SafeTensors::of_parts(source, stored)], first: vec![0], header })
+    }
+
+    /// Opens the file and, where it is the first of a model split by llama.cpp (`split.count`), all others of it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) of each; [`Error::Field`](crate::Error::Field) where files do not belong together.
+    pub fn open_model(path: &Path) -> Result<Self> {
+        split::open(Self::open(path)?)
     }
 
     /// Whether the file begins as a GGUF file does; `false` where it cannot be read.
@@ -94,7 +107,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory), [`Error::Io`](crate::Error::Io).
     pub fn read(&self, tensor: &GgufTensor) -> Result<Vec<u8>> {
-        self.file.read(&tensor.as_stored())
+        self.file_of(tensor).read(&tensor.as_stored())
     }
 
     /// Fills `buf` with the tensor's bytes from `byte_offset` on.
@@ -102,17 +115,23 @@ impl Gguf {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) when the read reaches beyond the tensor, [`Error::Io`](crate::Error::Io).
     pub fn read_range(&self, tensor: &GgufTensor, byte_offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.file.read_range(&tensor.as_stored(), byte_offset, buf)
+        self.file_of(tensor).read_range(&tensor.as_stored(), byte_offset, buf)
     }
 
     /// The path it was opened with.
     pub fn path(&self) -> &Path {
-        self.file.path()
+        self.files[0].path()
     }
 
-    /// The same file as tensors of bytes: floats and integers under their dtype, blocks as `U8 [.., bytes of a row]`.
-    pub(crate) fn into_parts(self) -> (GgufHeader, SafeTensors) {
-        (self.header, self.file)
+    /// The file that holds a tensor of this model.
+    fn file_of(&self, tensor: &GgufTensor) -> &SafeTensors {
+        let at = self.header.position(&tensor.name).unwrap_or(0);
+        &self.files[self.first.partition_point(|first| *first <= at) - 1]
+    }
+
+    /// The same files as tensors of bytes: floats and integers under their dtype, blocks as `U8 [.., bytes of a row]`.
+    pub(crate) fn into_parts(self) -> (GgufHeader, Vec<SafeTensors>) {
+        (self.header, self.files)
     }
 }
 

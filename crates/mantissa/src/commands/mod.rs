@@ -2,9 +2,13 @@
 
 mod calibration;
 mod cast;
+mod convert;
 mod demo;
+mod doctor;
 mod eval;
+mod imatrix;
 mod inspect;
+mod lint;
 mod model;
 mod quantize;
 mod recipes;
@@ -30,8 +34,12 @@ pub enum Command {
     Inspect(inspect::Args),
     Quantize(quantize::Args),
     Eval(eval::Args),
+    Imatrix(imatrix::Args),
     Run(run::Args),
     Verify(verify::Args),
+    Convert(convert::Args),
+    Lint(lint::Args),
+    Doctor(doctor::Args),
     Train(train::Args),
     Report(report::Args),
     Tokenizer(tokenizer::Args),
@@ -54,8 +62,12 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Quantize(args) => quantize::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
+        Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
+        Command::Convert(args) => convert::run(&args, context),
+        Command::Lint(args) => lint::run(&args, context),
+        Command::Doctor(args) => doctor::run(&args, context),
         Command::Train(args) => train::run(&args, context),
         Command::Report(args) => report::run(&args, context),
         Command::Tokenizer(args) => tokenizer::run(&args, context),

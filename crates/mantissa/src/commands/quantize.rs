@@ -7,17 +7,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_num::Rounding;
+use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, LayerReport, Options, Outcome, Plan, Quality, QuantError, Recipe,
-    Start, run as run_plan,
+    Evaluation, Figures, GateFailure, Importance, LayerReport, Options, Outcome, Plan, Quality, QuantError,
+    Recipe, Start, run as run_plan,
 };
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
+use super::lint;
 use super::model::{self, ModelPath};
 use super::text::{TextArgs, bound};
 use crate::app::Context;
@@ -42,6 +44,9 @@ use crate::progress::Unit;
   mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
   mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
   mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
+  mantissa quantize path/to/model --recipe q4_k_m --calibration text.txt --out path/to/model-q4_k_m.gguf
+  mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf
+  mantissa quantize path/to/model --recipe rtn-int4-g128 --for vllm:tp=4,gpu=h100 --out path/to/model-int4
   mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
   mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
@@ -59,6 +64,13 @@ pub struct Args {
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
+    /// Importance of columns for types that are searched for (K- and IQ-types), instead of finding it on --calibration: an
+    /// importance matrix of llama.cpp, or of `mantissa imatrix`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
+    imatrix: Option<PathBuf>,
+    /// Refuse at once (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
+    #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
+    targets: Vec<Target>,
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -90,7 +102,11 @@ enum Round {
     Stochastic,
 }
 
-fn container(text: &str) -> Result<Container, String> {
+/// A container on the command line.
+///
+/// # Errors
+/// A message that says what is allowed.
+pub fn container(text: &str) -> Result<Container, String> {
     let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
     let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
     found.ok_or_else(|| format!("found \"{text}\", allowed {}", names.join(", ")))
@@ -160,8 +176,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         max_shard_bytes: args.max_shard_size,
         rounding,
         calibration: args.calibration.load(&source, args.text.split(), context)?,
+        importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
     };
     let mut plan = Plan::new(&source, recipe, options)?;
+    lint::check_plan(&plan, &source, &args.targets, context)?;
     plan.evaluation = evaluation(args, &source)?;
     let peak = plan.peak_bytes(args.verify);
     // The prediction is good to a tenth, and a ceiling is to hold.
@@ -304,7 +322,11 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
     })
 }
 
-fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
+/// Layers with their schemes and errors, for people.
+///
+/// # Errors
+/// As `out`.
+pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
     let mut table = Table::new([
         ("layer", Align::Left),
         ("scheme", Align::Left),

@@ -1,8 +1,9 @@
 //! `mantissa recipes`: recipes by name, spelled out.
 
 use anyhow::Result;
+use mantissa_num::codec::Codec;
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{ALIASES, METHODS};
+use mantissa_quant::recipe::{ALIASES, FILE_TYPES, METHODS, Method};
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
@@ -30,11 +31,13 @@ struct Report {
 #[derive(Serialize)]
 struct Row {
     name: &'static str,
-    recipe: &'static str,
+    recipe: String,
     weights: String,
     activations: Option<String>,
     bits_per_weight: f64,
     calibration: bool,
+    /// Whether types are weighed by the importance of their columns, where it is known.
+    importance: bool,
     format: &'static str,
     loads_in: &'static str,
 }
@@ -44,8 +47,9 @@ struct Row {
 /// # Errors
 /// Standard output cannot be written.
 pub fn run(_args: &Args, context: &Context) -> Result<()> {
-    let row = |(name, full): (&'static str, &'static str)| {
+    let row = |name: &'static str, full: String| {
         let recipe = Recipe::load(name)?;
+        let searched = recipe.weights.format.codec().is_some_and(Codec::is_searched);
         let container = recipe.container();
         Ok(Row {
             name,
@@ -54,11 +58,17 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
             activations: recipe.activations.as_ref().map(ToString::to_string),
             bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
             calibration: recipe.method.needs_calibration(),
+            importance: searched && recipe.method == Method::Rtn,
             format: container.name(),
             loads_in: loads_in(container),
         })
     };
-    let recipes = ALIASES.into_iter().map(row).collect::<Result<Vec<_>>>()?;
+    let aliases = ALIASES.into_iter().map(|(name, full)| (name, full.to_owned()));
+    let file_types = FILE_TYPES
+        .into_iter()
+        .map(|ty| (ty.name, format!("llama.cpp's file type {}, mostly {}", ty.number, ty.base.name())));
+    let recipes =
+        aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
     let methods = METHODS.iter().map(|(name, _)| *name).collect();
     let report = Report { methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
     context.report(&report, |out| {
@@ -73,15 +83,21 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
         for row in &report.recipes {
             table.row([
                 row.name.to_owned(),
-                row.recipe.to_owned(),
+                row.recipe.clone(),
                 format!("{:.3}", row.bits_per_weight),
-                if row.calibration { "needed" } else { "none" }.to_owned(),
+                match (row.calibration, row.importance) {
+                    (true, _) => "needed",
+                    (_, true) => "of use",
+                    _ => "none",
+                }
+                .to_owned(),
                 row.format.to_owned(),
                 row.loads_in.to_owned(),
             ]);
         }
         table.write(out)?;
-        writeln!(out, "\nbits: of a [{SIDE}, {SIDE}] weight, scales and zero points counted")?;
+        writeln!(out, "\nbits: of a [{SIDE}, {SIDE}] weight, scales and zero points counted; of a file type, of its main type")?;
+        writeln!(out, "calibration: with one that is of use, types are weighed by the importance of their columns")?;
         writeln!(out, "any METHOD-SCHEME[+ACTIVATION] is a recipe; methods: {}", report.methods.join(", "))
     })
 }
@@ -92,5 +108,10 @@ fn loads_in(container: Container) -> &'static str {
         Container::CompressedTensors => "vLLM, SGLang, transformers, mantissa",
         Container::Gguf => "llama.cpp, mantissa",
         Container::Native => "mantissa",
+        Container::Gptq => "GPTQModel, vLLM, SGLang, transformers, mantissa",
+        Container::Modelopt => "TensorRT-LLM, vLLM, SGLang, mantissa",
+        Container::Bitsandbytes => "transformers, vLLM, mantissa",
+        Container::DeepseekFp8 => "vLLM, SGLang, transformers, mantissa",
+        Container::Awq => "vLLM, SGLang, transformers, mantissa",
     }
 }

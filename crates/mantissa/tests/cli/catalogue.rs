@@ -140,9 +140,6 @@ fn block_types_that_cannot_be_written_are_refused() {
     let line = refused(&input, "q4_0");
     assert!(line.contains("rows of 48 elements, allowed multiples of 32"), "{line}");
     assert!(refused(&input, "q4_k").contains("multiples of 256"));
-    let whole = dir.path().join("whole.safetensors");
-    write_x(&whole, &[1, 256], &values(256));
-    assert!(refused(&whole, "q4_k").contains("read and not written"));
     let mut x = values(4 * 64);
     x[130] = 3e7;
     write_x(&dir.path().join("large.safetensors"), &[4, 64], &x);

@@ -157,9 +157,29 @@ fn quantized_models_count_logical_weights() {
         assert_eq!(bytes, report["bytes"].as_u64().unwrap(), "{name}");
     }
     let kv = json(&["inspect", text(&artifacts.join("llmc_kv_fp8_static")), "--json"]);
-    assert!(kv["notes"].to_string().contains("kv_cache_scheme"));
-    let foreign = json(&["inspect", text(&artifacts.join("gptqm_w4_g32_sym_gar")), "--json"]);
-    assert!(foreign["warnings"][0].as_str().unwrap().contains("gptq"));
+    assert!(!kv["notes"].to_string().contains("kv_cache_scheme"), "its cache is quantized as it asks");
+    for (name, scheme) in [
+        ("mo_FP8_DEFAULT_CFG", "fp8-e4m3-tensor"),
+        ("mo_INT4_AWQ_g32", "int4-g32"),
+        ("bnb_fn_nf4_dq", "nf4-dq"),
+        ("bnb_int8", "int8-channel"),
+    ] {
+        let report = json(&["inspect", text(&artifacts.join(name)), "--json"]);
+        assert_eq!(report["parameters"], 936_448, "{name}");
+        let tensors = report["tensors"].as_array().unwrap();
+        assert_eq!(tensors.iter().filter(|t| t["scheme"] == scheme).count(), 35, "{name}");
+    }
+    // Of a convention that nobody knows, the architecture still says how many parameters there are.
+    let foreign = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(artifacts.join("gptqm_w4_g32_sym_gar")).unwrap() {
+        let path = file.unwrap().path();
+        fs::write(foreign.path().join(path.file_name().unwrap()), fs::read(&path).unwrap()).unwrap();
+    }
+    let config = foreign.path().join("config.json");
+    let unheard = fs::read_to_string(&config).unwrap().replace("\"gptq\"", "\"unheard-of\"");
+    fs::write(&config, unheard).unwrap();
+    let foreign = json(&["inspect", text(foreign.path()), "--json"]);
+    assert!(foreign["warnings"][0].as_str().unwrap().contains("unheard-of"));
     assert_eq!(foreign["parameters"], 936_448);
 }
 
@@ -185,4 +205,33 @@ fn the_native_container_is_shown_by_its_schemes() {
     assert_eq!(report["parameters"], json(&["inspect", text(&model), "--json"])["parameters"]);
     let quantized = report["tensors"].as_array().unwrap().iter().filter(|t| t["scheme"] == "int4-g32-asym");
     assert_eq!(quantized.count(), 2 * 7);
+}
+
+#[test]
+fn gptq_and_awq_are_written_verified_and_shown_by_their_schemes() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    succeed(&["synth", "--preset", "tiny", "--out", text(&model)]);
+    for (format, scheme) in [("gptq", "int4-g32"), ("gptq", "int8-channel-asym"), ("awq", "int4-g32-asym")] {
+        let out = dir.path().join(format!("{format}-{scheme}"));
+        let recipe = format!("rtn-{scheme}");
+        let arguments = [
+            "quantize",
+            text(&model),
+            "--recipe",
+            &recipe,
+            "--format",
+            format,
+            "--out",
+            text(&out),
+            "--json",
+            "--quiet",
+        ];
+        assert_eq!(json(&arguments)["verification"]["ok"], true, "{format} {scheme}");
+        let report = json(&["inspect", text(&out), "--json"]);
+        assert_eq!(report["convention"], format);
+        assert_eq!(report["parameters"], json(&["inspect", text(&model), "--json"])["parameters"]);
+        let quantized = report["tensors"].as_array().unwrap().iter().filter(|t| t["scheme"] == scheme);
+        assert_eq!(quantized.count(), 2 * 7, "{format} {scheme}");
+    }
 }

@@ -6,7 +6,7 @@
 use super::super::CodecId;
 use super::super::grids;
 use super::super::iq::{self, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, Lattice, Span};
-use super::{INFINITE, LANES, Lanes, MOST, Target, inverse, least, round};
+use super::{INFINITE, LANES, Lanes, MOST, Target, inverse, least, round, ternary_lattice};
 
 /// Coordinates of sixteen points, coordinate by coordinate, for point after point of a grid.
 type Planes = [[f32; LANES]];
@@ -119,24 +119,18 @@ const IQ3_S: Kind =
 
 #[inline(always)]
 pub(super) fn encode<L: Lanes>(l: L, codec: CodecId, target: &mut Target, block: &mut [u8]) {
-    let (kind, put): (&Kind, fn(&Lattice, &mut [u8])) = match codec {
-        CodecId::Iq2Xxs => (&IQ2_XXS, iq::put_iq2_xxs),
-        CodecId::Iq2Xs => (&IQ2_XS, iq::put_iq2_xs),
-        CodecId::Iq2S => (&IQ2_S, iq::put_iq2_s),
-        CodecId::Iq3Xxs => (&IQ3_XXS, iq::put_iq3_xxs),
-        _ => (&IQ3_S, iq::put_iq3_s),
-    };
-    put(&search(l, kind, target, |x, w, s| meet(l, kind, x, w, s)), block);
+    match codec {
+        CodecId::Iq2Xxs => iq::put_iq2_xxs(&search(l, &IQ2_XXS, target), block),
+        CodecId::Iq2Xs => iq::put_iq2_xs(&search(l, &IQ2_XS, target), block),
+        CodecId::Iq2S => iq::put_iq2_s(&search(l, &IQ2_S, target), block),
+        CodecId::Iq3Xxs => iq::put_iq3_xxs(&search(l, &IQ3_XXS, target), block),
+        _ => iq::put_iq3_s(&search(l, &IQ3_S, target), block),
+    }
 }
 
-/// Searches a block; `meet` finds the points of a span under a scale.
+/// Searches a block.
 #[inline(always)]
-pub(super) fn search<L: Lanes>(
-    l: L,
-    kind: &Kind,
-    target: &Target,
-    meet: impl Fn(&[f32], &[f32], f32) -> Met,
-) -> Lattice {
+pub(super) fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> Lattice {
     let spans = MOST / kind.span;
     let reach = kind.levels[kind.levels.len() - 1] * kind.unit * (2.0 * kind.scales - 1.0);
     let mut out = Lattice::ZERO;
@@ -147,29 +141,38 @@ pub(super) fn search<L: Lanes>(
     let (mut s, mut a) = ([0f32; 16], [0f32; 16]);
     for span in 0..spans {
         let (x, w) = part(kind, target, span);
-        let (scale, met) = free_scale(l, kind, x, w, &meet);
+        let (scale, met) = free_scale(l, kind, x, w);
         (s[span], a[span]) = (scale, met.qq);
     }
     let d = choose_scale(l, kind, &s[..spans], &a[..spans]);
-    let mut best = choose_integers(kind, target, target.half(d.into()), &s, &meet);
-    for _ in 0..2 {
-        let d = target.half(refit(kind, &best));
-        if d.0 == best.d.0 {
-            break;
-        }
-        let s: [f32; 16] = std::array::from_fn(|i| kind.unit * (2.0 * best.scales[i] + 1.0) * best.d.1);
-        let next = choose_integers(kind, target, d, &s, &meet);
-        if next.error >= best.error {
-            break;
-        }
-        best = next;
-    }
+    let best = descend(l, kind, target, target.half(d.into()), s);
     out.d = best.d.0;
     for span in 0..spans {
         out.scales[span] = best.scales[span] as u8;
         out.spans[span] = best.met[span].span;
     }
     out
+}
+
+/// From an f16 scale: the spans' integers and points, then the f16 scale for them, and so on while it gains.
+#[inline(always)]
+fn descend<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: [f32; 16]) -> Chosen {
+    const ROUNDS: usize = 3;
+    let (mut d, mut s) = (d, s);
+    let mut best = Chosen { d, scales: [0.0; 16], met: [Met::NOTHING; 16], error: f32::INFINITY };
+    for _ in 0..ROUNDS {
+        let next = choose_integers(l, kind, target, d, &s);
+        if next.error >= best.error {
+            break;
+        }
+        best = next;
+        d = target.half(refit(kind, &best));
+        if d.0 == best.d.0 {
+            break;
+        }
+        s = std::array::from_fn(|i| kind.unit * (2.0 * best.scales[i] + 1.0) * best.d.1);
+    }
+    best
 }
 
 #[inline(always)]
@@ -181,13 +184,7 @@ fn part<'a>(kind: &Kind, target: &'a Target, span: usize) -> (&'a [f32], &'a [f3
 /// The best scale of a span by itself. A first one comes from sixteen with every element at its nearest level, grid or no
 /// grid; from there, below and above it, points and scale are fitted to each other.
 #[inline(always)]
-fn free_scale<L: Lanes>(
-    l: L,
-    kind: &Kind,
-    x: &[f32],
-    w: &[f32],
-    meet: &impl Fn(&[f32], &[f32], f32) -> Met,
-) -> (f32, Met) {
+fn free_scale<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32]) -> (f32, Met) {
     let amax = x.iter().fold(0f32, |max, v| max.max(v.abs()));
     if amax == 0.0 {
         return (0.0, Met::NOTHING);
@@ -212,7 +209,7 @@ fn free_scale<L: Lanes>(
     for start in [1.0, 0.88, 1.14] {
         let mut scale = first * start;
         for _ in 0..2 {
-            let met = meet(x, w, scale);
+            let met = meet(l, kind, x, w, scale);
             if met.error < best.1.error {
                 best = (scale, met);
             }
@@ -260,26 +257,18 @@ struct Chosen {
 
 /// The integers of every span for a given f16 scale: the two about its own scale, by what they lose.
 #[inline(always)]
-fn choose_integers(
-    kind: &Kind,
-    target: &Target,
-    d: (u16, f32),
-    s: &[f32; 16],
-    meet: &impl Fn(&[f32], &[f32], f32) -> Met,
-) -> Chosen {
+fn choose_integers<L: Lanes>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: &[f32; 16]) -> Chosen {
     let mut chosen = Chosen { d, scales: [0.0; 16], met: [Met::NOTHING; 16], error: 0.0 };
     for span in 0..MOST / kind.span {
         let (x, w) = part(kind, target, span);
         let step = d.1 * kind.unit;
         let middle = if step == 0.0 { 0.0 } else { ((s[span] / step - 1.0) / 2.0).floor() };
-        let first = middle.clamp(0.0, kind.scales - 1.0);
-        let second = (middle + 1.0).clamp(0.0, kind.scales - 1.0);
-        let mut best = meet(x, w, step * (2.0 * first + 1.0));
-        chosen.scales[span] = first;
-        if second != first {
-            let other = meet(x, w, step * (2.0 * second + 1.0));
-            if other.error < best.error {
-                (best, chosen.scales[span]) = (other, second);
+        let mut best = Met { error: f32::INFINITY, ..Met::NOTHING };
+        for scale in [middle, middle + 1.0] {
+            let scale = scale.clamp(0.0, kind.scales - 1.0);
+            let met = meet(l, kind, x, w, step * (2.0 * scale + 1.0));
+            if met.error < best.error {
+                (best, chosen.scales[span]) = (met, scale);
             }
         }
         chosen.error += best.error;
@@ -329,9 +318,18 @@ pub(super) fn coordinate(kind: &Kind, point: usize, i: usize) -> f32 {
     kind.planes[point / LANES * kind.coords + i][point % LANES]
 }
 
-/// Points and signs of a span under scale `s`.
+/// What a span becomes under scale `s`.
 #[inline(always)]
 fn meet<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
+    match kind.choice {
+        Choice::Signs | Choice::EvenSigns => signed(l, kind, x, w, s),
+        Choice::ShiftOfSpan | Choice::ShiftOfPoint => ternary_lattice::shifted(l, kind, x, w, s),
+    }
+}
+
+/// Points and signs of a span.
+#[inline(always)]
+fn signed<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
     let mut met = Met::NOTHING;
     for (eight, (x, w)) in x.chunks_exact(8).zip(w.chunks_exact(8)).enumerate() {
         let mut t: [f32; 8] = std::array::from_fn(|i| x[i].abs());

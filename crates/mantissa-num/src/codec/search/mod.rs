@@ -37,7 +37,7 @@ pub(super) fn encode_block<L: Lanes>(
     importance: Option<&[f32]>,
     block: &mut [u8],
 ) {
-    let mut target = Target::new(x, importance);
+    let mut target = Target::new(l, x, importance);
     block.fill(0);
     if target.amax == 0.0 {
         return;
@@ -72,20 +72,22 @@ struct Target {
 
 impl Target {
     #[inline(always)]
-    fn new(values: &[f32], importance: Option<&[f32]>) -> Self {
+    fn new<L: Lanes>(l: L, values: &[f32], importance: Option<&[f32]>) -> Self {
         const LEAST: f32 = 1e-8;
-        let amax = values.iter().fold(0f32, |max, v| max.max(v.abs()));
+        let (low, high) = extremes(l, values);
+        let amax = high.max(-low);
         let exponent = crate::e8m0::floor_log2(amax).unwrap_or(0);
         let mut target = Target { x: [0.0; MOST], w: [1.0; MOST], amax: 0.0, exponent };
         let unit = pow2(-exponent);
-        // Powers of two in f32 where they fit, for the compiler to vectorize.
-        let small = unit as f32;
-        for (x, v) in target.x.iter_mut().zip(values) {
-            *x = if small.is_normal() { v * small } else { (f64::from(*v) * unit) as f32 };
+        let in_f32 = unit as f32;
+        if in_f32.is_normal() {
+            target.x.iter_mut().zip(values).for_each(|(x, v)| *x = v * in_f32);
+        } else {
+            target.x.iter_mut().zip(values).for_each(|(x, v)| *x = (f64::from(*v) * unit) as f32);
         }
         target.amax = (f64::from(amax) * unit) as f32;
         if let Some(importance) = importance {
-            let most = importance.iter().fold(0f32, |max, &w| max.max(w));
+            let most = extremes(l, importance).1;
             if most > 0.0 && most.is_finite() {
                 for (w, v) in target.w.iter_mut().zip(importance) {
                     *w = (v / most).max(LEAST);
@@ -99,8 +101,13 @@ impl Target {
     #[inline(always)]
     fn half(&self, scale: f64) -> (u16, f32) {
         let real = (scale * pow2(self.exponent)).clamp(-LARGEST_HALF, LARGEST_HALF);
-        let code = F16.encode_saturating(real as f32);
-        (code as u16, (f64::from(F16.decode(code)) * pow2(-self.exponent)) as f32)
+        self.half_of(F16.encode_saturating(real as f32) as u16)
+    }
+
+    /// The bits of an f16, and its value in units.
+    #[inline(always)]
+    fn half_of(&self, code: u16) -> (u16, f32) {
+        (code, (f64::from(F16.decode(code.into())) * pow2(-self.exponent)) as f32)
     }
 
     /// Whether a value is further out than the largest f16 scale reaches with `reach` times it.
@@ -131,17 +138,34 @@ fn inverse<L: Lanes>(l: L, s: L::V) -> L::V {
     l.if_less(zero, l.mul(s, s), inverse, zero)
 }
 
+/// The least of the values and 0, and the greatest of the values; their number is a multiple of [`LANES`].
+#[inline(always)]
+fn extremes<L: Lanes>(l: L, x: &[f32]) -> (f32, f32) {
+    let zero = l.splat(0.0);
+    let (mut low, mut high) = (zero, l.splat(f32::MIN));
+    for x in x.as_chunks::<LANES>().0 {
+        let x = l.load(x);
+        (low, high) = (l.lesser(low, x), l.greater(high, x));
+    }
+    (l.least(low).1, -l.least(l.sub(zero, high)).1)
+}
+
+/// 0, 1, 2 … in the lanes.
+const COUNT: [f32; LANES] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+
 /// The lane of the least value, the first of equals; NaN never wins.
 #[inline(always)]
 fn least<L: Lanes>(l: L, a: L::V) -> (usize, f32) {
-    let a = l.to_array(a);
-    let mut best = (0, f32::INFINITY);
-    for (i, &v) in a.iter().enumerate() {
-        if v < best.1 {
-            best = (i, v);
-        }
-    }
-    best
+    let limit = l.splat(f32::MAX);
+    let least = l.least(l.if_less(a, limit, a, limit));
+    if least.1 < f32::MAX { least } else { (0, f32::INFINITY) }
+}
+
+/// Factors that, of lanes with the same gain, let the first win whatever their last bits are.
+#[inline(always)]
+fn earlier<L: Lanes>(l: L) -> L::V {
+    l.sub(l.splat(1.0), l.mul(l.load(&COUNT), l.splat(f32::EPSILON)))
 }
 
 /// `sum w q`, `sum w q²` and `sum w x q`; lengths are equal multiples of [`LANES`].
@@ -166,6 +190,14 @@ fn total<L: Lanes>(l: L, a: L::V) -> f32 {
     let eight: [f32; 8] = std::array::from_fn(|i| a[i] + a[i + 8]);
     let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
     (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// Whether the sub-blocks of a block are of such different scales that which of them is met exactly decides its error, as it
+/// is where a single element dwarfs the rest. Then it pays to try many block scales.
+fn uneven(scales: &[f32]) -> bool {
+    const RATIO: f32 = 2.5;
+    let most = scales.iter().fold(0f32, |max, s| max.max(s.abs()));
+    scales.iter().filter(|s| s.abs() * RATIO < most).count() > scales.len() / 2
 }
 
 /// Chooses the f16 scale `d` whose integers `round(s / d)` meet the sub-blocks' scales `s` best: of sixteen that bring the

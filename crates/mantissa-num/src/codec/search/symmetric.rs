@@ -6,7 +6,10 @@
 
 use super::super::iq4::{self, LEVELS};
 use super::super::k_quants::{self, SuperBlock};
-use super::{INFINITE, LANES, Lanes, MOST, Target, choose_scales, inverse, least, moments, round};
+use super::{
+    COUNT, INFINITE, LANES, Lanes, MOST, Target, choose_scales, earlier, extremes, inverse, least, moments,
+    round, uneven,
+};
 
 /// What a code stands for before scaling.
 trait Element: Copy {
@@ -55,19 +58,31 @@ struct Kind {
     scales: (f32, f32),
     /// Spacing of the scales that are tried for the whole block, in units of the largest integer.
     step: f32,
+    /// First guesses of a sub-block's scale: see [`fit`].
+    guesses: (f32, f32),
     /// How often codes and scales are fitted to each other before anything is rounded.
     fits: usize,
-    /// Block scales that are tried, at most [`STARTS`], and how often the integers are chosen under each.
+    /// Block scales that are tried (of an [uneven] block, [`STARTS`]), and how often the integers are chosen under each.
     starts: usize,
     rounds: usize,
 }
 
-const Q3_K: Kind = Kind { sub: 16, scales: (-32.0, 31.0), step: 0.4, fits: 3, starts: 4, rounds: 4 };
-const Q6_K: Kind = Kind { sub: 16, scales: (-128.0, 127.0), step: 0.4, fits: 1, starts: 1, rounds: 3 };
-const IQ4_XS: Kind = Kind { sub: 32, scales: (-32.0, 31.0), step: 0.4, fits: 2, starts: 3, rounds: 3 };
+const Q3_K: Kind =
+    Kind { sub: 16, scales: (-32.0, 31.0), step: 0.4, guesses: (1.17, 0.06), fits: 3, starts: 4, rounds: 4 };
+const Q6_K: Kind = Kind {
+    sub: 16,
+    scales: (-128.0, 127.0),
+    step: 0.4,
+    guesses: (1.03, 0.008),
+    fits: 1,
+    starts: 1,
+    rounds: 3,
+};
+const IQ4_XS: Kind =
+    Kind { sub: 32, scales: (-32.0, 31.0), step: 0.4, guesses: (1.17, 0.06), fits: 2, starts: 3, rounds: 3 };
 
-/// Most block scales that any type tries.
-const STARTS: usize = 4;
+/// Most block scales that are tried.
+const STARTS: usize = LANES;
 
 #[inline(always)]
 pub(super) fn encode_q3_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
@@ -125,14 +140,15 @@ fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBloc
     let mut fits = [Fit::default(); 16];
     for sub in 0..subs {
         let (x, w) = part(kind, target, sub);
-        fits[sub] = fit::<L, E>(l, kind.fits, x, w).0;
+        fits[sub] = fit::<L, E>(l, kind.guesses, kind.fits, x, w).0;
     }
     let s: [f32; 16] = std::array::from_fn(|i| fits[i].s);
     let qq: [f32; 16] = std::array::from_fn(|i| fits[i].qq);
     let starts: [f32; STARTS] = choose_scales(l, &s[..subs], &qq[..subs], kind.scales.0, -kind.step);
     let mut best = Choice { d: (0, 0.0), scales: [0.0; 16], error: f32::INFINITY };
-    for d in &starts[..kind.starts] {
-        let choice = descend::<L, E>(l, kind, target, target.half((*d).into()), &s);
+    let many = uneven(&s[..subs]);
+    for d in &starts[..if many { STARTS } else { kind.starts }] {
+        let choice = descend::<L, E>(l, kind, target, target.half((*d).into()), s);
         if choice.error < best.error {
             best = choice;
         }
@@ -153,20 +169,29 @@ fn search<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target) -> SuperBloc
 
 /// From an f16 scale: the sub-blocks' integers, then the f16 scale for them, and so on while it gains.
 #[inline(always)]
-fn descend<L: Lanes, E: Element>(l: L, kind: &Kind, target: &Target, d: (u16, f32), s: &[f32; 16]) -> Choice {
-    let mut best = choose_integers::<L, E>(l, kind, target, d, s);
+fn descend<L: Lanes, E: Element>(
+    l: L,
+    kind: &Kind,
+    target: &Target,
+    mut d: (u16, f32),
+    mut s: [f32; 16],
+) -> Choice {
+    let mut best = Choice { d, scales: [0.0; 16], error: f32::INFINITY };
     let mut codes = [0.0; MOST];
-    for _ in 1..kind.rounds {
-        let d = target.half(refit::<L, E>(l, kind, target, &best, &mut codes));
-        if d.0 == best.d.0 {
-            break;
-        }
-        let s: [f32; 16] = std::array::from_fn(|i| best.scales[i] * best.d.1);
+    for round in 1..=kind.rounds {
         let next = choose_integers::<L, E>(l, kind, target, d, &s);
         if next.error >= best.error {
             break;
         }
         best = next;
+        if round == kind.rounds {
+            break;
+        }
+        d = target.half(refit::<L, E>(l, kind, target, &best, &mut codes));
+        if d.0 == best.d.0 {
+            break;
+        }
+        s = std::array::from_fn(|i| best.scales[i] * best.d.1);
     }
     best
 }
@@ -177,27 +202,28 @@ fn part<'a>(kind: &Kind, target: &'a Target, sub: usize) -> (&'a [f32], &'a [f32
     (&target.x[range.clone()], &target.w[range])
 }
 
-/// Inverse scales that bring the largest element to either end of the codes, and a little beyond and below.
+/// The scale of least squares for the codes of sixteen guesses, then codes anew. Also the scales of all lanes. Guesses bring
+/// the largest element to either end of the codes times `to`, `to - step` …: the finest first, as of two that are as good the
+/// smaller scale leaves more room to the other sub-blocks.
 #[inline(always)]
-fn first_guesses<E: Element>(x: &[f32]) -> Option<[f32; LANES]> {
-    let extreme = x.iter().fold(0f32, |max, &v| if v.abs() > max.abs() { v } else { max });
-    let (low, high) = E::RANGE;
-    let step = (high - low) / 80.0;
-    (extreme != 0.0).then(|| {
-        std::array::from_fn(|i| {
-            let (end, i) = if i % 2 == 0 { (low, i / 2) } else { (high, i / 2) };
-            let outward = (i as f32 - 5.0) * step.min(1.0) * 0.25;
-            (end + end.signum() * outward) / extreme
-        })
-    })
-}
-
-/// The scale of least squares for the codes of sixteen guesses, then codes anew. Also the scales of all lanes.
-#[inline(always)]
-fn fit<L: Lanes, E: Element>(l: L, passes: usize, x: &[f32], w: &[f32]) -> (Fit, [f32; LANES]) {
-    let Some(guesses) = first_guesses::<E>(x) else { return (Fit::default(), [0.0; LANES]) };
+fn fit<L: Lanes, E: Element>(
+    l: L,
+    (to, step): (f32, f32),
+    passes: usize,
+    x: &[f32],
+    w: &[f32],
+) -> (Fit, [f32; LANES]) {
+    let (low, high) = extremes(l, x);
+    let extreme = if high < -low { low } else { high };
+    if extreme == 0.0 {
+        return (Fit::default(), [0.0; LANES]);
+    }
     let (zero, tiny) = (l.splat(0.0), l.splat(1e-30));
-    let mut inv = l.load(&guesses);
+    // Both ends of the codes in turn, times `to`, `to - step` … in twos.
+    let ends: [f32; LANES] = std::array::from_fn(|i| if i % 2 == 0 { E::RANGE.0 } else { E::RANGE.1 });
+    let twos: [f32; LANES] = std::array::from_fn(|i| (i / 2) as f32);
+    let factors = l.sub(l.splat(to), l.mul(l.load(&twos), l.splat(step)));
+    let mut inv = l.mul(l.mul(l.load(&ends), factors), l.splat(1.0 / extreme));
     let mut best = (Fit::default(), 0.0, [0.0; LANES]);
     for _ in 0..passes {
         let (mut sqq, mut sxq) = (zero, zero);
@@ -209,7 +235,7 @@ fn fit<L: Lanes, E: Element>(l: L, passes: usize, x: &[f32], w: &[f32]) -> (Fit,
             sxq = l.add(sxq, l.mul(wq, x));
         }
         let s = l.div(sxq, l.greater(tiny, sqq));
-        let (lane, error) = least(l, l.sub(zero, l.mul(s, sxq)));
+        let (lane, error) = least(l, l.sub(zero, l.mul(l.mul(s, sxq), earlier(l))));
         let scales = l.to_array(s);
         best.2 = scales;
         if error < best.1 {
@@ -249,10 +275,11 @@ fn choose_integers<L: Lanes, E: Element>(
     for sub in 0..MOST / kind.sub {
         let (x, w) = part(kind, target, sub);
         let middle = if d.1 == 0.0 { 0.0 } else { (s[sub] / d.1).floor().clamp(low, high) };
-        let scales: [f32; LANES] = std::array::from_fn(|i| (middle - 7.0 + i as f32).clamp(low, high));
-        let error = errors::<L, E>(l, x, w, l.mul(l.splat(d.1), l.load(&scales)));
+        let scales = l.add(l.splat(middle - 7.0), l.load(&COUNT));
+        let scales = l.lesser(l.greater(scales, l.splat(low)), l.splat(high));
+        let error = errors::<L, E>(l, x, w, l.mul(l.splat(d.1), scales));
         let (lane, error) = least(l, error);
-        choice.scales[sub] = scales[lane];
+        choice.scales[sub] = l.to_array(scales)[lane];
         choice.error += error;
     }
     choice
@@ -292,10 +319,21 @@ fn refit<L: Lanes, E: Element>(
 /// The f16 scale of a block of `n` elements.
 #[inline(always)]
 fn single<L: Lanes, E: Element>(l: L, target: &Target, n: usize) -> (u16, f32) {
+    /// Sixteen at a time, from 1.2 to 0.3 of what brings the largest element to an end of the codes.
+    const GUESSES: usize = 18;
     let (x, w) = (&target.x[..n], &target.w[..n]);
     let mut best = ((0, 0.0), f32::INFINITY);
-    for passes in 1..=3 {
-        let halves = fit::<L, E>(l, passes, x, w).1.map(|s| target.half(s.into()));
+    // From fine to coarse, with one fit and with two; then twice the f16 scales next to the best.
+    for guess in 0..GUESSES + 2 {
+        let halves: [(u16, f32); LANES] = if guess < GUESSES {
+            let (to, passes) = (1.2 - 0.1 * (guess / 2) as f32, 1 + guess % 2);
+            fit::<L, E>(l, (to, 0.0125), passes, x, w).1.map(|s| target.half(s.into()))
+        } else {
+            std::array::from_fn(|i| {
+                let magnitude = i32::from(best.0.0 & 0x7fff) + i as i32 - 8;
+                target.half_of(best.0.0 & 0x8000 | magnitude.clamp(0, 0x7bff) as u16)
+            })
+        };
         let (lane, error) = least(l, errors::<L, E>(l, x, w, l.load(&halves.map(|h| h.1))));
         if error < best.1 {
             best = (halves[lane], error);

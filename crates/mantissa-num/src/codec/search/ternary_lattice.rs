@@ -23,37 +23,27 @@ const IQ1_M: Kind = Kind { span: 16, choice: Choice::ShiftOfPoint, ..IQ1_S };
 
 #[inline(always)]
 pub(super) fn encode_iq1_s<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
-    iq::put_iq1_s(&search(l, &IQ1_S, target, |x, w, s| meet(l, &IQ1_S, x, w, s)), block);
+    iq::put_iq1_s(&search(l, &IQ1_S, target), block);
 }
 
 #[inline(always)]
 pub(super) fn encode_iq1_m<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
-    iq::put_iq1_m(&search(l, &IQ1_M, target, |x, w, s| meet(l, &IQ1_M, x, w, s)), block);
+    iq::put_iq1_m(&search(l, &IQ1_M, target), block);
 }
 
-/// Points and shifts of a span under scale `s`.
+/// Points and shifts of a span under scale `s`: each point by itself with either shift, of which then the best is taken point
+/// by point or for the whole span.
 #[inline(always)]
-fn meet<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
-    let shifts = [IQ1_DELTA, -IQ1_DELTA];
-    if kind.choice == Choice::ShiftOfSpan {
-        let [up, down] = shifts.map(|shift| shifted(l, kind, x, w, s, &[shift]));
-        return if down.error < up.error { down } else { up };
-    }
-    shifted(l, kind, x, w, s, &shifts)
-}
-
-/// Each eight elements by the point and the shift, of `shifts`, that lose least.
-#[inline(always)]
-fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32, shifts: &[f32]) -> Met {
-    let mut met = Met::NOTHING;
+pub(super) fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
+    const SHIFTS: [f32; 2] = [IQ1_DELTA, -IQ1_DELTA];
+    let mut mets = [Met::NOTHING; 2];
     for (eight, (x, w)) in x.chunks_exact(8).zip(w.chunks_exact(8)).enumerate() {
-        let mut best = Met { error: f32::INFINITY, ..Met::NOTHING };
-        for &shift in shifts {
+        let mut found = [Met::NOTHING; 2];
+        for (negative, one) in found.iter_mut().enumerate() {
+            let shift = SHIFTS[negative];
             let t: [f32; 8] = std::array::from_fn(|i| x[i] - s * shift);
             let point = nearest_point(l, kind, &t, w, s);
-            let mut one = Met::NOTHING;
-            one.span.points[0] = point as u16;
-            one.span.bits[0] = u8::from(shift < 0.0);
+            (one.span.points[0], one.span.bits[0]) = (point as u16, negative as u8);
             for i in 0..8 {
                 let q = coordinate(kind, point, i) + shift;
                 let miss = x[i] - s * q;
@@ -61,15 +51,16 @@ fn shifted<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32, shifts: &[
                 one.qq += w[i] * q * q;
                 one.error += w[i] * miss * miss;
             }
-            if one.error < best.error {
-                best = one;
-            }
         }
-        met.span.points[eight] = best.span.points[0];
-        met.span.bits[eight] = best.span.bits[0];
-        met.xq += best.xq;
-        met.qq += best.qq;
-        met.error += best.error;
+        let better = usize::from(found[1].error < found[0].error);
+        for (i, met) in mets.iter_mut().enumerate() {
+            let one = &found[if kind.choice == Choice::ShiftOfPoint { better } else { i }];
+            met.span.points[eight] = one.span.points[0];
+            met.span.bits[eight] = one.span.bits[0];
+            met.xq += one.xq;
+            met.qq += one.qq;
+            met.error += one.error;
+        }
     }
-    met
+    mets[usize::from(mets[1].error < mets[0].error)]
 }

@@ -8,6 +8,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::transform::{self, Rotation};
 use crate::{Error, Result};
 
 /// How the tensors of a module are packed (`CompressionFormat`).
@@ -114,7 +115,7 @@ pub struct Group {
 
 /// A pattern that names modules.
 #[derive(Clone, Debug)]
-enum Target {
+pub(super) enum Target {
     /// Every layer of the class `Linear`, which the embedding is not.
     Linear,
     /// One module.
@@ -124,7 +125,7 @@ enum Target {
 }
 
 impl Target {
-    fn matches(&self, module: &str) -> bool {
+    pub(super) fn matches(&self, module: &str) -> bool {
         match self {
             Target::Linear => !module.ends_with("embed_tokens"),
             Target::Module(name) => name == module,
@@ -139,6 +140,8 @@ pub struct Config {
     pub(super) path: PathBuf,
     groups: Vec<Group>,
     ignore: Vec<Target>,
+    kv: Option<Args>,
+    pub(super) rotations: Vec<Rotation>,
     notes: Vec<String>,
 }
 
@@ -154,24 +157,25 @@ impl Config {
             groups.iter().map(|(name, group)| parse_group(path, name, group)).collect::<Result<_>>()?;
         check_format(path, "format", value.get("format"))?;
         let ignore = parse_targets(path, "ignore", value.get("ignore"))?;
-        for key in ["transform_config", "sparsity_config"] {
-            let used = value.get(key).and_then(Value::as_object).is_some_and(|o| {
-                o.iter().any(|(k, v)| k != "format" || v.as_str().is_some_and(|f| f != "dense"))
-            });
-            if used {
-                let hint = "run-time transforms and sparse weights are not read yet";
-                return Err(Error::field(path, field(key), "an object", "none or {}", hint));
-            }
+        let sparse = value.get("sparsity_config").and_then(Value::as_object).is_some_and(|o| {
+            o.iter().any(|(k, v)| k != "format" || v.as_str().is_some_and(|f| f != "dense"))
+        });
+        if sparse {
+            let hint = "sparse weights are not read yet";
+            return Err(Error::field(path, field("sparsity_config"), "an object", "none or {}", hint));
         }
         let mut notes = Vec::new();
-        if value.get("kv_cache_scheme").is_some_and(|v| !v.is_null()) {
-            notes.push("kv_cache_scheme is not applied: the KV cache stays f32".to_owned());
+        let mut kv = parse_args(path, "kv_cache_scheme", value.get("kv_cache_scheme"))?;
+        if let Some(why) = kv.as_ref().and_then(Args::not_of_a_cache) {
+            notes.push(format!("kv_cache_scheme is not applied, the KV cache stays f32: {why}"));
+            kv = None;
         }
         if groups.iter().any(|g| g.output) {
             notes.push("output_activations are not applied".to_owned());
         }
         let groups = groups.into_iter().map(|g| g.group).collect();
-        Ok(Config { path: path.to_owned(), groups, ignore, notes })
+        let rotations = transform::parse(path, value.get("transform_config"), kv.is_some())?;
+        Ok(Config { path: path.to_owned(), groups, ignore, kv, rotations, notes })
     }
 
     /// The group that quantizes `module`, if any.
@@ -180,6 +184,11 @@ impl Config {
             return None;
         }
         self.groups.iter().find(|group| group.targets.iter().any(|target| target.matches(module)))
+    }
+
+    /// The scheme of the KV cache, where there is one that is applied.
+    pub(super) fn kv_scheme(&self) -> Option<Scheme> {
+        self.kv.as_ref().map(Args::cache_scheme)
     }
 
     /// What is asked for and not applied.
@@ -224,25 +233,38 @@ impl Args {
                 "static \"tensor\"",
             ));
         }
-        if !self.symmetric {
-            return Err(fault(path, "input_activations.symmetric", "false", "true"));
+        if !self.symmetric && scheme.source == Source::Static {
+            return Err(fault(path, "input_activations.symmetric", "false with static scales", "true"));
         }
         Ok(scheme)
     }
 
-    fn scheme(&self, path: &Path) -> Result<Scheme> {
-        if let Value::String(order) = &self.actorder
-            && matches!(order.as_str(), "group" | "dynamic")
-        {
-            let hint = "columns permuted by activation order (weight_g_idx) are not read yet";
-            return Err(Error::field(
-                path,
-                field("actorder"),
-                format!("\"{order}\""),
-                "null or \"static\"",
-                hint,
-            ));
+    /// Whether the columns of the weight may stand in another order than their groups (`weight_g_idx`).
+    pub(super) fn ordered_by_group(&self) -> bool {
+        matches!(&self.actorder, Value::String(order) if matches!(order.as_str(), "group" | "dynamic"))
+    }
+
+    /// Why a KV cache is not quantized so; `None` where it can be.
+    fn not_of_a_cache(&self) -> Option<&'static str> {
+        let fixed = self.dynamic == Value::Bool(false) || self.dynamic.is_null();
+        match self.strategy {
+            _ if !fixed => Some("its scales are dynamic"),
+            _ if !self.symmetric => Some("it is not symmetric"),
+            _ if self.num_bits != 8 => Some("it has other than 8 bits"),
+            None | Some(Strategy::Tensor | Strategy::AttnHead) => None,
+            _ => Some("its strategy is neither \"tensor\" nor \"attn_head\""),
         }
+    }
+
+    fn cache_scheme(&self) -> Scheme {
+        let scheme = match self.kind {
+            Kind::Float => Scheme::scaled_float(Code::Float(minifloat::E4M3), Blocks::Tensor),
+            Kind::Int => Scheme::int_symmetric(8, Blocks::Tensor),
+        };
+        Scheme { source: Source::Static, ..scheme }
+    }
+
+    fn scheme(&self, path: &Path) -> Result<Scheme> {
         let float = match (self.kind, self.num_bits) {
             (Kind::Int, 2..=8) => None,
             (Kind::Float, 8) => Some(minifloat::E4M3),
@@ -320,20 +342,22 @@ fn block_sides(value: &Value) -> Option<(u32, u32)> {
     }
 }
 
+fn parse_args(path: &Path, key: &str, value: Option<&Value>) -> Result<Option<Args>> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(args) => serde_json::from_value(args.clone())
+            .map(Some)
+            .map_err(|e| fault(path, key, e.to_string(), "QuantizationArgs")),
+    }
+}
+
 struct ParsedGroup {
     group: Group,
     output: bool,
 }
 
 fn parse_group(path: &Path, name: &str, value: &Value) -> Result<ParsedGroup> {
-    let args = |key: &str| -> Result<Option<Args>> {
-        match value.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(args) => serde_json::from_value(args.clone()).map(Some).map_err(|e| {
-                fault(path, &format!("config_groups.{name}.{key}"), e.to_string(), "QuantizationArgs")
-            }),
-        }
-    };
+    let args = |key: &str| parse_args(path, &format!("config_groups.{name}.{key}"), value.get(key));
     check_format(path, &format!("config_groups.{name}.format"), value.get("format"))?;
     let targets = parse_targets(path, &format!("config_groups.{name}.targets"), value.get("targets"))?;
     let group = Group { targets, weights: args("weights")?, input: args("input_activations")? };
@@ -351,7 +375,7 @@ fn check_format(path: &Path, key: &str, value: Option<&Value>) -> Result<()> {
     Err(fault(path, key, format!("\"{text}\""), names.join(", ")))
 }
 
-fn parse_targets(path: &Path, key: &str, value: Option<&Value>) -> Result<Vec<Target>> {
+pub(super) fn parse_targets(path: &Path, key: &str, value: Option<&Value>) -> Result<Vec<Target>> {
     let Some(value) = value.filter(|v| !v.is_null()) else { return Ok(Vec::new()) };
     let list = value.as_array().ok_or_else(|| fault(path, key, value.to_string(), "a list of names"))?;
     list.iter()

@@ -4,6 +4,7 @@
 
 mod config;
 mod read;
+mod transform;
 mod write;
 
 pub use config::{Args, Config, Group, PackFormat};

@@ -2,32 +2,61 @@
 
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::pack::{Packing, transpose};
+use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Codes, Quantized, Scheme};
 
 use super::config::{Args, Config};
+use super::transform;
+use crate::convention::gptq::read_order;
 use crate::convention::sound::{self, Names};
-use crate::convention::{ActivationQuant, ModelFiles, Weight};
+use crate::convention::weight::Parts;
+use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight};
 use crate::{Dtype, Result};
 
 impl Config {
-    /// The weight of `module` and the quantization of its input.
+    /// The weight of `module`, the quantization of its input, and the order of its columns.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its group says.
-    pub fn linear(
+    pub(in crate::convention) fn linear(
         &self,
         files: &ModelFiles,
         module: &str,
         rows: usize,
         cols: usize,
-    ) -> Result<(Weight, Option<ActivationQuant>)> {
-        let Some(group) = self.group(module) else { return Ok((files.dense(module, rows, cols)?, None)) };
-        let weight = match &group.weights {
-            None => files.dense(module, rows, cols)?,
-            Some(args) => Weight::Quantized(self.weight(files, module, args, rows, cols)?),
+    ) -> Result<Parts> {
+        let mut transforms = Transforms::default();
+        let Some(group) = self.group(module) else {
+            let weight = files.dense(module, rows, cols)?;
+            transform::apply(&self.rotations, files, module, (rows, cols), &mut transforms)?;
+            return Ok(Parts { weight, input: None, transforms });
         };
         let input = group.input.as_ref().map(|args| self.input(files, module, args)).transpose()?;
-        Ok((weight, input))
+        let weight = match &group.weights {
+            None => files.dense(module, rows, cols)?,
+            Some(args) => {
+                let (q, order) = self.weight(files, module, args, rows, cols)?;
+                transforms.before.extend(order.map(Map::Perm));
+                Weight::Quantized(q)
+            }
+        };
+        transform::apply(&self.rotations, files, module, (rows, cols), &mut transforms)?;
+        Ok(Parts { weight, input, transforms })
+    }
+
+    /// The scales of the KV cache of the attention `module`, one or one per head of `kv_heads`.
+    ///
+    /// # Errors
+    /// One is there and has another dtype or shape, or is no number.
+    pub(in crate::convention) fn kv_quant(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        kv_heads: usize,
+    ) -> Result<Option<KvQuant>> {
+        let Some(scheme) = self.kv_scheme() else { return Ok(None) };
+        let scale = |suffix: &str| files.read_cache_scale(&format!("{module}.{suffix}"), kv_heads);
+        Ok(Some(KvQuant { scheme, k_scale: scale("k_scale")?, v_scale: scale("v_scale")? }))
     }
 
     fn weight(
@@ -37,7 +66,7 @@ impl Config {
         args: &Args,
         rows: usize,
         cols: usize,
-    ) -> Result<Quantized> {
+    ) -> Result<(Quantized, Option<Vec<u32>>)> {
         let scale_name = format!("{module}.weight_scale");
         // The layout of blocks does not depend on the scale's dtype, which only the tensor knows.
         let grid = args.weight_scheme(&self.path, Code::F32)?.format.blocks().grid(rows, cols);
@@ -48,8 +77,14 @@ impl Config {
         } else {
             None
         };
-        refuse_order(files, module, &grid, cols)?;
-        let (codes_name, codes) = read_codes(files, module, &scheme, rows, cols)?;
+        let (codes_name, mut codes) = read_codes(files, module, &scheme, rows, cols)?;
+        let order = self.order(files, module, args, &scheme, cols)?;
+        if let Some(order) = &order {
+            codes = codes
+                .chunks_exact(cols.max(1))
+                .flat_map(|row| order.iter().map(|&from| row[from as usize]))
+                .collect();
+        }
         let zero_name = format!("{module}.weight_zero_point");
         let zeros = match scheme.format.has_zero() {
             true => read_zeros(files, &zero_name, &scheme, rows, cols)?,
@@ -61,7 +96,35 @@ impl Config {
         let empty = Quantized::empty(scheme.format, rows, cols);
         let q = Quantized { codes: Codes::U8(codes), scales, outer, zeros, ..empty };
         sound::check(files, Names { codes: &codes_name, scales: &scale_name, zeros: &zero_name }, &q)?;
-        Ok(q)
+        Ok((q, order))
+    }
+
+    /// The columns sorted by group, where `weight_g_idx` has them in another order. A list that holds −1 was never filled,
+    /// and counts as absent, as in the package itself.
+    fn order(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        args: &Args,
+        scheme: &Scheme,
+        cols: usize,
+    ) -> Result<Option<Vec<u32>>> {
+        let name = format!("{module}.weight_g_idx");
+        if !files.has(&name) {
+            return Ok(None);
+        }
+        let bytes = files.read_exact(&name, &[Dtype::I32], &[cols])?;
+        if bytes.as_chunks::<4>().0.iter().any(|b| i32::from_le_bytes(*b) == -1) {
+            return Ok(None);
+        }
+        let order = read_order(files, &name, scheme.format.blocks(), cols)?;
+        if order.is_some() && !args.ordered_by_group() {
+            let path = self.path.display();
+            let hint = "other readers ignore the order without it, and would see another weight";
+            let allowed = format!("\"actorder\": \"group\" in {path}, or columns in their own order");
+            return Err(files.fault(&name, "groups in another order", allowed, hint));
+        }
+        Ok(order)
     }
 
     fn input(&self, files: &ModelFiles, module: &str, args: &Args) -> Result<ActivationQuant> {
@@ -73,7 +136,7 @@ impl Config {
         } else {
             None
         };
-        Ok(ActivationQuant { scheme, outer })
+        Ok(ActivationQuant::new(scheme, outer))
     }
 }
 
@@ -98,6 +161,7 @@ fn read_codes(
         let dtype = if matches!(element, Code::Int(_)) { Dtype::I8 } else { Dtype::F8E4M3 };
         let name = format!("{module}.weight");
         let codes = files.read_exact(&name, &[dtype], &[rows, cols])?;
+        refuse_wide(files, &name, element, &codes)?;
         return Ok((name, codes));
     }
     let Code::Int(bits) = element else {
@@ -111,33 +175,41 @@ fn read_codes(
     }
     let packing = Packing::compressed_tensors_int(bits);
     let words = packing.line_bytes(cols) / 4;
-    let meta = files.meta(&packed)?;
-    if meta.shape == [rows, cols.div_ceil(32 / bits as usize)] && meta.shape != [rows, words] {
-        let hint =
-            "written before dense packing (compressed-tensors 0.15); pack it again with a newer version";
-        return Err(files.fault(&packed, format!("{} words a row", meta.shape[1]), format!("{words}"), hint));
+    let found = files.meta(&packed)?.shape.get(1).copied();
+    if found == Some(padded_words(bits, cols)) && found != Some(words) {
+        let bytes = files.read_exact(&packed, &[Dtype::I32], &[rows, padded_words(bits, cols)])?;
+        return Ok((packed, unpack_padded(packing, &bytes, cols)));
     }
     let bytes = files.read_exact(&packed, &[Dtype::I32], &[rows, words])?;
     let codes = unpack(files, &packed, packing, &bytes, rows, cols, true)?;
     Ok((packed, codes))
 }
 
-/// Refuses columns that stand in another order than the weight's own (`weight_g_idx`, the group of each column). A list
-/// that holds −1 was never filled, and counts as absent, as in the package itself.
-fn refuse_order(files: &ModelFiles, module: &str, grid: &[usize], cols: usize) -> Result<()> {
-    let name = format!("{module}.weight_g_idx");
-    if !files.has(&name) {
-        return Ok(());
+/// Words of a line of `n` codes before compressed-tensors 0.15: whole codes to a word, the bits that are left unused. Of 2, 4
+/// and 8 bits that is the same layout.
+fn padded_words(bits: u32, n: usize) -> usize {
+    n.div_ceil((32 / bits) as usize)
+}
+
+/// Lines of `n` codes each from words that hold whole codes.
+fn unpack_padded(packing: Packing, bytes: &[u8], n: usize) -> Vec<u8> {
+    let (per_word, line) = ((32 / packing.bits) as usize, 4 * padded_words(packing.bits, n));
+    let mut codes = Vec::with_capacity(bytes.len() / line.max(1) * n);
+    for line in bytes.chunks_exact(line.max(1)) {
+        let words = line.len() / 4;
+        // Each word is a line of the dense packing.
+        codes.extend(packing.unpack(line, words, per_word, true).unwrap_or_default().into_iter().take(n));
     }
-    let bytes = files.read_exact(&name, &[Dtype::I32], &[cols])?;
-    let groups = bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b));
-    let size = cols.div_ceil(grid.last().copied().unwrap_or(1).max(1)).max(1);
-    let in_order = groups.clone().enumerate().all(|(i, group)| usize::try_from(group) == Ok(i / size));
-    if in_order || groups.clone().any(|group| group == -1) {
-        return Ok(());
-    }
-    let hint = "columns permuted by activation order are not read yet";
-    Err(files.fault(&name, "groups in another order", "columns in their own order", hint))
+    codes
+}
+
+/// Refuses int8 codes beyond the bits that the config gives them: packed for running they would be cut.
+fn refuse_wide(files: &ModelFiles, name: &str, element: Code, codes: &[u8]) -> Result<()> {
+    let Code::Int(bits @ ..8) = element else { return Ok(()) };
+    let allowed = -(1i8 << (bits - 1))..1i8 << (bits - 1);
+    let Some(at) = codes.iter().position(|&code| !allowed.contains(&(code as i8))) else { return Ok(()) };
+    let range = format!("{} to {} in {bits} bits", allowed.start, allowed.end - 1);
+    Err(files.fault(name, format!("code {} at element {at}", codes[at] as i8), range, ""))
 }
 
 /// Refuses zero points beside a symmetric weight, unless all are 0: other readers subtract them, and would see another
@@ -175,13 +247,18 @@ fn read_zeros(files: &ModelFiles, name: &str, scheme: &Scheme, rows: usize, cols
     }
     let packing = Packing::compressed_tensors_int(scheme.format.code_bits());
     let (lines, per_line) = (blocks / grid[0].max(1), grid[0]);
-    let words = packing.line_bytes(per_line) / 4;
+    let (dense, padded) = (packing.line_bytes(per_line) / 4, padded_words(packing.bits, per_line));
+    let is_padded = padded != dense && meta.shape.first() == Some(&padded);
+    let words = if is_padded { padded } else { dense };
     let bytes = files.read_exact(name, &[Dtype::I32], &[words, lines])?;
     let by_line: Vec<u8> = (0..lines)
         .flat_map(|l| (0..words).flat_map(move |w| 4 * (w * lines + l)..4 * (w * lines + l) + 4))
         .map(|i| bytes[i])
         .collect();
-    let zeros = unpack(files, name, packing, &by_line, lines, per_line, true)?;
+    let zeros = match is_padded {
+        true => unpack_padded(packing, &by_line, per_line),
+        false => unpack(files, name, packing, &by_line, lines, per_line, true)?,
+    };
     Ok(signed(transpose(&zeros, lines, per_line)))
 }
 

@@ -67,11 +67,11 @@ pub(super) fn is_gguf(path: &Path) -> bool {
 }
 
 pub(super) fn open(path: &Path) -> Result<(Checkpoint, Model)> {
-    let gguf = Gguf::open(path)?;
+    let gguf = Gguf::open_model(path)?;
     let config::Parsed { config, order, notes } = config::parse(&gguf)?;
-    let (header, file) = gguf.into_parts();
+    let (header, files) = gguf.into_parts();
     let model = Model { header, order, notes };
-    Ok((Checkpoint::of_gguf(file, config), model))
+    Ok((Checkpoint::of_gguf(path, files, config), model))
 }
 
 impl Model {

@@ -31,7 +31,7 @@ fn wave(n: usize) -> Vec<f32> {
 fn write(dir: &Path, extra: &[(&str, Value)], tensors: &[(GgufTensorSpec, Vec<u8>)]) -> PathBuf {
     let path = dir.join("m.gguf");
     let _ = std::fs::remove_file(&path);
-    let mut metadata = super::metadata(Architecture::Llama, Some("m"), &SIZES, GgmlType::F32, false);
+    let mut metadata = super::metadata(Architecture::Llama, Some("m"), &SIZES, Some(0), false);
     for (key, value) in extra {
         metadata.retain(|(known, _)| known != key);
         metadata.push(((*key).to_owned(), value.clone()));

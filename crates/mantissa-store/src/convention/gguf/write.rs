@@ -122,13 +122,13 @@ fn factor(format: &Format, outer: f32) -> f32 {
     }
 }
 
-/// The metadata that says what the model is, without tokenizer and rotary scaling. `ty` is the type of most weights,
-/// `quantized` whether any is in blocks.
+/// The metadata that says what the model is, without tokenizer and rotary scaling. `file_type` is
+/// llama.cpp's number for its mixture of types, `quantized` says whether any weight is in blocks.
 pub fn metadata(
     architecture: Architecture,
     name: Option<&str>,
     sizes: &Sizes,
-    ty: GgmlType,
+    file_type: Option<u32>,
     quantized: bool,
 ) -> Vec<(String, Value)> {
     let a = architecture.name();
@@ -136,7 +136,7 @@ pub fn metadata(
     let mut all = vec![("general.architecture".to_owned(), Value::String(a.to_owned()))];
     all.push(("general.type".to_owned(), Value::String("model".to_owned())));
     all.extend(name.map(|name| ("general.name".to_owned(), Value::String(name.to_owned()))));
-    all.extend(ty.file_type().map(|number| ("general.file_type".to_owned(), Value::U32(number))));
+    all.extend(file_type.map(|number| ("general.file_type".to_owned(), Value::U32(number))));
     if quantized {
         all.push(("general.quantization_version".to_owned(), Value::U32(2)));
     }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use mantissa_num::pack::Packing;
 use mantissa_num::{Format, Scheme};
 use mantissa_store::convention::compressed_tensors::{Args, Config};
-use mantissa_store::convention::{ModelFiles, gguf, native};
+use mantissa_store::convention::{ModelFiles, Weight, gguf, gptq, native};
 use mantissa_store::error::Shown;
 use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Checkpoint, Dtype, TensorMeta};
@@ -99,6 +99,10 @@ impl Inventory {
                 compressed(files, warnings)?
             }
             Model::Known(files) if files.convention_name() == "native" => native_weights(files)?,
+            Model::Known(files) if ["modelopt", "bitsandbytes", "fp8"].contains(&files.convention_name()) => {
+                coded_weights(files)?
+            }
+            Model::Known(files) if files.gptq().is_some() || files.awq().is_some() => word_weights(files)?,
             _ => HashMap::new(),
         };
         let run_time = model.convention() == "compressed-tensors";
@@ -215,6 +219,88 @@ fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(Sc
     (meta.len == expected as u64).then_some((scheme, rows, cols))
 }
 
+/// Weights whose codes are a tensor `weight`. Of those with scales of one kind one is read.
+fn coded_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
+    let checkpoint = files.checkpoint();
+    let mut by_module: HashMap<&str, Vec<&TensorMeta>> = HashMap::new();
+    for meta in checkpoint.tensors() {
+        // `m.weight`, `m.weight_scale`, `m.SCB`, and bitsandbytes' `m.weight.absmax`.
+        let module = meta.name.split_once(".weight.").or_else(|| meta.name.rsplit_once('.'));
+        by_module.entry(module.map_or(meta.name.as_str(), |(module, _)| module)).or_default().push(meta);
+    }
+    let mut kinds: Vec<(Vec<(Dtype, u64)>, (String, Option<String>))> = Vec::new();
+    let mut all = HashMap::new();
+    for (module, tensors) in by_module {
+        let Some((rows, cols)) = files.coded_shape(module) else { continue };
+        let tensors: Vec<_> = tensors.into_iter().filter(|meta| !meta.name.ends_with(".bias")).collect();
+        // Dtypes, and elements of the weight to one of the tensor's.
+        let elements = (rows as u64).saturating_mul(cols as u64);
+        let mut kind: Vec<_> = tensors.iter().map(|m| (m.dtype, elements / m.numel().max(1))).collect();
+        kind.sort();
+        let known = kinds.iter().find(|(known, _)| *known == kind).map(|(_, schemes)| schemes.clone());
+        let (scheme, input_scheme) = match known {
+            Some(schemes) => schemes,
+            None => {
+                let linear = files.linear(module, rows, cols, false)?;
+                let Weight::Quantized(q) = linear.weight else { continue };
+                let schemes = (text(&q.format), linear.input.map(|input| input.scheme.to_string()));
+                kinds.push((kind, schemes.clone()));
+                schemes
+            }
+        };
+        let parts = tensors.iter().map(|meta| meta.name.clone()).collect();
+        let (name, layer) = (format!("{module}.weight"), Quantized { module: module.into(), rows, cols });
+        all.insert(name.clone(), Found { name, layer, scheme, input_scheme, parts });
+    }
+    Ok(all)
+}
+
+/// Tensors of a module of GPTQ or AWQ.
+const WORD_PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
+
+/// Weights of GPTQ and AWQ. Of each width and shape of groups one is read.
+fn word_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
+    let checkpoint = files.checkpoint();
+    let mut kinds: Vec<((gptq::Layer, bool), String)> = Vec::new();
+    let mut all = HashMap::new();
+    for codes in checkpoint.tensors() {
+        let Some(module) = codes.name.strip_suffix(".qweight") else { continue };
+        let Some((layer, rows, cols)) = word_shape(files, module, codes) else { continue };
+        let quantized = Quantized { module: module.into(), rows, cols };
+        let kind = (layer, layer.group.is_none_or(|group| group as usize >= cols));
+        let known = kinds.iter().find(|(known, _)| *known == kind).map(|(_, scheme)| scheme.clone());
+        let scheme = match known {
+            Some(scheme) => scheme,
+            None => match files.linear(module, rows, cols, false)?.weight {
+                Weight::Quantized(q) => {
+                    kinds.push((kind, text(&q.format)));
+                    text(&q.format)
+                }
+                _ => continue,
+            },
+        };
+        let parts = WORD_PARTS.map(|part| format!("{module}.{part}")).into();
+        let name = format!("{module}.weight");
+        all.insert(codes.name.clone(), Found { name, layer: quantized, scheme, input_scheme: None, parts });
+    }
+    Ok(all)
+}
+
+/// Settings, rows and columns of the weight whose codes these are; `None` where nothing bounds them.
+fn word_shape(files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(gptq::Layer, usize, usize)> {
+    let &[down, across] = codes.shape.as_slice() else { return None };
+    if codes.len == 0 || codes.dtype != Dtype::I32 {
+        return None;
+    }
+    match (files.awq(), files.gptq()) {
+        (Some(config), _) => Some((config.layer(), across.checked_mul(8)?, down)),
+        (_, config) => {
+            let layer = config?.layer(module)?;
+            Some((layer, across, down.checked_mul(32)? / layer.bits as usize))
+        }
+    }
+}
+
 fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<String, Found>> {
     let checkpoint = files.checkpoint();
     let Some(value) = files.config().and_then(|config| config.get("quantization_config")) else {
@@ -313,7 +399,7 @@ impl Kinds {
         }
         let linear = files.linear(&layer.module, layer.rows, layer.cols, false)?;
         let input_scheme = linear.input.map(|input| input.scheme.to_string());
-        let mantissa_store::convention::Weight::Quantized(q) = linear.weight else {
+        let Weight::Quantized(q) = linear.weight else {
             return Ok((codes.dtype.name().into(), input_scheme));
         };
         let scheme = text(&q.format);

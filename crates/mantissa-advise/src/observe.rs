@@ -1,0 +1,231 @@
+//! What an artifact shows beside the shapes and schemes of its layers.
+
+use mantissa_model::graph::{EMBEDDING, HEAD};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
+use mantissa_num::pack::Packing;
+use mantissa_plan::contract::{Observation, Observed};
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::gguf::{Model, stored_name, to_gguf_order, to_hf_order};
+use mantissa_store::gguf::GgmlType;
+use mantissa_store::{Dtype, TensorMeta};
+use serde_json::Value;
+
+use crate::error::AdviseError;
+use crate::values::{relative_error, values};
+
+type Result<T> = std::result::Result<T, AdviseError>;
+
+/// What was looked for, and what was seen of it.
+type Seen = (Vec<Observed>, Vec<Observation>);
+
+/// Tensors that only a quantized layer has, by the ends of their names.
+const QUANTIZED: [&str; 5] =
+    ["weight_packed", "weight_scale", "weight_scale_inv", "qweight", "weight.absmax"];
+
+pub(crate) fn look(files: &ModelFiles, config: &ModelConfig, reference: Option<&ModelFiles>) -> Result<Seen> {
+    let mut seen = Looking { files, examined: Vec::new(), found: Vec::new() };
+    match files.gguf() {
+        Some(model) => {
+            seen.gguf_tensors(model);
+            seen.gguf_tokenizer(model, config);
+            if let Some(reference) = reference {
+                seen.row_order(model, config, reference)?;
+            }
+        }
+        None => {
+            seen.head(config)?;
+            seen.names();
+            seen.zero_points()?;
+        }
+    }
+    Ok((seen.examined, seen.found))
+}
+
+struct Looking<'a> {
+    files: &'a ModelFiles,
+    examined: Vec<Observed>,
+    found: Vec<Observation>,
+}
+
+impl Looking<'_> {
+    fn see(&mut self, what: Observed, tensor: impl Into<String>, found: impl Into<String>) {
+        self.found.push(Observation { what, tensor: tensor.into(), found: found.into() });
+    }
+
+    fn head(&mut self, config: &ModelConfig) -> Result<()> {
+        self.examined.extend([Observed::Head, Observed::TiedHead]);
+        let checkpoint = self.files.checkpoint();
+        let (name, table) = (format!("{HEAD}.weight"), format!("{EMBEDDING}.weight"));
+        let prefix = format!("{HEAD}.");
+        if !config.tie_word_embeddings {
+            if !checkpoint.tensors().any(|meta| meta.name.starts_with(&prefix)) {
+                self.see(Observed::Head, name, "no such tensor, tie_word_embeddings false");
+            }
+            return Ok(());
+        }
+        let (Some(head), Some(embedding)) = (checkpoint.get(&name), checkpoint.get(&table)) else {
+            return Ok(());
+        };
+        let same = head.dtype == embedding.dtype
+            && head.shape == embedding.shape
+            && checkpoint.read(&name)? == checkpoint.read(&table)?;
+        if !same {
+            self.see(Observed::TiedHead, name, "other values than the embedding, tie_word_embeddings true");
+        }
+        Ok(())
+    }
+
+    /// Names in the config and names of tensors.
+    fn names(&mut self) {
+        self.examined.extend([Observed::IgnoredName, Observed::Router, Observed::CacheScale]);
+        let tensors: Vec<&TensorMeta> = self.files.checkpoint().tensors().collect();
+        for name in ignored_names(self.files.config()) {
+            let plain = !name.starts_with("re:") && !name.contains(['*', '^', '\\']);
+            // A tied head has no tensor of its own, and lists name it all the same.
+            let absent = |prefix: String| !tensors.iter().any(|meta| meta.name.starts_with(&prefix));
+            if plain && name != HEAD && absent(format!("{name}.")) {
+                self.see(Observed::IgnoredName, name, "no tensor of this name");
+            }
+        }
+        for meta in tensors {
+            let Some((module, part)) = QUANTIZED.iter().find_map(|end| {
+                let module = meta.name.strip_suffix(end)?.strip_suffix('.')?;
+                Some((module, *end))
+            }) else {
+                let cache = ["k_scale", "v_scale"].iter().any(|end| meta.name.ends_with(&format!(".{end}")));
+                if cache && meta.numel() > 1 {
+                    self.see(Observed::CacheScale, &meta.name, format!("shape {:?}", meta.shape));
+                }
+                continue;
+            };
+            if ["gate", "router"].contains(&module.rsplit('.').next().unwrap_or(module)) {
+                self.see(Observed::Router, module, format!("a tensor {part}"));
+            }
+        }
+    }
+
+    /// Symmetric GPTQ has one zero point, which says which of the two versions it is: 2^(b-1) is stored as it is by v2, less
+    /// one by v1.
+    fn zero_points(&mut self) -> Result<()> {
+        let Some(quantization) = self.files.config().and_then(|config| config.get("quantization_config"))
+        else {
+            return Ok(());
+        };
+        let bits = quantization.get("bits").and_then(Value::as_u64).and_then(|bits| u32::try_from(bits).ok());
+        let Some(bits) = bits.filter(|bits| [2, 4, 8].contains(bits)) else { return Ok(()) };
+        let symmetric = quantization.get("sym").and_then(Value::as_bool).unwrap_or(true);
+        let zeros: Vec<String> = self
+            .files
+            .checkpoint()
+            .tensors()
+            .filter(|meta| meta.name.ends_with(".qzeros") && meta.dtype == Dtype::I32)
+            .map(|meta| meta.name.clone())
+            .collect();
+        let awq = self.files.convention_name().starts_with("awq");
+        if zeros.is_empty() || !symmetric || awq {
+            return Ok(());
+        }
+        self.examined.push(Observed::ZeroPointVersion);
+        let label = quantization.get("checkpoint_format").and_then(Value::as_str).unwrap_or("gptq");
+        let (v1, v2) = ((1u8 << (bits - 1)) - 1, 1u8 << (bits - 1));
+        let labelled = if label == "gptq_v2" { v2 } else { v1 };
+        for name in zeros {
+            let bytes = self.files.checkpoint().read(&name)?;
+            let codes = Packing::rows(bits).unpack(&bytes, 1, bytes.len() * 8 / bits as usize, false);
+            let codes = codes.unwrap_or_default();
+            let all = |value: u8| codes.iter().all(|&code| code == value);
+            let stored = [v1, v2].into_iter().find(|&value| all(value));
+            if let Some(stored) = stored.filter(|&stored| stored != labelled) {
+                let version = if stored == v2 { "gptq_v2" } else { "gptq" };
+                let found =
+                    format!("every zero point stored as {stored}, as {version} has it, labelled \"{label}\"");
+                self.see(Observed::ZeroPointVersion, name, found);
+            }
+        }
+        Ok(())
+    }
+
+    fn gguf_tensors(&mut self, model: &Model) {
+        self.examined.push(Observed::Norm);
+        for tensor in model.tensors().iter().filter(|tensor| tensor.shape.len() == 1) {
+            if tensor.ty != GgmlType::F32 {
+                self.see(Observed::Norm, &tensor.name, format!("type {}", tensor.ty.name));
+            }
+        }
+    }
+
+    fn gguf_tokenizer(&mut self, model: &Model, config: &ModelConfig) {
+        self.examined.extend([Observed::Tokenizer, Observed::PreTokenizer, Observed::Vocabulary]);
+        let metadata = model.metadata();
+        let (kind, tokens) = ("tokenizer.ggml.model", "tokenizer.ggml.tokens");
+        for key in [kind, tokens] {
+            if metadata.get(key).is_none() {
+                self.see(Observed::Tokenizer, key, "no such key");
+            }
+        }
+        let bpe = metadata.get(kind).and_then(|value| value.as_str()) == Some("gpt2");
+        if bpe && metadata.get("tokenizer.ggml.pre").is_none() {
+            self.see(
+                Observed::PreTokenizer,
+                "tokenizer.ggml.pre",
+                "no such key beside a byte-level tokenizer",
+            );
+        }
+        let listed = metadata.get(tokens).and_then(|value| value.as_array()).map(<[_]>::len);
+        if let Some(n) = listed.filter(|&n| n != config.vocab_size) {
+            let found = format!("{n} tokens, {} rows of the embedding", config.vocab_size);
+            self.see(Observed::Vocabulary, tokens, found);
+        }
+    }
+
+    /// Compares q and k with the source under the order that the architecture asks for and under the other one.
+    fn row_order(&mut self, model: &Model, config: &ModelConfig, reference: &ModelFiles) -> Result<()> {
+        self.examined.push(Observed::RowOrder);
+        let interleaved = model.row_order().interleaved.is_some();
+        for info in config.linears() {
+            let Some(heads) = rotated_heads(&info, config) else { continue };
+            let ours = self.values(self.files, &info)?;
+            let theirs = self.values(reference, &info)?;
+            // The reader has undone the order of the architecture: what it would be had there been nothing to undo.
+            let other = match interleaved {
+                true => to_gguf_order(&ours, info.cols, heads),
+                false => to_hf_order(&ours, info.cols, heads),
+            };
+            let (as_read, otherwise) = (relative_error(&ours, &theirs), relative_error(&other, &theirs));
+            if otherwise < 0.5 * as_read {
+                let what = if interleaved { "not interleaved" } else { "interleaved" };
+                let found = format!(
+                    "rows of q and k {what}: relative error to the source {as_read:.3}, {otherwise:.3} in the other order"
+                );
+                let name = format!("{}.weight", info.module);
+                let stored = stored_name(&name).unwrap_or(name);
+                self.see(Observed::RowOrder, stored, found);
+            }
+        }
+        Ok(())
+    }
+
+    fn values(&self, files: &ModelFiles, info: &LinearInfo) -> Result<Vec<f32>> {
+        let weight = files.linear(&info.module, info.rows, info.cols, false)?;
+        Ok(values(&info.module, weight)?)
+    }
+}
+
+/// The heads of a layer whose outputs are rotated.
+pub(crate) fn rotated_heads(info: &LinearInfo, config: &ModelConfig) -> Option<usize> {
+    match info.kind {
+        LinearKind::Q => Some(config.num_attention_heads),
+        LinearKind::K => Some(config.num_key_value_heads),
+        _ => None,
+    }
+}
+
+/// The modules that the config says are left alone, under every key that conventions have for them.
+fn ignored_names(config: Option<&Value>) -> Vec<String> {
+    let Some(quantization) = config.and_then(|config| config.get("quantization_config")) else {
+        return Vec::new();
+    };
+    let lists = ["ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"];
+    let listed = lists.iter().filter_map(|key| quantization.get(key)?.as_array()).flatten();
+    listed.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+}

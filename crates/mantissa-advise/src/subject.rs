@@ -1,0 +1,112 @@
+//! Models as the serving contract sees them.
+
+use mantissa_model::ModelConfig;
+use mantissa_num::Blocks;
+use mantissa_num::stored::Map;
+use mantissa_plan::contract::{Input, Linear, Shape, Stored, Subject};
+use mantissa_quant::{Plan, model_config};
+use mantissa_store::Dtype;
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_store::gguf::Storage;
+use serde_json::Value;
+
+use crate::error::AdviseError;
+use crate::observe;
+
+/// The model at `files`. Every quantized weight is read, one at a time. With the model that it was made from, more is seen.
+///
+/// # Errors
+/// What cannot be read.
+pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<Subject, AdviseError> {
+    let config = model_config(files)?;
+    let mut linears = Vec::new();
+    for info in config.linears() {
+        let stored = if is_plain(files, &info.module) {
+            None
+        } else {
+            stored(&files.linear(&info.module, info.rows, info.cols, false)?)
+        };
+        linears.push(Linear { module: info.module, rows: info.rows, cols: info.cols, stored });
+    }
+    let (examined, observations) = observe::look(files, &config, reference)?;
+    Ok(Subject {
+        planned: false,
+        convention: files.convention_name().to_owned(),
+        dtype: dtype(files.config()),
+        shape: shape(&config),
+        linears,
+        examined,
+        observations,
+    })
+}
+
+/// What `plan` will make of `source`.
+pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
+    let act_order = plan.recipe.method.needs_calibration() && plan.recipe.gptq.follows_order();
+    let input = plan.recipe.activations.as_ref();
+    let linear = |planned: &mantissa_quant::PlannedLinear| Linear {
+        module: planned.info.module.clone(),
+        rows: planned.info.rows,
+        cols: planned.info.cols,
+        stored: planned
+            .scheme
+            .as_ref()
+            .filter(|scheme| scheme.format.scale().is_some() || scheme.format.codec().is_some())
+            .map(|scheme| Stored {
+                format: scheme.format.clone(),
+                outer: None,
+                input: input.map(|scheme| Input { format: scheme.format.clone(), scale: None }),
+                act_order,
+            }),
+    };
+    Subject {
+        planned: true,
+        convention: plan.container.name().to_owned(),
+        dtype: dtype(source.config()),
+        shape: shape(&plan.config),
+        linears: plan.linears.iter().map(linear).collect(),
+        examined: Vec::new(),
+        observations: Vec::new(),
+    }
+}
+
+fn shape(config: &ModelConfig) -> Shape {
+    Shape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads }
+}
+
+/// The dtype that the config states, under its new or its old name.
+fn dtype(config: Option<&Value>) -> Option<String> {
+    let field = |name| config?.get(name)?.as_str().map(str::to_owned);
+    field("dtype").or_else(|| field("torch_dtype"))
+}
+
+/// Whether a weight is stored as plain numbers.
+pub(crate) fn is_plain(files: &ModelFiles, module: &str) -> bool {
+    let name = format!("{module}.weight");
+    match files.gguf() {
+        Some(model) => model.tensor(&name).is_some_and(|t| matches!(t.ty.storage, Storage::Plain(_))),
+        None => files
+            .checkpoint()
+            .get(&name)
+            .is_some_and(|meta| matches!(meta.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F64)),
+    }
+}
+
+fn stored(linear: &LinearWeight) -> Option<Stored> {
+    let Weight::Quantized(q) = &linear.weight else { return None };
+    // One scale for the whole tensor is what joined layers must share, at whichever level it stands.
+    let single = || {
+        let scale =
+            q.format.scale().filter(|_| q.format.blocks() == Blocks::Tensor && !q.scales.is_empty())?;
+        Some(scale.code.decode(q.scales.get(0)))
+    };
+    Some(Stored {
+        format: q.format.clone(),
+        outer: q.outer.or_else(single),
+        input: linear
+            .input
+            .as_ref()
+            .map(|input| Input { format: input.scheme.format.clone(), scale: input.outer }),
+        act_order: linear.transforms.before.iter().any(|map| matches!(map, Map::Perm(_))),
+    })
+}

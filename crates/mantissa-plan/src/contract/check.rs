@@ -1,0 +1,235 @@
+//! The evaluation of rules.
+
+use mantissa_num::Blocks;
+use mantissa_num::format::{Affine, Format};
+
+use super::subject::{Linear, Observed, Split, Stored, Subject, split_of};
+use super::{Check, Rule, Target};
+use crate::contract::Kind;
+
+/// A place and what was found there.
+type Violation = (String, String);
+
+/// Why a rule cannot be evaluated on what is given.
+pub(super) fn undecidable(rule: &Rule, subject: &Subject, target: &Target) -> Option<&'static str> {
+    match rule.check {
+        Check::Capability { .. } if target.gpu.is_none() => {
+            Some("the GPU is not given; name it as in vllm:gpu=h100")
+        }
+        Check::FusedScale(_) | Check::FusedInputScale | Check::Seen(_) if subject.planned => {
+            Some("it is about values; lint the artifact once it is written")
+        }
+        Check::Seen(what) if !subject.examined.contains(&what) => Some(match what {
+            Observed::RowOrder => {
+                "the weights alone do not show it; give the source as --reference, or let doctor try both orders"
+            }
+            _ => "the artifact does not say",
+        }),
+        _ => None,
+    }
+}
+
+/// Where `check` does not hold.
+pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Vec<Violation> {
+    match check {
+        Check::Convention(allowed) => convention(allowed, subject),
+        Check::Kinds(allowed) => each(subject, |_, stored| {
+            let kind = stored.kind();
+            (!allowed.contains(&kind)).then(|| kind.name().to_owned())
+        }),
+        Check::Bits { symmetric, asymmetric } => each(subject, |_, stored| {
+            let (bits, zeros) = stored.integers()?;
+            let (allowed, what) = if zeros { (asymmetric, "with") } else { (symmetric, "without") };
+            (!allowed.contains(&bits)).then(|| format!("{bits} bits {what} zero points"))
+        }),
+        Check::Groups { sizes, channel, other_in_f16 } => {
+            let f16 = other_in_f16 && subject.dtype.as_deref() == Some("float16");
+            each(subject, |_, stored| groups(stored, sizes, channel, f16))
+        }
+        Check::Heads => heads(subject, target.tp),
+        Check::Widths => subject.linears.iter().filter_map(|linear| width(linear, target.tp)).collect(),
+        Check::WholeGroups => each(subject, |linear, stored| whole_groups(linear, stored, target.tp)),
+        Check::WholeTiles => whole_tiles(subject, target.tp),
+        Check::ActOrderTiles { rows, cols } => each(subject, |linear, stored| {
+            let (n, k) = partition(linear, target.tp);
+            let whole = n.is_multiple_of(rows) && k.is_multiple_of(cols);
+            (stored.act_order && !whole).then(|| format!("act-order on a partition of [{n}, {k}]"))
+        }),
+        Check::NoActOrder => {
+            each(subject, |_, stored| stored.act_order.then(|| "act-order (g_idx)".to_owned()))
+        }
+        Check::FusedAlike => fused_alike(subject),
+        Check::FusedScale(kind) => {
+            fused_scales(subject, |stored| (stored.kind() == kind).then_some(stored.outer))
+        }
+        Check::FusedInputScale => {
+            fused_scales(subject, |stored| stored.input.as_ref().map(|input| input.scale))
+        }
+        Check::Capability { kinds, least, end } => capability(subject, target, kinds, least, end),
+        Check::Seen(what) => {
+            let seen = subject.observations.iter().filter(|seen| seen.what == what);
+            seen.map(|seen| (seen.tensor.clone(), seen.found.clone())).collect()
+        }
+    }
+}
+
+fn each(subject: &Subject, check: impl Fn(&Linear, &Stored) -> Option<String>) -> Vec<Violation> {
+    let found = |(linear, stored): (&Linear, &Stored)| Some((linear.module.clone(), check(linear, stored)?));
+    subject.stored().filter_map(found).collect()
+}
+
+fn convention(allowed: &[&str], subject: &Subject) -> Vec<Violation> {
+    if allowed.contains(&subject.convention.as_str()) {
+        return Vec::new();
+    }
+    let field = if subject.convention == "gguf" { "the file" } else { "quantization_config" };
+    vec![(field.to_owned(), format!("convention {}", subject.convention))]
+}
+
+fn groups(stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
+    stored.integers()?;
+    match stored.format.blocks() {
+        Blocks::Group(g) if sizes.contains(&g) || f16 => None,
+        Blocks::Row if channel => None,
+        Blocks::Group(g) => Some(format!("groups of {g}")),
+        Blocks::Row => Some("a scale per output row".to_owned()),
+        _ => Some("another layout of scales".to_owned()),
+    }
+}
+
+/// Rows and columns that one GPU has of a layer, rounded down.
+fn partition(linear: &Linear, tp: usize) -> (usize, usize) {
+    match split_of(&linear.module) {
+        Split::Rows => (linear.rows / tp, linear.cols),
+        Split::Columns => (linear.rows, linear.cols / tp),
+    }
+}
+
+fn heads(subject: &Subject, tp: usize) -> Vec<Violation> {
+    let shape = subject.shape;
+    let mut found = Vec::new();
+    if shape.heads > 0 && !shape.heads.is_multiple_of(tp) {
+        found.push(("num_attention_heads".to_owned(), format!("{} heads for {tp} GPUs", shape.heads)));
+    }
+    let kv = shape.kv_heads;
+    if kv > 0 && !kv.is_multiple_of(tp) && !tp.is_multiple_of(kv) {
+        found.push(("num_key_value_heads".to_owned(), format!("{kv} heads for {tp} GPUs")));
+    }
+    found
+}
+
+/// [`heads`] is about keys and values: their layers are copied where there are fewer heads than GPUs.
+fn width(linear: &Linear, tp: usize) -> Option<Violation> {
+    let (what, n) = match split_of(&linear.module) {
+        Split::Rows if ["k_proj", "v_proj"].iter().any(|name| linear.module.ends_with(name)) => return None,
+        Split::Rows => ("rows", linear.rows),
+        Split::Columns => ("columns", linear.cols),
+    };
+    (!n.is_multiple_of(tp)).then(|| (linear.module.clone(), format!("{n} {what} for {tp} GPUs")))
+}
+
+fn whole_groups(linear: &Linear, stored: &Stored, tp: usize) -> Option<String> {
+    if matches!(stored.format.blocks(), Blocks::Tile { .. }) {
+        return None;
+    }
+    let group = stored.group()?;
+    let (_, cols) = partition(linear, tp);
+    if cols.is_multiple_of(group) {
+        return None;
+    }
+    let split = if cols == linear.cols { String::new() } else { format!(" of {} on {tp} GPUs", linear.cols) };
+    Some(format!("{cols} columns{split}, groups of {group}"))
+}
+
+fn whole_tiles(subject: &Subject, tp: usize) -> Vec<Violation> {
+    // Of layers that are joined and not split, the last may end within a tile.
+    let fused = subject.fused();
+    let joined = |module: &str| {
+        fused.iter().find_map(|members| {
+            let at = members.iter().position(|member| member.module == module)?;
+            Some(at + 1 < members.len())
+        })
+    };
+    each(subject, |linear, stored| {
+        let Format::Affine(Affine { blocks: Blocks::Tile { rows, cols }, .. }) = stored.format else {
+            return None;
+        };
+        let (n, k) = partition(linear, tp);
+        let split = split_of(&linear.module);
+        if tp > 1 && split == Split::Columns && !k.is_multiple_of(cols as usize) {
+            return Some(format!("{k} columns of {} on {tp} GPUs, tiles of {cols}", linear.cols));
+        }
+        let bound = (tp > 1 && split == Split::Rows) || joined(&linear.module) == Some(true);
+        (bound && !n.is_multiple_of(rows as usize)).then(|| format!("{n} rows on each GPU, tiles of {rows}"))
+    })
+}
+
+fn fused_alike(subject: &Subject) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for members in subject.fused() {
+        let what = |linear: &Linear| match &linear.stored {
+            None => ("dense", None, None),
+            Some(stored) => (
+                stored.kind().name(),
+                Some(stored.format.clone()),
+                stored.input.as_ref().map(|i| i.format.clone()),
+            ),
+        };
+        let first = what(members[0]);
+        for other in &members[1..] {
+            let this = what(other);
+            if this != first {
+                let text =
+                    format!("{} beside {} as {}", describe(&this), members[0].module, describe(&first));
+                found.push((other.module.clone(), text));
+            }
+        }
+    }
+    found
+}
+
+fn describe((name, format, _): &(&'static str, Option<Format>, Option<Format>)) -> String {
+    let Some(format) = format else { return (*name).to_owned() };
+    let blocks = match format.blocks() {
+        Blocks::Group(g) => format!(" in groups of {g}"),
+        Blocks::Row => " with a scale per row".to_owned(),
+        Blocks::Tensor => " with one scale".to_owned(),
+        _ => String::new(),
+    };
+    format!("{name} of {} bits{blocks}", format.code_bits())
+}
+
+/// Layers whose scale differs from that of the first they are joined with. `scale` is `None` of a layer that is not asked.
+fn fused_scales(subject: &Subject, scale: impl Fn(&Stored) -> Option<Option<f32>>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for members in subject.fused() {
+        let asked = members.iter().filter_map(|member| Some((member, scale(member.stored.as_ref()?)??)));
+        let mut first = None;
+        for (member, scale) in asked {
+            let (name, expected) = *first.get_or_insert((&member.module, scale));
+            if scale.to_bits() != expected.to_bits() {
+                found.push((member.module.clone(), format!("scale {scale:e} beside {expected:e} of {name}")));
+            }
+        }
+    }
+    found
+}
+
+fn capability(
+    subject: &Subject,
+    target: &Target,
+    kinds: &[Kind],
+    least: u32,
+    end: Option<u32>,
+) -> Vec<Violation> {
+    let Some(gpu) = target.gpu else { return Vec::new() };
+    if gpu.sm >= least && end.is_none_or(|end| gpu.sm < end) {
+        return Vec::new();
+    }
+    // One line for all layers: they differ in nothing that matters here.
+    let mut of_kind = subject.stored().filter(|(_, stored)| kinds.contains(&stored.kind()));
+    let Some((first, stored)) = of_kind.next() else { return Vec::new() };
+    let others = of_kind.count();
+    let more = if others == 0 { String::new() } else { format!(" and {others} more layers") };
+    vec![(first.module.clone(), format!("{}{more} on {gpu}", stored.kind().name()))]
+}

@@ -1,0 +1,420 @@
+//! A change of container: the codes and scales of a quantized model, stored as another convention has them.
+//!
+//! Each weight is recoded into the first format that the container holds without loss ([`recode`]); what cannot be is refused
+//! with the reason, before anything is written. The writing is the pipeline's. Before the output is put in place every layer
+//! is read back from it and compared with the source: bit for bit, but for a global scale that the containers store as each
+//! other's reciprocal, which may differ by one unit in the last place ([`prove`]). With a scheme to requantize to, weights are
+//! decoded and rounded to nearest instead, and the error that this adds is reported.
+
+mod dense;
+mod recode;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use mantissa_model::graph::{EMBEDDING, HEAD};
+use mantissa_model::{LinearInfo, ModelConfig};
+use mantissa_num::stored::{Map, Transforms};
+use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
+use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
+use mantissa_store::{Dtype, FileDigest, TensorMeta};
+use serde_json::Value;
+
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
+use crate::gguf;
+use crate::gptq::GptqOptions;
+use crate::layers::Solved;
+use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears};
+use crate::recipe::{Glob, LayerRule, Method, Recipe};
+use crate::rtn;
+
+pub(crate) use dense::Dense;
+pub use recode::rule_of;
+
+/// What a plan that changes the container has beside others.
+#[derive(Clone, Debug)]
+pub(crate) struct Conversion {
+    /// Whether weights are rounded anew.
+    requantized: bool,
+    /// Whether groups of some layer are not of neighbouring columns.
+    by_group: bool,
+    /// Dense tensors that are not copied byte by byte.
+    pub(crate) dense: Vec<Dense>,
+}
+
+impl Plan {
+    /// Decides how `source` is stored in `container`: without loss, or, with a scheme, rounded to nearest under it. Every
+    /// weight is read for that.
+    ///
+    /// # Errors
+    /// [`QuantError::NotLossless`] with the layers that the container cannot hold as they are and the reasons;
+    /// [`QuantError::NothingToConvert`]; what cannot be read.
+    pub fn conversion(
+        source: &ModelFiles,
+        container: Container,
+        requantize: Option<&Scheme>,
+        options: Options,
+    ) -> Result<Self> {
+        let config = model_config(source)?;
+        if source.convention_name() == container.name() && requantize.is_none() {
+            return Err(QuantError::NothingToConvert {
+                path: source.dir().into(),
+                container: container.name(),
+            });
+        }
+        let dtype = model_dtype(source);
+        let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        let mut by_group = false;
+        for info in config.linears() {
+            let weight = source.linear(&info.module, info.rows, info.cols, false)?;
+            match decide(&info, &weight, container, requantize, dtype) {
+                Ok(scheme) => {
+                    by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
+                    if scheme.is_some() {
+                        inputs.push(weight.input.map(|input| input.scheme));
+                    }
+                    linears.push(PlannedLinear { info, scheme });
+                }
+                Err(why) => refused.push(format!("{}: {why}", info.module)),
+            }
+        }
+        refused.extend(of_the_whole(source, &inputs, requantize));
+        if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
+            refused.push("no layer is quantized, which mantissa quantize does".to_owned());
+        }
+        if !refused.is_empty() {
+            return Err(QuantError::not_lossless(container, config.linears().len(), &refused));
+        }
+        let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
+        let recipe = recipe(&linears, activations, container, dtype, requantize);
+        let conversion = Conversion { requantized: requantize.is_some(), by_group, dense: Vec::new() };
+        finish(source, config, recipe, container, linears, options, conversion)
+    }
+}
+
+/// The scheme under which the container holds a layer as it is; `None` leaves it dense.
+fn decide(
+    info: &LinearInfo,
+    weight: &LinearWeight,
+    container: Container,
+    requantize: Option<&Scheme>,
+    dtype: Dtype,
+) -> std::result::Result<Option<Scheme>, String> {
+    if let Some(scheme) = requantize {
+        let scheme = container.as_stored(scheme.clone(), dtype);
+        let plan = LinearPlan {
+            module: &info.module,
+            scheme: &scheme,
+            input: None,
+            rows: info.rows,
+            cols: info.cols,
+        };
+        return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
+    }
+    let by_group = group_order(&weight.transforms).is_some() && container.holds_group_order();
+    if !weight.transforms.is_empty() && !by_group {
+        return Err("a permutation, rotation, diagonal or extra part stands around its codes, which no other convention keeps".into());
+    }
+    let input = weight.input.as_ref();
+    if let Some(outer) = input.and_then(|input| input.outer) {
+        return Err(format!("its input has a stored scale ({outer:e}), which is not carried over"));
+    }
+    let plain = |code| Ok((container == Container::Gguf).then(|| Scheme::plain(code)));
+    match &weight.weight {
+        Weight::F32(_) => plain(Code::F32),
+        Weight::Bf16(_) => plain(Code::Float(minifloat::BF16)),
+        Weight::F16(_) => plain(Code::Float(minifloat::F16)),
+        Weight::Quantized(q) => {
+            let input = input.map(|input| &input.scheme);
+            let only = scale_code(container, q, dtype);
+            recode::target(q, container, &info.module, input, only).map(|(scheme, _)| Some(scheme))
+        }
+    }
+}
+
+/// The order of columns that act-order leaves, where it is all that stands around the codes.
+fn group_order(transforms: &Transforms) -> Option<&[u32]> {
+    match (transforms.before.as_slice(), transforms.after.is_empty() && transforms.extras.is_empty()) {
+        ([Map::Perm(order)], true) => Some(order),
+        _ => None,
+    }
+}
+
+/// The one code in which a container's loaders keep the scales of integers, where they do: compressed-tensors' cast them to
+/// the model's dtype.
+fn scale_code(container: Container, q: &Quantized, dtype: Dtype) -> Option<Code> {
+    let integers = matches!(&q.format, mantissa_num::Format::Affine(a) if matches!(a.code, Code::Int(_)))
+        || q.format.codec().is_some();
+    match (container, dtype) {
+        (Container::CompressedTensors, _) if !integers => None,
+        (Container::CompressedTensors, Dtype::BF16) => Some(Code::Float(minifloat::BF16)),
+        (Container::CompressedTensors, Dtype::F16) => Some(Code::Float(minifloat::F16)),
+        (Container::CompressedTensors, _) => Some(Code::F32),
+        _ => None,
+    }
+}
+
+/// What stands against converting the model as a whole.
+fn of_the_whole(source: &ModelFiles, inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Vec<String> {
+    let mut found = Vec::new();
+    if requantize.is_some() {
+        return found;
+    }
+    if inputs.windows(2).any(|pair| pair[0] != pair[1]) {
+        found.push("inputs: layers whose inputs are quantized in different ways".to_owned());
+    }
+    let quantization = source.config().and_then(|config| config.get("quantization_config"));
+    let cache = quantization.and_then(|q| q.get("kv_cache_scheme")).filter(|scheme| !scheme.is_null());
+    if cache.is_some() {
+        found.push("kv_cache_scheme: scales of the KV cache are not carried over".to_owned());
+    }
+    found
+}
+
+/// The dtype of the model: what its config says, or that of its embedding.
+fn model_dtype(source: &ModelFiles) -> Dtype {
+    let field = |name| source.config()?.get(name)?.as_str();
+    match field("dtype").or_else(|| field("torch_dtype")) {
+        Some("bfloat16") => Dtype::BF16,
+        Some("float16") => Dtype::F16,
+        Some("float32") => Dtype::F32,
+        _ => source.checkpoint().get(&format!("{EMBEDDING}.weight")).map_or(Dtype::F32, |meta| meta.dtype),
+    }
+}
+
+/// The recipe that says what the conversion does, for the parts of the pipeline that go by one.
+fn recipe(
+    linears: &[PlannedLinear],
+    activations: Option<Scheme>,
+    container: Container,
+    dtype: Dtype,
+    requantize: Option<&Scheme>,
+) -> Recipe {
+    let name = match requantize {
+        Some(scheme) => format!("convert-{scheme}"),
+        None => "convert".to_owned(),
+    };
+    let table = match dtype {
+        Dtype::BF16 => Code::Float(minifloat::BF16),
+        Dtype::F16 => Code::Float(minifloat::F16),
+        _ => Code::F32,
+    };
+    // GGUF stores embedding and head as a rule says: here as they are.
+    let tables = LayerRule {
+        modules: [EMBEDDING, HEAD].map(Glob::literal).to_vec(),
+        weights: Some(Scheme::plain(table)),
+    };
+    let weights = linears.iter().find_map(|linear| linear.scheme.clone()).unwrap_or(Scheme::plain(table));
+    Recipe {
+        sha256: FileDigest::of(name.as_bytes()).hex(),
+        name,
+        method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },
+        gptq: GptqOptions::default(),
+        weights,
+        activations,
+        container: Some(container),
+        file_type: None,
+        layers: vec![tables],
+    }
+}
+
+fn finish(
+    source: &ModelFiles,
+    config: ModelConfig,
+    recipe: Recipe,
+    container: Container,
+    linears: Vec<PlannedLinear>,
+    options: Options,
+    conversion: Conversion,
+) -> Result<Plan> {
+    let quantized = output_of_linears(&recipe, container, &linears)?;
+    let mut notes = source.notes();
+    let (copied, dense) = match source.gguf() {
+        Some(_) => (Vec::new(), dense::of_gguf(source, &config, &linears, &mut notes)?),
+        None => (copied(source, &linears, &mut notes), Vec::new()),
+    };
+    let gguf = match container {
+        Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
+        _ => None,
+    };
+    let specs = match &gguf {
+        Some(layout) => {
+            notes.extend(layout.notes.iter().cloned());
+            layout.specs()
+        }
+        None => {
+            let copied =
+                copied.iter().map(|m| mantissa_store::TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
+            copied.chain(dense.iter().map(Dense::spec)).chain(quantized).collect()
+        }
+    };
+    let plan = Plan {
+        recipe,
+        container,
+        config,
+        linears,
+        specs,
+        copied,
+        notes,
+        fallbacks: Default::default(),
+        evaluation: None,
+        options,
+        gguf,
+        conversion: Some(Conversion { dense, ..conversion }),
+    };
+    // What only the layers together cannot be stored as.
+    plan.output_config(source)?;
+    Ok(plan)
+}
+
+/// Tensors that are taken over byte by byte: all but those of the quantized layers, their biases excepted.
+fn copied(source: &ModelFiles, linears: &[PlannedLinear], notes: &mut Vec<String>) -> Vec<TensorMeta> {
+    let stored: BTreeSet<&str> =
+        linears.iter().filter(|l| l.scheme.is_some()).map(|l| l.info.module.as_str()).collect();
+    // The parts of a weight may have dots in their names (`weight.absmax`).
+    let of_layer = |name: &str| {
+        let dots = name.match_indices('.').map(|(at, _)| &name[..at]);
+        dots.into_iter().any(|module| stored.contains(module)) && !name.ends_with(".bias")
+    };
+    let cache = |name: &str| [".k_scale", ".v_scale", ".q_scale"].iter().any(|end| name.ends_with(end));
+    let mut copied: Vec<_> = Vec::new();
+    let mut left_out = 0;
+    for meta in source.checkpoint().tensors().filter(|meta| !of_layer(&meta.name)) {
+        if cache(&meta.name) {
+            left_out += 1;
+        } else {
+            copied.push(meta.clone());
+        }
+    }
+    if left_out > 0 {
+        notes.push(format!("{left_out} scales of the KV cache are left out"));
+    }
+    copied.sort_by(|a: &TensorMeta, b| a.name.cmp(&b.name));
+    copied
+}
+
+impl Conversion {
+    /// Whether weights are rounded anew.
+    pub(crate) fn requantized(&self) -> bool {
+        self.requantized
+    }
+
+    /// Whether groups of some layer are not of neighbouring columns.
+    pub(crate) fn by_group(&self) -> bool {
+        self.by_group
+    }
+
+    /// A layer recoded, or rounded anew.
+    pub(crate) fn layer(
+        &self,
+        plan: &Plan,
+        source: &ModelFiles,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        outer: Option<f32>,
+    ) -> Result<Solved> {
+        let weight = source.linear(&info.module, info.rows, info.cols, false)?;
+        if self.requantized {
+            let tensor =
+                |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
+            let values = values(info, weight)?;
+            let (rows, cols) = (info.rows, info.cols);
+            return rtn::quantize(scheme, &values, rows, cols, outer, plan.threads())
+                .map(Solved::rounded)
+                .map_err(tensor);
+        }
+        let quantized = match weight.weight {
+            Weight::Quantized(q) => recode::recode(&q, &scheme.format),
+            dense => dense::plain(dense, scheme, info.rows, info.cols),
+        };
+        let refuse = |why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]);
+        let mut quantized = quantized.map_err(refuse)?;
+        let mut g_idx = None;
+        if let (Some(order), Codes::U8(codes)) = (group_order(&weight.transforms), &quantized.codes) {
+            // Columns back in their own order, each with its group.
+            let group = quantized.format.blocks().len(1, info.cols).max(1);
+            let (mut groups, mut moved) = (vec![0; info.cols], vec![0; codes.len()]);
+            for (i, &column) in order.iter().enumerate() {
+                groups[column as usize] = (i / group) as u32;
+                for row in 0..info.rows {
+                    moved[row * info.cols + column as usize] = codes[row * info.cols + i];
+                }
+            }
+            (quantized.codes, g_idx) = (Codes::U8(moved), Some(groups));
+        }
+        Ok(Solved { g_idx, ..Solved::rounded((quantized, ErrorStats::default())) })
+    }
+
+    /// The greatest magnitude of a layer's weight, for a scale that it shares with others.
+    pub(crate) fn amax(&self, source: &ModelFiles, info: &LinearInfo) -> Result<f32> {
+        let weight = source.linear(&info.module, info.rows, info.cols, false)?;
+        Ok(values(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))
+    }
+}
+
+/// Compares every layer of the output that lies at `staged` with the source.
+///
+/// # Errors
+/// [`QuantError::NotLossless`] names the layers that are read back as something else: a fault of a reader or a writer.
+pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
+    if plan.conversion.as_ref().is_none_or(|conversion| conversion.requantized) {
+        return Ok(());
+    }
+    let written = ModelFiles::open(staged)?;
+    let mut refused = Vec::new();
+    for PlannedLinear { info, .. } in &plan.linears {
+        let ours = written.linear(&info.module, info.rows, info.cols, false)?;
+        let theirs = source.linear(&info.module, info.rows, info.cols, false)?;
+        if let Err(why) = same(info, ours, theirs)? {
+            refused.push(format!("{}: {why}", info.module));
+        }
+    }
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(QuantError::not_lossless(plan.container, plan.linears.len(), &refused)),
+    }
+}
+
+/// Whether two layers compute the same.
+fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::result::Result<(), String>> {
+    if a.input != b.input {
+        return Ok(Err("its input is quantized otherwise".to_owned()));
+    }
+    if let (Weight::Quantized(a), Weight::Quantized(b)) = (&a.weight, &b.weight)
+        && let Some(verdict) = recode::same_but_for_reciprocal(a, b)
+    {
+        return Ok(verdict);
+    }
+    let (a, b) = (values(info, a)?, values(info, b)?);
+    let Some(at) = a.iter().zip(&b).position(|(a, b)| a != b) else { return Ok(Ok(())) };
+    let (row, col) = (at / info.cols, at % info.cols);
+    Ok(Err(format!("element [{row}, {col}] is read back as {:e}, and was {:e}", a[at], b[at])))
+}
+
+/// The weight that a layer multiplies with.
+fn values(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
+    let transforms = std::mem::take(&mut weight.transforms);
+    weight.input = None;
+    let linear = mantissa_model::Linear::new(&info.module, weight)?;
+    let mut values = vec![0.0; info.rows * info.cols];
+    for (row, out) in values.chunks_exact_mut(info.cols.max(1)).enumerate() {
+        linear.row(row, out);
+    }
+    transforms.fold(&mut values, info.rows, info.cols);
+    Ok(values)
+}
+
+/// The config of a model that was a GGUF file: what its metadata say, with the class that loaders ask for.
+pub(crate) fn named_class(config: &mut Value) {
+    const CLASSES: [(&str, &str); 3] =
+        [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
+    let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else {
+        return;
+    };
+    let class = fields.get("model_type").and_then(Value::as_str);
+    let class = CLASSES.iter().find(|(name, _)| Some(*name) == class).map(|(_, class)| *class);
+    if let Some(class) = class {
+        fields.insert("architectures".to_owned(), serde_json::json!([class]));
+    }
+}

@@ -1,0 +1,319 @@
+//! Codes and scales of one format as those of another that decodes to the same numbers.
+
+use mantissa_num::format::{Affine, Format, Offset, ScaleTree, Sense};
+use mantissa_num::minifloat::{self, BF16, E2M1, E4M3, F16, MiniFloat};
+use mantissa_num::{Blocks, Code, CodecId, Codes, Quantized, Rounding, Rule, Scheme};
+use mantissa_store::convention::{Container, LinearPlan};
+
+type Why<T> = std::result::Result<T, String>;
+
+/// The scheme under which `container` holds `q` without loss, and the codes and scales. `only` is the one code that scales may
+/// have.
+///
+/// # Errors
+/// The reason why there is none: of the first format that the container holds, what does not fit; or why it holds none.
+pub(super) fn target(
+    q: &Quantized,
+    container: Container,
+    module: &str,
+    input: Option<&Scheme>,
+    only: Option<Code>,
+) -> Why<(Scheme, Quantized)> {
+    let (mut misfit, mut not_held) = (None, None);
+    for format in candidates(q) {
+        let scheme = Scheme::new(format.clone(), rule_of(&format));
+        let fixed = only.is_none_or(|code| format.scale().is_none_or(|scale| scale.code == code));
+        let plan = LinearPlan { module, scheme: &scheme, input, rows: q.rows, cols: q.cols };
+        match container.specs(&plan) {
+            Ok(_) if !fixed => {}
+            Ok(_) => match recode(q, &format).and_then(|recoded| exact(q, recoded)) {
+                Ok(recoded) => return Ok((scheme, recoded)),
+                Err(why) => misfit = misfit.or(Some(why)),
+            },
+            Err(error) => not_held = not_held.or(Some(error.why)),
+        }
+    }
+    Err(misfit.or(not_held).unwrap_or_else(|| format!("{} has no format for it", container.name())))
+}
+
+/// Formats that may decode to the same numbers, the nearest first.
+fn candidates(q: &Quantized) -> Vec<Format> {
+    let mut all = vec![q.format.clone()];
+    let mut add = |format: Format| {
+        if !all.contains(&format) {
+            all.push(format);
+        }
+    };
+    let base = match opened(q) {
+        Some(affine) => affine.format,
+        None => q.format.clone(),
+    };
+    let codes = [Code::Float(BF16), Code::Float(F16), Code::F32];
+    for format in senses(&base) {
+        add(format.clone());
+        for format in offsets(&format) {
+            let wide =
+                format.scale().is_some_and(|scale| scale.outer.is_none() && codes.contains(&scale.code));
+            if wide {
+                codes.iter().for_each(|&code| add(format.clone().with_scale_code(code)));
+            } else {
+                add(format);
+            }
+        }
+    }
+    if let Format::Affine(Affine { code: Code::Int(bits), scale: Some(_), .. }) = &base {
+        match bits {
+            4 => add(Format::Codec(CodecId::Q4_0)),
+            8 => add(Format::Codec(CodecId::Q8_0)),
+            _ => {}
+        }
+    }
+    all
+}
+
+/// The same with each meaning of NVFP4's scale of the whole tensor.
+fn senses(format: &Format) -> Vec<Format> {
+    let mut all = vec![format.clone()];
+    let Format::Affine(Affine { code: Code::Float(E2M1), scale: Some(scale), .. }) = format else {
+        return all;
+    };
+    if scale.code == Code::Float(E4M3) {
+        all.extend([Rule::Ct, Rule::Torchao, Rule::Torchao1Level].map(|rule| Scheme::nvfp4(rule).format));
+    }
+    all
+}
+
+/// The same with and without zero points.
+fn offsets(format: &Format) -> Vec<Format> {
+    let Format::Affine(affine) = format else { return vec![format.clone()] };
+    let other = match (affine.code, affine.offset) {
+        (Code::Int(_), Offset::None) => Offset::Zero,
+        (Code::Int(_), Offset::Zero) => Offset::None,
+        _ => return vec![format.clone()],
+    };
+    vec![format.clone(), Format::Affine(Affine { offset: other, ..affine.clone() })]
+}
+
+/// The rule under which a writer of `format` chooses codes where none is named; readers do not need it.
+pub fn rule_of(format: &Format) -> Rule {
+    let nvfp4 = [Rule::Ct, Rule::Torchao, Rule::Torchao1Level, Rule::Te]
+        .into_iter()
+        .find(|&rule| Scheme::nvfp4(rule).format == *format);
+    nvfp4.unwrap_or_else(|| {
+        Scheme::new(format.clone(), Rule::Amax).rules().first().copied().unwrap_or(Rule::Amax)
+    })
+}
+
+/// `q` under `format`.
+///
+/// # Errors
+/// What of it `format` cannot hold, and where.
+pub(super) fn recode(q: &Quantized, format: &Format) -> Why<Quantized> {
+    if q.format == *format {
+        return Ok(q.clone());
+    }
+    let q = &opened(q).unwrap_or_else(|| q.clone());
+    match format {
+        Format::Codec(id) => closed(q, *id),
+        Format::Affine(to) => affine(q, to),
+        _ => Err("code books are kept as they are".to_owned()),
+    }
+}
+
+fn affine(q: &Quantized, to: &Affine) -> Why<Quantized> {
+    let Format::Affine(from) = &q.format else { return Err("its codes are not numbers".to_owned()) };
+    let (Some(old), Some(new)) = (&from.scale, &to.scale) else {
+        return Err("one of them has no scales".to_owned());
+    };
+    if from.code != to.code || from.blocks != to.blocks {
+        return Err("codes or groups differ".to_owned());
+    }
+    let mut out =
+        Quantized { codes: q.codes.clone(), ..Quantized::empty(Format::Affine(to.clone()), q.rows, q.cols) };
+    out.scales = scales(q, old.code, new.code)?;
+    out.outer = outer(q.outer, old, new)?;
+    out.zeros = match (from.offset, to.offset) {
+        (a, b) if a == b => q.zeros.clone(),
+        (Offset::None, Offset::Zero) => vec![0; from.blocks.count(q.rows, q.cols)],
+        (Offset::Zero, Offset::None) => match q.zeros.iter().position(|&zero| zero != 0) {
+            None => Vec::new(),
+            Some(at) => return Err(format!("zero point {} of group {at}, and it holds none", q.zeros[at])),
+        },
+        _ => return Err("a float minimum in place of zero points".to_owned()),
+    };
+    Ok(out)
+}
+
+/// Scales as codes of another element.
+fn scales(q: &Quantized, from: Code, to: Code) -> Why<Codes> {
+    if from == to {
+        return Ok(q.scales.clone());
+    }
+    let mut out = Codes::with_capacity(to.unit_bytes(), q.scales.len());
+    for i in 0..q.scales.len() {
+        let value = from.decode(q.scales.get(i));
+        let code = match to {
+            Code::F32 => value.to_bits(),
+            Code::Float(float) => encode(float, value),
+            _ => return Err("scales of another kind".to_owned()),
+        };
+        if to.decode(code) != value {
+            let name = if let Code::Float(float) = to { float.name } else { "f32" };
+            return Err(format!("scale {value:e} of group {i} is no {name}"));
+        }
+        out.push(code);
+    }
+    Ok(out)
+}
+
+fn encode(float: MiniFloat, value: f32) -> u32 {
+    float.encode(value, minifloat::Overflow::Special, Rounding::NearestEven, 0)
+}
+
+/// Values as f16 words, where each is one.
+pub(super) fn f16_words(values: &[f32]) -> Option<Vec<u16>> {
+    let word = |&value: &f32| {
+        let code = encode(F16, value);
+        (F16.decode(code) == value).then_some(code as u16)
+    };
+    values.iter().map(word).collect()
+}
+
+/// The scale of the whole tensor under another meaning.
+fn outer(stored: Option<f32>, from: &ScaleTree, to: &ScaleTree) -> Why<Option<f32>> {
+    let sense = |tree: &ScaleTree| tree.tensor_wide().map(|tree| tree.sense);
+    let factor = match (sense(from), stored) {
+        (None, _) | (_, None) => 1.0,
+        (Some(Sense::Divisor), Some(stored)) => 1.0 / stored,
+        (Some(Sense::Multiplier), Some(stored)) => stored,
+        (Some(Sense::Amax { full_scale }), Some(stored)) => stored / full_scale as f32,
+        _ => return Err("scales that are scaled in another way".to_owned()),
+    };
+    match sense(to) {
+        a if a == sense(from) => Ok(stored),
+        None if factor == 1.0 => Ok(None),
+        None => Err(format!("a scale of {factor:e} for the whole tensor, and it holds none")),
+        Some(Sense::Multiplier) => Ok(Some(factor)),
+        Some(Sense::Divisor) => Ok(Some(1.0 / factor)),
+        Some(_) => Err("scales that are scaled in another way".to_owned()),
+    }
+}
+
+/// Whether `recoded` decodes to the numbers of `q`.
+fn exact(q: &Quantized, recoded: Quantized) -> Why<Quantized> {
+    if let Some(verdict) = same_but_for_reciprocal(q, &recoded) {
+        return verdict.map(|()| recoded);
+    }
+    let decode = |q: &Quantized| q.dequantize().map_err(|error| error.to_string());
+    let (old, new) = (decode(q)?, decode(&recoded)?);
+    match old.iter().zip(&new).position(|(a, b)| a != b) {
+        None => Ok(recoded),
+        Some(at) => Err(format!("element {at}, {:e}, would become {:e}", old[at], new[at])),
+    }
+}
+
+/// The comparison of two NVFP4 weights whose scales of the whole tensor have different meanings: codes and block scales are
+/// equal, and each global scale is the other's reciprocal within one unit in the last place. `None` of other weights.
+pub(super) fn same_but_for_reciprocal(a: &Quantized, b: &Quantized) -> Option<Why<()>> {
+    let (a, b) = (opened(a).unwrap_or_else(|| a.clone()), opened(b).unwrap_or_else(|| b.clone()));
+    let sense = |q: &Quantized| q.format.scale().and_then(ScaleTree::tensor_wide).map(|tree| tree.sense);
+    let (x, y) = match (sense(&a), sense(&b)) {
+        (Some(Sense::Divisor), Some(Sense::Multiplier)) => (1.0 / a.outer?, b.outer?),
+        (Some(Sense::Multiplier), Some(Sense::Divisor)) => (1.0 / b.outer?, a.outer?),
+        _ => return None,
+    };
+    if a.codes != b.codes || a.scales != b.scales {
+        return Some(Err("codes or block scales differ".to_owned()));
+    }
+    let apart = x.to_bits().abs_diff(y.to_bits());
+    Some(if apart <= 1 { Ok(()) } else { Err(format!("global scales {x:e} and {y:e}, {apart} units apart")) })
+}
+
+/// The codes and scales inside blocks of GGUF, where the type is nothing but these: MXFP4, NVFP4, Q4_0, Q8_0.
+fn opened(q: &Quantized) -> Option<Quantized> {
+    let Format::Codec(id) = q.format else { return None };
+    let Codes::Packed(bytes) = &q.codes else { return None };
+    let integer = |bits| {
+        let scheme = Scheme::int_symmetric(bits, Blocks::Group(32));
+        scheme.format.with_scale_code(Code::Float(F16))
+    };
+    let format = match id {
+        CodecId::Mxfp4 => Scheme::mx(Code::Float(E2M1)).format,
+        CodecId::Nvfp4 => Scheme::nvfp4(Rule::Torchao1Level).format,
+        CodecId::Q4_0 => integer(4),
+        CodecId::Q8_0 => integer(8),
+        _ => return None,
+    };
+    let mut out = Quantized::empty(format, q.rows, q.cols);
+    for block in bytes.chunks_exact(id.codec().bytes) {
+        match id {
+            CodecId::Mxfp4 => {
+                out.scales.push(block[0].into());
+                half_split(&block[1..], |code| out.codes.push(code.into()));
+            }
+            CodecId::Nvfp4 => {
+                for (scale, nibbles) in block[..4].iter().zip(block[4..].chunks_exact(8)) {
+                    // The sign is ignored, and the code of NaN stands for 0.
+                    let scale = u32::from(scale & 0x7f);
+                    out.scales.push(if scale == 0x7f { 0 } else { scale });
+                    half_split(nibbles, |code| out.codes.push(code.into()));
+                }
+            }
+            _ => {
+                out.scales.push(u16::from_le_bytes([block[0], block[1]]).into());
+                let signed = |nibble: u8| u32::from((nibble as i8 - 8) as u8);
+                match id {
+                    CodecId::Q4_0 => half_split(&block[2..], |code| out.codes.push(signed(code))),
+                    _ => block[2..].iter().for_each(|&code| out.codes.push(code.into())),
+                }
+            }
+        }
+    }
+    Some(out)
+}
+
+/// Nibbles of a block: the first half of its elements are the low ones.
+fn half_split(bytes: &[u8], mut push: impl FnMut(u8)) {
+    bytes.iter().for_each(|byte| push(byte & 15));
+    bytes.iter().for_each(|byte| push(byte >> 4));
+}
+
+/// Symmetric integers as blocks of Q4_0 or Q8_0.
+fn closed(q: &Quantized, id: CodecId) -> Why<Quantized> {
+    const BLOCK: usize = 32;
+    let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(scale), .. }) = &q.format else {
+        return Err("its codes are no integers".to_owned());
+    };
+    let width = if id == CodecId::Q4_0 { 4 } else { 8 };
+    let whole = match blocks {
+        Blocks::Group(g) => (*g as usize).is_multiple_of(BLOCK),
+        Blocks::Row | Blocks::Tensor => true,
+        _ => false,
+    };
+    if *bits != width || !whole || !q.cols.is_multiple_of(BLOCK) {
+        return Err(format!("groups that are no whole blocks of {BLOCK}"));
+    }
+    if let Some(at) = q.zeros.iter().position(|&zero| zero != 0) {
+        return Err(format!("zero point {} of group {at}, and the type has none", q.zeros[at]));
+    }
+    let words = scales(q, scale.code, Code::Float(F16))?;
+    let Codes::U8(codes) = &q.codes else { return Err("codes wider than a byte".to_owned()) };
+    let mut bytes = Vec::with_capacity(codes.len() / BLOCK * id.codec().bytes);
+    for (i, block) in codes.chunks_exact(BLOCK).enumerate() {
+        let at = i * BLOCK;
+        let scale = words.get(blocks.index(q.cols, at / q.cols, at % q.cols)) as u16;
+        bytes.extend(scale.to_le_bytes());
+        let nibble = |code: u8| (code as i8 + 8) as u8 & 15;
+        match id {
+            CodecId::Q4_0 => {
+                bytes.extend((0..BLOCK / 2).map(|j| nibble(block[j]) | nibble(block[j + BLOCK / 2]) << 4));
+            }
+            _ => bytes.extend_from_slice(block),
+        }
+    }
+    Ok(Quantized { codes: Codes::Packed(bytes), ..Quantized::empty(Format::Codec(id), q.rows, q.cols) })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

@@ -1,0 +1,202 @@
+//! AWQ in the GEMM layout (AutoAWQ, vLLM, transformers), and AutoRound's naming of the same tensors.
+//!
+//! For a module with weight `[N, K]` and groups of `g` columns, `G = ceil(K/g)`: `qweight` I32 `[K, N/8]` and `qzeros` I32
+//! `[G, N/8]`, both packed along N in the order of [`AWQ_NIBBLES`], and `scales` F16 `[G, N]`; 4 bits.
+//! `w[n, k] = (q[n, k] - z[k/g, n]) · scales[k/g, n]`. The scales of activations are folded into the layers before.
+//!
+//! Source: AutoAWQ 0.2.9, `awq/modules/linear/gemm.py`, `awq/utils/packing_utils.py`, `awq/models/_config.py`.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_num::pack::{AWQ_NIBBLES, Packing, gather_runs, scatter_runs, transpose};
+use mantissa_num::{Blocks, Codes, Quantized, Scheme};
+use serde_json::{Value, json};
+
+use super::gptq::{self, Layer, centred, group_int, int_groups, read_scales};
+use super::sound::{self, Names};
+use super::{LinearPlan, ModelFiles, NotStorable, Weight};
+use crate::{Dtype, Error, Result, TensorSpec};
+
+/// `quant_method` of this convention.
+pub const QUANT_METHOD: &str = "awq";
+
+const BITS: u32 = 4;
+
+/// Codes of a word.
+const PER_WORD: usize = 8;
+
+/// The parsed `quantization_config`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    path: PathBuf,
+    group: Option<u32>,
+    auto_round: bool,
+}
+
+impl Config {
+    /// Parses the value of `quantization_config` in the config at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let key = |name: &str| format!("quantization_config.{name}");
+        let show = |name: &str| value.get(name).map_or("nothing".to_owned(), Value::to_string);
+        let bits = value.get("bits").or_else(|| value.get("w_bit"));
+        if bits.and_then(Value::as_u64) != Some(u64::from(BITS)) {
+            return Err(Error::field(path, key("bits"), show("bits"), BITS.to_string(), "AWQ has 4 bits"));
+        }
+        let group =
+            match value.get("group_size").or_else(|| value.get("q_group_size")).and_then(Value::as_i64) {
+                Some(-1) => None,
+                Some(size) if size > 0 && u32::try_from(size).is_ok() => u32::try_from(size).ok(),
+                _ => {
+                    let found = show("group_size");
+                    return Err(Error::field(path, key("group_size"), found, "-1 or a positive number", ""));
+                }
+            };
+        for name in ["version", "format"] {
+            let text = value.get(name).and_then(Value::as_str).unwrap_or("gemm");
+            if !text.eq_ignore_ascii_case("gemm") {
+                let hint = "layouts of single kernels are not read; save it again with version \"gemm\"";
+                return Err(Error::field(path, key(name), format!("\"{text}\""), "\"gemm\"", hint));
+            }
+        }
+        Ok(Config { path: path.to_owned(), group, auto_round: false })
+    }
+
+    /// Parses AutoRound's, for tensors packed as AWQ's.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn parse_auto_round(path: &Path, value: &Value) -> Result<Self> {
+        let plain = json!({"bits": value.get("bits"), "group_size": value.get("group_size")});
+        Ok(Config { auto_round: true, ..Self::parse(path, &plain)? })
+    }
+
+    /// Name of the convention, for people.
+    pub(super) fn name(&self) -> &'static str {
+        if self.auto_round { "auto-round" } else { "awq" }
+    }
+
+    /// Bits and group of every quantized layer.
+    pub fn layer(&self) -> Layer {
+        Layer { bits: BITS, group: self.group }
+    }
+
+    /// The weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
+    ///
+    /// # Errors
+    /// A tensor of the module is missing or has another dtype or shape than the config says.
+    pub fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
+        let name = |suffix: &str| format!("{module}.{suffix}");
+        if files.has(&name("weight")) {
+            return files.dense(module, rows, cols);
+        }
+        let (codes_name, zeros_name, scales_name) = (name("qweight"), name("qzeros"), name("scales"));
+        if !rows.is_multiple_of(PER_WORD) {
+            let hint = "config.json and the weights must belong together";
+            let found = format!("{rows} rows in {}", self.path.display());
+            return Err(files.fault(&codes_name, found, "rows in eights", hint));
+        }
+        let blocks = self.layer().blocks(cols);
+        let groups = blocks.count(1, cols);
+        let scales = read_scales(files, &scales_name, groups, rows)?;
+        let codes = fields(files, &codes_name, cols, rows)?.into_iter().map(|f| centred(f, BITS) as u8);
+        let zeros: Vec<i32> =
+            fields(files, &zeros_name, groups, rows)?.into_iter().map(|f| centred(f, BITS)).collect();
+        let codes = transpose(&codes.collect::<Vec<u8>>(), cols, rows);
+        let q = group_int((BITS, blocks), (rows, cols), codes, scales, transpose(&zeros, groups, rows));
+        sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &zeros_name }, &q)?;
+        Ok(Weight::Quantized(q))
+    }
+}
+
+/// The unsigned fields of a tensor `[lines, n / 8]`, in their own order.
+fn fields(files: &ModelFiles, name: &str, lines: usize, n: usize) -> Result<Vec<u8>> {
+    let bytes = files.read_exact(name, &[Dtype::I32], &[lines, n / PER_WORD])?;
+    let packing = Packing { offset_binary: false, ..Packing::gptq(BITS) };
+    let fields = packing.unpack(&bytes, lines, n, false);
+    let fields = fields.ok_or_else(|| files.fault(name, "a wrong length", "words of eight codes", ""))?;
+    Ok(scatter_runs(&fields, &AWQ_NIBBLES))
+}
+
+/// The tensors of a quantized linear layer.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    int_groups("awq", plan, &[BITS])?;
+    let LinearPlan { module, scheme, rows, cols, .. } = *plan;
+    if !rows.is_multiple_of(PER_WORD) {
+        let why = format!("{module}: {rows} rows are not a multiple of {PER_WORD}; use the native container");
+        return Err(NotStorable { scheme: scheme.to_string(), why });
+    }
+    let groups = scheme.format.blocks().count(1, cols);
+    let spec = |suffix: &str, dtype, shape| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
+    Ok(vec![
+        spec("qweight", Dtype::I32, vec![cols, rows / PER_WORD]),
+        spec("qzeros", Dtype::I32, vec![groups, rows / PER_WORD]),
+        spec("scales", Dtype::F16, vec![groups, rows]),
+    ])
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name.
+///
+/// # Errors
+/// [`NotStorable`] where scales are in another code than f16.
+pub fn tensors(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let name = |suffix: &str| format!("{}.{suffix}", plan.module);
+    let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales) else {
+        let why = "gptq and awq store scales in f16".to_owned();
+        return Err(NotStorable { scheme: plan.scheme.to_string(), why });
+    };
+    let groups = q.format.blocks().count(1, q.cols);
+    let pack = |codes: &[u8]| Packing::gptq(BITS).pack(&gather_runs(codes, &AWQ_NIBBLES), q.rows);
+    let zeros: Vec<u8> = match q.zeros.is_empty() {
+        true => vec![0; groups * q.rows],
+        false => transpose(&q.zeros, q.rows, groups).iter().map(|&z| z as u8).collect(),
+    };
+    Ok(vec![
+        (name("qweight"), pack(&transpose(codes, q.rows, q.cols))),
+        (name("qzeros"), pack(&zeros)),
+        (name("scales"), Codes::U16(transpose(scales, q.rows, groups)).to_le_bytes()),
+    ])
+}
+
+/// `quantization_config` for modules of one group size, and the modules `kept` as they are. Zero points are always stored,
+/// and so `zero_point` is always true: symmetric codes have the middle one.
+///
+/// # Errors
+/// [`NotStorable`] where group sizes differ: there is one for the model.
+pub fn quantization_config(
+    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
+    kept: &[String],
+) -> std::result::Result<Value, NotStorable> {
+    let size = |scheme: &Scheme| match scheme.format.blocks() {
+        Blocks::Group(group) => i64::from(group),
+        _ => -1,
+    };
+    let first = groups.first().map_or(-1, |(scheme, ..)| size(scheme));
+    if let Some((scheme, _, modules)) = groups.iter().find(|(scheme, ..)| size(scheme) != first) {
+        let module = modules.first().map_or("", String::as_str);
+        let why =
+            format!("{module}: awq has one group size for the model, {first} in other layers; use gptq");
+        return Err(NotStorable { scheme: scheme.to_string(), why });
+    }
+    Ok(json!({
+        "quant_method": QUANT_METHOD,
+        "bits": BITS,
+        "group_size": first,
+        "zero_point": true,
+        "version": "gemm",
+        "modules_to_not_convert": if kept.is_empty() { Value::Null } else { json!(kept) },
+    }))
+}
+
+/// The convention of AutoRound's tensors, by `packing_format`.
+pub(super) fn auto_round_has(value: &Value) -> bool {
+    gptq::packing_format(value).contains("awq")
+}

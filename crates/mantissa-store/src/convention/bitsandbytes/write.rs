@@ -1,0 +1,214 @@
+//! Codes and scales → tensors of a module, and the `quantization_config` that describes them.
+
+use mantissa_num::codebook::Book;
+use mantissa_num::pack::Packing;
+use mantissa_num::{Blocks, Codes, Format, Quantized, Rule, Scheme};
+use serde_json::{Value, json};
+
+use super::config::{Kind, QUANT_METHOD};
+use super::{BLOCK_SIZES, BOOKS, INT8_LEVELS, NESTED_BLOCK, int8_input, int8_weight};
+use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight};
+use crate::{Dtype, TensorSpec};
+
+type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
+
+/// Magnitude from which on values of the input are not quantized, where nothing else is asked for.
+const THRESHOLD: f32 = 6.0;
+
+/// Bytes kept for the mean of the scales in the JSON of double quantization, the shortest text of any f32 as a double:
+/// the size of a tensor is declared before its values are known, and JSON may end in spaces.
+const MEAN_WIDTH: usize = 26;
+
+/// How a scheme is stored.
+struct Layout {
+    kind: Kind,
+    /// The code book, its name and its block.
+    table: Option<(Book, &'static str, u32)>,
+    doubled: bool,
+}
+
+fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable> {
+    let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
+    if let Format::Table(table) = &scheme.format {
+        let book = BOOKS.iter().find(|(book, _)| *book == table.book);
+        let Some(&(book, name)) = book else {
+            return no("bitsandbytes stores weights as nf4, fp4-bnb or int8-channel:restricted".to_owned());
+        };
+        let size = match table.blocks {
+            Blocks::Flat(size) if BLOCK_SIZES.contains(&size) => size,
+            _ => return no(format!("bitsandbytes has blocks of {BLOCK_SIZES:?}")),
+        };
+        if input.is_some() {
+            return no("bitsandbytes quantizes no inputs of 4-bit weights".to_owned());
+        }
+        let doubled = match table.scale.nested() {
+            None => false,
+            Some((Blocks::Flat(NESTED_BLOCK), _)) => true,
+            Some(_) => return no(format!("bitsandbytes nests scales in blocks of {NESTED_BLOCK}")),
+        };
+        return Ok(Layout { kind: Kind::FourBit, table: Some((book, name, size)), doubled });
+    }
+    if scheme.format != int8_weight().format {
+        return no("bitsandbytes stores weights as nf4, fp4-bnb or int8-channel:restricted".to_owned());
+    }
+    if scheme.encoder.rule != Rule::Restricted {
+        return no(
+            "bitsandbytes stores the amax of a row, 127 scales; use int8-channel:restricted".to_owned()
+        );
+    }
+    if input != Some(&int8_input()) {
+        return no("LLM.int8() quantizes the inputs as well: add +int8-token:restricted".to_owned());
+    }
+    Ok(Layout { kind: Kind::EightBit, table: None, doubled: false })
+}
+
+/// The tensors of a quantized linear layer.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold the scheme.
+pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+    let layout = layout(plan.scheme, plan.input)?;
+    let LinearPlan { module, scheme, rows, cols, .. } = *plan;
+    let spec =
+        |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
+    let Some((book, name, _)) = layout.table else {
+        return Ok(vec![
+            spec("weight", Dtype::I8, vec![rows, cols]),
+            spec("SCB", Dtype::F32, vec![rows]),
+            spec("weight_format", Dtype::U8, Vec::new()),
+        ]);
+    };
+    let blocks = scheme.format.blocks().count(rows, cols);
+    let absmax = if layout.doubled { Dtype::U8 } else { Dtype::F32 };
+    let mut all = vec![
+        spec("weight", Dtype::U8, vec![Packing::bitsandbytes().total_bytes(rows, cols), 1]),
+        spec("weight.absmax", absmax, vec![blocks]),
+    ];
+    if layout.doubled {
+        let nested = Blocks::Flat(NESTED_BLOCK).count(1, blocks);
+        all.push(spec("weight.nested_absmax", Dtype::F32, vec![nested]));
+        all.push(spec("weight.nested_quant_map", Dtype::F32, vec![Book::Dyn8.levels().len()]));
+    }
+    all.push(spec("weight.quant_map", Dtype::F32, vec![book.levels().len()]));
+    let state = state(&layout, rows, cols, layout.doubled.then_some(0.0));
+    all.push(spec(&format!("weight.quant_state.bitsandbytes__{name}"), Dtype::U8, vec![state.len()]));
+    Ok(all)
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name.
+///
+/// # Errors
+/// As [`specs`].
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let layout = layout(plan.scheme, plan.input)?;
+    let name = |suffix: &str| format!("{}.{suffix}", plan.module);
+    let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
+    let Some((book, book_name, _)) = layout.table else {
+        let amax = (0..q.scales.len()).map(|i| row_amax(f32::from_bits(q.scales.get(i))));
+        return Ok(vec![
+            (name("weight"), codes.clone()),
+            (name("SCB"), amax.flat_map(f32::to_le_bytes).collect()),
+            (name("weight_format"), vec![0]),
+        ]);
+    };
+    let packed = Packing::bitsandbytes().pack(codes, q.cols);
+    let mut all = vec![(name("weight"), packed), (name("weight.absmax"), q.scales.to_le_bytes())];
+    if let Some(nested) = &q.nested {
+        all.push((name("weight.nested_absmax"), floats(&nested.scales)));
+        all.push((name("weight.nested_quant_map"), floats(Book::Dyn8.levels())));
+    }
+    all.push((name("weight.quant_map"), floats(book.levels())));
+    let state = state(&layout, q.rows, q.cols, q.nested.as_ref().map(|nested| nested.mean));
+    all.push((name(&format!("weight.quant_state.bitsandbytes__{book_name}")), state));
+    Ok(all)
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// An amax that gives `scale` when it is divided by 127. Where two neighbours do, below a power of two, it may be the other
+/// one; the weight is the same.
+fn row_amax(scale: f32) -> f32 {
+    let near = scale * INT8_LEVELS;
+    let exact = [near, near.next_down(), near.next_up()].into_iter().find(|amax| amax / INT8_LEVELS == scale);
+    exact.unwrap_or(near)
+}
+
+/// The JSON of a quantization state, spaced as Python spaces it.
+fn state(layout: &Layout, rows: usize, cols: usize, mean: Option<f32>) -> Vec<u8> {
+    let (name, size) = layout.table.map_or(("", 0), |(_, name, size)| (name, size));
+    let mut text = format!(
+        "{{\"quant_type\": \"{name}\", \"blocksize\": {size}, \"dtype\": \"float32\", \"shape\": [{rows}, {cols}]"
+    );
+    let Some(mean) = mean else { return (text + "}").into_bytes() };
+    text += &format!(
+        ", \"nested_blocksize\": {NESTED_BLOCK}, \"nested_dtype\": \"float32\", \"nested_offset\": "
+    );
+    let width = text.len() + MEAN_WIDTH;
+    text += &json!(f64::from(mean)).to_string();
+    text += "}";
+    format!("{text:width$}").into_bytes()
+}
+
+/// The tensors of a layer as it was read.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold all of it.
+pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+    let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
+    let mut scheme = Scheme::new(q.format.clone(), Rule::Amax);
+    if scheme.format == int8_weight().format {
+        // Scales that are no row's amax over 127 would be moved.
+        let exact = (0..q.scales.len()).map(|i| f32::from_bits(q.scales.get(i)));
+        if exact.clone().all(|scale| row_amax(scale) / INT8_LEVELS == scale) {
+            scheme.encoder.rule = Rule::Restricted;
+        }
+    }
+    if !layer.transforms.is_empty() {
+        let why = format!("{module}: bitsandbytes stores nothing around the codes");
+        return Err(NotStorable { scheme: scheme.to_string(), why });
+    }
+    let input = layer.input.as_ref().map(|input| &input.scheme);
+    let plan = LinearPlan { module, scheme: &scheme, input, rows: layer.rows, cols: layer.cols };
+    let bytes = tensors(&plan, q)?.into_iter().map(|(_, bytes)| bytes);
+    Ok(specs(&plan)?.into_iter().zip(bytes).collect())
+}
+
+/// `quantization_config` for modules of one scheme, and the modules `kept` as they are.
+///
+/// # Errors
+/// [`NotStorable`] where schemes differ: there is one for the model.
+pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
+    let mut layouts = Vec::new();
+    for (scheme, input, modules) in groups {
+        let layout = layout(scheme, input.as_ref())?;
+        let same = |first: &Layout| (first.kind, first.doubled) == (layout.kind, layout.doubled);
+        if layouts.first().is_some_and(|first| !same(first)) {
+            let module = modules.first().map_or("", String::as_str);
+            let why = format!(
+                "{module}: bitsandbytes has one kind of weight for the model; use the native container"
+            );
+            return Err(NotStorable { scheme: scheme.to_string(), why });
+        }
+        layouts.push(layout);
+    }
+    let first = layouts.first();
+    let four = first.is_none_or(|layout| layout.kind == Kind::FourBit);
+    let kept: Vec<&str> = kept.iter().map(String::as_str).chain(["lm_head"]).collect();
+    Ok(json!({
+        "quant_method": QUANT_METHOD,
+        "_load_in_4bit": four,
+        "_load_in_8bit": !four,
+        "load_in_4bit": four,
+        "load_in_8bit": !four,
+        "bnb_4bit_compute_dtype": "float32",
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": first.and_then(|layout| layout.table).map_or("fp4", |(_, name, _)| name),
+        "bnb_4bit_use_double_quant": first.is_some_and(|layout| layout.doubled),
+        "llm_int8_enable_fp32_cpu_offload": false,
+        "llm_int8_has_fp16_weight": false,
+        "llm_int8_skip_modules": kept,
+        "llm_int8_threshold": THRESHOLD,
+    }))
+}

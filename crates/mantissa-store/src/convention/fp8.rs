@@ -1,0 +1,252 @@
+//! FP8 of DeepSeek-V3 and transformers (`quant_method: "fp8"`): blocks, and vLLM's per tensor and per channel.
+//!
+//! For a module with weight `[N, K]` and blocks of `r × c`: `weight` F8_E4M3 `[N, K]` and `weight_scale_inv` `[ceil(N/r), ceil(K/c)]`
+//! F32, or F8_E8M0 where `scale_fmt` is `"ue8m0"`: despite its name the factor, `w = code · scale`. Inputs are FP8 with a scale for
+//! each token and `c` columns; `"activation_scheme": "static"` has one stored scale (`activation_scale`, vLLM's `input_scale`) instead.
+//! Without `weight_block_size`, `weight_scale` is F32 `[]` or `[N, 1]`.
+//!
+//! Source: DeepSeek-V3, `README_WEIGHTS.md` and `inference/fp8_cast_bf16.py`; transformers 5, `integrations/finegrained_fp8.py`;
+//! vLLM, `model_executor/layers/quantization/fp8.py`.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_num::format::{Affine, Format, Offset};
+use mantissa_num::{Blocks, Code, Codes, Quantized, RowName, ScaleTree, Scheme, Source, minifloat};
+use serde_json::{Value, json};
+
+use super::sound::{self, Names};
+use super::weight::Parts;
+use super::{
+    ActivationQuant, LinearPlan, LinearWeight, ModelFiles, NotStorable, Weight, scale_code, scale_dtype,
+};
+use crate::{Dtype, Error, Result, TensorSpec};
+
+/// `quant_method` of this convention.
+pub const QUANT_METHOD: &str = "fp8";
+
+/// Name of the container that is written.
+pub const CONTAINER: &str = "deepseek-fp8";
+
+const E4M3: Code = Code::Float(minifloat::E4M3);
+
+/// The parsed `quantization_config`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    path: PathBuf,
+    /// Rows and columns of a block.
+    block: Option<(u32, u32)>,
+    /// Whether the scale of inputs is stored.
+    fixed: bool,
+    /// Whether scales are powers of two.
+    powers: bool,
+}
+
+impl Config {
+    /// Parses the value of `quantization_config` in the config at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let fault = |key: &str, allowed: &str| {
+            let found = value.get(key).map_or("nothing".to_owned(), Value::to_string);
+            Error::field(path, format!("quantization_config.{key}"), found, allowed, "")
+        };
+        let text = |key: &str| value.get(key).filter(|v| !v.is_null());
+        if text("fmt").is_some_and(|fmt| fmt != "e4m3" && fmt != "float8_e4m3fn") {
+            return Err(fault("fmt", "\"e4m3\""));
+        }
+        if text("expert_dtype").is_some_and(|dtype| dtype != "fp8") {
+            return Err(fault("expert_dtype", "none: experts in FP8 too"));
+        }
+        let powers = match text("scale_fmt") {
+            None => false,
+            Some(fmt) if fmt == "ue8m0" => true,
+            Some(_) => return Err(fault("scale_fmt", "\"ue8m0\" or none")),
+        };
+        let fixed = match text("activation_scheme") {
+            None => false,
+            Some(scheme) if scheme == "dynamic" => false,
+            Some(scheme) if scheme == "static" => true,
+            Some(_) => return Err(fault("activation_scheme", "\"dynamic\" or \"static\"")),
+        };
+        let block = match text("weight_block_size") {
+            None => None,
+            Some(sides) => {
+                Some(block_sides(sides).ok_or_else(|| fault("weight_block_size", "[rows, columns]"))?)
+            }
+        };
+        Ok(Config { path: path.to_owned(), block, fixed, powers })
+    }
+
+    /// The weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is left as it is.
+    ///
+    /// # Errors
+    /// A tensor of the module is missing or has another dtype or shape than the config says.
+    pub(super) fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        let name = |suffix: &str| format!("{module}.{suffix}");
+        let codes_name = name("weight");
+        if files.meta(&codes_name)?.dtype != Dtype::F8E4M3 {
+            let scale = if self.block.is_some() { "weight_scale_inv" } else { "weight_scale" };
+            return Ok(files.dense_without(module, scale, rows, cols)?.into());
+        }
+        let codes = files.read_exact(&codes_name, &[Dtype::F8E4M3], &[rows, cols])?;
+        let (scale_name, blocks) = match self.block {
+            Some((rows, cols)) => (name("weight_scale_inv"), Blocks::Tile { rows, cols }),
+            None => {
+                let scale = name("weight_scale");
+                let single = files.meta(&scale)?.shape.iter().product::<usize>() == 1;
+                (scale, if single { Blocks::Tensor } else { Blocks::Row })
+            }
+        };
+        let meta = files.meta(&scale_name)?;
+        files.expect_dtype(meta, &[Dtype::F32, Dtype::BF16, Dtype::F8E8M0, Dtype::U8])?;
+        files.expect_grid(meta, &blocks.grid(rows, cols))?;
+        let code = scale_code(meta.dtype).unwrap_or(Code::F32);
+        let scales = Codes::from_le_bytes(code.unit_bytes(), &files.checkpoint().read(&scale_name)?);
+        let scale = Some(ScaleTree::leaf(code));
+        let format = Format::Affine(Affine { code: E4M3, blocks, scale, offset: Offset::None });
+        let q = Quantized { codes: Codes::U8(codes), scales, ..Quantized::empty(format, rows, cols) };
+        sound::check(files, Names { codes: &codes_name, scales: &scale_name, zeros: &scale_name }, &q)?;
+        Ok((Weight::Quantized(q), Some(self.input(files, module)?)).into())
+    }
+
+    fn input(&self, files: &ModelFiles, module: &str) -> Result<ActivationQuant> {
+        if !self.fixed {
+            let scheme = match self.block {
+                Some((_, cols)) => dynamic(cols, self.powers),
+                None => Scheme { row: RowName::Token, ..Scheme::scaled_float(E4M3, Blocks::Row) },
+            };
+            return Ok(ActivationQuant::new(scheme, None));
+        }
+        let names = ["activation_scale", "input_scale"].map(|suffix| format!("{module}.{suffix}"));
+        let name = names.iter().find(|name| files.has(name)).unwrap_or(&names[1]);
+        let scale = files.read_scalar(name)?;
+        if scale <= 0.0 {
+            let path = self.path.display();
+            let hint = format!("{path} asks for static scales");
+            return Err(files.fault(name, scale.to_string(), "a scale greater than 0", hint));
+        }
+        let scheme = Scheme { source: Source::Static, ..Scheme::scaled_float(E4M3, Blocks::Tensor) };
+        Ok(ActivationQuant::new(scheme, Some(scale)))
+    }
+}
+
+fn block_sides(value: &Value) -> Option<(u32, u32)> {
+    let side = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
+    match value.as_array()?.as_slice() {
+        [rows, cols] => Some((side(rows)?, side(cols)?)),
+        _ => None,
+    }
+}
+
+/// The scheme of inputs: a scale for each token and `cols` columns, a power of two where scales are.
+fn dynamic(cols: u32, powers: bool) -> Scheme {
+    match powers {
+        true => Scheme::power_of_two_tiles(E4M3, Blocks::Tile { rows: 1, cols }),
+        false => Scheme::scaled_float(E4M3, Blocks::Group(cols)),
+    }
+}
+
+/// Rows and columns of a block, and the dtype of scales.
+fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32, u32), Dtype), NotStorable> {
+    let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
+    let Format::Affine(Affine {
+        code: E4M3,
+        blocks: Blocks::Tile { rows, cols },
+        scale: Some(scale),
+        offset: Offset::None,
+    }) = &scheme.format
+    else {
+        return no(format!("{CONTAINER} holds FP8 tiles: fp8-e4m3-t128x128"));
+    };
+    let dtype = match scale.code {
+        Code::F32 => Dtype::F32,
+        // Written as what it is, and not as bytes.
+        Code::E8m0 => Dtype::F8E8M0,
+        code => scale_dtype(code).unwrap_or(Dtype::F32),
+    };
+    let expected = dynamic(*cols, scale.code == Code::E8m0);
+    if input != Some(&expected) {
+        return no(format!("{CONTAINER} quantizes the inputs as well: add +{expected}"));
+    }
+    Ok(((*rows, *cols), dtype))
+}
+
+/// The tensors of a quantized linear layer.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold the scheme.
+pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    let (_, scale) = layout(plan.scheme, plan.input)?;
+    let LinearPlan { module, scheme, rows, cols, .. } = *plan;
+    let grid = scheme.format.blocks().grid(rows, cols);
+    Ok(vec![
+        TensorSpec::new(format!("{module}.weight"), Dtype::F8E4M3, vec![rows, cols]),
+        TensorSpec::new(format!("{module}.weight_scale_inv"), scale, grid),
+    ])
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name.
+///
+/// # Errors
+/// As [`specs`].
+pub fn tensors(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    layout(plan.scheme, plan.input)?;
+    let name = |suffix: &str| format!("{}.{suffix}", plan.module);
+    Ok(vec![(name("weight"), q.codes.to_le_bytes()), (name("weight_scale_inv"), q.scales.to_le_bytes())])
+}
+
+/// The tensors of a layer as it was read.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold all of it.
+pub fn store(
+    module: &str,
+    layer: &LinearWeight,
+) -> std::result::Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+    let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
+    let scheme = Scheme::new(q.format.clone(), mantissa_num::Rule::Amax);
+    if !layer.transforms.is_empty() {
+        let why = format!("{module}: {CONTAINER} stores nothing around the codes");
+        return Err(NotStorable { scheme: scheme.to_string(), why });
+    }
+    let input = layer.input.as_ref().map(|input| &input.scheme);
+    let plan = LinearPlan { module, scheme: &scheme, input, rows: layer.rows, cols: layer.cols };
+    let bytes = tensors(&plan, q)?.into_iter().map(|(_, bytes)| bytes);
+    Ok(specs(&plan)?.into_iter().zip(bytes).collect())
+}
+
+/// `quantization_config` for modules of one block size, and the modules `kept` as they are.
+///
+/// # Errors
+/// [`NotStorable`] where blocks differ: there is one size for the model.
+pub fn quantization_config(
+    groups: &[(Scheme, Option<Scheme>, Vec<String>)],
+    kept: &[String],
+) -> std::result::Result<Value, NotStorable> {
+    let mut first = None;
+    for (scheme, input, modules) in groups {
+        let found = layout(scheme, input.as_ref())?;
+        if *first.get_or_insert(found) != found {
+            let module = modules.first().map_or("", String::as_str);
+            let why = format!("{module}: {CONTAINER} has one size of blocks for the model");
+            return Err(NotStorable { scheme: scheme.to_string(), why });
+        }
+    }
+    let ((rows, cols), scale) = first.unwrap_or(((128, 128), Dtype::F32));
+    let kept: Vec<&str> = kept.iter().map(String::as_str).chain(["lm_head"]).collect();
+    let mut config = json!({
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": QUANT_METHOD,
+        "weight_block_size": [rows, cols],
+        "modules_to_not_convert": kept,
+    });
+    if scale == Dtype::F8E8M0 {
+        config["scale_fmt"] = json!("ue8m0");
+    }
+    Ok(config)
+}

@@ -1,0 +1,234 @@
+//! Parsing of `quantization_config`, and of AutoRound's, whose tensors are the same.
+
+use std::path::Path;
+
+use mantissa_num::Blocks;
+use regex::Regex;
+use serde_json::Value;
+
+use super::version::{self, ZeroVersion};
+use crate::{Checkpoint, Error, Result};
+
+/// `quant_method` of GPTQModel, AutoGPTQ and optimum.
+pub const QUANT_METHOD: &str = "gptq";
+
+/// `quant_method` of AutoRound, by age.
+pub const AUTO_ROUND: [&str; 3] = ["auto-round", "auto_round", "intel/auto-round"];
+
+/// How the codes of a word are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One bit stream along the packed axis.
+    Stream,
+    /// `gptq_p`: bit planes, see [`mantissa_num::pack::planar_block`].
+    Planar,
+}
+
+/// Bits and group of a layer's codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// Bits of a code.
+    pub bits: u32,
+    /// Columns of a group; `None` for the whole row.
+    pub group: Option<u32>,
+}
+
+impl Layer {
+    /// Which elements of a weight with `cols` columns share a scale.
+    pub fn blocks(self, cols: usize) -> Blocks {
+        match self.group {
+            Some(group) if (group as usize) < cols => Blocks::Group(group),
+            _ => Blocks::Row,
+        }
+    }
+}
+
+/// What differs from the model's settings, for the modules that a pattern matches.
+#[derive(Clone, Debug)]
+struct Override {
+    pattern: Regex,
+    /// `None`: left dense.
+    layer: Option<Layer>,
+}
+
+/// The parsed `quantization_config`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub(super) layout: Layout,
+    pub(super) version: ZeroVersion,
+    auto_round: bool,
+    default: Layer,
+    overrides: Vec<Override>,
+    notes: Vec<String>,
+}
+
+impl Config {
+    /// Parses the value of `quantization_config` in the config at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let keys = Keys { path, value };
+        let (layout, version) = keys.checkpoint_format()?;
+        let allowed = if layout == Layout::Planar { &PLANAR_BITS[..] } else { &STREAM_BITS };
+        let default = keys.layer(value, "", None, allowed)?;
+        let overrides = keys.overrides("dynamic", default, allowed)?;
+        if let Some(packed) = value.get("pack_dtype").and_then(Value::as_str).filter(|t| *t != "int32") {
+            return Err(keys.fault("pack_dtype", packed, "\"int32\""));
+        }
+        Ok(Config { layout, version, auto_round: false, default, overrides, notes: Vec::new() })
+    }
+
+    /// Parses AutoRound's, for tensors packed as GPTQ's. Its own packing stores zero points as they are, `auto_gptq` less one.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn parse_auto_round(path: &Path, value: &Value) -> Result<Self> {
+        let keys = Keys { path, value };
+        if let Some(kind) = value.get("data_type").and_then(Value::as_str).filter(|t| !t.starts_with("int")) {
+            return Err(keys.fault("data_type", kind, "\"int\""));
+        }
+        let packing = packing_format(value);
+        let version = if packing.contains("gptq") && !packing.contains("v2") {
+            ZeroVersion::V1
+        } else {
+            ZeroVersion::V2
+        };
+        let default = keys.layer(value, "", None, &STREAM_BITS)?;
+        let overrides = keys.overrides("extra_config", default, &STREAM_BITS)?;
+        let layout = Layout::Stream;
+        Ok(Config { layout, version, auto_round: true, default, overrides, notes: Vec::new() })
+    }
+
+    /// Believes the zero points of `checkpoint` more than the label, where they leave no doubt.
+    pub(in crate::convention) fn check_version(&mut self, checkpoint: &Checkpoint) {
+        let Some(found) = version::of_data(self, checkpoint) else { return };
+        if found != self.version {
+            let (labelled, found_name) = (self.version.name(), found.name());
+            self.notes.push(format!(
+                "the zero points are those of \"{found_name}\" although the config says \"{labelled}\": read as they are; \
+                 other readers compute with zero points off by one, write \"checkpoint_format\": \"{found_name}\""
+            ));
+            self.version = found;
+        }
+    }
+
+    /// Which zero points the file stores, as decided from its data where they leave no doubt.
+    pub fn version(&self) -> ZeroVersion {
+        self.version
+    }
+
+    /// How codes lie in words.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Bits and group of `module`; `None` where it is left dense.
+    pub fn layer(&self, module: &str) -> Option<Layer> {
+        let found = self.overrides.iter().find(|rule| rule.pattern.is_match(module));
+        found.map_or(Some(self.default), |rule| rule.layer)
+    }
+
+    /// Name of the convention, for people.
+    pub(in crate::convention) fn name(&self) -> &'static str {
+        if self.auto_round { "auto-round" } else { "gptq" }
+    }
+
+    /// What the user should know.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+/// What AutoRound calls the layout of its tensors: `auto_round:auto_gptq`.
+pub fn packing_format(value: &Value) -> &str {
+    let key = |key: &str| value.get(key).and_then(Value::as_str);
+    key("packing_format").or_else(|| key("backend")).unwrap_or("auto_round")
+}
+
+const STREAM_BITS: [u32; 4] = [2, 3, 4, 8];
+const PLANAR_BITS: [u32; 7] = [2, 3, 4, 5, 6, 7, 8];
+
+/// A `quantization_config`, for reading its keys.
+struct Keys<'a> {
+    path: &'a Path,
+    value: &'a Value,
+}
+
+impl Keys<'_> {
+    fn fault(&self, key: &str, found: impl Into<String>, allowed: impl Into<String>) -> Error {
+        Error::field(self.path, format!("quantization_config.{key}"), found, allowed, "")
+    }
+
+    fn checkpoint_format(&self) -> Result<(Layout, ZeroVersion)> {
+        let text = |key: &str| self.value.get(key).and_then(Value::as_str);
+        if self.value.get("is_marlin_format").and_then(Value::as_bool) == Some(true) {
+            return Err(self.kernel_layout("is_marlin_format", "true", "false"));
+        }
+        match text("checkpoint_format").or_else(|| text("format")).unwrap_or("gptq") {
+            "gptq" => Ok((Layout::Stream, ZeroVersion::V1)),
+            "gptq_v2" => Ok((Layout::Stream, ZeroVersion::V2)),
+            "gptq_p" => Ok((Layout::Planar, ZeroVersion::V2)),
+            other => {
+                let found = format!("\"{other}\"");
+                Err(self.kernel_layout("checkpoint_format", &found, "\"gptq\", \"gptq_v2\" or \"gptq_p\""))
+            }
+        }
+    }
+
+    fn kernel_layout(&self, key: &str, found: &str, allowed: &str) -> Error {
+        let hint = "layouts of single kernels are not read; save it again with GPTQModel as \"gptq\"";
+        Error::field(self.path, format!("quantization_config.{key}"), found, allowed, hint)
+    }
+
+    /// `bits` and `group_size` of `object`, which lies at `at`; what it lacks is `default`'s.
+    fn layer(&self, object: &Value, at: &str, default: Option<Layer>, allowed: &[u32]) -> Result<Layer> {
+        let key = |key: &str| if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") };
+        let show = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
+        let bits = match (object.get("bits"), default) {
+            (None, Some(default)) => default.bits,
+            (value, _) => {
+                let bits = value.and_then(Value::as_u64).and_then(|bits| u32::try_from(bits).ok());
+                let list = allowed.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                bits.filter(|bits| allowed.contains(bits))
+                    .ok_or_else(|| self.fault(&key("bits"), show(value), list))?
+            }
+        };
+        let group = match (object.get("group_size"), default) {
+            (None, Some(default)) => default.group,
+            (value, _) => {
+                let fault = || self.fault(&key("group_size"), show(value), "-1 or a positive number");
+                match value.and_then(Value::as_i64).ok_or_else(fault)? {
+                    -1 => None,
+                    size => Some(u32::try_from(size).ok().filter(|&size| size > 0).ok_or_else(fault)?),
+                }
+            }
+        };
+        Ok(Layer { bits, group })
+    }
+
+    /// Patterns of `key`: `-:PATTERN` (or 16 bits, AutoRound) leaves modules dense, others change what they name.
+    fn overrides(&self, key: &str, default: Layer, allowed: &[u32]) -> Result<Vec<Override>> {
+        let object = match self.value.get(key) {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            Some(value) => {
+                value.as_object().ok_or_else(|| self.fault(key, value.to_string(), "an object"))?
+            }
+        };
+        let parse = |(text, object): (&String, &Value)| {
+            let at = format!("{key}.{text}");
+            let dense = text.starts_with("-:") || object.get("bits").and_then(Value::as_u64) >= Some(16);
+            let layer = if dense { None } else { Some(self.layer(object, &at, Some(default), allowed)?) };
+            let pattern = text.strip_prefix("-:").or_else(|| text.strip_prefix("+:")).unwrap_or(text);
+            let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            // AutoRound's keys are names or patterns; GPTQModel's always patterns, for the start of a name.
+            let regex = match key == "extra_config" && pattern.chars().all(plain) {
+                true => Regex::new(&format!("^{}$", regex::escape(pattern))),
+                false => Regex::new(&format!("^(?:{pattern})")),
+            };
+            let pattern = regex.map_err(|e| self.fault(&at, e.to_string(), "a regular expression"))?;
+            Ok(Override { pattern, layer })
+        };
+        object.iter().map(parse).collect()
+    }
+}

@@ -1,0 +1,146 @@
+//! Which zero points a file stores. `gptq` (v1) files hold the zero point less one, `gptq_v2` files the zero point, and the
+//! label is at times the other one's: converted files kept an old config, and tools wrote v2 under the old name.
+
+use mantissa_num::pack::{PLANAR_BLOCK, Packing, planar_block};
+
+use super::config::{Config, Layer, Layout};
+use crate::{Checkpoint, Dtype};
+
+/// How a file stores zero points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroVersion {
+    /// Less one (`gptq`).
+    V1,
+    /// As they are (`gptq_v2`, `gptq_p`).
+    V2,
+}
+
+impl ZeroVersion {
+    /// The `checkpoint_format`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ZeroVersion::V1 => "gptq",
+            ZeroVersion::V2 => "gptq_v2",
+        }
+    }
+}
+
+/// Modules that are looked at, and the most bytes of a tensor that is read for it.
+const MODULES: usize = 8;
+const MOST_BYTES: u64 = 64 << 20;
+
+/// What the zero points of some modules show; `None` where they leave doubt.
+///
+/// A symmetric file has one zero point everywhere, `2^(b-1)`: v2 stores that number, v1 the one below. Otherwise the zero
+/// point is the code of a weight of 0, and weights of a trained layer are 0 on average, to a small part of a step: the mean
+/// of code less stored zero point is near 0 in v2 and near 1 in v1.
+pub(super) fn of_data(config: &Config, checkpoint: &Checkpoint) -> Option<ZeroVersion> {
+    let mut zeros: Vec<_> = checkpoint.tensors().filter(|meta| meta.name.ends_with(".qzeros")).collect();
+    zeros.sort_by_key(|meta| (meta.len, meta.name.clone()));
+    let samples: Vec<Sample> = zeros
+        .iter()
+        .take(MODULES)
+        .filter_map(|meta| Sample::read(config, checkpoint, meta.name.strip_suffix(".qzeros")?))
+        .collect();
+    let vote = |stored: &dyn Fn(&Sample) -> i32| {
+        !samples.is_empty() && samples.iter().all(|s| s.zeros.iter().all(|&z| i32::from(z) == stored(s)))
+    };
+    let middle = |sample: &Sample| 1i32 << (sample.layer.bits - 1);
+    if vote(&middle) {
+        return Some(ZeroVersion::V2);
+    }
+    if vote(&|sample| middle(sample) - 1) {
+        return Some(ZeroVersion::V1);
+    }
+    let means: Vec<f64> = samples.iter().filter_map(|sample| sample.shift(config, checkpoint)).collect();
+    let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
+    match mean {
+        _ if means.is_empty() => None,
+        m if m.abs() < 0.25 => Some(ZeroVersion::V2),
+        m if (m - 1.0).abs() < 0.25 => Some(ZeroVersion::V1),
+        _ => None,
+    }
+}
+
+struct Sample<'a> {
+    module: &'a str,
+    layer: Layer,
+    /// As stored, unsigned.
+    zeros: Vec<u8>,
+}
+
+impl<'a> Sample<'a> {
+    /// Whatever is wrong with the tensors is left to the reader of the weight.
+    fn read(config: &Config, checkpoint: &Checkpoint, module: &'a str) -> Option<Self> {
+        let layer = config.layer(module)?;
+        let zeros = fields(config, checkpoint, &format!("{module}.qzeros"), layer.bits)?;
+        (!zeros.is_empty()).then_some(Sample { module, layer, zeros })
+    }
+
+    /// Mean of code less stored zero point.
+    fn shift(&self, config: &Config, checkpoint: &Checkpoint) -> Option<f64> {
+        let name = format!("{}.qweight", self.module);
+        // Words run down the columns; the mean does not mind the order, only whole blocks count in bit streams that
+        // straddle words.
+        let codes = match self.layer.bits {
+            3 | 5 | 6 | 7 => column_fields(config, checkpoint, &name, self.layer.bits)?,
+            bits => fields(config, checkpoint, &name, bits)?,
+        };
+        let mean = |fields: &[u8]| {
+            fields.iter().map(|&f| u64::from(f)).sum::<u64>() as f64 / fields.len().max(1) as f64
+        };
+        (!codes.is_empty()).then(|| mean(&codes) - mean(&self.zeros))
+    }
+}
+
+fn words(checkpoint: &Checkpoint, name: &str) -> Option<(Vec<u8>, usize)> {
+    let meta = checkpoint.get(name).filter(|meta| meta.dtype == Dtype::I32 && meta.len <= MOST_BYTES)?;
+    let &[_, across] = meta.shape.as_slice() else { return None };
+    Some((checkpoint.read(name).ok()?, across))
+}
+
+/// All fields of a tensor whose lines are its rows.
+fn fields(config: &Config, checkpoint: &Checkpoint, name: &str, bits: u32) -> Option<Vec<u8>> {
+    let (bytes, across) = words(checkpoint, name)?;
+    lines(config.layout, &bytes, bits, across)
+}
+
+/// All fields of a tensor whose lines are its columns.
+fn column_fields(config: &Config, checkpoint: &Checkpoint, name: &str, bits: u32) -> Option<Vec<u8>> {
+    let (bytes, across) = words(checkpoint, name)?;
+    let down = bytes.len() / 4 / across.max(1);
+    lines(config.layout, &transpose_words(&bytes, down, across), bits, down)
+}
+
+/// The unsigned fields of lines of `words` words.
+pub(super) fn lines(layout: Layout, bytes: &[u8], bits: u32, words: usize) -> Option<Vec<u8>> {
+    match layout {
+        Layout::Stream => {
+            let packing = Packing { offset_binary: false, ..Packing::gptq(bits) };
+            let per_line = words * 32 / bits as usize;
+            let lines = bytes.len() / (4 * words).max(1);
+            // What is left of the last word holds no code.
+            if packing.line_bytes(per_line) != 4 * words {
+                return None;
+            }
+            packing.unpack(bytes, lines, per_line, false)
+        }
+        Layout::Planar => {
+            let blocks = bytes.chunks_exact(4 * bits as usize);
+            if !words.is_multiple_of(bits as usize) || !blocks.remainder().is_empty() {
+                return None;
+            }
+            let mut fields = Vec::with_capacity(bytes.len() / (4 * bits as usize) * PLANAR_BLOCK);
+            for block in blocks {
+                fields.extend(planar_block(block, bits)?);
+            }
+            Some(fields)
+        }
+    }
+}
+
+/// Transposes `[rows, cols]` words of four bytes.
+pub(super) fn transpose_words(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+    let words = bytes.as_chunks::<4>().0;
+    mantissa_num::pack::transpose(words, rows, cols).into_flattened()
+}

@@ -1,0 +1,177 @@
+//! MLX (mlx-lm): `quantization` in `config.json`, with `group_size`, `bits` and `mode`, and what differs by module.
+//!
+//! For a module with weight `[N, K]`: `weight` U32 `[N, K·b/32]`, each row one little-endian bit stream of unsigned codes, and
+//! `scales` `[N, K/g]`. Mode `affine` (2, 3, 4, 5, 6, 8 bits) has `biases` `[N, K/g]` too, both in the model's dtype:
+//! `w = scale · code + bias`. `mxfp4` and `mxfp8` have E8M0 scales of 32, `nvfp4` E4M3 scales of 16, all as U8. The embedding is
+//! quantized like any layer.
+//!
+//! Source: mlx, `python/mlx/nn/layers/quantized.py`, `mlx/ops.cpp` (`quantize`); mlx-lm, `utils.py`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mantissa_num::format::{Affine, Format, Offset};
+use mantissa_num::pack::Packing;
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleTree, Scheme, minifloat};
+use serde_json::Value;
+
+use super::sound::{self, Names};
+use super::{ModelFiles, Weight, scale_code};
+use crate::{Dtype, Error, Result};
+
+/// Name of the convention, for people.
+pub const NAME: &str = "mlx";
+
+/// What a code stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Affine,
+    Mxfp4,
+    Mxfp8,
+    Nvfp4,
+}
+
+const MODES: [(Mode, &str); 4] =
+    [(Mode::Affine, "affine"), (Mode::Mxfp4, "mxfp4"), (Mode::Mxfp8, "mxfp8"), (Mode::Nvfp4, "nvfp4")];
+
+/// Widths of affine codes.
+const AFFINE_BITS: [u32; 6] = [2, 3, 4, 5, 6, 8];
+
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    mode: Mode,
+    bits: u32,
+    group: u32,
+}
+
+/// The parsed `quantization`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    default: Layer,
+    /// By module; `None` leaves it dense.
+    layers: BTreeMap<String, Option<Layer>>,
+}
+
+/// The object that describes the quantization, in a config of this convention.
+pub(super) fn found(config: &Value) -> Option<&Value> {
+    let object =
+        |key: &str| config.get(key).filter(|v| v.get("group_size").is_some() && v.get("bits").is_some());
+    object("quantization")
+        .or_else(|| object("quantization_config").filter(|v| v.get("quant_method").is_none()))
+}
+
+impl Config {
+    /// Parses the value of `quantization` in the config at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let default = layer(path, "quantization", value)?;
+        let mut layers = BTreeMap::new();
+        for (module, value) in value.as_object().into_iter().flatten() {
+            let key = format!("quantization.{module}");
+            match value {
+                Value::Bool(false) => drop(layers.insert(module.clone(), None)),
+                Value::Bool(true) => drop(layers.insert(module.clone(), Some(default))),
+                Value::Object(_) => drop(layers.insert(module.clone(), Some(layer(path, &key, value)?))),
+                _ => {}
+            }
+        }
+        Ok(Config { default, layers })
+    }
+
+    /// The weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
+    ///
+    /// # Errors
+    /// A tensor of the module is missing or has another dtype or shape than the config says.
+    pub(super) fn linear(
+        &self,
+        files: &ModelFiles,
+        module: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight> {
+        let name = |suffix: &str| format!("{module}.{suffix}");
+        let (codes_name, scales_name, biases_name) = (name("weight"), name("scales"), name("biases"));
+        let layer = self.layers.get(module).copied().unwrap_or(Some(self.default));
+        let Some(layer) = layer.filter(|_| files.meta(&codes_name).is_ok_and(|m| m.dtype == Dtype::U32))
+        else {
+            return files.dense_without(module, "scales", rows, cols);
+        };
+        let fits = |n: usize, unit: usize| n.is_multiple_of(unit);
+        if !fits(cols * layer.bits as usize, 32) || !fits(cols, layer.group as usize) {
+            let allowed = "rows of whole words and groups";
+            let found = format!("{cols} columns of {} bits in groups of {}", layer.bits, layer.group);
+            return Err(files.fault(
+                &codes_name,
+                found,
+                allowed,
+                "config.json and the weights must belong together",
+            ));
+        }
+        let words = cols * layer.bits as usize / 32;
+        let bytes = files.read_exact(&codes_name, &[Dtype::U32], &[rows, words])?;
+        let affine = layer.mode == Mode::Affine;
+        // As numbers around 0, which is what offset binary makes of unsigned codes.
+        let packing = Packing { offset_binary: affine, unit_bytes: 4, ..Packing::rows(layer.bits) };
+        let codes = packing.unpack(&bytes, rows, cols, affine);
+        let codes = codes.ok_or_else(|| files.fault(&codes_name, "a wrong length", "whole words", ""))?;
+        let grid = Blocks::Group(layer.group).grid(rows, cols);
+        let allowed: &[Dtype] = if affine { &[Dtype::F32, Dtype::BF16, Dtype::F16] } else { &[Dtype::U8] };
+        let raw = files.read_exact(&scales_name, allowed, &grid)?;
+        let dtype = files.meta(&scales_name)?.dtype;
+        if affine {
+            files.expect_dtype(files.meta(&biases_name)?, &[dtype])?;
+        }
+        let (format, unit) = layer.format(scale_code(dtype).unwrap_or(Code::F32));
+        let scales = Codes::from_le_bytes(unit, &raw);
+        let biases = if affine { files.tensor_f32(&biases_name, &grid)? } else { Vec::new() };
+        let q = Quantized { codes: Codes::U8(codes), scales, biases, ..Quantized::empty(format, rows, cols) };
+        sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &biases_name }, &q)?;
+        Ok(Weight::Quantized(q))
+    }
+}
+
+impl Layer {
+    /// The format of a weight whose scales are stored in `scale`, and bytes of a scale.
+    fn format(self, scale: Code) -> (Format, usize) {
+        match self.mode {
+            Mode::Affine => {
+                let blocks = Blocks::Group(self.group);
+                let tree = Some(ScaleTree::leaf(scale));
+                let affine = Affine { code: Code::Int(self.bits), blocks, scale: tree, offset: Offset::Bias };
+                (Format::Affine(affine), scale.unit_bytes())
+            }
+            Mode::Mxfp4 => (Scheme::mx(Code::Float(minifloat::E2M1)).format, 1),
+            Mode::Mxfp8 => (Scheme::mx(Code::Float(minifloat::E4M3)).format, 1),
+            // Without a scale for the tensor.
+            Mode::Nvfp4 => (Scheme::nvfp4(Rule::Torchao1Level).format, 1),
+        }
+    }
+}
+
+fn layer(path: &Path, key: &str, value: &Value) -> Result<Layer> {
+    let fault = |name: &str, allowed: &str| {
+        let found = value.get(name).map_or("nothing".to_owned(), Value::to_string);
+        Error::field(path, format!("{key}.{name}"), found, allowed, "")
+    };
+    let number = |name: &str| value.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+    let mode = value.get("mode").map_or(Some("affine"), Value::as_str);
+    let mode = MODES.iter().find(|(_, name)| Some(*name) == mode).map(|(mode, _)| *mode);
+    let mode = mode.ok_or_else(|| fault("mode", "\"affine\", \"mxfp4\", \"mxfp8\" or \"nvfp4\""))?;
+    let (bits, group) = match mode {
+        Mode::Affine => (None, None),
+        Mode::Mxfp4 => (Some(4), Some(32)),
+        Mode::Mxfp8 => (Some(8), Some(32)),
+        Mode::Nvfp4 => (Some(4), Some(16)),
+    };
+    let fits_bits = |n: &u32| bits.map_or(AFFINE_BITS.contains(n), |bits| *n == bits);
+    let fits_group = |n: &u32| group.map_or([32, 64, 128].contains(n), |group| *n == group);
+    let bits = number("bits")
+        .filter(fits_bits)
+        .ok_or_else(|| fault("bits", "2, 3, 4, 5, 6, 8, as the mode has it"))?;
+    let group = number("group_size").filter(fits_group);
+    let group =
+        group.ok_or_else(|| fault("group_size", "32, 64, 128 in mode affine, 32 of mx, 16 of nvfp4"))?;
+    Ok(Layer { mode, bits, group })
+}

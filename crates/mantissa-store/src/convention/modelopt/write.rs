@@ -1,0 +1,235 @@
+//! Codes and scales → tensors of a module, and the configurations that describe them.
+
+use mantissa_num::format::{Affine, Format, Offset, Sense};
+use mantissa_num::pack::Packing;
+use mantissa_num::stored::Map;
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, Scheme, minifloat};
+use serde_json::{Value, json};
+
+use super::config::{Algo, QUANT_METHOD};
+use super::read::{fixed, mxfp8_input, per_token};
+use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight, scale_dtype};
+use crate::{Dtype, TensorSpec};
+
+/// The version of the convention, which loaders look at.
+const VERSION: &str = "0.47.0";
+
+type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
+
+/// The scheme as this convention stores it: the tensor's scale of NVFP4 is a factor here.
+pub fn as_stored(scheme: Scheme) -> Scheme {
+    match scheme.encoder.rule {
+        Rule::Ct if scheme.has_outer_scale() => scheme.clone().with_rule(Rule::Torchao).unwrap_or(scheme),
+        _ => scheme,
+    }
+}
+
+/// The algorithm of weights in `scheme` and inputs in `input`.
+///
+/// # Errors
+/// [`NotStorable`] says why this convention cannot hold them.
+fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
+    let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
+    let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
+    else {
+        return no("modelopt holds fp8-e4m3, int4 in groups, nvfp4 and mxfp8-e4m3, without zero points");
+    };
+    let e4m3 = *code == Code::Float(minifloat::E4M3);
+    let plain = scale.outer.is_none() && scale.code != Code::E8m0;
+    match (code, blocks) {
+        (Code::Float(_), Blocks::Tensor) if e4m3 && plain => match input {
+            Some(input) if *input == fixed() => Ok(Algo::Fp8),
+            _ => no(
+                "modelopt's FP8 has a calibrated scale of the inputs; use fp8-e4m3-channel with inputs fp8-e4m3-token",
+            ),
+        },
+        (Code::Float(_), Blocks::Row) if e4m3 && plain => match input {
+            Some(input) if *input == per_token() => Ok(Algo::Fp8PerChannel),
+            _ => no("modelopt quantizes the inputs as well: add +fp8-e4m3-token"),
+        },
+        (Code::Float(_), Blocks::Group(32)) if e4m3 && scale.code == Code::E8m0 => match input {
+            Some(input) if *input == mxfp8_input() => Ok(Algo::Mxfp8),
+            _ => no("modelopt quantizes the inputs as well: add +mxfp8-e4m3:rceil"),
+        },
+        (Code::Int(4), Blocks::Group(_)) if plain && input.is_none() => Ok(Algo::Int4Awq),
+        (Code::Float(f), Blocks::Group(16))
+            if *f == minifloat::E2M1 && scale.code == Code::Float(minifloat::E4M3) =>
+        {
+            match (scale.tensor_wide().map(|outer| outer.sense), input) {
+                (Some(Sense::Multiplier | Sense::Divisor), None) => Ok(Algo::Nvfp4WeightOnly),
+                (Some(Sense::Multiplier | Sense::Divisor), Some(input))
+                    if *input == Scheme::nvfp4(Rule::Ct) =>
+                {
+                    Ok(Algo::Nvfp4)
+                }
+                (Some(Sense::Multiplier | Sense::Divisor), _) => {
+                    no("modelopt's NVFP4 has inputs in nvfp4, or none")
+                }
+                _ => no("modelopt stores the tensor's scale as amax/2688; use nvfp4:torchao"),
+            }
+        }
+        _ => no("modelopt holds fp8-e4m3, int4 in groups, nvfp4 and mxfp8-e4m3"),
+    }
+}
+
+/// The tensors of a quantized linear layer.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold the scheme on this shape, and where its inputs have a scale that only
+/// calibration would give ([`store`] has it).
+pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+    let algo = algo(plan.scheme, plan.input)?;
+    if matches!(algo, Algo::Fp8 | Algo::Nvfp4) {
+        let why = "modelopt stores a calibrated scale of such inputs; leave them out, or use fp8-e4m3-channel+fp8-e4m3-token";
+        return Err(NotStorable { scheme: plan.scheme.to_string(), why: why.to_owned() });
+    }
+    weight_specs(plan, algo)
+}
+
+fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, NotStorable> {
+    let LinearPlan { module, scheme, rows, cols, .. } = *plan;
+    let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
+    if let Blocks::Group(group) = scheme.format.blocks()
+        && !cols.is_multiple_of(group as usize)
+    {
+        return no(format!(
+            "{module}: {cols} columns are not a multiple of {group}; use the native container"
+        ));
+    }
+    if algo == Algo::Int4Awq && !rows.is_multiple_of(2) {
+        return no(format!("{module}: {rows} rows do not make pairs; use the native container"));
+    }
+    let spec =
+        |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
+    let grid = match algo {
+        Algo::Fp8 => Vec::new(),
+        Algo::Fp8PerChannel => vec![rows],
+        _ => scheme.format.blocks().grid(rows, cols),
+    };
+    let scale = scheme.format.scale().and_then(|s| scale_dtype(s.code)).unwrap_or(Dtype::F32);
+    let mut all = vec![match algo {
+        Algo::Int4Awq => spec("weight", Dtype::U8, vec![rows / 2, cols]),
+        Algo::Nvfp4 | Algo::Nvfp4WeightOnly => spec("weight", Dtype::U8, vec![rows, cols / 2]),
+        _ => spec("weight", Dtype::F8E4M3, vec![rows, cols]),
+    }];
+    all.push(spec("weight_scale", scale, grid));
+    if scheme.has_outer_scale() {
+        all.push(spec("weight_scale_2", Dtype::F32, Vec::new()));
+    }
+    Ok(all)
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name.
+///
+/// # Errors
+/// As [`specs`].
+pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let algo = algo(plan.scheme, plan.input)?;
+    let name = |suffix: &str| format!("{}.{suffix}", plan.module);
+    let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
+    let packed = match algo {
+        Algo::Int4Awq => Packing::rows(4).pack_dim0(codes, q.rows, q.cols),
+        Algo::Nvfp4 | Algo::Nvfp4WeightOnly => Packing::rows(4).pack(codes, q.cols),
+        _ => codes.clone(),
+    };
+    let mut all = vec![(name("weight"), packed), (name("weight_scale"), q.scales.to_le_bytes())];
+    if let Some(outer) = q.outer {
+        let divisor =
+            q.format.scale().and_then(|s| s.tensor_wide()).is_some_and(|s| s.sense == Sense::Divisor);
+        let factor = if divisor { 1.0 / outer } else { outer };
+        all.push((name("weight_scale_2"), factor.to_le_bytes().to_vec()));
+    }
+    Ok(all)
+}
+
+/// The tensors of a layer as it was read, with the scale of its inputs and what they are multiplied by.
+///
+/// # Errors
+/// [`NotStorable`] where the convention cannot hold all of it.
+pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+    let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
+    let scheme = Scheme::new(q.format.clone(), Rule::Amax);
+    let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: format!("{module}: {why}") });
+    let input = layer.input.as_ref();
+    if input.is_some_and(|input| input.keep_above.is_some()) {
+        return no("modelopt keeps no columns of the input");
+    }
+    let plan = LinearPlan {
+        module,
+        scheme: &scheme,
+        input: input.map(|input| &input.scheme),
+        rows: layer.rows,
+        cols: layer.cols,
+    };
+    let algo = algo(&scheme, plan.input)?;
+    let bytes = tensors(&plan, q)?.into_iter().map(|(_, bytes)| bytes);
+    let mut all: Vec<_> = weight_specs(&plan, algo)?.into_iter().zip(bytes).collect();
+    let mut push = |suffix: &str, shape: Vec<usize>, values: &[f32]| {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        all.push((TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, shape), bytes));
+    };
+    if let Some(outer) = input.and_then(|input| input.outer) {
+        // compressed-tensors' global scale is the reciprocal.
+        let scale = if algo == Algo::Nvfp4 { 1.0 / outer } else { outer };
+        push("input_scale", Vec::new(), &[scale]);
+    }
+    match (
+        layer.transforms.before.as_slice(),
+        layer.transforms.after.is_empty() && layer.transforms.extras.is_empty(),
+    ) {
+        ([], true) => {}
+        ([Map::Diag(scale)], true) => push("pre_quant_scale", vec![layer.cols], scale),
+        _ => return no("modelopt stores nothing around the codes but factors of the input"),
+    }
+    Ok(all)
+}
+
+/// `quantization_config` for groups of modules, each with its scheme and that of its input, and the modules `kept` as they
+/// are.
+///
+/// # Errors
+/// As [`specs`].
+pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
+    let mut config = quantization(groups)?;
+    config["quant_method"] = json!(QUANT_METHOD);
+    config["ignore"] = json!(kept);
+    config["producer"] = json!({"name": "modelopt", "version": VERSION});
+    Ok(config)
+}
+
+/// The content of [`FILE_NAME`](super::FILE_NAME) for the same.
+///
+/// # Errors
+/// As [`specs`].
+pub fn hf_quant_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
+    let mut quantization = quantization(groups)?;
+    quantization["kv_cache_quant_algo"] = Value::Null;
+    quantization["exclude_modules"] = json!(kept);
+    // Loaders know the convention by this name.
+    Ok(json!({"producer": {"name": "modelopt", "version": VERSION}, "quantization": quantization}))
+}
+
+fn quantization(groups: &Groups) -> Result<Value, NotStorable> {
+    let mut all = Vec::new();
+    for (scheme, input, modules) in groups {
+        let algo = algo(scheme, input.as_ref())?;
+        let mut keys = json!({"quant_algo": algo.name()});
+        if let Blocks::Group(group) = scheme.format.blocks() {
+            keys["group_size"] = json!(group);
+        }
+        if algo == Algo::Int4Awq {
+            keys["has_zero_point"] = json!(false);
+            keys["pre_quant_scale"] = json!(false);
+        }
+        all.push((keys, modules));
+    }
+    Ok(match all.as_slice() {
+        [(keys, _)] => keys.clone(),
+        _ => {
+            let layers =
+                all.iter().flat_map(|(keys, modules)| modules.iter().map(|m| (m.clone(), keys.clone())));
+            let layers: serde_json::Map<String, Value> = layers.collect();
+            json!({"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
+        }
+    })
+}

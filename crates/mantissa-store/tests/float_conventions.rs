@@ -1,0 +1,612 @@
+//! ModelOpt, bitsandbytes, DeepSeek's FP8 and the rarer layouts of compressed-tensors: modules packed by a script of its own
+//! (`tests/data/make_float_conventions.py`) decode to the weights beside them and are written back to the same bytes; damage is
+//! refused.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+
+use mantissa_num::{Given, Quantized, Scheme, parse_activation, quantize};
+use mantissa_store::convention::{
+    Container, LinearPlan, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, gpt_oss, modelopt,
+};
+use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
+use serde_json::{Value, json};
+
+const MODULE: &str = "model.layers.0.mlp.up_proj";
+const ROWS: usize = 32;
+const COLS: usize = 96;
+
+type Tensor = (TensorSpec, Vec<u8>);
+
+/// A model of one module, in memory.
+#[derive(Clone)]
+struct Model {
+    config: Value,
+    tensors: Vec<Tensor>,
+}
+
+impl Model {
+    fn of(dir: &Path) -> (Self, [String; 2]) {
+        let files = ModelFiles::open(dir).unwrap();
+        let config = files.config().unwrap()["quantization_config"].clone();
+        let checkpoint = files.checkpoint();
+        let tensor = |meta: &mantissa_store::TensorMeta| {
+            (
+                TensorSpec::new(&meta.name, meta.dtype, meta.shape.clone()),
+                checkpoint.read(&meta.name).unwrap(),
+            )
+        };
+        let (file, _) = checkpoint.locate("expected").unwrap();
+        let text = ["container", "input"].map(|key| file.metadata()[key].clone());
+        (Model { config, tensors: checkpoint.tensors().map(tensor).collect() }, text)
+    }
+
+    fn write(&self, dir: &Path) {
+        let config = json!({"quantization_config": self.config});
+        std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+        let specs = self.tensors.iter().map(|(spec, _)| spec.clone()).collect();
+        let mut writer =
+            SafetensorsWriter::create(&dir.join("model.safetensors"), specs, Default::default()).unwrap();
+        self.tensors.iter().for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
+        writer.finish().unwrap();
+    }
+
+    fn read(&self) -> Result<LinearWeight, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        self.write(dir.path());
+        ModelFiles::open(dir.path())?.linear(MODULE, ROWS, COLS, false)
+    }
+
+    fn suffixes(&self) -> Vec<String> {
+        let suffix = |(spec, _): &Tensor| spec.name.strip_prefix(MODULE).map(|rest| rest[1..].to_owned());
+        self.tensors.iter().filter_map(suffix).collect()
+    }
+
+    fn tensor(&mut self, suffix: &str) -> &mut Tensor {
+        let name = format!("{MODULE}.{suffix}");
+        self.tensors.iter_mut().find(|(spec, _)| spec.name == name).expect(suffix)
+    }
+
+    /// The error of reading it, one line that names a tensor or a key.
+    fn refused(&self, what: &str) -> String {
+        let Err(error) = self.read() else { panic!("{what}: it was read") };
+        let text = error.to_string();
+        assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{what}: {text}");
+        assert!(text.contains("found") && text.contains("allowed"), "{what}: {text}");
+        text
+    }
+}
+
+fn folders() -> Vec<(String, PathBuf)> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/float_conventions");
+    let mut all: Vec<_> = std::fs::read_dir(data)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), path))
+        .collect();
+    all.sort();
+    all
+}
+
+fn folder(name: &str) -> Model {
+    let (_, path) = folders().into_iter().find(|(found, _)| found == name).expect(name);
+    Model::of(&path).0
+}
+
+fn quantized(linear: &LinearWeight) -> &Quantized {
+    let Weight::Quantized(q) = &linear.weight else { panic!("a dense weight") };
+    q
+}
+
+/// The weight that the layer multiplies with.
+fn values(linear: &LinearWeight) -> Vec<f32> {
+    let mut w = quantized(linear).dequantize().unwrap();
+    linear.transforms.check(linear.rows, linear.cols).unwrap();
+    linear.transforms.fold(&mut w, linear.rows, linear.cols);
+    w
+}
+
+fn container(name: &str) -> Option<Container> {
+    Container::NAMES.iter().find(|(_, known)| *known == name).map(|(container, _)| *container)
+}
+
+#[test]
+fn every_layout_decodes_to_the_weight_beside_it() {
+    let all = folders();
+    assert_eq!(all.len(), 24);
+    for (name, dir) in all {
+        let files = ModelFiles::open(&dir).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let linear = files.linear(MODULE, ROWS, COLS, false).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let (_, [_, input]) = Model::of(&dir);
+        let found = linear.input.as_ref().map_or(String::new(), |input| input.scheme.to_string());
+        assert_eq!(found, input, "{name}");
+        let w = values(&linear);
+        if !name.starts_with("ct-") && !name.starts_with("mlx-") {
+            assert_eq!(files.coded_shape(MODULE), Some((ROWS, COLS)), "{name}");
+        }
+        let rows = files.checkpoint().read("expected_rows").unwrap();
+        let rows = rows.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as usize);
+        let expected = files.checkpoint().read_f32("expected").unwrap();
+        let largest = expected.iter().fold(0f32, |a, v| a.max(v.abs()));
+        for (row, expected) in rows.zip(expected.chunks_exact(COLS)) {
+            for (col, (found, expected)) in w[row * COLS..].iter().zip(expected).enumerate() {
+                // A few roundings of f32: of the scale, the product, and in one layout of a rotation.
+                assert!(
+                    (found - expected).abs() <= 4e-7 * largest,
+                    "{name} [{row}, {col}]: {found} for {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// Equal, but for an amax of LLM.int8() of which two neighbours give the same scale.
+fn same_bytes(spec: &TensorSpec, ours: &[u8], theirs: &[u8]) -> bool {
+    let scales = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b) / 127.0).collect()
+    };
+    ours == theirs || (spec.name.ends_with(".SCB") && scales(ours) == scales(theirs))
+}
+
+#[test]
+fn what_was_read_is_written_back_to_the_same_bytes() {
+    let mut seen = 0;
+    for (name, dir) in folders() {
+        let (model, [written_by, _]) = Model::of(&dir);
+        let Some(container) = container(&written_by) else { continue };
+        let stored = container.store(MODULE, &model.read().unwrap()).unwrap();
+        assert_eq!(stored.len(), model.suffixes().len(), "{name}");
+        for (spec, bytes) in stored {
+            let (theirs, expected) = model.tensors.iter().find(|(other, _)| other.name == spec.name).unwrap();
+            if spec.name.contains("quant_state") {
+                // The text of the mean has a place of fixed length.
+                let text = std::str::from_utf8(&bytes).unwrap();
+                assert_eq!(text.trim_end().as_bytes(), expected, "{name} {}", spec.name);
+                continue;
+            }
+            assert_eq!(&spec, theirs, "{name}");
+            if spec.name.ends_with("nested_quant_map") {
+                // numpy's levels; torch's are compared with the package's own file.
+                continue;
+            }
+            assert!(same_bytes(&spec, &bytes, expected), "{name} {} has other bytes", spec.name);
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 12);
+}
+
+/// Artifacts that the packages themselves wrote: every layer, tensor by tensor.
+#[test]
+fn artifacts_are_written_back_to_the_same_bytes() {
+    let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/artifacts");
+    if !artifacts.is_dir() {
+        eprintln!("skipped: no ../shared/artifacts");
+        return;
+    }
+    for (name, container) in [
+        ("mo_FP8_DEFAULT_CFG", Container::Modelopt),
+        ("mo_INT4_AWQ_g32", Container::Modelopt),
+        ("bnb_fn_nf4", Container::Bitsandbytes),
+        ("bnb_fn_nf4_dq", Container::Bitsandbytes),
+        ("bnb_int8", Container::Bitsandbytes),
+    ] {
+        let files = ModelFiles::open(&artifacts.join(name)).unwrap();
+        let mut seen = 0;
+        for module in
+            ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"]
+        {
+            for layer in 0..4 {
+                let module = format!("model.layers.{layer}.{module}");
+                let shape = match module.rsplit('.').next().unwrap() {
+                    "v_proj" => (64, 128),
+                    "gate_proj" => (352, 128),
+                    "down_proj" => (128, 352),
+                    _ => (128, 128),
+                };
+                let linear = files.linear(&module, shape.0, shape.1, false).unwrap();
+                for (spec, bytes) in container.store(&module, &linear).unwrap() {
+                    let meta =
+                        files.checkpoint().get(&spec.name).unwrap_or_else(|| panic!("{name}: {}", spec.name));
+                    let theirs = files.checkpoint().read(&spec.name).unwrap();
+                    seen += 1;
+                    if spec.name.contains("quant_state") {
+                        let text = std::str::from_utf8(&bytes).unwrap();
+                        assert_eq!(text.trim_end().as_bytes(), theirs, "{name}: {}", spec.name);
+                        continue;
+                    }
+                    assert_eq!((spec.dtype, &spec.shape), (meta.dtype, &meta.shape), "{name}: {}", spec.name);
+                    assert!(same_bytes(&spec, &bytes, &theirs), "{name}: {} has other bytes", spec.name);
+                }
+            }
+        }
+        assert!(seen >= 40, "{name}: {seen}");
+    }
+}
+
+fn weight(scheme: &Scheme) -> Quantized {
+    let w: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * i % 997) as f32 * 0.37).sin() * 0.1).collect();
+    quantize(scheme, &w, ROWS, COLS, Given::default()).unwrap()
+}
+
+#[test]
+fn what_is_quantized_reads_back_bit_for_bit() {
+    for (container, scheme, input) in [
+        (Container::Modelopt, "int4-g32", ""),
+        (Container::Modelopt, "int4-g48:restricted", ""),
+        (Container::Modelopt, "nvfp4", ""),
+        (Container::Modelopt, "fp8-e4m3-channel", "fp8-e4m3-token"),
+        (Container::Modelopt, "mxfp8-e4m3", "mxfp8-e4m3:rceil"),
+        (Container::Bitsandbytes, "nf4", ""),
+        (Container::Bitsandbytes, "nf4-g128", ""),
+        (Container::Bitsandbytes, "nf4-dq", ""),
+        (Container::Bitsandbytes, "fp4-bnb-g32", ""),
+        (Container::Bitsandbytes, "int8-channel:restricted", "int8-token:restricted"),
+        (Container::DeepseekFp8, "fp8-e4m3-t16x32", "fp8-e4m3-g32"),
+        (Container::DeepseekFp8, "fp8-e4m3-t128x128", "fp8-e4m3-g128"),
+        (Container::DeepseekFp8, "fp8-e4m3-t16x40:ue8m0", "fp8-e4m3-t1x40:ue8m0"),
+    ] {
+        let text = scheme;
+        let scheme = container.as_stored(text.parse().unwrap(), Dtype::F16);
+        let input = Some(input).filter(|text| !text.is_empty()).map(|text| parse_activation(text).unwrap());
+        let q = weight(&scheme);
+        let plan =
+            LinearPlan { module: MODULE, scheme: &scheme, input: input.as_ref(), rows: ROWS, cols: COLS };
+        let specs = container.specs(&plan).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let bytes = container.tensors(&plan, &q).unwrap();
+        assert!(specs.iter().zip(&bytes).all(|(spec, (name, _))| spec.name == *name), "{text}");
+        let groups = [(scheme.clone(), input.clone(), vec![MODULE.to_owned()])];
+        let config = match container {
+            Container::Modelopt => modelopt::quantization_config(&groups, &["lm_head".to_owned()]).unwrap(),
+            Container::Bitsandbytes => bitsandbytes::quantization_config(&groups, &[]).unwrap(),
+            _ => fp8::quantization_config(&groups, &[]).unwrap(),
+        };
+        let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
+        let linear = Model { config, tensors }.read().unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(quantized(&linear) == &q, "{text}");
+        assert_eq!(linear.input.map(|input| input.scheme), input, "{text}");
+    }
+}
+
+#[test]
+fn what_the_containers_do_not_hold_is_refused() {
+    for (container, scheme, input, says) in [
+        (Container::Modelopt, "int4-g32-asym", "", "without zero points"),
+        (Container::Modelopt, "nf4", "", "modelopt holds"),
+        (Container::Modelopt, "fp8-e4m3-tensor", "", "calibrated"),
+        (Container::Modelopt, "fp8-e4m3-channel", "", "+fp8-e4m3-token"),
+        (Container::Modelopt, "int4-g36", "", "multiple of 36"),
+        (Container::Modelopt, "nvfp4:te", "", "nvfp4:torchao"),
+        (Container::Bitsandbytes, "nf4-g48", "", "blocks of"),
+        (Container::Bitsandbytes, "int8-channel", "int8-token:restricted", "int8-channel:restricted"),
+        (Container::Bitsandbytes, "int8-channel:restricted", "", "+int8-token:restricted"),
+        (Container::Bitsandbytes, "int4-g32", "", "nf4, fp4-bnb"),
+        (Container::Bitsandbytes, "dyn8-g64", "", "nf4, fp4-bnb"),
+        (Container::DeepseekFp8, "fp8-e4m3-t128x128", "", "+fp8-e4m3-g128"),
+        (Container::DeepseekFp8, "fp8-e4m3-channel", "fp8-e4m3-token", "tiles"),
+    ] {
+        let text = scheme;
+        let scheme: Scheme = text.parse().unwrap();
+        let input = Some(input).filter(|text| !text.is_empty()).map(|text| parse_activation(text).unwrap());
+        let plan =
+            LinearPlan { module: MODULE, scheme: &scheme, input: input.as_ref(), rows: ROWS, cols: COLS };
+        let error = container.specs(&plan).expect_err(text).to_string();
+        assert!(error.contains(says), "{text}: {error}");
+    }
+}
+
+/// Tensors without which a module is another, and no damaged one.
+const OPTIONAL: [&str; 4] = ["input_scale", "pre_quant_scale", "weight_g_idx", "weight_format"];
+
+/// Every change of a tensor that can be made to any layout is refused.
+#[test]
+fn broken_tensors_are_refused() {
+    let mut count = 0;
+    for (name, dir) in folders() {
+        let (good, _) = Model::of(&dir);
+        good.read().unwrap();
+        let mut check = |suffix: &str, what: &str, change: &dyn Fn(&mut Model)| {
+            let mut model = good.clone();
+            change(&mut model);
+            model.refused(&format!("{name} {suffix} {what}"));
+            count += 1;
+        };
+        for suffix in good.suffixes() {
+            let suffix = suffix.as_str();
+            if suffix == "weight_format" {
+                check(suffix, "another layout", &|m| m.tensor(suffix).1 = vec![2]);
+                continue;
+            }
+            if !OPTIONAL.contains(&suffix) && suffix != "weight_shape" {
+                check(suffix, "missing", &|m| {
+                    let name = format!("{MODULE}.{suffix}");
+                    m.tensors.retain(|(spec, _)| spec.name != name);
+                });
+            }
+            let resize = |shape: &'static [usize]| {
+                move |m: &mut Model| {
+                    let (spec, bytes) = m.tensor(suffix);
+                    spec.shape = shape.to_vec();
+                    let size = usize::try_from(spec.dtype.bits() / 8).unwrap();
+                    bytes.resize(shape.iter().product::<usize>() * size, 0);
+                }
+            };
+            check(suffix, "empty", &resize(&[0]));
+            check(suffix, "another shape", &resize(&[3, 5]));
+            check(suffix, "three axes", &resize(&[2, 2, 3]));
+            for dtype in [Dtype::I64, Dtype::Bool, Dtype::F64] {
+                check(suffix, "another dtype", &|m| {
+                    let (spec, bytes) = m.tensor(suffix);
+                    let same = spec.dtype == dtype;
+                    spec.dtype = if same { Dtype::U16 } else { dtype };
+                    let n: usize = spec.shape.iter().product();
+                    bytes.resize(n * usize::try_from(spec.dtype.bits() / 8).unwrap(), 0);
+                });
+            }
+        }
+        assert!(count > 0, "{name}");
+    }
+    assert!(count > 18 * 20, "{count}");
+}
+
+#[test]
+fn values_that_are_no_numbers_are_refused() {
+    let nan = f32::NAN.to_le_bytes();
+    for (name, suffix, at, bytes) in [
+        ("modelopt-fp8", "weight", 17, &[0x7f][..]),
+        ("modelopt-fp8", "weight_scale", 0, &nan[..]),
+        ("modelopt-fp8", "input_scale", 0, &nan),
+        ("modelopt-fp8", "input_scale", 0, &[0; 4]),
+        ("modelopt-per-channel", "weight_scale", 8, &nan),
+        ("modelopt-int4-awq", "weight_scale", 4, &nan),
+        ("modelopt-int4-awq", "pre_quant_scale", 4, &nan),
+        ("modelopt-nvfp4", "weight_scale", 3, &[0xff]),
+        ("modelopt-nvfp4", "weight_scale_2", 0, &nan),
+        ("modelopt-nvfp4", "weight_scale_2", 0, &[0; 4]),
+        ("modelopt-nvfp4", "input_scale", 0, &[1, 0, 0, 0]),
+        ("modelopt-mxfp8", "weight_scale", 3, &[0xff]),
+        ("bnb-nf4", "weight.absmax", 8, &nan),
+        ("bnb-nf4", "weight.quant_map", 8, &nan),
+        ("bnb-nf4", "weight.quant_map", 8, &0.7f32.to_le_bytes()),
+        ("bnb-nf4-dq", "weight.nested_absmax", 0, &nan),
+        ("bnb-nf4-dq", "weight.nested_quant_map", 40, &0.7f32.to_le_bytes()),
+        ("bnb-int8", "SCB", 12, &nan),
+        ("fp8-blocks", "weight", 5, &[0xff]),
+        ("fp8-blocks", "weight_scale_inv", 4, &nan),
+        ("fp8-powers", "weight_scale_inv", 1, &[0xff]),
+        ("fp8-static", "input_scale", 0, &[0; 4]),
+        ("mlx-affine4", "scales", 4, &nan),
+        ("mlx-affine3", "biases", 4, &nan),
+        ("mlx-mxfp4", "scales", 4, &[0xff]),
+        ("mlx-mxfp8", "weight", 4, &[0x7f]),
+        ("mlx-nvfp4", "scales", 4, &[0xff]),
+        ("ct-int4-in-bytes", "weight", 9, &[8]),
+        ("ct-int4-in-bytes", "weight", 9, &[0xf7]),
+        ("ct-fp8-block", "weight_scale", 0, &nan),
+        ("ct-actorder", "weight_g_idx", 0, &[7, 0, 0, 0]),
+        ("ct-actorder", "weight_g_idx", 0, &[0xfe, 0xff, 0xff, 0xff]),
+    ] {
+        let mut model = folder(name);
+        model.tensor(suffix).1[at..at + bytes.len()].copy_from_slice(bytes);
+        let text = model.refused(&format!("{name} {suffix}"));
+        assert!(text.contains(suffix), "{name} {suffix}: {text}");
+    }
+}
+
+#[test]
+fn broken_configurations_are_refused_by_their_key() {
+    for (name, key, value, says) in [
+        ("modelopt-fp8", "quant_algo", json!("FP9"), "quant_algo"),
+        ("modelopt-fp8", "quant_algo", json!(null), "quant_algo"),
+        ("modelopt-fp8", "quant_algo", json!("NVFP4"), "weight"),
+        ("modelopt-fp8", "quant_algo", json!("FP8_PER_CHANNEL_PER_TOKEN"), "weight_scale"),
+        ("modelopt-fp8", "quant_algo", json!("MXFP8"), "weight_scale"),
+        ("modelopt-nvfp4", "quant_algo", json!("FP8"), "weight"),
+        ("modelopt-nvfp4", "quant_algo", json!("W4A16_AWQ"), "weight"),
+        ("modelopt-int4-awq", "group_size", json!(0), "group_size"),
+        ("modelopt-int4-awq", "group_size", json!("32"), "group_size"),
+        ("modelopt-int4-awq", "group_size", json!(48), "weight_scale"),
+        ("modelopt-mixed", "quantized_layers", json!(null), "quantized_layers"),
+        ("modelopt-mixed", "quantized_layers", json!({"lm_head": {"quant_algo": "FP8"}}), "quantized_layers"),
+        ("modelopt-mixed", "quantized_layers", json!({MODULE: {"quant_algo": 8}}), "quantized_layers"),
+        ("bnb-nf4", "load_in_4bit", json!(false), "load_in_4bit"),
+        ("bnb-nf4", "load_in_8bit", json!(true), "load_in_4bit"),
+        ("bnb-nf4", "load_in_4bit", json!("yes"), "load_in_4bit"),
+        ("bnb-nf4", "bnb_4bit_quant_storage", json!("bfloat16"), "bnb_4bit_quant_storage"),
+        ("bnb-int8", "llm_int8_threshold", json!(-1), "llm_int8_threshold"),
+        ("bnb-int8", "llm_int8_threshold", json!("6"), "llm_int8_threshold"),
+        ("fp8-blocks", "fmt", json!("e5m2"), "fmt"),
+        ("fp8-blocks", "activation_scheme", json!("token"), "activation_scheme"),
+        ("fp8-blocks", "activation_scheme", json!("static"), "input_scale"),
+        ("fp8-blocks", "weight_block_size", json!([24]), "weight_block_size"),
+        ("fp8-blocks", "weight_block_size", json!([0, 40]), "weight_block_size"),
+        ("fp8-blocks", "weight_block_size", json!([32, 40]), "weight_scale_inv"),
+        ("fp8-blocks", "weight_block_size", json!(null), "weight_scale"),
+        ("fp8-blocks", "scale_fmt", json!("ue5m3"), "scale_fmt"),
+        ("fp8-blocks", "expert_dtype", json!("fp4"), "expert_dtype"),
+        ("mlx-affine4", "mode", json!("fp4"), "mode"),
+        ("mlx-affine4", "bits", json!(7), "bits"),
+        ("mlx-affine4", "bits", json!(8), "weight"),
+        ("mlx-affine4", "group_size", json!(16), "group_size"),
+        ("mlx-affine4", "group_size", json!(64), "weight"),
+        ("mlx-affine4", MODULE, json!({"bits": 4}), "group_size"),
+        ("mlx-affine4", MODULE, json!(false), "weight"),
+        ("mlx-affine4", "mode", json!("mxfp4"), "scales"),
+        ("mlx-mxfp4", "mode", json!("affine"), "scales"),
+        ("mlx-nvfp4", "group_size", json!(32), "group_size"),
+        ("ct-actorder", "kv_cache_scheme", json!({"num_bits": 8, "strategy": "sideways"}), "kv_cache_scheme"),
+        ("ct-hadamard", "transform_config", json!({"config_groups": {"a": {}}}), "apply"),
+        ("ct-hadamard", "transform_config", json!({"config_groups": []}), "config_groups"),
+    ] {
+        let mut model = folder(name);
+        model.config[key] = value.clone();
+        let text = model.refused(&format!("{name} {key} {value}"));
+        assert!(text.contains(says), "{name} {key} {value}: {text}");
+    }
+}
+
+#[test]
+fn transforms_that_would_have_to_be_run_and_are_not_known_are_refused() {
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut model = folder("ct-hadamard");
+        change(&mut model.config["transform_config"]["config_groups"]["u"]);
+        model
+    };
+    for (change, says) in [
+        (&(|u: &mut Value| u["type"] = json!("random-hadamard")) as &dyn Fn(&mut Value), "random-hadamard"),
+        (&|u| u["type"] = json!("random-matrix"), "random-matrix"),
+        (&|u| u["randomize"] = json!(true), "randomize"),
+        (&|u| u["head_dim"] = json!(24), "order 24"),
+        (&|u| u["head_dim"] = json!("32"), "head_dim"),
+        (&|u| u["apply"][0]["location"] = json!("sideways"), "sideways"),
+        (&|u| u["apply"][0]["location"] = json!("k_cache"), "q_attn and k_cache"),
+        (&|u| u["apply"][0]["targets"] = json!("Linear"), "targets"),
+    ] {
+        let text = with(change).refused(says);
+        assert!(text.contains(says), "{says}: {text}");
+    }
+    // Folded into the weights already, whatever the matrix.
+    let folded = with(&|u| {
+        u["type"] = json!("random-hadamard");
+        u["apply"][0]["location"] = json!("weight_output");
+    });
+    assert!(folded.read().unwrap().transforms.is_empty());
+}
+
+#[test]
+fn columns_in_another_order_need_the_word_for_it() {
+    let mut model = folder("ct-actorder");
+    assert!(!model.read().unwrap().transforms.is_empty());
+    model.config["config_groups"]["group_0"]["weights"]["actorder"] = json!("weight");
+    assert!(model.refused("actorder").contains("weight_g_idx"));
+    model.tensor("weight_g_idx").1.fill(0xff);
+    assert!(model.read().unwrap().transforms.is_empty(), "never filled");
+}
+
+#[test]
+fn caches_have_their_scales() {
+    let attention = "model.layers.0.self_attn";
+    let f32s = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let files = |model: &Model| {
+        let dir = tempfile::tempdir().unwrap();
+        model.write(dir.path());
+        let files = ModelFiles::open(dir.path()).unwrap();
+        (dir, files)
+    };
+    let scheme = |kind: &str, strategy: &str| json!({"num_bits": 8, "type": kind, "symmetric": true, "strategy": strategy, "dynamic": false});
+    let mut model = folder("ct-fp8-block");
+    model.config["kv_cache_scheme"] = scheme("float", "tensor");
+    let (_dir, opened) = files(&model);
+    let quant = opened.kv_quant(attention, 4).unwrap().unwrap();
+    assert_eq!((quant.scheme.to_string().as_str(), quant.k_scale), ("fp8-e4m3-tensor@static", vec![1.0]));
+
+    model.config["kv_cache_scheme"] = scheme("int", "attn_head");
+    let per_head = [0.5, 0.25, 0.125, 2.0];
+    let spec =
+        |name: &str, shape: &[usize]| TensorSpec::new(format!("{attention}.{name}"), Dtype::F32, shape);
+    model.tensors.push((spec("k_scale", &[4, 1, 1]), f32s(&per_head)));
+    model.tensors.push((spec("v_scale", &[1]), f32s(&[0.75])));
+    let (_dir, opened) = files(&model);
+    let quant = opened.kv_quant(attention, 4).unwrap().unwrap();
+    assert_eq!(quant.scheme.to_string(), "int8-tensor@static");
+    assert_eq!((quant.k_scale, quant.v_scale), (per_head.to_vec(), vec![0.75]));
+    assert!(opened.notes().is_empty(), "{:?}", opened.notes());
+    assert!(opened.kv_quant(attention, 2).unwrap_err().to_string().contains("k_scale"), "other heads");
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut model = model.clone();
+        model.tensors.last_mut().unwrap().1 = f32s(&[bad]);
+        let (_dir, opened) = files(&model);
+        assert!(opened.kv_quant(attention, 4).unwrap_err().to_string().contains("v_scale"), "{bad}");
+    }
+    model.config["kv_cache_scheme"]["dynamic"] = json!(true);
+    let (_dir, opened) = files(&model);
+    assert_eq!((opened.kv_quant(attention, 4).unwrap(), opened.notes().len()), (None, 1));
+
+    let mut model = folder("modelopt-fp8");
+    model.config["kv_cache_scheme"] = json!({"num_bits": 8, "type": "float", "dynamic": false});
+    model.tensors.push((spec("k_proj.k_scale", &[]), f32s(&[0.5])));
+    let (_dir, opened) = files(&model);
+    let quant = opened.kv_quant(attention, 4).unwrap().unwrap();
+    assert_eq!((quant.k_scale, quant.v_scale), (vec![0.5], vec![1.0]));
+    model.tensors.push((spec("k_proj.k_bias", &[]), f32s(&[0.5])));
+    assert!(files(&model).1.kv_quant(attention, 4).unwrap_err().to_string().contains("k_bias"));
+}
+
+#[test]
+fn an_older_checkpoint_of_modelopt_has_its_own_file_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = folder("modelopt-int4-awq");
+    model.write(dir.path());
+    std::fs::write(dir.path().join("config.json"), "{}").unwrap();
+    let open = || ModelFiles::open(dir.path());
+    assert_eq!(open().unwrap().convention_name(), "dense");
+    let write = |quantization: Value| {
+        let content = json!({"producer": {"name": "modelopt"}, "quantization": quantization}).to_string();
+        std::fs::write(dir.path().join(modelopt::FILE_NAME), content).unwrap();
+    };
+    write(json!({"quant_algo": "W4A16_AWQ", "group_size": 32}));
+    let linear = open().unwrap().linear(MODULE, ROWS, COLS, false).unwrap();
+    assert_eq!(values(&linear), values(&model.read().unwrap()));
+    write(json!({"quant_algo": "INT4"}));
+    assert!(open().unwrap_err().to_string().contains(modelopt::FILE_NAME));
+}
+
+#[test]
+fn experts_in_mxfp4_read_back_and_split() {
+    let scheme: Scheme = "mxfp4".parse().unwrap();
+    let q = weight(&scheme);
+    let mut second = q.clone();
+    let mantissa_num::Codes::U8(codes) = &mut second.codes else { panic!() };
+    codes.reverse();
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    let tensors = gpt_oss::tensors(name, &[q.clone(), second.clone()]).unwrap();
+    assert_eq!(tensors[0].0.shape, [2, ROWS, COLS / 32, 16]);
+    // The first of two codes is in the low nibble.
+    assert_eq!(u32::from(tensors[0].1[0]), q.codes.get(0) | q.codes.get(1) << 4);
+    let model = Model { config: json!({"quant_method": "mxfp4"}), tensors: tensors.to_vec() };
+    let dir = tempfile::tempdir().unwrap();
+    model.write(dir.path());
+    let files = ModelFiles::open(dir.path()).unwrap();
+    let read = gpt_oss::experts(&files, name, 2, ROWS, COLS).unwrap();
+    assert_eq!(read, [q.clone(), second]);
+    for (experts, rows, cols) in [(3, ROWS, COLS), (2, ROWS / 2, COLS), (2, ROWS, 64), (2, ROWS, 80)] {
+        assert!(gpt_oss::experts(&files, name, experts, rows, cols).is_err());
+    }
+    let [gate, up] = gpt_oss::halves(&q);
+    let (w, gate, up) = (q.dequantize().unwrap(), gate.dequantize().unwrap(), up.dequantize().unwrap());
+    assert_eq!((&w[..COLS], &w[COLS..2 * COLS]), (&gate[..COLS], &up[..COLS]));
+    assert_eq!(&w[31 * COLS..], &up[15 * COLS..]);
+    assert!(gpt_oss::tensors(name, &[weight(&"int4-g32".parse().unwrap())]).is_none());
+}
+
+#[test]
+fn seeded_damage_never_panics() {
+    for (m, (name, dir)) in folders().into_iter().enumerate() {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(dir.join("config.json"), copy.path().join("config.json")).unwrap();
+        let good = std::fs::read(dir.join("model.safetensors")).unwrap();
+        for seed in 0..60u64 {
+            let random = |i: u64| mantissa_num::round::random_u32(seed + 1000 * m as u64, i) as usize;
+            let mut bytes = good.clone();
+            match seed % 4 {
+                0 => bytes.truncate(random(0) % good.len()),
+                // The header, where every byte counts.
+                1 => bytes[random(1) % 700] = random(2) as u8,
+                _ => (0..1 + random(3) % 8).for_each(|i| {
+                    let at = random(4 + 2 * i as u64) % good.len();
+                    bytes[at] ^= random(5 + 2 * i as u64) as u8;
+                }),
+            }
+            std::fs::write(copy.path().join("model.safetensors"), &bytes).unwrap();
+            let read =
+                ModelFiles::open(copy.path()).and_then(|files| files.linear(MODULE, ROWS, COLS, false));
+            match read {
+                Err(error) => assert_eq!(error.class(), ErrorClass::Input, "{name}: {error}"),
+                Ok(linear) if matches!(linear.weight, Weight::Quantized(_)) => {
+                    assert!(values(&linear).iter().all(|v| v.is_finite()), "{name} {seed}");
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `mantissa convert`: the same codes and scales in another container.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_num::Scheme;
+use mantissa_quant::verify::{Against, Verification, verify_against};
+use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Start, run as run_plan};
+use mantissa_store::convention::{Container, ModelFiles};
+use serde::Serialize;
+
+use super::model::{self, ModelPath};
+use super::quantize::{container, layer_table};
+use crate::app::Context;
+use crate::error::GateFailed;
+use crate::interrupt;
+use crate::output::bytes;
+use crate::progress::Unit;
+
+/// Store a quantized model in another container, codes and scales kept: compressed-tensors, GPTQ, AWQ, ModelOpt, GGUF and others,
+/// wherever the other holds them exactly. A dense model becomes a dense GGUF file.
+///
+/// What cannot be kept is refused with the layer and the reason before anything is written: a scale that a narrower dtype does
+/// not hold, a zero point where there is no place for one, a block type. The output is read back and compared layer by layer
+/// before it appears; it is equal bit for bit, but for NVFP4's global scale, which some conventions store as the reciprocal
+/// (within one unit in the last place). With --requantize weights are rounded to nearest anew, and the error is reported.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa convert path/to/model-nvfp4 --format gguf --out path/to/model-nvfp4.gguf
+  mantissa convert path/to/model.gguf --format compressed-tensors --out path/to/model-ct --json
+  mantissa convert path/to/model-gptq --format gguf --requantize q4_0 --out path/to/model-q4_0.gguf")]
+pub struct Args {
+    /// A model folder or GGUF file
+    model: ModelPath,
+    /// Container of the output
+    #[arg(long, value_name = "FORMAT", value_parser = container)]
+    format: Container,
+    /// The folder to write; with --format gguf the file
+    #[arg(long, value_name = "DIR_OR_FILE")]
+    out: PathBuf,
+    /// Decode the weights and round them to nearest under this scheme
+    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
+    requantize: Option<Scheme>,
+    /// Read the output back with the independent decoder; --verify=false leaves that out
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    verify: bool,
+    /// Largest weight file
+    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
+    max_shard_size: u64,
+}
+
+fn scheme(text: &str) -> Result<Scheme, String> {
+    text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    output: &'a Path,
+    /// Convention of the source.
+    from: &'static str,
+    /// Whether every layer was read back as it was.
+    lossless: bool,
+    /// Largest relative error of a layer against the source, where weights were rounded anew.
+    max_relative_error: Option<f64>,
+    #[serde(flatten)]
+    quality: &'a Quality,
+    verification: Option<&'a Verification>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What cannot be read, or be stored without loss; I/O; [`GateFailed`] where the output does not verify.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let source = model::open(&args.model, context)?;
+    let options =
+        Options { threads: context.threads, max_shard_bytes: args.max_shard_size, ..Options::default() };
+    let plan = Plan::conversion(&source, args.format, args.requantize.as_ref(), options)?;
+    let peak = plan.peak_bytes(args.verify);
+    context.require_memory("convert", peak + peak / 10)?;
+    context.warn_all(&plan.notes)?;
+    let outcome = carry_out(args, &plan, &source, context)?;
+    let against = Against { reference: None, recorded: true, text: None };
+    let verify = || verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()));
+    let verification = if args.verify { Some(verify()?) } else { None };
+    let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
+    let done = Done {
+        output: &args.out,
+        from: source.convention_name(),
+        lossless: args.requantize.is_none(),
+        max_relative_error: args.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),
+        quality: &outcome.quality,
+        verification: verification.as_ref(),
+    };
+    context.report(&done, |out| human(out, &done))?;
+    match verification.filter(|v| !v.ok) {
+        Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
+        None => Ok(()),
+    }
+}
+
+/// Runs the plan, to its end or to the next signal.
+fn carry_out(
+    args: &Args,
+    plan: &Plan,
+    source: &ModelFiles,
+    context: &Context,
+) -> Result<Outcome, QuantError> {
+    let progress = context.progress(plan.work_bytes(), Unit::Bytes);
+    let step = &mut |at: mantissa_quant::Progress<'_>| {
+        progress.message(at.tensor);
+        progress.set(at.done);
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let outcome = interrupt::orderly(
+        || run_plan(plan, source, &args.out, Start::Resume, step),
+        QuantError::is_interruption,
+    );
+    progress.finish();
+    outcome
+}
+
+fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+    let quality = done.quality;
+    if let Some(error) = done.max_relative_error {
+        layer_table(out, quality)?;
+        writeln!(out, "rounded anew: relative error of a layer up to {error:.4} against the source")?;
+    } else {
+        writeln!(
+            out,
+            "{} layers kept their codes and scales, each read back and compared",
+            quality.layers.len()
+        )?;
+    }
+    writeln!(
+        out,
+        "{}: from {} to {}, {} at {:.3} bits per weight in linear layers",
+        done.output.display(),
+        done.from,
+        quality.container,
+        bytes(quality.bytes),
+        quality.linear_bits_per_weight
+    )?;
+    match done.verification {
+        Some(v) => super::verify::human(out, v),
+        None => writeln!(out, "not verified"),
+    }
+}

@@ -1,0 +1,202 @@
+//! `mantissa doctor`: what is wrong with a checkpoint that speaks nonsense.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_advise::doctor::{Diagnosis, against, examine};
+use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
+use mantissa_model::{Bos, Tokenizer};
+use serde::Serialize;
+
+use super::model::{self, ModelPath, Use};
+use super::text::TextArgs;
+use crate::app::Context;
+use crate::embedded;
+use crate::error::{BadInput, GateFailed};
+use crate::output::{Align, Table, number};
+use crate::progress::Unit;
+
+/// Tokens of a window of the text inside, and how many windows are taken.
+const WINDOW: usize = 128;
+const WINDOWS: usize = 8;
+
+/// Find out why a checkpoint computes the wrong thing: try the ways in which readers and writers disagree, and say which of them
+/// repairs it.
+///
+/// With --reference, the model that it was made from, each layer of both runs on the same states; the first that deviates by
+/// more than its scheme explains is named, with the tensor in it and the alternative that brings it back. Without, every
+/// alternative is tried on the model, on each layer and on each tensor, and judged by the loss on a text: the one given, or prose
+/// that is inside the program. Tried are zero points one off, the order of nibbles, permuted rows of q and k, scales that are
+/// reciprocal, swapped or transposed, gate and up swapped, norms one off, and a missing or additional BOS. Exit 1 where a fault
+/// is found.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa doctor path/to/quantized
+  mantissa doctor path/to/quantized --reference path/to/model
+  mantissa doctor path/to/model.gguf --text sample.txt --context 128 --json")]
+pub struct Args {
+    /// A model folder or GGUF file
+    model: ModelPath,
+    /// The model that it was made from
+    #[arg(long, value_name = "SOURCE")]
+    reference: Option<ModelPath>,
+    #[command(flatten)]
+    text: TextArgs,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a Path,
+    convention: &'static str,
+    sound: bool,
+    #[serde(flatten)]
+    diagnosis: &'a Diagnosis,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What cannot be read or run; [`GateFailed`] where a fault is found.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let files = model::open(&args.model, context)?;
+    let given = args.text.sequences(&args.model, false)?;
+    let progress = context.progress(0, Unit::Items("models"));
+    let told = |done: usize| progress.set(done as u64);
+    let diagnosis = match &args.reference {
+        Some(path) => {
+            let reference = model::open_quietly(path)?;
+            against(&files, &reference, &given.unwrap_or_default(), context.threads, &told)?
+        }
+        None => {
+            let sequences = match given {
+                Some(sequences) => sequences,
+                None => prose(&args.model)?,
+            };
+            // The model as it is, and one that is read in another way.
+            let path: &Path = &args.model;
+            model::require_memory(&[path, path], Use::evaluation(&sequences, context.threads), context)?;
+            examine(&files, &sequences, context.threads, &told)?
+        }
+    };
+    progress.finish();
+    let report = Report {
+        model: &args.model,
+        convention: files.convention_name(),
+        sound: diagnosis.fault.is_none(),
+        diagnosis: &diagnosis,
+    };
+    context.report(&report, |out| human(out, &diagnosis))?;
+    match &diagnosis.fault {
+        None => Ok(()),
+        Some(fault) => {
+            let repaired = fault.alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
+            Err(GateFailed::new(format!("{}: {}{repaired}; {}", fault.tensor, fault.cause, fault.cure))
+                .into())
+        }
+    }
+}
+
+/// Windows of the text inside the program, cut by the model's tokenizer.
+fn prose(model: &Path) -> Result<Vec<Sequence>> {
+    let files = model::open_quietly(model)?;
+    let tokenizer = Tokenizer::load(files.dir()).map_err(|error| {
+        let found = format!("no tokenizer to cut the text inside with ({error})");
+        BadInput::new(model.display().to_string(), found, "one, --tokens FILE.json, or --reference SOURCE")
+    })?;
+    let context = WINDOW.min(model::context_length(&files)?);
+    let options = TextOptions { split: None, docs: None, context, stride: None, bos: Bos::Auto };
+    let text = embedded::DOMAINS.iter().map(|domain| domain.held_out).collect::<Vec<_>>();
+    let mut all = Vec::new();
+    for text in text {
+        let text = text.split(embedded::SEPARATOR).next().unwrap_or(text);
+        all.extend(sequences_from_text("the text inside", text, &tokenizer, &options)?);
+    }
+    all.truncate(WINDOWS);
+    Ok(all)
+}
+
+fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
+    if let Some(base) = &found.baseline {
+        writeln!(out, "as it is: perplexity {:.4} ({:.6} nats, {} tokens)", base.ppl, base.nll, base.tokens)?;
+    }
+    trials(out, found)?;
+    layers(out, found)?;
+    tensors(out, found)?;
+    match &found.fault {
+        None => writeln!(out, "no fault found: nothing that was tried is better than the model as it is"),
+        Some(fault) => {
+            writeln!(out, "fault   {}", fault.tensor)?;
+            writeln!(out, "cause   {}", fault.cause)?;
+            writeln!(out, "cure    {}", fault.cure)?;
+            match fault.layers.as_slice() {
+                [] => Ok(()),
+                layers => writeln!(out, "layers  {layers:?}"),
+            }
+        }
+    }
+}
+
+fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
+    if found.trials.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new([
+        ("tried", Align::Left),
+        ("on", Align::Left),
+        ("tensors", Align::Right),
+        ("perplexity", Align::Right),
+        ("ΔNLL", Align::Right),
+    ]);
+    for trial in &found.trials {
+        let delta = trial.delta_nll.map_or("no numbers".to_owned(), |delta| {
+            let noise = trial.delta_nll_se.map_or(String::new(), |se| format!(" ± {se:.4}"));
+            format!("{delta:+.4}{noise}")
+        });
+        let (name, scope) = (trial.alternative.to_owned(), trial.scope.clone());
+        table.row([name, scope, trial.tensors.to_string(), number(trial.ppl, 6), delta]);
+    }
+    table.write(out)?;
+    if !found.not_applicable.is_empty() {
+        writeln!(out, "nothing to try them on: {}", found.not_applicable.join(", "))?;
+    }
+    writeln!(out)
+}
+
+fn layers(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
+    if found.layers.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new([
+        ("layer", Align::Right),
+        ("deviation", Align::Right),
+        ("its scheme explains", Align::Right),
+        ("", Align::Left),
+    ]);
+    for row in &found.layers {
+        let verdict = if row.faulty { "faulty" } else { "" };
+        let cell = |x: f64| format!("{x:.4}");
+        table.row([row.layer.to_string(), cell(row.deviation), cell(row.expected), verdict.to_owned()]);
+    }
+    table.write(out)?;
+    writeln!(out)
+}
+
+fn tensors(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
+    if found.tensors.iter().all(|row| !row.faulty) {
+        return Ok(());
+    }
+    let mut table = Table::new([
+        ("tensor", Align::Left),
+        ("error", Align::Right),
+        ("its scheme explains", Align::Right),
+        ("best alternative", Align::Left),
+    ]);
+    for row in &found.tensors {
+        let best = row.best.map_or(String::new(), |(name, error)| format!("{name}: {error:.4}"));
+        let best = if row.faulty && best.is_empty() { "none".to_owned() } else { best };
+        table.row([row.tensor.clone(), format!("{:.4}", row.error), format!("{:.4}", row.expected), best]);
+    }
+    table.write(out)?;
+    writeln!(out)
+}

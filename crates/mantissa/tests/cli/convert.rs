@@ -1,0 +1,160 @@
+//! `convert`: the table of lossless changes of container, there and back; refusals; what requantizing costs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use mantissa_store::{Dtype, Gguf, SafeTensors};
+use tempfile::TempDir;
+
+use crate::lint::synthetic_of;
+use crate::support::{fail, json, succeed, text};
+
+fn quantize(model: &Path, recipe: &str, format: &str, out: &Path) {
+    succeed(&[
+        "quantize",
+        text(model),
+        "--recipe",
+        recipe,
+        "--format",
+        format,
+        "--out",
+        text(out),
+        "--quiet",
+    ]);
+}
+
+/// Converts, and checks what is reported.
+fn convert(from: &Path, format: &str, out: &Path) {
+    let done = json(&["convert", text(from), "--format", format, "--out", text(out), "--json", "--quiet"]);
+    assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
+    assert_eq!((&done["container"], &done["method"]), (&format.into(), &"repacked".into()));
+    assert_eq!(done["layers"].as_array().unwrap().len(), 14);
+}
+
+/// Tensors of quantized layers that two folders have under the same names, byte for byte but for `reciprocal`.
+fn same_layers(a: &Path, b: &Path, reciprocal: &str) {
+    let open = |dir: &Path| SafeTensors::open(&dir.join("model.safetensors")).unwrap();
+    let (a, b) = (open(a), open(b));
+    let mut compared = 0;
+    for meta in a.tensors().iter().filter(|meta| meta.name.contains("_proj.")) {
+        let other = b.get(&meta.name).unwrap_or_else(|| panic!("{} is missing", meta.name));
+        assert_eq!((other.dtype, &other.shape), (meta.dtype, &meta.shape), "{}", meta.name);
+        let (ours, theirs) = (a.read(meta).unwrap(), b.read(other).unwrap());
+        if !reciprocal.is_empty() && meta.name.ends_with(reciprocal) {
+            let bits = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap());
+            assert!(bits(&ours).abs_diff(bits(&theirs)) <= 1, "{}", meta.name);
+        } else {
+            assert!(ours == theirs, "{}", meta.name);
+        }
+        compared += 1;
+    }
+    assert!(compared >= 28, "{compared}");
+}
+
+/// The figures of both models on the same windows differ by no more than rounding of a global scale.
+fn same_results(a: &Path, b: &Path, dir: &Path) {
+    let tokens = crate::main_job::windows(dir);
+    let compared = json(&["eval", text(a), "--reference", text(b), "--tokens", &tokens, "--json", "--quiet"]);
+    let kl = compared["kl"].as_f64().unwrap();
+    assert!(kl.abs() < 1e-9, "{kl}");
+}
+
+#[test]
+fn every_row_of_the_table_there_and_back() {
+    for (dtype, recipe, from, to, reciprocal) in [
+        ("bf16", "nvfp4", "compressed-tensors", "gguf", "weight_global_scale"),
+        ("bf16", "mxfp4", "compressed-tensors", "gguf", ""),
+        ("f16", "rtn-int4-g32", "compressed-tensors", "gptq", ""),
+        ("f16", "rtn-int4-g32-asym", "compressed-tensors", "awq", ""),
+        ("f16", "rtn-int4-g32-asym", "gptq", "awq", ""),
+        ("f16", "rtn-int8-g32", "gptq", "compressed-tensors", ""),
+        ("f16", "rtn-int4-g32", "compressed-tensors", "gguf", ""),
+        ("f16", "rtn-int8-g32", "compressed-tensors", "gguf", ""),
+        ("bf16", "rtn-int4-g32-asym", "compressed-tensors", "native", ""),
+    ] {
+        let temp = TempDir::new().unwrap();
+        let model = synthetic_of(temp.path(), dtype);
+        let name = |format: &str, n: u32| -> PathBuf {
+            let end = if format == "gguf" { ".gguf" } else { "" };
+            temp.path().join(format!("{n}-{format}{end}"))
+        };
+        let (first, there, back) = (name(from, 1), name(to, 2), name(from, 3));
+        println!("{recipe}: {from} to {to}");
+        quantize(&model, recipe, from, &first);
+        convert(&first, to, &there);
+        same_results(&there, &first, temp.path());
+        convert(&there, from, &back);
+        same_layers(&first, &back, reciprocal);
+        // The same again gives the same file.
+        if to == "gguf" {
+            let again = temp.path().join("again.gguf");
+            convert(&first, to, &again);
+            assert!(fs::read(&again).unwrap() == fs::read(&there).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_dense_model_becomes_a_dense_gguf_file() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (synthetic_of(temp.path(), "bf16"), temp.path().join("m.gguf"));
+    convert(&model, "gguf", &out);
+    same_results(&out, &model, temp.path());
+    let file = Gguf::open(&out).unwrap();
+    assert_eq!(file.get("blk.0.ffn_up.weight").unwrap().ty.name, "BF16");
+    let line = fail(
+        2,
+        &["convert", text(&model), "--format", "gptq", "--out", text(&temp.path().join("x")), "--quiet"],
+    );
+    assert!(line.contains("no layer is quantized") && line.contains("mantissa quantize"), "{line}");
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (synthetic_of(temp.path(), "bf16"), temp.path().join("out"));
+    let refused = |from: &Path, format: &str| {
+        let line = fail(2, &["convert", text(from), "--format", format, "--out", text(&out), "--quiet"]);
+        assert!(line.contains("without loss") && line.contains("--requantize") && !out.exists(), "{line}");
+        line
+    };
+    // A type that no other convention has.
+    let gguf = temp.path().join("q5_0.gguf");
+    quantize(&model, "rtn-q5_0", "gguf", &gguf);
+    let line = refused(&gguf, "compressed-tensors");
+    assert!(line.contains("14 of 14 layers") && line.contains("model.layers.0.self_attn.q_proj"), "{line}");
+    // Scales in f16 of a model in bf16, which loaders would round.
+    let gptq = temp.path().join("gptq");
+    quantize(&model, "rtn-int4-g32", "gptq", &gptq);
+    assert!(refused(&gptq, "compressed-tensors").contains("is no bf16"));
+    // Zero points where there is no place for them.
+    let asym = temp.path().join("asym");
+    quantize(&model, "rtn-int4-g32-asym", "gptq", &asym);
+    assert!(refused(&asym, "gguf").contains("zero point"));
+    let line = fail(2, &["convert", text(&gptq), "--format", "gptq", "--out", text(&out), "--quiet"]);
+    assert!(line.contains("allowed another container"), "{line}");
+    let arguments = ["convert", text(&asym), "--format", "gguf", "--requantize", "q8_0", "--out"];
+    let new = temp.path().join("new.gguf");
+    let done = json(&[&arguments[..], &[text(&new), "--json", "--quiet"]].concat());
+    let cost = done["max_relative_error"].as_f64().unwrap();
+    assert!(done["lossless"] == false && (1e-4..0.01).contains(&cost), "{cost}");
+    assert_eq!(done["method"], "rtn");
+    let said = succeed(&[&arguments[..], &[text(&temp.path().join("again.gguf")), "--quiet"]].concat());
+    assert!(said.contains("rounded anew") && said.contains("SQNR"), "{said}");
+}
+
+#[test]
+fn a_model_from_gguf_loads_as_a_folder() {
+    let temp = TempDir::new().unwrap();
+    let (model, gguf, out) =
+        (synthetic_of(temp.path(), "f16"), temp.path().join("m.gguf"), temp.path().join("ct"));
+    quantize(&model, "rtn-q8_0", "gguf", &gguf);
+    convert(&gguf, "compressed-tensors", &out);
+    same_results(&out, &gguf, temp.path());
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["architectures"], serde_json::json!(["LlamaForCausalLM"]));
+    assert_eq!(config["quantization_config"]["quant_method"], "compressed-tensors");
+    let file = SafeTensors::open(&out.join("model.safetensors")).unwrap();
+    assert_eq!(file.get("model.embed_tokens.weight").unwrap().dtype, Dtype::F16);
+}
