@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use mantissa_kernels::kernels;
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::buffers::Buffers;
@@ -178,7 +179,14 @@ impl Operators for Evaluate<'_, '_> {
 
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
         if let Some((_, linear)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
-            linear.forward(x, out, false, self.panel);
+            // One output: a product so narrow would be summed in an order that depends on the number of rows.
+            if linear.rows() == 1 && linear.bias().is_none() {
+                let weight = &mut self.panel[..linear.cols()];
+                linear.row(0, weight);
+                kernels().gemv(x, weight.len(), weight, out, false);
+            } else {
+                linear.forward(x, out, false, self.panel);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ mod file;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
+use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::stored_name;
 

@@ -90,6 +90,10 @@ pub(super) fn parse(
 ) -> Result<Option<Experts>, ConfigError> {
     let (count, width) = match model_type {
         ModelType::Mixtral | ModelType::GptOss => ("num_local_experts", "intermediate_size"),
+        // transformers 5 writes the second name.
+        ModelType::Qwen2Moe | ModelType::Qwen3Moe if fields.get("num_experts").is_none() => {
+            ("num_local_experts", "moe_intermediate_size")
+        }
         ModelType::Qwen2Moe | ModelType::Qwen3Moe => ("num_experts", "moe_intermediate_size"),
         ModelType::DeepseekV2 | ModelType::DeepseekV3 => ("n_routed_experts", "moe_intermediate_size"),
         _ => return Ok(None),

@@ -67,7 +67,8 @@ fn experts_are_calibrated_on_their_own_tokens() {
             layers.iter().filter(|layer| why(layer).contains("no token of the calibration")).count()
         };
         assert_eq!(quantize("[[7]]", &out), 3 * unseen, "{name}");
-        let many: Vec<Vec<usize>> = (0..8).map(|w| (0..40).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+        let many: Vec<Vec<usize>> =
+            (0..8).map(|w| (0..40).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
         let all = temp.path().join(format!("{name}-all"));
         assert!(quantize(&serde_json::json!(many).to_string(), &all) < unseen, "{name}");
     }

@@ -50,8 +50,21 @@ fn architectures_quantize_verify_and_measure() {
     let temp = TempDir::new().unwrap();
     let tokens = windows(temp.path());
     for name in [
-        "gemma", "gemma2", "gemma3", "phi", "phi3", "phi3-longrope", "olmo", "olmo2", "gpt-neox", "mixtral",
-        "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v3", "gpt-oss",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "phi",
+        "phi3",
+        "phi3-longrope",
+        "olmo",
+        "olmo2",
+        "gpt-neox",
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe",
+        "deepseek-v2",
+        "deepseek-v3",
+        "gpt-oss",
     ] {
         let (model, out) = (tiny(name), temp.path().join(name));
         let (model, out) = (text(&model), text(&out));
@@ -64,7 +77,8 @@ fn architectures_quantize_verify_and_measure() {
         let kl = result["kl"].as_f64().unwrap();
         assert!(kl > 0.0 && kl < 0.05, "{name}: {kl}");
     }
-    let refused = fail(2, &["quantize", text(&tiny("gpt2")), "--recipe", "nf4", "--out", text(&temp.path().join("x"))]);
+    let refused =
+        fail(2, &["quantize", text(&tiny("gpt2")), "--recipe", "nf4", "--out", text(&temp.path().join("x"))]);
     assert!(refused.contains("model_type: found gpt2") && refused.contains("[out, in]"), "{refused}");
 }
 
