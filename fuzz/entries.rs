@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
 use mantissa_num::{Scheme, parse_activation};
@@ -153,7 +154,10 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(data: &[u8], config: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("mantissa-fuzz-{}", std::process::id()));
+        // Tests of one process run side by side.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("mantissa-fuzz-{process}-{count}"));
         fs::create_dir_all(&path).expect("a temporary folder");
         fs::write(path.join("config.json"), config).expect("a temporary file");
         fs::write(path.join("model.safetensors"), data).expect("a temporary file");

@@ -3,8 +3,8 @@
 
     python float_logits.py ARTIFACT_DIR [--tokens FILE.json:KEY] [--windows N] --out logits.safetensors
 
-bitsandbytes: each layer's QuantState is made by the package from the stored tensors, and decoded by its CPU code
-(`dequantize_4bit`, `int8_vectorwise_dequant`). FP8 (`quant_method: "fp8"`): transformers loads the directory with
+bitsandbytes: each layer's QuantState is made by the package from the stored tensors, and decoded by its own code for the CPU
+(the portable one of 4 bits, `int8_vectorwise_dequant`). FP8 (`quant_method: "fp8"`): transformers loads the directory with
 `dequantize=True`. The weights run in a dense float32 model, inputs unquantized. Output and options are those of
 compressed_tensors_logits.py; needs `pip install bitsandbytes==0.50.2 accelerate` beside it.
 """
@@ -71,13 +71,23 @@ def decoded(stored):
         state = {key: value for key, value in stored.items() if key.startswith(f"{name}.")}
         module = name.removesuffix(".weight")
         if state:
-            state = functional.QuantState.from_dict(state, device=torch.device("cpu"))
-            weights[name] = functional.dequantize_4bit(tensor, state).float()
+            weights[name] = four_bits(tensor, functional.QuantState.from_dict(state, device=torch.device("cpu")))
         elif f"{module}.SCB" in stored:
             weights[name] = functional.int8_vectorwise_dequant(tensor, stored[f"{module}.SCB"]).float()
         else:
             weights[name] = tensor
     return weights
+
+
+def four_bits(codes, state):
+    """By the package's portable code: its CPU kernel takes rows for whole blocks, and is wrong where they are not."""
+    from bitsandbytes import functional
+    from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
+
+    absmax = state.absmax
+    if state.nested:
+        absmax = functional.dequantize_blockwise(absmax, state.state2) + state.offset
+    return _dequantize_4bit_compute(codes.reshape(-1), absmax, state.code, state.blocksize, state.shape, torch.float32)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ import json
 import os
 from pathlib import Path
 
+# GPTQModel compiles its decoder for scales in float16.
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -58,11 +61,20 @@ def decoded(artifact):
     """Names and float32 weights [out, in] of the layers that GPTQModel finds quantized."""
     from gptqmodel import BACKEND, GPTQModel
 
-    loaded = GPTQModel.load(str(artifact), device="cpu", backend=BACKEND.AUTO).model
+    # In bfloat16, the dtype of many models, the stored f16 scales would be rounded.
+    loaded = GPTQModel.load(str(artifact), device="cpu", backend=BACKEND.TORCH, dtype=torch.float16).model
     for name, module in loaded.named_modules():
         if hasattr(module, "qweight"):
             module.scales.data = module.scales.data.float()
-            yield name, module.dequantize_weight().float().T.contiguous()
+            yield name, decode(module).float().T.contiguous()
+
+
+def decode(module):
+    if hasattr(module, "dequantize_weight"):
+        return module.dequantize_weight()
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    return dequantize_gemm(module.qweight, module.qzeros, module.scales, module.bits, module.group_size)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ pub(crate) fn look(files: &ModelFiles, config: &ModelConfig, reference: Option<&
             seen.head(config)?;
             seen.names();
             seen.zero_points()?;
+            seen.zero_point_note();
         }
     }
     Ok((seen.examined, seen.found))
@@ -143,6 +144,19 @@ impl Looking<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What the reader made of the zero points of a sample of the layers, where those of each layer say nothing by themselves:
+    /// asymmetric codes, widths that do not divide a word.
+    fn zero_point_note(&mut self) {
+        let what = Observed::ZeroPointVersion;
+        if !["gptq", "auto-round"].contains(&self.files.convention_name()) || self.examined.contains(&what) {
+            return;
+        }
+        self.examined.push(what);
+        for note in self.files.notes().into_iter().filter(|note| note.contains("checkpoint_format")) {
+            self.see(what, "quantization_config.checkpoint_format", note);
+        }
     }
 
     fn gguf_tensors(&mut self, model: &Model) {

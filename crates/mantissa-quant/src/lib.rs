@@ -26,7 +26,7 @@ mod sequential;
 mod source;
 pub mod verify;
 
-pub use convert::rule_of;
+pub use convert::{Changes, rule_of};
 pub use error::{GateFailure, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
 pub use gguf::MANIFEST_SUFFIX;

@@ -364,14 +364,14 @@ fn broken_tensors_are_refused_by_name() {
         }
         for bits in [0x7c00u16, 0xfc00, 0x7e00] {
             let poison = move |model: &mut Model| {
-                model.tensor("scales").1[10..12].copy_from_slice(&bits.to_le_bytes())
+                model.tensor("scales").1[10..12].copy_from_slice(&bits.to_le_bytes());
             };
             check(&poison, "scales", "a scale that is no number");
         }
         if container == Container::Gptq {
             for group in [-1i32, 3, i32::MAX, i32::MIN] {
                 let wild = move |model: &mut Model| {
-                    model.tensor("g_idx").1[..4].copy_from_slice(&group.to_le_bytes())
+                    model.tensor("g_idx").1[..4].copy_from_slice(&group.to_le_bytes());
                 };
                 check(&wild, "g_idx", "a group that is not there");
             }

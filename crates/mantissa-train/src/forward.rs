@@ -52,7 +52,7 @@ impl Operators for Saving<'_> {
             self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
         }
         let exact = x;
-        let x = rounded.from_row(*read, cols, x);
+        let x = rounded.at_row(*read, cols, x);
         *read += x.len() / cols;
         self.profile.time(Part::Fprop, || {
             for Job { kind, out, accumulate } in jobs {

@@ -26,7 +26,7 @@ impl TrainModel {
                 let (n, targets) = (part.len(), &targets[part.clone()]);
                 let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
                 watch.operand(at, OperandKind::X, policy, states);
-                let states = s.head_input.from_row(part.start, d, states);
+                let states = s.head_input.at_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
                 watch.result(at, "fprop y", logits);
                 profile
@@ -74,7 +74,7 @@ impl TrainModel {
         let mut loss = Loss::default();
         for part in parts(targets.len(), HEAD_ROWS) {
             let (logits, states) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
-            let states = s.head_input.from_row(part.start, d, states);
+            let states = s.head_input.at_row(part.start, d, states);
             head.fprop(params, states, logits, false, threads);
             cross_entropy(&targets[part], 0.0, logits, &mut loss, threads);
         }

@@ -48,7 +48,7 @@ impl Operand {
 
     /// The operand whose rows from `first` on (`width` values each) were rounded from `values`; `values` themselves where
     /// products read f32 or round for themselves.
-    pub(crate) fn from_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
+    pub(crate) fn at_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
         let bits = || &self.bits[first * width..][..values.len()];
         match self.precision {
             Precision::F32 => Stored::F32(values),
@@ -59,7 +59,7 @@ impl Operand {
 
     /// The operand that was rounded from `values`, from the first on.
     pub(crate) fn of<'a>(&'a self, values: &'a [f32]) -> Stored<'a> {
-        self.from_row(0, 0, values)
+        self.at_row(0, 0, values)
     }
 
     /// Rounds `values`, rows of `width` values from row `first` on.
@@ -111,7 +111,7 @@ mod tests {
             operand.round(2, 3, &values, 2);
             let mut expected = values.clone();
             crate::store::round(precision, &mut expected);
-            assert_eq!(*operand.from_row(2, 3, &values).widened(), *expected);
+            assert_eq!(*operand.at_row(2, 3, &values).widened(), *expected);
             assert_eq!(operand.is_rounded(), precision != Precision::F32);
             assert_eq!(operand.capacity(), Operand::bytes(precision, 3 * 702));
 

@@ -11,16 +11,12 @@ use super::alternative::Alternative;
 use crate::error::AdviseError;
 
 /// Where an alternative is applied.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scope {
     /// Everywhere.
     All,
     /// Everywhere but in one layer.
     Without(usize),
-    /// In one layer.
-    Layer(usize),
-    /// In one linear layer.
-    Module(String),
 }
 
 impl Scope {
@@ -29,8 +25,6 @@ impl Scope {
         match self {
             Scope::All => true,
             Scope::Without(layer) => !of_layer(*layer),
-            Scope::Layer(layer) => of_layer(*layer),
-            Scope::Module(name) => module == name,
         }
     }
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub use alternative::{ALTERNATIVES, Alternative, Entry};
 pub use compare::{LayerRow, TensorRow, against};
-pub use trial::{Trial, examine};
+pub use trial::{Trial, examine, steps};
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -46,7 +46,12 @@ impl Trial {
     }
 }
 
-/// Tries the alternatives on `sequences`. `progress` is told the number of models tried.
+/// Steps of [`examine`], each an alternative on the whole model, a layer or a tensor; a fault that the whole model shows takes fewer.
+pub fn steps(config: &ModelConfig) -> usize {
+    ALTERNATIVES.len() * (1 + config.num_hidden_layers + config.linears().len())
+}
+
+/// Tries the alternatives on `sequences`. `progress` is told the number of [`steps`] done.
 ///
 /// # Errors
 /// The model cannot be loaded or run as it is.
@@ -67,7 +72,7 @@ pub fn examine(
         threads,
         decoder,
         progress,
-        models: 0,
+        done: 0,
         found: Diagnosis { baseline: Some(baseline), ..Diagnosis::default() },
     };
     let applicable = tried.everywhere()?;
@@ -89,7 +94,7 @@ struct Trying<'a> {
     /// The model as it is, between trials.
     decoder: Decoder,
     progress: &'a dyn Fn(usize),
-    models: usize,
+    done: usize,
     found: Diagnosis,
 }
 
@@ -98,6 +103,7 @@ impl Trying<'_> {
     fn everywhere(&mut self) -> Result<Vec<Alternative>, AdviseError> {
         let mut applicable = Vec::new();
         for entry in &ALTERNATIVES {
+            self.step();
             let alternative = entry.alternative;
             if alternative == Alternative::OtherBos {
                 match self.other_bos()? {
@@ -129,10 +135,13 @@ impl Trying<'_> {
     }
 
     fn trial(&mut self, alternative: Alternative, scope: String, tensors: usize, altered: &Decoder) -> Trial {
-        self.models += 1;
-        (self.progress)(self.models);
         let measured = evaluate(altered, Some(&self.decoder), self.sequences, self.threads, &|_| {});
         of_evaluation(alternative, scope, tensors, measured.ok().as_ref())
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        (self.progress)(self.done);
     }
 
     /// The layers that an alternative for the whole model concerns: those without which it repairs less.
@@ -142,8 +151,7 @@ impl Trying<'_> {
         for layer in 0..self.config.num_hidden_layers {
             let source = Altered::new(self.files, &self.config, alternative, Scope::Without(layer));
             let without = Decoder::load(&source)?;
-            self.models += 1;
-            (self.progress)(self.models);
+            self.step();
             let compared = evaluate(&without, Some(&repaired), self.sequences, self.threads, &|_| {})?;
             let worse = compared.comparison.is_some_and(|c| c.delta_nll > 0.0 || c.delta_nll.is_nan());
             if worse {
@@ -184,6 +192,7 @@ impl Trying<'_> {
                 [] => continue,
             };
             for &alternative in applicable.iter().filter(|a| a.of_norms().is_none()) {
+                self.step();
                 let Some((trial, tensor)) = self.in_part(alternative, part, &scope)? else { continue };
                 let better = best.as_ref().is_none_or(|(known, ..)| trial.delta() < known.delta());
                 if trial.improves() && better {
@@ -243,8 +252,6 @@ impl Trying<'_> {
         }
         let run = |s: &[Sequence]| evaluate(&self.decoder, None, s, self.threads, &|_| {});
         let (is, other) = if has { (run(&with)?, run(&without)?) } else { (run(&without)?, run(&with)?) };
-        self.models += 1;
-        (self.progress)(self.models);
         let pairs = is.windows.iter().zip(&other.windows);
         let deltas = pairs.map(|(is, other)| {
             let mut delta = other.nll;

@@ -15,7 +15,8 @@ use std::path::Path;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
+use mantissa_num::{Code, Quantized, RowName, Scheme, minifloat};
+use mantissa_store::convention::gptq as gptq_files;
 use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
@@ -32,11 +33,22 @@ use crate::rtn;
 pub(crate) use dense::Dense;
 pub use recode::rule_of;
 
+/// What a change of container may change beside it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Changes<'a> {
+    /// Weights are decoded and rounded to nearest under this scheme.
+    pub requantize: Option<&'a Scheme>,
+    /// Inputs are no longer quantized at run time.
+    pub drop_inputs: bool,
+}
+
 /// What a plan that changes the container has beside others.
 #[derive(Clone, Debug)]
 pub(crate) struct Conversion {
     /// Whether weights are rounded anew.
     requantized: bool,
+    /// Whether inputs are no longer quantized.
+    drops_inputs: bool,
     /// Whether groups of some layer are not of neighbouring columns.
     by_group: bool,
     /// Dense tensors that are not copied byte by byte.
@@ -53,9 +65,10 @@ impl Plan {
     pub fn conversion(
         source: &ModelFiles,
         container: Container,
-        requantize: Option<&Scheme>,
+        changes: Changes<'_>,
         options: Options,
     ) -> Result<Self> {
+        let Changes { requantize, drop_inputs } = changes;
         let config = model_config(source)?;
         if source.convention_name() == container.name() && requantize.is_none() {
             return Err(QuantError::NothingToConvert {
@@ -67,7 +80,8 @@ impl Plan {
         let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         let mut by_group = false;
         for info in config.linears() {
-            let weight = source.linear(&info.module, info.rows, info.cols, false)?;
+            let mut weight = source.linear(&info.module, info.rows, info.cols, false)?;
+            weight.input = weight.input.filter(|_| !drop_inputs);
             match decide(&info, &weight, container, requantize, dtype) {
                 Ok(scheme) => {
                     by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
@@ -76,7 +90,11 @@ impl Plan {
                     }
                     linears.push(PlannedLinear { info, scheme });
                 }
-                Err(why) => refused.push(format!("{}: {why}", info.module)),
+                Err(why) => {
+                    // Containers name the layer themselves where it is its shape that does not fit.
+                    let name = format!("{}: ", info.module);
+                    refused.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
+                }
             }
         }
         refused.extend(of_the_whole(source, &inputs, requantize));
@@ -88,7 +106,12 @@ impl Plan {
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let recipe = recipe(&linears, activations, container, dtype, requantize);
-        let conversion = Conversion { requantized: requantize.is_some(), by_group, dense: Vec::new() };
+        let conversion = Conversion {
+            requantized: requantize.is_some(),
+            drops_inputs: drop_inputs,
+            by_group,
+            dense: Vec::new(),
+        };
         finish(source, config, recipe, container, linears, options, conversion)
     }
 }
@@ -141,12 +164,13 @@ fn group_order(transforms: &Transforms) -> Option<&[u32]> {
     }
 }
 
-/// The one code in which a container's loaders keep the scales of integers, where they do: compressed-tensors' cast them to
-/// the model's dtype.
+/// The one code in which a container keeps scales, where there is one: f16 in GPTQ and AWQ; those of integers in the model's
+/// dtype in compressed-tensors, whose loaders cast them to it.
 fn scale_code(container: Container, q: &Quantized, dtype: Dtype) -> Option<Code> {
     let integers = matches!(&q.format, mantissa_num::Format::Affine(a) if matches!(a.code, Code::Int(_)))
         || q.format.codec().is_some();
     match (container, dtype) {
+        (Container::Gptq | Container::Awq, _) => Some(Code::Float(minifloat::F16)),
         (Container::CompressedTensors, _) if !integers => None,
         (Container::CompressedTensors, Dtype::BF16) => Some(Code::Float(minifloat::BF16)),
         (Container::CompressedTensors, Dtype::F16) => Some(Code::Float(minifloat::F16)),
@@ -331,17 +355,9 @@ impl Conversion {
         let refuse = |why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]);
         let mut quantized = quantized.map_err(refuse)?;
         let mut g_idx = None;
-        if let (Some(order), Codes::U8(codes)) = (group_order(&weight.transforms), &quantized.codes) {
-            // Columns back in their own order, each with its group.
-            let group = quantized.format.blocks().len(1, info.cols).max(1);
-            let (mut groups, mut moved) = (vec![0; info.cols], vec![0; codes.len()]);
-            for (i, &column) in order.iter().enumerate() {
-                groups[column as usize] = (i / group) as u32;
-                for row in 0..info.rows {
-                    moved[row * info.cols + column as usize] = codes[row * info.cols + i];
-                }
-            }
-            (quantized.codes, g_idx) = (Codes::U8(moved), Some(groups));
+        if let Some(order) = group_order(&weight.transforms) {
+            let (own, groups) = gptq_files::in_own_order(&quantized, order);
+            (quantized, g_idx) = (own, Some(groups));
         }
         Ok(Solved { g_idx, ..Solved::rounded((quantized, ErrorStats::default())) })
     }
@@ -358,14 +374,15 @@ impl Conversion {
 /// # Errors
 /// [`QuantError::NotLossless`] names the layers that are read back as something else: a fault of a reader or a writer.
 pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
-    if plan.conversion.as_ref().is_none_or(|conversion| conversion.requantized) {
+    let Some(conversion) = plan.conversion.as_ref().filter(|conversion| !conversion.requantized) else {
         return Ok(());
-    }
+    };
     let written = ModelFiles::open(staged)?;
     let mut refused = Vec::new();
     for PlannedLinear { info, .. } in &plan.linears {
         let ours = written.linear(&info.module, info.rows, info.cols, false)?;
-        let theirs = source.linear(&info.module, info.rows, info.cols, false)?;
+        let mut theirs = source.linear(&info.module, info.rows, info.cols, false)?;
+        theirs.input = theirs.input.filter(|_| !conversion.drops_inputs);
         if let Err(why) = same(info, ours, theirs)? {
             refused.push(format!("{}: {why}", info.module));
         }
@@ -378,7 +395,13 @@ pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<(
 
 /// Whether two layers compute the same.
 fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::result::Result<(), String>> {
-    if a.input != b.input {
+    // What a row is called does not matter.
+    let input = |weight: &LinearWeight| {
+        let mut input = weight.input.clone()?;
+        input.scheme.row = RowName::Token;
+        Some(input)
+    };
+    if input(&a) != input(&b) {
         return Ok(Err("its input is quantized otherwise".to_owned()));
     }
     if let (Weight::Quantized(a), Weight::Quantized(b)) = (&a.weight, &b.weight)

@@ -439,7 +439,7 @@ impl Reader<'_> {
         let stored = match words == (self.cols * bits).div_ceil(32) {
             true => Stored { row_bits: words * 32, ..self.stored(packed, bits, 32, int_values(bits)) },
             false => {
-                let codes = self.from_padded_words(&packed, bits, self.cols);
+                let codes = self.padded_words(&packed, bits, self.cols);
                 self.stored(codes, 8, 8, int_values(bits))
             }
         };
@@ -462,7 +462,7 @@ impl Reader<'_> {
             let bytes: Vec<u8> = words.flat_map(|at| bytes[at..at + 4].iter().copied()).collect();
             let codes: Vec<u8> = match per_line == dense {
                 true => (0..scales.down).map(|row| field(&bytes, row * bits, bits)).collect(),
-                false => self.from_padded_words(&bytes, bits, scales.down),
+                false => self.padded_words(&bytes, bits, scales.down),
             };
             codes.into_iter().map(|code| f32::from(code) - offset).collect()
         };

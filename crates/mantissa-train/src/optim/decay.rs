@@ -6,8 +6,11 @@ use mantissa_model::Role;
 
 use crate::arena::{ParamInfo, ParamTable};
 
+/// Name of a group, and whether a parameter of a role belongs to it.
+type Group = (&'static str, fn(&Role) -> bool);
+
 /// The groups by name, and what belongs to each. Every parameter belongs to one.
-const GROUPS: [(&str, fn(&Role) -> bool); 5] = [
+const GROUPS: [Group; 5] = [
     ("linears", |role| matches!(role, Role::Linear { .. })),
     ("embeddings", |role| matches!(role, Role::Embedding)),
     ("head", |role| matches!(role, Role::Head)),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_num::Scheme;
 use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Start, run as run_plan};
+use mantissa_quant::{Changes, Options, Outcome, Plan, Quality, QuantError, Start, run as run_plan};
 use mantissa_store::convention::{Container, ModelFiles};
 use serde::Serialize;
 
@@ -43,6 +43,9 @@ pub struct Args {
     /// Decode the weights and round them to nearest under this scheme
     #[arg(long, value_name = "SCHEME", value_parser = scheme)]
     requantize: Option<Scheme>,
+    /// Leave out the quantization of inputs at run time, which not every container can hold
+    #[arg(long)]
+    drop_inputs: bool,
     /// Read the output back with the independent decoder; --verify=false leaves that out
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
@@ -60,8 +63,10 @@ struct Done<'a> {
     output: &'a Path,
     /// Convention of the source.
     from: &'static str,
-    /// Whether every layer was read back as it was.
+    /// Whether the weight of every layer was read back as it was.
     lossless: bool,
+    /// Whether inputs are no longer quantized.
+    dropped_inputs: bool,
     /// Largest relative error of a layer against the source, where weights were rounded anew.
     max_relative_error: Option<f64>,
     #[serde(flatten)]
@@ -77,7 +82,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let options =
         Options { threads: context.threads, max_shard_bytes: args.max_shard_size, ..Options::default() };
-    let plan = Plan::conversion(&source, args.format, args.requantize.as_ref(), options)?;
+    let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
+    let plan = Plan::conversion(&source, args.format, changes, options)?;
     let peak = plan.peak_bytes(args.verify);
     context.require_memory("convert", peak + peak / 10)?;
     context.warn_all(&plan.notes)?;
@@ -90,6 +96,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         output: &args.out,
         from: source.convention_name(),
         lossless: args.requantize.is_none(),
+        dropped_inputs: args.drop_inputs,
         max_relative_error: args.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),
         quality: &outcome.quality,
         verification: verification.as_ref(),

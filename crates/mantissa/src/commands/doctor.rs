@@ -4,9 +4,10 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_advise::doctor::{Diagnosis, against, examine};
+use mantissa_advise::doctor::{Diagnosis, against, examine, steps};
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
+use mantissa_quant::model_config;
 use serde::Serialize;
 
 use super::model::{self, ModelPath, Use};
@@ -61,7 +62,9 @@ struct Report<'a> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let given = args.text.sequences(&args.model, false)?;
-    let progress = context.progress(0, Unit::Items("models"));
+    let config = model_config(&files)?;
+    let total = if args.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
+    let progress = context.progress(total as u64, Unit::Items("steps"));
     let told = |done: usize| progress.set(done as u64);
     let diagnosis = match &args.reference {
         Some(path) => {

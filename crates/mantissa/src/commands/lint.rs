@@ -107,7 +107,7 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         (0, _) => writeln!(out, "{target}: {rules} rules hold")?,
         (_, true) => writeln!(
             out,
-            "{target}: NOT served rightly: {} findings by which it does not load, {} by which results are wrong, {} warnings",
+            "{target}: NOT served rightly (does not load: {}, wrong results: {}, warnings: {})",
             count(Severity::Refused),
             count(Severity::Wrong),
             count(Severity::Warning)

@@ -63,6 +63,7 @@ fn same_results(a: &Path, b: &Path, dir: &Path) {
 fn every_row_of_the_table_there_and_back() {
     for (dtype, recipe, from, to, reciprocal) in [
         ("bf16", "nvfp4", "compressed-tensors", "gguf", "weight_global_scale"),
+        ("bf16", "nvfp4", "compressed-tensors", "modelopt", "weight_global_scale"),
         ("bf16", "mxfp4", "compressed-tensors", "gguf", ""),
         ("f16", "rtn-int4-g32", "compressed-tensors", "gptq", ""),
         ("f16", "rtn-int4-g32-asym", "compressed-tensors", "awq", ""),
@@ -127,6 +128,15 @@ fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
     let gptq = temp.path().join("gptq");
     quantize(&model, "rtn-int4-g32", "gptq", &gptq);
     assert!(refused(&gptq, "compressed-tensors").contains("is no bf16"));
+    // Inputs that are quantized at run time, where there is no place for that; the user may leave them out.
+    let w8a8 = temp.path().join("w8a8");
+    quantize(&model, "w8a8", "compressed-tensors", &w8a8);
+    assert!(refused(&w8a8, "gguf").contains("inputs"));
+    let dropped = temp.path().join("native");
+    let arguments = ["convert", text(&w8a8), "--format", "native", "--drop-inputs", "--out", text(&dropped)];
+    let done = json(&[&arguments[..], &["--json", "--quiet"]].concat());
+    assert_eq!((&done["lossless"], &done["dropped_inputs"]), (&true.into(), &true.into()));
+    assert!(done["activations"].is_null(), "{done}");
     // Zero points where there is no place for them.
     let asym = temp.path().join("asym");
     quantize(&model, "rtn-int4-g32-asym", "gptq", &asym);

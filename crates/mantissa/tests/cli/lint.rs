@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::{fail, mantissa, stderr, succeed, text};
 
-/// A Llama of two layers whose rows are whole groups of 32: 64 columns, 96 in the MLP.
+/// A Llama of two layers whose rows are whole groups of 32: 64 columns, 128 in the MLP.
 fn synthetic(dir: &Path) -> PathBuf {
     synthetic_of(dir, "bf16")
 }
@@ -23,7 +23,7 @@ pub fn synthetic_of(dir: &Path, dtype: &str) -> PathBuf {
         "--hidden",
         "64",
         "--ffn",
-        "96",
+        "128",
         "--layers",
         "2",
         "--heads",

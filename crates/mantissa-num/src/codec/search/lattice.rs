@@ -222,7 +222,7 @@ fn free_scale<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32]) -> (f32, Met) {
     (best.1.scale(), best.1)
 }
 
-/// As [`super::choose_scale`], for odd multiples of the unit.
+/// As [`super::choose_scales`], for odd multiples of the unit.
 #[inline(always)]
 fn choose_scale<L: Lanes>(l: L, kind: &Kind, s: &[f32], a: &[f32]) -> f32 {
     let largest = s.iter().fold(0f32, |max, &v| max.max(v)) / kind.unit;

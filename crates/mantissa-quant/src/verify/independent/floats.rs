@@ -189,7 +189,7 @@ impl Reader<'_> {
     }
 
     /// Codes of lines of `n`, of which only whole ones stand in a word, one to the byte.
-    pub(super) fn from_padded_words(&self, bytes: &[u8], bits: usize, n: usize) -> Vec<u8> {
+    pub(super) fn padded_words(&self, bytes: &[u8], bits: usize, n: usize) -> Vec<u8> {
         let per_word = 32 / bits;
         let line = n.div_ceil(per_word);
         let word = |i: usize| bytes[4 * i..4 * i + 4].iter().rev().fold(0u32, |w, &b| w << 8 | u32::from(b));

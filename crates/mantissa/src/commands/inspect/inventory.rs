@@ -228,7 +228,9 @@ fn coded_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
         let module = meta.name.split_once(".weight.").or_else(|| meta.name.rsplit_once('.'));
         by_module.entry(module.map_or(meta.name.as_str(), |(module, _)| module)).or_default().push(meta);
     }
-    let mut kinds: Vec<(Vec<(Dtype, u64)>, (String, Option<String>))> = Vec::new();
+    /// Dtypes with their sizes, and the scheme and the order that they stand for.
+    type Kind = (Vec<(Dtype, u64)>, (String, Option<String>));
+    let mut kinds: Vec<Kind> = Vec::new();
     let mut all = HashMap::new();
     for (module, tensors) in by_module {
         let Some((rows, cols)) = files.coded_shape(module) else { continue };

@@ -18,7 +18,7 @@ pub fn page(name: &str, quality: &Quality) -> Page {
             page.push(table(&evaluation(figures)));
         }
         None => {
-            page.push(Html::paragraph("It was not measured on a text: quantize --text or --tokens does so."))
+            page.push(Html::paragraph("It was not measured on a text: quantize --text or --tokens does so."));
         }
     }
     page.push(Html::heading("Layers"));
@@ -92,12 +92,7 @@ fn schemes(layers: &[LayerReport]) -> Vec<&str> {
     schemes
 }
 
-fn scatter<'a>(
-    title: &'a str,
-    x: Axis,
-    layers: &[LayerReport],
-    place: impl Fn(usize, &LayerReport) -> f64,
-) -> Html {
+fn scatter(title: &str, x: Axis, layers: &[LayerReport], place: impl Fn(usize, &LayerReport) -> f64) -> Html {
     let schemes = schemes(layers);
     let worst = layers.iter().map(|layer| layer.error.relative_error).fold(0.0, f64::max);
     let point = |(i, layer): (usize, &LayerReport)| {
