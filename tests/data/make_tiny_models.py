@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the tiny random models under tests/data/tiny, each with the logits transformers computes for it.
 
-    python make_tiny_models.py OUT
+    python make_tiny_models.py OUT [VARIANT…]
 
 One directory per architecture feature (rotary scaling, window, bias, norm, storage dtype, sharding). Each holds what
 `save_pretrained` writes and `expected.safetensors`: `input_ids` I64[2,T] and `logits` F32[2,T,V], computed on CPU in
@@ -27,6 +27,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GemmaConfig, GemmaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, GptOssConfig, GptOssForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, Olmo2Config, Olmo2ForCausalLM
+from transformers import Phi3Config, Phi3ForCausalLM, PhiConfig, PhiForCausalLM
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 TOLERANCE = 1e-4
 BATCH, TOKENS = 2, 24
@@ -61,6 +67,11 @@ def rope(theta, rope_type="default", **rest):
 LLAMA3 = rope(100.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 # With head_dim 16, theta 10 and 16 positions the YaRN ramp runs over dimensions 0..4, not from one to the next.
 YARN = rope(10.0, "yarn", factor=4.0, original_max_position_embeddings=16)
+# Multi-head latent attention with experts behind a dense first layer; the widths all differ.
+MLA = dict(kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8, num_key_value_heads=4, moe_intermediate_size=12,
+           n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1)
+# Beyond 16 positions the long factors hold.
+LONGROPE = rope(100.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 4.0, 8.0])
 YARN_MSCALE = {**YARN, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False}
 
 VARIANTS = [
@@ -107,6 +118,69 @@ VARIANTS = [
              "activation": {"hidden_act": "relu2"}}),
     Variant("bitnet-relu2", BitNetConfig, BitNetForCausalLM, {"hidden_act": "relu2"},
             {"attn_sub_norm": "weights:attn_sub_norm.weight=1", "activation": {"hidden_act": "silu"}}),
+    Variant("gemma", GemmaConfig, GemmaForCausalLM, {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu"},
+            {"norm weight": "weights:input_layernorm.weight=0"}),
+    Variant("gemma2", Gemma2Config, Gemma2ForCausalLM,
+            {"head_dim": 12, "tie_word_embeddings": True, "sliding_window": 8, "query_pre_attn_scalar": 5,
+             "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+            {"attention soft cap": {"attn_logit_softcapping": None}, "logit soft cap": {"final_logit_softcapping": None},
+             "query scale": {"query_pre_attn_scalar": 12}, "window": {"sliding_window": 64},
+             "norm after the attention": "weights:post_attention_layernorm.weight=0",
+             "norm after the MLP": "weights:post_feedforward_layernorm.weight=0"}),
+    Variant("gemma3", Gemma3TextConfig, Gemma3ForCausalLM,
+            {"head_dim": 12, "tie_word_embeddings": True, "sliding_window": 8, "query_pre_attn_scalar": 5,
+             "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+                 "sliding_attention": rope(10.0), "full_attention": rope(1000.0, "linear", factor=8.0)}},
+            {"local theta": {"rope_parameters": {
+                "sliding_attention": rope(1000.0), "full_attention": rope(1000.0, "linear", factor=8.0)}},
+             "global scaling": {"rope_parameters": {"sliding_attention": rope(10.0), "full_attention": rope(1000.0)}},
+             "q norm": "weights:q_norm.weight=0", "k norm": "weights:k_norm.weight=0"}),
+    Variant("phi3", Phi3Config, Phi3ForCausalLM, {"pad_token_id": 0, "sliding_window": 8,
+            "rope_parameters": rope(10000.0, partial_rotary_factor=0.5)},
+            {"partial rotation": {"rope_parameters": rope(10000.0, partial_rotary_factor=1.0)}, "window": {"sliding_window": None}}),
+    Variant("phi3-longrope", Phi3Config, Phi3ForCausalLM, {"pad_token_id": 0, "original_max_position_embeddings": 16,
+            "rope_parameters": LONGROPE},
+            {"long factors": {"rope_parameters": {**LONGROPE, "long_factor": LONGROPE["short_factor"]}},
+             "attention factor": {"rope_parameters": {**LONGROPE, "attention_factor": 1.0}}}),
+    Variant("phi", PhiConfig, PhiForCausalLM, {"layer_norm_eps": 0.05, "rope_parameters": rope(100.0, partial_rotary_factor=0.5)},
+            {"head bias": "weights:lm_head.bias=0", "norm bias": "weights:layernorm.bias=0", "eps": {"layer_norm_eps": 1e-5},
+             "partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)}}),
+    Variant("olmo", OlmoConfig, OlmoForCausalLM, {"clip_qkv": 0.9}, {"clip": {"clip_qkv": None}}),
+    Variant("olmo2", Olmo2Config, Olmo2ForCausalLM, {},
+            {"q norm": "weights:q_norm.weight=1", "norm after the MLP": "weights:post_feedforward_layernorm.weight=1"}),
+    Variant("gpt2", GPT2Config, GPT2LMHeadModel, {"tie_word_embeddings": True, "layer_norm_epsilon": 0.05, "n_inner": 40},
+            {"positions": "weights:wpe.weight=0", "norm bias": "weights:ln_1.bias=0", "eps": {"layer_norm_epsilon": 1e-5}}),
+    Variant("gpt-neox", GPTNeoXConfig, GPTNeoXForCausalLM, {"rope_parameters": rope(100.0, partial_rotary_factor=0.25)},
+            {"partial rotation": {"rope_parameters": rope(100.0, partial_rotary_factor=1.0)},
+             "parallel residual": {"use_parallel_residual": False}, "GELU": {"hidden_act": "quick_gelu"}}),
+    Variant("gpt-neox-serial", GPTNeoXConfig, GPTNeoXForCausalLM,
+            {"rope_parameters": rope(100.0, partial_rotary_factor=0.5), "use_parallel_residual": False, "hidden_act": "gelu_new"},
+            {"serial residual": {"use_parallel_residual": True}}),
+    Variant("mixtral", MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2},
+            {"second expert": {"num_experts_per_tok": 1}}),
+    Variant("qwen2-moe", Qwen2MoeConfig, Qwen2MoeForCausalLM,
+            {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 20,
+             "mlp_only_layers": [0]},
+            {"shared expert": "weights:shared_expert.down_proj.weight=0", "its gate": "weights:shared_expert_gate.weight=0",
+             "unnormed weights": {"norm_topk_prob": True}}),
+    Variant("qwen3-moe", Qwen3MoeConfig, Qwen3MoeForCausalLM,
+            {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "head_dim": 12, "norm_topk_prob": True},
+            {"normed weights": {"norm_topk_prob": False}, "q norm weight": "weights:q_norm.weight=1"}),
+    Variant("deepseek-v2", DeepseekV2Config, DeepseekV2ForCausalLM,
+            {**MLA, "q_lora_rank": None, "n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy",
+             "routed_scaling_factor": 2.0},
+            {"groups": {"topk_method": "greedy"}, "scaling": {"routed_scaling_factor": 1.0}}),
+    Variant("deepseek-v3", DeepseekV3Config, DeepseekV3ForCausalLM,
+            {**MLA, "q_lora_rank": 10, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            {"groups": {"topk_group": 2}, "correction": "weights:e_score_correction_bias=0", "scaling": {"routed_scaling_factor": 1.0},
+             "norm": {"norm_topk_prob": False}, "mscale": {"rope_parameters": {**YARN, "mscale": 1.0}},
+             "interleaving": {"rope_interleave": False}}),
+    Variant("gpt-oss", GptOssConfig, GptOssForCausalLM,
+            {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "head_dim": 8, "intermediate_size": 16,
+             "swiglu_limit": 0.5, "rope_parameters": {**YARN, "truncate": False}},
+            {"sinks": "weights:sinks=-100", "limit": {"swiglu_limit": 7.0}, "window": {"sliding_window": 64},
+             "router bias": "weights:router.bias=0", "expert bias": "weights:down_proj_bias=0"}),
 ]
 
 COMMON = dict(
@@ -116,10 +190,12 @@ COMMON = dict(
 )
 
 
-def main(out):
+def main(out, names):
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
     for number, variant in enumerate(VARIANTS):
+        if names and variant.name not in names:
+            continue
         path = out / variant.name
         shutil.rmtree(path, ignore_errors=True)
         torch.manual_seed(1000 + number)
@@ -140,7 +216,8 @@ def make(variant, path):
         write_tokenizer(path, config.vocab_size)
 
     input_ids = torch.randint(3, config.vocab_size, (BATCH, variant.tokens))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager",
+                                                 experts_implementation="eager")
     logits = forward(model, input_ids)
     assert logits.dtype == torch.float32 and logits.isfinite().all()
     assert torch.equal(logits, forward(reference(model, variant, config), input_ids)), "config.json does not describe the model made"
@@ -152,7 +229,7 @@ def make(variant, path):
 
 
 def build(variant, config):
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     return variant.model_class(config).eval()
 
 
@@ -164,18 +241,25 @@ def reference(model, variant, config):
 
 def randomize(model):
     """Weights large enough that every feature shows in the logits, norm weights around 1, non-zero biases."""
+    # Gemma's norms add 1 to their weights.
+    center = 0.0 if "Gemma" in type(model).__name__ else 1.0
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *corrections(model)]:
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.7, 1.3)
-            elif "layernorm" in name:
-                parameter.uniform_(0.7, 1.3)
+                parameter.uniform_(center - 0.3, center + 0.3)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
-            elif "embed_tokens" in name:
+            elif "layernorm" in name or re.search(r"ln_(1|2|f)", name) or "layer_norm" in name:
+                parameter.uniform_(center - 0.3, center + 0.3)
+            elif re.search("embed_tokens|wte|wpe|embed_in|sinks", name):
                 parameter.normal_(0.0, 0.5)
             else:
                 parameter.normal_(0.0, 0.25)
+
+
+def corrections(model):
+    """What routers add to the scores they choose by is a buffer."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if "e_score_correction_bias" in name]
 
 
 def forward(model, input_ids):
@@ -184,9 +268,9 @@ def forward(model, input_ids):
 
 
 def check_structure(model, variant, config):
-    tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     assert tied == config.tie_word_embeddings, variant.name
-    assert not variant.config.get("attention_bias") or model.model.layers[0].self_attn.o_proj.bias is not None
+    assert variant.config_class is not LlamaConfig or not variant.config.get("attention_bias") or model.model.layers[0].self_attn.o_proj.bias is not None
     if variant.shard:
         assert (Path(model.name_or_path) / "model.safetensors.index.json").exists()
 
@@ -216,7 +300,7 @@ def edit_weights(model, edit):
     pattern, value = edit.split("=")
     changed = 0
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *corrections(model)]:
             if re.search(pattern, name):
                 parameter.fill_(float(value))
                 changed += 1
@@ -291,6 +375,6 @@ def sample(path, text):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -33,6 +33,15 @@ pub struct CausalAttention {
     pub window: Option<usize>,
 }
 
+/// What some models do to the scores between their scale and the softmax.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ScoreRules<'a> {
+    /// Scores become `cap * tanh(score / cap)` (Gemma 2).
+    pub softcap: Option<f32>,
+    /// One score for each query head that takes its share of the softmax and has no value (gpt-oss; Xiao et al. 2023).
+    pub sinks: Option<&'a [f32]>,
+}
+
 impl CausalAttention {
     /// Queries are handled in blocks of this many. A sequence may be cut between calls at any multiple of it
     /// (with `k` and `v` cut after the last query) without changing a bit of the result: this is how callers
@@ -68,7 +77,29 @@ impl Kernels {
         out: &mut [f32],
         scratch: &mut [f32],
     ) {
-        self.attention(shape, q, k, v, out, None, scratch);
+        self.attention(shape, ScoreRules::default(), q, k, v, out, None, scratch);
+    }
+
+    /// [`Self::attention_causal`] with scores that follow `rules`.
+    ///
+    /// # Panics
+    /// As there, and if the sinks are not one for each query head.
+    pub fn attention_causal_with(
+        &self,
+        shape: &CausalAttention,
+        rules: ScoreRules<'_>,
+        q: &[f32],
+        k: &[f32],
+        v: &[f32],
+        out: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        assert!(
+            rules.sinks.is_none_or(|sinks| sinks.len() == shape.heads),
+            "attention_causal: sinks are not one for each of {} heads",
+            shape.heads
+        );
+        self.attention(shape, rules, q, k, v, out, None, scratch);
     }
 
     /// [`Self::attention_causal`], same bits, which also writes `lse[t, heads]`: the logarithm of the sum of
@@ -87,12 +118,13 @@ impl Kernels {
         lse: &mut [f32],
         scratch: &mut [f32],
     ) {
-        self.attention(shape, q, k, v, out, Some(lse), scratch);
+        self.attention(shape, ScoreRules::default(), q, k, v, out, Some(lse), scratch);
     }
 
     fn attention(
         &self,
         shape: &CausalAttention,
+        rules: ScoreRules<'_>,
         q: &[f32],
         k: &[f32],
         v: &[f32],
@@ -118,7 +150,7 @@ impl Kernels {
             let first = b * QUERY_BLOCK * shape.heads;
             for kv_head in 0..shape.kv_heads {
                 let lse = lse.as_deref_mut().map(|lse| &mut lse[first..]);
-                self.attend(shape, &block, kv_head, q, k, v, out, lse, scratch);
+                self.attend(shape, rules, &block, kv_head, q, k, v, out, lse, scratch);
             }
         }
     }
@@ -128,6 +160,7 @@ impl Kernels {
     fn attend(
         &self,
         shape: &CausalAttention,
+        rules: ScoreRules<'_>,
         block: &Block,
         kv_head: usize,
         q: &[f32],
@@ -153,8 +186,21 @@ impl Kernels {
             let (low, high) = block.visible(shape, r / group);
             row[..low].fill(0.0);
             row[high..].fill(0.0);
+            let row = &mut row[low..high];
             let max;
-            (*sum, max) = self.softmax_numerators_max(&mut row[low..high], shape.scale);
+            (*sum, max) = match rules.softcap {
+                None => self.softmax_numerators_max(row, shape.scale),
+                Some(cap) => {
+                    self.softcap(row, shape.scale, cap);
+                    self.softmax_numerators_max(row, 1.0)
+                }
+            };
+            if let Some(sinks) = rules.sinks {
+                // Where this is infinite, so much greater is the sink, the values' weights are 0, as they should be.
+                let mut sink = [sinks[kv_head * group + r % group] - max];
+                self.exp_inplace(&mut sink);
+                *sum += sink[0];
+            }
             if let Some(lse) = &mut lse {
                 let at = r / group * shape.heads + kv_head * group + r % group;
                 lse[at] = (f64::from(max) + ln(f64::from(*sum))) as f32;
@@ -280,6 +326,32 @@ mod tests {
             }
         }
         out
+    }
+
+    /// Soft caps and sinks against the definition, one query with all keys in reach.
+    #[test]
+    fn rules_of_scores_follow_their_definition() {
+        let shape = CausalAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None };
+        let (q, k, v) = (wave(32, 0.0), wave(16 * 9, 1.0), wave(16 * 9, 2.0));
+        let sinks = [0.5, -1.0, 2.0, 100.0];
+        let (mut out, mut scratch) = (vec![0.0; 32], vec![0.0; shape.scratch_len(1, 9)]);
+        for (softcap, sinks) in [(Some(1.5), None), (None, Some(&sinks[..])), (Some(1.5), Some(&sinks[..]))] {
+            let rules = ScoreRules { softcap, sinks };
+            kernels().attention_causal_with(&shape, rules, &q, &k, &v, &mut out, &mut scratch);
+            for h in 0..4 {
+                let at = |kv: &[f32], j: usize, i: usize| f64::from(kv[j * 16 + h / 2 * 8 + i]);
+                let score = |j: usize| {
+                    let s = 0.3 * (0..8).map(|i| f64::from(q[h * 8 + i]) * at(&k, j, i)).sum::<f64>();
+                    softcap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh()).exp()
+                };
+                let sink = sinks.map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+                let sum: f64 = (0..9).map(score).sum::<f64>() + sink;
+                for i in 0..8 {
+                    let exact = (0..9).map(|j| score(j) * at(&v, j, i)).sum::<f64>() / sum;
+                    assert!((f64::from(out[h * 8 + i]) - exact).abs() < 1e-5, "head {h}, element {i}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -266,6 +266,10 @@ kernels! {
         /// sqrt(mean(x^2) + eps))`. Panics if the lengths do not agree.
         fn rms_norm[simd](x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
 
+        /// LayerNorm (Ba et al. 2016) of every row of `x[t, d]` into `out[t, d]`, `d = weight.len()`: `weight * (x -
+        /// mean(x)) / sqrt(var(x) + eps) + bias`. Panics if the lengths do not agree.
+        fn layer_norm[simd](x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]);
+
         /// Backward of [`Self::rms_norm`] for the output's gradient `dy[t, d]`: adds the gradients of `x` to
         /// `dx[t, d]` and of `weight` to `dweight[d]`, row after row. Panics if the lengths do not agree.
         fn rms_norm_backward[simd](
@@ -301,6 +305,16 @@ kernels! {
         /// GEGLU with the tanh approximation: `out = 0.5 gate (1 + tanh(sqrt(2/pi) (gate + 0.044715 gate^3)))
         /// * up`. Panics if the lengths differ.
         fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// GEGLU with the error function: `out = 0.5 gate (1 + erf(gate / sqrt(2))) * up`. Panics if the lengths differ.
+        fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// `out = (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g)` with `g = min(gate, limit)`, the activation of
+        /// gpt-oss. Panics if the lengths differ.
+        fn limited_swiglu_mul(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]);
+
+        /// `x = cap * tanh(scale * x / cap)`, in place.
+        fn softcap(x: &mut [f32], scale: f32, cap: f32);
 
         /// One AdamW update of `param` by `grad * grad_scale` with the moments `m` and `v`: see
         /// [`AdamWStep`]. Panics if the lengths differ.

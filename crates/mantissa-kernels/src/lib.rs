@@ -49,7 +49,7 @@ mod simd;
 mod x86;
 mod xtx;
 
-pub use attention::CausalAttention;
+pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};

@@ -113,10 +113,17 @@ fn element_wise() {
         let mut y = b.clone();
         k.axpy(a.first().copied().unwrap_or(1.0), &a, &mut y);
         all.extend(bits(&y));
-        for gated in [Kernels::silu_mul, Kernels::relu2_mul, Kernels::gelu_tanh_mul] {
+        for gated in [Kernels::silu_mul, Kernels::relu2_mul, Kernels::gelu_tanh_mul, Kernels::gelu_mul] {
             gated(k, &a, &b, &mut y);
             all.extend(bits(&y));
         }
+        k.limited_swiglu_mul(1.702, 7.0, &a, &b, &mut y);
+        all.extend(bits(&y));
+        y.copy_from_slice(&a);
+        k.softcap(&mut y, 0.3, 30.0);
+        all.extend(bits(&y));
+        k.layer_norm(&a, &b, &b, 1e-5, &mut y);
+        all.extend(bits(&y));
         y.copy_from_slice(&a);
         k.exp_inplace(&mut y);
         all.extend(bits(&y));

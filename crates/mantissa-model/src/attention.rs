@@ -1,66 +1,16 @@
 //! Causal self-attention with grouped key/value heads (Vaswani et al. 2017, "Attention Is All You Need", eq.
 //! 1; Ainslie et al. 2023, "GQA"), rotary positions, and the norms that Qwen3 puts on the heads and BitNet
-//! before the output projection.
+//! before the output projection. Latent attention is in [`crate::latent`].
 //!
 //! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::{ScoreRules, for_each, kernels};
 
 use crate::cache::LayerCache;
-use crate::config::ModelConfig;
-use crate::error::{ForwardError, LoadError};
+use crate::config::{HeadNorms, QkvForm};
+use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
-use crate::graph::{LinearInput, LinearKind, prefix};
-use crate::layer::load_linear;
-use crate::linear::Linear;
-use crate::norm::RmsNorm;
-use crate::source::WeightSource;
-
-/// The attention of one layer.
-#[derive(Clone, Debug)]
-pub struct Attention {
-    /// Queries.
-    pub q: Linear,
-    /// Keys.
-    pub k: Linear,
-    /// Values.
-    pub v: Linear,
-    /// Output.
-    pub o: Linear,
-    /// Norms over each head of q and of k.
-    pub head_norms: Option<(RmsNorm, RmsNorm)>,
-    /// Norm of the joined heads before the output projection.
-    pub sub_norm: Option<RmsNorm>,
-}
-
-impl Attention {
-    /// Reads layer `layer`.
-    ///
-    /// # Errors
-    /// As [`WeightSource`]'s.
-    pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
-        let linear = |kind| load_linear(source, &config.linear(layer, kind));
-        let norm = |name: &str, width| {
-            RmsNorm::load(source, &format!("{}self_attn.{name}", prefix(layer)), width, config.rms_norm_eps)
-        };
-        let head_norms = match config.has_head_norms() {
-            true => Some((norm("q_norm", config.head_dim)?, norm("k_norm", config.head_dim)?)),
-            false => None,
-        };
-        let sub_norm = match config.has_sub_norms() {
-            true => Some(norm("attn_sub_norm", config.query_width())?),
-            false => None,
-        };
-        Ok(Attention {
-            q: linear(LinearKind::Q)?,
-            k: linear(LinearKind::K)?,
-            v: linear(LinearKind::V)?,
-            o: linear(LinearKind::O)?,
-            head_norms,
-            sub_norm,
-        })
-    }
-}
+use crate::graph::{LinearInput, LinearKind};
 
 /// The sequences of one thread: their queries, keys, values and results, and where they are rotated and scored.
 struct Group<'a> {
@@ -80,18 +30,66 @@ impl LayerFlow {
         seqs: &Sequences<'_>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
+        if let Some(latent) = self.latent {
+            return self.project_latent(latent, operators, seqs, a);
+        }
         let (q_width, kv_width) = self.widths();
         let (rows, accumulate) = (seqs.rows, false);
+        let x = &a.normed[..rows * self.hidden];
+        if self.qkv != QkvForm::Separate {
+            let out = &mut a.extra.wide[..rows * (q_width + 2 * kv_width)];
+            let mut jobs = [Job { kind: LinearKind::Qkv, out, accumulate }];
+            operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
+            self.split_qkv(rows, a);
+            self.clip_qkv(rows, a);
+            return Ok(());
+        }
         let mut jobs = [
             Job { kind: LinearKind::Q, out: &mut a.q[..rows * q_width], accumulate },
             Job { kind: LinearKind::K, out: &mut a.k[..rows * kv_width], accumulate },
             Job { kind: LinearKind::V, out: &mut a.v[..rows * kv_width], accumulate },
         ];
-        operators.linears(LinearInput::Qkv, &a.normed[..rows * self.hidden], seqs.tokens(), &mut jobs)
+        operators.linears(LinearInput::Qkv, x, seqs.tokens(), &mut jobs)?;
+        self.clip_qkv(rows, a);
+        Ok(())
+    }
+
+    /// Takes apart what was projected as one.
+    fn split_qkv(&self, rows: usize, a: &mut Activations<'_>) {
+        let ((q_width, kv_width), d) = (self.widths(), self.attention.head_dim);
+        let q = a.q[..rows * q_width].chunks_exact_mut(q_width);
+        let k = a.k[..rows * kv_width].chunks_exact_mut(kv_width);
+        let v = a.v[..rows * kv_width].chunks_exact_mut(kv_width);
+        let joined = a.extra.wide.chunks_exact(q_width + 2 * kv_width);
+        for (((q, k), v), joined) in q.zip(k).zip(v).zip(joined) {
+            match self.qkv {
+                QkvForm::ByHead => {
+                    let heads = q.chunks_exact_mut(d).zip(k.chunks_exact_mut(d)).zip(v.chunks_exact_mut(d));
+                    for (((q, k), v), head) in heads.zip(joined.chunks_exact(3 * d)) {
+                        q.copy_from_slice(&head[..d]);
+                        k.copy_from_slice(&head[d..2 * d]);
+                        v.copy_from_slice(&head[2 * d..]);
+                    }
+                }
+                _ => {
+                    q.copy_from_slice(&joined[..q_width]);
+                    k.copy_from_slice(&joined[q_width..q_width + kv_width]);
+                    v.copy_from_slice(&joined[q_width + kv_width..]);
+                }
+            }
+        }
+    }
+
+    fn clip_qkv(&self, rows: usize, a: &mut Activations<'_>) {
+        let Some(clip) = self.clip else { return };
+        let (q_width, kv_width) = self.widths();
+        for (x, width) in [(&mut *a.q, q_width), (&mut *a.k, kv_width), (&mut *a.v, kv_width)] {
+            x[..rows * width].iter_mut().for_each(|x| *x = x.clamp(-clip, clip));
+        }
     }
 
     pub(crate) fn norm_heads(&self, operators: &mut impl Operators, rows: usize, a: &mut Activations<'_>) {
-        if !self.head_norms {
+        if self.head_norms == HeadNorms::Absent {
             return;
         }
         let (q_width, kv_width) = self.widths();
@@ -105,7 +103,7 @@ impl LayerFlow {
     }
 
     /// Rotates and attends in each of the sequences. A thread takes some consecutive ones.
-    pub(crate) fn attend(&self, seqs: &Sequences<'_>, a: &mut Activations<'_>) {
+    pub(crate) fn attend(&self, seqs: &Sequences<'_>, sinks: Option<&[f32]>, a: &mut Activations<'_>) {
         let (q_width, kv_width) = self.widths();
         let heads = self.attention.heads;
         let tokens = seqs.tokens();
@@ -136,10 +134,11 @@ impl LayerFlow {
             }
         });
         let (cos, sin) = (a.cos, a.sin);
-        for_each(threads, groups, |group| self.attend_group(seqs.start, group, cos, sin));
+        let rules = ScoreRules { softcap: self.softcap, sinks };
+        for_each(threads, groups, |group| self.attend_group(seqs.start, group, rules, cos, sin));
     }
 
-    fn attend_group(&self, start: usize, group: Group<'_>, cos: &[f32], sin: &[f32]) {
+    fn attend_group(&self, start: usize, group: Group<'_>, rules: ScoreRules<'_>, cos: &[f32], sin: &[f32]) {
         let Group { lens, mut q, mut k, mut v, mut out, mut lse, scores } = group;
         let (q_width, kv_width) = self.widths();
         for &len in lens {
@@ -151,30 +150,41 @@ impl LayerFlow {
                 Some(lse) => {
                     kernels().attention_causal_saving(&self.attention, q, k, this_v, out, lse, scores);
                 }
-                None => kernels().attention_causal(&self.attention, q, k, this_v, out, scores),
+                None => {
+                    kernels().attention_causal_with(&self.attention, rules, q, k, this_v, out, scores);
+                }
             }
         }
     }
 
-    pub(crate) fn attend_cached(&self, seqs: &Sequences<'_>, past: &mut LayerCache, a: &mut Activations<'_>) {
+    pub(crate) fn attend_cached(
+        &self,
+        seqs: &Sequences<'_>,
+        past: &mut LayerCache,
+        sinks: Option<&[f32]>,
+        a: &mut Activations<'_>,
+    ) {
         let (q_width, kv_width) = self.widths();
         let tokens = seqs.tokens();
         let (q, k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
         self.rotate(seqs.start, q, k, a.cos, a.sin);
         let (k, v) = past.append(seqs.start, kv_width, k, &a.v[..tokens * kv_width]);
         let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
-        kernels().attention_causal(&self.attention, q, k, v, out, a.scores);
+        let rules = ScoreRules { softcap: self.softcap, sinks };
+        kernels().attention_causal_with(&self.attention, rules, q, k, v, out, a.scores);
         padding.fill(0.0);
     }
 
     /// Rotates the queries and keys of one sequence that begins at position `start`; keys are then as the cache keeps them.
     fn rotate(&self, start: usize, q: &mut [f32], k: &mut [f32], cos: &[f32], sin: &[f32]) {
         let (q_width, kv_width) = self.widths();
-        let (head_dim, half) = (self.attention.head_dim, self.attention.head_dim / 2);
-        let angles = start * half..(start + q.len() / q_width) * half;
-        let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
-        kernels().rope_rotate(q, q_width / head_dim, head_dim, cos, sin);
-        kernels().rope_rotate(k, kv_width / head_dim, head_dim, cos, sin);
+        let (head_dim, half) = (self.attention.head_dim, self.half);
+        if half > 0 {
+            let angles = start * half..(start + q.len() / q_width) * half;
+            let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
+            kernels().rope_rotate(q, q_width / head_dim, head_dim, cos, sin);
+            kernels().rope_rotate(k, kv_width / head_dim, head_dim, cos, sin);
+        }
         if let Some(kv) = &self.kv {
             kv.keys(k);
         }
@@ -187,17 +197,33 @@ impl LayerFlow {
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.widths().0;
-        let mut x = &a.attended[..len];
-        if self.sub_norms {
-            operators.norm(NormKind::AttentionSub, x, &mut a.q[..len]);
-            x = &a.q[..len];
+        let x = if self.sub_norms {
+            operators.norm(NormKind::AttentionSub, &a.attended[..len], &mut a.q[..len]);
+            &a.q[..len]
+        } else if let Some(latent) = &self.latent {
+            // The values without their padding.
+            let width = self.attention.heads * latent.value;
+            let packed = a.q[..seqs.rows * width].chunks_exact_mut(latent.value);
+            let heads = a.attended[..len].chunks_exact(self.attention.head_dim).zip(packed);
+            heads.for_each(|(padded, head)| head.copy_from_slice(&padded[..latent.value]));
+            &a.q[..seqs.rows * width]
+        } else {
+            &a.attended[..len]
+        };
+        let len = seqs.rows * self.hidden;
+        let residual = &mut a.residual[..len];
+        if !self.norms_results() {
+            let mut jobs = [Job { kind: LinearKind::O, out: residual, accumulate: true }];
+            return operators.linears(LinearInput::O, x, seqs.tokens(), &mut jobs);
         }
-        let out = &mut a.residual[..seqs.rows * self.hidden];
-        let mut jobs = [Job { kind: LinearKind::O, out, accumulate: true }];
-        operators.linears(LinearInput::O, x, seqs.tokens(), &mut jobs)
+        let out = &mut a.normed[..len];
+        let mut jobs = [Job { kind: LinearKind::O, out: &mut *out, accumulate: false }];
+        operators.linears(LinearInput::O, x, seqs.tokens(), &mut jobs)?;
+        Self::add_normed(operators, NormKind::AfterAttention, out, &mut a.extra.wide[..len], residual);
+        Ok(())
     }
 
-    fn widths(&self) -> (usize, usize) {
+    pub(crate) fn widths(&self) -> (usize, usize) {
         let shape = &self.attention;
         (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
     }

@@ -1,8 +1,8 @@
 //! The memory of a forward pass, planned once and used for every call.
 
-use crate::config::ModelConfig;
+use crate::config::{MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::{Activations, MIN_ROWS, MlpRows, attention_shape};
+use crate::flow::{Activations, Choice, Extra, MIN_ROWS, MlpRows, attention_shape};
 use crate::linear::Linear;
 
 /// Tokens that go through the MLP at a time: its inner activations are by far the widest.
@@ -40,6 +40,16 @@ pub struct Buffers {
     pub(crate) cos: Vec<f32>,
     /// `[positions, head_dim / 2]`.
     pub(crate) sin: Vec<f32>,
+    /// The same for layers with rotary parameters of their own.
+    pub(crate) local_cos: Vec<f32>,
+    pub(crate) local_sin: Vec<f32>,
+    /// See [`Extra`], as all that follows.
+    pub(crate) wide: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
+    pub(crate) gathered: Vec<f32>,
+    pub(crate) result: Vec<f32>,
+    pub(crate) sum: Vec<f32>,
+    pub(crate) choices: Vec<Choice>,
 }
 
 /// What buffers were planned for.
@@ -55,13 +65,20 @@ pub(crate) struct Sizes {
     panel: usize,
     scores: usize,
     half: usize,
+    /// Whether there are two sets of tables.
+    local: bool,
+    wide: usize,
+    /// Widest input of a linear layer outside the MLP.
+    input: usize,
+    experts: usize,
+    per_token: usize,
 }
 
 impl Sizes {
     fn new(config: &ModelConfig, max_tokens: usize, max_len: usize) -> Self {
-        let linears = crate::graph::LinearKind::ALL.map(|kind| config.linear(0, kind));
-        let panels = linears.iter().map(|l| Linear::scratch_len(l.rows, l.cols));
-        let head = Linear::scratch_len(config.vocab_size, config.hidden_size);
+        let panels = config.linear_shapes().map(|(rows, cols)| Linear::scratch_len(rows, cols));
+        let tables = config.vocab_size.max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
+        let head = Linear::scratch_len(tables, config.hidden_size);
         let attention = attention_shape(config, None);
         Sizes {
             tokens: max_tokens,
@@ -70,10 +87,15 @@ impl Sizes {
             hidden: config.hidden_size,
             query: config.query_width(),
             key: config.key_value_width(),
-            intermediate: config.intermediate_size,
+            intermediate: widest_mlp(config),
             panel: panels.fold(head, usize::max),
             scores: attention.scratch_len(max_tokens.min(max_len), max_len),
-            half: config.head_dim / 2,
+            half: config.rotary_dim / 2,
+            local: config.local_rope.is_some(),
+            wide: widest_extra(config),
+            input: config.latent.map_or(0, |latent| latent.kv_rank.max(latent.q_rank.unwrap_or(0))),
+            experts: config.experts.as_ref().map_or(0, |experts| experts.count.into()),
+            per_token: config.experts.as_ref().map_or(0, |experts| experts.per_token),
         }
     }
 
@@ -82,11 +104,13 @@ impl Sizes {
     }
 
     /// Lengths of the fields of [`Buffers`], in their order; `None` where one overflows.
-    fn lengths(&self) -> Option<[usize; 14]> {
+    fn lengths(&self) -> Option<[usize; 21]> {
         let by_rows = |width: usize| self.rows.checked_mul(width);
         let inner = self.mlp_rows().checked_mul(self.intermediate)?;
         let tables = self.positions.checked_mul(self.half)?;
-        let quantized = by_rows(self.hidden.max(self.query))?.max(inner);
+        let quantized = by_rows(self.hidden.max(self.query).max(self.input))?.max(inner);
+        let local = if self.local { tables } else { 0 };
+        let of_part = |width: usize| self.mlp_rows().checked_mul(if self.experts > 0 { width } else { 0 });
         Some([
             by_rows(self.hidden)?,
             by_rows(self.hidden)?,
@@ -102,6 +126,13 @@ impl Sizes {
             self.scores,
             tables,
             tables,
+            local,
+            local,
+            by_rows(self.wide)?,
+            of_part(self.experts)?,
+            of_part(self.hidden)?,
+            of_part(self.hidden)?,
+            of_part(self.hidden)?,
         ])
     }
 }
@@ -123,7 +154,7 @@ impl Buffers {
         for len in lengths {
             fields.push(zeros(len).ok_or_else(memory)?);
         }
-        let Ok(fields) = <[Vec<f32>; 14]>::try_from(fields) else { return Err(memory()) };
+        let Ok(fields) = <[Vec<f32>; 21]>::try_from(fields) else { return Err(memory()) };
         let [
             residual,
             normed,
@@ -139,8 +170,21 @@ impl Buffers {
             scores,
             mut cos,
             mut sin,
+            mut local_cos,
+            mut local_sin,
+            wide,
+            logits,
+            gathered,
+            result,
+            sum,
         ] = fields;
-        config.rope.fill_tables(config.head_dim, max_len, &mut cos, &mut sin);
+        config.rope.fill_tables(config.rotary_dim, max_len, &mut cos, &mut sin);
+        if let Some(rope) = &config.local_rope {
+            rope.fill_tables(config.rotary_dim, max_len, &mut local_cos, &mut local_sin);
+        }
+        let mut choices = Vec::new();
+        let most = sizes.mlp_rows().checked_mul(sizes.per_token).ok_or_else(memory)?;
+        choices.try_reserve_exact(most).map_err(|_| memory())?;
         Ok(Buffers {
             sizes,
             residual,
@@ -157,12 +201,24 @@ impl Buffers {
             scores,
             cos,
             sin,
+            local_cos,
+            local_sin,
+            wide,
+            logits,
+            gathered,
+            result,
+            sum,
+            choices,
         })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
     pub fn bytes_needed(config: &ModelConfig, max_tokens: usize, max_len: usize) -> u64 {
         let lengths = Sizes::new(config, max_tokens, max_len).lengths();
+        let sizes = Sizes::new(config, max_tokens, max_len);
+        // A choice is as large as three f32.
+        let choices = sizes.mlp_rows().saturating_mul(sizes.per_token).saturating_mul(3);
+        let lengths = lengths.map(|all| all.into_iter().chain([choices]).collect::<Vec<_>>());
         let total =
             lengths.and_then(|all| all.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
         total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
@@ -193,8 +249,9 @@ impl Buffers {
         }
     }
 
-    /// What a layer's flow writes, and beside it the quantized copy of an input and the panel of a weight.
-    pub(crate) fn activations(&mut self) -> (Activations<'_>, &mut [f32], &mut [f32]) {
+    /// What a layer's flow writes, and beside it the quantized copy of an input and the panel of a weight; `local` says that
+    /// the layer has rotary parameters of its own.
+    pub(crate) fn activations(&mut self, local: bool) -> (Activations<'_>, &mut [f32], &mut [f32]) {
         let activations = Activations {
             residual: &mut self.residual,
             normed: &mut self.normed,
@@ -208,11 +265,40 @@ impl Buffers {
             inner: &mut self.inner,
             mlp: MlpRows { most: MLP_TOKENS, keep: false },
             scores: &mut self.scores,
-            cos: &self.cos,
-            sin: &self.sin,
+            cos: if local { &self.local_cos } else { &self.cos },
+            sin: if local { &self.local_sin } else { &self.sin },
+            extra: Extra {
+                wide: &mut self.wide,
+                logits: &mut self.logits,
+                gathered: &mut self.gathered,
+                result: &mut self.result,
+                sum: &mut self.sum,
+                choices: Some(&mut self.choices),
+            },
         };
         (activations, &mut self.quantized, &mut self.panel)
     }
+}
+
+/// Inner width of the widest MLP.
+fn widest_mlp(config: &ModelConfig) -> usize {
+    let experts = config.experts.as_ref();
+    let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
+    let routed = experts.map_or(0, |experts| experts.width);
+    let dense = experts.is_none_or(|experts| experts.layers.contains(&false));
+    shared.max(routed).max(if dense { config.intermediate_size } else { 0 })
+}
+
+/// Width of [`Extra::wide`].
+fn widest_extra(config: &ModelConfig) -> usize {
+    let joined = match config.qkv {
+        QkvForm::Separate => 0,
+        _ => config.query_width() + 2 * config.key_value_width(),
+    };
+    let gate_up = if config.mlp == MlpForm::GatedJoined { 2 * config.intermediate_size } else { 0 };
+    let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
+    let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
+    joined.max(gate_up).max(if normed { config.hidden_size } else { 0 }).max(latent)
 }
 
 /// # Errors

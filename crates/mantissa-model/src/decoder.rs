@@ -2,24 +2,25 @@
 
 use std::ops::Range;
 
+use mantissa_kernels::kernels;
+
 use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{MIN_ROWS, Sequences};
-use crate::graph::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
 use crate::source::WeightSource;
 
 /// A model ready to run. `Sync`: any number of threads may run passes, each with its own [`Buffers`].
 #[derive(Clone, Debug)]
 pub struct Decoder {
     config: ModelConfig,
-    embedding: Linear,
+    embedding: Embedding,
     layers: Vec<Layer>,
-    norm: RmsNorm,
+    norm: Norm,
     /// `None` where it is the embedding.
     head: Option<Linear>,
 }
@@ -51,12 +52,16 @@ impl Decoder {
     pub fn load(source: &dyn WeightSource) -> Result<Self, LoadError> {
         let config = load_config(source)?;
         let layers = (0..config.num_hidden_layers).map(|layer| Layer::load(source, &config, layer));
-        let norm = source.tensor_f32(FINAL_NORM, &[config.hidden_size])?;
+        let head = || {
+            let module = config.head_module();
+            let weight = source.linear(module, config.vocab_size, config.hidden_size, config.head_bias)?;
+            Linear::new(module, weight)
+        };
         Ok(Decoder {
             embedding: load_embedding(source, &config)?,
             layers: layers.collect::<Result<_, _>>()?,
-            norm: RmsNorm::new(norm, config.rms_norm_eps),
-            head: if config.tie_word_embeddings { None } else { Some(load_table(source, &config, HEAD)?) },
+            norm: Norm::load(source, &config, &config.final_norm_module(), config.hidden_size)?,
+            head: if config.tie_word_embeddings { None } else { Some(head()?) },
             config,
         })
     }
@@ -78,9 +83,9 @@ impl Decoder {
 
     /// Bytes of the linear layers, the embedding and the head in memory.
     pub fn weight_bytes(&self) -> usize {
-        let linears =
-            self.layers.iter().flat_map(|layer| crate::LinearKind::ALL.map(|kind| layer.linear(kind)));
-        linears.chain([&self.embedding]).chain(&self.head).map(Linear::bytes).sum()
+        let linears = self.layers.iter().flat_map(Layer::linears).map(|(_, linear)| linear);
+        let tables = [Some(&self.embedding.table), self.embedding.positions.as_ref()];
+        linears.chain(tables.into_iter().flatten()).chain(&self.head).map(Linear::bytes).sum()
     }
 
     /// Runs whole sequences. A sequence's states have the same bits in any batch.
@@ -128,7 +133,7 @@ impl Decoder {
         mut cache: Option<&mut KvCache>,
         b: &'a mut Buffers,
     ) -> Result<Hidden<'a>, ForwardError> {
-        self.embed(tokens, seqs.rows, b)?;
+        self.embed(tokens, seqs, b)?;
         for (i, layer) in self.layers.iter().enumerate() {
             layer.forward(seqs, cache.as_mut().map(|cache| cache.layer(i)), None, b)?;
         }
@@ -142,46 +147,90 @@ impl Decoder {
     }
 
     /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
-    fn embed(&self, tokens: &[u32], rows: usize, b: &mut Buffers) -> Result<(), ForwardError> {
+    fn embed(&self, tokens: &[u32], seqs: &Sequences<'_>, b: &mut Buffers) -> Result<(), ForwardError> {
         let d = self.config.hidden_size;
-        let (states, padding) = b.residual[..rows * d].split_at_mut(tokens.len() * d);
-        embed(&self.embedding, tokens, states)?;
+        let (states, padding) = b.residual[..seqs.rows * d].split_at_mut(tokens.len() * d);
+        self.embedding.embed(tokens, seqs.lens, seqs.start, states)?;
         padding.fill(0.0);
         Ok(())
     }
 }
 
-/// The embedding by itself, `[vocabulary, hidden]`, for work that holds one layer at a time.
+/// What tokens become before the first layer.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// `[vocabulary, hidden]`.
+    table: Linear,
+    /// `[positions, hidden]`.
+    positions: Option<Linear>,
+    scale: Option<f32>,
+}
+
+/// The embedding by itself, for work that holds one layer at a time.
 ///
 /// # Errors
 /// As [`WeightSource`]'s.
-pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Linear, LoadError> {
-    // Its rows are looked up, which maps around the codes would stand in the way of.
-    Ok(load_table(source, config, EMBEDDING)?.folded())
+pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Embedding, LoadError> {
+    let table = |module: &str, rows| {
+        let weight = source.linear(module, rows, config.hidden_size, false)?;
+        // Its rows are looked up, which maps around the codes would stand in the way of.
+        Ok::<_, LoadError>(Linear::new(module, weight)?.folded())
+    };
+    let positions = match config.learned_positions {
+        true => Some(table(&config.positions_module(), config.max_position_embeddings)?),
+        false => None,
+    };
+    let scale = config.embedding_scale;
+    Ok(Embedding { table: table(&config.embedding_module(), config.vocab_size)?, positions, scale })
 }
 
-fn load_table(source: &dyn WeightSource, config: &ModelConfig, module: &str) -> Result<Linear, LoadError> {
-    let weight = source.linear(module, config.vocab_size, config.hidden_size, false)?;
-    Linear::new(module, weight)
-}
-
-/// The tokens' rows of `embedding` into `states` (`[tokens, hidden]`): what the first layer reads.
-///
-/// # Errors
-/// [`ForwardError::Vocabulary`]; the states are then as they were.
-///
-/// # Panics
-/// If `states` has another length.
-pub fn embed(embedding: &Linear, tokens: &[u32], states: &mut [f32]) -> Result<(), ForwardError> {
-    let (vocab_size, d) = (embedding.rows(), embedding.cols());
-    assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
-    if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
-        return Err(ForwardError::Vocabulary { index, token, vocab_size });
+impl Embedding {
+    /// What the first layer reads of sequences of `lens` tokens, one after another, that begin at position `start`, into
+    /// `states` (`[tokens, hidden]`).
+    ///
+    /// # Errors
+    /// [`ForwardError::Vocabulary`], [`ForwardError::Lengths`] or, for positions that were not learned,
+    /// [`ForwardError::Plan`]; the states are then as they were.
+    ///
+    /// # Panics
+    /// If `states` has another length.
+    pub fn embed(
+        &self,
+        tokens: &[u32],
+        lens: &[usize],
+        start: usize,
+        states: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let (vocab_size, d) = (self.table.rows(), self.table.cols());
+        assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
+        if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+            return Err(ForwardError::Vocabulary { index, token, vocab_size });
+        }
+        let sum = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        if sum != tokens.len() {
+            return Err(ForwardError::Lengths { sum, tokens: tokens.len() });
+        }
+        let needed = start.saturating_add(lens.iter().max().copied().unwrap_or(0));
+        if let Some(positions) = self.positions.as_ref().filter(|table| table.rows() < needed) {
+            let planned = positions.rows();
+            return Err(ForwardError::Plan { what: "learned positions", needed, planned });
+        }
+        for (&token, out) in tokens.iter().zip(states.chunks_exact_mut(d)) {
+            self.table.row(token as usize, out);
+            if let Some(scale) = self.scale {
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+        if let Some(positions) = &self.positions {
+            let mut row = vec![0.0; d];
+            let places = lens.iter().flat_map(|&len| start..start + len);
+            for (position, out) in places.zip(states.chunks_exact_mut(d)) {
+                positions.row(position, &mut row);
+                kernels().axpy(1.0, &row, out);
+            }
+        }
+        Ok(())
     }
-    for (&token, out) in tokens.iter().zip(states.chunks_exact_mut(d)) {
-        embedding.row(token as usize, out);
-    }
-    Ok(())
 }
 
 impl Hidden<'_> {
@@ -206,9 +255,13 @@ impl Hidden<'_> {
     pub fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<(), ForwardError> {
         let d = self.decoder.config.hidden_size;
         let states = &self.states[rows.start * d..rows.end * d];
-        let head = self.decoder.head.as_ref().unwrap_or(&self.decoder.embedding);
-        let job = Job { linear: head, out, accumulate: false };
-        forward_fused([job], states, self.quantized, self.panel)
+        let head = self.decoder.head.as_ref().unwrap_or(&self.decoder.embedding.table);
+        let job = Job { linear: head, out: &mut *out, accumulate: false };
+        forward_fused([job], states, self.quantized, self.panel)?;
+        if let Some(cap) = self.decoder.config.logit_softcap {
+            kernels().softcap(out, 1.0, cap);
+        }
+        Ok(())
     }
 }
 
@@ -223,6 +276,7 @@ pub fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> 
     let file = |name: &str| source.dir().map(|dir| dir.join(name));
     let name = file("config.json").map_or_else(|| source.location(), |path| path.display().to_string());
     let mut config = ModelConfig::from_json(value, &name)?;
+    config.bare_names = config.learned_positions && source.has("wte.weight");
     if let Some(path) = file("generation_config.json")
         && let Some(value) = read_json(&path)?
     {
@@ -241,12 +295,12 @@ mod tests {
 
     /// A model of every optional part: biases, sub-norms or head norms, untied head.
     fn source(model_type: &str) -> MapSource {
-        let config = json!({
-            "model_type": model_type, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 30,
-            "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "attention_bias": true, "mlp_bias": true,
-            "sliding_window": null
-        });
+        let mut config = crate::config::example(model_type);
+        for (field, value) in
+            [("vocab_size", json!(30)), ("attention_bias", json!(true)), ("mlp_bias", json!(true))]
+        {
+            config[field] = value;
+        }
         let parsed = ModelConfig::from_json(&config, "config.json").unwrap();
         let values = |n: usize| (0..n).map(|i| (i as f32 * 0.77 + n as f32).sin() * 0.5).collect();
         let tensor = |t: crate::TensorInfo| {
@@ -282,8 +336,8 @@ mod tests {
         let mut source = source("llama");
         source.config["vocab_size"] = json!(31);
         let error = Decoder::load(&source).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("model.embed_tokens.weight") && error.contains("[30, 16]"), "{error}");
-        assert!(error.contains("[31, 16]"), "{error}");
+        assert!(error.contains("model.embed_tokens.weight") && error.contains("[30, 64]"), "{error}");
+        assert!(error.contains("[31, 64]"), "{error}");
         source.config = json!({"model_type": "llama"});
         assert!(matches!(Decoder::load(&source), Err(LoadError::Config(_))));
     }

@@ -1,5 +1,6 @@
 //! The flow of a decoder layer, written once for evaluation, calibration, generation and training:
-//! `x += attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`.
+//! `x += attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`. Architectures differ in where the norms
+//! stand, in how projections are stored and in what the MLP is; the config says it, and no layer knows its model's name.
 //!
 //! What depends on how weights are held (norms and linear layers) is asked of [`Operators`]; where activations
 //! go is said by [`Activations`]. Everything else, rotary positions, attention, the gate, and the order of all
@@ -7,10 +8,12 @@
 
 use std::ops::Range;
 
-use mantissa_kernels::CausalAttention;
+use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::cache::LayerCache;
-use crate::config::{Activation, ModelConfig};
+use crate::config::{
+    Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, Routing,
+};
 use crate::error::ForwardError;
 use crate::graph::{LinearInput, LinearKind};
 use crate::kv::KvQuantizer;
@@ -47,9 +50,9 @@ impl<'a> Sequences<'a> {
 pub enum NormKind {
     /// Before the attention.
     Input,
-    /// Over each head of the queries.
+    /// Over each head of the queries, or over all.
     Query,
-    /// Over each head of the keys.
+    /// Over each head of the keys, or over all.
     Key,
     /// Over the joined heads before the output projection.
     AttentionSub,
@@ -57,6 +60,32 @@ pub enum NormKind {
     Post,
     /// Over the inner activation before the down projection.
     MlpSub,
+    /// Over the attention's result before it is added.
+    AfterAttention,
+    /// Over the MLP's result before it is added.
+    AfterMlp,
+    /// Over the latent of the queries (MLA).
+    QLatent,
+    /// Over the latent of keys and values (MLA).
+    KvLatent,
+}
+
+/// The small linear layers beside experts, which are not quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SideKind {
+    /// States to a logit for each expert.
+    Router,
+    /// States to the gate of the shared experts.
+    SharedGate,
+}
+
+/// Vectors beside a layer's linear layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VectorKind {
+    /// The attention's sinks, one for each query head.
+    Sinks,
+    /// What is added to the scores of the experts to choose by.
+    Correction,
 }
 
 /// One linear layer's share of [`Operators::linears`].
@@ -87,6 +116,14 @@ pub trait Operators {
         tokens: usize,
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError>;
+
+    /// `out = x Wᵀ + b` of a layer beside the experts; nothing where models with experts are refused.
+    fn side(&mut self, _: SideKind, _x: &[f32], _out: &mut [f32]) {}
+
+    /// A vector, where the layer has it.
+    fn vector(&self, _: VectorKind) -> Option<&[f32]> {
+        None
+    }
 }
 
 /// Where a layer's pass puts its activations. Slices may be longer than the pass needs.
@@ -120,6 +157,36 @@ pub struct Activations<'a> {
     pub cos: &'a [f32],
     /// `[positions, head_dim / 2]`.
     pub sin: &'a [f32],
+    /// What only some architectures need; empty for the others.
+    pub extra: Extra<'a>,
+}
+
+/// Scratch of architectures whose layers are not plain.
+#[derive(Debug, Default)]
+pub struct Extra<'a> {
+    /// Projections stored as one, latents, or a result to be normed before it is added: `[rows, widest of them]`.
+    pub wide: &'a mut [f32],
+    /// A router's logits, `[rows of a part, experts]`.
+    pub logits: &'a mut [f32],
+    /// What an expert reads, `[rows of a part, hidden]`.
+    pub gathered: &'a mut [f32],
+    /// What it gives, `[rows of a part, hidden]`.
+    pub result: &'a mut [f32],
+    /// The weighted sum of all, `[rows of a part, hidden]`.
+    pub sum: &'a mut [f32],
+    /// Which tokens go to which experts.
+    pub choices: Option<&'a mut Vec<Choice>>,
+}
+
+/// A token's way through an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The expert.
+    pub expert: u16,
+    /// Row of the token within its part.
+    pub row: u32,
+    /// Weight of the expert's result.
+    pub weight: f32,
 }
 
 /// The MLP takes the rows in parts: its inner activations are by far the widest.
@@ -138,11 +205,34 @@ pub struct LayerFlow {
     pub(crate) hidden: usize,
     pub(crate) intermediate: usize,
     pub(crate) activation: Activation,
-    pub(crate) head_norms: bool,
+    pub(crate) head_norms: HeadNorms,
     pub(crate) sub_norms: bool,
     pub(crate) threads: usize,
     /// How keys and values enter the cache; whole sequences see them so too.
     pub(crate) kv: Option<KvQuantizer>,
+    pub(crate) places: NormPlaces,
+    pub(crate) qkv: QkvForm,
+    pub(crate) mlp: MlpForm,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) clip: Option<f32>,
+    pub(crate) latent: Option<Latent>,
+    /// Half the width that is rotated of a head.
+    pub(crate) half: usize,
+    /// Whether the layer has rotary parameters of its own.
+    pub(crate) local: bool,
+    pub(crate) experts: Option<ExpertFlow>,
+}
+
+/// The experts of a layer as far as its flow needs them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ExpertFlow {
+    pub(crate) count: usize,
+    pub(crate) per_token: usize,
+    pub(crate) width: usize,
+    pub(crate) routing: Routing,
+    /// Width of the shared experts, and whether they have a gate.
+    pub(crate) shared: Option<(usize, bool)>,
+    pub(crate) limited: Option<LimitedSwiglu>,
 }
 
 impl LayerFlow {
@@ -153,11 +243,59 @@ impl LayerFlow {
             hidden: config.hidden_size,
             intermediate: config.intermediate_size,
             activation: config.hidden_act,
-            head_norms: config.has_head_norms(),
+            head_norms: config.head_norms,
             sub_norms: config.has_sub_norms(),
             threads: threads.max(1),
+            places: config.norm_places,
+            qkv: config.qkv,
+            mlp: config.mlp,
+            softcap: config.attention_softcap,
+            clip: config.clip_qkv,
+            latent: config.latent,
+            half: config.rotary_dim / 2,
+            local: config.local_rope.is_some() && config.windows[layer].is_some(),
+            experts: config.experts.as_ref().filter(|experts| experts.layers[layer]).map(|experts| {
+                ExpertFlow {
+                    count: experts.count.into(),
+                    per_token: experts.per_token,
+                    width: experts.width,
+                    routing: experts.routing,
+                    shared: experts.shared.map(|shared| (shared.width, shared.gated)),
+                    limited: experts.limited,
+                }
+            }),
             kv: None,
         }
+    }
+
+    /// Whether attention and MLP read the same states and are added together.
+    fn parallel(&self) -> bool {
+        matches!(self.places, NormPlaces::Parallel | NormPlaces::ParallelShared)
+    }
+
+    /// Whether results are normed before they are added.
+    pub(crate) fn norms_results(&self) -> bool {
+        matches!(self.places, NormPlaces::After | NormPlaces::Both)
+    }
+
+    /// The states that attention or MLP read, in `normed`.
+    fn enter(&self, operators: &mut impl Operators, kind: NormKind, len: usize, a: &mut Activations<'_>) {
+        match self.places {
+            NormPlaces::After => a.normed[..len].copy_from_slice(&a.residual[..len]),
+            _ => operators.norm(kind, &a.residual[..len], &mut a.normed[..len]),
+        }
+    }
+
+    /// Norms a result that lies in `normed` and adds it to the residual stream; both are some rows of theirs.
+    pub(crate) fn add_normed(
+        operators: &mut impl Operators,
+        kind: NormKind,
+        result: &[f32],
+        normed: &mut [f32],
+        residual: &mut [f32],
+    ) {
+        operators.norm(kind, result, normed);
+        kernels().axpy(1.0, normed, residual);
     }
 
     /// The attention's shape and mask.
@@ -187,15 +325,19 @@ impl LayerFlow {
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.hidden;
-        operators.norm(NormKind::Input, &a.residual[..len], &mut a.normed[..len]);
+        self.enter(operators, NormKind::Input, len, a);
         self.project(operators, seqs, a)?;
         self.norm_heads(operators, seqs.rows, a);
         if let Some(kv) = &self.kv {
             kv.values(&mut a.v[..seqs.tokens() * self.attention.kv_heads * self.attention.head_dim]);
         }
         match past {
-            Some(past) => self.attend_cached(seqs, past, a),
-            None => self.attend(seqs, a),
+            Some(past) => self.attend_cached(seqs, past, operators.vector(VectorKind::Sinks), a),
+            None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
+        }
+        if self.places == NormPlaces::Parallel {
+            // What the MLP is to read, before the attention changes it.
+            operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
         }
         self.output(operators, seqs, a)
     }
@@ -211,11 +353,16 @@ impl LayerFlow {
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.hidden;
-        operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
+        if !self.parallel() {
+            self.enter(operators, NormKind::Post, len, a);
+        }
         let tokens = seqs.tokens();
         parts(seqs.rows, a.mlp.most).try_for_each(|part| {
             let real = part.end.min(tokens).saturating_sub(part.start);
-            self.mlp_part(operators, part, real, a)
+            match &self.experts {
+                None => self.mlp_part(operators, part, real, a),
+                Some(experts) => self.experts_part(experts, operators, part, real, a),
+            }
         })
     }
 }
@@ -226,7 +373,7 @@ pub(crate) fn attention_shape(config: &ModelConfig, window: Option<usize>) -> Ca
         heads: config.num_attention_heads,
         kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
-        scale: (config.head_dim as f64).powf(-0.5) as f32,
+        scale: config.attention_scale,
         window,
     }
 }

@@ -4,112 +4,14 @@
 //! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for
 //! the embedding.
 
-use crate::config::ModelConfig;
-use crate::flow::NormKind;
+mod kinds;
+mod names;
 
-/// Module of the embedding.
-pub const EMBEDDING: &str = "model.embed_tokens";
-/// Module of the head.
-pub const HEAD: &str = "lm_head";
-/// Weight of the norm before the head.
-pub const FINAL_NORM: &str = "model.norm.weight";
+pub use kinds::{FusedGroup, LinearInput, LinearKind};
+pub use names::{EMBEDDING, FINAL_NORM, HEAD};
 
-/// The linear layers of a decoder layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LinearKind {
-    /// Queries.
-    Q,
-    /// Keys.
-    K,
-    /// Values.
-    V,
-    /// The attention's output.
-    O,
-    /// Gate of the MLP.
-    Gate,
-    /// The MLP's other input projection.
-    Up,
-    /// The MLP's output.
-    Down,
-}
-
-/// Linear layers that read the same input, which serving engines fuse into one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum FusedGroup {
-    /// Queries, keys and values.
-    Qkv,
-    /// Gate and up.
-    GateUp,
-}
-
-/// What the linear layers of a decoder layer read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum LinearInput {
-    /// The normed states that queries, keys and values are made of.
-    Qkv,
-    /// The joined heads.
-    O,
-    /// The normed states that gate and up read.
-    GateUp,
-    /// The inner activation of the MLP.
-    Down,
-}
-
-impl LinearInput {
-    /// All of a layer, in the order of the forward pass.
-    pub const ALL: [LinearInput; 4] =
-        [LinearInput::Qkv, LinearInput::O, LinearInput::GateUp, LinearInput::Down];
-
-    /// The linears that read it.
-    pub fn readers(self) -> impl Iterator<Item = LinearKind> {
-        LinearKind::ALL.into_iter().filter(move |kind| kind.input() == self)
-    }
-}
-
-impl LinearKind {
-    /// All of a layer, in the order of the forward pass.
-    pub const ALL: [LinearKind; 7] = [
-        LinearKind::Q,
-        LinearKind::K,
-        LinearKind::V,
-        LinearKind::O,
-        LinearKind::Gate,
-        LinearKind::Up,
-        LinearKind::Down,
-    ];
-
-    /// The linears it is fused with, itself included.
-    pub const fn fused(self) -> Option<FusedGroup> {
-        match self {
-            LinearKind::Q | LinearKind::K | LinearKind::V => Some(FusedGroup::Qkv),
-            LinearKind::Gate | LinearKind::Up => Some(FusedGroup::GateUp),
-            LinearKind::O | LinearKind::Down => None,
-        }
-    }
-
-    /// What it reads.
-    pub const fn input(self) -> LinearInput {
-        match self {
-            LinearKind::Q | LinearKind::K | LinearKind::V => LinearInput::Qkv,
-            LinearKind::O => LinearInput::O,
-            LinearKind::Gate | LinearKind::Up => LinearInput::GateUp,
-            LinearKind::Down => LinearInput::Down,
-        }
-    }
-
-    /// Module name within a layer.
-    pub const fn name(self) -> &'static str {
-        match self {
-            LinearKind::Q => "self_attn.q_proj",
-            LinearKind::K => "self_attn.k_proj",
-            LinearKind::V => "self_attn.v_proj",
-            LinearKind::O => "self_attn.o_proj",
-            LinearKind::Gate => "mlp.gate_proj",
-            LinearKind::Up => "mlp.up_proj",
-            LinearKind::Down => "mlp.down_proj",
-        }
-    }
-}
+use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, ModelType, NormForm, NormPlaces, QkvForm};
+use crate::flow::{NormKind, SideKind, VectorKind};
 
 /// What a parameter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,6 +39,41 @@ pub enum Role {
         layer: usize,
         /// Which one.
         kind: LinearKind,
+    },
+    /// Bias of a norm.
+    NormBias {
+        /// Its layer; `None` for the last norm.
+        layer: Option<usize>,
+    },
+    /// Bias of the head.
+    HeadBias,
+    /// Learned positions.
+    Positions,
+    /// Weight of a router or of a gate beside the experts. They are small, and no engine runs them quantized.
+    Side {
+        /// Its layer.
+        layer: usize,
+        /// Which one.
+        kind: SideKind,
+    },
+    /// Its bias.
+    SideBias {
+        /// Its layer.
+        layer: usize,
+        /// Which one.
+        kind: SideKind,
+    },
+    /// Sinks of the attention, or what a router adds to the scores that it chooses by.
+    Vector {
+        /// Its layer.
+        layer: usize,
+        /// Which one.
+        kind: VectorKind,
+    },
+    /// The weights or biases of all experts in one tensor.
+    Stacked {
+        /// Its layer.
+        layer: usize,
     },
 }
 
@@ -166,54 +103,217 @@ pub struct LinearInfo {
     pub cols: usize,
     /// Whether it has a bias.
     pub bias: bool,
+    /// How a dense checkpoint holds it.
+    pub stored: StoredAs,
+}
+
+/// How a dense checkpoint holds the weight of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredAs {
+    /// `[out, in]`, by itself.
+    Rows,
+    /// `[in, out]`, by itself (GPT-2's `Conv1D`).
+    Columns,
+    /// Among those of the other experts, `[in, out]`, gate and up taking turns (gpt-oss).
+    Stacked,
 }
 
 impl ModelConfig {
     /// Every parameter, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorInfo> {
-        let table = vec![self.vocab_size, self.hidden_size];
-        let embedding =
-            TensorInfo { name: format!("{EMBEDDING}.weight"), shape: table.clone(), role: Role::Embedding };
-        let mut tensors = vec![embedding];
+        let d = self.hidden_size;
+        let tensor = |name: String, shape: Vec<usize>, role| TensorInfo { name, shape, role };
+        let table = vec![self.vocab_size, d];
+        let embedding = format!("{}.weight", self.embedding_module());
+        let mut tensors = vec![tensor(embedding, table.clone(), Role::Embedding)];
+        if self.learned_positions {
+            let name = format!("{}.weight", self.positions_module());
+            tensors.push(tensor(name, vec![self.max_position_embeddings, d], Role::Positions));
+        }
         (0..self.num_hidden_layers).for_each(|layer| self.layer_tensors(layer, &mut tensors));
-        tensors.push(norm(FINAL_NORM.into(), self.hidden_size, None));
+        self.norm_tensors(&self.final_norm_module(), d, None, &mut tensors);
         if !self.tie_word_embeddings {
-            tensors.push(TensorInfo { name: format!("{HEAD}.weight"), shape: table, role: Role::Head });
+            tensors.push(tensor(format!("{}.weight", self.head_module()), table, Role::Head));
+        }
+        if self.head_bias {
+            tensors.push(tensor(
+                format!("{}.bias", self.head_module()),
+                vec![self.vocab_size],
+                Role::HeadBias,
+            ));
         }
         tensors
     }
 
-    /// Every linear layer of the decoder layers, in the order of the forward pass. The head is not among them.
+    /// Every linear layer of the decoder layers that a checkpoint holds as `[out, in]` by itself and that can be quantized
+    /// there, in the order of the forward pass. The head is not among them.
     pub fn linears(&self) -> Vec<LinearInfo> {
-        let layers = 0..self.num_hidden_layers;
-        layers.flat_map(|layer| LinearKind::ALL.map(|kind| self.linear(layer, kind))).collect()
+        let layers = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer));
+        layers.filter(|info| info.stored == StoredAs::Rows).collect()
+    }
+
+    /// The linear layers of one decoder layer, in the order of the forward pass.
+    pub fn layer_linears(&self, layer: usize) -> Vec<LinearInfo> {
+        self.kinds(layer).into_iter().map(|kind| self.linear(layer, kind)).collect()
     }
 
     /// One linear layer.
     pub fn linear(&self, layer: usize, kind: LinearKind) -> LinearInfo {
-        let (d, ffn) = (self.hidden_size, self.intermediate_size);
-        let (rows, cols, bias) = match kind {
-            LinearKind::Q => (self.query_width(), d, self.biases.qkv),
-            LinearKind::K | LinearKind::V => (self.key_value_width(), d, self.biases.qkv),
-            LinearKind::O => (d, self.query_width(), self.biases.output),
-            LinearKind::Gate | LinearKind::Up => (ffn, d, self.biases.mlp),
-            LinearKind::Down => (d, ffn, self.biases.mlp),
+        let (rows, cols, bias) = self.linear_shape(kind);
+        let stored = match kind {
+            _ if self.model_type == ModelType::Gpt2 => StoredAs::Columns,
+            LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) | LinearKind::ExpertDown(_)
+                if self.model_type == ModelType::GptOss =>
+            {
+                StoredAs::Stacked
+            }
+            _ => StoredAs::Rows,
         };
-        LinearInfo { module: format!("{}{}", prefix(layer), kind.name()), layer, kind, rows, cols, bias }
+        LinearInfo { module: self.linear_module(layer, kind), layer, kind, rows, cols, bias, stored }
+    }
+
+    /// Rows, columns and whether there is a bias.
+    fn linear_shape(&self, kind: LinearKind) -> (usize, usize, bool) {
+        let (d, ffn, biases) = (self.hidden_size, self.intermediate_size, self.biases);
+        let (q, kv) = (self.query_width(), self.key_value_width());
+        let latent = self.latent.unwrap_or_default();
+        let experts = self.experts.as_ref();
+        let width = experts.map_or(0, |experts| experts.width);
+        let shared = experts.and_then(|experts| experts.shared).map_or(0, |shared| shared.width);
+        match kind {
+            LinearKind::Q if self.latent.is_some() => (self.latent_query_width(), d, false),
+            LinearKind::Q => (q, d, biases.qkv),
+            LinearKind::K | LinearKind::V => (kv, d, biases.qkv),
+            LinearKind::O => (d, self.attended_width(), biases.output),
+            LinearKind::Gate | LinearKind::Up => (ffn, d, biases.mlp),
+            LinearKind::Down => (d, ffn, biases.mlp),
+            LinearKind::Qkv => (q + 2 * kv, d, biases.qkv),
+            LinearKind::GateUp => (2 * ffn, d, biases.mlp),
+            LinearKind::QA => (latent.q_rank.unwrap_or(0), d, biases.qkv),
+            LinearKind::QB => (self.latent_query_width(), latent.q_rank.unwrap_or(0), false),
+            LinearKind::KvA => (latent.kv_rank + latent.rotated, d, biases.qkv),
+            LinearKind::KvB => {
+                (self.num_attention_heads * (latent.unrotated + latent.value), latent.kv_rank, false)
+            }
+            LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) => (width, d, biases.experts),
+            LinearKind::ExpertDown(_) => (d, width, biases.experts),
+            LinearKind::SharedGate | LinearKind::SharedUp => (shared, d, biases.mlp),
+            LinearKind::SharedDown => (d, shared, biases.mlp),
+        }
+    }
+
+    /// The shape of every kind of linear layer that the model has; of experts, which are alike, the first one's.
+    pub(crate) fn linear_shapes(&self) -> impl Iterator<Item = (usize, usize)> {
+        use LinearKind as L;
+        const ALL: [LinearKind; 19] = [
+            L::Q,
+            L::K,
+            L::V,
+            L::O,
+            L::Gate,
+            L::Up,
+            L::Down,
+            L::Qkv,
+            L::GateUp,
+            L::QA,
+            L::QB,
+            L::KvA,
+            L::KvB,
+            L::ExpertGate(0),
+            L::ExpertUp(0),
+            L::ExpertDown(0),
+            L::SharedGate,
+            L::SharedUp,
+            L::SharedDown,
+        ];
+        let has = |kind: &LinearKind| match kind {
+            L::Qkv => self.qkv != QkvForm::Separate,
+            L::GateUp => self.mlp == MlpForm::GatedJoined,
+            L::QA | L::QB | L::KvA | L::KvB => self.latent.is_some(),
+            _ => true,
+        };
+        ALL.into_iter().filter(has).map(|kind| self.linear_shape(kind)).map(|(rows, cols, _)| (rows, cols))
+    }
+
+    /// Which linear layers a decoder layer has, in the order of the forward pass.
+    fn kinds(&self, layer: usize) -> Vec<LinearKind> {
+        use LinearKind as L;
+        let mut kinds = match (self.latent, self.qkv) {
+            (Some(Latent { q_rank: Some(_), .. }), _) => vec![L::QA, L::KvA, L::QB, L::KvB],
+            (Some(_), _) => vec![L::Q, L::KvA, L::KvB],
+            (None, QkvForm::Separate) => vec![L::Q, L::K, L::V],
+            (None, _) => vec![L::Qkv],
+        };
+        kinds.push(L::O);
+        let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
+            kinds.extend(match self.mlp {
+                MlpForm::Gated => &[L::Gate, L::Up, L::Down][..],
+                MlpForm::GatedJoined => &[L::GateUp, L::Down],
+                MlpForm::Plain => &[L::Up, L::Down],
+            });
+            return kinds;
+        };
+        // What the routed experts read does not depend on one another: all inputs, then all outputs.
+        let all = 0..experts.count;
+        kinds.extend(all.clone().flat_map(|e| [L::ExpertGate(e), L::ExpertUp(e)]));
+        kinds.extend(all.map(L::ExpertDown));
+        if experts.shared.is_some() {
+            kinds.extend([L::SharedGate, L::SharedUp, L::SharedDown]);
+        }
+        kinds
+    }
+
+    /// Width of what linear layers read; 0 for what a layer does not have.
+    pub fn input_width(&self, input: LinearInput) -> usize {
+        match input {
+            LinearInput::Qkv | LinearInput::GateUp | LinearInput::Expert(_) => self.hidden_size,
+            _ => input.readers().next().map_or(0, |kind| self.linear_shape(kind).1),
+        }
     }
 
     /// The norms of a decoder layer and the widths that they norm, in the order of the forward pass.
     pub fn norms(&self) -> impl Iterator<Item = (NormKind, usize)> {
+        let d = self.hidden_size;
+        let before = self.norm_places != NormPlaces::After;
+        let after = matches!(self.norm_places, NormPlaces::After | NormPlaces::Both);
+        let (queries, keys) = match self.head_norms {
+            HeadNorms::Whole => (self.query_width(), self.key_value_width()),
+            _ => (self.head_dim, self.head_dim),
+        };
         let (heads, subs) = (self.has_head_norms(), self.has_sub_norms());
+        let latent = self.latent.unwrap_or_default();
         let all = [
-            (true, NormKind::Input, self.hidden_size),
-            (heads, NormKind::Query, self.head_dim),
-            (heads, NormKind::Key, self.head_dim),
+            (before, NormKind::Input, d),
+            (latent.q_rank.is_some(), NormKind::QLatent, latent.q_rank.unwrap_or(0)),
+            (self.latent.is_some(), NormKind::KvLatent, latent.kv_rank),
+            (heads, NormKind::Query, queries),
+            (heads, NormKind::Key, keys),
             (subs, NormKind::AttentionSub, self.query_width()),
-            (true, NormKind::Post, self.hidden_size),
+            (after, NormKind::AfterAttention, d),
+            (before && self.norm_places != NormPlaces::ParallelShared, NormKind::Post, d),
             (subs, NormKind::MlpSub, self.intermediate_size),
+            (after, NormKind::AfterMlp, d),
         ];
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
+    }
+
+    /// The small linear layers beside the experts of a layer: rows and whether there is a bias.
+    pub(crate) fn sides(&self, layer: usize) -> Vec<(SideKind, usize, bool)> {
+        let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
+            return Vec::new();
+        };
+        let router = (SideKind::Router, usize::from(experts.count), experts.routing.bias);
+        let gate = experts.shared.filter(|shared| shared.gated).map(|_| (SideKind::SharedGate, 1, false));
+        [Some(router), gate].into_iter().flatten().collect()
+    }
+
+    /// The vectors beside the linear layers of a layer, and their lengths.
+    pub(crate) fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
+        let experts =
+            self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.routing.correction);
+        let sinks = self.sinks.then_some((VectorKind::Sinks, self.num_attention_heads));
+        let correction = experts.map(|experts| (VectorKind::Correction, usize::from(experts.count)));
+        [sinks, correction].into_iter().flatten().collect()
     }
 
     /// Number of parameters.
@@ -224,40 +324,54 @@ impl ModelConfig {
 
     fn layer_tensors(&self, layer: usize, tensors: &mut Vec<TensorInfo>) {
         for (kind, width) in self.norms() {
-            tensors.push(norm(norm_name(layer, kind), width, Some(layer)));
+            self.norm_tensors(&self.norm_module(layer, kind), width, Some(layer), tensors);
         }
-        for info in LinearKind::ALL.map(|kind| self.linear(layer, kind)) {
-            let LinearInfo { module, kind, rows, cols, bias, .. } = info;
-            let role = Role::Linear { layer, kind };
-            tensors.push(TensorInfo { name: format!("{module}.weight"), shape: vec![rows, cols], role });
+        let mut put = |name, shape, role| tensors.push(TensorInfo { name, shape, role });
+        for (kind, len) in self.vectors(layer) {
+            put(self.vector_name(layer, kind), vec![len], Role::Vector { layer, kind });
+        }
+        for (kind, rows, bias) in self.sides(layer) {
+            let module = self.side_module(layer, kind);
+            put(format!("{module}.weight"), vec![rows, self.hidden_size], Role::Side { layer, kind });
             if bias {
-                let role = Role::Bias { layer, kind };
-                tensors.push(TensorInfo { name: format!("{module}.bias"), shape: vec![rows], role });
+                put(format!("{module}.bias"), vec![rows], Role::SideBias { layer, kind });
+            }
+        }
+        for info in self.layer_linears(layer) {
+            let LinearInfo { module, kind, rows, cols, bias, stored, .. } = info;
+            let shape = match stored {
+                StoredAs::Rows => vec![rows, cols],
+                StoredAs::Columns => vec![cols, rows],
+                StoredAs::Stacked => continue,
+            };
+            put(format!("{module}.weight"), shape, Role::Linear { layer, kind });
+            if bias {
+                put(format!("{module}.bias"), vec![rows], Role::Bias { layer, kind });
+            }
+        }
+        if let Some(experts) = self.experts.as_ref().filter(|_| self.model_type == ModelType::GptOss) {
+            let (n, d, width) = (usize::from(experts.count), self.hidden_size, experts.width);
+            let (gate_up, down) = self.stacked_experts(layer);
+            for (name, shape) in [(gate_up, [n, d, 2 * width]), (down, [n, width, d])] {
+                put(format!("{name}_bias"), vec![n, shape[2]], Role::Stacked { layer });
+                put(name, shape.to_vec(), Role::Stacked { layer });
             }
         }
     }
-}
 
-/// Name of the weight of a layer's norm.
-pub fn norm_name(layer: usize, kind: NormKind) -> String {
-    let name = match kind {
-        NormKind::Input => "input_layernorm",
-        NormKind::Query => "self_attn.q_norm",
-        NormKind::Key => "self_attn.k_norm",
-        NormKind::AttentionSub => "self_attn.attn_sub_norm",
-        NormKind::Post => "post_attention_layernorm",
-        NormKind::MlpSub => "mlp.ffn_sub_norm",
-    };
-    format!("{}{name}.weight", prefix(layer))
-}
-
-/// What the names of a layer's parameters begin with.
-pub(crate) fn prefix(layer: usize) -> String {
-    format!("model.layers.{layer}.")
-}
-
-fn norm(name: String, width: usize, layer: Option<usize>) -> TensorInfo {
-    TensorInfo { name, shape: vec![width], role: Role::Norm { layer } }
+    fn norm_tensors(&self, module: &str, width: usize, layer: Option<usize>, tensors: &mut Vec<TensorInfo>) {
+        let mut put = |part: &str, role| {
+            tensors.push(TensorInfo { name: format!("{module}.{part}"), shape: vec![width], role });
+        };
+        match self.norm {
+            NormForm::Rms | NormForm::RmsPlusOne => put("weight", Role::Norm { layer }),
+            NormForm::Layer => {
+                put("weight", Role::Norm { layer });
+                put("bias", Role::NormBias { layer });
+            }
+            NormForm::LayerPlain => {}
+        }
+    }
 }
 
 #[cfg(test)]
@@ -268,24 +382,37 @@ mod tests {
     use super::*;
 
     fn config(model_type: &str, extra: &str) -> ModelConfig {
-        let text = format!(
-            r#"{{"model_type": "{model_type}", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
-                "max_position_embeddings": 32, "rms_norm_eps": 1e-5{extra}}}"#
-        );
-        ModelConfig::from_json(&serde_json::from_str(&text).unwrap(), "config.json").unwrap()
+        let mut value = crate::config::example(model_type);
+        let extra: serde_json::Value = serde_json::from_str(&format!("{{{extra}}}")).unwrap();
+        extra.as_object().unwrap().iter().for_each(|(field, x)| value[field] = x.clone());
+        ModelConfig::from_json(&value, "config.json").unwrap()
     }
 
     #[test]
     fn names_are_unique_and_linears_are_among_them() {
-        for model_type in ["llama", "mistral", "qwen2", "qwen3", "bitnet"] {
+        for (_, model_type) in ModelType::NAMES {
             let config = config(model_type, "");
             let names: HashSet<_> = config.tensors().into_iter().map(|t| t.name).collect();
             assert_eq!(names.len(), config.tensors().len());
             assert!(config.linears().iter().all(|l| names.contains(&format!("{}.weight", l.module))));
-            assert_eq!(names.contains("model.layers.1.self_attn.q_proj.bias"), model_type == "qwen2");
-            assert_eq!(names.contains("model.layers.0.self_attn.k_norm.weight"), model_type == "qwen3");
+            assert_eq!(config.linears().is_empty(), model_type == "gpt2");
+            let bias = names.contains("model.layers.1.self_attn.q_proj.bias");
+            assert_eq!(bias, ["qwen2", "qwen2_moe", "phi", "gpt_oss"].contains(&model_type));
+            let norm = names.contains("model.layers.0.self_attn.k_norm.weight");
+            assert_eq!(norm, ["qwen3", "qwen3_moe", "gemma3_text", "olmo2"].contains(&model_type));
             assert_eq!(names.contains("model.layers.0.mlp.ffn_sub_norm.weight"), model_type == "bitnet");
+        }
+    }
+
+    #[test]
+    fn inputs_have_the_width_of_their_readers() {
+        for (_, model_type) in ModelType::NAMES {
+            let config = config(model_type, "");
+            for info in config.layer_linears(1) {
+                assert_eq!(config.input_width(info.kind.input()), info.cols, "{}", info.module);
+                assert!(info.kind.input().readers().any(|kind| kind == info.kind), "{}", info.module);
+                assert!(config.linear_shapes().any(|shape| shape == (info.rows, info.cols)));
+            }
         }
     }
 
@@ -293,7 +420,7 @@ mod tests {
     fn parameters_are_counted() {
         let layer = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64;
         assert_eq!(config("llama", "").parameters(), 2 * layer + 64 + 2 * 100 * 64);
-        let tied = config("llama", r#", "tie_word_embeddings": true"#);
+        let tied = config("llama", r#""tie_word_embeddings": true"#);
         assert_eq!(tied.parameters(), 2 * layer + 64 + 100 * 64);
     }
 }

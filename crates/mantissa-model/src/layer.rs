@@ -1,33 +1,33 @@
 //! One decoder layer and its weights as evaluation holds them; what it computes is in [`crate::flow`].
 
-use crate::attention::Attention;
+use std::collections::BTreeMap;
+
+use mantissa_kernels::kernels;
+use mantissa_store::convention::{LinearWeight, Weight};
+
 use crate::buffers::Buffers;
 use crate::cache::LayerCache;
-use crate::config::ModelConfig;
+use crate::config::{Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences};
-use crate::graph::{LinearInfo, LinearInput, LinearKind, prefix};
+use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences, SideKind, VectorKind};
+use crate::graph::{LinearInfo, LinearInput, LinearKind, StoredAs};
 use crate::kv::KvQuantizer;
 use crate::linear::{Job, Linear, forward_fused};
-use crate::mlp::Mlp;
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
 use crate::source::WeightSource;
 
 /// Told what the linear layers of a decoder layer read: which input, and its values `[tokens, width]`, padding aside and
-/// before a run-time quantization of it. Tokens come in order; those of a long pass may come in several calls.
+/// before a run-time quantization of it. Tokens come in order; those of a long pass may come in several calls. An expert's
+/// are those that chose it.
 pub type Observer<'a> = dyn FnMut(LinearInput, &[f32]) + 'a;
 
 /// A decoder layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// Norm before the attention.
-    pub input_norm: RmsNorm,
-    /// Attention.
-    pub attention: Attention,
-    /// Norm before the MLP.
-    pub post_norm: RmsNorm,
-    /// MLP.
-    pub mlp: Mlp,
+    linears: BTreeMap<LinearKind, Linear>,
+    norms: Vec<(NormKind, Norm)>,
+    sides: Vec<(SideKind, Linear)>,
+    vectors: Vec<(VectorKind, Vec<f32>)>,
     flow: LayerFlow,
 }
 
@@ -37,52 +37,62 @@ impl Layer {
     /// # Errors
     /// As [`WeightSource`]'s.
     pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
-        let norm = |name: &str| {
-            RmsNorm::load(
-                source,
-                &format!("{}{name}", prefix(layer)),
-                config.hidden_size,
-                config.rms_norm_eps,
-            )
+        let mut linears = BTreeMap::new();
+        let infos = config.layer_linears(layer);
+        for info in infos.iter().filter(|info| info.stored != StoredAs::Stacked) {
+            linears.insert(info.kind, load_linear(source, info)?);
+        }
+        if infos.iter().any(|info| info.stored == StoredAs::Stacked) {
+            load_stacked(source, config, layer, &mut linears)?;
+        }
+        let norm = |(kind, width)| {
+            let norm = Norm::load(source, config, &config.norm_module(layer, kind), width)?;
+            let latent = matches!(kind, NormKind::QLatent | NormKind::KvLatent);
+            Ok((kind, if latent { norm.with_eps(Latent::EPS) } else { norm }))
         };
+        let side = |(kind, rows, bias)| {
+            let module = config.side_module(layer, kind);
+            let weight = source.linear(&module, rows, config.hidden_size, bias)?;
+            Ok((kind, Linear::new(&module, weight)?))
+        };
+        let vector = |(kind, len)| Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &[len])?));
         let mut flow = LayerFlow::new(config, layer, 1);
-        let (module, heads) = (format!("{}self_attn", prefix(layer)), config.num_key_value_heads);
+        let (module, heads) = (config.attention_module(layer), config.num_key_value_heads);
         if let Some(quant) = source.kv_quant(&module, heads)? {
+            if config.latent.is_some() {
+                let (scheme, given) = (quant.scheme.to_string(), "latent attention".to_owned());
+                let allowed = "a cache that is not quantized, or other attention";
+                return Err(LoadError::InputScheme { module, scheme, given, allowed });
+            }
             flow.kv = Some(KvQuantizer::new(&module, &quant, heads, config.head_dim)?);
         }
         Ok(Layer {
-            input_norm: norm("input_layernorm")?,
-            attention: Attention::load(source, config, layer)?,
-            post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(source, config, layer)?,
+            linears,
+            norms: config.norms().map(norm).collect::<Result<_, LoadError>>()?,
+            sides: config.sides(layer).into_iter().map(side).collect::<Result<_, LoadError>>()?,
+            vectors: config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?,
             flow,
         })
     }
 
-    /// One of its linear layers.
-    pub fn linear(&self, kind: LinearKind) -> &Linear {
-        match kind {
-            LinearKind::Q => &self.attention.q,
-            LinearKind::K => &self.attention.k,
-            LinearKind::V => &self.attention.v,
-            LinearKind::O => &self.attention.o,
-            LinearKind::Gate => &self.mlp.gate,
-            LinearKind::Up => &self.mlp.up,
-            LinearKind::Down => &self.mlp.down,
-        }
+    /// One of its linear layers; `None` where it has no such.
+    pub fn linear(&self, kind: LinearKind) -> Option<&Linear> {
+        self.linears.get(&kind)
     }
 
     /// The same, to put another one in its place.
-    pub fn linear_mut(&mut self, kind: LinearKind) -> &mut Linear {
-        match kind {
-            LinearKind::Q => &mut self.attention.q,
-            LinearKind::K => &mut self.attention.k,
-            LinearKind::V => &mut self.attention.v,
-            LinearKind::O => &mut self.attention.o,
-            LinearKind::Gate => &mut self.mlp.gate,
-            LinearKind::Up => &mut self.mlp.up,
-            LinearKind::Down => &mut self.mlp.down,
-        }
+    pub fn linear_mut(&mut self, kind: LinearKind) -> Option<&mut Linear> {
+        self.linears.get_mut(&kind)
+    }
+
+    /// All of its linear layers.
+    pub fn linears(&self) -> impl Iterator<Item = (LinearKind, &Linear)> {
+        self.linears.iter().map(|(kind, linear)| (*kind, linear))
+    }
+
+    /// One of its norms; `None` where it has no such.
+    pub fn norm(&self, kind: NormKind) -> Option<&Norm> {
+        self.norms.iter().find(|(of, _)| *of == kind).map(|(_, norm)| norm)
     }
 
     /// Takes the states of whole sequences, `[tokens, hidden]`, one after another and of `lens` tokens each, through this
@@ -124,7 +134,7 @@ impl Layer {
         observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
-        let (mut activations, quantized, panel) = b.activations();
+        let (mut activations, quantized, panel) = b.activations(self.flow.local);
         let mut operators = Evaluate { layer: self, observer, quantized, panel };
         self.flow.attention_after(&mut operators, seqs, past, &mut activations)?;
         self.flow.mlp(&mut operators, seqs, &mut activations)
@@ -141,17 +151,7 @@ struct Evaluate<'a, 'o> {
 
 impl Operators for Evaluate<'_, '_> {
     fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
-        let attention = &self.layer.attention;
-        let heads = attention.head_norms.as_ref();
-        let norm = match kind {
-            NormKind::Input => Some(&self.layer.input_norm),
-            NormKind::Post => Some(&self.layer.post_norm),
-            NormKind::Query => heads.map(|norms| &norms.0),
-            NormKind::Key => heads.map(|norms| &norms.1),
-            NormKind::AttentionSub => attention.sub_norm.as_ref(),
-            NormKind::MlpSub => self.layer.mlp.sub_norm.as_ref(),
-        };
-        match norm {
+        match self.layer.norm(kind) {
             Some(norm) => norm.forward(x, out),
             // The flow asks only for norms that the config has, and those were loaded.
             None => out.copy_from_slice(x),
@@ -165,20 +165,96 @@ impl Operators for Evaluate<'_, '_> {
         tokens: usize,
         jobs: &mut [flow::Job<'_>],
     ) -> Result<(), ForwardError> {
-        let linear = |kind| self.layer.linear(kind);
-        if let (Some(observe), Some(job)) = (self.observer.as_mut(), jobs.first()) {
-            observe(input, &x[..tokens * linear(job.kind).cols()]);
+        // The flow asks only for what the config has, and that was loaded.
+        let first = jobs.first().and_then(|job| self.layer.linear(job.kind));
+        if let (Some(observe), Some(linear)) = (self.observer.as_mut(), first) {
+            observe(input, &x[..tokens * linear.cols()]);
         }
-        let jobs = jobs.iter_mut().map(|job| Job {
-            linear: linear(job.kind),
-            out: &mut *job.out,
-            accumulate: job.accumulate,
+        let jobs = jobs.iter_mut().filter_map(|job| {
+            let linear = self.layer.linear(job.kind)?;
+            Some(Job { linear, out: &mut *job.out, accumulate: job.accumulate })
         });
         forward_fused(jobs, x, self.quantized, self.panel)
     }
+
+    fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
+        if let Some((_, linear)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
+            // One output: a product so narrow would be summed in an order that depends on the number of rows.
+            if linear.rows() == 1 && linear.bias().is_none() {
+                let weight = &mut self.panel[..linear.cols()];
+                linear.row(0, weight);
+                kernels().gemv(x, weight.len(), weight, out, false);
+            } else {
+                linear.forward(x, out, false, self.panel);
+            }
+        }
+    }
+
+    fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
+        self.layer.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
+    }
 }
 
-pub(crate) fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, LoadError> {
-    let weight = source.linear(&info.module, info.rows, info.cols, info.bias)?;
-    Linear::new(&info.module, weight)
+fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, LoadError> {
+    let LinearInfo { module, rows, cols, bias, .. } = info;
+    if info.stored == StoredAs::Rows {
+        return Linear::new(module, source.linear(module, *rows, *cols, *bias)?);
+    }
+    let stored = source.tensor_f32(&format!("{module}.weight"), &[*cols, *rows])?;
+    let bias = if *bias { Some(source.tensor_f32(&format!("{module}.bias"), &[*rows])?) } else { None };
+    dense(module, *rows, *cols, |row, col| stored[col * rows + row], bias)
+}
+
+/// The experts of a layer that stand in one tensor each for gate and up, and down.
+fn load_stacked(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    layer: usize,
+    linears: &mut BTreeMap<LinearKind, Linear>,
+) -> Result<(), LoadError> {
+    let Some(experts) = &config.experts else { return Ok(()) };
+    let (n, d, width) = (usize::from(experts.count), config.hidden_size, experts.width);
+    let (gate_up, down) = config.stacked_experts(layer);
+    let read = |name: &str, rows: usize, cols: usize| {
+        let weights = source.tensor_f32(name, &[n, rows, cols])?;
+        Ok::<_, LoadError>((weights, source.tensor_f32(&format!("{name}_bias"), &[n, cols])?))
+    };
+    let (weights, biases) = read(&gate_up, d, 2 * width)?;
+    for e in 0..experts.count {
+        let at = usize::from(e);
+        let (weights, biases) = (&weights[at * d * 2 * width..], &biases[at * 2 * width..]);
+        // Gate and up take turns.
+        for (kind, turn) in [(LinearKind::ExpertGate(e), 0), (LinearKind::ExpertUp(e), 1)] {
+            let bias = (0..width).map(|row| biases[2 * row + turn]).collect();
+            let value = |row: usize, col: usize| weights[col * 2 * width + 2 * row + turn];
+            let module = config.linear_module(layer, kind);
+            linears.insert(kind, dense(&module, width, d, value, Some(bias))?);
+        }
+    }
+    drop((weights, biases));
+    let (weights, biases) = read(&down, width, d)?;
+    for e in 0..experts.count {
+        let (at, kind) = (usize::from(e), LinearKind::ExpertDown(e));
+        let weights = &weights[at * width * d..];
+        let bias = biases[at * d..(at + 1) * d].to_vec();
+        let module = config.linear_module(layer, kind);
+        linears.insert(kind, dense(&module, d, width, |row, col| weights[col * d + row], Some(bias))?);
+    }
+    Ok(())
+}
+
+/// A linear layer of the values that `value` gives for row and column.
+fn dense(
+    module: &str,
+    rows: usize,
+    cols: usize,
+    value: impl Fn(usize, usize) -> f32,
+    bias: Option<Vec<f32>>,
+) -> Result<Linear, LoadError> {
+    let values = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).map(|(r, c)| value(r, c));
+    let weight = Weight::F32(values.collect());
+    Linear::new(
+        module,
+        LinearWeight { rows, cols, weight, bias, input: None, transforms: Default::default() },
+    )
 }

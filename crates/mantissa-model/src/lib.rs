@@ -1,4 +1,4 @@
-//! One decoder for every Llama-like language model, built from its `config.json`.
+//! One decoder for every decoder-only language model that is known, built from its `config.json`.
 //!
 //! [`ModelConfig`] is the checked configuration, [`graph`] the architecture as data (every parameter's name,
 //! shape and role), [`Linear`] the only thing that knows how its weight is stored, and [`Decoder`] the model:
@@ -18,11 +18,13 @@ pub mod chat;
 pub mod config;
 mod decoder;
 mod error;
+mod experts;
 pub mod flow;
 pub mod generate;
 pub mod graph;
 mod input;
 mod kv;
+mod latent;
 mod layer;
 mod linear;
 mod mlp;
@@ -32,20 +34,18 @@ pub mod rope;
 mod source;
 pub mod tokenizer;
 
-pub use attention::Attention;
 pub use buffers::{Buffers, zeros};
 pub use cache::KvCache;
 pub use chat::{ChatError, ChatTemplates, Message};
 pub use config::{Activation, ConfigError, ModelConfig, ModelType};
-pub use decoder::{Batch, Decoder, Hidden, embed, load_config, load_embedding};
+pub use decoder::{Batch, Decoder, Embedding, Hidden, load_config, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
-pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, TensorInfo};
+pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;
 pub use layer::{Layer, Observer};
 pub use linear::{Linear, forward_f32};
-pub use mlp::Mlp;
-pub use norm::RmsNorm;
+pub use norm::Norm;
 pub use rope::{Rope, RopeScaling};
 pub use source::{MapSource, WeightSource};
 pub use tokenizer::{Bos, DecodeStream, Tokenizer, TokenizerError};

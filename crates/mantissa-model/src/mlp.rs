@@ -1,5 +1,5 @@
 //! The gated MLP (Shazeer 2020, "GLU Variants Improve Transformer"): `down(act(gate(x)) · up(x))`, with
-//! BitNet's norm before the down projection.
+//! BitNet's norm before the down projection; and the one without a gate, `down(act(up(x)))`.
 //!
 //! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`, some rows at a time.
 
@@ -7,50 +7,10 @@ use std::ops::Range;
 
 use mantissa_kernels::{for_each, kernels};
 
-use crate::config::{Activation, ModelConfig};
-use crate::error::{ForwardError, LoadError};
+use crate::config::{Activation, MlpForm};
+use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators};
-use crate::graph::{LinearInput, LinearKind, prefix};
-use crate::layer::load_linear;
-use crate::linear::Linear;
-use crate::norm::RmsNorm;
-use crate::source::WeightSource;
-
-/// The MLP of one layer.
-#[derive(Clone, Debug)]
-pub struct Mlp {
-    /// Gate.
-    pub gate: Linear,
-    /// The other input projection.
-    pub up: Linear,
-    /// Output.
-    pub down: Linear,
-    /// Norm before the output projection.
-    pub sub_norm: Option<RmsNorm>,
-}
-
-impl Mlp {
-    /// Reads layer `layer`.
-    ///
-    /// # Errors
-    /// As [`WeightSource`]'s.
-    pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
-        let linear = |kind| load_linear(source, &config.linear(layer, kind));
-        let sub_norm = match config.has_sub_norms() {
-            true => {
-                let module = format!("{}mlp.ffn_sub_norm", prefix(layer));
-                Some(RmsNorm::load(source, &module, config.intermediate_size, config.rms_norm_eps)?)
-            }
-            false => None,
-        };
-        Ok(Mlp {
-            gate: linear(LinearKind::Gate)?,
-            up: linear(LinearKind::Up)?,
-            down: linear(LinearKind::Down)?,
-            sub_norm,
-        })
-    }
-}
+use crate::graph::{LinearInput, LinearKind};
 
 impl LayerFlow {
     /// The `rows`, of which the first `real` are no padding.
@@ -67,31 +27,62 @@ impl LayerFlow {
         let x = &a.normed[rows.start * d..rows.end * d];
         let (gate, up) = (&mut a.gate[first..first + len], &mut a.up[first..first + len]);
         let inner = &mut a.inner[..len];
-        let mut jobs = [
-            Job { kind: LinearKind::Gate, out: &mut *gate, accumulate: false },
-            Job { kind: LinearKind::Up, out: &mut *up, accumulate: false },
-        ];
-        operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-        self.activate(gate, up, inner);
+        match self.mlp {
+            MlpForm::Gated => {
+                let mut jobs = [
+                    Job { kind: LinearKind::Gate, out: &mut *gate, accumulate: false },
+                    Job { kind: LinearKind::Up, out: &mut *up, accumulate: false },
+                ];
+                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
+            }
+            MlpForm::GatedJoined => {
+                let joined = &mut a.extra.wide[..2 * len];
+                let mut jobs = [Job { kind: LinearKind::GateUp, out: &mut *joined, accumulate: false }];
+                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
+                let parts = gate.chunks_exact_mut(ffn).zip(up.chunks_exact_mut(ffn));
+                for (joined, (gate, up)) in joined.chunks_exact(2 * ffn).zip(parts) {
+                    gate.copy_from_slice(&joined[..ffn]);
+                    up.copy_from_slice(&joined[ffn..]);
+                }
+            }
+            MlpForm::Plain => {
+                let mut jobs = [Job { kind: LinearKind::Up, out: &mut *gate, accumulate: false }];
+                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
+                // The kernels' other factor.
+                up.fill(1.0);
+            }
+        }
+        self.activate(ffn, gate, up, inner);
         let x = if self.sub_norms {
             operators.norm(NormKind::MlpSub, inner, gate);
             &*gate
         } else {
             &*inner
         };
-        let out = &mut a.residual[rows.start * d..rows.end * d];
-        let mut jobs = [Job { kind: LinearKind::Down, out, accumulate: true }];
-        operators.linears(LinearInput::Down, x, real, &mut jobs)
+        let rows = rows.start * d..rows.end * d;
+        let residual = &mut a.residual[rows.clone()];
+        if !self.norms_results() {
+            let mut jobs = [Job { kind: LinearKind::Down, out: residual, accumulate: true }];
+            return operators.linears(LinearInput::Down, x, real, &mut jobs);
+        }
+        let out = &mut a.normed[rows];
+        let mut jobs = [Job { kind: LinearKind::Down, out: &mut *out, accumulate: false }];
+        operators.linears(LinearInput::Down, x, real, &mut jobs)?;
+        Self::add_normed(operators, NormKind::AfterMlp, out, &mut a.extra.wide[..out.len()], residual);
+        Ok(())
     }
 
-    fn activate(&self, gate: &[f32], up: &[f32], inner: &mut [f32]) {
-        let piece = (inner.len() / self.intermediate).div_ceil(self.threads) * self.intermediate;
-        let pieces =
-            gate.chunks(piece.max(1)).zip(up.chunks(piece.max(1))).zip(inner.chunks_mut(piece.max(1)));
-        for_each(self.threads, pieces, |((gate, up), inner)| match self.activation {
-            Activation::Silu => kernels().silu_mul(gate, up, inner),
-            Activation::Relu2 => kernels().relu2_mul(gate, up, inner),
-            Activation::GeluTanh => kernels().gelu_tanh_mul(gate, up, inner),
+    /// `inner = act(gate) · up`, all `[rows, width]`.
+    pub(crate) fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
+        let piece = ((inner.len() / width).div_ceil(self.threads) * width).max(1);
+        let limited = self.experts.as_ref().and_then(|experts| experts.limited);
+        let pieces = gate.chunks(piece).zip(up.chunks(piece)).zip(inner.chunks_mut(piece));
+        for_each(self.threads, pieces, |((gate, up), inner)| match (limited, self.activation) {
+            (Some(l), _) => kernels().limited_swiglu_mul(l.alpha, l.limit, gate, up, inner),
+            (None, Activation::Silu) => kernels().silu_mul(gate, up, inner),
+            (None, Activation::Relu2) => kernels().relu2_mul(gate, up, inner),
+            (None, Activation::GeluTanh) => kernels().gelu_tanh_mul(gate, up, inner),
+            (None, Activation::Gelu) => kernels().gelu_mul(gate, up, inner),
         });
     }
 }

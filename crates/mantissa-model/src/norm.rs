@@ -1,35 +1,57 @@
-//! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4): `w · x / sqrt(mean(x²) +
-//! eps)`, in f32 with the order of operations of Llama.
+//! The norms of a model: RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4), `w · x /
+//! sqrt(mean(x²) + eps)`, with the order of operations of Llama, and LayerNorm (Ba et al. 2016), both in f32.
 
 use mantissa_kernels::kernels;
 
+use crate::config::{ModelConfig, NormForm};
 use crate::error::LoadError;
 use crate::source::WeightSource;
 
 /// A norm over vectors of one width.
 #[derive(Clone, Debug)]
-pub struct RmsNorm {
+pub struct Norm {
     weight: Vec<f32>,
+    /// What makes it a LayerNorm.
+    bias: Option<Vec<f32>>,
     eps: f32,
 }
 
-impl RmsNorm {
-    /// A norm with `weight` `[width]`.
-    pub fn new(weight: Vec<f32>, eps: f32) -> Self {
-        RmsNorm { weight, eps }
+impl Norm {
+    /// An RMSNorm with `weight` `[width]`.
+    pub fn rms(weight: Vec<f32>, eps: f32) -> Self {
+        Norm { weight, bias: None, eps }
     }
 
-    /// Reads the weight `{module}.weight`.
+    /// Reads the norm `module` in the form that the model has. What Gemma stores as the distance from 1 becomes a weight.
     ///
     /// # Errors
     /// As [`WeightSource::tensor_f32`].
-    pub fn load(source: &dyn WeightSource, module: &str, width: usize, eps: f32) -> Result<Self, LoadError> {
-        Ok(Self::new(source.tensor_f32(&format!("{module}.weight"), &[width])?, eps))
+    pub fn load(
+        source: &dyn WeightSource,
+        config: &ModelConfig,
+        module: &str,
+        width: usize,
+    ) -> Result<Self, LoadError> {
+        let read = |part: &str| source.tensor_f32(&format!("{module}.{part}"), &[width]);
+        let eps = config.rms_norm_eps;
+        Ok(match config.norm {
+            NormForm::Rms => Norm::rms(read("weight")?, eps),
+            NormForm::RmsPlusOne => Norm::rms(read("weight")?.into_iter().map(|w| 1.0 + w).collect(), eps),
+            NormForm::Layer => Norm { weight: read("weight")?, bias: Some(read("bias")?), eps },
+            NormForm::LayerPlain => Norm { weight: vec![1.0; width], bias: Some(vec![0.0; width]), eps },
+        })
+    }
+
+    pub(crate) fn with_eps(self, eps: f32) -> Self {
+        Norm { eps, ..self }
     }
 
     /// Normalizes each vector of `x` into `out`, both `[t, width]`.
     pub fn forward(&self, x: &[f32], out: &mut [f32]) {
-        kernels().rms_norm(x, &self.weight, self.eps, out);
+        match &self.bias {
+            None => kernels().rms_norm(x, &self.weight, self.eps, out),
+            Some(bias) => kernels().layer_norm(x, &self.weight, bias, self.eps, out),
+        }
     }
 
     /// Weight, `[width]`.

@@ -44,6 +44,9 @@ pub enum RopeScaling {
     },
     /// Every frequency divided by a factor of its own (GGUF's `rope_freqs`, which is how Llama 3.1's scaling is kept there).
     Factors(Vec<f32>),
+    /// Frequencies divided by factors that were searched for, others beyond the original context (Ding et al. 2024,
+    /// "LongRoPE").
+    Long(LongRope),
     /// NTK-by-parts interpolation with a factor on the attention scores (Peng et al. 2023, "YaRN").
     Yarn(Yarn),
 }
@@ -63,6 +66,21 @@ pub struct Yarn {
     pub original_context: usize,
     /// Factor of cosines and sines.
     pub attention_factor: f64,
+    /// DeepSeek's parameter of the factor of attention scores, 0 where it is not given.
+    pub mscale_all_dim: f64,
+}
+
+/// Parameters of [`RopeScaling::Long`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Divisors where no sequence is longer than the original context.
+    pub short: Vec<f32>,
+    /// Divisors where sequences may be.
+    pub long: Vec<f32>,
+    /// Context of the first training.
+    pub original_context: usize,
+    /// Factor of cosines and sines.
+    pub attention_factor: f64,
 }
 
 /// YaRN's `0.1 · mscale · ln(factor) + 1` (eq. 22 of the paper with `mscale` 1); 1 where nothing is stretched.
@@ -71,8 +89,14 @@ pub fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
 }
 
 impl Rope {
-    /// Inverse frequencies in radians per position, `[head_dim / 2]`.
+    /// Inverse frequencies in radians per position, `[head_dim / 2]`, for sequences within the original context.
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
+        self.frequencies(head_dim, 0)
+    }
+
+    /// The same for sequences of up to `positions`. Of LongRoPE's two sets of factors one holds for all that is planned
+    /// together, as in vLLM.
+    fn frequencies(&self, head_dim: usize, positions: usize) -> Vec<f32> {
         let powers = (0..head_dim / 2).map(|i| {
             let exponent = (2 * i) as f32 / head_dim as f32;
             f64::from(self.theta as f32).powf(f64::from(exponent)) as f32
@@ -86,6 +110,10 @@ impl Rope {
                     llama3_frequency(1.0 / p, *factor as f32, low, high, *original_context as f64)
                 })
                 .collect(),
+            RopeScaling::Long(long) => {
+                let factors = if positions > long.original_context { &long.long } else { &long.short };
+                powers.zip(factors).map(|(p, f)| 1.0 / (f * p)).collect()
+            }
             RopeScaling::Factors(factors) => powers.zip(factors).map(|(p, f)| 1.0 / p / f).collect(),
             RopeScaling::Yarn(yarn) => {
                 let (low, high) = yarn.ramp(self.theta, head_dim);
@@ -100,6 +128,7 @@ impl Rope {
     pub fn attention_factor(&self) -> f32 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor as f32,
+            RopeScaling::Long(long) => long.attention_factor as f32,
             _ => 1.0,
         }
     }
@@ -110,7 +139,7 @@ impl Rope {
     /// # Panics
     /// If the slices are shorter.
     pub fn fill_tables(&self, head_dim: usize, positions: usize, cos: &mut [f32], sin: &mut [f32]) {
-        let frequencies = self.inverse_frequencies(head_dim);
+        let frequencies = self.frequencies(head_dim, positions);
         let factor = self.attention_factor();
         for position in 0..positions {
             for (i, frequency) in frequencies.iter().enumerate() {
@@ -195,6 +224,7 @@ mod tests {
             truncate: true,
             original_context: 4096,
             attention_factor: yarn_mscale(4.0, 1.0),
+            mscale_all_dim: 0.0,
         };
         let plain = Rope { theta: 1e4, scaling: RopeScaling::Default }.inverse_frequencies(128);
         let rope = Rope { theta: 1e4, scaling: RopeScaling::Yarn(yarn) };

@@ -6,8 +6,11 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{expected, load, tiny};
+use mantissa_model::config::NormPlaces;
+use mantissa_model::flow::NormKind;
 use mantissa_model::{
-    Batch, Buffers, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, embed, load_embedding,
+    Batch, Buffers, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, ModelConfig, Norm,
+    load_embedding,
 };
 use mantissa_store::convention::ModelFiles;
 
@@ -23,7 +26,7 @@ fn layers_by_themselves_give_the_bits_of_the_decoder() {
         {
             let mut buffers = Buffers::plan(config, tokens.len(), 10).unwrap();
             let mut states = vec![f32::NAN; tokens.len() * config.hidden_size];
-            embed(&load_embedding(&files, config).unwrap(), tokens, &mut states).unwrap();
+            load_embedding(&files, config).unwrap().embed(tokens, &lens, 0, &mut states).unwrap();
             for i in 0..config.num_hidden_layers {
                 let layer = Layer::load(&files, config, i).unwrap();
                 layer.run(config, &lens, &mut states, None, &mut buffers).unwrap();
@@ -36,9 +39,9 @@ fn layers_by_themselves_give_the_bits_of_the_decoder() {
 
 fn normed(decoder: &Decoder, files: &ModelFiles, states: &[f32]) -> Vec<f32> {
     let config = decoder.config();
-    let weight = files.tensor_f32("model.norm.weight", &[config.hidden_size]).unwrap();
+    let norm = Norm::load(files, config, &config.final_norm_module(), config.hidden_size).unwrap();
     let mut out = vec![0.0; states.len()];
-    mantissa_model::RmsNorm::new(weight, config.rms_norm_eps).forward(states, &mut out);
+    norm.forward(states, &mut out);
     out
 }
 
@@ -54,30 +57,56 @@ fn observed_inputs_are_what_the_linear_layers_read() {
         for (tokens, lens) in [(&sequences[0][..5], vec![5]), (&long, vec![20; 30])] {
             let mut buffers = Buffers::plan(config, tokens.len(), lens[0]).unwrap();
             let mut states = vec![0.0; tokens.len() * config.hidden_size];
-            embed(&load_embedding(&ModelFiles::open(&dir).unwrap(), config).unwrap(), tokens, &mut states)
-                .unwrap();
+            let embedding = load_embedding(&ModelFiles::open(&dir).unwrap(), config).unwrap();
+            embedding.embed(tokens, &lens, 0, &mut states).unwrap();
             let (before, mut seen) = (states.clone(), BTreeMap::new());
             let mut observe = |input: LinearInput, x: &[f32]| {
                 seen.entry(input).or_insert_with(Vec::new).extend_from_slice(x);
             };
             layer.run(config, &lens, &mut states, Some(&mut observe), &mut buffers).unwrap();
-            for input in LinearInput::ALL {
-                let width = layer.linear(input.readers().next().unwrap()).cols();
-                assert_eq!(seen[&input].len(), tokens.len() * width, "{} {input:?}", dir.display());
+            check_widths(config, &seen, tokens.len());
+            let experts = config.experts.as_ref().is_some_and(|experts| experts.layers[0]);
+            if config.norm_places != NormPlaces::Before || experts {
+                continue;
             }
             let mut qkv_input = vec![0.0; before.len()];
-            layer.input_norm.forward(&before, &mut qkv_input);
+            layer.norm(NormKind::Input).unwrap().forward(&before, &mut qkv_input);
             assert_eq!(seen[&LinearInput::Qkv], qkv_input, "{}", dir.display());
 
             let mut middle = before;
-            add(&mut middle, &apply(layer.linear(LinearKind::O), &seen[&LinearInput::O]));
+            let linear = |kind| layer.linear(kind).unwrap();
+            add(&mut middle, &apply(linear(LinearKind::O), &seen[&LinearInput::O]));
             let mut mlp_input = vec![0.0; middle.len()];
-            layer.post_norm.forward(&middle, &mut mlp_input);
+            layer.norm(NormKind::Post).unwrap().forward(&middle, &mut mlp_input);
             close(&seen[&LinearInput::GateUp], &mlp_input);
 
-            add(&mut middle, &apply(layer.linear(LinearKind::Down), &seen[&LinearInput::Down]));
+            add(&mut middle, &apply(linear(LinearKind::Down), &seen[&LinearInput::Down]));
             close(&states, &middle);
         }
+    }
+}
+
+/// Every linear layer's input was seen, once for each token; those of experts as often as tokens are routed.
+fn check_widths(config: &ModelConfig, seen: &BTreeMap<LinearInput, Vec<f32>>, tokens: usize) {
+    let mut routed = 0;
+    for info in config.layer_linears(0) {
+        let input = info.kind.input();
+        assert_eq!(config.input_width(input), info.cols, "{}", info.module);
+        let rows = |input| seen.get(input).map_or(0, |x| x.len() / info.cols);
+        match input {
+            LinearInput::Expert(e) => {
+                assert_eq!(rows(&input) * info.cols, seen.get(&input).map_or(0, Vec::len));
+                routed += usize::from(info.kind == LinearKind::ExpertGate(e)) * rows(&input);
+            }
+            LinearInput::ExpertDown(e) => {
+                let tokens = seen.get(&LinearInput::Expert(e)).map_or(0, |x| x.len() / config.hidden_size);
+                assert_eq!(rows(&input), tokens, "{}", info.module);
+            }
+            _ => assert_eq!(seen[&input].len(), tokens * info.cols, "{}", info.module),
+        }
+    }
+    if let Some(experts) = config.experts.as_ref().filter(|experts| experts.layers[0]) {
+        assert_eq!(routed, tokens * experts.per_token);
     }
 }
 

@@ -16,7 +16,7 @@ use mantissa_eval::Sequence;
 use mantissa_kernels::for_each;
 use mantissa_model::{
     Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
-    embed, load_embedding,
+    load_embedding,
 };
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
@@ -142,7 +142,8 @@ impl<'a> Calibration<'a> {
         let mut states = Vec::with_capacity(windows.len());
         for (window, tokens) in windows.iter().enumerate() {
             let mut embedded = vec![0.0; tokens.len() * config.hidden_size];
-            embed(&embedding, tokens, &mut embedded)
+            embedding
+                .embed(tokens, &[tokens.len()], 0, &mut embedded)
                 .map_err(|error| CalibrateError::Forward { window, error })?;
             states.push(embedded);
         }
@@ -170,15 +171,9 @@ impl<'a> Calibration<'a> {
         input: LinearInput,
         threads: usize,
     ) -> u64 {
-        let (width, threads) =
-            (Self::width(config, input), threads.clamp(1, set.windows.len().max(1)) as u64);
+        let (width, threads) = (config.input_width(input), threads.clamp(1, set.windows.len().max(1)) as u64);
         let window = 4 * (set.longest() as u64) * (width + config.hidden_size) as u64;
         Hessian::bytes_needed(width).saturating_add(window.saturating_mul(threads))
-    }
-
-    /// Width of what `input`'s readers read; every layer has the same.
-    pub fn width(config: &ModelConfig, input: LinearInput) -> usize {
-        width(config, input)
     }
 
     /// Loads the next layer; `None` after the last.
@@ -204,7 +199,7 @@ impl<'a> Calibration<'a> {
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
     ) -> Result<Vec<Hessian>, CalibrateError> {
-        let new = inputs.iter().map(|&input| Hessian::new(width(self.config, input)));
+        let new = inputs.iter().map(|&input| Hessian::new(self.config.input_width(input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
         let (config, threads, mut first) = (self.config, self.threads, 0);
         for windows in self.states.chunks(threads) {
@@ -232,7 +227,7 @@ impl<'a> Calibration<'a> {
         tick: &mut Tick<'_>,
     ) -> Result<Vec<Vec<f64>>, CalibrateError> {
         let mut sums: Vec<Vec<f64>> =
-            inputs.iter().map(|&input| vec![0.0; width(self.config, input)]).collect();
+            inputs.iter().map(|&input| vec![0.0; self.config.input_width(input)]).collect();
         let (config, threads, mut first) = (self.config, self.threads, 0);
         for windows in self.states.chunks(threads) {
             let work = windows.iter().zip(&mut self.workers);
@@ -290,23 +285,23 @@ impl CalibratedLayer {
         self.index
     }
 
-    /// One of the layer's linear layers.
-    pub fn linear(&self, kind: LinearKind) -> &Linear {
+    /// One of the layer's linear layers; `None` where it has no such.
+    pub fn linear(&self, kind: LinearKind) -> Option<&Linear> {
         self.layer.linear(kind)
     }
 
     /// Puts `weight` (`[rows, cols]` of the linear layer `kind`) in place of the one that is there, with all that stands around its codes;
-    /// its bias stays.
+    /// its bias stays. A kind that the layer does not have is left out.
     ///
     /// # Errors
     /// [`LoadError::Weight`] where the weight does not have the shape.
     pub fn replace(&mut self, kind: LinearKind, weight: Weight) -> Result<(), LoadError> {
-        let old = self.layer.linear(kind);
+        let Some(old) = self.layer.linear_mut(kind) else { return Ok(()) };
         let input = old.input().map(|input| input.quant().clone());
         let bias = old.bias().map(<[f32]>::to_vec);
         let transforms = Default::default();
         let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input, transforms };
-        *self.layer.linear_mut(kind) = Linear::new(old.module(), weight)?;
+        *old = Linear::new(old.module(), weight)?;
         Ok(())
     }
 }
@@ -333,9 +328,4 @@ impl Worker {
         let result = std::mem::replace(&mut self.result, Ok(()));
         result.map_err(|error| CalibrateError::Forward { window, error })
     }
-}
-
-/// Width of what `input`'s readers read; every layer has the same.
-fn width(config: &ModelConfig, input: LinearInput) -> usize {
-    input.readers().next().map_or(0, |kind| config.linear(0, kind).cols)
 }

@@ -10,7 +10,7 @@ mod file;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
+use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::stored_name;
 
@@ -66,13 +66,15 @@ impl Importance {
     ) -> Result<Self> {
         let mut calibration = Calibration::begin(source, config, &set.windows, threads)?;
         let mut entries = BTreeMap::new();
-        let linears = config.linears();
         while let Some(layer) = calibration.next_layer()? {
             let tick = &mut || tick(layer.index());
-            let moments = calibration.squares(&layer, &LinearInput::ALL, tick)?;
-            let of_layer = linears.iter().filter(|info| info.layer == layer.index());
-            for info in of_layer {
-                let at = LinearInput::ALL.iter().position(|input| *input == info.kind.input());
+            let linears = config.layer_linears(layer.index());
+            let mut inputs: Vec<_> = linears.iter().map(|info| info.kind.input()).collect();
+            inputs.sort_unstable();
+            inputs.dedup();
+            let moments = calibration.squares(&layer, &inputs, tick)?;
+            for info in linears {
+                let at = inputs.iter().position(|input| *input == info.kind.input());
                 let (Some(name), Some(at)) = (stored_name(&format!("{}.weight", info.module)), at) else {
                     continue;
                 };

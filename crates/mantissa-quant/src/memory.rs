@@ -15,6 +15,7 @@ use crate::gptq::{self, Hessian};
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
 use crate::rtn;
+use crate::sequential::EXPERTS_AT_ONCE;
 use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
@@ -171,12 +172,12 @@ pub(crate) fn importance_buffers(
     let layer = config.linears().iter().filter(|l| l.layer == 0).map(|l| 4 * (l.rows * l.cols) as u64).sum();
     let of_input = |&input| {
         let all = Calibration::statistics_bytes(config, set, input, threads);
-        all.saturating_sub(Hessian::bytes_needed(Calibration::width(config, input)))
+        all.saturating_sub(Hessian::bytes_needed(config.input_width(input)))
     };
     vec![
         ("states and buffers of the calibration", Calibration::held_bytes(config, set, threads)),
         ("layer in f32", layer),
-        ("inputs of a window per thread", LinearInput::ALL.iter().map(of_input).sum()),
+        ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
     ]
 }
 
@@ -187,8 +188,8 @@ fn held(plan: &Plan, set: &CalibrationSet) -> u64 {
 /// Statistics of a layer's input, their factor, and the solution.
 fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 3] {
     let (threads, cols) = (plan.options.threads, info.cols as u64);
-    let of_layer = || plan.config.linears().into_iter().filter(|l| l.layer == info.layer);
-    let layer: u64 = of_layer().map(|l| (l.rows * l.cols) as u64 * 4).sum();
+    let of_layer = plan.config.layer_linears(info.layer).into_iter();
+    let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
     let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
         let buffers = base.iter().chain(more).copied().collect();
@@ -198,14 +199,22 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
         stage
     };
     let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
-    let statistics = Calibration::statistics_bytes(&plan.config, set, info.kind.input(), threads);
-    let hessian = Hessian::bytes_needed(info.cols);
-    let factor = 8 * cols * cols;
+    // Of experts, several at once.
+    let at_once = match (info.kind.input(), &plan.config.experts) {
+        (LinearInput::Expert(_) | LinearInput::ExpertDown(_), Some(experts)) => {
+            EXPERTS_AT_ONCE.min(experts.count.into()) as u64
+        }
+        _ => 1,
+    };
+    let statistics = at_once * Calibration::statistics_bytes(&plan.config, set, info.kind.input(), threads);
+    let hessian = at_once * Hessian::bytes_needed(info.cols);
+    let factor = at_once * 8 * cols * cols;
+    let others = factor - 8 * cols * cols;
     [
         stage("statistics for", &[("Hessian and inputs of a window per thread", statistics)]),
         stage(
             "factor for",
-            &[("Hessian", hessian), ("factor and its scratch", gptq::factor_bytes(info.cols))],
+            &[("Hessian", hessian), ("factor and its scratch", gptq::factor_bytes(info.cols) + others)],
         ),
         stage(
             "solve",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{LinearInfo, LoadError, ModelConfig};
+use mantissa_model::{LinearInfo, LoadError, ModelConfig, Role, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Rounding, Scheme};
 use mantissa_store::convention::{
@@ -120,6 +120,13 @@ impl Plan {
         }
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
+        if config.linears().is_empty() {
+            let (found, allowed) =
+                (config.model_type.name(), "an architecture that stores linear layers as [out, in]");
+            let hint = "its Conv1D weights have no place in any quantized container";
+            let path = source.config_path();
+            return Err(mantissa_store::Error::field(&path, "model_type", found, allowed, hint).into());
+        }
         let mut linears: Vec<_> = config
             .linears()
             .into_iter()
@@ -223,12 +230,12 @@ impl Plan {
         if source.gguf().is_some() {
             named_class(&mut config);
         }
-        let kept: Vec<_> =
-            self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect();
+        let kept = self.kept();
         let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
         let quantization = match self.container {
             Container::CompressedTensors => {
-                let ignore: Vec<_> = std::iter::once("lm_head".to_owned()).chain(kept).collect();
+                let ignore: Vec<_> =
+                    std::iter::once(self.config.head_module().to_owned()).chain(kept).collect();
                 compressed_tensors::quantization_config(&self.groups(), &ignore).map_err(fault)?
             }
             Container::Gptq => {
@@ -240,7 +247,8 @@ impl Plan {
             }
             Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Modelopt => {
-                modelopt::quantization_config(&self.groups(), &not_linear(&kept)).map_err(fault)?
+                modelopt::quantization_config(&self.groups(), &not_linear(&self.config, &kept))
+                    .map_err(fault)?
             }
             Container::Bitsandbytes => {
                 bitsandbytes::quantization_config(&self.groups(), &kept).map_err(fault)?
@@ -276,18 +284,21 @@ impl Plan {
         metadata
     }
 
+    /// The linear layers that stay as they are: those of no scheme, and the routers of experts, which servers would take
+    /// for quantized.
+    fn kept(&self) -> Vec<String> {
+        let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
+        let sides = self.config.tensors().into_iter().filter(|t| matches!(t.role, Role::Side { .. }));
+        kept.chain(sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))).collect()
+    }
+
     /// The configuration that the container has beside `config.json`: its file's name and content.
     pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
         match self.container {
             Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
             Container::Modelopt => {
-                let kept: Vec<_> = self
-                    .linears
-                    .iter()
-                    .filter(|l| l.scheme.is_none())
-                    .map(|l| l.info.module.clone())
-                    .collect();
-                let content = modelopt::hf_quant_config(&self.groups(), &not_linear(&kept));
+                let kept = not_linear(&self.config, &self.kept());
+                let content = modelopt::hf_quant_config(&self.groups(), &kept);
                 let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
                 Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
             }
@@ -333,8 +344,8 @@ pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
 }
 
 /// The modules `kept` as they are, and head and embedding, which are never quantized.
-fn not_linear(kept: &[String]) -> Vec<String> {
-    kept.iter().cloned().chain([HEAD, EMBEDDING].map(str::to_owned)).collect()
+fn not_linear(config: &ModelConfig, kept: &[String]) -> Vec<String> {
+    kept.iter().cloned().chain([config.head_module().to_owned(), config.embedding_module()]).collect()
 }
 
 fn planned(
@@ -512,6 +523,11 @@ fn notes(
             "{} tensors that the architecture does not use are {fate}, the first is {first}",
             unknown.len()
         ));
+    }
+    let stacked = (0..config.num_hidden_layers).flat_map(|layer| config.layer_linears(layer));
+    let stacked = stacked.filter(|info| info.stored == StoredAs::Stacked).count();
+    if stacked > 0 {
+        notes.push(format!("{stacked} linear layers of experts are stored stacked; they stay as they are"));
     }
     let mut modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
     if container == Container::Gguf {

@@ -2,7 +2,9 @@
 //!
 //! For each layer and each of its inputs in the order of the forward pass (GPTQ's `true_sequential`): second moments of the
 //! input, computed with every weight before it already quantized; the weights that read it; then the next. Asking once for
-//! all inputs of a layer would take a quarter of the passes and leaves more error.
+//! all inputs of a layer would take a quarter of the passes and leaves more error. Of experts, whose inputs do not depend on
+//! one another, some are asked for in one pass. An expert that no token of the calibration was routed to is rounded to
+//! nearest and reported.
 //!
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
@@ -32,8 +34,11 @@ pub(crate) struct Sequential<'a> {
     calibration: Option<Calibration<'a>>,
     layer: Option<CalibratedLayer>,
     /// Of the layer at hand.
-    solver: Option<(LinearInput, Solver)>,
+    solvers: Vec<(LinearInput, Solver)>,
 }
+
+/// Inputs of experts whose statistics are collected in one pass.
+pub(crate) const EXPERTS_AT_ONCE: usize = 8;
 
 /// What there is to solve the weights that share an input with.
 enum Solver {
@@ -49,7 +54,7 @@ impl<'a> Sequential<'a> {
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
         let recovered = BTreeSet::new();
-        Sequential { plan, source, stored, recovered, calibration: None, layer: None, solver: None }
+        Sequential { plan, source, stored, recovered, calibration: None, layer: None, solvers: Vec::new() }
     }
 
     /// A layer that is stored already.
@@ -72,7 +77,8 @@ impl<'a> Sequential<'a> {
     ) -> Result<Solved> {
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
-        let solved = match self.solver.as_ref().map(|(_, solver)| solver) {
+        let input = info.kind.input();
+        let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
             Some(Solver::Gptq(factor)) => self.solve(factor, info, scheme, w, outer)?,
             Some(Solver::RoundToNearest(why)) => Solved {
                 fallback: Some(why.clone()),
@@ -121,7 +127,7 @@ impl<'a> Sequential<'a> {
     fn reach(&mut self, target: usize, tick: &mut Tick<'_>) -> Result<()> {
         while self.layer.as_ref().is_none_or(|layer| layer.index() < target) {
             if let Some(done) = self.layer.take() {
-                self.solver = None;
+                self.solvers.clear();
                 self.calibration()?.advance(&done, tick)?;
             }
             let Some(mut layer) = self.calibration()?.next_layer()? else { break };
@@ -149,16 +155,22 @@ impl<'a> Sequential<'a> {
 
     /// Makes the solver of `input`, unless it is at hand.
     fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
-        if self.solver.as_ref().is_some_and(|(of, _)| *of == input) {
+        if self.solvers.iter().any(|(of, _)| *of == input) {
             return Ok(());
         }
-        self.solver = None;
+        self.solvers.clear();
         let Some(layer) = self.layer.take() else { return Ok(()) };
-        let hessians = self.calibration()?.statistics(&layer, &[input], tick);
+        let inputs = self.together(layer.index(), input);
+        let hessians = self.calibration()?.statistics(&layer, &inputs, tick);
         let index = layer.index();
         self.layer = Some(layer);
         let (options, threads) = (self.plan.recipe.gptq, self.plan.options.threads);
-        for hessian in hessians? {
+        for (input, hessian) in inputs.into_iter().zip(hessians?) {
+            if hessian.tokens() == 0 {
+                let why = "no token of the calibration was routed to it".to_owned();
+                self.solvers.push((input, Solver::RoundToNearest(why)));
+                continue;
+            }
             let solver = match InverseFactor::new(&hessian, options, threads) {
                 Ok(factor) if factor.dead_columns() == factor.cols() => {
                     Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned())
@@ -170,9 +182,24 @@ impl<'a> Sequential<'a> {
                     return Err(QuantError::Gptq { path: self.source.dir().to_owned(), what, error });
                 }
             };
-            self.solver = Some((input, solver));
+            self.solvers.push((input, solver));
         }
         Ok(())
+    }
+
+    /// The inputs whose statistics are collected with those of `input`: of experts the next few, which are of one kind and so
+    /// do not change each other; in the order of the plan.
+    fn together(&self, layer: usize, input: LinearInput) -> Vec<LinearInput> {
+        let experts = std::mem::discriminant(&input);
+        if !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_)) {
+            return vec![input];
+        }
+        let of_layer = self.plan.quantized().filter(|(info, _)| info.layer == layer);
+        let mut inputs: Vec<_> = of_layer.map(|(info, _)| info.kind.input()).collect();
+        inputs.retain(|next| std::mem::discriminant(next) == experts && *next >= input);
+        inputs.dedup();
+        inputs.truncate(EXPERTS_AT_ONCE);
+        inputs
     }
 
     fn gptq_error(&self, info: &LinearInfo, error: GptqError) -> QuantError {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use mantissa_model::{Buffers, Decoder, LinearInput, LinearKind, MapSource, embed, load_embedding};
+use mantissa_model::{Buffers, Decoder, LinearInput, LinearKind, MapSource, load_embedding};
 use mantissa_quant::calibrate::{CalibrateError, Calibration};
 use mantissa_quant::gptq::{GptqOptions, Hessian, InverseFactor};
 use mantissa_store::convention::{ModelFiles, Weight};
@@ -34,15 +34,14 @@ fn direct(decoder: &Decoder, files: &ModelFiles, windows: &[Vec<u32>], layer: us
     let config = decoder.config();
     let embedding = load_embedding(files, config).unwrap();
     let mut buffers = Buffers::plan(config, 24, 24).unwrap();
-    let width = |input: LinearInput| decoder.layers()[0].linear(input.readers().next().unwrap()).cols();
-    let mut hessians = LinearInput::ALL.map(|input| Hessian::new(width(input)).unwrap());
+    let mut hessians = LinearInput::PLAIN.map(|input| Hessian::new(config.input_width(input)).unwrap());
     for tokens in windows {
         let mut states = vec![0.0; tokens.len() * config.hidden_size];
-        embed(&embedding, tokens, &mut states).unwrap();
+        embedding.embed(tokens, &[tokens.len()], 0, &mut states).unwrap();
         for earlier in &decoder.layers()[..layer] {
             earlier.run(config, &[tokens.len()], &mut states, None, &mut buffers).unwrap();
         }
-        let mut observe = |input: LinearInput, x: &[f32]| hessians[input as usize].add(x, 1);
+        let mut observe = |input: LinearInput, x: &[f32]| hessians[input.index()].add(x, 1);
         let lens = [tokens.len()];
         decoder.layers()[layer].run(config, &lens, &mut states, Some(&mut observe), &mut buffers).unwrap();
     }
@@ -60,7 +59,7 @@ fn statistics_are_those_of_the_decoder_at_any_thread_count() {
         let mut layers = 0;
         while let Some(layer) = calibration.next_layer().unwrap() {
             let expected = direct(&decoder, &files, &windows, layer.index());
-            let found = calibration.statistics(&layer, &LinearInput::ALL, &mut go_on).unwrap();
+            let found = calibration.statistics(&layer, &LinearInput::PLAIN, &mut go_on).unwrap();
             assert!(found == expected, "layer {}, {threads} threads", layer.index());
             assert_eq!(found[0].tokens(), 76);
             let some = [LinearInput::Down, LinearInput::Qkv];
@@ -86,12 +85,13 @@ fn later_statistics_see_the_weights_that_were_replaced() {
     let mut seen = Vec::new();
     let mut calibration = Calibration::begin(&files, config, &windows, 2).unwrap();
     while let Some(mut layer) = calibration.next_layer().unwrap() {
-        for input in LinearInput::ALL {
+        for input in LinearInput::PLAIN {
             let hessian = calibration.statistics(&layer, &[input], &mut go_on).unwrap().remove(0);
             let factor = InverseFactor::new(&hessian, GptqOptions::default(), 2).unwrap();
             for kind in input.readers() {
-                let (shape, w) = tensors.get_mut(&format!("{}.weight", layer.linear(kind).module())).unwrap();
-                assert_eq!(shape[..], [layer.linear(kind).rows(), layer.linear(kind).cols()]);
+                let Some(linear) = layer.linear(kind) else { continue };
+                let (shape, w) = tensors.get_mut(&format!("{}.weight", linear.module())).unwrap();
+                assert_eq!(shape[..], [linear.rows(), linear.cols()]);
                 let result = factor.quantize(&"int3-g16".parse().unwrap(), w, None, 2).unwrap();
                 *w = result.dequantize().unwrap();
                 layer.replace(kind, Weight::Quantized(result.quantized)).unwrap();
@@ -103,9 +103,9 @@ fn later_statistics_see_the_weights_that_were_replaced() {
     let source = MapSource { config: files.config().unwrap().clone(), tensors, linears: HashMap::new() };
     let quantized = Decoder::load(&source).unwrap();
     for (layer, input, hessian) in seen {
-        let expected = &direct(&quantized, &files, &windows, layer)[input as usize];
+        let expected = &direct(&quantized, &files, &windows, layer)[input.index()];
         assert!(hessian == *expected, "layer {layer} {input:?}");
-        let before = &direct(&dense, &files, &windows, layer)[input as usize];
+        let before = &direct(&dense, &files, &windows, layer)[input.index()];
         assert_eq!(hessian == *before, (layer, input) == (0, LinearInput::Qkv), "layer {layer} {input:?}");
     }
 }

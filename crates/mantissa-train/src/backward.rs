@@ -141,7 +141,7 @@ impl LayerBackward<'_> {
         let [of_residual, of_gate, of_up] = &mut s.rounded;
         let d_residual = &s.d_residual[..self.tokens * d];
         profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, self.threads));
-        let kept = saved.inputs[LinearInput::GateUp as usize].is_rounded();
+        let kept = saved.inputs[LinearInput::GateUp.index()].is_rounded();
         let dy = of_residual.of(d_residual);
         let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut saved.up, ffn, cut.clone()));
@@ -180,7 +180,7 @@ impl LayerBackward<'_> {
         let dy = of_residual.of(d_residual);
         self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
         look.dx(LinearKind::O, d_attended);
-        let attended = self.saved.inputs[LinearInput::O as usize].of(&self.saved.attended[..tokens * query]);
+        let attended = self.saved.inputs[LinearInput::O.index()].of(&self.saved.attended[..tokens * query]);
         self.profile.time(Part::Wgrad, || {
             o.gradients((d_residual, of_residual), attended, self.grads, threads);
         });
@@ -189,7 +189,7 @@ impl LayerBackward<'_> {
             .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
 
         let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
-        let normed = &mut saved.inputs[LinearInput::Qkv as usize];
+        let normed = &mut saved.inputs[LinearInput::Qkv.index()];
         if !normed.is_rounded() {
             let (x, to) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
             let weight = params.f32(&self.layer.input_norm);

@@ -1,7 +1,7 @@
 //! The forward pass that keeps what the backward needs: the flow of `mantissa-model`'s layers over the arena.
 
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::flow::{Activations, Job, MlpRows, NormKind, Operators, parts};
+use mantissa_model::flow::{Activations, Extra, Job, MlpRows, NormKind, Operators, parts};
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
@@ -17,7 +17,7 @@ use crate::rows::{PART, rows, rows_mut};
 struct Saving<'a> {
     layer: &'a LayerOps,
     params: &'a Parameters,
-    /// What the linear layers read, in the order of [`LinearInput::ALL`].
+    /// What the linear layers read, in the order of [`LinearInput::PLAIN`].
     inputs: &'a mut [Operand; 4],
     /// Rows of each that were read.
     read: [usize; 4],
@@ -34,7 +34,7 @@ impl Operators for Saving<'_> {
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
         let weight = self.params.f32(range);
         let input = if kind == NormKind::Post { LinearInput::GateUp } else { LinearInput::Qkv };
-        let rounded = &mut self.inputs[input as usize];
+        let rounded = &mut self.inputs[input.index()];
         self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, rounded, self.threads));
         self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
     }
@@ -47,7 +47,7 @@ impl Operators for Saving<'_> {
         jobs: &mut [Job<'_>],
     ) -> Result<(), ForwardError> {
         let Some(cols) = jobs.first().map(|job| self.layer.linear(job.kind).cols()) else { return Ok(()) };
-        let (rounded, read) = (&mut self.inputs[input as usize], &mut self.read[input as usize]);
+        let (rounded, read) = (&mut self.inputs[input.index()], &mut self.read[input.index()]);
         if matches!(input, LinearInput::O | LinearInput::Down) {
             self.profile.time(Part::Rounding, || rounded.round(*read, cols, x, self.threads));
         }
@@ -130,6 +130,7 @@ impl TrainModel {
                 scores: &mut scratch.scores,
                 cos: &scratch.cos,
                 sin: &scratch.sin,
+                extra: Extra::default(),
             };
             keep(activations.residual, &mut saved.residual);
             self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {

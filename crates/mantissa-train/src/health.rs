@@ -256,7 +256,7 @@ impl Watch {
             return;
         }
         let (key, linear) = match at {
-            Operator::Linear(layer, kind) => ((layer, kind as usize, operand), &policy.linear),
+            Operator::Linear(layer, kind) => ((layer, kind.index(), operand), &policy.linear),
             _ => ((HEAD, 0, operand), &policy.head),
         };
         let formats = operand.products(linear).map(|(name, scheme)| (name, Precision::of(&scheme.format)));
@@ -299,7 +299,7 @@ impl Watch {
         let Watch::Health(operands) = self else { return Vec::new() };
         let mut all = Vec::new();
         for (&(layer, kind, operand), sums) in &*lock(operands) {
-            let (at, linear) = match LinearKind::ALL.get(kind) {
+            let (at, linear) = match LinearKind::PLAIN.get(kind) {
                 Some(&kind) if layer != HEAD => (Operator::Linear(layer, kind), &policy.linear),
                 _ => (Operator::Head, &policy.head),
             };

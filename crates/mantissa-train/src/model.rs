@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use mantissa_kernels::kernels;
 use mantissa_model::flow::{LayerFlow, NormKind, Sequences};
-use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD, norm_name};
+use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD};
 use mantissa_model::{
-    Activation, Batch, ForwardError, LinearKind, ModelConfig, Role, WeightSource, load_config,
+    Activation, Batch, ForwardError, LinearKind, ModelConfig, ModelType, Role, WeightSource, load_config,
 };
 
 use crate::arena::{ParamTable, Parameters};
@@ -72,13 +72,13 @@ pub(crate) struct LayerOps {
     pub(crate) flow: LayerFlow,
     pub(crate) input_norm: Range<usize>,
     pub(crate) post_norm: Range<usize>,
-    /// In the order of [`LinearKind::ALL`].
+    /// In the order of [`LinearKind::PLAIN`].
     linears: Vec<LinearOp>,
 }
 
 impl LayerOps {
     pub(crate) fn linear(&self, kind: LinearKind) -> &LinearOp {
-        &self.linears[kind as usize]
+        &self.linears[kind.index()]
     }
 }
 
@@ -137,9 +137,9 @@ impl TrainModel {
             Ok(LayerOps {
                 index: layer,
                 flow: LayerFlow::new(&config, layer, options.threads),
-                input_norm: place(&norm_name(layer, NormKind::Input)),
-                post_norm: place(&norm_name(layer, NormKind::Post)),
-                linears: LinearKind::ALL.into_iter().map(linear).collect::<Result<_, TrainError>>()?,
+                input_norm: place(&config.norm_name(layer, NormKind::Input)),
+                post_norm: place(&config.norm_name(layer, NormKind::Post)),
+                linears: LinearKind::PLAIN.into_iter().map(linear).collect::<Result<_, TrainError>>()?,
             })
         });
         let layers = layers.collect::<Result<Vec<_>, TrainError>>()?;
@@ -254,7 +254,7 @@ impl TrainModel {
         let look =
             |at, weight| self.watch.operand(at, OperandKind::W, policy, &self.params.get(weight).widened());
         for layer in &self.layers {
-            for kind in LinearKind::ALL {
+            for kind in LinearKind::PLAIN {
                 look(Operator::Linear(layer.index, kind), layer.linear(kind).weight());
             }
         }
@@ -349,9 +349,10 @@ impl TrainModel {
 /// [`TrainError::Unsupported`] for the first part of the model that has no backward.
 fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
     let refuse = |field, found: String, allowed| Err(TrainError::Unsupported { field, found, allowed });
-    if config.has_head_norms() || config.has_sub_norms() {
-        let found = format!("{:?}, with norms inside attention or MLP", config.model_type);
-        return refuse("model_type", found, "llama, mistral or qwen2");
+    // What the others have beside these (norms in other places and of other kinds, experts, soft caps, joined projections
+    // and so on) has no backward.
+    if !matches!(config.model_type, ModelType::Llama | ModelType::Mistral | ModelType::Qwen2) {
+        return refuse("model_type", config.model_type.name().into(), "llama, mistral or qwen2");
     }
     if config.hidden_act != Activation::Silu {
         return refuse("hidden_act", format!("{:?}", config.hidden_act), "silu");

@@ -205,7 +205,7 @@ pub(crate) struct Saved {
     pub(crate) gate: Vec<f32>,
     /// Up, `[rows, intermediate]`; in the backward, its gradient.
     pub(crate) up: Vec<f32>,
-    /// What the linear layers read, as they multiply it, in the order of [`mantissa_model::LinearInput::ALL`]: normed
+    /// What the linear layers read, as they multiply it, in the order of [`mantissa_model::LinearInput::PLAIN`]: normed
     /// states `[rows, hidden]`, joined heads `[rows, query width]`, normed states and the MLP's inner activation
     /// `[rows, intermediate]`.
     pub(crate) inputs: [Operand; 4],

@@ -1,8 +1,7 @@
 //! A model against the one that it was made from, layer by layer on the same states.
 
 use mantissa_eval::Sequence;
-use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD, norm_name};
-use mantissa_model::{Buffers, Layer, Linear, LinearInfo, ModelConfig, embed, load_embedding};
+use mantissa_model::{Buffers, Layer, Linear, LinearInfo, ModelConfig, Role, load_embedding};
 use mantissa_num::Scheme;
 use mantissa_quant::{model_config, rtn, rule_of};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -99,10 +98,9 @@ impl Comparing<'_> {
     /// Embedding, head and last norm.
     fn tables(&self, found: &mut Diagnosis) -> Result<()> {
         let d = self.config.hidden_size;
-        for (module, tied) in [(EMBEDDING, false), (HEAD, self.config.tie_word_embeddings)] {
-            if tied || self.theirs.tie_word_embeddings && module == HEAD {
-                continue;
-            }
+        let (embedding, head) = (self.config.embedding_module(), self.config.head_module());
+        let tied = self.config.tie_word_embeddings || self.theirs.tie_word_embeddings;
+        for module in [Some(embedding.as_str()), Some(head).filter(|_| !tied)].into_iter().flatten() {
             let read = |files: &ModelFiles| -> Result<Vec<f32>> {
                 Ok(values(module, files.linear(module, self.config.vocab_size, d, false)?)?)
             };
@@ -116,9 +114,12 @@ impl Comparing<'_> {
                 "the table is not the source's: another or a permuted vocabulary",
             );
         }
-        let norm = |files: &ModelFiles| files.tensor_f32(FINAL_NORM, &[d]);
-        let error = relative_error(&norm(self.files)?, &norm(self.reference)?);
-        self.table(found, FINAL_NORM.to_owned(), error, SLACK, "the last norm is not the source's");
+        let norms = self.config.tensors().into_iter();
+        for tensor in norms.filter(|tensor| tensor.role == Role::Norm { layer: None }) {
+            let norm = |files: &ModelFiles| files.tensor_f32(&tensor.name, &tensor.shape);
+            let error = relative_error(&norm(self.files)?, &norm(self.reference)?);
+            self.table(found, tensor.name.clone(), error, SLACK, "the last norm is not the source's");
+        }
         Ok(())
     }
 
@@ -136,7 +137,7 @@ impl Comparing<'_> {
         let tokens = self.tokens(sequences);
         let (n, d) = (tokens.len(), self.config.hidden_size);
         let mut states = vec![0.0; n * d];
-        embed(&load_embedding(self.reference, self.theirs)?, &tokens, &mut states)?;
+        load_embedding(self.reference, self.theirs)?.embed(&tokens, &[n], 0, &mut states)?;
         let mut buffers = Buffers::plan(self.config, n, n)?;
         for layer in 0..self.config.num_hidden_layers {
             progress(layer);
@@ -185,7 +186,9 @@ impl Comparing<'_> {
             };
             let (rows, cols, transforms) = (info.rows, info.cols, Default::default());
             let linear = LinearWeight { rows, cols, weight, bias, input, transforms };
-            *layer.linear_mut(info.kind) = Linear::new(&info.module, linear)?;
+            if let Some(place) = layer.linear_mut(info.kind) {
+                *place = Linear::new(&info.module, linear)?;
+            }
         }
         Ok(layer)
     }
@@ -205,10 +208,11 @@ impl Comparing<'_> {
 
     /// The tensors of layer `layer`, in the order of the forward pass, and the alternatives on those that are faulty.
     fn tensors(&self, layer: usize, found: &mut Diagnosis) -> Result<()> {
-        for (kind, width) in self.config.norms() {
-            let name = norm_name(layer, kind);
-            let ours = self.files.tensor_f32(&name, &[width])?;
-            let theirs = self.reference.tensor_f32(&name, &[width])?;
+        let norms = self.config.tensors().into_iter();
+        for tensor in norms.filter(|tensor| tensor.role == Role::Norm { layer: Some(layer) }) {
+            let name = tensor.name;
+            let ours = self.files.tensor_f32(&name, &tensor.shape)?;
+            let theirs = self.reference.tensor_f32(&name, &tensor.shape)?;
             let error = relative_error(&ours, &theirs);
             let shifted = |by: f32| relative_error(&ours.iter().map(|v| v + by).collect::<Vec<_>>(), &theirs);
             let of_norms =

@@ -225,7 +225,9 @@ impl Trying<'_> {
         let mut altered = self.decoder.clone();
         let tensors = changed.len();
         for (layer, kind, linear) in changed {
-            *altered.layers_mut()[layer].linear_mut(kind) = linear;
+            if let Some(place) = altered.layers_mut()[layer].linear_mut(kind) {
+                *place = linear;
+            }
         }
         Ok(Some((self.trial(alternative, scope.to_owned(), tensors, &altered), tensor)))
     }

@@ -1,7 +1,7 @@
 //! Gated activations of the MLP, `out = act(gate) * up` in f32: SwiGLU and GEGLU (Shazeer 2020, "GLU Variants
 //! Improve Transformer") and squared ReLU (So et al. 2021, "Primer").
 
-use super::exp::exp;
+use super::exp::{exp, exp_f64_nonpositive};
 
 /// sqrt(2 / pi)
 const GELU_SLOPE: f32 = 0.797_884_56;
@@ -44,6 +44,67 @@ pub(crate) fn gelu_tanh_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
         let u = GELU_SLOPE * (g + GELU_CUBIC * (g * g * g));
         g / (1.0 + exp(-2.0 * u))
     });
+}
+
+#[inline(always)]
+pub(crate) fn gelu_mul(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    gated("gelu_mul", gate, up, out, |g| {
+        let tail = 0.5 * erfc_of_magnitude(f64::from(g) * std::f64::consts::FRAC_1_SQRT_2);
+        let below = if g < 0.0 { tail } else { 1.0 - tail };
+        (f64::from(g) * below) as f32
+    });
+}
+
+/// `erfc(|x|)` within a relative error of 1e-8: `t · exp(-x² + P(2t - 1))` with `t = 1 / (1 + |x| / 2)`, the form of Press
+/// et al., "Numerical Recipes", sec. 6.2; P, of degree 12, was fitted by us at Chebyshev points.
+#[inline(always)]
+fn erfc_of_magnitude(x: f64) -> f64 {
+    /// Constant term first.
+    const P: [f64; 13] = [
+        -0.671_794_085_151_722_2,
+        0.672_643_154_774_540_3,
+        0.047_343_417_521_076_37,
+        -0.046_893_640_559_954_4,
+        -0.009_874_534_918_342_365,
+        0.008_808_825_369_399_994,
+        0.001_770_666_118_728_506,
+        -0.002_288_765_238_676_522_5,
+        -0.000_182_782_141_760_535_64,
+        0.000_573_766_372_119_633_6,
+        -3.211_377_236_549_363e-5,
+        -8.728_381_026_820_904e-5,
+        1.337_150_335_327_551_8e-5,
+    ];
+    let x = x.abs();
+    let t = 1.0 / (1.0 + 0.5 * x);
+    let s = 2.0 * t - 1.0;
+    let mut p = P[12];
+    for c in P[..12].iter().rev() {
+        p = p * s + c;
+    }
+    t * exp_f64_nonpositive(p - x * x)
+}
+
+#[inline(always)]
+pub(crate) fn limited_swiglu_mul(alpha: f32, limit: f32, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert!(gate.len() == out.len() && up.len() == out.len(), "limited_swiglu_mul: gate, up and out differ");
+    for ((out, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+        // Written so that NaN stays NaN.
+        let g = if g > limit { limit } else { g };
+        *out = (super::clamp(u, -limit, limit) + 1.0) * (g / (1.0 + exp(-alpha * g)));
+    }
+}
+
+#[inline(always)]
+pub(crate) fn softcap(x: &mut [f32], scale: f32, cap: f32) {
+    for x in x {
+        let u = *x * scale / cap;
+        let (u2, e) = (u * u, exp(-2.0 * u.abs()));
+        // Near 0 the series, whose first term left out is 62/2835 u⁹; elsewhere (1 - e) / (1 + e) does not cancel.
+        let near = u - u * u2 * (1.0 / 3.0 - u2 * (2.0 / 15.0 - u2 * (17.0 / 315.0)));
+        let far = ((1.0 - e) / (1.0 + e)).copysign(u);
+        *x = cap * if u2 < 0.04 { near } else { far };
+    }
 }
 
 #[inline(always)]
@@ -116,5 +177,50 @@ mod tests {
         silu_mul(&[-200.0, 200.0, f32::NAN], &[1.0; 3], &mut out);
         assert_eq!(out[..2], [-0.0, 200.0]);
         assert!(out[2].is_nan());
+    }
+
+    #[test]
+    fn gelu_matches_the_error_function() {
+        // Values of 0.5 (1 + erf(x / √2)) x from a 30-digit computation.
+        let cases = [
+            (-6.0_f32, -5.919_526_9e-9_f64),
+            (-3.0, -0.004_049_694_3),
+            (-1.0, -0.158_655_254),
+            (-0.25, -0.100_323_414),
+            (0.0, 0.0),
+            (0.5, 0.345_731_231),
+            (1.0, 0.841_344_746),
+            (4.0, 3.999_873_31),
+            (20.0, 20.0),
+        ];
+        for (x, exact) in cases {
+            let mut out = [0.0];
+            gelu_mul(&[x], &[1.0], &mut out);
+            assert!((f64::from(out[0]) - exact).abs() <= 2e-7 * exact.abs(), "gelu({x}) = {}", out[0]);
+        }
+        let mut out = [0.0];
+        gelu_mul(&[f32::NAN], &[1.0], &mut out);
+        assert!(out[0].is_nan());
+    }
+
+    #[test]
+    fn soft_caps_match_the_hyperbolic_tangent() {
+        for i in -4000..4000_i16 {
+            let x = f32::from(i) * 0.01;
+            let mut out = [x];
+            softcap(&mut out, 0.5, 3.0);
+            let exact = 3.0 * (f64::from(x) * 0.5 / 3.0).tanh();
+            assert!((f64::from(out[0]) - exact).abs() <= 4e-7 * exact.abs(), "{x}: {} for {exact}", out[0]);
+        }
+    }
+
+    #[test]
+    fn limits_hold_inside_the_gate() {
+        let mut out = [0.0; 3];
+        limited_swiglu_mul(1.702, 7.0, &[9.0, 1.0, -2.0], &[10.0, -10.0, 0.5], &mut out);
+        let silu = |g: f64| g / (1.0 + (-1.702 * g).exp());
+        for (out, exact) in out.iter().zip([8.0 * silu(7.0), -6.0 * silu(1.0), 1.5 * silu(-2.0)]) {
+            assert!((f64::from(*out) - exact).abs() < 1e-5, "{out} for {exact}");
+        }
     }
 }

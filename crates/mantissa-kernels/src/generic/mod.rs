@@ -23,7 +23,9 @@ mod softmax;
 mod xtx;
 
 use crate::simd::LANES;
-pub(crate) use activation::{gelu_tanh_mul, relu2_mul, silu_mul, silu_mul_backward};
+pub(crate) use activation::{
+    gelu_mul, gelu_tanh_mul, limited_swiglu_mul, relu2_mul, silu_mul, silu_mul_backward, softcap,
+};
 pub(crate) use blocks::encode_blocks;
 pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
@@ -43,7 +45,7 @@ pub(crate) use gemm_half::{DEPTH as GEMM_HALF_DEPTH, gemm_bf16, gemm_f16};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use gemm_half::{Panels, product, shape as gemm_half_shape};
 pub(crate) use gemv::{gemm_nt_small, gemv, gevm};
-pub(crate) use norm::{rms_norm, rms_norm_backward};
+pub(crate) use norm::{layer_norm, rms_norm, rms_norm_backward};
 pub use optim::AdamWStep;
 pub(crate) use optim::adamw;
 pub(crate) use pack::{pack_codes_le, unpack_codes_le};

@@ -1,7 +1,8 @@
 //! RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4) with the order of
-//! operations of Llama in f32: `weight * (x * (1 / sqrt(mean(x^2) + eps)))`, every operation rounded.
+//! operations of Llama in f32: `weight * (x * (1 / sqrt(mean(x^2) + eps)))`, every operation rounded. LayerNorm (Ba et
+//! al. 2016, eq. 3) with the mean summed in f64.
 
-use super::reduce::{dot, dot3};
+use super::reduce::{dot, dot3, sum_terms_f64};
 use crate::simd::Simd;
 
 #[inline(always)]
@@ -17,6 +18,34 @@ pub(crate) fn rms_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], eps: f32, ou
         let inverse = 1.0 / (mean_square + eps).sqrt();
         for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
             *out = w * (x * inverse);
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn layer_norm<S: Simd>(
+    simd: S,
+    x: &[f32],
+    weight: &[f32],
+    bias: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
+    let d = weight.len();
+    assert!(x.len() == out.len() && bias.len() == d, "layer_norm: lengths differ");
+    if x.is_empty() {
+        return;
+    }
+    assert!(d > 0 && x.len().is_multiple_of(d), "layer_norm: {} values are not rows of {d}", x.len());
+    for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
+        let mean = (sum_terms_f64(simd, x, f64::from) / d as f64) as f32;
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x - mean;
+        }
+        let variance = dot(simd, out, out) / d as f32;
+        let inverse = 1.0 / (variance + eps).sqrt();
+        for ((out, w), b) in out.iter_mut().zip(weight).zip(bias) {
+            *out = *out * inverse * w + b;
         }
     }
 }
@@ -56,6 +85,18 @@ pub(crate) fn rms_norm_backward<S: Simd>(
 mod tests {
     use super::*;
     use crate::simd::Portable;
+
+    #[test]
+    fn layer_norm_centers_and_scales() {
+        let mut out = [0.0; 6];
+        let x = [1.0, 2.0, 6.0, -5.0, -5.0, -5.0];
+        layer_norm(Portable, &x, &[1.0, 2.0, 3.0], &[0.5, 0.0, -1.0], 1e-5, &mut out);
+        let deviation = (14.0_f64 / 3.0 + 1e-5).sqrt();
+        let exact = [-2.0 / deviation + 0.5, -2.0 / deviation, 9.0 / deviation - 1.0, 0.5, 0.0, -1.0];
+        for (out, exact) in out.iter().zip(exact) {
+            assert!((f64::from(*out) - exact).abs() < 1e-6, "{out} for {exact}");
+        }
+    }
 
     #[test]
     fn gradients_match_central_differences() {

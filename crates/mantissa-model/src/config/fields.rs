@@ -26,12 +26,14 @@ pub(crate) struct Fields<'a> {
     /// Name of the object in its file, empty for the root.
     parent: &'a str,
     object: &'a Map<String, Value>,
+    /// What the file calls fields that are asked for by another name.
+    aliases: &'static [(&'static str, &'static str)],
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn root(file: &'a str, value: &'a Value) -> Result<Self, ConfigError> {
         match value {
-            Value::Object(object) => Ok(Fields { file, parent: "", object }),
+            Value::Object(object) => Ok(Fields { file, parent: "", object, aliases: &[] }),
             other => Err(ConfigError {
                 file: file.into(),
                 field: "the file".into(),
@@ -41,8 +43,17 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// The same object, whose fields have other names: `(asked for, in the file)`.
+    pub(crate) fn named(self, aliases: &'static [(&'static str, &'static str)]) -> Self {
+        Fields { aliases, ..self }
+    }
+
+    fn key<'n>(&self, field: &'n str) -> &'n str {
+        self.aliases.iter().find(|(asked, _)| *asked == field).map_or(field, |(_, name)| name)
+    }
+
     pub(crate) fn error(&self, field: &str, allowed: impl Into<String>) -> ConfigError {
-        self.error_found(field, show(self.object.get(field)), allowed)
+        self.error_found(field, show(self.object.get(self.key(field))), allowed)
     }
 
     pub(crate) fn error_found(
@@ -51,6 +62,7 @@ impl<'a> Fields<'a> {
         found: impl Into<String>,
         allowed: impl Into<String>,
     ) -> ConfigError {
+        let field = self.key(field);
         let field = match self.parent {
             "" => field.into(),
             parent => format!("{parent}.{field}"),
@@ -60,12 +72,12 @@ impl<'a> Fields<'a> {
 
     /// Whether the field is there, `null` included.
     pub(crate) fn has(&self, field: &str) -> bool {
-        self.object.contains_key(field)
+        self.object.contains_key(self.key(field))
     }
 
     /// The field's value; `null` counts as absent.
     pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
-        self.object.get(field).filter(|value| !value.is_null())
+        self.object.get(self.key(field)).filter(|value| !value.is_null())
     }
 
     pub(crate) fn size(&self, field: &str, allowed: RangeInclusive<u64>) -> Result<usize, ConfigError> {
@@ -123,7 +135,9 @@ impl<'a> Fields<'a> {
     pub(crate) fn object(&self, field: &'a str) -> Result<Option<Fields<'a>>, ConfigError> {
         match self.get(field) {
             None => Ok(None),
-            Some(Value::Object(object)) => Ok(Some(Fields { file: self.file, parent: field, object })),
+            Some(Value::Object(object)) => {
+                Ok(Some(Fields { file: self.file, parent: field, object, aliases: &[] }))
+            }
             Some(_) => Err(self.error(field, "an object or null")),
         }
     }

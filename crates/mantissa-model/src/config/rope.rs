@@ -1,41 +1,122 @@
 //! The rotary parameters of a configuration, in the new (`rope_parameters`) and the old form (`rope_theta`,
 //! `rope_scaling`).
 
+use super::ModelType;
 use super::fields::{ConfigError, Fields};
-use crate::rope::{Rope, RopeScaling, Yarn, yarn_mscale};
+use crate::rope::{LongRope, Rope, RopeScaling, Yarn, yarn_mscale};
+
+/// The rotary parameters of a model.
+pub(super) struct Rotary {
+    pub(super) global: Rope,
+    /// Of layers with a window, where it is another one.
+    pub(super) local: Option<Rope>,
+    /// Width of the part of a head that is rotated.
+    pub(super) rotated: usize,
+}
 
 /// Reads the parameters as transformers 5.23 does: `rope_scaling` before `rope_parameters`, the object's own
-/// `rope_theta` before the one beside it.
+/// `rope_theta` before the one beside it. `width` is that of what may be rotated of a head.
 pub(super) fn parse(
     root: Fields<'_>,
-    default_theta: f64,
+    model_type: ModelType,
     max_positions: usize,
-    head_dim: usize,
-) -> Result<Rope, ConfigError> {
+    width: usize,
+) -> Result<Rotary, ConfigError> {
     let nested = match root.object("rope_scaling")? {
         Some(fields) => Some(fields),
         None => root.object("rope_parameters")?,
     };
-    for fields in [Some(root), nested].into_iter().flatten() {
-        if fields.optional_number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
-            return Err(fields.error("partial_rotary_factor", "1: heads are rotated whole"));
-        }
-        for layer_type in ["full_attention", "sliding_attention"] {
-            if fields.has(layer_type) {
-                return Err(fields.error(layer_type, "one set of rotary parameters for all layers"));
-            }
+    if model_type == ModelType::Gemma3 {
+        return by_layer_type(root, nested, max_positions, width);
+    }
+    let rotated = rotated(root, nested, model_type, width)?;
+    for layer_type in ["full_attention", "sliding_attention"] {
+        if let Some(fields) = [Some(root), nested].into_iter().flatten().find(|f| f.has(layer_type)) {
+            return Err(fields.error(layer_type, "one set of rotary parameters for all layers"));
         }
     }
-    let outer_theta = root.optional_positive("rope_theta")?;
-    let Some(fields) = nested else {
-        return Ok(Rope { theta: outer_theta.unwrap_or(default_theta), scaling: RopeScaling::Default });
+    let theta = root.optional_positive("rope_theta")?.unwrap_or(model_type.default_theta());
+    let global = match nested {
+        // What the reference has where a config says nothing.
+        None if model_type == ModelType::GptOss => {
+            return Err(root.error("rope_parameters", "an object: gpt-oss is stretched by yarn"));
+        }
+        nested => one(root, nested, theta, max_positions, rotated)?,
     };
-    let theta = fields.optional_positive("rope_theta")?.or(outer_theta).unwrap_or(default_theta);
+    Ok(Rotary { global, local: None, rotated })
+}
+
+/// Gemma 3: one set for layers with a window, one for the others; or in the old form the base of the former and, for the
+/// latter, everything else.
+fn by_layer_type(
+    root: Fields<'_>,
+    nested: Option<Fields<'_>>,
+    max_positions: usize,
+    width: usize,
+) -> Result<Rotary, ConfigError> {
+    let default = ModelType::Gemma3.default_theta();
+    let global_theta = root.optional_positive("rope_theta")?.unwrap_or(default);
+    let local_theta = root.optional_positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let by_type = nested.filter(|f| f.has("full_attention") || f.has("sliding_attention"));
+    let (full, local) = match by_type {
+        Some(fields) => (fields.object("full_attention")?, fields.object("sliding_attention")?),
+        None => (nested, None),
+    };
+    for fields in [Some(root), full, local].into_iter().flatten() {
+        whole(fields)?;
+    }
+    let global = one(root, full, global_theta, max_positions, width)?;
+    let local = one(root, local, local_theta, max_positions, width)?;
+    Ok(Rotary { global, local: Some(local), rotated: width })
+}
+
+fn one(
+    root: Fields<'_>,
+    nested: Option<Fields<'_>>,
+    outer_theta: f64,
+    max_positions: usize,
+    rotated: usize,
+) -> Result<Rope, ConfigError> {
+    let Some(fields) = nested else {
+        return Ok(Rope { theta: outer_theta, scaling: RopeScaling::Default });
+    };
+    let theta = fields.optional_positive("rope_theta")?.unwrap_or(outer_theta);
     let scaling = match fields.text("rope_type")? {
-        Some("factors") => factors(fields, head_dim / 2)?,
-        _ => parse_scaling(root, fields, theta, max_positions)?,
+        Some("factors") => factors(fields, "factors", rotated / 2).map(RopeScaling::Factors)?,
+        _ => parse_scaling(root, fields, theta, max_positions, rotated)?,
     };
     Ok(Rope { theta, scaling })
+}
+
+/// Refuses a partial rotation.
+fn whole(fields: Fields<'_>) -> Result<(), ConfigError> {
+    match fields.optional_number("partial_rotary_factor")? {
+        Some(factor) if factor != 1.0 => {
+            Err(fields.error("partial_rotary_factor", "1: heads are rotated whole"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn rotated(
+    root: Fields<'_>,
+    nested: Option<Fields<'_>>,
+    model_type: ModelType,
+    width: usize,
+) -> Result<usize, ConfigError> {
+    let Some(default) = model_type.default_rotated() else {
+        [Some(root), nested].into_iter().flatten().try_for_each(whole)?;
+        return Ok(width);
+    };
+    let stated = nested.filter(|fields| fields.get("partial_rotary_factor").is_some());
+    let fields = stated.unwrap_or(root);
+    let factor = fields.optional_positive("partial_rotary_factor")?.unwrap_or(default);
+    let rotated = (width as f64 * factor) as usize;
+    if factor > 1.0 || rotated == 0 || !rotated.is_multiple_of(2) {
+        let allowed = format!("a share of {width}, the width of a head, that is even");
+        return Err(fields.error("partial_rotary_factor", allowed));
+    }
+    Ok(rotated)
 }
 
 fn parse_scaling(
@@ -43,6 +124,7 @@ fn parse_scaling(
     fields: Fields<'_>,
     theta: f64,
     max_positions: usize,
+    rotated: usize,
 ) -> Result<RopeScaling, ConfigError> {
     const CONTEXT: &str = "original_max_position_embeddings";
     let context = || -> Result<usize, ConfigError> {
@@ -62,22 +144,52 @@ fn parse_scaling(
         "linear" => Ok(RopeScaling::Linear { factor: fields.positive("factor")? }),
         "llama3" => llama3(fields, context()?),
         "yarn" => yarn(fields, theta, context()?, max_positions),
-        _ => Err(fields.error(key, "default, linear, llama3 or yarn")),
+        // The first configs of Phi-3 said "su".
+        "longrope" | "su" => long_rope(fields, context()?, max_positions, rotated),
+        _ => Err(fields.error(key, "default, linear, llama3, longrope or yarn")),
     }
 }
 
-/// One divisor for each frequency; no config of transformers says this, a GGUF file does.
-fn factors(fields: Fields<'_>, count: usize) -> Result<RopeScaling, ConfigError> {
+/// One divisor for each frequency. No config of transformers has `factors`, a GGUF file does.
+fn factors(fields: Fields<'_>, field: &str, count: usize) -> Result<Vec<f32>, ConfigError> {
     let positive =
         |value: &serde_json::Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
-    let listed = fields.get("factors").and_then(|value| value.as_array());
+    let listed = fields.get(field).and_then(|value| value.as_array());
     let parsed: Option<Vec<f32>> = listed.and_then(|list| list.iter().map(positive).collect());
     match parsed.filter(|factors| factors.len() == count) {
-        Some(factors) => Ok(RopeScaling::Factors(factors)),
-        None => {
-            Err(fields.error("factors", format!("{count} finite numbers greater than 0, half of head_dim")))
-        }
+        Some(factors) => Ok(factors),
+        None => Err(fields.error(
+            field,
+            format!("{count} finite numbers greater than 0, half of what is rotated of a head"),
+        )),
     }
+}
+
+fn long_rope(
+    fields: Fields<'_>,
+    original_context: usize,
+    max_positions: usize,
+    rotated: usize,
+) -> Result<RopeScaling, ConfigError> {
+    let factor = match original_context == max_positions {
+        true => fields.optional_positive("factor")?.unwrap_or(1.0),
+        false => max_positions as f64 / original_context as f64,
+    };
+    let derived = match factor <= 1.0 {
+        true => 1.0,
+        false => (1.0 + factor.ln() / (original_context as f64).ln()).sqrt(),
+    };
+    let attention_factor = fields.optional_positive("attention_factor")?.unwrap_or(derived);
+    if !attention_factor.is_finite() {
+        let allowed = "more than 1 position";
+        return Err(fields.error("original_max_position_embeddings", allowed));
+    }
+    Ok(RopeScaling::Long(LongRope {
+        short: factors(fields, "short_factor", rotated / 2)?,
+        long: factors(fields, "long_factor", rotated / 2)?,
+        original_context,
+        attention_factor,
+    }))
 }
 
 fn llama3(fields: Fields<'_>, original_context: usize) -> Result<RopeScaling, ConfigError> {
@@ -121,5 +233,6 @@ fn yarn(
         truncate: fields.flag("truncate", true)?,
         original_context,
         attention_factor: fields.optional_positive("attention_factor")?.unwrap_or(derived),
+        mscale_all_dim: all_dim,
     }))
 }

@@ -41,7 +41,7 @@ fn a_plain_config_has_the_defaults_of_its_type() {
     let qwen3 = parse(&with(json!({"model_type": "qwen3"}))).unwrap();
     assert_eq!((qwen3.head_dim, qwen3.has_head_norms()), (128, true));
     let qwen2 = parse(&with(json!({"model_type": "qwen2"}))).unwrap();
-    assert_eq!(qwen2.biases, Biases { qkv: true, output: false, mlp: false });
+    assert_eq!(qwen2.biases, Biases { qkv: true, ..Biases::default() });
     let mut one_head_each = llama();
     one_head_each.as_object_mut().unwrap().remove("num_key_value_heads");
     assert_eq!(parse(&one_head_each).unwrap().num_key_value_heads, 4);
@@ -52,7 +52,7 @@ fn a_plain_config_has_the_defaults_of_its_type() {
 fn wrong_fields_are_named() {
     let big = 1u64 << 40;
     let cases = [
-        ("model_type", vec![json!(null), json!("gpt2"), json!(3)]),
+        ("model_type", vec![json!(null), json!("gpt1"), json!(3)]),
         (
             "hidden_size",
             vec![json!(null), json!("64"), json!(0), json!(-64), json!(64.5), json!(big), json!([64])],
@@ -69,7 +69,7 @@ fn wrong_fields_are_named() {
             vec![json!(null), json!("1e-5"), json!(0), json!(-1e-5), json!(1e-60), json!(1e300)],
         ),
         ("tie_word_embeddings", vec![json!("true"), json!(1)]),
-        ("hidden_act", vec![json!("gelu"), json!(1)]),
+        ("hidden_act", vec![json!("tanh"), json!(1)]),
         ("attention_bias", vec![json!("no")]),
         ("mlp_bias", vec![json!(0)]),
         ("rope_theta", vec![json!(0), json!(-1.0), json!("1e4"), json!(1e300)]),
@@ -113,7 +113,8 @@ fn wrong_rotary_parameters_are_named() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
     let cases = [
         (json!({"type": "dynamic", "factor": 2}), "type"),
-        (json!({"rope_type": "longrope"}), "rope_type"),
+        (json!({"rope_type": "longrope"}), "short_factor"),
+        (json!({"rope_type": "long"}), "rope_type"),
         (json!({"rope_type": 7}), "rope_type"),
         (json!({"type": "linear"}), "factor"),
         (json!({"type": "linear", "factor": 0}), "factor"),
@@ -163,6 +164,7 @@ fn rotary_parameters_are_read_in_both_forms() {
         truncate: true,
         original_context: 128,
         attention_factor: yarn_mscale(4.0, 1.0),
+        mscale_all_dim: 0.0,
     };
     assert_eq!(plain, defaults);
     let derived =
@@ -225,4 +227,90 @@ fn other_json_is_no_config() {
     let long = parse(&with(json!({"model_type": "x".repeat(5000)}))).unwrap_err();
     assert!(long.to_string().len() < 400);
     assert!(!parse(&with(json!({"model_type": "a\nb"}))).unwrap_err().to_string().contains('\n'));
+}
+
+fn of(model_type: &str, changes: Value) -> Result<ModelConfig, ConfigError> {
+    let mut config = example(model_type);
+    for (field, value) in changes.as_object().unwrap() {
+        config[field] = value.clone();
+    }
+    parse(&config)
+}
+
+/// Fields that change what a model computes and are not supported are refused by the name they have in the file.
+#[test]
+fn what_a_type_cannot_do_is_named() {
+    let cases = [
+        ("gemma2", "use_bidirectional_attention", json!(true)),
+        ("gemma3_text", "hidden_activation", json!("relu")),
+        ("gemma2", "attn_logit_softcapping", json!(-1)),
+        ("phi", "qk_layernorm", json!(true)),
+        ("phi", "partial_rotary_factor", json!(0.2)),
+        ("phi", "partial_rotary_factor", json!(1.5)),
+        ("phi", "layer_norm_eps", json!(0)),
+        ("gpt2", "n_embd", json!(0)),
+        ("gpt2", "activation_function", json!("tanh")),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
+        ("gpt2", "scale_attn_weights", json!(false)),
+        ("gpt_neox", "rotary_pct", json!(0.01)),
+        ("mixtral", "num_local_experts", json!(0)),
+        ("mixtral", "num_local_experts", json!(1 << 20)),
+        ("mixtral", "num_experts_per_tok", json!(4)),
+        ("qwen3_moe", "use_sliding_window", json!(true)),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(0)),
+        ("qwen2_moe", "decoder_sparse_step", json!(0)),
+        ("deepseek_v2", "norm_topk_prob", json!(true)),
+        ("deepseek_v2", "topk_method", json!("noaux_tc")),
+        ("deepseek_v2", "moe_layer_freq", json!(2)),
+        ("deepseek_v3", "scoring_func", json!("softmax")),
+        ("deepseek_v3", "n_group", json!(3)),
+        ("deepseek_v3", "n_group", json!(4)),
+        ("deepseek_v3", "qk_rope_head_dim", json!(5)),
+        ("deepseek_v3", "kv_lora_rank", json!(null)),
+        ("deepseek_v3", "n_shared_experts", json!(-1)),
+        ("gpt_oss", "swiglu_limit", json!(0)),
+        ("gpt_oss", "layer_types", json!(["full_attention"])),
+        ("olmo", "clip_qkv", json!(0)),
+    ];
+    for (model_type, field, value) in cases {
+        let error = of(model_type, json!({field: value})).expect_err(&format!("{model_type}: {field}"));
+        assert_eq!(error.field, field, "{model_type}: {error}");
+    }
+    let mut lost = example("gpt_oss");
+    lost.as_object_mut().unwrap().remove("rope_scaling");
+    assert_eq!(parse(&lost).unwrap_err().field, "rope_parameters");
+}
+
+#[test]
+fn each_type_has_its_parts() {
+    let config = of("gpt2", json!({})).unwrap();
+    assert_eq!((config.intermediate_size, config.rotary_dim, config.num_key_value_heads), (256, 0, 4));
+    let config = of("gpt_neox", json!({"rotary_pct": 0.5, "rotary_emb_base": 500})).unwrap();
+    assert_eq!((config.rotary_dim, config.rope.theta, config.num_key_value_heads), (8, 500.0, 4));
+    assert_eq!((config.norm_places, config.hidden_act), (NormPlaces::Parallel, Activation::Gelu));
+    let config = of("gemma", json!({"hidden_act": "gelu"})).unwrap();
+    assert_eq!((config.hidden_act, config.embedding_scale), (Activation::GeluTanh, Some(8.0)));
+    let config = of("gemma2", json!({"final_logit_softcapping": null})).unwrap();
+    assert_eq!((config.attention_softcap, config.logit_softcap), (Some(50.0), None));
+    assert_eq!((config.windows, config.attention_scale), (vec![Some(8), None], 0.0625));
+    let old = json!({"rope_theta": 7e5, "rope_scaling": {"rope_type": "linear", "factor": 8}});
+    let config = of("gemma3_text", old).unwrap();
+    assert_eq!(config.rope, Rope { theta: 7e5, scaling: RopeScaling::Linear { factor: 8.0 } });
+    assert_eq!(config.local_rope, Some(Rope { theta: 1e4, scaling: RopeScaling::Default }));
+    assert_eq!(config.windows, [Some(8); 2]);
+    let config = of("deepseek_v3", json!({})).unwrap();
+    assert_eq!((config.head_dim, config.rotary_dim, config.num_key_value_heads), (10, 4, 4));
+    assert_eq!((config.attended_width(), config.experts.unwrap().layers), (32, vec![false, true]));
+    let config = of("qwen2_moe", json!({"decoder_sparse_step": 2, "mlp_only_layers": []})).unwrap();
+    assert_eq!(config.experts.unwrap().layers, [false, true]);
+    let long = json!({"rope_scaling": {"type": "su", "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8]},
+        "original_max_position_embeddings": 8});
+    let rope = of("phi3", long).unwrap().rope;
+    assert_eq!(rope.attention_factor(), (1.0 + 4.0_f64.ln() / 8.0_f64.ln()).sqrt() as f32);
+    let tables = |positions| {
+        let (mut cos, mut sin) = (vec![0.0; positions * 8], vec![0.0; positions * 8]);
+        rope.fill_tables(16, positions, &mut cos, &mut sin);
+        (cos[8], sin[8])
+    };
+    assert_ne!(tables(8), tables(9), "the longest sequence planned for decides");
 }

@@ -50,6 +50,30 @@ fn gptq_from_text_has_the_same_bytes_on_any_number_of_threads() {
     assert_ne!(quantize("more", &["--samples", "12"]).1, one);
 }
 
+/// Experts are calibrated on the tokens that are routed to them. Of one token most see none, which is said of each.
+#[test]
+fn experts_are_calibrated_on_their_own_tokens() {
+    let temp = TempDir::new().unwrap();
+    let windows = temp.path().join("w.json");
+    for (name, unseen) in [("mixtral", 2 * 2), ("qwen3-moe", 2 * 3), ("deepseek-v3", 4)] {
+        let (model, out) = (root().join("tests/data/tiny").join(name), temp.path().join(name));
+        let quantize = |content: &str, out: &Path| {
+            fs::write(&windows, content).unwrap();
+            let recipe = ["--recipe", "gptq-int8-channel", "--calibration-tokens", text(&windows), "--json"];
+            let done = json(&[&["quantize", text(&model), "--out", text(out)][..], &recipe[..]].concat());
+            assert_eq!(done["verification"]["ok"], true, "{name}");
+            let layers = done["layers"].as_array().unwrap().clone();
+            let why = |layer: &serde_json::Value| layer["fallback"].as_str().unwrap_or_default().to_owned();
+            layers.iter().filter(|layer| why(layer).contains("no token of the calibration")).count()
+        };
+        assert_eq!(quantize("[[7]]", &out), 3 * unseen, "{name}");
+        let many: Vec<Vec<usize>> =
+            (0..8).map(|w| (0..40).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+        let all = temp.path().join(format!("{name}-all"));
+        assert!(quantize(&serde_json::json!(many).to_string(), &all) < unseen, "{name}");
+    }
+}
+
 #[test]
 fn a_calibration_is_asked_for_and_checked() {
     let temp = TempDir::new().unwrap();

@@ -44,6 +44,44 @@ fn quantize_verify_and_measure() {
     assert!((8.0..8.2).contains(&bits), "{bits}");
 }
 
+/// Every architecture: what was quantized is verified against its source and loses little.
+#[test]
+fn architectures_quantize_verify_and_measure() {
+    let temp = TempDir::new().unwrap();
+    let tokens = windows(temp.path());
+    for name in [
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "phi",
+        "phi3",
+        "phi3-longrope",
+        "olmo",
+        "olmo2",
+        "gpt-neox",
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe",
+        "deepseek-v2",
+        "deepseek-v3",
+        "gpt-oss",
+    ] {
+        let (model, out) = (tiny(name), temp.path().join(name));
+        let (model, out) = (text(&model), text(&out));
+        let recipe = ["--recipe", "rtn-int8-channel", "--json", "--quiet"];
+        let done = json(&[&["quantize", model, "--out", out][..], &recipe[..]].concat());
+        assert_eq!(done["verification"]["ok"], true, "{name}");
+        let found = json(&["verify", out, "--reference", model, "--json"]);
+        assert_eq!((&found["ok"], &found["faults"]), (&true.into(), &serde_json::json!([])), "{name}");
+        let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
+        let kl = result["kl"].as_f64().unwrap();
+        assert!(kl > 0.0 && kl < 0.05, "{name}: {kl}");
+    }
+    let refused =
+        fail(2, &["quantize", text(&tiny("gpt2")), "--recipe", "nf4", "--out", text(&temp.path().join("x"))]);
+    assert!(refused.contains("model_type: found gpt2") && refused.contains("[out, in]"), "{refused}");
+}
+
 #[test]
 fn gates_decide_the_exit_code_and_still_report() {
     let temp = TempDir::new().unwrap();

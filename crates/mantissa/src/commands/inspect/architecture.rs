@@ -28,6 +28,9 @@ pub struct Architecture {
     tied_head: bool,
     rope: &'static str,
     rope_theta: f64,
+    /// Experts that a token goes through, of how many, and on how many layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<(usize, usize, usize)>,
     /// Sliding window, and on how many layers.
     window: Option<(usize, usize)>,
 }
@@ -37,7 +40,7 @@ impl Architecture {
     pub fn of(config: &ModelConfig) -> Self {
         let windowed = || config.windows.iter().flatten();
         Architecture {
-            model_type: name(config.model_type),
+            model_type: config.model_type.name(),
             layers: config.num_hidden_layers,
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
@@ -49,6 +52,10 @@ impl Architecture {
             tied_head: config.tie_word_embeddings,
             rope: rope_name(&config.rope.scaling),
             rope_theta: config.rope.theta,
+            experts: config.experts.as_ref().map(|experts| {
+                let layers = experts.layers.iter().filter(|&&has| has).count();
+                (experts.per_token, usize::from(experts.count), layers)
+            }),
             window: windowed().min().map(|&window| (window, windowed().count())),
         }
     }
@@ -71,15 +78,14 @@ impl fmt::Display for Architecture {
             self.rope,
             self.rope_theta
         )?;
+        if let Some((used, all, layers)) = self.experts {
+            write!(f, ", {used} of {all} experts on {layers} layers")?;
+        }
         match self.window {
             Some((window, layers)) => write!(f, ", window {window} on {layers} layers"),
             None => Ok(()),
         }
     }
-}
-
-fn name(model_type: ModelType) -> &'static str {
-    ModelType::NAMES.iter().find(|(known, _)| *known == model_type).map_or("", |(_, name)| name)
 }
 
 fn rope_name(scaling: &RopeScaling) -> &'static str {
@@ -88,6 +94,7 @@ fn rope_name(scaling: &RopeScaling) -> &'static str {
         RopeScaling::Linear { .. } => "linear",
         RopeScaling::Llama3 { .. } => "llama3",
         RopeScaling::Yarn(_) => "yarn",
+        RopeScaling::Long(_) => "longrope",
         _ => "other",
     }
 }

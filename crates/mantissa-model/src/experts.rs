@@ -1,0 +1,280 @@
+//! Mixtures of experts (Shazeer et al. 2017; shared experts and limited groups: DeepSeek-V2, sec. 2.2): a router chooses for
+//! each token some experts, each an MLP of its own, and weighs their results; what is shared is added for every token.
+//!
+//! An expert sees the tokens that chose it as one matrix, padded like the whole pass, so that a token has the same bits in
+//! whatever company it comes. Results are added in the order of the experts.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use mantissa_kernels::kernels;
+
+use crate::config::{Routing, Scores};
+use crate::error::ForwardError;
+use crate::flow::{
+    Activations, Choice, ExpertFlow, Job, LayerFlow, MIN_ROWS, NormKind, Operators, SideKind, VectorKind,
+};
+use crate::graph::{LinearInput, LinearKind};
+
+impl LayerFlow {
+    /// The `rows`, of which the first `real` are no padding.
+    pub(crate) fn experts_part(
+        &self,
+        experts: &ExpertFlow,
+        operators: &mut impl Operators,
+        rows: Range<usize>,
+        real: usize,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let d = self.hidden;
+        let at = rows.start * d..rows.end * d;
+        let n = rows.len();
+        let mut none = Vec::new();
+        let mut choices = std::mem::take(a.extra.choices.as_deref_mut().unwrap_or(&mut none));
+        choices.clear();
+        let logits = &mut a.extra.logits[..n * experts.count];
+        operators.side(SideKind::Router, &a.normed[at.clone()], logits);
+        let correction = operators.vector(VectorKind::Correction);
+        for (row, logits) in logits.chunks_exact_mut(experts.count).enumerate().take(real) {
+            route(&experts.routing, experts.per_token, logits, correction, row as u32, &mut choices);
+        }
+        choices.sort_unstable_by_key(|choice| (choice.expert, choice.row));
+        a.extra.sum[..n * d].fill(0.0);
+        for chosen in choices.chunk_by(|x, y| x.expert == y.expert) {
+            self.expert(experts, operators, chosen, at.clone(), a)?;
+        }
+        if let Some((width, gated)) = experts.shared {
+            self.shared(width, gated, operators, at.clone(), real, a)?;
+        }
+        if let Some(kept) = a.extra.choices.as_deref_mut() {
+            *kept = choices;
+        }
+        let (sum, residual) = (&a.extra.sum[..n * d], &mut a.residual[at]);
+        if self.norms_results() {
+            Self::add_normed(operators, NormKind::AfterMlp, sum, &mut a.extra.wide[..n * d], residual);
+        } else {
+            kernels().axpy(1.0, sum, residual);
+        }
+        Ok(())
+    }
+
+    /// One expert, for the tokens that chose it.
+    fn expert(
+        &self,
+        experts: &ExpertFlow,
+        operators: &mut impl Operators,
+        chosen: &[Choice],
+        at: Range<usize>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let Some(e) = chosen.first().map(|choice| choice.expert) else { return Ok(()) };
+        let (d, width, x) = (self.hidden, experts.width, &a.normed[at.clone()]);
+        let row = |choice: &Choice| choice.row as usize * d..(choice.row as usize + 1) * d;
+        // A pass of few tokens, through a cache, is not padded either.
+        let rows = if at.len() / d >= MIN_ROWS { chosen.len().max(MIN_ROWS) } else { chosen.len() };
+        let (gathered, padding) = a.extra.gathered[..rows * d].split_at_mut(chosen.len() * d);
+        let places = gathered.chunks_exact_mut(d).zip(chosen);
+        places.for_each(|(place, choice)| place.copy_from_slice(&x[row(choice)]));
+        padding.fill(0.0);
+        let x = &a.extra.gathered[..rows * d];
+        let kinds = [LinearKind::ExpertGate(e), LinearKind::ExpertUp(e), LinearKind::ExpertDown(e)];
+        let result = &mut a.extra.result[..rows * d];
+        let inner = [&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]];
+        let inputs = [LinearInput::Expert(e), LinearInput::ExpertDown(e)];
+        self.through(operators, kinds, inputs, x, chosen.len(), width, inner, result)?;
+        for (choice, result) in chosen.iter().zip(result.chunks_exact(d)) {
+            kernels().axpy(choice.weight, result, &mut a.extra.sum[row(choice)]);
+        }
+        Ok(())
+    }
+
+    /// What every token goes through.
+    fn shared(
+        &self,
+        width: usize,
+        gated: bool,
+        operators: &mut impl Operators,
+        at: Range<usize>,
+        real: usize,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let d = self.hidden;
+        let (rows, x) = (at.len() / d, &a.normed[at]);
+        let kinds = [LinearKind::SharedGate, LinearKind::SharedUp, LinearKind::SharedDown];
+        let result = &mut a.extra.result[..rows * d];
+        let inner = [&mut a.gate[..rows * width], &mut a.up[..rows * width], &mut a.inner[..rows * width]];
+        let inputs = [LinearInput::GateUp, LinearInput::SharedDown];
+        self.through(operators, kinds, inputs, x, real, width, inner, result)?;
+        let sum = &mut a.extra.sum[..rows * d];
+        if !gated {
+            kernels().axpy(1.0, result, sum);
+            return Ok(());
+        }
+        let gates = &mut a.extra.logits[..rows];
+        operators.side(SideKind::SharedGate, x, gates);
+        for ((gate, result), sum) in gates.iter().zip(result.chunks_exact(d)).zip(sum.chunks_exact_mut(d)) {
+            kernels().axpy(sigmoid(*gate), result, sum);
+        }
+        Ok(())
+    }
+
+    /// An MLP of its own: `result = down(act(gate(x)) · up(x))`. `inner` are gate, up and their product.
+    fn through(
+        &self,
+        operators: &mut impl Operators,
+        [gate_kind, up_kind, down_kind]: [LinearKind; 3],
+        [input, inner_input]: [LinearInput; 2],
+        x: &[f32],
+        real: usize,
+        width: usize,
+        [gate, up, inner]: [&mut [f32]; 3],
+        result: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let mut jobs = [
+            Job { kind: gate_kind, out: &mut *gate, accumulate: false },
+            Job { kind: up_kind, out: &mut *up, accumulate: false },
+        ];
+        operators.linears(input, x, real, &mut jobs)?;
+        self.activate(width, gate, up, inner);
+        let mut jobs = [Job { kind: down_kind, out: result, accumulate: false }];
+        operators.linears(inner_input, inner, real, &mut jobs)
+    }
+}
+
+/// Chooses experts for one token by its router's `logits`, which become scores. Among equals the first is chosen.
+fn route(
+    routing: &Routing,
+    per_token: usize,
+    logits: &mut [f32],
+    correction: Option<&[f32]>,
+    row: u32,
+    choices: &mut Vec<Choice>,
+) {
+    match routing.scores {
+        Scores::Softmax => kernels().softmax(logits),
+        Scores::Sigmoid => logits.iter_mut().for_each(|x| *x = sigmoid(*x)),
+        Scores::SoftmaxOfChosen => {}
+    }
+    let corrected = |e: usize| logits[e] + correction.map_or(0.0, |correction| correction[e]);
+    let allowed = allowed_groups(routing, logits.len(), corrected);
+    let in_group = |e: usize| allowed.as_ref().is_none_or(|(each, groups)| groups.contains(&(e / each)));
+    let first = choices.len();
+    for _ in 0..per_token {
+        let free = |e: &usize| !choices[first..].iter().any(|choice| usize::from(choice.expert) == *e);
+        let best = (0..logits.len()).filter(|e| in_group(*e)).filter(free).reduce(|best, e| {
+            if corrected(e).total_cmp(&corrected(best)) == Ordering::Greater { e } else { best }
+        });
+        // There are no more experts than a u16 counts.
+        let Some(expert) = best.and_then(|e| u16::try_from(e).ok()) else { break };
+        choices.push(Choice { expert, row, weight: logits[usize::from(expert)] });
+    }
+    let chosen = &mut choices[first..];
+    if routing.scores == Scores::SoftmaxOfChosen {
+        let max = chosen.iter().fold(f32::NEG_INFINITY, |max, choice| max.max(choice.weight));
+        chosen.iter_mut().for_each(|choice| choice.weight = (choice.weight - max).exp());
+    }
+    if routing.normalize || routing.scores == Scores::SoftmaxOfChosen {
+        let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
+        // What the reference of DeepSeek-V3 adds, whose sigmoids may all vanish.
+        let sum = if routing.scores == Scores::Sigmoid { sum + 1e-20 } else { sum };
+        chosen.iter_mut().for_each(|choice| choice.weight /= sum);
+    }
+    chosen.iter_mut().for_each(|choice| choice.weight *= routing.scale);
+}
+
+/// The size of a group and the groups that may be chosen from, where there are any.
+fn allowed_groups(
+    routing: &Routing,
+    experts: usize,
+    score: impl Fn(usize) -> f32,
+) -> Option<(usize, Vec<usize>)> {
+    let groups = routing.groups?;
+    let each = experts / groups.count;
+    let worth = |group: usize| {
+        let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for score in (group * each..(group + 1) * each).map(&score) {
+            if score > best {
+                (best, second) = (score, best);
+            } else if score > second {
+                second = score;
+            }
+        }
+        if groups.best_two { best + second } else { best }
+    };
+    let mut order: Vec<_> = (0..groups.count).map(|group| (group, worth(group))).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    Some((each, order.into_iter().take(groups.chosen).map(|(group, _)| group).collect()))
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Groups;
+
+    const PLAIN: Routing = Routing {
+        scores: Scores::Softmax,
+        normalize: false,
+        scale: 1.0,
+        groups: None,
+        correction: false,
+        bias: false,
+    };
+
+    fn chosen(routing: Routing, logits: &[f32], correction: Option<&[f32]>) -> Vec<(u16, f32)> {
+        let mut choices = Vec::new();
+        route(&routing, 2, &mut logits.to_vec(), correction, 0, &mut choices);
+        choices.into_iter().map(|choice| (choice.expert, choice.weight)).collect()
+    }
+
+    fn assert_close(found: &[(u16, f32)], expected: &[(u16, f64)]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            let close = (f64::from(found.1) - expected.1).abs() < 1e-6;
+            assert!(found.0 == expected.0 && close, "{found:?} for {expected:?}");
+        }
+    }
+
+    #[test]
+    fn the_best_are_chosen_and_weighed_by_their_scores() {
+        let logits = [0.0, 1.0, -1.0, 2.0];
+        let sum: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+        let e = std::f64::consts::E;
+        assert_close(&chosen(PLAIN, &logits, None), &[(3, e * e / sum), (1, e / sum)]);
+        let normalized = [(3, e / (1.0 + e)), (1, 1.0 / (1.0 + e))];
+        assert_close(&chosen(Routing { normalize: true, ..PLAIN }, &logits, None), &normalized);
+        let of_chosen = Routing { scores: Scores::SoftmaxOfChosen, ..PLAIN };
+        assert_close(&chosen(of_chosen, &logits, None), &normalized);
+        let scaled = Routing { normalize: true, scale: 2.0, ..PLAIN };
+        assert_close(&chosen(scaled, &logits, None), &normalized.map(|(expert, w)| (expert, 2.0 * w)));
+        assert_eq!(chosen(PLAIN, &[1.0; 4], None).iter().map(|c| c.0).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn corrections_choose_and_do_not_weigh() {
+        let routing = Routing { scores: Scores::Sigmoid, correction: true, ..PLAIN };
+        let found = chosen(routing, &[0.0, 4.0, 3.0, -9.0], Some(&[0.9, 0.0, -2.0, 0.0]));
+        assert_close(&found, &[(0, 0.5), (1, 1.0 / (1.0 + (-4.0_f64).exp()))]);
+    }
+
+    #[test]
+    fn only_the_best_groups_are_chosen_from() {
+        let groups = Groups { count: 2, chosen: 1, best_two: false };
+        // Of the second group each is worth less than the first expert, and two are worth more: 2 e^2.5 > e³.
+        let logits = [3.0, -9.0, -9.0, 2.5, 2.5, 2.0];
+        let experts = |best_two| {
+            let routing = Routing { groups: Some(Groups { best_two, ..groups }), ..PLAIN };
+            chosen(routing, &logits, None).iter().map(|choice| choice.0).collect::<Vec<_>>()
+        };
+        assert_eq!(experts(false), [0, 1]);
+        assert_eq!(experts(true), [3, 4]);
+    }
+
+    #[test]
+    fn tokens_without_numbers_are_routed_somewhere() {
+        assert_eq!(chosen(PLAIN, &[f32::NAN; 3], None).len(), 2);
+    }
+}
