@@ -15,7 +15,7 @@ use std::path::Path;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Code, Quantized, RowName, Scheme, minifloat};
+use mantissa_num::{Code, RowName, Scheme, minifloat};
 use mantissa_store::convention::gptq as gptq_files;
 use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
 use mantissa_store::gguf::Storage;
