@@ -173,8 +173,9 @@ impl Looking<'_> {
         self.examined.extend([Observed::Tokenizer, Observed::NoVocabulary]);
         self.examined.extend([Observed::PreTokenizer, Observed::Vocabulary]);
         let metadata = model.metadata();
-        if metadata.get(kind).and_then(|value| value.as_str()) == Some("no_vocab") {
-            return self.see(Observed::NoVocabulary, kind, "\"no_vocab\"");
+        // Both are known to llama.cpp (src/llama-vocab.cpp, llama_vocab::impl::load).
+        if let Some(none @ ("no_vocab" | "none")) = metadata.get(kind).and_then(|value| value.as_str()) {
+            return self.see(Observed::NoVocabulary, kind, format!("\"{none}\""));
         }
         for key in [kind, tokens] {
             if metadata.get(key).is_none() {

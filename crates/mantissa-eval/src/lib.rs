@@ -17,4 +17,6 @@ pub use evaluate::{
     Comparison, EvalError, Evaluation, ROWS, WindowResult, check_sequences, compare, evaluate,
     evaluate_while, logits,
 };
-pub use tokens::{Sequence, TextOptions, TokenError, parse_docs, sequences_from_text, token_file};
+pub use tokens::{
+    Sequence, TextOptions, TokenError, parse_docs, sequences_from_text, token_file, token_windows,
+};

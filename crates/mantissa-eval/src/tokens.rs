@@ -91,6 +91,14 @@ const MAX_FILE: u64 = 1 << 30;
 /// # Errors
 /// [`TokenError`] names the file and the field.
 pub fn token_file(argument: &str) -> Result<Vec<Sequence>, TokenError> {
+    not_empty(argument, token_windows(argument)?)
+}
+
+/// As [`token_file`], for a use that predicts nothing: a window may be a single token.
+///
+/// # Errors
+/// As [`token_file`]; no window holds a token.
+pub fn token_windows(argument: &str) -> Result<Vec<Sequence>, TokenError> {
     let (file, key) = split_key(argument);
     let io = |error| TokenError::Io { file: file.to_owned(), error };
     let size = std::fs::metadata(file).map_err(io)?.len();
@@ -110,7 +118,10 @@ pub fn token_file(argument: &str) -> Result<Vec<Sequence>, TokenError> {
     })?;
     let sequences: Vec<_> =
         list.iter().enumerate().map(|(i, w)| window(file, name, i, w)).collect::<Result<_, _>>()?;
-    not_empty(argument, sequences)
+    if sequences.iter().all(|sequence| sequence.tokens.is_empty()) {
+        return Err(TokenError::Empty { what: argument.to_owned() });
+    }
+    Ok(sequences)
 }
 
 /// A path may itself hold a colon: the key is what follows the last one, unless the whole is a file.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{Sequence, TextOptions, sequences_from_text, token_file};
+use mantissa_eval::{Sequence, TextOptions, sequences_from_text, token_windows};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_store::convention::ModelFiles;
@@ -50,7 +50,7 @@ impl CalibrationArgs {
         context: &Context,
     ) -> Result<Option<CalibrationSet>> {
         if let Some(argument) = &self.calibration_tokens {
-            let windows = token_file(argument)?.into_iter().map(|s| s.tokens).collect();
+            let windows = token_windows(argument)?.into_iter().map(|s| s.tokens).collect();
             let name =
                 Path::new(argument).file_name().map_or_else(String::new, |n| n.to_string_lossy().into());
             return Ok(Some(CalibrationSet { name, windows }));

@@ -47,6 +47,7 @@ fn a_sound_model_has_no_fault() {
 
 /// Each fault in one tensor of the second layer: it is named, and so is what repairs it.
 #[test]
+#[ignore = "doctor is not finished and hidden: docs/doctor.md"]
 fn planted_faults_are_named_with_their_repair() {
     let nibbles = |bytes: &mut Vec<u8>| bytes.iter_mut().for_each(|b| *b = b.rotate_left(4));
     let reciprocal = |bytes: &mut Vec<u8>| {
@@ -88,6 +89,7 @@ fn planted_faults_are_named_with_their_repair() {
 }
 
 #[test]
+#[ignore = "doctor is not finished and hidden: docs/doctor.md"]
 fn a_gguf_file_without_the_permutation_is_named() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("m.gguf");
@@ -124,6 +126,7 @@ fn a_text() -> Vec<&'static str> {
 
 /// Without the source, the loss on a text says it: on the model inside, which has learnt something.
 #[test]
+#[ignore = "doctor is not finished and hidden: docs/doctor.md"]
 fn a_text_tells_the_fault_of_a_trained_model() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("q");

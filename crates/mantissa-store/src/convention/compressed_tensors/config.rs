@@ -116,7 +116,7 @@ pub struct Group {
 /// A pattern that names modules.
 #[derive(Clone, Debug)]
 pub(super) enum Target {
-    /// Every layer of the class `Linear`, which the embedding is not.
+    /// Every layer of the class `Linear`, which [`EMBEDDINGS`] are not.
     Linear,
     /// One module.
     Module(String),
@@ -124,10 +124,13 @@ pub(super) enum Target {
     Pattern(Regex),
 }
 
+/// What tables of embeddings are called in the architectures that are read.
+const EMBEDDINGS: [&str; 5] = ["embed_tokens", "embed_in", "wte", "wpe", "word_embeddings"];
+
 impl Target {
     pub(super) fn matches(&self, module: &str) -> bool {
         match self {
-            Target::Linear => !module.ends_with("embed_tokens"),
+            Target::Linear => !EMBEDDINGS.contains(&module.rsplit('.').next().unwrap_or(module)),
             Target::Module(name) => name == module,
             Target::Pattern(pattern) => pattern.is_match(module),
         }
