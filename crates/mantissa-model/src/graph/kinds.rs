@@ -120,7 +120,8 @@ impl LinearInput {
             LinearInput::ExpertDown(e) => &[LinearKind::ExpertDown(e)],
             LinearInput::SharedDown => &[LinearKind::SharedDown],
         };
-        readers.to_vec().into_iter()
+        let readers: Vec<LinearKind> = readers.to_vec();
+        readers.into_iter()
     }
 }
 
