@@ -205,6 +205,30 @@ impl Format {
         elements.windows(2).map(|w| w[1] - w[0]).fold(0.0, f32::max)
     }
 
+    /// The stored code of the block scale under which elements are multiplied by what is nearest to `multiplier`, for methods
+    /// that choose scales themselves. A scale that its code would round to zero becomes its smallest positive value. Negative
+    /// multipliers keep their sign where the code has one. `None` in a format without scales, or whose scales are themselves
+    /// quantized in blocks.
+    pub fn nearest_scale(&self, multiplier: f32, outer: Option<f32>) -> Option<u32> {
+        let tree = self.scale()?;
+        if tree.nested().is_some() {
+            return None;
+        }
+        let scale = match (tree.tensor_wide().map(|tree| tree.sense), outer) {
+            (Some(Sense::Divisor), Some(global)) => multiplier * global,
+            (Some(Sense::Multiplier), Some(global)) => multiplier / global,
+            (Some(Sense::Amax { full_scale }), Some(amax)) => multiplier * (full_scale as f32 / amax),
+            _ => multiplier,
+        };
+        Some(match tree.code {
+            Code::E8m0 => match e8m0::nearest(scale.abs()) {
+                e8m0::NAN => e8m0::ceil_of_abs(scale).min(e8m0::NAN - 1).into(),
+                code => code.into(),
+            },
+            code => rules::store_scale(code, scale).0,
+        })
+    }
+
     /// How a block with this stored scale, zero point and tensor-wide scale decodes, its bias aside
     /// ([`Decoder::with_bias`]). Blocks under double quantization decode as [`Nested::scale`] says.
     pub fn decoder(&self, scale: u32, zero: i32, outer: Option<f32>) -> Decoder {

@@ -103,6 +103,8 @@ pub struct Calibration<'a> {
     /// One per thread.
     workers: Vec<Worker>,
     threads: usize,
+    /// Whether the states behind the last layer are wanted too.
+    to_the_end: bool,
 }
 
 /// A layer on its way from the source to the output.
@@ -147,7 +149,23 @@ impl<'a> Calibration<'a> {
                 .map_err(|error| CalibrateError::Forward { window, error })?;
             states.push(embedded);
         }
-        Ok(Calibration { source, config, states, next: 0, workers, threads })
+        Ok(Calibration { source, config, states, next: 0, workers, threads, to_the_end: false })
+    }
+
+    /// The same, to be taken through the last layer as well.
+    #[must_use]
+    pub fn to_the_end(self) -> Self {
+        Calibration { to_the_end: true, ..self }
+    }
+
+    /// Hidden states of each window, `[tokens, hidden]`, as the next layer reads them.
+    pub fn states(&self) -> &[Vec<f32>] {
+        &self.states
+    }
+
+    /// The layer that [`next_layer`](Self::next_layer) gives.
+    pub fn next_index(&self) -> usize {
+        self.next
     }
 
     /// Bytes that the hidden states take, for all windows in f32.
@@ -254,7 +272,7 @@ impl<'a> Calibration<'a> {
     pub fn advance(&mut self, layer: &CalibratedLayer, tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
         self.next = layer.index + 1;
         // Nothing reads what comes out of the last layer.
-        if self.next == self.config.num_hidden_layers {
+        if self.next == self.config.num_hidden_layers && !self.to_the_end {
             return Ok(());
         }
         let (config, threads, mut first) = (self.config, self.threads, 0);

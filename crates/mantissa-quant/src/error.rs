@@ -8,6 +8,7 @@ use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::Container;
 
+use crate::autoround::AutoRoundError;
 use crate::calibrate::CalibrateError;
 use crate::gptq::GptqError;
 use crate::quality::{Quality, TokenSet};
@@ -118,6 +119,16 @@ pub enum QuantError {
         what: String,
         /// What is wrong.
         error: GptqError,
+    },
+    /// AutoRound.
+    #[error("{}: {what}: {error}", .path.display())]
+    AutoRound {
+        /// The model.
+        path: PathBuf,
+        /// The layer.
+        what: String,
+        /// What is wrong.
+        error: AutoRoundError,
     },
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
@@ -235,6 +246,7 @@ impl QuantError {
                 ErrorClass::Environment
             }
             QuantError::Calibrate(e) => e.class(),
+            QuantError::AutoRound { error: AutoRoundError::Layer(error), .. } => error.class(),
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {

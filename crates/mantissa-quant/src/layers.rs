@@ -7,7 +7,7 @@ use mantissa_num::{Code, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 
-use crate::calibrate::Tick;
+use crate::calibrate::{CalibrateError, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::importance::Importance;
@@ -15,7 +15,7 @@ use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::rtn;
-use crate::sequential::Sequential;
+use crate::sequential::{Sequential, ToLearn};
 use crate::source::{self, DenseError, DenseTensor};
 
 /// The tensors that a layer becomes, by name, and its error.
@@ -62,7 +62,7 @@ impl<'a> Layers<'a> {
     ) -> Self {
         let sequential = match plan.recipe.method {
             Method::Rtn | Method::Repacked => None,
-            Method::Gptq => Some(Sequential::new(plan, source, stored)),
+            Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
         };
         Layers { plan, source, shared: None, sequential, importance: None }
     }
@@ -110,6 +110,10 @@ impl<'a> Layers<'a> {
         let outer = self.outer(info, scheme)?;
         let w = open(self.source, info)?;
         match &mut self.sequential {
+            Some(sequential) if self.plan.recipe.method == Method::AutoRound => {
+                drop(w);
+                self.learned(info, tick)
+            }
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.is_searched() => {
@@ -118,6 +122,22 @@ impl<'a> Layers<'a> {
                 _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),
             },
         }
+    }
+
+    /// What AutoRound made of a layer; its linear layers are learned together when the first of them is asked for.
+    fn learned(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Solved> {
+        if let Some(solved) = self.sequential.as_mut().and_then(|s| s.take_learned(&info.module)) {
+            return Ok(solved);
+        }
+        let plan = self.plan;
+        let of_layer: Vec<_> = plan.quantized().filter(|(other, _)| other.layer == info.layer).collect();
+        let mut linears = Vec::with_capacity(of_layer.len());
+        for (info, scheme) in of_layer {
+            linears.push(ToLearn { info, scheme, outer: self.outer(info, scheme)? });
+        }
+        let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };
+        sequential.learn(info.layer, &linears, tick)?;
+        sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
     }
 
     /// Blocks that lose least under the importance of their columns.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod assess;
+pub mod autoround;
 pub mod calibrate;
 mod convert;
 mod dequantize;

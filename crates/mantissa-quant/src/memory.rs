@@ -6,16 +6,19 @@
 //! compares the sum with the kernel's account).
 
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig};
-use mantissa_num::{Scheme, code_unit};
+use mantissa_num::{Blocks, Scheme, code_unit};
 use mantissa_store::TensorMeta;
 use mantissa_store::convention::Container;
+use mantissa_train::LayerTrainer;
 
+use crate::autoround::LearnedWeight;
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
+use crate::recipe::Method;
 use crate::rtn;
-use crate::sequential::EXPERTS_AT_ONCE;
+use crate::sequential::{EXPERTS_AT_ONCE, learning_options};
 use crate::source::PANEL;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
@@ -72,6 +75,9 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
+            Some(set) if plan.recipe.method == Method::AutoRound => {
+                stages.push(learning(plan, set, info, scheme));
+            }
             Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
             None => stages.push(quantizing(plan, info, scheme)),
         }
@@ -228,6 +234,31 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
             ],
         ),
     ]
+}
+
+/// AutoRound on the layer that `info` is of.
+fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> Stage {
+    let of_layer: Vec<_> = plan.config.layer_linears(info.layer).into_iter().collect();
+    let weights: u64 = of_layer.iter().map(|l| (l.rows * l.cols) as u64).sum();
+    let group = match scheme.format.blocks() {
+        Blocks::Group(group) | Blocks::Flat(group) => group as usize,
+        _ => info.cols,
+    };
+    let learned: u64 = of_layer.iter().map(|l| LearnedWeight::bytes_needed(l.rows, l.cols, group)).sum();
+    let options = learning_options(plan, set);
+    let batch = 4 * options.max_tokens as u64 * plan.config.hidden_size as u64;
+    let buffers = vec![
+        ("states of the calibration, twice, and its buffers", 2 * held(plan, set)),
+        ("layer in f32", 4 * weights),
+        ("layer in training and what a batch saves", LayerTrainer::bytes_needed(&plan.config, &options)),
+        ("rounding at first and as it is learned", 2 * learned),
+        ("states and differences of a batch", 2 * batch),
+        ("codes", weights),
+    ];
+    let mut stage = Stage { name: format!("learn {}", info.module), buffers };
+    let holes = (from_heap(&stage) as f64 * HOLES_OF_CALIBRATION) as u64;
+    stage.buffers.push(("holes of the heap", holes));
+    stage
 }
 
 /// Bytes of a stage's buffers that come from the heap.

@@ -11,8 +11,10 @@ use mantissa_store::convention::{
     gptq as gptq_files, mlx, modelopt, native,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
+use mantissa_train::LayerTrainer;
 use serde_json::Value;
 
+use crate::autoround;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
@@ -399,17 +401,32 @@ fn calibration_notes(
         let why = "no layer has blocks that are searched for, into GGUF and without another method";
         return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
     }
-    if recipe.method != Method::Gptq {
+    if !recipe.method.needs_calibration() {
         let unused = set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
         return Ok(unused.into_iter().collect());
+    }
+    if recipe.method == Method::AutoRound {
+        LayerTrainer::check(config).map_err(|error| QuantError::AutoRound {
+            path: source.dir().to_owned(),
+            what: "autoround".to_owned(),
+            error: error.into(),
+        })?;
     }
     let mut widest = 0;
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
         let holds_g_idx = container.holds_group_order();
+        let fault = || (source.dir().to_owned(), info.module.clone());
+        if recipe.method == Method::AutoRound {
+            autoround::check_scheme(scheme, info.rows, info.cols).map_err(|error| {
+                let (path, what) = fault();
+                QuantError::AutoRound { path, what, error }
+            })?;
+            continue;
+        }
         let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
         checked.map_err(|error| {
-            let (path, what) = (source.dir().to_owned(), info.module.clone());
+            let (path, what) = fault();
             QuantError::Gptq { path, what, error }
         })?;
         widest = widest.max(info.cols);

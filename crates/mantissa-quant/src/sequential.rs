@@ -9,6 +9,8 @@
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
+mod learning;
+
 use std::collections::BTreeSet;
 
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
@@ -23,6 +25,8 @@ use crate::layers::{Solved, dense_error, round_to_nearest};
 use crate::plan::Plan;
 use crate::source::{DenseTensor, Source};
 
+pub(crate) use learning::{ToLearn, options as learning_options};
+
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
     source: &'a ModelFiles,
@@ -35,6 +39,8 @@ pub(crate) struct Sequential<'a> {
     layer: Option<CalibratedLayer>,
     /// Of the layer at hand.
     solvers: Vec<(LinearInput, Solver)>,
+    /// Of AutoRound.
+    learning: learning::Learning<'a>,
 }
 
 /// Inputs of experts whose statistics are collected in one pass.
@@ -53,8 +59,16 @@ impl<'a> Sequential<'a> {
         source: &'a ModelFiles,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
-        let recovered = BTreeSet::new();
-        Sequential { plan, source, stored, recovered, calibration: None, layer: None, solvers: Vec::new() }
+        Sequential {
+            plan,
+            source,
+            stored,
+            recovered: BTreeSet::new(),
+            calibration: None,
+            layer: None,
+            solvers: Vec::new(),
+            learning: learning::Learning::default(),
+        }
     }
 
     /// A layer that is stored already.

@@ -149,7 +149,8 @@ impl Parameters {
         Ok(parameters)
     }
 
-    fn zeros(config: &ModelConfig, precision: Precision) -> Result<Self, LoadError> {
+    /// A model of zeros.
+    pub(crate) fn zeros(config: &ModelConfig, precision: Precision) -> Result<Self, LoadError> {
         let table = ParamTable::new(config);
         let bytes = (table.len as u64).saturating_mul(precision.bytes());
         let memory = LoadError::Memory { what: "parameters", bytes };
@@ -201,6 +202,16 @@ impl Parameters {
     /// If they reach beyond the arena.
     pub fn set(&mut self, first: usize, values: &[f32]) {
         self.store.set(first, values);
+    }
+
+    /// Replaces the values of the parameter called `name`.
+    ///
+    /// # Panics
+    /// If there is none of this name and length.
+    pub(crate) fn put(&mut self, name: &str, values: &[f32]) {
+        let range = self.table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
+        assert_eq!(range.len(), values.len(), "parameter {name}");
+        self.store.set(range.start, values);
     }
 
     /// Little-endian values as they are stored.

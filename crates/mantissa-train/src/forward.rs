@@ -1,7 +1,7 @@
 //! The forward pass that keeps what the backward needs: the flow of `mantissa-model`'s layers over the arena.
 
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::flow::{Activations, Extra, Job, MlpRows, NormKind, Operators, parts};
+use mantissa_model::flow::{Activations, Extra, Job, MlpRows, NormKind, Operators, Sequences, parts};
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;
@@ -94,7 +94,26 @@ impl TrainModel {
             "output",
             &self.scratch.residual[..batch.tokens.len() * self.config.hidden_size],
         );
-        let seqs = Self::sequences(batch);
+        self.run_layers(&Self::sequences(batch))?;
+        let (scratch, params) = (&mut self.scratch, &self.params);
+        let len = batch.tokens.len() * self.config.hidden_size;
+        let (weight, eps) = (params.f32(&self.final_norm), self.config.rms_norm_eps);
+        self.profile.time(Part::Norm, || {
+            rms_norm(
+                &scratch.residual[..len],
+                &weight,
+                eps,
+                &mut scratch.normed[..len],
+                &mut scratch.head_input,
+                self.options.threads,
+            );
+        });
+        self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
+        Ok(())
+    }
+
+    /// Takes the residual stream in `scratch`, padded, through all layers.
+    pub(crate) fn run_layers(&mut self, seqs: &Sequences<'_>) -> Result<(), TrainError> {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
         for (layer, saved) in self.layers.iter().zip(&mut self.saved) {
@@ -134,26 +153,13 @@ impl TrainModel {
             };
             keep(activations.residual, &mut saved.residual);
             self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
-                layer.flow.attention(&mut operators, &seqs, &mut activations)
+                layer.flow.attention(&mut operators, seqs, &mut activations)
             })?;
             keep(activations.residual, &mut saved.middle);
             self.profile.time_without(Part::Gate, &[Part::Norm, Part::Rounding, Part::Fprop], || {
-                layer.flow.mlp(&mut operators, &seqs, &mut activations)
+                layer.flow.mlp(&mut operators, seqs, &mut activations)
             })?;
         }
-        let len = batch.tokens.len() * self.config.hidden_size;
-        let (weight, eps) = (params.f32(&self.final_norm), self.config.rms_norm_eps);
-        self.profile.time(Part::Norm, || {
-            rms_norm(
-                &scratch.residual[..len],
-                &weight,
-                eps,
-                &mut scratch.normed[..len],
-                &mut scratch.head_input,
-                self.options.threads,
-            );
-        });
-        self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
         Ok(())
     }
 

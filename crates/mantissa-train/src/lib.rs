@@ -28,6 +28,7 @@ mod forward;
 mod gradients;
 mod head;
 mod health;
+mod layer;
 mod linear;
 mod model;
 mod operand;
@@ -45,6 +46,7 @@ pub use arena::{ParamInfo, ParamTable, Parameters};
 pub use error::TrainError;
 pub use gradients::Gradients;
 pub use health::{OperandHealth, StepHealth, WeightHealth};
+pub use layer::LayerTrainer;
 pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
 pub use optim::{
     AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,

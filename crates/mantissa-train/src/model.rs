@@ -289,7 +289,18 @@ impl TrainModel {
         if sum != tokens {
             return Err(ForwardError::Lengths { sum, tokens });
         }
-        let longest = batch.lens.iter().max().copied().unwrap_or(0);
+        self.check_size(batch.lens)?;
+        let vocab_size = self.config.vocab_size;
+        match batch.tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
+            Some((index, &token)) => Err(ForwardError::Vocabulary { index, token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether sequences of these lengths are planned for.
+    pub(crate) fn check_size(&self, lens: &[usize]) -> Result<(), ForwardError> {
+        let tokens = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
+        let longest = lens.iter().max().copied().unwrap_or(0);
         let planned = [
             ("tokens of a batch", tokens, self.options.max_tokens),
             ("tokens of a sequence", longest, self.options.max_len),
@@ -299,11 +310,7 @@ impl TrainModel {
                 return Err(ForwardError::Plan { what, needed, planned });
             }
         }
-        let vocab_size = self.config.vocab_size;
-        match batch.tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
-            Some((index, &token)) => Err(ForwardError::Vocabulary { index, token, vocab_size }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn check_targets(&self, batch: &Batch<'_>, targets: &[u32]) -> Result<(), TrainError> {
@@ -347,7 +354,7 @@ impl TrainModel {
 
 /// # Errors
 /// [`TrainError::Unsupported`] for the first part of the model that has no backward.
-fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
+pub(crate) fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
     let refuse = |field, found: String, allowed| Err(TrainError::Unsupported { field, found, allowed });
     // What the others have beside these (norms in other places and of other kinds, experts, soft caps, joined projections
     // and so on) has no backward.

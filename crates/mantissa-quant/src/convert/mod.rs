@@ -25,6 +25,7 @@ use serde_json::Value;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
+use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
 use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears};
@@ -241,6 +242,7 @@ fn recipe(
         name,
         method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },
         gptq: GptqOptions::default(),
+        autoround: AutoRoundOptions::default(),
         weights,
         activations,
         container: Some(container),

@@ -18,6 +18,13 @@
 //! block = 128                    # columns between two updates of the rest
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
+//!
+//! [autoround]                    # optional, only with method = "autoround"; these are the defaults
+//! iterations = 200               # steps of each layer
+//! rate = 0.005                   # first step of a weight's offset; by default 1 / iterations
+//! clip_rate = 0.001              # first step of a group's range; by default a fifth of the rate
+//! batch_tokens = 2048            # tokens of a step
+//! seed = 42                      # of the order of the windows
 //! ```
 
 mod file_type;
@@ -34,6 +41,7 @@ use mantissa_store::convention::{Container, LinearPlan};
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use name::{ALIASES, METHODS, Method};
 
+use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 
 /// Why a recipe cannot be used.
@@ -100,6 +108,8 @@ pub struct Recipe {
     pub method: Method,
     /// How GPTQ works, where it is the method.
     pub gptq: GptqOptions,
+    /// How AutoRound works, where it is the method.
+    pub autoround: AutoRoundOptions,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
     /// Scheme of their inputs at run time.

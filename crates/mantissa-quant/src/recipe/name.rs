@@ -5,6 +5,7 @@ use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 
 use super::{FILE_TYPES, FileType, Recipe, RecipeError};
+use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 
 /// How codes are chosen.
@@ -17,16 +18,21 @@ pub enum Method {
     Repacked,
     /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
     Gptq,
+    /// AutoRound: rounding and ranges learned by block reconstruction, layer after layer.
+    AutoRound,
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 2] = [("rtn", Method::Rtn), ("gptq", Method::Gptq)];
+pub const METHODS: [(&str, Method); 3] =
+    [("rtn", Method::Rtn), ("gptq", Method::Gptq), ("autoround", Method::AutoRound)];
 
 /// Recipes by name, most of them short for what they stand for.
-pub const ALIASES: [(&str, &str); 13] = [
+pub const ALIASES: [(&str, &str); 15] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("gptq-int4-g128", "gptq-int4-g128"),
     ("gptq-nvfp4", "gptq-nvfp4"),
+    ("autoround-int4-g128", "autoround-int4-g128"),
+    ("autoround-nvfp4", "autoround-nvfp4"),
     ("w8a16", "rtn-int8-channel"),
     ("w4a16", "rtn-int4-g128"),
     ("w8a8", "rtn-int8-channel+int8-token"),
@@ -49,7 +55,7 @@ impl Method {
     pub const fn needs_calibration(self) -> bool {
         match self {
             Method::Rtn | Method::Repacked => false,
-            Method::Gptq => true,
+            Method::Gptq | Method::AutoRound => true,
         }
     }
 }
@@ -75,6 +81,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         name: text.to_owned(),
         method,
         gptq: GptqOptions::default(),
+        autoround: AutoRoundOptions::default(),
         weights,
         activations,
         file_type: None,
@@ -89,6 +96,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         name: text.to_owned(),
         method: Method::Rtn,
         gptq: GptqOptions::default(),
+        autoround: AutoRoundOptions::default(),
         weights: Scheme::codec(file_type.base),
         activations: None,
         file_type: Some(file_type),

@@ -6,11 +6,14 @@ use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
 use super::{Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
+use crate::autoround::AutoRoundOptions;
 use crate::gptq::{GROUP_ORDERS, GptqOptions};
 
-const KEYS: [&str; 7] = ["method", "weights", "activations", "format", "keep", "layers", "gptq"];
+const KEYS: [&str; 8] =
+    ["method", "weights", "activations", "format", "keep", "layers", "gptq", "autoround"];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
+const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
 const MAX_RULES: usize = 10_000;
@@ -39,6 +42,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         name: file.to_owned(),
         method,
         gptq: gptq_options(&reader, method)?,
+        autoround: autoround_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         file_type: None,
@@ -83,6 +87,37 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
         let found = GROUP_ORDERS.iter().find(|(name, _)| *name == text);
         let allowed = || reader.fault("groups", format!("\"{text}\""), names.join(", "));
         options.groups = found.ok_or_else(allowed)?.1;
+    }
+    Ok(options)
+}
+
+fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOptions, RecipeError> {
+    let mut options = AutoRoundOptions::default();
+    let Some(value) = reader.table.get("autoround") else { return Ok(options) };
+    let table = value.as_table().ok_or_else(|| reader.fault("autoround", value.type_str(), "a table"))?;
+    if method != Method::AutoRound {
+        return Err(reader.fault("autoround", "a table", format!("none with method \"{}\"", method.name())));
+    }
+    let reader = Reader { file: reader.file, table, at: "autoround.".to_owned() };
+    reader.refuse_unknown(&AUTOROUND_KEYS)?;
+    for (key, to, most) in [
+        ("iterations", &mut options.iterations, 1_000_000),
+        ("batch_tokens", &mut options.batch_tokens, 1 << 24),
+    ] {
+        if let Some(value) = table.get(key) {
+            let n = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
+            *to = n.ok_or_else(|| reader.fault(key, value.to_string(), format!("1 to {most}")))?;
+        }
+    }
+    for (key, to) in [("rate", &mut options.rate), ("clip_rate", &mut options.clip_rate)] {
+        if let Some(value) = table.get(key) {
+            let rate = value.as_float().filter(|rate| (0.0..=0.5).contains(rate));
+            *to = rate.ok_or_else(|| reader.fault(key, value.to_string(), "a number from 0.0 to 0.5"))? as f32;
+        }
+    }
+    if let Some(value) = table.get("seed") {
+        let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
+        options.seed = seed.ok_or_else(|| reader.fault("seed", value.to_string(), "an integer from 0 on"))?;
     }
     Ok(options)
 }
@@ -214,6 +249,17 @@ mod tests {
     }
 
     #[test]
+    fn autoround_has_its_own_table() {
+        let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 512\nseed = 7";
+        let options = parse("r.toml", text).unwrap().autoround;
+        let expected =
+            AutoRoundOptions { iterations: 50, rate: 0.01, clip_rate: 0.002, batch_tokens: 512, seed: 7 };
+        assert_eq!(options, expected);
+        let plain = parse("r.toml", "method = \"autoround\"\nweights = \"int4-g32\"").unwrap();
+        assert_eq!(plain.autoround, AutoRoundOptions::default());
+    }
+
+    #[test]
     fn faults_name_file_key_and_cure() {
         for (text, parts) in [
             ("weigths = \"nf4\"", ["weigths", "did you mean \"weights\"?"]),
@@ -229,6 +275,13 @@ mod tests {
             ),
             ("weights = \"nf4\"\nkeep = [1]", ["keep", "integer"]),
             ("weights = ", ["line 1", "TOML"]),
+            ("weights = \"nf4\"\n[autoround]\nrate = 0.1", ["autoround", "none with method \"rtn\""]),
+            (
+                "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niterations = 0",
+                ["autoround.iterations", "1 to 1000000"],
+            ),
+            ("method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nrate = 2.0", ["autoround.rate", "0.0 to 0.5"]),
+            ("method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1", ["autoround.iteration", "\"iterations\"?"]),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),

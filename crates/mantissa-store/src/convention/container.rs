@@ -182,6 +182,12 @@ impl Container {
         self == Container::Gptq
     }
 
+    /// Whether readers of it multiply integers by scales of either sign. AutoRound's own files have such scales; llama.cpp's Q4_0
+    /// has them in its blocks, which are not in question here.
+    pub fn holds_signed_scales(self) -> bool {
+        matches!(self, Container::CompressedTensors | Container::Gptq | Container::Native)
+    }
+
     /// [`tensors`](Self::tensors) of a weight whose column `k` is of group `g_idx[k]`, codes in the order of the weight.
     ///
     /// # Errors

@@ -1,0 +1,121 @@
+use mantissa_num::{Given, Scheme, quantize};
+
+use super::*;
+
+fn weight(rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| ((i * i + 7 * i) as f32 * 0.137).sin() * (1.0 + (i % 5) as f32)).collect()
+}
+
+fn learned(scheme: &str, w: &[f32], cols: usize, signed: bool) -> LearnedWeight {
+    let scheme: Scheme = scheme.parse().unwrap();
+    let amax = w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
+    LearnedWeight::new(&scheme, w, cols, &vec![1.0; cols], scheme.outer_scale(amax), signed, 2).unwrap()
+}
+
+fn error(w: &[f32], q: &[f32]) -> f64 {
+    w.iter().zip(q).map(|(w, q)| f64::from(w - q).powi(2)).sum()
+}
+
+const SCHEMES: [&str; 10] = [
+    "int4-g32", "int4-g32-asym", "int3-g32", "int2-g32-asym", "int8-channel", "int4-g32:restricted", "nvfp4", "mxfp4",
+    "nf4", "fp8-e4m3-channel",
+];
+
+#[test]
+fn the_first_values_are_no_worse_than_rounding_to_nearest_and_are_what_is_stored() {
+    let (rows, cols) = (20, 128);
+    let w = weight(rows, cols);
+    for name in SCHEMES {
+        for signed in [false, true] {
+            let learned = learned(name, &w, cols, signed);
+            let mut values = vec![0.0; w.len()];
+            learned.fake_quantize(&mut values, 2);
+            let q = learned.quantized();
+            q.check().unwrap();
+            assert_eq!(q.dequantize().unwrap(), values, "{name}: what is stored is what was learned with");
+            let scheme: Scheme = name.parse().unwrap();
+            let nearest = quantize(&scheme, &w, rows, cols, Given::default()).unwrap().dequantize().unwrap();
+            let (first, nearest) = (error(&w, &values), error(&w, &nearest));
+            // A grid of clips: within a step of it where the published range is the best.
+            assert!(first <= nearest * 1.02, "{name}: {first} against {nearest}");
+            if signed && name == "int4-g32" {
+                assert!(first < 0.95 * nearest, "the extra code on the larger side: {first} against {nearest}");
+            }
+        }
+    }
+}
+
+#[test]
+fn offsets_reach_both_neighbours_and_no_other() {
+    let (rows, cols) = (4, 64);
+    let w = weight(rows, cols);
+    for name in SCHEMES {
+        let start = learned(name, &w, cols, false);
+        // Gradients up move values down; the clips stand still.
+        let [low, first, high] = [1.0f32, 0.0, -1.0].map(|direction| {
+            let mut moved = start.clone();
+            (0..300).for_each(|_| moved.step(&vec![direction; w.len()], 0.005, 0.0, 2));
+            let mut values = vec![0.0; w.len()];
+            moved.fake_quantize(&mut values, 1);
+            values
+        });
+        let mut beyond = 0;
+        for (i, &w) in w.iter().enumerate() {
+            assert!(low[i] <= first[i] && first[i] <= high[i], "{name}");
+            assert!(low[i] == high[i] || (low[i] <= w && w <= high[i]), "{name}: {w} between its neighbours");
+            beyond += usize::from(low[i] == high[i]);
+        }
+        assert!(beyond * 4 < w.len(), "{name}: {beyond} weights are clipped");
+    }
+}
+
+#[test]
+fn clips_follow_the_gradient_of_their_group() {
+    let (rows, cols) = (8, 64);
+    let w = weight(rows, cols);
+    for name in ["int4-g32", "int4-g32-asym", "int3-g32"] {
+        let mut learned = learned(name, &w, cols, true);
+        // What matters most is what clips: the largest weight of each group.
+        let matters = |i: usize| {
+            let group = &w[i / 32 * 32..][..32];
+            if group.iter().all(|other| other.abs() <= w[i].abs()) { 100.0 } else { 1.0 }
+        };
+        let distance = |learned: &LearnedWeight| {
+            let mut values = vec![0.0; w.len()];
+            learned.fake_quantize(&mut values, 1);
+            let gradient: Vec<f32> =
+                values.iter().zip(&w).enumerate().map(|(i, (q, w))| matters(i) * (q - w)).collect();
+            let sum: f64 = gradient.iter().enumerate().map(|(i, g)| f64::from(g * g / matters(i))).sum();
+            (sum, gradient)
+        };
+        let (before, _) = distance(&learned);
+        for _ in 0..60 {
+            let (_, gradient) = distance(&learned);
+            learned.step(&gradient, 0.0, 0.01, 2);
+        }
+        let (after, _) = distance(&learned);
+        assert!(after < 0.7 * before, "{name}: {before} → {after}");
+    }
+}
+
+#[test]
+fn what_has_no_table_is_refused() {
+    for name in ["bf16", "q4_k", "nf4-dq", "fp8-e4m3-t128x128", "int4-t128x128"] {
+        let scheme: Scheme = name.parse().unwrap();
+        let found = LearnedWeight::new(&scheme, &[1.0; 256], 256, &[1.0; 256], None, false, 1);
+        assert!(matches!(found, Err(AutoRoundError::Scheme { .. })), "{name}");
+    }
+    let scheme: Scheme = "int4-g32".parse().unwrap();
+    let found = LearnedWeight::new(&scheme, &[1.0; 64], 64, &[1.0; 63], None, false, 1);
+    assert!(matches!(found, Err(AutoRoundError::Length { found: 63, expected: 64, .. })));
+}
+
+#[test]
+fn an_order_is_a_permutation_and_follows_from_its_seed() {
+    let order = shuffled(100, 42, 0);
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..100).collect::<Vec<_>>());
+    assert_eq!(order, shuffled(100, 42, 0));
+    assert!(order != shuffled(100, 42, 1) && order != shuffled(100, 43, 0));
+}

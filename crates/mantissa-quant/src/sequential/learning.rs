@@ -1,0 +1,166 @@
+//! AutoRound in the order of the pipeline: the original model's states go along beside those of the quantized one, and a
+//! layer's linear layers are learned together.
+
+use std::collections::BTreeMap;
+
+use mantissa_model::{LinearInfo, LinearInput};
+use mantissa_num::Scheme;
+use mantissa_store::convention::ModelFiles;
+use mantissa_train::{LayerTrainer, Options, Policy};
+
+use super::{Sequential, dequantized, put};
+use crate::autoround::{AutoRoundError, LearnedWeight, Windows, reconstruct};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick};
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
+use crate::layers::{Solved, dense_error};
+use crate::plan::Plan;
+use crate::source::{DenseTensor, Source};
+
+/// A linear layer whose rounding is to be learned.
+#[derive(Clone, Copy)]
+pub(crate) struct ToLearn<'a> {
+    pub(crate) info: &'a LinearInfo,
+    pub(crate) scheme: &'a Scheme,
+    /// The tensor-wide scale, where fused partners share one.
+    pub(crate) outer: Option<f32>,
+}
+
+/// What AutoRound has beside what every method that calibrates has.
+#[derive(Default)]
+pub(crate) struct Learning<'a> {
+    /// The windows in the original model.
+    reference: Option<Calibration<'a>>,
+    /// What was learned of the layer at hand, by module.
+    solved: BTreeMap<String, Solved>,
+}
+
+/// What a layer is trained with.
+pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
+    let each = (plan.recipe.autoround.batch_tokens / set.longest().max(1)).max(1);
+    Options {
+        max_tokens: each.min(set.windows.len().max(1)).saturating_mul(set.longest()),
+        max_len: set.longest(),
+        threads: plan.options.threads,
+        policy: Policy::fp32(),
+    }
+}
+
+impl<'a> Sequential<'a> {
+    /// What [`learn`](Self::learn) made of a linear layer.
+    pub(crate) fn take_learned(&mut self, module: &str) -> Option<Solved> {
+        self.learning.solved.remove(module)
+    }
+
+    /// Learns the rounding of `linears`, those of layer `index` that are quantized.
+    pub(crate) fn learn(&mut self, index: usize, linears: &[ToLearn<'_>], tick: &mut Tick<'_>) -> Result<()> {
+        self.reach(index, tick)?;
+        self.reference(index, tick)?;
+        let mut weights = Vec::with_capacity(linears.len());
+        let columns = self.columns(linears, tick)?;
+        for linear in linears {
+            let (input, info) = (linear.info.kind.input(), linear.info);
+            let h = columns.get(&input).map_or(&[][..], |h| &h[..]);
+            weights.push((info.kind, self.first(linear, h)?));
+        }
+        let plan = self.plan;
+        let Some(set) = plan.calibration() else { return Err(CalibrateError::Empty.into()) };
+        let fault = |error| autoround_error(self.source, &format!("layer {index}"), error);
+        let options = options(plan, set);
+        let mut trainer = LayerTrainer::load(self.source, &plan.config, index, options)
+            .map_err(|error| fault(AutoRoundError::Layer(error)))?;
+        let (Some(calibration), Some(reference)) = (&self.calibration, &self.learning.reference) else {
+            return Err(CalibrateError::Empty.into());
+        };
+        let windows = Windows {
+            inputs: calibration.states(),
+            targets: reference.states(),
+            hidden: plan.config.hidden_size,
+        };
+        let found =
+            reconstruct(&mut trainer, &mut weights, windows, plan.recipe.autoround, plan.options.threads, tick);
+        let found = match found {
+            Err(AutoRoundError::Interrupted) => return Err(CalibrateError::Interrupted.into()),
+            found => found.map_err(fault)?,
+        };
+        drop(trainer);
+        for (linear, (kind, weight)) in linears.iter().zip(weights) {
+            let quantized = weight.quantized();
+            let stats = ErrorStats::of(weight.weight(), &quantized);
+            if let Some(layer) = &mut self.layer {
+                put(layer, kind, dequantized(self.source, linear.info, quantized.dequantize())?)?;
+            }
+            let note = format!(
+                "mean squared error of the layer's output {:.4e} → {:.4e}",
+                found.before, found.after
+            );
+            let solved = Solved {
+                quantized,
+                g_idx: None,
+                stats,
+                fallback: None,
+                output_error: None,
+                notes: vec![note],
+            };
+            self.learning.solved.insert(linear.info.module.clone(), solved);
+        }
+        Ok(())
+    }
+
+    /// Takes the windows in the original model to what layer `index` gives.
+    fn reference(&mut self, index: usize, tick: &mut Tick<'_>) -> Result<()> {
+        let (plan, source) = (self.plan, self.source);
+        if self.learning.reference.is_none() {
+            let windows = plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
+            let begun = Calibration::begin(source, &plan.config, windows, plan.options.threads)?;
+            self.learning.reference = Some(begun.to_the_end());
+        }
+        let Some(reference) = &mut self.learning.reference else { return Ok(()) };
+        while reference.next_index() <= index {
+            let Some(layer) = reference.next_layer()? else { break };
+            reference.advance(&layer, tick)?;
+        }
+        Ok(())
+    }
+
+    /// Mean squares of what `linears` read, column by column, in the quantized model up to this layer.
+    fn columns(
+        &mut self,
+        linears: &[ToLearn<'_>],
+        tick: &mut Tick<'_>,
+    ) -> Result<BTreeMap<LinearInput, Vec<f32>>> {
+        let mut inputs: Vec<_> = linears.iter().map(|linear| linear.info.kind.input()).collect();
+        inputs.sort_unstable();
+        inputs.dedup();
+        let Some(layer) = self.layer.take() else { return Ok(BTreeMap::new()) };
+        let sums = self.calibration()?.squares(&layer, &inputs, tick);
+        self.layer = Some(layer);
+        let tokens = self.plan.calibration().map_or(1, CalibrationSet::tokens).max(1) as f64;
+        let means = sums?.into_iter().map(|sums| sums.into_iter().map(|sum| (sum / tokens) as f32).collect());
+        Ok(inputs.into_iter().zip(means).collect())
+    }
+
+    fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
+        let (plan, info) = (self.plan, linear.info);
+        let name = format!("{}.weight", info.module);
+        let w = DenseTensor::open(self.source, &name, &[info.rows, info.cols])?;
+        let mut scratch = Vec::new();
+        let w = w.elements(0..info.rows * info.cols, &mut scratch);
+        let w = w.map_err(|error| dense_error(self.source, info, error))?;
+        let outer = linear.outer.or_else(|| {
+            let amax = w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
+            linear.scheme.outer_scale(amax)
+        });
+        let signed = plan.container.holds_signed_scales();
+        LearnedWeight::new(linear.scheme, w, info.cols, h, outer, signed, plan.options.threads)
+            .map_err(|error| autoround_error(self.source, &info.module, error))
+    }
+}
+
+fn autoround_error(
+    source: &ModelFiles,
+    what: &str,
+    error: AutoRoundError,
+) -> QuantError {
+    QuantError::AutoRound { path: source.dir().to_owned(), what: what.to_owned(), error }
+}
