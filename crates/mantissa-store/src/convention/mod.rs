@@ -17,6 +17,7 @@ pub mod mlx;
 pub mod modelopt;
 pub mod native;
 mod sound;
+mod stacked;
 mod weight;
 
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use mantissa_num::{Code, Codes, minifloat};
 use serde_json::Value;
 
 pub use container::{Container, LinearPlan, NotStorable};
+pub use stacked::Stack;
 use weight::Parts;
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Weight};
 
