@@ -142,6 +142,12 @@ impl Plan {
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
+        if container == Container::CompressedTensors && follows_order(&recipe) {
+            notes.push(
+                "compressed-tensors reads weight_g_idx up to version 0.19; 0.20 refuses the model: --format gptq, or groups = \"static\""
+                    .to_owned(),
+            );
+        }
         let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container {
             Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
