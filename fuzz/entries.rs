@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_quant::{Recipe, model_config};
-use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, exl2, exl3, gptq};
+use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, exl2, exl3, gptq, hqq};
 use mantissa_store::gguf::GgufHeader;
 use mantissa_store::{Header, SafeTensors, json};
 
@@ -89,12 +89,13 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// The weight file of a module of GPTQ, AWQ, EXL2 or EXL3, whose metadata may state its shape.
+/// The weight file of a module of GPTQ, AWQ, EXL2, EXL3 or HQQ, whose metadata may state its shape.
 pub fn integers(data: &[u8]) {
     let has = |part: &str| data.windows(part.len()).any(|window| window == part.as_bytes());
     let method = match (has(".trellis"), has(".q_weight"), data.len() % 3) {
         (true, ..) => exl3::QUANT_METHOD,
         (_, true, _) => exl2::QUANT_METHOD,
+        _ if has(".W_q") => hqq::QUANT_METHOD,
         (_, _, 0) => awq::QUANT_METHOD,
         _ => gptq::QUANT_METHOD,
     };

@@ -34,6 +34,7 @@ def main():
     exl2(out / "exl2")
     for book in ("3inst", "mcg", "mul1"):
         exl3(out / f"exl3-{book}", book, {"3inst": 2, "mcg": 3, "mul1": 4}[book])
+    exl3(out / "exl3-mul1-half", "mul1", 2.5)
 
 
 # --- packing, one bit at a time ---
@@ -142,20 +143,23 @@ def exl2(folder):
 
 def exl3(folder, book, bits):
     n, k = 128, 256
-    rng = np.random.default_rng(11 + bits)
+    rng = np.random.default_rng(int(11 + bits))
     suh = (rng.choice([-1, 1], k) * rng.uniform(0.5, 2, k)).astype(np.float16)
     svh = (rng.choice([-1, 1], n) * rng.uniform(0.01, 0.1, n)).astype(np.float16)
-    inner, trellis = np.zeros((k, n)), np.zeros((k // 16, n // 16, 16 * bits), np.int16)
+    inner, trellis = np.zeros((k, n)), np.zeros((k // 16, n // 16, int(16 * bits)), np.int16)
     for i in range(k // 16):
         for j in range(n // 16):
-            ring = rng.integers(0, 2, 256 * bits)
+            ring = rng.integers(0, 2, int(256 * bits))
             # The highest bit of each 32-bit word first.
             words = np.array([sum(int(b) << 31 - t for t, b in enumerate(ring[at : at + 32])) for at in range(0, len(ring), 32)], np.uint32)
             trellis[i, j] = words.view(np.int16)
             tile = np.zeros((16, 16))
+            last = 0
             for t in range(256):
                 state = 0
-                for b in range((t + 1) * bits - 16, (t + 1) * bits):
+                # Half a bit more on average: a bit more for every odd weight.
+                last += int(bits) + (t % 2 if bits % 1 else 0)
+                for b in range(last - 16, last):
                     state = state << 1 | int(ring[b % len(ring)])
                 lane, element = divmod(t, 8)
                 tile[lane % 4 * 2 + (0, 1, 8, 9)[element % 4], lane // 4 + element // 4 * 8] = value(book, state)

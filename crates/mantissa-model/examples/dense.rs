@@ -36,7 +36,8 @@ fn values(
     };
     let module = tensor.name.trim_end_matches(".weight");
     let linear = files.linear(module, *rows, *cols, false)?;
-    if !matches!(linear.weight, Weight::Quantized(_)) && linear.transforms.is_empty() {
+    let stored = files.has(&tensor.name) && linear.transforms.is_empty();
+    if stored && !matches!(linear.weight, Weight::Quantized(_)) {
         return Ok(files.tensor_f32(&tensor.name, &tensor.shape)?);
     }
     let (linear, mut weight) = (Linear::new(module, linear)?.folded(), vec![0.0; rows * cols]);

@@ -231,6 +231,62 @@ impl Packing {
     }
 }
 
+/// Codes of an array's first axis that stand far apart in it and share a unit: with `n` lines of units, field `f` of the unit in line `u` is the
+/// code of line `f · n + u`. What lies beyond the last line is padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strided {
+    /// Bits of a code, 1 to 8.
+    pub bits: u32,
+    /// Bytes of a unit, 1 to 4, little-endian.
+    pub unit_bytes: usize,
+    /// Codes of a unit.
+    pub fields: usize,
+    /// Whether field 0 is the lowest; otherwise field `fields - 1`.
+    pub first: First,
+}
+
+impl Strided {
+    /// HQQ's packing of this name (`hqq/core/bitpack.py`): bytes, but ten codes of 3 bits in 30 of 32 bits.
+    pub fn hqq(name: &str) -> Option<Self> {
+        let (bits, unit_bytes, fields) = match name {
+            "8bit_u8" => (8, 1, 1),
+            "4bit_u8" => (4, 1, 2),
+            "3bit_32" => (3, 4, 10),
+            "2bit_u8" => (2, 1, 4),
+            "1bit_u8" => (1, 1, 8),
+            _ => return None,
+        };
+        Some(Strided { bits, unit_bytes, fields, first: First::High })
+    }
+
+    /// quanto's bytes of 2 or 4 bits (`optimum/quanto/tensor/packed.py`).
+    pub const fn quanto(bits: u32) -> Self {
+        Strided { bits, unit_bytes: 1, fields: 8 / bits as usize, first: First::Low }
+    }
+
+    /// Lines of units that `lines` lines of codes take.
+    pub const fn unit_lines(&self, lines: usize) -> usize {
+        lines.div_ceil(self.fields)
+    }
+
+    /// The unsigned codes `[lines, cols]`; `None` where `packed` does not hold `[unit_lines, cols]` units.
+    pub fn unpack(&self, packed: &[u8], lines: usize, cols: usize) -> Option<Vec<u8>> {
+        let count = self.unit_lines(lines).checked_mul(cols)?;
+        if packed.len() != count.checked_mul(self.unit_bytes)? {
+            return None;
+        }
+        let mask = (1u64 << self.bits) - 1;
+        let units: Vec<u64> = packed.chunks_exact(self.unit_bytes).map(little_endian).collect();
+        let mut codes = Vec::with_capacity(self.fields * count);
+        for field in 0..self.fields {
+            let place = if self.first == First::Low { field } else { self.fields - 1 - field };
+            codes.extend(units.iter().map(|unit| (unit >> (place as u32 * self.bits) & mask) as u8));
+        }
+        codes.truncate(lines * cols);
+        Some(codes)
+    }
+}
+
 /// AWQ's GEMM order: which of eight neighbouring codes the nibbles of a word hold, the lowest nibble first (AutoAWQ,
 /// `utils/packing_utils.py`).
 pub const AWQ_NIBBLES: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];

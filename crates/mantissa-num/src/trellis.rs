@@ -2,7 +2,7 @@
 //! weight the value of a 16-bit state, of which neighbours share all but `b` bits.
 //!
 //! A tile is a ring of `256 · b` bits, the highest bit of each 32-bit word first. State `i` is the 16 bits that end with bit
-//! `(i + 1) · b`; its value comes from a few integer operations, the *code book*. Source: `exllamav3_ext/quant/codebook.cuh`,
+//! `⌊(i + 1) · b⌋`: at half-integer rates every second weight has a bit more; its value comes from a few integer operations, the *code book*. Source: `exllamav3_ext/quant/codebook.cuh`,
 //! `pack.cu`, and `exl3_lib/quantize.py` for the order of weights.
 
 use crate::minifloat::{F16, Overflow};
@@ -75,14 +75,15 @@ pub fn place(i: usize) -> (usize, usize) {
     (row, lane / 4 + element / 4 * 8)
 }
 
-/// The states of a tile of `8 · bits` words; `None` of another number of words, and for other than 1 to 8 bits.
-pub fn states(words: &[u32], bits: usize) -> Option<[u16; TILE_WEIGHTS]> {
-    if !(1..=8).contains(&bits) || words.len() != 8 * bits {
+/// The states of a tile of `half_bits / 2` bits a weight, `4 · half_bits` words; `None` of another number of words, and for other than 1
+/// to 8 bits.
+pub fn states(words: &[u32], half_bits: usize) -> Option<[u16; TILE_WEIGHTS]> {
+    if !(2..=16).contains(&half_bits) || words.len() != 4 * half_bits {
         return None;
     }
-    let ring = TILE_WEIGHTS * bits;
+    let ring = TILE_WEIGHTS * half_bits / 2;
     Some(std::array::from_fn(|i| {
-        let start = ((i + 1) * bits + ring - 16) % ring;
+        let start = ((i + 1) * half_bits / 2 + ring - 16) % ring;
         let pair = u64::from(words[start / 32]) << 32 | u64::from(words[(start / 32 + 1) % words.len()]);
         (pair >> (48 - start % 32)) as u16
     }))
@@ -95,17 +96,21 @@ mod tests {
 
     #[test]
     fn states_are_windows_of_the_ring() {
-        for bits in 1..=8 {
-            let words: Vec<u32> = (0..8 * bits as u64).map(|i| crate::round::random_u32(3, i)).collect();
-            let bit = |at: usize| u16::from(words[at % (256 * bits) / 32] >> (31 - at % 32) & 1 == 1);
-            let states = states(&words, bits).unwrap();
-            for (i, state) in states.into_iter().enumerate() {
-                let last = (i + 1) * bits + 256 * bits;
+        for half_bits in 2..=16 {
+            let words: Vec<u32> = (0..4 * half_bits as u64).map(|i| crate::round::random_u32(3, i)).collect();
+            let ring = 128 * half_bits;
+            let bit = |at: usize| u16::from(words[at % ring / 32] >> (31 - at % 32) & 1 == 1);
+            let mut last = ring;
+            for (i, state) in states(&words, half_bits).unwrap().into_iter().enumerate() {
+                // The extra bit of a half-integer rate is that of odd weights.
+                last += half_bits / 2 + half_bits % 2 * (i % 2);
                 let expected = (last - 16..last).fold(0u16, |state, at| state << 1 | bit(at));
-                assert_eq!(state, expected, "{bits} {i}");
+                assert_eq!(state, expected, "{half_bits} {i}");
             }
+            assert_eq!(last, 2 * ring);
         }
-        assert!(super::states(&[0; 7], 1).is_none() && super::states(&[0; 72], 9).is_none());
+        assert!(super::states(&[0; 7], 2).is_none() && super::states(&[0; 72], 18).is_none());
+        assert!(super::states(&[0; 4], 1).is_none());
     }
 
     #[test]

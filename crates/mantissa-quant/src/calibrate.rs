@@ -264,6 +264,34 @@ impl<'a> Calibration<'a> {
         Ok(sums)
     }
 
+    /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers read, for each of
+    /// `inputs`. `tick` is asked as in [`statistics`](Self::statistics).
+    ///
+    /// # Errors
+    /// [`CalibrateError`].
+    pub fn peaks(
+        &mut self,
+        layer: &CalibratedLayer,
+        inputs: &[LinearInput],
+        tick: &mut Tick<'_>,
+    ) -> Result<Vec<f32>, CalibrateError> {
+        let mut peaks = vec![0f32; inputs.len()];
+        let (config, threads, mut first) = (self.config, self.threads, 0);
+        for windows in self.states.chunks(threads) {
+            let work = windows.iter().zip(&mut self.workers);
+            for_each(threads, work, |(states, worker)| worker.observe(&layer.layer, config, states, inputs));
+            for (i, worker) in self.workers[..windows.len()].iter_mut().enumerate() {
+                worker.take_result(first + i)?;
+                for (peak, x) in peaks.iter_mut().zip(&worker.seen) {
+                    *peak = x.iter().fold(*peak, |peak, v| peak.max(v.abs()));
+                }
+            }
+            first += windows.len();
+            go_on(tick)?;
+        }
+        Ok(peaks)
+    }
+
     /// Takes the windows through `layer`, as it now is, to the next one. `tick` is asked after every window of each thread;
     /// where it stops the run, the states are of no further use.
     ///

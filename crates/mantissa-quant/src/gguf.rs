@@ -568,7 +568,7 @@ fn cast_bytes(
     }
     let quantized = rtn::quantize(scheme, values, rows, cols, None, plan.threads());
     let (q, stats) = quantized.map_err(of_tensor)?;
-    let linear = LinearPlan { module, scheme, input: None, rows, cols };
+    let linear = LinearPlan::new(module, scheme, None, (rows, cols));
     let tensors = gguf::tensors(&linear, &q);
     let tensors =
         tensors.map_err(|e| fault(source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;

@@ -5,18 +5,20 @@ use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
 use mantissa_num::{Code, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
 
 use crate::calibrate::{CalibrateError, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::exl2;
 use crate::importance::Importance;
+use crate::input_scales::{self, InputScales};
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
-use crate::source::{self, DenseError, DenseTensor};
+use crate::source::{self, DenseError, DenseTensor, Source as _};
 
 /// The tensors that a layer becomes, by name, and its error.
 pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
@@ -26,6 +28,8 @@ pub(crate) struct Solved {
     pub(crate) quantized: Quantized,
     /// Group of each column, where groups are not of neighbours.
     pub(crate) g_idx: Option<Vec<u32>>,
+    /// The scale of the layer's inputs that is stored, of a model as it was read.
+    pub(crate) input_scale: Option<f32>,
     pub(crate) stats: ErrorStats,
     /// Why another method than the recipe's was taken.
     pub(crate) fallback: Option<String>,
@@ -37,7 +41,15 @@ pub(crate) struct Solved {
 impl Solved {
     /// Rounded to nearest.
     pub(crate) fn rounded((quantized, stats): (Quantized, ErrorStats)) -> Self {
-        Solved { quantized, g_idx: None, stats, fallback: None, output_error: None, notes: Vec::new() }
+        Solved {
+            quantized,
+            g_idx: None,
+            input_scale: None,
+            stats,
+            fallback: None,
+            output_error: None,
+            notes: Vec::new(),
+        }
     }
 }
 
@@ -51,6 +63,8 @@ pub(crate) struct Layers<'a> {
     sequential: Option<Sequential<'a>>,
     /// What searched blocks are weighed by.
     importance: Option<&'a Importance>,
+    /// The scales of inputs that are stored, once they are found.
+    input_scales: Option<InputScales>,
 }
 
 impl<'a> Layers<'a> {
@@ -64,7 +78,7 @@ impl<'a> Layers<'a> {
             Method::Rtn | Method::Repacked => None,
             Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
         };
-        Layers { plan, source, shared: None, sequential, importance: None }
+        Layers { plan, source, shared: None, sequential, importance: None, input_scales: None }
     }
 
     /// With what searched blocks are to be weighed by.
@@ -87,7 +101,11 @@ impl<'a> Layers<'a> {
             }
             None => self.solve(info, scheme, tick)?,
         };
-        let plan = self.plan.linear_plan(info, scheme);
+        let input_scale = match solved.input_scale {
+            None => self.input_scale(info, tick)?,
+            scale => scale,
+        };
+        let plan = LinearPlan { input_scale, ..self.plan.linear_plan(info, scheme) };
         let tensors = match &solved.g_idx {
             Some(g_idx) => self.plan.container.tensors_by_group(&plan, &solved.quantized, g_idx),
             None => self.plan.container.tensors(&plan, &solved.quantized),
@@ -105,6 +123,23 @@ impl<'a> Layers<'a> {
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
     }
 
+    /// The scale of a layer's inputs that is stored, where the plan has such. The first layer to ask has all of them found.
+    fn input_scale(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Option<f32>> {
+        let (Some(scheme), Some(set)) = (self.plan.input_scheme(), self.plan.input_text()) else {
+            return Ok(None);
+        };
+        let scales = match self.input_scales.take() {
+            Some(scales) => scales,
+            None => {
+                let threads = self.plan.threads();
+                input_scales::collect(self.source, &self.plan.config, scheme, set, threads, tick)?
+            }
+        };
+        let scale = scales.get(&info.module).copied();
+        self.input_scales = Some(scales);
+        Ok(scale)
+    }
+
     /// The recipe's method on a layer of the source.
     fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
         let outer = self.outer(info, scheme)?;
@@ -115,6 +150,7 @@ impl<'a> Layers<'a> {
                 self.learned(info, tick)
             }
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
+            None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
             None => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.is_searched() => {
                     self.search(info, codec, &w, importance)
@@ -138,6 +174,19 @@ impl<'a> Layers<'a> {
         let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };
         sequential.learn(info.layer, &linears, tick)?;
         sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
+    }
+
+    /// Rounded to nearest under scales that are squares times one f16 for all rows of a group.
+    fn squares(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
+        let mut scratch = Vec::new();
+        let w = w.elements(0..info.rows * info.cols, &mut scratch);
+        let w = w.map_err(|error| dense_error(self.source, info, error))?;
+        let quantized = exl2::quantize(scheme, w, info.rows, info.cols).ok_or_else(|| {
+            let found = "values that are no numbers, or beyond what f16 scales reach";
+            Error::field(self.source.dir(), &info.module, found, "weights whose scales are f16", "")
+        })?;
+        let stats = ErrorStats::of(w, &quantized);
+        Ok(Solved::rounded((quantized, stats)))
     }
 
     /// Blocks that lose least under the importance of their columns.

@@ -73,6 +73,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         let buffers = importance_buffers(&plan.config, set, plan.options.threads);
         stages.push(Stage { name: "find the importance".to_owned(), buffers });
     }
+    if let Some(set) = plan.input_text().filter(|_| plan.calibration().is_none()) {
+        stages.push(embedding_windows(plan, set));
+        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        stages.push(Stage { name: "find the scales of inputs".to_owned(), buffers });
+    }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
             Some(set) if plan.recipe.method == Method::AutoRound => {
@@ -148,7 +153,8 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         let turns = if let StoredAs::Stacked(stack) = &info.stored { stack.turns as u64 } else { 1 };
         buffers.push(("weight in its own order and in f32", 4 * (turns + 2) * values));
     }
-    if !rtn::in_panels(scheme) && scheme.format.codec().is_none() {
+    let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2;
+    if whole && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
-use mantissa_store::convention::{ModelFiles, gptq, modelopt};
+use mantissa_store::convention::{Container, ModelFiles, gptq, modelopt, onnx};
 use mantissa_store::{
     Checksum, Committed, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
     refuse_overlap,
@@ -171,6 +171,11 @@ fn fill(
     write_json(staging, "config.json", config)?;
     if let Some((name, content)) = plan.side_config(config)? {
         write_json(staging, name, &content)?;
+    }
+    if plan.container == Container::Onnx {
+        // It says where in the weight files each tensor lies.
+        let graph = onnx::graph(&ModelFiles::open(staging.path())?)?;
+        staging.write(onnx::FILE_NAME, &graph.unwrap_or_default())?;
     }
     // A GGUF file has nothing beside it that is its own.
     if source.gguf().is_none() {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, Role, StoredAs};
 use mantissa_num::codec::Codec;
-use mantissa_num::{Rounding, Scheme};
+use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{
-    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, fp8,
-    gptq as gptq_files, mlx, modelopt, native,
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, fp8,
+    gptq as gptq_files, mlx, modelopt, native, onnx,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
@@ -130,12 +130,18 @@ impl Plan {
             return Err(QuantError::NothingToDo { recipe: recipe.name });
         }
         let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
-        let quantized = output_of_linears(&recipe, container, &linears)?;
+        let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
         let calibrating = calibration_notes(source, &recipe, container, &config, &linears, &options)?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
+        if container == Container::CompressedTensors && follows_order(&recipe) {
+            notes.push(
+                "compressed-tensors reads weight_g_idx up to version 0.19; 0.20 refuses the model: --format gptq, or groups = \"static\""
+                    .to_owned(),
+            );
+        }
         let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container {
             Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
@@ -179,6 +185,25 @@ impl Plan {
     /// What is calibrated on, where the method does.
     pub fn calibration(&self) -> Option<&CalibrationSet> {
         self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
+    }
+
+    /// What the scales of inputs that are stored are found on, where there are such.
+    pub fn input_text(&self) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
+    }
+
+    /// The scheme of inputs, where the container stores a scale of them that calibration finds.
+    pub(crate) fn input_scheme(&self) -> Option<&Scheme> {
+        let scheme = self.recipe.activations.as_ref().filter(|_| self.conversion.is_none())?;
+        stores_input_scales(&self.recipe, self.container).then_some(scheme)
+    }
+
+    /// Whether groups of some layer may be of columns that are no neighbours.
+    fn by_group(&self) -> bool {
+        match &self.conversion {
+            Some(conversion) => conversion.by_group(),
+            None => follows_order(&self.recipe),
+        }
     }
 
     /// What the importance of searched blocks is found on, where it is: a calibration set, and no importance given.
@@ -230,13 +255,13 @@ impl Plan {
             Container::CompressedTensors => {
                 let ignore: Vec<_> =
                     std::iter::once(self.config.head_module().to_owned()).chain(kept).collect();
-                compressed_tensors::quantization_config(&self.groups(), &ignore).map_err(fault)?
+                compressed_tensors::quantization_config(&self.groups(), &ignore, self.by_group())
+                    .map_err(fault)?
             }
             Container::Gptq => {
                 let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
-                let by_group = self.conversion.as_ref().is_some_and(Conversion::by_group);
-                let desc_act = by_group || gptq.is_some_and(|options| options.follows_order());
-                let settings = gptq_files::Settings { desc_act, damp: gptq.map(|options| options.damp) };
+                let damp = gptq.map(|options| options.damp);
+                let settings = gptq_files::Settings { desc_act: self.by_group(), damp };
                 gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
             }
             Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
@@ -249,6 +274,13 @@ impl Plan {
             }
             Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Mlx => mlx::quantization(&self.groups()).map_err(fault)?,
+            Container::Exl2 => exl2::quantization_config(self.linear_bits_per_weight()),
+            Container::Onnx => {
+                let layers = self.quantized();
+                let shaped =
+                    layers.map(|(info, scheme)| (info.module.as_str(), (info.rows, info.cols), scheme));
+                onnx::quantization_config(shaped)
+            }
             Container::Native => {
                 let input = |info: &LinearInfo| Some((info.module.clone(), self.recipe.activations.clone()?));
                 let inputs: BTreeMap<_, _> = self.quantized().filter_map(|(info, _)| input(info)).collect();
@@ -301,13 +333,7 @@ impl Plan {
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
-        LinearPlan {
-            module: &info.module,
-            scheme,
-            input: self.recipe.activations.as_ref(),
-            rows: info.rows,
-            cols: info.cols,
-        }
+        layer_plan(&self.recipe, info, scheme, self.by_group())
     }
 
     /// Modules by scheme, in the order of first appearance.
@@ -392,6 +418,15 @@ fn calibration_notes(
     if let Some(importance) = &options.importance {
         let why = "no layer has blocks that are searched for, into GGUF and without another method";
         return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
+    }
+    if recipe.method.needs_calibration() && container == Container::Exl2 {
+        let why =
+            "exl2 has scales that rows of a group share, which only rtn- rounds to".to_owned();
+        return Err(not_storable(container, linears.len(), vec![why]));
+    }
+    if !recipe.method.needs_calibration() && stores_input_scales(recipe, container) {
+        let set = set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?;
+        return check_windows(set, config).map(|()| Vec::new());
     }
     if !recipe.method.needs_calibration() {
         let unused = set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
@@ -480,18 +515,40 @@ pub(crate) fn output_of_linears(
     recipe: &Recipe,
     container: Container,
     linears: &[PlannedLinear],
+    by_group: bool,
 ) -> Result<Vec<TensorSpec>> {
     let (mut specs, mut faults) = (Vec::new(), Vec::new());
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        let input = recipe.activations.as_ref();
-        let plan = LinearPlan { module: &info.module, scheme, input, rows: info.rows, cols: info.cols };
-        match container.specs(&plan) {
+        match container.specs(&layer_plan(recipe, info, scheme, by_group)) {
             Ok(all) => specs.extend(all),
             Err(fault) => faults.push(fault.to_string()),
         }
     }
     if faults.is_empty() { Ok(specs) } else { Err(not_storable(container, linears.len(), faults)) }
+}
+
+/// What is to be stored of a layer. Groups of a whole row have no order.
+fn layer_plan<'a>(
+    recipe: &'a Recipe,
+    info: &'a LinearInfo,
+    scheme: &'a Scheme,
+    by_group: bool,
+) -> LinearPlan<'a> {
+    let by_group = by_group && matches!(scheme.format.blocks(), Blocks::Group(_));
+    let input = recipe.activations.as_ref();
+    LinearPlan { by_group, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
+}
+
+/// Whether the method leaves groups of columns that are no neighbours.
+fn follows_order(recipe: &Recipe) -> bool {
+    recipe.method == Method::Gptq && recipe.gptq.follows_order()
+}
+
+/// Whether the output holds scales of inputs that calibration finds.
+fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
+    let plan = LinearPlan::new("", &recipe.weights, recipe.activations.as_ref(), (1, 1));
+    container.holds_input_scales() && plan.stores_input_scale()
 }
 
 fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {

@@ -178,7 +178,7 @@ impl Quality {
             bytes,
             parameters,
             hashes: Hashes { source: source_hashes, recipe: plan.recipe.sha256.clone(), weights },
-            calibration: plan.calibration().map(CalibrationSet::identity),
+            calibration: plan.calibration().or(plan.input_text()).map(CalibrationSet::identity),
             evaluation: None,
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),

@@ -130,6 +130,7 @@ impl<'a> Sequential<'a> {
         Ok(Solved {
             stats,
             quantized: result.quantized,
+            input_scale: None,
             g_idx: result.g_idx,
             fallback: None,
             output_error: Some(result.loss),

@@ -27,6 +27,7 @@ pub mod journal;
 pub mod json;
 mod lock;
 pub mod manifest;
+mod protobuf;
 mod reader;
 pub mod safetensors;
 mod scratch;

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::{Given, Quantized, Scheme, parse_activation, quantize};
 use mantissa_store::convention::{
-    Container, LinearPlan, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, fp8, gpt_oss, mlx, modelopt,
+    Container, LinearPlan, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, compressed_tensors, fp8,
+    gpt_oss, mlx, modelopt, onnx,
 };
 use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
@@ -235,6 +236,12 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         (Container::Modelopt, "int4-g32", ""),
         (Container::Modelopt, "int4-g48:restricted", ""),
         (Container::Modelopt, "nvfp4", ""),
+        (Container::Modelopt, "nvfp4", "nvfp4"),
+        (Container::Modelopt, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
+        (Container::CompressedTensors, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
+        (Container::CompressedTensors, "fp8-e4m3-channel", "fp8-e4m3-tensor@static"),
+        (Container::CompressedTensors, "int8-channel", "int8-tensor@static"),
+        (Container::CompressedTensors, "nvfp4", "nvfp4"),
         (Container::Modelopt, "fp8-e4m3-channel", "fp8-e4m3-token"),
         (Container::Modelopt, "mxfp8-e4m3", "mxfp8-e4m3:rceil"),
         (Container::Bitsandbytes, "nf4", ""),
@@ -242,6 +249,13 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         (Container::Bitsandbytes, "nf4-dq", ""),
         (Container::Bitsandbytes, "fp4-bnb-g32", ""),
         (Container::Bitsandbytes, "int8-channel:restricted", "int8-token:restricted"),
+        (Container::Onnx, "int4-g32", ""),
+        (Container::Onnx, "int4-g48-asym", ""),
+        (Container::Onnx, "int4-channel-asym", ""),
+        (Container::Onnx, "int8-tensor", ""),
+        (Container::Onnx, "int8-g32-asym", ""),
+        (Container::Onnx, "fp8-e4m3-channel", ""),
+        (Container::Onnx, "fp8-e5m2-g32", ""),
         (Container::Mlx, "int4-g32-asym:minmax", ""),
         (Container::Mlx, "int3-g32-asym:minmax", ""),
         (Container::Mlx, "mxfp4", ""),
@@ -255,8 +269,13 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         let scheme = container.as_stored(text.parse().unwrap(), Dtype::F16);
         let input = Some(input).filter(|text| !text.is_empty()).map(|text| parse_activation(text).unwrap());
         let q = weight(&scheme);
-        let plan =
-            LinearPlan { module: MODULE, scheme: &scheme, input: input.as_ref(), rows: ROWS, cols: COLS };
+        let plan = LinearPlan::new(MODULE, &scheme, input.as_ref(), (ROWS, COLS));
+        let stored = plan.stores_input_scale().then_some(0.037);
+        if stored.is_some() {
+            // The scale is calibrated: without, there is nothing to write.
+            assert!(container.tensors(&plan, &q).unwrap_err().to_string().contains("calibration"), "{text}");
+        }
+        let plan = LinearPlan { input_scale: stored, ..plan };
         let specs = container.specs(&plan).unwrap_or_else(|e| panic!("{text}: {e}"));
         let bytes = container.tensors(&plan, &q).unwrap();
         assert!(specs.iter().zip(&bytes).all(|(spec, (name, _))| spec.name == *name), "{text}");
@@ -265,13 +284,95 @@ fn what_is_quantized_reads_back_bit_for_bit() {
             Container::Modelopt => modelopt::quantization_config(&groups, &["lm_head".to_owned()]).unwrap(),
             Container::Bitsandbytes => bitsandbytes::quantization_config(&groups, &[]).unwrap(),
             Container::Mlx => mlx::quantization(&groups).unwrap(),
+            Container::Onnx => onnx::quantization_config([(MODULE, (ROWS, COLS), &scheme)]),
+            Container::CompressedTensors => {
+                compressed_tensors::quantization_config(&groups, &[], false).unwrap()
+            }
             _ => fp8::quantization_config(&groups, &[]).unwrap(),
         };
         let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
         let linear = Model { config, tensors }.read().unwrap_or_else(|e| panic!("{text}: {e}"));
         assert!(quantized(&linear) == &q, "{text}");
+        let outer = linear.input.as_ref().and_then(|input| input.outer);
+        let apart = outer.zip(stored).map_or(0, |(a, b)| a.to_bits().abs_diff(b.to_bits()));
+        assert!(outer.is_some() == stored.is_some() && apart <= 1, "{text}: {outer:?}");
         assert_eq!(linear.input.map(|input| input.scheme), input, "{text}");
     }
+}
+
+/// A config of ONNX weights that contradicts itself or the tensors.
+#[test]
+fn broken_onnx_is_refused_by_name() {
+    let scheme = Container::Onnx.as_stored("int4-g32-asym".parse().unwrap(), Dtype::BF16);
+    let plan = LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS));
+    let bytes = Container::Onnx.tensors(&plan, &weight(&scheme)).unwrap();
+    let specs = Container::Onnx.specs(&plan).unwrap();
+    let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
+    let config = onnx::quantization_config([(MODULE, (ROWS, COLS), &scheme)]);
+    let good = Model { config, tensors };
+    good.read().unwrap();
+    for (pointer, value, says) in [
+        ("/layers", json!(7), "quantization_config.layers"),
+        ("/layers/model.layers.0.mlp.up_proj/scheme", json!("int3-g32"), "scheme"),
+        ("/layers/model.layers.0.mlp.up_proj/scheme", json!("nvfp4"), "scheme"),
+        ("/layers/model.layers.0.mlp.up_proj/scheme", json!(null), "scheme"),
+        ("/layers/model.layers.0.mlp.up_proj/shape", json!([32]), "shape"),
+        ("/layers/model.layers.0.mlp.up_proj/shape", json!([96, 32]), "weight_quantized"),
+        ("/layers/model.layers.0.mlp.up_proj/shape", json!([-1, 1u64 << 63]), "shape"),
+        ("/layers/model.layers.0.mlp.up_proj/scheme", json!("int8-g32-asym"), "weight_quantized"),
+        ("/layers/model.layers.0.mlp.up_proj/scheme", json!("int4-g16-asym"), "weight_scale"),
+    ] {
+        let mut model = good.clone();
+        *model.config.pointer_mut(pointer).unwrap() = value;
+        let text = model.refused(pointer);
+        assert!(text.contains(says), "{pointer}: {text}");
+    }
+    for suffix in good.suffixes() {
+        let mut model = good.clone();
+        model.tensor(&suffix).0.name = "other".to_owned();
+        assert!(model.read().is_err(), "{suffix}");
+        let mut model = good.clone();
+        model.tensor(&suffix).0.shape.push(1);
+        model.refused(&suffix);
+    }
+}
+
+/// Groups of columns that are no neighbours, as GPTQ's act-order leaves them.
+#[test]
+fn compressed_tensors_holds_the_group_of_each_column() {
+    for text in ["int4-g32", "int3-g32-asym"] {
+        let scheme: Scheme = text.parse().unwrap();
+        let q = weight(&scheme);
+        let plan = LinearPlan { by_group: true, ..LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS)) };
+        let g_idx: Vec<u32> = (0..COLS).map(|column| (column * 7 % COLS / 32) as u32).collect();
+        let container = Container::CompressedTensors;
+        let bytes = container.tensors_by_group(&plan, &q, &g_idx).unwrap();
+        let specs = container.specs(&plan).unwrap();
+        let groups = [(scheme.clone(), None, vec![MODULE.to_owned()])];
+        let config = compressed_tensors::quantization_config(&groups, &[], true).unwrap();
+        assert_eq!(config["config_groups"]["group_0"]["weights"]["actorder"], "group");
+        let tensors: Vec<_> = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
+        let linear = Model { config, tensors: tensors.clone() }.read().unwrap();
+        let grid = COLS / 32;
+        // Each code with the scale and zero point of its column's group.
+        let expected = |row: usize, col: usize| {
+            let block = row * grid + g_idx[col] as usize;
+            let zero = q.zeros.get(block).copied().unwrap_or(0);
+            let scale = q.format.scale().unwrap().code.decode(q.scales.get(block));
+            (f32::from(q.codes.get(row * COLS + col) as u8 as i8) - zero as f32) * scale
+        };
+        for (i, value) in values(&linear).into_iter().enumerate() {
+            assert_eq!(value, expected(i / COLS, i % COLS), "{text} {i}");
+        }
+        let again = container.store(MODULE, &linear).unwrap();
+        assert!(
+            again.iter().all(|tensor| tensors.contains(tensor)) && again.len() == tensors.len(),
+            "{text}"
+        );
+    }
+    let scheme: Scheme = "int4-channel".parse().unwrap();
+    let plan = LinearPlan { by_group: true, ..LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS)) };
+    assert!(Container::CompressedTensors.specs(&plan).unwrap_err().to_string().contains("weight_g_idx"));
 }
 
 #[test]
@@ -279,7 +380,8 @@ fn what_the_containers_do_not_hold_is_refused() {
     for (container, scheme, input, says) in [
         (Container::Modelopt, "int4-g32-asym", "", "without zero points"),
         (Container::Modelopt, "nf4", "", "modelopt holds"),
-        (Container::Modelopt, "fp8-e4m3-tensor", "", "calibrated"),
+        (Container::Modelopt, "fp8-e4m3-tensor", "", "@static"),
+        (Container::CompressedTensors, "fp8-e4m3-tensor", "fp8-e4m3-tensor", "per token"),
         (Container::Modelopt, "fp8-e4m3-channel", "", "+fp8-e4m3-token"),
         (Container::Modelopt, "int4-g36", "", "multiple of 36"),
         (Container::Modelopt, "nvfp4:te", "", "nvfp4:torchao"),
@@ -290,6 +392,15 @@ fn what_the_containers_do_not_hold_is_refused() {
         (Container::Bitsandbytes, "dyn8-g64", "", "nf4, fp4-bnb"),
         (Container::DeepseekFp8, "fp8-e4m3-t128x128", "", "+fp8-e4m3-g128"),
         (Container::DeepseekFp8, "fp8-e4m3-channel", "fp8-e4m3-token", "tiles"),
+        (Container::Onnx, "int3-g32", "", "int4, int8"),
+        (Container::Onnx, "int4-g36", "", "multiple of 36"),
+        (Container::Onnx, "nvfp4", "", "one level"),
+        (Container::Onnx, "fp8-e4m3-t16x32", "", "one axis"),
+        (Container::Onnx, "int4-g32", "int8-token", "weights alone"),
+        (Container::Exl2, "int7-g32", "", "int8 with f16"),
+        (Container::Exl2, "int4-g48", "", "multiple of 32"),
+        (Container::Exl2, "int4-g32-asym", "", "without zero points"),
+        (Container::Exl2, "int4-g32", "int8-token", "activations"),
         (Container::Mlx, "int4-g32-asym", "", "minmax"),
         (Container::Mlx, "int4-g16-asym:minmax", "", "mlx holds"),
         (Container::Mlx, "nvfp4", "", "1level"),
@@ -298,8 +409,7 @@ fn what_the_containers_do_not_hold_is_refused() {
         let text = scheme;
         let scheme: Scheme = text.parse().unwrap();
         let input = Some(input).filter(|text| !text.is_empty()).map(|text| parse_activation(text).unwrap());
-        let plan =
-            LinearPlan { module: MODULE, scheme: &scheme, input: input.as_ref(), rows: ROWS, cols: COLS };
+        let plan = LinearPlan::new(MODULE, &scheme, input.as_ref(), (ROWS, COLS));
         let error = container.specs(&plan).expect_err(text).to_string();
         assert!(error.contains(says), "{text}: {error}");
     }

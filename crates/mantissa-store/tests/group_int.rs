@@ -26,7 +26,7 @@ fn weight(scheme: &Scheme) -> Quantized {
 }
 
 fn plan(scheme: &Scheme) -> LinearPlan<'_> {
-    LinearPlan { module: MODULE, scheme, input: None, rows: ROWS, cols: COLS }
+    LinearPlan::new(MODULE, scheme, None, (ROWS, COLS))
 }
 
 type Tensor = (TensorSpec, Vec<u8>);
@@ -239,7 +239,7 @@ fn layers_may_have_settings_of_their_own() {
 fn what_the_containers_do_not_hold_is_refused() {
     let refused = |container: Container, text: &str, rows: usize, cols: usize| {
         let scheme: Scheme = text.parse().unwrap();
-        let plan = LinearPlan { module: MODULE, scheme: &scheme, input: None, rows, cols };
+        let plan = LinearPlan::new(MODULE, &scheme, None, (rows, cols));
         container.specs(&plan).map_err(|e| e.to_string()).expect_err(text)
     };
     for (container, text, says) in [
@@ -447,7 +447,7 @@ fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
             let linear = files.linear(module, rows, cols, false).unwrap();
             let q = quantized(&linear);
             let scheme = Scheme::new(q.format.clone(), mantissa_num::Rule::Full);
-            let plan = LinearPlan { module, scheme: &scheme, input: None, rows, cols };
+            let plan = LinearPlan::new(module, &scheme, None, (rows, cols));
             let written = match linear.transforms.before.first() {
                 Some(Map::Perm(order)) => {
                     let (q, g_idx) = gptq::in_own_order(q, order);

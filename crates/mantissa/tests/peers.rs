@@ -164,28 +164,40 @@ fn divergence_of_gptq() {
     }
 }
 
-/// `artifacts/EXPECT.json`: what llm-compressor wrote. 1e-3 for weights alone, 1 % with activation quantization.
+/// Artifacts whose figure is not met, and what stands in its place: perplexity on the three texts.
+///
+/// ModelOpt's own figures of `mo_INT4_AWQ_g32` were taken before its export, which changes the weights (docs/formats.md). Here are those of
+/// the file itself, decoded in PyTorch and run by transformers.
+const OF_THE_FILE: [(&str, [f64; 3]); 1] =
+    [("mo_INT4_AWQ_g32", [2.302_292_871, 23.787_771_551, 18.795_792_753])];
+
+/// `artifacts/EXPECT.json`, every directory on every text. 1e-3 for weights alone, 1 % with activation quantization.
 #[test]
-fn checkpoints_of_llm_compressor_meet_their_figures() {
+fn checkpoints_of_other_tools_meet_their_figures() {
+    const TEXTS: [&str; 3] = ["eval_in", "eval_ood", "eval_wiki"];
     let Some(artifacts) = shared("artifacts") else { return };
     let expected: Value =
         serde_json::from_slice(&std::fs::read(artifacts.join("EXPECT.json")).unwrap()).unwrap();
-    let mut checked = 0;
-    for row in expected.as_array().unwrap() {
+    let rows = expected.as_array().unwrap();
+    let mut failed = Vec::new();
+    for row in rows {
         let name = row["artifact"].as_str().unwrap();
-        if !name.starts_with("llmc_") || row["kv_quantization"] == true {
-            continue;
-        }
-        let bound = if row["activation_quantization"] == true { 1e-2 } else { 1e-3 };
-        for key in ["eval_in", "eval_ood", "eval_wiki"] {
-            let found = figure(
-                &eval(&artifacts.join(name), &tokens("babyllama-105-tokens.json", key).unwrap()),
-                "ppl",
-            );
-            let ppl = row[key]["ppl"].as_f64().unwrap();
-            assert!((found / ppl - 1.0).abs() < bound, "{name} {key}: {found} {ppl}");
-            checked += 1;
+        let inexact = |key: &str| row[key] == true;
+        let bound =
+            if inexact("activation_quantization") || inexact("kv_quantization") { 1e-2 } else { 1e-3 };
+        let own = OF_THE_FILE.iter().find(|(known, _)| *known == name).map(|(_, figures)| figures);
+        for (i, key) in TEXTS.into_iter().enumerate() {
+            let windows = tokens("babyllama-105-tokens.json", key).unwrap();
+            let found = figure(&eval(&artifacts.join(name), &windows), "ppl");
+            let ppl = own.map_or_else(|| row[key]["ppl"].as_f64().unwrap(), |figures| figures[i]);
+            println!("{name:28} {key:9} {found:.6} for {ppl:.6} ({:+.1e})", found / ppl - 1.0);
+            if (found / ppl - 1.0).abs() >= bound {
+                failed.push(format!("{name} {key}: {found} for {ppl}"));
+            }
         }
     }
-    assert_eq!(checked, 27);
+    assert!(failed.is_empty(), "{failed:#?}");
+    let folders =
+        std::fs::read_dir(&artifacts).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir());
+    assert_eq!(folders.count(), rows.len());
 }

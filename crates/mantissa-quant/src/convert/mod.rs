@@ -128,13 +128,7 @@ fn decide(
 ) -> std::result::Result<Option<Scheme>, String> {
     if let Some(scheme) = requantize {
         let scheme = container.as_stored(scheme.clone(), dtype);
-        let plan = LinearPlan {
-            module: &info.module,
-            scheme: &scheme,
-            input: None,
-            rows: info.rows,
-            cols: info.cols,
-        };
+        let plan = LinearPlan::new(&info.module, &scheme, None, (info.rows, info.cols));
         return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
     }
     let by_group = group_order(&weight.transforms).is_some() && container.holds_group_order();
@@ -142,7 +136,7 @@ fn decide(
         return Err("a permutation, rotation, diagonal or extra part stands around its codes, which no other convention keeps".into());
     }
     let input = weight.input.as_ref();
-    if let Some(outer) = input.and_then(|input| input.outer) {
+    if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.holds_input_scales()) {
         return Err(format!("its input has a stored scale ({outer:e}), which is not carried over"));
     }
     let plain = |code| Ok((container == Container::Gguf).then(|| Scheme::plain(code)));
@@ -260,7 +254,7 @@ fn finish(
     options: Options,
     conversion: Conversion,
 ) -> Result<Plan> {
-    let quantized = output_of_linears(&recipe, container, &linears)?;
+    let quantized = output_of_linears(&recipe, container, &linears, conversion.by_group)?;
     let mut notes = source.notes();
     let (copied, dense) = match source.gguf() {
         Some(_) => (Vec::new(), dense::of_gguf(source, &config, &linears, &mut notes)?),
@@ -347,6 +341,7 @@ impl Conversion {
         outer: Option<f32>,
     ) -> Result<Solved> {
         let weight = source.linear(&info.module, info.rows, info.cols, false)?;
+        let input_scale = weight.input.as_ref().and_then(|input| input.outer).filter(|_| !self.drops_inputs);
         if self.requantized {
             let tensor =
                 |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
@@ -367,7 +362,7 @@ impl Conversion {
             let (own, groups) = gptq_files::in_own_order(&quantized, order);
             (quantized, g_idx) = (own, Some(groups));
         }
-        Ok(Solved { g_idx, ..Solved::rounded((quantized, ErrorStats::default())) })
+        Ok(Solved { g_idx, input_scale, ..Solved::rounded((quantized, ErrorStats::default())) })
     }
 
     /// The greatest magnitude of a layer's weight, for a scale that it shares with others.
@@ -407,9 +402,18 @@ fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::resu
     let input = |weight: &LinearWeight| {
         let mut input = weight.input.clone()?;
         input.scheme.row = RowName::Token;
-        Some(input)
+        Some((input.outer.take(), input))
     };
-    if input(&a) != input(&b) {
+    let close = match (input(&a), input(&b)) {
+        (None, None) => true,
+        // Containers may store it as each other's reciprocal.
+        (Some((a, x)), Some((b, y))) => {
+            let apart = a.zip(b).map_or(0, |(a, b): (f32, f32)| a.to_bits().abs_diff(b.to_bits()));
+            x == y && a.is_some() == b.is_some() && apart <= 1
+        }
+        _ => false,
+    };
+    if !close {
         return Ok(Err("its input is quantized otherwise".to_owned()));
     }
     if let (Weight::Quantized(a), Weight::Quantized(b)) = (&a.weight, &b.weight)

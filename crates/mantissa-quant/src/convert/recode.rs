@@ -25,7 +25,7 @@ pub(super) fn target(
         let integers = matches!(&format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let fixed =
             !integers || only.is_none_or(|code| format.scale().is_none_or(|scale| scale.code == code));
-        let plan = LinearPlan { module, scheme: &scheme, input, rows: q.rows, cols: q.cols };
+        let plan = LinearPlan::new(module, &scheme, input, (q.rows, q.cols));
         match container.specs(&plan) {
             Ok(_) if !fixed => {}
             Ok(_) => match recode(q, &format).and_then(|recoded| exact(q, recoded)) {

@@ -35,7 +35,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use mantissa_num::Scheme;
+use mantissa_num::{Scheme, Source};
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
@@ -198,9 +198,10 @@ impl Recipe {
             let side = 1 << 24;
             let holds = |container: Container, scheme: &Scheme| {
                 let input = self.activations.as_ref();
-                let plan =
-                    LinearPlan { module: "", scheme, input, rows: side, cols: block_multiple(scheme, side) };
-                container.specs(&plan).is_ok()
+                // NVFP4's scale of all inputs is found anew for each where nothing is calibrated, which only our own holds.
+                let anew = input.is_some_and(|i| i.has_outer_scale() && i.source == Source::Dynamic);
+                let plan = LinearPlan::new("", scheme, input, (side, block_multiple(scheme, side)));
+                !anew && container.specs(&plan).is_ok()
             };
             let mut schemes = schemes;
             let blocks = schemes.clone().any(|scheme| scheme.format.codec().is_some());

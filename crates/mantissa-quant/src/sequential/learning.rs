@@ -142,8 +142,7 @@ impl<'a> Sequential<'a> {
 
     fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
         let (plan, info) = (self.plan, linear.info);
-        let name = format!("{}.weight", info.module);
-        let w = DenseTensor::open(self.source, &name, &[info.rows, info.cols])?;
+        let w = DenseTensor::of_linear(self.source, info)?;
         let mut scratch = Vec::new();
         let w = w.elements(0..info.rows * info.cols, &mut scratch);
         let w = w.map_err(|error| dense_error(self.source, info, error))?;

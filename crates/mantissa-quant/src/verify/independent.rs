@@ -6,13 +6,16 @@ mod columns;
 mod exl2;
 mod floats;
 mod native;
+mod onnx;
+mod strided;
 
 use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
 use mantissa_num::stored::Transforms;
 use mantissa_store::convention::{
-    KvQuant, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, fp8, mlx, modelopt,
+    KvQuant, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, fp8, hqq, mlx, modelopt,
+    onnx as onnx_files, quanto,
 };
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
@@ -49,6 +52,9 @@ pub(super) fn open(files: &ModelFiles, module: &str, rows: usize, cols: usize) -
         bitsandbytes::QUANT_METHOD => return reader.bitsandbytes(),
         fp8::QUANT_METHOD => return reader.fp8_blocks(),
         mlx::NAME => return reader.mlx(),
+        onnx_files::QUANT_METHOD => return reader.onnx(),
+        hqq::QUANT_METHOD => return reader.hqq(),
+        quanto::NAME => return reader.quanto(),
         _ => {}
     }
     if has("weight.packed") {

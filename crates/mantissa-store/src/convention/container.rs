@@ -1,10 +1,11 @@
 //! The conventions that can be written, behind one face.
 
 use mantissa_num::stored::Map;
-use mantissa_num::{Blocks, Code, Quantized, Rule, Scheme, minifloat};
+use mantissa_num::{Blocks, Code, Quantized, Rule, Scheme, Source, minifloat};
 
 use super::{
-    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, mlx, modelopt, native,
+    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, exl2, fp8, gguf, gptq, mlx, modelopt,
+    native, onnx,
 };
 use crate::{Dtype, TensorSpec};
 
@@ -29,6 +30,10 @@ pub enum Container {
     DeepseekFp8,
     /// MLX, read by mlx-lm.
     Mlx,
+    /// EXL2, read by exllamav2.
+    Exl2,
+    /// Initializers with DequantizeLinear nodes, read by whatever reads ONNX.
+    Onnx,
 }
 
 /// What is to be stored for a linear layer.
@@ -44,6 +49,45 @@ pub struct LinearPlan<'a> {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
+    /// Whether the group of each column is stored, because in some layer groups are not of neighbours (act-order).
+    pub by_group: bool,
+    /// The scale that is stored for the input, where its scheme has one ([`Self::stores_input_scale`]) and calibration has given it: what
+    /// [`ActivationQuant::outer`](super::ActivationQuant::outer) is.
+    pub input_scale: Option<f32>,
+}
+
+impl<'a> LinearPlan<'a> {
+    /// A layer `[rows, cols]` whose groups are of neighbours, without a stored scale of its input.
+    pub fn new(
+        module: &'a str,
+        scheme: &'a Scheme,
+        input: Option<&'a Scheme>,
+        (rows, cols): (usize, usize),
+    ) -> Self {
+        LinearPlan { module, scheme, input, rows, cols, by_group: false, input_scale: None }
+    }
+
+    /// Whether a scale of the input is stored beside the weight: a static one, or NVFP4's for the whole tensor.
+    pub fn stores_input_scale(&self) -> bool {
+        self.input.is_some_and(|input| input.source == Source::Static || input.has_outer_scale())
+    }
+
+    /// The bytes of the scale of the input; with `reciprocal` those of its reciprocal.
+    ///
+    /// # Errors
+    /// [`NotStorable`] where there is none: nothing was calibrated.
+    pub(super) fn input_scale_bytes(
+        &self,
+        container: &str,
+        reciprocal: bool,
+    ) -> Result<Vec<u8>, NotStorable> {
+        let Some(scale) = self.input_scale else {
+            let input = self.input.map_or(String::new(), ToString::to_string);
+            let why = format!("{container} stores a scale of the inputs ({input}), which calibration finds");
+            return Err(NotStorable { scheme: self.scheme.to_string(), why });
+        };
+        Ok(if reciprocal { 1.0 / scale } else { scale }.to_le_bytes().to_vec())
+    }
 }
 
 /// Why a container cannot hold a scheme.
@@ -58,7 +102,7 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 9] = [
+    pub const NAMES: [(Container, &'static str); 11] = [
         (Container::CompressedTensors, "compressed-tensors"),
         (Container::Gguf, "gguf"),
         (Container::Native, "native"),
@@ -68,6 +112,8 @@ impl Container {
         (Container::Bitsandbytes, "bitsandbytes"),
         (Container::DeepseekFp8, fp8::CONTAINER),
         (Container::Mlx, mlx::NAME),
+        (Container::Exl2, exl2::QUANT_METHOD),
+        (Container::Onnx, onnx::QUANT_METHOD),
     ];
 
     /// Name on the command line.
@@ -90,6 +136,8 @@ impl Container {
             Container::Bitsandbytes => bitsandbytes::specs(plan),
             Container::DeepseekFp8 => fp8::specs(plan),
             Container::Mlx => mlx::specs(plan),
+            Container::Exl2 => exl2::specs(plan),
+            Container::Onnx => onnx::specs(plan),
         }
     }
 
@@ -104,10 +152,7 @@ impl Container {
         q: &Quantized,
     ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
         match self {
-            Container::CompressedTensors => {
-                let format = compressed_tensors::pack_format(plan.scheme, plan.input)?;
-                Ok(compressed_tensors::tensors(plan.module, format, q))
-            }
+            Container::CompressedTensors => compressed_tensors::tensors(plan, q, None),
             Container::Gguf => gguf::tensors(plan, q),
             Container::Native => Ok(native::tensors(plan.module, q)),
             Container::Gptq => gptq::tensors(plan, q, None, plan.scheme.format.has_zero()),
@@ -116,6 +161,8 @@ impl Container {
             Container::Bitsandbytes => bitsandbytes::tensors(plan, q),
             Container::DeepseekFp8 => fp8::tensors(plan, q),
             Container::Mlx => mlx::tensors(plan, q),
+            Container::Exl2 => exl2::tensors(plan, q),
+            Container::Onnx => onnx::tensors(plan, q),
         }
     }
 
@@ -126,7 +173,7 @@ impl Container {
             // Its loaders cast to the dtype of the model.
             Container::CompressedTensors => dtype,
             Container::Modelopt if matches!(scheme.format.blocks(), Blocks::Group(_)) => dtype,
-            Container::Gptq | Container::Awq => Dtype::F16,
+            Container::Gptq | Container::Awq | Container::Exl2 => Dtype::F16,
             _ => Dtype::F32,
         };
         let plain_f32 = scheme.format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
@@ -152,6 +199,7 @@ impl Container {
             Container::Modelopt => return modelopt::store(module, layer),
             Container::Bitsandbytes => return bitsandbytes::store(module, layer),
             Container::DeepseekFp8 => return fp8::store(module, layer),
+            Container::Exl2 => return exl2::store(module, layer),
             _ => {}
         }
         let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
@@ -160,12 +208,20 @@ impl Container {
             let why = format!("{module}: {} {why}", self.name());
             Err(NotStorable { scheme: scheme.to_string(), why })
         };
-        if layer.input.as_ref().is_some_and(|input| input.outer.is_some() || input.keep_above.is_some()) {
+        let stored = layer.input.as_ref().is_some_and(|input| input.outer.is_some());
+        if stored && self != Container::CompressedTensors {
             return no("holds no stored scale of the inputs");
         }
+        if layer.input.as_ref().is_some_and(|input| input.keep_above.is_some()) {
+            return no("keeps no columns of the inputs");
+        }
         let input = layer.input.as_ref().map(|input| &input.scheme);
-        let plan = LinearPlan { module, scheme: &scheme, input, rows: layer.rows, cols: layer.cols };
         let around = &layer.transforms;
+        let plan = LinearPlan {
+            by_group: !around.before.is_empty(),
+            input_scale: layer.input.as_ref().and_then(|input| input.outer),
+            ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
+        };
         let bytes = match around.before.as_slice() {
             [] if around.is_empty() => self.tensors(&plan, q)?,
             [Map::Perm(order)] if around.after.is_empty() && around.extras.is_empty() => {
@@ -179,7 +235,12 @@ impl Container {
 
     /// Whether it can say that groups are not of neighbouring columns.
     pub fn holds_group_order(self) -> bool {
-        self == Container::Gptq
+        matches!(self, Container::Gptq | Container::CompressedTensors)
+    }
+
+    /// Whether it can store a scale of the inputs that calibration finds.
+    pub fn holds_input_scales(self) -> bool {
+        matches!(self, Container::CompressedTensors | Container::Modelopt)
     }
 
     /// Whether readers of it multiply integers by scales of either sign. AutoRound's own files have such scales; llama.cpp's Q4_0
@@ -200,6 +261,7 @@ impl Container {
     ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
         match self {
             Container::Gptq => gptq::tensors(plan, q, Some(g_idx), plan.scheme.format.has_zero()),
+            Container::CompressedTensors => compressed_tensors::tensors(plan, q, Some(g_idx)),
             _ => {
                 let why = format!("{} holds no g_idx, the group of each column; use gptq", self.name());
                 Err(NotStorable { scheme: plan.scheme.to_string(), why })

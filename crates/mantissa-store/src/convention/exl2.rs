@@ -1,4 +1,4 @@
-//! EXL2 (exllamav2), read: groups of rows of one width of code each, 2 to 8 bits, in one weight.
+//! EXL2 (exllamav2): groups of rows of one width of code each, 2 to 8 bits, in one weight.
 //!
 //! For a module with weight `[N, K]`, whose K columns are sorted by the width of their codes: `q_weight` I32 `[Σ rows·bits/32,
 //! N']` packed along K, group after group, each a bit stream; `q_scale` I32 `[G, N'/8]`, eight 4-bit fields `s - 1` to the word;
@@ -6,6 +6,8 @@
 //! column went. `N'` is N rounded up to 32. `w = (q - 2^(b-1)) · s² · q_scale_max / 256`, the scale an f16.
 //!
 //! Source: exllamav2 0.3, `conversion/adaptivegptq.py`, `exllamav2_ext/cuda/{q_matrix,pack_tensor}.cu`, `quant/qdq_util.cuh`.
+
+mod write;
 
 use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::pack::Packing;
@@ -16,6 +18,8 @@ use super::gptq::{centred, group_int};
 use super::sound::{self, Names};
 use super::{ModelFiles, Weight};
 use crate::{Dtype, Result};
+
+pub use write::{Squares, quantization_config, specs, square_scale, squares, store, tensors};
 
 /// `quant_method` of this convention.
 pub const QUANT_METHOD: &str = "exl2";

@@ -1,11 +1,11 @@
 //! EXL3 (exllamav3), read: codes of a trellis between two rotations.
 //!
-//! For a module with weight `[N, K]`, both multiples of 128: `trellis` I16 `[K/16, N/16, 16·b]`, tiles of the transposed and
+//! For a module with weight `[N, K]`, both multiples of 128: `trellis` I16 `[K/16, N/16, 16·b]` (`b` 1 to 8, or half-integer with `mul1`), tiles of the transposed and
 //! rotated weight ([`mantissa_num::trellis`]); `suh` F16 `[K]` and `svh` F16 `[N]`, signs and scales of input and output (in
 //! older files `su` and `sv` I16, a bit for each sign); a scalar `mcg` or `mul1`, whose presence chooses the code book.
 //! `y = svh · H(C · H(suh · x))` with `H` the Hadamard matrices of blocks of 128, over √128.
 //!
-//! Source: exllamav3 0.0, `modules/quant/exl3.py`, `exllamav3_ext/quant/pack.cu`.
+//! Source: exllamav3 0.0, `modules/quant/exl3.py`, `exllamav3_ext/quant/pack.cu`; of half-integer rates `exl3_lib/quantize.py` (`frac_k`).
 
 use mantissa_num::Hadamard;
 use mantissa_num::minifloat::F16;
@@ -67,23 +67,20 @@ fn book(files: &ModelFiles, module: &str) -> Result<TrellisBook> {
 fn decode(files: &ModelFiles, name: &str, book: TrellisBook, rows: usize, cols: usize) -> Result<Vec<u16>> {
     let meta = files.meta(name)?;
     let width = meta.shape.last().copied().unwrap_or(0);
-    let bits = width / TILE;
-    if !width.is_multiple_of(TILE) || !(1..=8).contains(&bits) {
-        let hint = "half bits to a weight are not read yet";
-        return Err(files.fault(
-            name,
-            format!("shape {:?}", meta.shape),
-            "a last axis of 16 · (1 to 8)",
-            hint,
-        ));
+    let half_bits = 2 * width / TILE;
+    // Half a bit more to the weight is half a line of a tile, and only one code book has it.
+    let whole = width.is_multiple_of(TILE) || (book == TrellisBook::Mul1 && width.is_multiple_of(TILE / 2));
+    if !whole || !(2..=16).contains(&half_bits) {
+        let allowed = "a last axis of 16 · (1 to 8), or of 8 more with mul1";
+        return Err(files.fault(name, format!("shape {:?}", meta.shape), allowed, ""));
     }
     let bytes = files.read_exact(name, &[Dtype::I16, Dtype::U16], &[cols / TILE, rows / TILE, width])?;
     let table = book.table();
     let mut weight = vec![0; rows * cols];
     for (tile, bytes) in bytes.chunks_exact(2 * width).enumerate() {
         let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        let states =
-            states(&words, bits).ok_or_else(|| files.fault(name, "a wrong length", "whole tiles", ""))?;
+        let states = states(&words, half_bits)
+            .ok_or_else(|| files.fault(name, "a wrong length", "whole tiles", ""))?;
         let (down, across) = (tile / (rows / TILE) * TILE, tile % (rows / TILE) * TILE);
         for (i, state) in states.into_iter().enumerate() {
             let (row, col) = place(i);

@@ -13,9 +13,12 @@ pub mod fp8;
 pub mod gguf;
 pub mod gpt_oss;
 pub mod gptq;
+pub mod hqq;
 pub mod mlx;
 pub mod modelopt;
 pub mod native;
+pub mod onnx;
+pub mod quanto;
 mod sound;
 mod stacked;
 mod weight;
@@ -44,11 +47,14 @@ enum Convention {
     Awq(awq::Config),
     Exl2,
     Exl3,
+    Hqq,
+    Quanto(quanto::Config),
     Modelopt(Box<modelopt::Config>),
     Bitsandbytes(bitsandbytes::Config),
     Fp8(fp8::Config),
     GptOss,
     Mlx(mlx::Config),
+    Onnx(onnx::Config),
 }
 
 /// A model on disk: weights in some convention, and its configuration.
@@ -137,7 +143,7 @@ impl ModelFiles {
     }
 
     /// Name of the convention, for people: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round`,
-    /// `exl2`, `exl3`, `modelopt`, `bitsandbytes`, `fp8`, `mxfp4` or `mlx`.
+    /// `exl2`, `exl3`, `hqq`, `quanto`, `modelopt`, `bitsandbytes`, `fp8`, `mxfp4`, `mlx` or `onnx`.
     pub fn convention_name(&self) -> &'static str {
         match &self.convention {
             Convention::Dense => "dense",
@@ -148,11 +154,14 @@ impl ModelFiles {
             Convention::Awq(config) => config.name(),
             Convention::Exl2 => exl2::QUANT_METHOD,
             Convention::Exl3 => exl3::QUANT_METHOD,
+            Convention::Hqq => hqq::QUANT_METHOD,
+            Convention::Quanto(_) => quanto::NAME,
             Convention::Modelopt(_) => modelopt::QUANT_METHOD,
             Convention::Bitsandbytes(_) => bitsandbytes::QUANT_METHOD,
             Convention::Fp8(_) => fp8::QUANT_METHOD,
             Convention::GptOss => gpt_oss::QUANT_METHOD,
             Convention::Mlx(_) => mlx::NAME,
+            Convention::Onnx(_) => onnx::QUANT_METHOD,
         }
     }
 
@@ -172,6 +181,7 @@ impl ModelFiles {
             Convention::Gguf(model) => model.notes().to_vec(),
             Convention::Gptq(config) => config.notes().to_vec(),
             Convention::Modelopt(config) => config.notes().to_vec(),
+            Convention::Quanto(config) => config.notes().to_vec(),
             _ => Vec::new(),
         }
     }
@@ -216,10 +226,13 @@ impl ModelFiles {
             Convention::Awq(config) => config.linear(self, module, rows, cols)?.into(),
             Convention::Exl2 => exl2::linear(self, module, rows, cols)?.into(),
             Convention::Exl3 => exl3::linear(self, module, rows, cols)?.into(),
+            Convention::Hqq => hqq::linear(self, module, rows, cols)?.into(),
+            Convention::Quanto(config) => config.linear(self, module, rows, cols)?.into(),
             Convention::Modelopt(config) => config.linear(self, module, rows, cols)?,
             Convention::Bitsandbytes(config) => config.linear(self, module, rows, cols)?,
             Convention::Fp8(config) => config.linear(self, module, rows, cols)?,
             Convention::Mlx(config) => config.linear(self, module, rows, cols)?.into(),
+            Convention::Onnx(config) => config.linear(self, module, rows, cols)?.into(),
         };
         let Parts { weight, input, transforms } = parts;
         let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
@@ -436,6 +449,9 @@ fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
     let Some(quantization) =
         checkpoint.config().and_then(|c| c.get("quantization_config")).filter(|v| !v.is_null())
     else {
+        if let Some(config) = quanto::Config::open(checkpoint.dir())? {
+            return Ok(Convention::Quanto(config));
+        }
         let older = modelopt::Config::open(&path, None)?;
         return Ok(older.map_or(Convention::Dense, |config| Convention::Modelopt(Box::new(config))));
     };
@@ -456,6 +472,7 @@ fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
         },
         exl2::QUANT_METHOD => Ok(Convention::Exl2),
         exl3::QUANT_METHOD => Ok(Convention::Exl3),
+        hqq::QUANT_METHOD => Ok(Convention::Hqq),
         fp8::QUANT_METHOD => Ok(Convention::Fp8(fp8::Config::parse(&path, quantization)?)),
         bitsandbytes::QUANT_METHOD => {
             Ok(Convention::Bitsandbytes(bitsandbytes::Config::parse(&path, quantization)?))
@@ -465,13 +482,14 @@ fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
             Ok(config.map_or(Convention::Dense, |config| Convention::Modelopt(Box::new(config))))
         }
         gpt_oss::QUANT_METHOD => Ok(Convention::GptOss),
+        onnx::QUANT_METHOD => Ok(Convention::Onnx(onnx::Config::parse(&path, quantization)?)),
         native::QUANT_METHOD => Ok(Convention::Native(native::Config::parse(checkpoint)?)),
         other => Err(Error::field(
             &path,
             "quantization_config.quant_method",
             format!("\"{other}\""),
-            "\"compressed-tensors\", \"gptq\", \"awq\", \"auto-round\", \"exl2\", \"exl3\", \"modelopt\", \
-             \"bitsandbytes\", \"fp8\", \"mxfp4\", \"mantissa\" or no quantization_config",
+            "\"compressed-tensors\", \"gptq\", \"awq\", \"auto-round\", \"exl2\", \"exl3\", \"hqq\", \"modelopt\", \
+             \"bitsandbytes\", \"fp8\", \"mxfp4\", \"onnx\", \"mantissa\" or no quantization_config",
             "this convention is not read yet; convert the model with the tool that wrote it",
         )),
     }

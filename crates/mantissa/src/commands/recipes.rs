@@ -112,6 +112,8 @@ fn loads_in(container: Container) -> &'static str {
         Container::Modelopt => "TensorRT-LLM, vLLM, SGLang, mantissa",
         Container::Bitsandbytes => "transformers, vLLM, mantissa",
         Container::Mlx => "mlx-lm, mantissa",
+        Container::Exl2 => "exllamav2, mantissa",
+        Container::Onnx => "ONNX readers (weights alone), mantissa",
         Container::DeepseekFp8 => "vLLM, SGLang, transformers, mantissa",
         Container::Awq => "vLLM, SGLang, transformers, mantissa",
     }

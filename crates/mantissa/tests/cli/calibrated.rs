@@ -106,6 +106,58 @@ fn experts_are_calibrated_on_their_own_tokens() {
     }
 }
 
+/// Scales of inputs that a file stores are found on the calibration, and are those of a read-back; a container without a place for them is
+/// refused; without a calibration nothing is begun.
+#[test]
+fn static_scales_of_inputs_are_calibrated() {
+    let temp = TempDir::new().unwrap();
+    // Rows of NVFP4 are of whole blocks of 16.
+    let model = crate::lint::synthetic_of(temp.path(), "bf16");
+    let windows = temp.path().join("w.json");
+    let many: Vec<Vec<usize>> =
+        (0..4).map(|w| (0..30).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+    fs::write(&windows, serde_json::json!(many).to_string()).unwrap();
+    for (recipe, format, suffix) in [
+        ("rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static", "compressed-tensors", "input_scale"),
+        ("rtn-fp8-e4m3-tensor+fp8-e4m3-tensor@static", "modelopt", "input_scale"),
+        ("rtn-int8-channel+int8-tensor@static", "compressed-tensors", "input_scale"),
+        ("rtn-nvfp4+nvfp4", "compressed-tensors", "input_global_scale"),
+        ("rtn-nvfp4+nvfp4", "modelopt", "input_scale"),
+    ] {
+        let name = format!("{}-{format}", &recipe[4..8]);
+        let quantize = |out: &Path, threads: &'static str| {
+            let mut arguments = vec!["quantize", text(&model), "--recipe", recipe, "--format", format];
+            arguments.extend(["--out", text(out), "--calibration-tokens", text(&windows)]);
+            let done = json(&[&arguments[..], &["--threads", threads, "--json", "--quiet"]].concat());
+            assert_eq!(done["verification"]["ok"], true, "{recipe} {format}: {done}");
+        };
+        let (one, two) = (temp.path().join(format!("{name}-1")), temp.path().join(format!("{name}-2")));
+        quantize(&one, "1");
+        quantize(&two, "2");
+        let weights = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
+        assert!(weights(&one) == weights(&two), "{recipe} {format}");
+        let file = crate::support::File::open(&one.join("model.safetensors"));
+        let scales: Vec<_> = file.names().into_iter().filter(|name| name.ends_with(suffix)).collect();
+        assert_eq!(scales.len(), 14, "{recipe} {format}");
+        // Queries, keys and values read the same.
+        let of = |module: &str| file.f32(&format!("model.layers.1.self_attn.{module}.{suffix}"));
+        assert_eq!(of("q_proj"), of("v_proj"));
+        assert!(of("q_proj")[0] > 0.0 && of("q_proj") != of("o_proj"));
+        let out = temp.path().join("other");
+        let without = ["quantize", text(&model), "--recipe", recipe, "--format", format, "--out", text(&out)];
+        assert!(fail(2, &without).contains("--calibration TEXT"), "{recipe}");
+        assert!(!out.exists());
+    }
+    // There and back: the same tensors, each global scale within one unit of the other's reciprocal.
+    let (from, there, back) =
+        (temp.path().join("nvfp-modelopt-1"), temp.path().join("there"), temp.path().join("back"));
+    for (from, format, out) in [(&from, "compressed-tensors", &there), (&there, "modelopt", &back)] {
+        let done =
+            json(&["convert", text(from), "--format", format, "--out", text(out), "--json", "--quiet"]);
+        assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
+    }
+}
+
 #[test]
 fn a_calibration_is_asked_for_and_checked() {
     let temp = TempDir::new().unwrap();

@@ -6,6 +6,7 @@ mod cast;
 mod cast_golden;
 mod catalogue;
 mod chat;
+mod containers;
 mod convert;
 mod demo;
 mod doctor;

@@ -170,7 +170,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let input = layer.input.as_ref().map(|input| &input.scheme);
-    let plan = LinearPlan { module, scheme: &scheme, input, rows: layer.rows, cols: layer.cols };
+    let plan = LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols));
     let bytes = tensors(&plan, q)?.into_iter().map(|(_, bytes)| bytes);
     Ok(specs(&plan)?.into_iter().zip(bytes).collect())
 }

@@ -213,7 +213,9 @@ impl Args {
     /// The scheme of an input. Static inputs need a stored scale.
     pub(super) fn input_scheme(&self, path: &Path) -> Result<Scheme> {
         let mut scheme = self.scheme(path)?;
-        scheme.row = RowName::Token;
+        if scheme.format.blocks() == Blocks::Row {
+            scheme.row = RowName::Token;
+        }
         if self.dynamic == Value::Bool(false) || self.dynamic.is_null() {
             scheme.source = Source::Static;
         }

@@ -2,7 +2,7 @@
 
 use mantissa_num::format::{Affine, Format, Offset, ScaleTree, Sense};
 use mantissa_num::pack::{Packing, transpose};
-use mantissa_num::{Blocks, Code, Codes, Quantized, Scheme, Source, minifloat};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, Scheme, Source, minifloat};
 use serde_json::{Value, json};
 
 use super::config::PackFormat;
@@ -21,8 +21,8 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
     if let Some(input) = input {
         input_args(input).ok_or_else(|| NotStorable {
             scheme: input.to_string(),
-            why: "compressed-tensors asks for activations as int8 or fp8-e4m3 per token, mxfp4 or mxfp8-e4m3 with rule :ct, \
-                  or nvfp4 with a calibrated global scale"
+            why: "compressed-tensors asks for activations as int8 or fp8-e4m3 per token, or with one scale that calibration finds \
+                  (fp8-e4m3-tensor@static, int8-tensor@static), nvfp4, mxfp4 or mxfp8-e4m3 with rule :ct"
                 .to_owned(),
         })?;
     }
@@ -47,7 +47,7 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
 /// # Errors
 /// [`NotStorable`] where the convention cannot hold the scheme on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
-    let LinearPlan { module, scheme, input, rows, cols } = *plan;
+    let LinearPlan { module, scheme, input, rows, cols, .. } = *plan;
     let format = pack_format(scheme, input)?;
     let blocks = scheme.format.blocks();
     if let Blocks::Group(group) | Blocks::Tile { cols: group, .. } = blocks
@@ -92,11 +92,58 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     if format == PackFormat::Nvfp4Pack {
         all.push(spec("weight_global_scale", Dtype::F32, vec![1]));
     }
+    if plan.by_group {
+        refuse_groups(plan, format)?;
+        all.push(spec("weight_g_idx", Dtype::I32, vec![cols]));
+    }
+    if plan.stores_input_scale() {
+        all.push(spec(input_scale_name(plan), Dtype::F32, vec![1]));
+    }
     Ok(all)
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
-pub fn tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(String, Vec<u8>)> {
+/// The name of the stored scale of the input: NVFP4's is for the level above the blocks.
+fn input_scale_name(plan: &LinearPlan<'_>) -> &'static str {
+    if plan.input.is_some_and(Scheme::has_outer_scale) { "input_global_scale" } else { "input_scale" }
+}
+
+/// Refuses the group of each column where there are no groups of packed integers.
+fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Result<(), NotStorable> {
+    if format == PackFormat::PackQuantized && matches!(plan.scheme.format.blocks(), Blocks::Group(_)) {
+        return Ok(());
+    }
+    let why = format!("{}: compressed-tensors has weight_g_idx of packed integers in groups", plan.module);
+    Err(NotStorable { scheme: plan.scheme.to_string(), why })
+}
+
+/// The bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of neighbours.
+///
+/// # Errors
+/// As [`specs`]; and where the input has a stored scale that the plan does not give.
+pub fn tensors(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+    g_idx: Option<&[u32]>,
+) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let format = pack_format(plan.scheme, plan.input)?;
+    let mut all = weight_tensors(plan.module, format, q);
+    if plan.by_group {
+        refuse_groups(plan, format)?;
+        let size = q.format.blocks().len(1, q.cols).max(1);
+        let own = |column: usize| (column / size) as u32;
+        let group = |column| g_idx.and_then(|g_idx| g_idx.get(column).copied()).unwrap_or(own(column));
+        let bytes = (0..q.cols).flat_map(|column| group(column).to_le_bytes()).collect();
+        all.push((format!("{}.weight_g_idx", plan.module), bytes));
+    }
+    if plan.stores_input_scale() {
+        let bytes = plan.input_scale_bytes("compressed-tensors", false)?;
+        all.push((format!("{}.{}", plan.module, input_scale_name(plan)), bytes));
+    }
+    Ok(all)
+}
+
+/// The tensors of the weight alone.
+fn weight_tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(String, Vec<u8>)> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     let Codes::U8(codes) = &q.codes else { return Vec::new() };
     let bits = q.format.code_bits();
@@ -137,13 +184,14 @@ fn pack_zeros(zeros: &[u8], packing: Packing, q: &Quantized) -> Vec<u8> {
         .collect()
 }
 
-/// `quantization_config` for groups of modules, each with its scheme and that of its input.
+/// `quantization_config` for groups of modules, each with its scheme and that of its input. `by_group` says that `weight_g_idx` is stored.
 ///
 /// # Errors
 /// As [`pack_format`].
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     ignore: &[String],
+    by_group: bool,
 ) -> Result<Value, NotStorable> {
     let mut config_groups = serde_json::Map::new();
     let mut formats = Vec::new();
@@ -152,9 +200,13 @@ pub fn quantization_config(
         formats.push(format);
         // One scheme for all is written as the class of the layers, the form that every loader takes.
         let targets = if groups.len() == 1 { vec!["Linear".to_owned()] } else { modules.clone() };
+        let mut weights = args(scheme, Value::Bool(false));
+        if by_group && matches!(scheme.format.blocks(), Blocks::Group(_)) {
+            weights["actorder"] = json!("group");
+        }
         let group = json!({
             "targets": targets,
-            "weights": args(scheme, Value::Bool(false)),
+            "weights": weights,
             "input_activations": input.as_ref().and_then(input_args),
             "output_activations": null,
             "format": format,
@@ -179,12 +231,24 @@ pub fn quantization_config(
 
 /// `QuantizationArgs` of an input, where a server computes that scheme: always by the compressed-tensors rule.
 fn input_args(scheme: &Scheme) -> Option<Value> {
-    use mantissa_num::scheme::Rule;
     let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
     else {
         return None;
     };
     let dynamic = scheme.source == Source::Dynamic;
+    let nvfp4 = Scheme::nvfp4(Rule::Ct);
+    if scheme.format == nvfp4.format && scheme.encoder.rule == Rule::Ct {
+        // Blocks are scaled as they come, below the one scale that is stored.
+        return Some(args(scheme, json!("local")));
+    }
+    if *blocks == Blocks::Tensor && !dynamic && scale.code == Code::F32 {
+        let known = match code {
+            Code::Int(8) => scheme.encoder.rule == Rule::Full,
+            Code::Float(f) => *f == minifloat::E4M3,
+            _ => false,
+        };
+        return known.then(|| args(scheme, Value::Bool(false)));
+    }
     let per_token = *blocks == Blocks::Row && scale.code == Code::F32;
     let known = match code {
         Code::Int(8) => per_token && scheme.encoder.rule == Rule::Full,

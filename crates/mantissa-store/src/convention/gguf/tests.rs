@@ -145,7 +145,7 @@ fn weights_of_every_type_are_read_back() {
     ] {
         let scheme: Scheme = text.parse().unwrap();
         let q = quantize(&scheme, &wave(rows * HIDDEN), rows, HIDDEN, Given::default()).unwrap();
-        let plan = LinearPlan { module, scheme: &scheme, input: None, rows, cols: HIDDEN };
+        let plan = LinearPlan::new(module, &scheme, None, (rows, HIDDEN));
         let specs = Container::Gguf.specs(&plan).unwrap();
         let tensors = Container::Gguf.tensors(&plan, &q).unwrap();
         let ty = block_type(&scheme.format).unwrap();
@@ -182,7 +182,7 @@ fn what_gguf_cannot_hold_is_refused() {
         |text: &str, cols: usize, input: Option<&Scheme>| -> std::result::Result<Vec<TensorSpec>, String> {
             let scheme: Scheme = text.parse().unwrap();
             let module = "model.layers.0.mlp.up_proj";
-            let plan = LinearPlan { module, scheme: &scheme, input, rows: 4, cols };
+            let plan = LinearPlan::new(module, &scheme, input, (4, cols));
             Container::Gguf.specs(&plan).map_err(|e| e.to_string())
         };
     assert!(specs("int4-g32", 64, None).unwrap_err().contains("no type"));

@@ -40,7 +40,7 @@ fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
         (Code::Float(_), Blocks::Tensor) if e4m3 && plain => match input {
             Some(input) if *input == fixed() => Ok(Algo::Fp8),
             _ => no(
-                "modelopt's FP8 has a calibrated scale of the inputs; use fp8-e4m3-channel with inputs fp8-e4m3-token",
+                "modelopt's FP8 has a calibrated scale of the inputs: add +fp8-e4m3-tensor@static, or use fp8-e4m3-channel+fp8-e4m3-token",
             ),
         },
         (Code::Float(_), Blocks::Row) if e4m3 && plain => match input {
@@ -75,15 +75,13 @@ fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
 /// The tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape, and where its inputs have a scale that only
-/// calibration would give ([`store`] has it).
+/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
-    let algo = algo(plan.scheme, plan.input)?;
-    if matches!(algo, Algo::Fp8 | Algo::Nvfp4) {
-        let why = "modelopt stores a calibrated scale of such inputs; leave them out, or use fp8-e4m3-channel+fp8-e4m3-token";
-        return Err(NotStorable { scheme: plan.scheme.to_string(), why: why.to_owned() });
+    let mut all = weight_specs(plan, algo(plan.scheme, plan.input)?)?;
+    if plan.stores_input_scale() {
+        all.push(TensorSpec::new(format!("{}.input_scale", plan.module), Dtype::F32, Vec::new()));
     }
-    weight_specs(plan, algo)
+    Ok(all)
 }
 
 fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, NotStorable> {
@@ -122,8 +120,18 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, No
 /// The bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
-/// As [`specs`].
+/// As [`specs`]; and where the input has a stored scale that the plan does not give.
 pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let mut all = weight_tensors(plan, q)?;
+    if plan.stores_input_scale() {
+        // compressed-tensors' global scale is the reciprocal.
+        let bytes = plan.input_scale_bytes(QUANT_METHOD, plan.input.is_some_and(Scheme::has_outer_scale))?;
+        all.push((format!("{}.input_scale", plan.module), bytes));
+    }
+    Ok(all)
+}
+
+fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let algo = algo(plan.scheme, plan.input)?;
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
     let Codes::U8(codes) = &q.codes else { return Ok(Vec::new()) };
@@ -155,24 +163,15 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
         return no("modelopt keeps no columns of the input");
     }
     let plan = LinearPlan {
-        module,
-        scheme: &scheme,
-        input: input.map(|input| &input.scheme),
-        rows: layer.rows,
-        cols: layer.cols,
+        input_scale: input.and_then(|input| input.outer),
+        ..LinearPlan::new(module, &scheme, input.map(|input| &input.scheme), (layer.rows, layer.cols))
     };
-    let algo = algo(&scheme, plan.input)?;
     let bytes = tensors(&plan, q)?.into_iter().map(|(_, bytes)| bytes);
-    let mut all: Vec<_> = weight_specs(&plan, algo)?.into_iter().zip(bytes).collect();
+    let mut all: Vec<_> = specs(&plan)?.into_iter().zip(bytes).collect();
     let mut push = |suffix: &str, shape: Vec<usize>, values: &[f32]| {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         all.push((TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, shape), bytes));
     };
-    if let Some(outer) = input.and_then(|input| input.outer) {
-        // compressed-tensors' global scale is the reciprocal.
-        let scale = if algo == Algo::Nvfp4 { 1.0 / outer } else { outer };
-        push("input_scale", Vec::new(), &[scale]);
-    }
     match (
         layer.transforms.before.as_slice(),
         layer.transforms.after.is_empty() && layer.transforms.extras.is_empty(),
