@@ -100,6 +100,7 @@ impl<'a> Sequential<'a> {
                 stats,
                 fallback: None,
                 output_error: None,
+                input_scale: None,
                 notes: vec![note],
             };
             self.learning.solved.insert(linear.info.module.clone(), solved);
