@@ -231,7 +231,9 @@ mod tests {
 
     fn quantized(scheme: &str, rows: usize, cols: usize) -> Quantized {
         let scheme: Scheme = scheme.parse().unwrap();
-        let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
+        // Groups of unlike sizes, so that no two arrangements of their scales are equal.
+        let size = |i: usize| (1 << (i / 32 % 5)) as f32;
+        let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin() * size(i)).collect();
         quantize(&scheme, &x, rows, cols, Given::default()).unwrap()
     }
 
@@ -272,7 +274,7 @@ mod tests {
                 assert!(before != after, "{scheme}: {}", entry.name);
             }
         }
-        assert!(applied > 60, "{applied}");
+        assert!(applied > 50, "{applied}");
     }
 
     /// What swaps twice is as it was; what is written in pairs and put apart is as it was.
