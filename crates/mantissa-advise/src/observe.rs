@@ -1,7 +1,7 @@
 //! What an artifact shows beside the shapes and schemes of its layers.
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
+use mantissa_model::{Bos, LinearInfo, LinearKind, ModelConfig, Tokenizer, read_json};
 use mantissa_num::pack::Packing;
 use mantissa_plan::contract::{Observation, Observed};
 use mantissa_store::convention::ModelFiles;
@@ -37,6 +37,8 @@ pub(crate) fn look(files: &ModelFiles, config: &ModelConfig, reference: Option<&
             seen.names();
             seen.zero_points()?;
             seen.zero_point_note();
+            seen.cache_scales(config)?;
+            seen.bos_rule();
         }
     }
     Ok((seen.examined, seen.found))
@@ -159,6 +161,49 @@ impl Looking<'_> {
         }
     }
 
+    /// Scales of a quantized KV cache, where the config asks for one: what is not there is 1 in engines.
+    fn cache_scales(&mut self, config: &ModelConfig) -> Result<()> {
+        self.examined.push(Observed::NoCacheScale);
+        for layer in 0..config.num_hidden_layers {
+            let module = config.attention_module(layer);
+            let heads = config.num_key_value_heads;
+            if self.files.kv_quant(&module, heads)?.is_none() {
+                return Ok(());
+            }
+            // compressed-tensors has them beside the attention, ModelOpt beside the projections.
+            for (scale, projection) in [("k_scale", "k_proj"), ("v_scale", "v_proj")] {
+                let names = [format!("{module}.{scale}"), format!("{module}.{projection}.{scale}")];
+                if !names.iter().any(|name| self.files.has(name)) {
+                    let [name, _] = names;
+                    self.see(
+                        Observed::NoCacheScale,
+                        name,
+                        "no such tensor, and a quantized KV cache is asked for",
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `tokenizer_config.json` and `tokenizer.json` agree on the token that begins a text.
+    fn bos_rule(&mut self) {
+        let dir = self.files.dir();
+        let Ok(tokenizer) = Tokenizer::load(dir) else { return };
+        let Ok(Some(own)) = read_json(&dir.join("tokenizer_config.json")) else { return };
+        let (Some(stated), Some(bos)) = (own.get("add_bos_token").and_then(Value::as_bool), tokenizer.bos())
+        else {
+            return;
+        };
+        let Ok(ids) = tokenizer.encode("a", Bos::Auto) else { return };
+        self.examined.push(Observed::BosRule);
+        if stated != (ids.first() == Some(&bos)) {
+            let does = if stated { "puts none there" } else { "puts one there" };
+            let found = format!("add_bos_token {stated}, and tokenizer.json {does}");
+            self.see(Observed::BosRule, "tokenizer_config.json: add_bos_token", found);
+        }
+    }
+
     fn gguf_tensors(&mut self, model: &Model) {
         self.examined.push(Observed::Norm);
         for tensor in model.tensors().iter().filter(|tensor| tensor.shape.len() == 1) {
@@ -189,6 +234,12 @@ impl Looking<'_> {
                 "tokenizer.ggml.pre",
                 "no such key beside a byte-level tokenizer",
             );
+        }
+        self.examined.push(Observed::BosRule);
+        let has = |key: &str| metadata.get(key).is_some();
+        if has("tokenizer.ggml.bos_token_id") && !has("tokenizer.ggml.add_bos_token") {
+            let field = "tokenizer.ggml.add_bos_token";
+            self.see(Observed::BosRule, field, "no such key beside tokenizer.ggml.bos_token_id");
         }
         let listed = metadata.get(tokens).and_then(|value| value.as_array()).map(<[_]>::len);
         if let Some(n) = listed.filter(|&n| n != config.vocab_size) {

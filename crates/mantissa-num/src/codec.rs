@@ -10,8 +10,11 @@ mod iq;
 mod iq4;
 mod k_quants;
 mod legacy;
+mod nibbles;
 mod search;
 mod ternary;
+
+pub use nibbles::Nibbles;
 
 use crate::lanes::{Lanes, Portable};
 use crate::minifloat::{F16, Overflow};

@@ -317,7 +317,9 @@ fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
         let ours = name.ends_with(".index.json")
             || name.starts_with("mantissa-")
-            || ["config.json", gptq::FILE_NAME, modelopt::FILE_NAME, QUALITY_NAME].contains(&name);
+            || ["config.json", gptq::FILE_NAME, modelopt::FILE_NAME, QUALITY_NAME].contains(&name)
+            // AutoRound's and EXL3's description of how their weights are stored: not how these are.
+            || name == "quantization_config.json";
         let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;

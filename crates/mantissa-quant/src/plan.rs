@@ -290,10 +290,12 @@ impl Plan {
             Container::Gguf => Value::Null,
         };
         if let Value::Object(fields) = &mut config {
-            if self.container == Container::Mlx {
+            match self.container {
                 // Where its own loader looks; hubs look at the other.
-                fields.insert("quantization".to_owned(), quantization.clone());
-            }
+                Container::Mlx => fields.insert("quantization".to_owned(), quantization.clone()),
+                // What a source in MLX's convention says of itself.
+                _ => fields.remove("quantization"),
+            };
             fields.insert("quantization_config".to_owned(), quantization);
         }
         Ok(config)

@@ -1,16 +1,6 @@
-//! The ways in which readers and writers of a checkpoint disagree, each as a change that undoes it.
+//! The ways in which readers and writers of a checkpoint disagree, as data.
 
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
-use mantissa_num::format::{Affine, Format, Offset};
-use mantissa_num::pack::transpose;
-use mantissa_num::{Blocks, Code, Codes, Quantized};
-use mantissa_store::convention::gguf::{to_gguf_order, to_hf_order};
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use serde::Serialize;
-
-use crate::error::AdviseError;
-use crate::observe::rotated_heads;
-use crate::values::values;
 
 /// A disagreement, and its undoing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -34,6 +24,8 @@ pub enum Alternative {
     GlobalReciprocal,
     /// The scale of the whole tensor of the layer that it is joined with (gate and up).
     GlobalSwapped,
+    /// The stored scale of the inputs as its reciprocal.
+    InputReciprocal,
     /// Block scales as their reciprocals.
     ScaleReciprocal,
     /// Block scales that were written column by column.
@@ -61,7 +53,7 @@ pub struct Entry {
 }
 
 /// Every alternative, in the order in which they are tried.
-pub const ALTERNATIVES: [Entry; 15] = [
+pub const ALTERNATIVES: [Entry; 16] = [
     Entry {
         alternative: Alternative::ZeroPointUp,
         name: "zero points + 1",
@@ -117,6 +109,12 @@ pub const ALTERNATIVES: [Entry; 15] = [
         cure: "swap them",
     },
     Entry {
+        alternative: Alternative::InputReciprocal,
+        name: "1 / input scale",
+        cause: "the stored scale of the inputs is a multiplier where the convention has the divisor, or the other way",
+        cure: "store the reciprocal",
+    },
+    Entry {
         alternative: Alternative::ScaleReciprocal,
         name: "1 / block scales",
         cause: "block scales are stored as reciprocals (a name ending in _inv does not mean that they are)",
@@ -154,11 +152,42 @@ pub const ALTERNATIVES: [Entry; 15] = [
     },
 ];
 
+/// The layers that an alternative must change together, where not all of them share a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Each by itself.
+    Linear,
+    /// q and k: their products keep their values when both are permuted.
+    Rotated,
+    /// gate and up.
+    Joined,
+    /// Norms, which stand outside linear layers.
+    Norms,
+    /// The text.
+    Text,
+}
+
 impl Alternative {
+    /// What changes together.
+    pub(super) fn unit(self) -> Unit {
+        match self {
+            Alternative::RowsApart | Alternative::RowsInterleaved => Unit::Rotated,
+            Alternative::GateUpSwapped | Alternative::GlobalSwapped => Unit::Joined,
+            Alternative::NormPlusOne | Alternative::NormMinusOne => Unit::Norms,
+            Alternative::OtherBos => Unit::Text,
+            _ => Unit::Linear,
+        }
+    }
+
     /// What is known of it.
     pub fn entry(self) -> &'static Entry {
         let found = ALTERNATIVES.iter().find(|entry| entry.alternative == self);
         found.unwrap_or(&ALTERNATIVES[0])
+    }
+
+    /// The alternative of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        ALTERNATIVES.iter().find(|entry| entry.name == name).map(|entry| entry.alternative)
     }
 
     /// Whether it changes norms instead of linear layers, and by how much.
@@ -169,151 +198,4 @@ impl Alternative {
             _ => None,
         }
     }
-
-    /// The layer `info` of `files` under this alternative; `None` where it changes nothing there.
-    ///
-    /// # Errors
-    /// What cannot be read.
-    pub(super) fn linear(
-        self,
-        files: &ModelFiles,
-        config: &ModelConfig,
-        info: &LinearInfo,
-    ) -> Result<Option<LinearWeight>, AdviseError> {
-        let read = |info: &LinearInfo| files.linear(&info.module, info.rows, info.cols, info.bias);
-        match self {
-            Alternative::RowsApart | Alternative::RowsInterleaved => {
-                let Some(heads) = rotated_heads(info, config) else { return Ok(None) };
-                let mut weight = read(info)?;
-                let bias = weight.bias.take();
-                let values = values(&info.module, weight)?;
-                let order = |rows: &[f32], row| match self {
-                    Alternative::RowsApart => to_hf_order(rows, row, heads),
-                    _ => to_gguf_order(rows, row, heads),
-                };
-                let changed = order(&values, info.cols);
-                Ok(Some(LinearWeight {
-                    rows: info.rows,
-                    cols: info.cols,
-                    weight: Weight::F32(changed),
-                    bias: bias.map(|bias| order(&bias, 1)),
-                    input: None,
-                    transforms: Default::default(),
-                }))
-            }
-            Alternative::GateUpSwapped | Alternative::GlobalSwapped => {
-                let Some(partner) = partner(config, info) else { return Ok(None) };
-                let other = read(&partner)?;
-                if self == Alternative::GateUpSwapped {
-                    return Ok(Some(other));
-                }
-                let mut weight = read(info)?;
-                let (Weight::Quantized(q), Weight::Quantized(other)) = (&mut weight.weight, &other.weight)
-                else {
-                    return Ok(None);
-                };
-                let differ = q.outer.is_some() && other.outer.is_some() && q.outer != other.outer;
-                q.outer = other.outer;
-                Ok(differ.then_some(weight))
-            }
-            _ => {
-                let mut weight = read(info)?;
-                let Weight::Quantized(q) = weight.weight else { return Ok(None) };
-                let Some(changed) = self.codes(q) else { return Ok(None) };
-                weight.weight = Weight::Quantized(changed);
-                Ok(Some(weight))
-            }
-        }
-    }
-
-    /// Codes and scales under this alternative; `None` where it says nothing about them.
-    fn codes(self, mut q: Quantized) -> Option<Quantized> {
-        match self {
-            Alternative::ZeroPointUp => shift_zero(q, 1),
-            Alternative::ZeroPointDown => shift_zero(q, -1),
-            Alternative::NibbleOrder => permute_codes(q, |i, _| i ^ 1),
-            // Element `2j` lies where `j` is expected, `2j + 1` where `j + half` is.
-            Alternative::HalfSplit => {
-                permute_codes(q, |i, half| if i < half { 2 * i } else { 2 * (i - half) + 1 })
-            }
-            Alternative::Adjacent => permute_codes(q, |i, half| i / 2 + i % 2 * half),
-            Alternative::GlobalReciprocal => {
-                q.outer = Some(1.0 / q.outer?);
-                Some(q)
-            }
-            Alternative::ScaleReciprocal => {
-                let scale = q.format.scale().filter(|scale| scale.outer.is_none())?.code;
-                if !matches!(scale, Code::F32 | Code::Float(_)) || q.nested.is_some() {
-                    return None;
-                }
-                let words = (0..q.scales.len()).map(|i| (1.0 / scale.decode(q.scales.get(i))).to_bits());
-                q.scales = Codes::U32(words.collect());
-                q.format = q.format.with_scale_code(Code::F32);
-                Some(q)
-            }
-            Alternative::ScalesTransposed => {
-                let grid = q.format.blocks().grid(q.rows, q.cols);
-                let &[rows, groups] = grid.as_slice() else { return None };
-                if rows < 2 || groups < 2 {
-                    return None;
-                }
-                q.scales = match q.scales {
-                    Codes::U8(scales) => Codes::U8(transpose(&scales, groups, rows)),
-                    Codes::U16(scales) => Codes::U16(transpose(&scales, groups, rows)),
-                    Codes::U32(scales) => Codes::U32(transpose(&scales, groups, rows)),
-                    _ => return None,
-                };
-                Some(q)
-            }
-            _ => None,
-        }
-    }
-}
-
-/// gate's up, and up's gate.
-fn partner(config: &ModelConfig, info: &LinearInfo) -> Option<LinearInfo> {
-    let kind = match info.kind {
-        LinearKind::Gate => LinearKind::Up,
-        LinearKind::Up => LinearKind::Gate,
-        _ => return None,
-    };
-    config.linears().into_iter().find(|other| other.layer == info.layer && other.kind == kind)
-}
-
-fn shift_zero(mut q: Quantized, by: i32) -> Option<Quantized> {
-    let blocks = q.format.blocks().count(q.rows, q.cols);
-    let Format::Affine(Affine { code: Code::Int(_), offset, scale: Some(_), .. }) = &mut q.format else {
-        return None;
-    };
-    match offset {
-        Offset::Zero => q.zeros.iter_mut().for_each(|zero| *zero += by),
-        Offset::None => {
-            *offset = Offset::Zero;
-            q.zeros = vec![by; blocks];
-        }
-        _ => return None,
-    }
-    Some(q)
-}
-
-/// 4-bit codes with element `i` of each block taken from `from(i, half the block)`.
-fn permute_codes(mut q: Quantized, from: impl Fn(usize, usize) -> usize) -> Option<Quantized> {
-    const ROW_BLOCK: usize = 32;
-    if q.format.code_bits() != 4 {
-        return None;
-    }
-    let block = match q.format.blocks() {
-        Blocks::Group(group) => (group as usize).min(ROW_BLOCK),
-        _ => ROW_BLOCK,
-    };
-    let Codes::U8(codes) = &q.codes else { return None };
-    if !block.is_multiple_of(2) || !q.cols.is_multiple_of(block) {
-        return None;
-    }
-    let moved = codes.chunks_exact(block).flat_map(|block| {
-        let half = block.len() / 2;
-        (0..block.len()).map(|i| block[from(i, half)]).collect::<Vec<_>>()
-    });
-    q.codes = Codes::U8(moved.collect());
-    Some(q)
 }

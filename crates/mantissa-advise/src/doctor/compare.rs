@@ -1,16 +1,17 @@
-//! A model against the one that it was made from, layer by layer on the same states.
+//! A model against the one that it was made from: tensor by tensor, layer by layer on the same states, and as a whole.
 
 use mantissa_eval::Sequence;
-use mantissa_model::{Buffers, Layer, Linear, LinearInfo, ModelConfig, Role, load_embedding};
-use mantissa_num::Scheme;
-use mantissa_quant::{model_config, rtn, rule_of};
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_model::{Layer, LinearKind, ModelConfig, load_config};
+use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
-use super::alternative::{ALTERNATIVES, Alternative};
-use super::{Diagnosis, Fault};
+use super::config::differing_field;
+use super::run::{Ends, States, each, silenced, through};
+use super::tensors::{Rounded, dense_rows, in_order, linear_rows};
+use super::tokenizer::tokenizer_fault;
+use super::{Alternative, Diagnosis, Fault};
 use crate::error::AdviseError;
-use crate::values::{relative_error, values};
+use crate::values::relative_error;
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
@@ -18,14 +19,17 @@ type Result<T> = std::result::Result<T, AdviseError>;
 const TIMES: f64 = 3.0;
 const SLACK: f64 = 0.02;
 
-/// Tokens that layers are compared on.
-const TOKENS: usize = 64;
+/// Windows and tokens of each that layers are compared on.
+const WINDOWS: usize = 4;
+const TOKENS: usize = 32;
 
-/// A layer of both models on the same states.
+/// A layer of both models on the same states, or a part of it with the other part silent.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerRow {
     /// Its number.
     pub layer: usize,
+    /// `attention`, `mlp`, or `layer` where they cannot be told apart.
+    pub part: &'static str,
     /// `||y - y_ref|| / ||y_ref - x||`: the deviation of what it adds to its states.
     pub deviation: f64,
     /// The same of the reference rounded to nearest under the schemes of the model.
@@ -34,286 +38,266 @@ pub struct LayerRow {
     pub faulty: bool,
 }
 
-/// A tensor of both models.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct TensorRow {
-    /// Its name.
-    pub tensor: String,
-    /// `||w - w_ref|| / ||w_ref||`.
-    pub error: f64,
-    /// The same of the reference rounded to nearest under its scheme.
+/// Both models from end to end.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Whole {
+    /// Mean KL(reference ‖ model), nats.
+    pub kl: f64,
+    /// The same of the reference rounded to nearest under the schemes of the model.
     pub expected: f64,
-    /// Whether it deviates by more than its scheme explains.
+    /// Whether it deviates by more than its schemes explain.
     pub faulty: bool,
-    /// The alternative under which it deviates least, and by how much, where it is faulty.
-    pub best: Option<(&'static str, f64)>,
 }
 
-fn beyond(error: f64, expected: f64) -> bool {
+/// Whether an error is more than `expected`, the same of the reference rounded to nearest, explains.
+pub(super) fn beyond(error: f64, expected: f64) -> bool {
     error.is_nan() || error > TIMES * expected + SLACK
 }
 
-/// Compares `files` with `reference` on the first of `sequences`, or on tokens of no meaning where there are none.
+/// Compares `files` with `reference` on the first of `windows`, or on tokens of no meaning where there are none.
 ///
 /// # Errors
 /// What cannot be read; models of different shapes.
 pub fn against(
     files: &ModelFiles,
     reference: &ModelFiles,
-    sequences: &[Sequence],
+    windows: &[Sequence],
     threads: usize,
     progress: &dyn Fn(usize),
 ) -> Result<Diagnosis> {
-    let (config, theirs) = (model_config(files)?, model_config(reference)?);
-    if (config.num_hidden_layers, config.hidden_size, config.vocab_size)
-        != (theirs.num_hidden_layers, theirs.hidden_size, theirs.vocab_size)
-    {
+    let (config, theirs) = (load_config(files)?, load_config(reference)?);
+    let shape = |c: &ModelConfig| [c.num_hidden_layers, c.hidden_size, c.vocab_size];
+    if shape(&config) != shape(&theirs) {
         let place = |files: &ModelFiles| files.dir().display().to_string();
-        let found = format!("{} layers of width {}", theirs.num_hidden_layers, theirs.hidden_size);
+        let [layers, width, vocabulary] = shape(&theirs);
+        let found = format!("{layers} layers of width {width} and {vocabulary} tokens");
         return Err(AdviseError::Reference { reference: place(reference), model: place(files), found });
     }
-    let comparing = Comparing { files, reference, config: &config, theirs: &theirs, threads };
-    let mut found = Diagnosis::default();
-    comparing.tables(&mut found)?;
-    comparing.layers(sequences, progress, &mut found)?;
-    if let Some(first) = found.layers.iter().find(|row| row.faulty).map(|row| row.layer) {
-        let all: Vec<usize> = found.layers.iter().filter(|row| row.faulty).map(|row| row.layer).collect();
-        comparing.tensors(first, &mut found)?;
-        if found.fault.is_none() {
-            found.fault = Some(comparing.fault(first, all, &found.tensors));
-        }
-    }
-    Ok(found)
+    let windows = short(windows, &config);
+    let comparing =
+        Comparing { files, reference, config: &config, theirs: &theirs, threads, windows: &windows };
+    comparing.run(progress)
 }
 
-struct Comparing<'a> {
-    files: &'a ModelFiles,
-    reference: &'a ModelFiles,
-    config: &'a ModelConfig,
-    theirs: &'a ModelConfig,
-    threads: usize,
+/// The beginning of the text, or tokens drawn at random.
+fn short(windows: &[Sequence], config: &ModelConfig) -> Vec<Sequence> {
+    let most = TOKENS.min(config.max_position_embeddings);
+    let cut = |tokens: Vec<u32>| Sequence { tokens, from: 1 };
+    let usable = windows.iter().filter(|window| !window.tokens.is_empty());
+    let given: Vec<_> =
+        usable.take(WINDOWS).map(|window| cut(window.tokens.iter().copied().take(most).collect())).collect();
+    if !given.is_empty() {
+        return given;
+    }
+    let vocabulary = config.vocab_size as u64;
+    let token = |window: usize, i: usize| {
+        (u64::from(mantissa_num::round::random_u32(1 + window as u64, i as u64)) % vocabulary) as u32
+    };
+    (0..WINDOWS).map(|window| cut((0..most).map(|i| token(window, i)).collect())).collect()
+}
+
+pub(super) struct Comparing<'a> {
+    pub(super) files: &'a ModelFiles,
+    pub(super) reference: &'a ModelFiles,
+    pub(super) config: &'a ModelConfig,
+    pub(super) theirs: &'a ModelConfig,
+    pub(super) threads: usize,
+    pub(super) windows: &'a [Sequence],
+}
+
+/// The states of three models after the layers so far: the reference, the model, and the reference rounded under its schemes.
+struct Chains {
+    reference: States,
+    ours: States,
+    rounded: States,
+}
+
+/// One layer of the same three.
+pub(super) struct Layers {
+    pub(super) reference: Layer,
+    pub(super) ours: Layer,
+    pub(super) rounded: Layer,
 }
 
 impl Comparing<'_> {
-    /// Embedding, head and last norm.
-    fn tables(&self, found: &mut Diagnosis) -> Result<()> {
-        let d = self.config.hidden_size;
-        let (embedding, head) = (self.config.embedding_module(), self.config.head_module());
-        let tied = self.config.tie_word_embeddings || self.theirs.tie_word_embeddings;
-        for module in [Some(embedding.as_str()), Some(head).filter(|_| !tied)].into_iter().flatten() {
-            let read = |files: &ModelFiles| -> Result<Vec<f32>> {
-                Ok(values(module, files.linear(module, self.config.vocab_size, d, false)?)?)
+    fn run(&self, progress: &dyn Fn(usize)) -> Result<Diagnosis> {
+        let mut found = Diagnosis::default();
+        let (ends, own_ends) =
+            (Ends::load(self.reference, self.theirs)?, Ends::load(self.files, self.config)?);
+        let states = ends.embed(self.theirs, self.windows)?;
+        let ours = own_ends.embed(self.config, self.windows)?;
+        let mut chains = Chains { rounded: states.clone(), reference: states, ours };
+        let mut by_config = None;
+        found.tensors = dense_rows(self, None)?;
+        for number in 0..self.config.num_hidden_layers {
+            let (rows, rounded) = linear_rows(self, number)?;
+            found.tensors.extend(rows);
+            found.tensors.extend(dense_rows(self, Some(number))?);
+            let layers = Layers {
+                reference: Layer::load(self.reference, self.theirs, number)?,
+                ours: Layer::load(self.files, self.config, number)?,
+                rounded: Layer::load(
+                    &Rounded::new(self.files, self.reference, rounded),
+                    self.theirs,
+                    number,
+                )?,
             };
-            let error = relative_error(&read(self.files)?, &read(self.reference)?);
-            // Tables are rounded by a few schemes; what is not alike at all is another table.
-            self.table(
-                found,
-                format!("{module}.weight"),
-                error,
-                0.1,
-                "the table is not the source's: another or a permuted vocabulary",
+            let rows = self.layer(number, &layers, &chains.reference)?;
+            // The first layer that deviates, for reasons that its tensors do not give.
+            if by_config.is_none() && rows.iter().any(|row| row.faulty) {
+                let sound = found.tensors.iter().all(|row| row.layer != Some(number) || !row.faulty);
+                by_config = Some(if sound {
+                    differing_field(self, number, &layers, &chains.reference)?
+                } else {
+                    None
+                });
+            }
+            found.layers.extend(rows);
+            chains = Chains {
+                reference: through(&layers.reference, self.theirs, &chains.reference, self.threads)?,
+                ours: through(&layers.ours, self.config, &chains.ours, self.threads)?,
+                rounded: through(&layers.rounded, self.theirs, &chains.rounded, self.threads)?,
+            };
+            progress(number + 1);
+        }
+        in_order(self, &mut found.tensors);
+        let whole = self.whole(&ends, &own_ends, &chains)?;
+        found.whole = Some(whole);
+        found.fault = verdict(self, &found, whole, by_config.flatten());
+        if found.fault.is_none() {
+            found.fault = tokenizer_fault(self.files, self.reference);
+        }
+        if found.fault.is_none() && whole.faulty {
+            found.undecided = Some(
+                "what the models predict differs by more than the schemes explain, and no tensor or layer by itself does",
             );
         }
-        let norms = self.config.tensors().into_iter();
-        for tensor in norms.filter(|tensor| tensor.role == Role::Norm { layer: None }) {
-            let norm = |files: &ModelFiles| files.tensor_f32(&tensor.name, &tensor.shape);
-            let error = relative_error(&norm(self.files)?, &norm(self.reference)?);
-            self.table(found, tensor.name.clone(), error, SLACK, "the last norm is not the source's");
-        }
-        Ok(())
+        Ok(found)
     }
 
-    fn table(&self, found: &mut Diagnosis, tensor: String, error: f64, most: f64, cause: &'static str) {
-        let faulty = error.is_nan() || error > most;
-        if faulty && found.fault.is_none() {
-            let cure = "take the tensor over from the source";
-            found.fault =
-                Some(Fault { tensor: tensor.clone(), layers: Vec::new(), alternative: None, cause, cure });
-        }
-        found.tensors.push(TensorRow { tensor, error, expected: 0.0, faulty, best: None });
-    }
-
-    fn layers(&self, sequences: &[Sequence], progress: &dyn Fn(usize), found: &mut Diagnosis) -> Result<()> {
-        let tokens = self.tokens(sequences);
-        let (n, d) = (tokens.len(), self.config.hidden_size);
-        let mut states = vec![0.0; n * d];
-        load_embedding(self.reference, self.theirs)?.embed(&tokens, &[n], 0, &mut states)?;
-        let mut buffers = Buffers::plan(self.config, n, n)?;
-        for layer in 0..self.config.num_hidden_layers {
-            progress(layer);
-            let mut run = |layer: &Layer, config: &ModelConfig| -> Result<Vec<f32>> {
-                let mut out = states.clone();
-                layer.run(config, &[n], &mut out, None, &mut buffers)?;
-                Ok(out)
+    /// What each part of a layer adds to the same states.
+    fn layer(&self, number: usize, layers: &Layers, states: &States) -> Result<Vec<LayerRow>> {
+        let (attention, mlp): (Vec<_>, Vec<_>) =
+            layers.ours.linears().map(|(kind, _)| kind).partition(|kind| {
+                use LinearKind::{K, KvA, KvB, O, Q, QA, QB, Qkv, V};
+                matches!(kind, Q | K | V | O | Qkv | QA | QB | KvA | KvB)
+            });
+        let ends = |kinds: &[LinearKind]| -> Vec<LinearKind> {
+            let last = |kind: &&LinearKind| {
+                matches!(
+                    kind,
+                    LinearKind::O | LinearKind::Down | LinearKind::ExpertDown(_) | LinearKind::SharedDown
+                )
             };
-            let reference = Layer::load(self.reference, self.theirs, layer)?;
-            let right = run(&reference, self.theirs)?;
-            let ours = run(&Layer::load(self.files, self.config, layer)?, self.config)?;
-            let rounded = run(&self.rounded(reference, layer)?, self.theirs)?;
-            let added: Vec<f32> = right.iter().zip(&states).map(|(y, x)| y - x).collect();
-            let deviation = |y: &[f32]| {
-                let y: Vec<f32> = y.iter().zip(&states).map(|(y, x)| y - x).collect();
-                relative_error(&y, &added)
+            kinds.iter().filter(last).copied().collect()
+        };
+        let (attention, mlp) = (ends(&attention), ends(&mlp));
+        let parts = match attention.is_empty() || mlp.is_empty() {
+            true => vec![("layer", Vec::new())],
+            // What is not looked at is silent.
+            false => vec![("attention", mlp), ("mlp", attention)],
+        };
+        let row = |(part, silent): (&'static str, Vec<LinearKind>)| {
+            let run = |layer: &Layer, config: &ModelConfig| -> Result<Vec<f32>> {
+                let out = through(&silenced(layer, &silent)?, config, states, self.threads)?;
+                let pairs = out.iter().flatten().zip(states.iter().flatten());
+                Ok(pairs.map(|(y, x)| y - x).collect())
             };
-            let (deviation, expected) = (deviation(&ours), deviation(&rounded));
-            let faulty = beyond(deviation, expected);
-            found.layers.push(LayerRow { layer, deviation, expected, faulty });
-            states = right;
-        }
-        Ok(())
-    }
-
-    fn tokens(&self, sequences: &[Sequence]) -> Vec<u32> {
-        let most = TOKENS.min(self.config.max_position_embeddings);
-        if let Some(sequence) = sequences.first() {
-            return sequence.tokens.iter().copied().take(most).collect();
-        }
-        let vocabulary = self.config.vocab_size as u64;
-        let token = |i: usize| (u64::from(mantissa_num::round::random_u32(1, i as u64)) % vocabulary) as u32;
-        (0..most).map(token).collect()
-    }
-
-    /// A layer of the reference, rounded to nearest under the schemes of the model.
-    fn rounded(&self, mut layer: Layer, number: usize) -> Result<Layer> {
-        for info in self.config.linears().into_iter().filter(|info| info.layer == number) {
-            let ours = self.files.linear(&info.module, info.rows, info.cols, info.bias)?;
-            let (values, input) = (self.reference_values(&info)?, ours.input.clone());
-            let weight = self.round(&ours, &info, &values).unwrap_or(Weight::F32(values));
-            let bias = if info.bias {
-                Some(self.reference.tensor_f32(&format!("{}.bias", info.module), &[info.rows])?)
-            } else {
-                None
-            };
-            let (rows, cols, transforms) = (info.rows, info.cols, Default::default());
-            let linear = LinearWeight { rows, cols, weight, bias, input, transforms };
-            if let Some(place) = layer.linear_mut(info.kind) {
-                *place = Linear::new(&info.module, linear)?;
-            }
-        }
-        Ok(layer)
-    }
-
-    fn reference_values(&self, info: &LinearInfo) -> Result<Vec<f32>> {
-        let weight = self.reference.linear(&info.module, info.rows, info.cols, false)?;
-        Ok(values(&info.module, weight)?)
-    }
-
-    /// `values` under the format of a layer of the model; `None` where that is dense or cannot be written.
-    fn round(&self, ours: &LinearWeight, info: &LinearInfo, values: &[f32]) -> Option<Weight> {
-        let Weight::Quantized(q) = &ours.weight else { return None };
-        let scheme = Scheme::new(q.format.clone(), rule_of(&q.format));
-        let rounded = rtn::quantize(&scheme, values, info.rows, info.cols, None, self.threads);
-        rounded.ok().map(|(q, _)| Weight::Quantized(q))
-    }
-
-    /// The tensors of layer `layer`, in the order of the forward pass, and the alternatives on those that are faulty.
-    fn tensors(&self, layer: usize, found: &mut Diagnosis) -> Result<()> {
-        let norms = self.config.tensors().into_iter();
-        for tensor in norms.filter(|tensor| tensor.role == Role::Norm { layer: Some(layer) }) {
-            let name = tensor.name;
-            let ours = self.files.tensor_f32(&name, &tensor.shape)?;
-            let theirs = self.reference.tensor_f32(&name, &tensor.shape)?;
-            let error = relative_error(&ours, &theirs);
-            let shifted = |by: f32| relative_error(&ours.iter().map(|v| v + by).collect::<Vec<_>>(), &theirs);
-            let of_norms =
-                ALTERNATIVES.iter().filter_map(|e| Some((e.name, shifted(e.alternative.of_norms()?))));
-            let faulty = beyond(error, 0.0);
-            let best = of_norms.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| faulty);
-            found.tensors.push(TensorRow { tensor: name, error, expected: 0.0, faulty, best });
-        }
-        for info in self.config.linears().into_iter().filter(|info| info.layer == layer) {
-            found.tensors.push(self.tensor(&info)?);
-        }
-        Ok(())
-    }
-
-    fn tensor(&self, info: &LinearInfo) -> Result<TensorRow> {
-        let ours = self.files.linear(&info.module, info.rows, info.cols, false)?;
-        let theirs = self.reference_values(info)?;
-        let expected = match self.round(&ours, info, &theirs) {
-            Some(weight) => {
-                let (rows, cols) = (info.rows, info.cols);
-                let rounded = LinearWeight {
-                    rows,
-                    cols,
-                    weight,
-                    bias: None,
-                    input: None,
-                    transforms: Default::default(),
-                };
-                relative_error(&values(&info.module, rounded)?, &theirs)
-            }
-            None => 0.0,
+            let right = run(&layers.reference, self.theirs)?;
+            let deviation = relative_error(&run(&layers.ours, self.config)?, &right);
+            let expected = relative_error(&run(&layers.rounded, self.theirs)?, &right);
+            Ok(LayerRow { layer: number, part, deviation, expected, faulty: beyond(deviation, expected) })
         };
-        let values_of = |weight| values(&info.module, weight);
-        let decoded = values_of(ours)?;
-        let error = relative_error(&decoded, &theirs);
-        let faulty = beyond(error, expected);
-        let mut best: Option<(&'static str, f64)> = None;
-        let mut take = |name, error: f64| {
-            if error < best.map_or(f64::INFINITY, |(_, known)| known) {
-                best = Some((name, error));
-            }
-        };
-        if faulty {
-            for entry in &ALTERNATIVES {
-                if let Some(mut weight) = entry.alternative.linear(self.files, self.config, info)? {
-                    weight.bias = None;
-                    take(entry.name, relative_error(&values_of(weight)?, &theirs));
-                }
-            }
-            take(DIAGONAL, relative_error(&without_diagonal(&decoded, &theirs, info.cols), &theirs));
-        }
-        Ok(TensorRow { tensor: format!("{}.weight", info.module), error, expected, faulty, best })
+        parts.into_iter().map(row).collect()
     }
 
-    /// What the rows say about layer `first`.
-    fn fault(&self, first: usize, layers: Vec<usize>, rows: &[TensorRow]) -> Fault {
-        let of_layer = format!("model.layers.{first}.");
-        let faulty = rows.iter().find(|row| row.faulty && row.tensor.starts_with(&of_layer));
-        let Some(row) = faulty else {
-            let cause = "its tensors are the source's within their schemes, and what it computes is not: the config differs";
-            let cure = "compare config.json with the source's";
-            return Fault { tensor: format!("model.layers.{first}"), layers, alternative: None, cause, cure };
-        };
-        let repairs = row.best.filter(|(_, error)| !beyond(*error, row.expected) && *error < row.error / 2.0);
-        match repairs.map(|(name, _)| name) {
-            Some(DIAGONAL) => Fault {
-                tensor: row.tensor.clone(),
+    fn whole(&self, ends: &Ends, own: &Ends, chains: &Chains) -> Result<Whole> {
+        let kl = each(self.windows.len(), self.threads, |i| {
+            let mut right: Vec<Vec<f32>> = Vec::new();
+            ends.logits(&chains.reference[i], |_, logits| right.push(logits.to_vec()))?;
+            let (mut ours, mut rounded) = (0.0, 0.0);
+            own.logits(&chains.ours[i], |row, logits| ours += divergence(&right[row], logits))?;
+            ends.logits(&chains.rounded[i], |row, logits| rounded += divergence(&right[row], logits))?;
+            Ok((ours, rounded, right.len()))
+        })?;
+        let positions: usize = kl.iter().map(|(.., n)| n).sum();
+        let mean =
+            |of: fn(&(f64, f64, usize)) -> f64| kl.iter().map(of).sum::<f64>() / positions.max(1) as f64;
+        let (kl, expected) = (mean(|kl| kl.0), mean(|kl| kl.1));
+        Ok(Whole { kl, expected, faulty: beyond(kl, expected) })
+    }
+}
+
+/// `KL(p ‖ q)` of two lists of logits, nats.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let normalizer = |x: &[f32]| {
+        let most = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        most + x.iter().map(|&x| (f64::from(x) - most).exp()).sum::<f64>().ln()
+    };
+    let (a, b) = (normalizer(p), normalizer(q));
+    let term = |(&p, &q): (&f32, &f32)| {
+        let log_p = f64::from(p) - a;
+        log_p.exp() * (log_p - (f64::from(q) - b))
+    };
+    p.iter().zip(q).map(term).sum()
+}
+
+/// What the comparison says. A tensor that an alternative brings back to the source is faulty whatever the model computes with it;
+/// others count where the layer that they are in computes something else.
+fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Option<Fault>) -> Option<Fault> {
+    if let Some(row) = found.tensors.iter().find(|row| row.repaired) {
+        let name = row.best.map(|(name, _)| name)?;
+        let same = found.tensors.iter().filter(|r| r.repaired && r.best.map(|(name, _)| name) == Some(name));
+        let mut layers: Vec<usize> = same.filter_map(|row| row.layer).collect();
+        layers.dedup();
+        let alternative = Alternative::named(name)?;
+        return Some(Fault::of(alternative, row.tensor.clone(), layers));
+    }
+    let first = found.layers.iter().find(|row| row.faulty);
+    let table = found.tensors.iter().find(|row| row.layer.is_none() && row.faulty);
+    // A rotated model has other tensors everywhere, and computes the same.
+    let Some(row) = first.filter(|_| whole.faulty || table.is_none()) else {
+        let table = table.filter(|_| whole.faulty)?;
+        let cause = "it is not the source's: of another model, or of a permuted vocabulary";
+        return Some(Fault::unknown(
+            table.tensor.clone(),
+            Vec::new(),
+            cause,
+            "take the tensor over from the source",
+        ));
+    };
+    let mut layers: Vec<usize> = found.layers.iter().filter(|row| row.faulty).map(|row| row.layer).collect();
+    layers.dedup();
+    if let Some(fault) = by_config {
+        return Some(Fault { layers, ..fault });
+    }
+    let mut other = found.tensors.iter().filter(|tensor| tensor.layer == Some(row.layer) && tensor.faulty);
+    let damaged = other.clone().find(|tensor| !tensor.diagonal && !tensor.is_norm);
+    let scaled = other.clone().find(|tensor| tensor.diagonal);
+    Some(match (damaged, scaled, other.next()) {
+        (Some(tensor), ..) | (None, None, Some(tensor)) => Fault::unknown(
+            tensor.tensor.clone(),
+            layers,
+            "none of the known disagreements: the tensor is damaged or not of this model",
+            "quantize it again from the source",
+        ),
+        (None, Some(tensor), _) => Fault {
+            alternative: Some(DIAGONAL),
+            ..Fault::unknown(
+                tensor.tensor.clone(),
                 layers,
-                alternative: Some(DIAGONAL),
-                cause: "its columns are scaled (AWQ, SmoothQuant), and the norm before it does not undo that",
-                cure: "fold the scales into the norm, or store them (pre_quant_scale)",
-            },
-            Some(name) => {
-                let entry = ALTERNATIVES.iter().find(|entry| entry.name == name);
-                let alternative = entry.map_or(Alternative::OtherBos, |entry| entry.alternative);
-                Fault::of(alternative, row.tensor.clone(), layers)
-            }
-            None => Fault {
-                tensor: row.tensor.clone(),
-                layers,
-                alternative: None,
-                cause: "none of the known disagreements: the tensor is damaged or not of this model",
-                cure: "quantize it again from the source",
-            },
-        }
-    }
+                "its columns are scaled (AWQ, SmoothQuant), and the norm before it does not undo that",
+                "fold the scales into the norm, or store them (pre_quant_scale)",
+            )
+        },
+        (None, None, None) => Fault::unknown(
+            of.config.attention_module(row.layer).trim_end_matches(".self_attn").to_owned(),
+            layers,
+            "its tensors are the source's within their schemes, and what it computes is not: the config differs",
+            "compare config.json with the source's",
+        ),
+    })
 }
 
 /// Name of the alternative that only a comparison can try.
-const DIAGONAL: &str = "column scales undone";
-
-/// `w` with each column scaled by what brings it nearest to `reference`.
-fn without_diagonal(w: &[f32], reference: &[f32], cols: usize) -> Vec<f32> {
-    let (mut dot, mut square) = (vec![0f64; cols], vec![0f64; cols]);
-    for (w, r) in w.chunks_exact(cols.max(1)).zip(reference.chunks_exact(cols.max(1))) {
-        for c in 0..cols {
-            dot[c] += f64::from(w[c]) * f64::from(r[c]);
-            square[c] += f64::from(w[c]) * f64::from(w[c]);
-        }
-    }
-    let scale = |c: usize| if square[c] > 0.0 { (dot[c] / square[c]) as f32 } else { 0.0 };
-    let scales: Vec<f32> = (0..cols).map(scale).collect();
-    w.iter().enumerate().map(|(i, w)| w * scales[i % cols]).collect()
-}
+pub(super) const DIAGONAL: &str = "column scales undone";

@@ -1,20 +1,30 @@
 //! What is wrong with a checkpoint that speaks nonsense.
 //!
-//! Two ways, by what is at hand. With the model that it was made from, each layer is run on the same states in both
-//! ([`against`]): the first that deviates by more than its scheme explains is named, the tensors in it are compared, and the
-//! [alternatives](ALTERNATIVES) tried on them. Without, alternatives are tried on the whole model, then on each layer, then on
-//! each tensor, and judged by the loss on a text ([`examine`]): an alternative counts when it improves the loss by more than
-//! three standard errors.
+//! Two ways, by what is at hand. With the model that it was made from ([`against`]), each tensor is compared with the source's
+//! under the bound of its scheme and the [alternatives](ALTERNATIVES) are tried on those beyond it; each layer is run on the same
+//! states in both models, which finds faults outside the weights, and tells methods that move scales between layers from damage.
+//! Without ([`examine`]), alternatives are tried on the whole model, then on the layers and tensors by themselves, and judged by
+//! the loss on a text. Both go through the model a layer at a time.
+//!
+//! A sound model is never to be accused: without a source an alternative counts only where it makes the model predict the text
+//! better beyond doubt (see [`Trial::decisive`]), and what is not known is said to be undecided.
 
-mod altered;
 mod alternative;
+mod change;
 mod compare;
+mod config;
+mod run;
+mod score;
+mod tensors;
+mod tokenizer;
 mod trial;
 
 use serde::Serialize;
 
 pub use alternative::{ALTERNATIVES, Alternative, Entry};
-pub use compare::{LayerRow, TensorRow, against};
+pub use compare::{LayerRow, Whole, against};
+pub use score::Gain;
+pub use tensors::TensorRow;
 pub use trial::{Trial, examine, steps};
 
 /// What was found.
@@ -22,22 +32,49 @@ pub use trial::{Trial, examine, steps};
 pub struct Diagnosis {
     /// The fault, where one was found.
     pub fault: Option<Fault>,
+    /// Why nothing was decided, where that is so.
+    pub undecided: Option<&'static str>,
     /// The model as it is, on the text.
     pub baseline: Option<Baseline>,
     /// What was tried on the text.
     pub trials: Vec<Trial>,
     /// Alternatives that say nothing about this model.
     pub not_applicable: Vec<&'static str>,
+    /// Both models from end to end.
+    pub whole: Option<Whole>,
     /// Layers compared with the reference.
     pub layers: Vec<LayerRow>,
-    /// Tensors of the first layer that deviates, with what was tried on them.
+    /// Tensors compared with the reference, in the order of the forward pass, with what was tried on them.
     pub tensors: Vec<TensorRow>,
+}
+
+/// What a diagnosis comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Nothing that was tried is better than the model as it is.
+    Sound,
+    /// There is a fault.
+    Faulty,
+    /// It cannot be told.
+    Undecided,
+}
+
+impl Diagnosis {
+    /// What it comes to.
+    pub fn verdict(&self) -> Verdict {
+        match (&self.fault, self.undecided) {
+            (Some(_), _) => Verdict::Faulty,
+            (None, Some(_)) => Verdict::Undecided,
+            (None, None) => Verdict::Sound,
+        }
+    }
 }
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fault {
-    /// The first tensor that it is in, in the order of the forward pass.
+    /// The first tensor that it is in, in the order of the forward pass; a field of the config, or the tokenizer.
     pub tensor: String,
     /// Layers that it is in, where that is known.
     pub layers: Vec<usize>,
@@ -49,7 +86,7 @@ pub struct Fault {
     pub cure: &'static str,
 }
 
-/// The loss of the model as it is.
+/// The model as it is, on the text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Baseline {
     /// Mean loss, nats.
@@ -58,11 +95,21 @@ pub struct Baseline {
     pub ppl: f64,
     /// Predicted tokens.
     pub tokens: u64,
+    /// Mean loss at the temperature that suits it best, nats.
+    pub calibrated_nll: f64,
+    /// Entropy of the text's tokens, nats: the loss of knowing how often each occurs.
+    pub token_entropy: f64,
+    /// Share of tokens that were the most likely ones.
+    pub hits: f64,
 }
 
 impl Fault {
     fn of(alternative: Alternative, tensor: String, layers: Vec<usize>) -> Self {
         let entry = alternative.entry();
         Fault { tensor, layers, alternative: Some(entry.name), cause: entry.cause, cure: entry.cure }
+    }
+
+    fn unknown(tensor: String, layers: Vec<usize>, cause: &'static str, cure: &'static str) -> Self {
+        Fault { tensor, layers, alternative: None, cause, cure }
     }
 }

@@ -1,20 +1,23 @@
 //! Alternatives judged by the loss on a text.
 
-use mantissa_eval::stats::estimate;
-use mantissa_eval::{Evaluation, Sequence, evaluate};
-use mantissa_model::{Decoder, Linear, LinearInfo, LinearKind, ModelConfig};
-use mantissa_store::convention::ModelFiles;
-use serde::Serialize;
+use std::path::Path;
 
-use super::altered::{Altered, Scope};
-use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Fault};
+use mantissa_eval::Sequence;
+use mantissa_model::{
+    Layer, Linear, LinearKind, LoadError, ModelConfig, Role, StoredAs, WeightSource, load_config,
+};
+use mantissa_store::convention::{LinearWeight, ModelFiles};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::alternative::Unit;
+use super::change::Stored;
+use super::run::{Ends, States, silenced, through};
+use super::score::{Gain, LEAST_UNITS, PART_ERRORS, Score, WHOLE_ERRORS, entropy, with_and_without};
+use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault};
 use crate::error::AdviseError;
 
-/// Least improvement of the mean loss that counts, nats.
-const LEAST: f64 = 0.02;
-
-/// Standard errors that an improvement must exceed.
-const ERRORS: f64 = 3.0;
+type Result<T> = std::result::Result<T, AdviseError>;
 
 /// An alternative and its loss.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,259 +32,458 @@ pub struct Trial {
     pub nll: Option<f64>,
     /// `exp(nll)`.
     pub ppl: Option<f64>,
-    /// Loss less that of the model as it is, nats.
-    pub delta_nll: Option<f64>,
-    /// Its paired standard error.
-    pub delta_nll_se: Option<f64>,
+    /// What it gains over the model as it is.
+    pub gain: Option<Gain>,
+    /// Whether that is beyond doubt: it predicts the text much better, with more of its tokens first, in every part of it.
+    pub decisive: bool,
 }
 
-impl Trial {
-    fn improves(&self) -> bool {
-        let noise = self.delta_nll_se.filter(|se| se.is_finite()).unwrap_or(0.0);
-        self.delta_nll.is_some_and(|delta| delta < -LEAST && delta < -ERRORS * noise)
-    }
-
-    fn delta(&self) -> f64 {
-        self.delta_nll.unwrap_or(f64::INFINITY)
-    }
-}
-
-/// Steps of [`examine`], each an alternative on the whole model, a layer or a tensor; a fault that the whole model shows takes fewer.
+/// Steps of [`examine`]: the layers, once for the whole model and once for their parts.
 pub fn steps(config: &ModelConfig) -> usize {
-    ALTERNATIVES.len() * (1 + config.num_hidden_layers + config.linears().len())
+    2 * config.num_hidden_layers
 }
 
-/// Tries the alternatives on `sequences`. `progress` is told the number of [`steps`] done.
+/// Tries the alternatives on `windows`. `progress` is told the number of [`steps`] done.
 ///
 /// # Errors
 /// The model cannot be loaded or run as it is.
 pub fn examine(
     files: &ModelFiles,
-    sequences: &[Sequence],
+    windows: &[Sequence],
     threads: usize,
     progress: &dyn Fn(usize),
-) -> Result<Diagnosis, AdviseError> {
-    let decoder = Decoder::load(files)?;
-    let base = evaluate(&decoder, None, sequences, threads, &|_| {})?;
-    let baseline = Baseline { nll: base.nll, ppl: base.ppl, tokens: base.tokens };
-    let config = decoder.config().clone();
+) -> Result<Diagnosis> {
+    let config = load_config(files)?;
+    mantissa_eval::check_sequences(&config, windows)?;
+    let ends = Ends::load(files, &config)?;
     let mut tried = Trying {
         files,
-        config,
-        sequences,
+        windows,
         threads,
-        decoder,
         progress,
-        done: 0,
-        found: Diagnosis { baseline: Some(baseline), ..Diagnosis::default() },
+        entropy: entropy(windows),
+        layers: Vec::with_capacity(config.num_hidden_layers),
+        base: None,
+        applicable: Vec::new(),
+        trials: Vec::new(),
+        config,
+        ends,
     };
-    let applicable = tried.everywhere()?;
-    tried.found.fault = match tried.best() {
+    let repaired = tried.everywhere()?;
+    let fault = match repaired {
         Some(Alternative::OtherBos) => {
             Some(Fault::of(Alternative::OtherBos, "the first token".to_owned(), Vec::new()))
         }
         Some(alternative) => Some(tried.locate(alternative)?),
-        None => tried.in_parts(&applicable)?,
+        None => tried.in_parts()?,
     };
-    Ok(tried.found)
+    Ok(tried.diagnosis(fault))
 }
 
 struct Trying<'a> {
     files: &'a ModelFiles,
     config: ModelConfig,
-    sequences: &'a [Sequence],
+    windows: &'a [Sequence],
     threads: usize,
-    /// The model as it is, between trials.
-    decoder: Decoder,
     progress: &'a dyn Fn(usize),
-    done: usize,
-    found: Diagnosis,
+    /// Loss of a model that knows how often tokens occur.
+    entropy: f64,
+    ends: Ends,
+    /// The layers as they are.
+    layers: Vec<Layer>,
+    /// The model as it is.
+    base: Option<Score>,
+    /// Alternatives that change something.
+    applicable: Vec<Alternative>,
+    trials: Vec<Trial>,
+}
+
+/// An alternative on its way through all layers.
+struct Whole {
+    entry: &'static Entry,
+    tensors: usize,
+    /// From the first layer on that it changes.
+    states: Option<States>,
 }
 
 impl Trying<'_> {
-    /// Every alternative on the whole model; gives those that change something.
-    fn everywhere(&mut self) -> Result<Vec<Alternative>, AdviseError> {
-        let mut applicable = Vec::new();
-        for entry in &ALTERNATIVES {
-            self.step();
-            let alternative = entry.alternative;
-            if alternative == Alternative::OtherBos {
-                match self.other_bos()? {
-                    Some(trial) => self.found.trials.push(trial),
-                    None => self.found.not_applicable.push(entry.name),
+    /// Every alternative on the whole model, all of them a layer at a time; gives the decisive one that gains most.
+    fn everywhere(&mut self) -> Result<Option<Alternative>> {
+        let mut states = self.ends.embed(&self.config, self.windows)?;
+        let entries = ALTERNATIVES.iter().filter(|entry| entry.alternative != Alternative::OtherBos);
+        let mut all: Vec<Whole> = entries.map(|entry| Whole { entry, tensors: 0, states: None }).collect();
+        for number in 0..self.config.num_hidden_layers {
+            let layer = Layer::load(self.files, &self.config, number)?;
+            let stored = self.stored(number)?;
+            for whole in &mut all {
+                let altered = self.altered(whole.entry.alternative, number, &layer, &stored)?;
+                if altered.is_none() && whole.states.is_none() {
+                    continue;
                 }
-                continue;
+                let before = whole.states.as_ref().unwrap_or(&states);
+                let runs = altered.as_ref().map_or(&layer, |(layer, _)| layer);
+                whole.states = Some(through(runs, &self.config, before, self.threads)?);
+                whole.tensors += altered.map_or(0, |(_, tensors)| tensors);
             }
-            let source = Altered::new(self.files, &self.config, alternative, Scope::All);
-            let altered = Decoder::load(&source)?;
-            let changed = source.changed();
-            if changed == 0 {
-                self.found.not_applicable.push(entry.name);
-                continue;
-            }
-            applicable.push(alternative);
-            let trial = self.trial(alternative, "the whole model".to_owned(), changed, &altered);
-            self.found.trials.push(trial);
+            states = through(&layer, &self.config, &states, self.threads)?;
+            self.layers.push(layer);
+            (self.progress)(number + 1);
         }
-        Ok(applicable)
+        self.base = self.score(&self.ends, &states)?;
+        for whole in all {
+            let Some(states) = whole.states else { continue };
+            let alternative = whole.entry.alternative;
+            let score = match alternative.of_norms() {
+                Some(by) => self.score(&Ends::load(&self.shifted(by), &self.config)?, &states)?,
+                None => self.score(&self.ends, &states)?,
+            };
+            self.applicable.push(alternative);
+            let trial = self.trial(alternative, "the whole model".to_owned(), whole.tensors, score);
+            self.trials.push(trial);
+        }
+        self.other_bos()?;
+        Ok(self.best())
     }
 
-    /// The alternative on the whole model that improves the loss most.
+    fn score(&self, ends: &Ends, states: &States) -> Result<Option<Score>> {
+        Score::of(ends, self.windows, states, self.threads)
+    }
+
+    fn shifted(&self, by: f32) -> ShiftedNorms<'_> {
+        let norms =
+            self.config.tensors().into_iter().filter(|tensor| matches!(tensor.role, Role::Norm { .. }));
+        ShiftedNorms { files: self.files, by, norms: norms.map(|tensor| tensor.name).collect() }
+    }
+
+    fn stored(&self, layer: usize) -> Result<Stored> {
+        let rows = self.config.layer_linears(layer).into_iter().filter(|info| info.stored == StoredAs::Rows);
+        rows.map(|info| {
+            let weight = self.files.linear(&info.module, info.rows, info.cols, info.bias)?;
+            Ok((info, weight))
+        })
+        .collect()
+    }
+
+    /// A layer with an alternative on all of it, and how many tensors that changes.
+    fn altered(
+        &self,
+        alternative: Alternative,
+        number: usize,
+        layer: &Layer,
+        stored: &Stored,
+    ) -> Result<Option<(Layer, usize)>> {
+        if let Some(by) = alternative.of_norms() {
+            let shifted = self.shifted(by);
+            let tensors = self.config.tensors().into_iter();
+            let count = tensors.filter(|tensor| tensor.role == Role::Norm { layer: Some(number) }).count();
+            return Ok(Some((Layer::load(&shifted, &self.config, number)?, count)));
+        }
+        let part: Vec<usize> = (0..stored.len()).collect();
+        self.altered_part(alternative, layer, stored, &part)
+    }
+
+    fn altered_part(
+        &self,
+        alternative: Alternative,
+        layer: &Layer,
+        stored: &Stored,
+        part: &[usize],
+    ) -> Result<Option<(Layer, usize)>> {
+        let mut altered: Option<Layer> = None;
+        let mut count = 0;
+        for &at in part {
+            let Some(weight) = alternative.linear(&self.config, stored, at)? else { continue };
+            let info = &stored[at].0;
+            // What cannot be built under an alternative is not what it was meant to be.
+            let Ok(linear) = Linear::new(&info.module, weight) else { return Ok(None) };
+            if let Some(place) = altered.get_or_insert_with(|| layer.clone()).linear_mut(info.kind) {
+                *place = linear;
+                count += 1;
+            }
+        }
+        Ok(altered.map(|layer| (layer, count)))
+    }
+
+    fn trial(&self, alternative: Alternative, scope: String, tensors: usize, score: Option<Score>) -> Trial {
+        let nll = score.as_ref().map(Score::nll);
+        let gain = self.base.as_ref().zip(score.as_ref()).map(|(base, score)| base.gain(score));
+        let knows = score.as_ref().is_some_and(|score| score.calibrated() < self.entropy);
+        // A model that gives no numbers is repaired by what makes it predict.
+        let better = match (&self.base, &gain) {
+            (Some(_), Some(gain)) => gain.is_decisive(WHOLE_ERRORS),
+            (None, _) => score.as_ref().is_some_and(|score| score.units() >= LEAST_UNITS),
+            _ => false,
+        };
+        let alternative = alternative.entry().name;
+        Trial { alternative, scope, tensors, nll, ppl: nll.map(f64::exp), gain, decisive: better && knows }
+    }
+
     fn best(&self) -> Option<Alternative> {
-        let improving = self.found.trials.iter().filter(|trial| trial.improves());
-        let best = improving.min_by(|a, b| a.delta().total_cmp(&b.delta()))?;
-        let entry = ALTERNATIVES.iter().find(|entry| entry.name == best.alternative)?;
-        Some(entry.alternative)
-    }
-
-    fn trial(&mut self, alternative: Alternative, scope: String, tensors: usize, altered: &Decoder) -> Trial {
-        let measured = evaluate(altered, Some(&self.decoder), self.sequences, self.threads, &|_| {});
-        of_evaluation(alternative, scope, tensors, measured.ok().as_ref())
-    }
-
-    fn step(&mut self) {
-        self.done += 1;
-        (self.progress)(self.done);
+        let loss = |trial: &&Trial| trial.nll.unwrap_or(f64::INFINITY);
+        let decisive = self.trials.iter().filter(|trial| trial.decisive);
+        let best = decisive.min_by(|a, b| loss(a).total_cmp(&loss(b)))?;
+        Alternative::named(best.alternative)
     }
 
     /// The layers that an alternative for the whole model concerns: those without which it repairs less.
-    fn locate(&mut self, alternative: Alternative) -> Result<Fault, AdviseError> {
-        let repaired = Decoder::load(&Altered::new(self.files, &self.config, alternative, Scope::All))?;
-        let mut layers = Vec::new();
-        for layer in 0..self.config.num_hidden_layers {
-            let source = Altered::new(self.files, &self.config, alternative, Scope::Without(layer));
-            let without = Decoder::load(&source)?;
-            self.step();
-            let compared = evaluate(&without, Some(&repaired), self.sequences, self.threads, &|_| {})?;
-            let worse = compared.comparison.is_some_and(|c| c.delta_nll > 0.0 || c.delta_nll.is_nan());
-            if worse {
-                layers.push(layer);
-            }
+    fn locate(&mut self, alternative: Alternative) -> Result<Fault> {
+        let mut repaired = Vec::with_capacity(self.layers.len());
+        let mut changed = Vec::new();
+        for (number, layer) in self.layers.iter().enumerate() {
+            let altered = self.altered(alternative, number, layer, &self.stored(number)?)?;
+            changed.push(altered.is_some());
+            repaired.push(altered.map_or_else(|| layer.clone(), |(layer, _)| layer));
         }
-        let first = layers.first().copied().unwrap_or(0);
-        let tensor = match alternative.of_norms() {
-            Some(_) => format!("model.layers.{first}.input_layernorm.weight"),
-            None => self.first_changed(alternative, first)?,
+        let ends = match alternative.of_norms() {
+            Some(by) => Ends::load(&self.shifted(by), &self.config)?,
+            None => Ends::load(self.files, &self.config)?,
         };
-        Ok(Fault::of(alternative, tensor, layers))
-    }
-
-    /// The first linear layer of layer `layer` that an alternative says something about.
-    fn first_changed(&self, alternative: Alternative, layer: usize) -> Result<String, AdviseError> {
-        for info in self.config.linears().into_iter().filter(|info| info.layer == layer) {
-            if alternative.linear(self.files, &self.config, &info)?.is_some() {
-                return Ok(format!("{}.weight", info.module));
+        let run = |layers: &[Layer], from: &States| {
+            let mut states = from.clone();
+            for layer in layers {
+                states = through(layer, &self.config, &states, self.threads)?;
             }
-        }
-        Ok(format!("model.layers.{layer}"))
-    }
-
-    /// Alternatives on each layer, and then on each tensor, by itself: for a fault that not all of them share.
-    fn in_parts(&mut self, applicable: &[Alternative]) -> Result<Option<Fault>, AdviseError> {
-        let linears = self.config.linears();
-        let layers: Vec<Vec<&LinearInfo>> = (0..self.config.num_hidden_layers)
-            .map(|layer| linears.iter().filter(|info| info.layer == layer).collect())
-            .collect();
-        let parts: Vec<Vec<&LinearInfo>> =
-            layers.into_iter().chain(linears.iter().map(|info| vec![info])).collect();
-        let mut best: Option<(Trial, Alternative, String, usize)> = None;
-        for part in &parts {
-            let scope = match part.as_slice() {
-                [one] => one.module.clone(),
-                [first, ..] => format!("layer {}", first.layer),
-                [] => continue,
-            };
-            for &alternative in applicable.iter().filter(|a| a.of_norms().is_none()) {
-                self.step();
-                let Some((trial, tensor)) = self.in_part(alternative, part, &scope)? else { continue };
-                let better = best.as_ref().is_none_or(|(known, ..)| trial.delta() < known.delta());
-                if trial.improves() && better {
-                    best = Some((trial, alternative, tensor, part[0].layer));
+            self.score(&ends, &states)
+        };
+        let mut states = ends.embed(&self.config, self.windows)?;
+        let best = run(&repaired, &states)?;
+        let mut layers = Vec::new();
+        for number in 0..repaired.len() {
+            if changed[number] {
+                let without = through(&self.layers[number], &self.config, &states, self.threads)?;
+                let without = run(&repaired[number + 1..], &without)?;
+                let gain =
+                    best.as_ref().zip(without.as_ref()).map(|(best, without)| best.gain(without).delta);
+                if gain.is_none_or(|delta| delta > 0.0) {
+                    layers.push(number);
                 }
             }
+            states = through(&repaired[number], &self.config, &states, self.threads)?;
+            (self.progress)(repaired.len() + number + 1);
         }
-        Ok(best.map(|(trial, alternative, tensor, layer)| {
-            self.found.trials.push(trial);
-            Fault::of(alternative, tensor, vec![layer])
+        let first = layers.first().copied().unwrap_or(0);
+        Ok(Fault::of(alternative, self.first_changed(alternative, first)?, layers))
+    }
+
+    /// The first tensor of layer `layer` that an alternative says something about.
+    fn first_changed(&self, alternative: Alternative, layer: usize) -> Result<String> {
+        if alternative.unit() == Unit::Norms {
+            let mut tensors = self.config.tensors().into_iter();
+            let norm = tensors.find(|tensor| tensor.role == Role::Norm { layer: Some(layer) });
+            return Ok(norm.map_or_else(|| format!("layer {layer}"), |tensor| tensor.name));
+        }
+        let stored = self.stored(layer)?;
+        self.first_of(alternative, &stored, &(0..stored.len()).collect::<Vec<_>>(), layer)
+    }
+
+    /// The first tensor of a part that an alternative says something about.
+    fn first_of(
+        &self,
+        alternative: Alternative,
+        stored: &Stored,
+        part: &[usize],
+        layer: usize,
+    ) -> Result<String> {
+        for &at in part {
+            if alternative.linear(&self.config, stored, at)?.is_some() {
+                return Ok(format!("{}.weight", stored[at].0.module));
+            }
+        }
+        Ok(format!("layer {layer}"))
+    }
+
+    /// Alternatives on each layer, and on each of the tensors in it that change together: for a fault that not all layers
+    /// share. The decisive one that gains most is it: next to a fault, others may gain by hiding what it does.
+    fn in_parts(&mut self) -> Result<Option<Fault>> {
+        let Some(base) = self.base.clone() else { return Ok(None) };
+        let count = self.layers.len();
+        let mut states = self.ends.embed(&self.config, self.windows)?;
+        let mut best: Option<(Trial, Fault)> = None;
+        for number in 0..count {
+            let stored = self.stored(number)?;
+            for &alternative in &self.applicable {
+                for (part, scope) in parts(alternative, number, &stored) {
+                    let altered = self.altered_part(alternative, &self.layers[number], &stored, &part)?;
+                    let Some((layer, tensors)) = altered else { continue };
+                    let kinds: Vec<LinearKind> = part.iter().map(|&at| stored[at].0.kind).collect();
+                    let Some(score) = self.in_part(number, &layer, &kinds, &states, &base)? else { continue };
+                    let trial = self.trial(alternative, scope, tensors, Some(score));
+                    let loss = |trial: &Trial| trial.nll.unwrap_or(f64::INFINITY);
+                    if trial.decisive && best.as_ref().is_none_or(|(known, _)| loss(&trial) < loss(known)) {
+                        let tensor = self.first_of(alternative, &stored, &part, number)?;
+                        best = Some((trial, Fault::of(alternative, tensor, vec![number])));
+                    }
+                }
+            }
+            states = through(&self.layers[number], &self.config, &states, self.threads)?;
+            (self.progress)(count + number + 1);
+        }
+        Ok(best.map(|(trial, fault)| {
+            self.trials.push(trial);
+            fault
         }))
     }
 
-    /// One alternative on some linear layers; the first tensor that it changes.
+    /// The loss with layer `number` altered in part: on a quarter of the windows first, and on all of them where that looks
+    /// promising; `None` where it does not, or where the model does as well without the linear layers `kinds` that are altered.
     fn in_part(
-        &mut self,
-        alternative: Alternative,
-        part: &[&LinearInfo],
-        scope: &str,
-    ) -> Result<Option<(Trial, String)>, AdviseError> {
-        let mut changed: Vec<(usize, LinearKind, Linear)> = Vec::new();
-        let mut tensor = None;
-        for info in part {
-            if let Some(weight) = alternative.linear(self.files, &self.config, info)? {
-                changed.push((info.layer, info.kind, Linear::new(&info.module, weight)?));
-                tensor.get_or_insert_with(|| format!("{}.weight", info.module));
+        &self,
+        number: usize,
+        altered: &Layer,
+        kinds: &[LinearKind],
+        states: &States,
+        base: &Score,
+    ) -> Result<Option<Score>> {
+        let run = |layer: &Layer, windows: usize| {
+            let mut states = through(layer, &self.config, &states[..windows], self.threads)?;
+            for layer in &self.layers[number + 1..] {
+                states = through(layer, &self.config, &states, self.threads)?;
             }
+            Score::of(&self.ends, &self.windows[..windows], &states, self.threads)
+        };
+        let few = run(altered, states.len().div_ceil(4))?;
+        if few.is_none_or(|few| !base.first(few.units()).gain(&few).is_promising()) {
+            return Ok(None);
         }
-        let Some(tensor) = tensor else { return Ok(None) };
-        let mut altered = self.decoder.clone();
-        let tensors = changed.len();
-        for (layer, kind, linear) in changed {
-            if let Some(place) = altered.layers_mut()[layer].linear_mut(kind) {
-                *place = linear;
-            }
-        }
-        Ok(Some((self.trial(alternative, scope.to_owned(), tensors, &altered), tensor)))
+        let Some(score) =
+            run(altered, states.len())?.filter(|score| base.gain(score).is_decisive(PART_ERRORS))
+        else {
+            return Ok(None);
+        };
+        let silent = run(&silenced(&self.layers[number], kinds)?, states.len())?;
+        Ok(Some(score).filter(|score| silent.is_none_or(|silent| silent.gain(score).beats_silence())))
     }
 
     /// The text with the other beginning: the same tokens are predicted, so that losses compare.
-    fn other_bos(&mut self) -> Result<Option<Trial>, AdviseError> {
-        let Some(bos) = self.config.bos_token_id else { return Ok(None) };
-        let has = self.sequences.iter().all(|s| s.tokens.first() == Some(&bos));
-        let longest = self.config.max_position_embeddings;
-        let (mut with, mut without) = (Vec::new(), Vec::new());
-        for sequence in self.sequences {
-            let text = if has { &sequence.tokens[1..] } else { &sequence.tokens[..] };
-            let text = &text[..text.len().min(longest - 1)];
-            if text.len() < 2 {
-                continue;
-            }
-            with.push(Sequence { tokens: [&[bos][..], text].concat(), from: 2 });
-            without.push(Sequence { tokens: text.to_vec(), from: 1 });
-        }
+    fn other_bos(&mut self) -> Result<()> {
+        let Some(bos) = self.config.bos_token_id.filter(|&bos| (bos as usize) < self.config.vocab_size)
+        else {
+            return Ok(());
+        };
+        let (with, without, has) = with_and_without(self.windows, bos, &self.config);
         if with.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
-        let run = |s: &[Sequence]| evaluate(&self.decoder, None, s, self.threads, &|_| {});
-        let (is, other) = if has { (run(&with)?, run(&without)?) } else { (run(&without)?, run(&with)?) };
-        let pairs = is.windows.iter().zip(&other.windows);
-        let deltas = pairs.map(|(is, other)| {
-            let mut delta = other.nll;
-            delta.sum -= is.nll.sum;
-            delta
+        let run = |windows: &[Sequence]| {
+            let mut states = self.ends.embed(&self.config, windows)?;
+            for layer in &self.layers {
+                states = through(layer, &self.config, &states, self.threads)?;
+            }
+            Score::of(&self.ends, windows, &states, self.threads)
+        };
+        let (with, without) = (run(&with)?, run(&without)?);
+        let (is, other) = if has { (with, without) } else { (without, with) };
+        let mut trial = self.trial(Alternative::OtherBos, "the text".to_owned(), 0, other.clone());
+        trial.gain = is.as_ref().zip(other.as_ref()).map(|(is, other)| is.gain(other));
+        let knows = other.is_some_and(|score| score.calibrated() < self.entropy);
+        trial.decisive = knows && trial.gain.is_some_and(|gain| gain.is_decisive(WHOLE_ERRORS));
+        self.applicable.push(Alternative::OtherBos);
+        self.trials.push(trial);
+        Ok(())
+    }
+
+    fn diagnosis(self, fault: Option<Fault>) -> Diagnosis {
+        let baseline = self.base.as_ref().map(|base| Baseline {
+            nll: base.nll(),
+            ppl: base.nll().exp(),
+            tokens: base.tokens(),
+            calibrated_nll: base.calibrated(),
+            token_entropy: self.entropy,
+            hits: base.hits(),
         });
-        let deltas: Vec<_> = deltas.collect();
-        let delta = estimate(&deltas);
-        let mut trial = of_evaluation(Alternative::OtherBos, "the text".to_owned(), 0, Some(&other));
-        // Of one window nothing is known about the spread of differences.
-        (trial.delta_nll, trial.delta_nll_se) = (Some(delta.mean), (deltas.len() > 1).then_some(delta.se));
-        Ok(Some(trial))
+        let undecided = match &self.base {
+            _ if fault.is_some() => None,
+            Some(base) if base.units() < LEAST_UNITS => {
+                Some("the text is too short to decide on: give more of it")
+            }
+            Some(base) if base.calibrated() < self.entropy => None,
+            Some(_) => Some(
+                "under no reading does the model predict this text better than how often its tokens occur: it is damaged in a way that \
+                 is not tried, was never trained, or the text is none of its kind; give another text, or the source (--reference)",
+            ),
+            None => Some(
+                "the model gives no numbers on this text, and nothing that was tried changes that: give the source (--reference)",
+            ),
+        };
+        let tried = |entry: &&Entry| !self.applicable.contains(&entry.alternative);
+        Diagnosis {
+            baseline,
+            undecided,
+            fault,
+            not_applicable: ALTERNATIVES.iter().filter(tried).map(|entry| entry.name).collect(),
+            trials: self.trials,
+            ..Diagnosis::default()
+        }
     }
 }
 
-fn of_evaluation(
-    alternative: Alternative,
-    scope: String,
-    tensors: usize,
-    measured: Option<&Evaluation>,
-) -> Trial {
-    let finite = measured.filter(|e| e.nll.is_finite());
-    let compared = finite.and_then(|e| e.comparison.as_ref());
-    Trial {
-        alternative: alternative.entry().name,
-        scope,
-        tensors,
-        nll: finite.map(|e| e.nll),
-        ppl: finite.map(|e| e.ppl),
-        delta_nll: compared.map(|c| c.delta_nll),
-        delta_nll_se: compared.map(|c| c.delta_nll_se).filter(|se| se.is_finite()),
+/// The parts of a layer that an alternative is tried on: indices into `stored`, and what they are called.
+fn parts(alternative: Alternative, layer: usize, stored: &Stored) -> Vec<(Vec<usize>, String)> {
+    let of = |kinds: &[LinearKind]| -> Vec<usize> {
+        (0..stored.len()).filter(|&at| kinds.contains(&stored[at].0.kind)).collect()
+    };
+    let name =
+        |part: &[usize]| part.iter().map(|&at| stored[at].0.module.clone()).collect::<Vec<_>>().join(" and ");
+    let joined = match alternative.unit() {
+        Unit::Rotated => of(&[LinearKind::Q, LinearKind::K]),
+        Unit::Joined => of(&[LinearKind::Gate, LinearKind::Up]),
+        Unit::Linear => {
+            let all = (0..stored.len()).collect::<Vec<_>>();
+            let single = all.iter().map(|&at| (vec![at], stored[at].0.module.clone()));
+            return std::iter::once((all.clone(), format!("layer {layer}"))).chain(single).collect();
+        }
+        Unit::Norms | Unit::Text => Vec::new(),
+    };
+    if joined.is_empty() { Vec::new() } else { vec![(joined.clone(), name(&joined))] }
+}
+
+/// A model with its norms shifted.
+struct ShiftedNorms<'a> {
+    files: &'a ModelFiles,
+    by: f32,
+    norms: Vec<String>,
+}
+
+impl WeightSource for ShiftedNorms<'_> {
+    fn config(&self) -> Option<&Value> {
+        self.files.config()
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        WeightSource::dir(self.files)
+    }
+
+    fn location(&self) -> String {
+        self.files.location()
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.files.has(tensor)
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
+        let mut values = WeightSource::tensor_f32(self.files, tensor, shape)?;
+        if self.norms.iter().any(|norm| norm == tensor) {
+            values.iter_mut().for_each(|v| *v += self.by);
+        }
+        Ok(values)
+    }
+
+    fn linear(
+        &self,
+        module: &str,
+        rows: usize,
+        cols: usize,
+        bias: bool,
+    ) -> std::result::Result<LinearWeight, LoadError> {
+        WeightSource::linear(self.files, module, rows, cols, bias)
+    }
+
+    fn kv_quant(
+        &self,
+        module: &str,
+        kv_heads: usize,
+    ) -> std::result::Result<Option<mantissa_store::convention::KvQuant>, LoadError> {
+        WeightSource::kv_quant(self.files, module, kv_heads)
     }
 }

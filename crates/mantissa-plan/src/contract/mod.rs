@@ -12,7 +12,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use rules::RULES;
+pub use rules::rules;
 pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of};
 
 use crate::hardware::{GPUS, Gpu};
@@ -289,7 +289,7 @@ pub fn lint(subject: &Subject, target: &Target) -> Report {
         rule.servers.contains(&target.server)
             && (rule.conventions.is_empty() || rule.conventions.contains(&subject.convention.as_str()))
     };
-    for rule in RULES.iter().filter(bound) {
+    for rule in rules().filter(bound) {
         if let Some(why) = check::undecidable(rule, subject, target) {
             report.unchecked.push(format!("{}: {why}", rule.id));
             continue;

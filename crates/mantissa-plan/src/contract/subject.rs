@@ -233,6 +233,10 @@ pub enum Observed {
     RowOrder,
     /// Scales of the KV cache that are not one per tensor.
     CacheScale,
+    /// A quantized KV cache whose scales are not in the checkpoint.
+    NoCacheScale,
+    /// Whether a beginning-of-sequence token stands first is not said, or said in two ways.
+    BosRule,
 }
 
 /// Something that was seen, and where.

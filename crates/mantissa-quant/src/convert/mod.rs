@@ -99,7 +99,7 @@ impl Plan {
                 }
             }
         }
-        refused.extend(of_the_whole(source, &inputs, requantize));
+        refused.extend(of_the_whole(source, &config, &inputs, requantize)?);
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             refused.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
@@ -173,20 +173,26 @@ fn scale_code(container: Container, dtype: Dtype) -> Option<Code> {
 }
 
 /// What stands against converting the model as a whole.
-fn of_the_whole(source: &ModelFiles, inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Vec<String> {
+fn of_the_whole(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    inputs: &[Option<Scheme>],
+    requantize: Option<&Scheme>,
+) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if requantize.is_some() {
-        return found;
+        return Ok(found);
     }
     if inputs.windows(2).any(|pair| pair[0] != pair[1]) {
         found.push("inputs: layers whose inputs are quantized in different ways".to_owned());
     }
-    let quantization = source.config().and_then(|config| config.get("quantization_config"));
-    let cache = quantization.and_then(|q| q.get("kv_cache_scheme")).filter(|scheme| !scheme.is_null());
-    if cache.is_some() {
-        found.push("kv_cache_scheme: scales of the KV cache are not carried over".to_owned());
+    for layer in 0..config.num_hidden_layers {
+        let module = config.attention_module(layer);
+        if source.kv_quant(&module, config.num_key_value_heads)?.is_some() {
+            found.push(format!("{module}: scales of its KV cache are not carried over"));
+        }
     }
-    found
+    Ok(found)
 }
 
 /// The dtype of the model: what its config says, or that of its embedding.

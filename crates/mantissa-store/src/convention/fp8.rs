@@ -166,7 +166,8 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32,
         code => scale_dtype(code).unwrap_or(Dtype::F32),
     };
     let expected = dynamic(*cols, scale.code == Code::E8m0);
-    if input != Some(&expected) {
+    // What a row of the input is called does not matter.
+    if input.map(|input| Scheme { row: expected.row, ..input.clone() }).as_ref() != Some(&expected) {
         return no(format!("{CONTAINER} quantizes the inputs as well: add +{expected}"));
     }
     Ok(((*rows, *cols), dtype))

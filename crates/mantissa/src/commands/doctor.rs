@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_advise::doctor::{Diagnosis, against, examine, steps};
+use mantissa_advise::doctor::{Diagnosis, Gain, Verdict, Whole, against, examine, steps};
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
@@ -25,12 +25,12 @@ const WINDOWS: usize = 8;
 /// Find out why a checkpoint computes the wrong thing: try the ways in which readers and writers disagree, and say which of them
 /// repairs it.
 ///
-/// With --reference, the model that it was made from, each layer of both runs on the same states; the first that deviates by
-/// more than its scheme explains is named, with the tensor in it and the alternative that brings it back. Without, every
-/// alternative is tried on the model, on each layer and on each tensor, and judged by the loss on a text: the one given, or prose
-/// that is inside the program. Tried are zero points one off, the order of nibbles, permuted rows of q and k, scales that are
-/// reciprocal, swapped or transposed, gate and up swapped, norms one off, and a missing or additional BOS. Exit 1 where a fault
-/// is found.
+/// With --reference, the model that it was made from, every tensor is compared with the source's under the bound of its scheme, and
+/// every layer runs on the same states in both: the first tensor at fault is named with the alternative that brings it back, or the
+/// field of the config, or the tokenizer. Without, every alternative is tried on the model, on each layer and on each tensor, and
+/// judged by the loss on a text: the one given, or the texts inside the program; it counts only where the text is predicted better
+/// beyond doubt. Tried are zero points one off, the order of nibbles, permuted rows of q and k, scales that are reciprocal, swapped
+/// or transposed, gate and up swapped, norms one off, and a missing or additional BOS. Exit 1 where a fault is found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa doctor path/to/quantized
@@ -50,7 +50,7 @@ pub struct Args {
 struct Report<'a> {
     model: &'a Path,
     convention: &'static str,
-    sound: bool,
+    verdict: Verdict,
     #[serde(flatten)]
     diagnosis: &'a Diagnosis,
 }
@@ -86,10 +86,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let report = Report {
         model: &args.model,
         convention: files.convention_name(),
-        sound: diagnosis.fault.is_none(),
+        verdict: diagnosis.verdict(),
         diagnosis: &diagnosis,
     };
     context.report(&report, |out| human(out, &diagnosis))?;
+    if let Some(why) = diagnosis.undecided {
+        context.warn_all(&[format!("undecided: {why}")])?;
+    }
     match &diagnosis.fault {
         None => Ok(()),
         Some(fault) => {
@@ -100,7 +103,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
 }
 
-/// Windows of the text inside the program, cut by the model's tokenizer.
+/// Windows of the texts inside the program, cut by the model's tokenizer.
 fn prose(model: &Path) -> Result<Vec<Sequence>> {
     let files = model::open_quietly(model)?;
     let tokenizer = Tokenizer::load(files.dir()).map_err(|error| {
@@ -121,14 +124,33 @@ fn prose(model: &Path) -> Result<Vec<Sequence>> {
 
 fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     if let Some(base) = &found.baseline {
-        writeln!(out, "as it is: perplexity {:.4} ({:.6} nats, {} tokens)", base.ppl, base.nll, base.tokens)?;
+        writeln!(
+            out,
+            "as it is: perplexity {:.4} on {} tokens, {:.4} at its best temperature ({:.4} by knowing only how often each token occurs); \
+             {:.1} % of tokens predicted first",
+            base.ppl,
+            base.tokens,
+            base.calibrated_nll.exp(),
+            base.token_entropy.exp(),
+            100.0 * base.hits
+        )?;
     }
     trials(out, found)?;
     layers(out, found)?;
     tensors(out, found)?;
-    match &found.fault {
-        None => writeln!(out, "no fault found: nothing that was tried is better than the model as it is"),
-        Some(fault) => {
+    if let Some(whole) = &found.whole {
+        let Whole { kl, expected, .. } = whole;
+        writeln!(out, "from end to end: KL {kl:.4} to the source, {expected:.4} by rounding alone")?;
+    }
+    match (&found.fault, found.undecided) {
+        (None, Some(_)) => writeln!(out, "undecided"),
+        (None, None) if found.whole.is_some() => {
+            writeln!(out, "no fault found: it computes what its source does, within its schemes")
+        }
+        (None, None) => {
+            writeln!(out, "no fault found: nothing that was tried is better than the model as it is")
+        }
+        (Some(fault), _) => {
             writeln!(out, "fault   {}", fault.tensor)?;
             writeln!(out, "cause   {}", fault.cause)?;
             writeln!(out, "cure    {}", fault.cure)?;
@@ -149,15 +171,22 @@ fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
         ("on", Align::Left),
         ("tensors", Align::Right),
         ("perplexity", Align::Right),
-        ("ΔNLL", Align::Right),
+        ("ΔNLL at best temperature", Align::Right),
+        ("first", Align::Right),
+        ("", Align::Left),
     ]);
     for trial in &found.trials {
-        let delta = trial.delta_nll.map_or("no numbers".to_owned(), |delta| {
-            let noise = trial.delta_nll_se.map_or(String::new(), |se| format!(" ± {se:.4}"));
-            format!("{delta:+.4}{noise}")
-        });
-        let (name, scope) = (trial.alternative.to_owned(), trial.scope.clone());
-        table.row([name, scope, trial.tensors.to_string(), number(trial.ppl, 6), delta]);
+        let cell = |of: fn(&Gain) -> String| trial.gain.as_ref().map_or("no numbers".to_owned(), of);
+        let verdict = if trial.decisive { "repairs" } else { "" };
+        table.row([
+            trial.alternative.to_owned(),
+            trial.scope.clone(),
+            trial.tensors.to_string(),
+            number(trial.ppl, 6),
+            cell(|gain| format!("{:+.4} ± {:.4}", gain.delta, gain.se)),
+            cell(|gain| format!("{:+.1} %", 100.0 * gain.hits)),
+            verdict.to_owned(),
+        ]);
     }
     table.write(out)?;
     if !found.not_applicable.is_empty() {
@@ -172,32 +201,36 @@ fn layers(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     }
     let mut table = Table::new([
         ("layer", Align::Right),
+        ("part", Align::Left),
         ("deviation", Align::Right),
-        ("its scheme explains", Align::Right),
+        ("by rounding alone", Align::Right),
         ("", Align::Left),
     ]);
     for row in &found.layers {
         let verdict = if row.faulty { "faulty" } else { "" };
         let cell = |x: f64| format!("{x:.4}");
-        table.row([row.layer.to_string(), cell(row.deviation), cell(row.expected), verdict.to_owned()]);
+        let part = row.part.to_owned();
+        table.row([row.layer.to_string(), part, cell(row.deviation), cell(row.expected), verdict.to_owned()]);
     }
     table.write(out)?;
     writeln!(out)
 }
 
+/// Tensors that are not the source's within their schemes.
 fn tensors(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
-    if found.tensors.iter().all(|row| !row.faulty) {
+    let differ: Vec<_> = found.tensors.iter().filter(|row| row.faulty).collect();
+    if differ.is_empty() {
         return Ok(());
     }
     let mut table = Table::new([
         ("tensor", Align::Left),
         ("error", Align::Right),
-        ("its scheme explains", Align::Right),
+        ("by rounding alone", Align::Right),
         ("best alternative", Align::Left),
     ]);
-    for row in &found.tensors {
-        let best = row.best.map_or(String::new(), |(name, error)| format!("{name}: {error:.4}"));
-        let best = if row.faulty && best.is_empty() { "none".to_owned() } else { best };
+    for row in &differ {
+        let best = row.best.map_or("none".to_owned(), |(name, error)| format!("{name}: {error:.4}"));
+        let best = if row.diagonal { format!("{best}; the source's but for scales") } else { best };
         table.row([row.tensor.clone(), format!("{:.4}", row.error), format!("{:.4}", row.expected), best]);
     }
     table.write(out)?;

@@ -39,8 +39,6 @@ pub enum Command {
     Verify(verify::Args),
     Convert(convert::Args),
     Lint(lint::Args),
-    // Not reliable yet: docs/doctor.md.
-    #[command(hide = true)]
     Doctor(doctor::Args),
     Train(train::Args),
     Report(report::Args),

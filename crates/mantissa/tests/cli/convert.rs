@@ -25,10 +25,14 @@ fn quantize(model: &Path, recipe: &str, format: &str, out: &Path) {
 
 /// Converts, and checks what is reported.
 fn convert(from: &Path, format: &str, out: &Path) {
+    convert_of(from, format, out, 14);
+}
+
+fn convert_of(from: &Path, format: &str, out: &Path, layers: usize) {
     let done = json(&["convert", text(from), "--format", format, "--out", text(out), "--json", "--quiet"]);
     assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
     assert_eq!((&done["container"], &done["method"]), (&format.into(), &"repacked".into()));
-    assert_eq!(done["layers"].as_array().unwrap().len(), 14);
+    assert_eq!(done["layers"].as_array().unwrap().len(), layers);
 }
 
 /// Tensors of quantized layers that two folders have under the same names, byte for byte but for `reciprocal`.
@@ -59,22 +63,24 @@ fn same_results(a: &Path, b: &Path, dir: &Path) {
     assert!(kl.abs() < 1e-9, "{kl}");
 }
 
-#[test]
-fn every_row_of_the_table_there_and_back() {
-    for (dtype, recipe, from, to, reciprocal) in [
-        ("bf16", "nvfp4", "compressed-tensors", "gguf", "weight_global_scale"),
-        ("bf16", "nvfp4", "compressed-tensors", "modelopt", "weight_global_scale"),
-        ("bf16", "mxfp4", "compressed-tensors", "gguf", ""),
-        ("f16", "rtn-int4-g32", "compressed-tensors", "gptq", ""),
-        ("f16", "rtn-int4-g32-asym", "compressed-tensors", "awq", ""),
-        ("f16", "rtn-int4-g32-asym", "gptq", "awq", ""),
-        ("f16", "rtn-int8-g32", "gptq", "compressed-tensors", ""),
-        ("f16", "rtn-int4-g32", "compressed-tensors", "gguf", ""),
-        ("f16", "rtn-int8-g32", "compressed-tensors", "gguf", ""),
-        ("bf16", "rtn-int4-g32-asym", "compressed-tensors", "native", ""),
-    ] {
+/// A row of the table: dtype of the model, recipe, container, the other, and the tensor that may differ by one unit in the last
+/// place.
+type Row = (&'static str, &'static str, &'static str, &'static str, &'static str);
+
+/// Model of two layers whose rows are whole tiles of 128.
+fn wide(dir: &Path, dtype: &str) -> PathBuf {
+    let path = dir.join("model");
+    let sizes = "--hidden 128 --ffn 256 --layers 2 --heads 4 --kv-heads 2 --vocab 64 --preset tiny --context 64 --tied=false --seed 3";
+    let arguments: Vec<&str> = sizes.split(' ').collect();
+    succeed(&[&["synth", "--out", text(&path), "--dtype", dtype, "--quiet"][..], &arguments].concat());
+    path
+}
+
+/// Converts there and back: codes and scales are the same bytes, and so are the figures.
+fn there_and_back(rows: &[Row], model: fn(&Path, &str) -> PathBuf) {
+    for &(dtype, recipe, from, to, reciprocal) in rows {
         let temp = TempDir::new().unwrap();
-        let model = synthetic_of(temp.path(), dtype);
+        let model = model(temp.path(), dtype);
         let name = |format: &str, n: u32| -> PathBuf {
             let end = if format == "gguf" { ".gguf" } else { "" };
             temp.path().join(format!("{n}-{format}{end}"))
@@ -92,6 +98,129 @@ fn every_row_of_the_table_there_and_back() {
             convert(&first, to, &again);
             assert!(fs::read(&again).unwrap() == fs::read(&there).unwrap());
         }
+    }
+}
+
+#[test]
+fn nvfp4_and_mxfp4_go_there_and_back() {
+    const ROWS: &[Row] = &[
+        ("bf16", "nvfp4", "compressed-tensors", "gguf", "weight_global_scale"),
+        ("bf16", "nvfp4", "compressed-tensors", "modelopt", "weight_global_scale"),
+        ("bf16", "nvfp4", "modelopt", "compressed-tensors", "weight_scale_2"),
+        ("bf16", "nvfp4", "modelopt", "gguf", "weight_scale_2"),
+        ("bf16", "mxfp4", "compressed-tensors", "gguf", ""),
+        ("bf16", "mxfp4", "compressed-tensors", "mlx", ""),
+        ("bf16", "mxfp4", "mlx", "gguf", ""),
+    ];
+    there_and_back(ROWS, synthetic_of);
+}
+
+#[test]
+fn integers_go_there_and_back() {
+    const ROWS: &[Row] = &[
+        ("f16", "rtn-int4-g32", "compressed-tensors", "gptq", ""),
+        ("f16", "rtn-int4-g32", "gptq", "compressed-tensors", ""),
+        ("f16", "rtn-int4-g32-asym", "compressed-tensors", "gptq", ""),
+        ("f16", "rtn-int4-g32-asym", "compressed-tensors", "awq", ""),
+        ("f16", "rtn-int4-g32-asym", "awq", "compressed-tensors", ""),
+        // Scales in f16 of a model in bf16 stay what they are between conventions that both keep them in f16.
+        ("bf16", "rtn-int4-g32-asym", "gptq", "awq", ""),
+        ("bf16", "rtn-int4-g32-asym", "awq", "gptq", ""),
+        ("f16", "rtn-int8-g32", "gptq", "compressed-tensors", ""),
+        ("f16", "rtn-int4-g32", "compressed-tensors", "gguf", ""),
+        ("f16", "rtn-int8-g32", "compressed-tensors", "gguf", ""),
+        ("bf16", "rtn-int4-g32", "compressed-tensors", "modelopt", ""),
+        ("bf16", "rtn-int4-g32-asym", "compressed-tensors", "native", ""),
+    ];
+    there_and_back(ROWS, synthetic_of);
+}
+
+#[test]
+fn fp8_goes_there_and_back() {
+    const ROWS: &[Row] = &[
+        ("f32", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128", "deepseek-fp8", "compressed-tensors", ""),
+        ("f32", "rtn-fp8-e4m3-t128x128+fp8-e4m3-g128", "compressed-tensors", "deepseek-fp8", ""),
+        ("bf16", "rtn-mxfp8-e4m3", "compressed-tensors", "mlx", ""),
+        ("bf16", "nf4", "bitsandbytes", "native", ""),
+    ];
+    there_and_back(ROWS, wide);
+    // A model whose scales of inputs and weights are per token and per row.
+    there_and_back(&[("f32", "fp8-dynamic", "compressed-tensors", "modelopt", "")], wide);
+}
+
+/// Both versions of GPTQ's zero points, and act-order, become AWQ's or stay; what cannot be is said.
+#[test]
+fn both_versions_of_gptq_are_read_alike() {
+    let temp = TempDir::new().unwrap();
+    let model = synthetic_of(temp.path(), "f16");
+    let (v1, v2) = (temp.path().join("v1"), temp.path().join("v2"));
+    quantize(&model, "rtn-int4-g32", "gptq", &v1);
+    // The same file as v2 has it: every zero point one more.
+    fs::create_dir(&v2).unwrap();
+    for entry in fs::read_dir(&v1).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, v2.join(path.file_name().unwrap())).unwrap();
+    }
+    crate::lint::rewrite(&v2.join("model.safetensors"), |name, bytes| {
+        if name.ends_with(".qzeros") {
+            bytes.iter_mut().for_each(|byte| *byte = ((*byte & 15) + 1) | (((*byte >> 4) + 1) << 4));
+        }
+    });
+    let path = v2.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2".into();
+    fs::write(&path, config.to_string()).unwrap();
+    let (a, b) = (temp.path().join("a"), temp.path().join("b"));
+    convert(&v1, "compressed-tensors", &a);
+    convert(&v2, "compressed-tensors", &b);
+    same_layers(&a, &b, "");
+}
+
+/// Tokenizer, generation settings and templates go along; what describes the old convention does not.
+#[test]
+fn what_stands_beside_the_weights_goes_along() {
+    let temp = TempDir::new().unwrap();
+    let (first, out) = (temp.path().join("first"), temp.path().join("out"));
+    quantize(Path::new("demo"), "rtn-int4-g32-asym", "awq", &first);
+    for name in
+        ["generation_config.json", "chat_template.jinja", "quantization_config.json", "quantize_config.json"]
+    {
+        fs::write(first.join(name), "{}").unwrap();
+    }
+    convert_of(&first, "native", &out, 35);
+    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"] {
+        assert!(fs::read(out.join(name)).unwrap() == fs::read(first.join(name)).unwrap(), "{name}");
+    }
+    assert!(!out.join("quantization_config.json").exists() && !out.join("quantize_config.json").exists());
+    // From MLX, whose config has its description twice.
+    let (mlx, out) = (temp.path().join("mlx"), temp.path().join("ct"));
+    quantize(Path::new("demo"), "mxfp4", "mlx", &mlx);
+    convert_of(&mlx, "compressed-tensors", &out, 35);
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert!(
+        config.get("quantization").is_none()
+            && config["quantization_config"]["quant_method"] == "compressed-tensors"
+    );
+}
+
+/// What a file holds beside codes and scales, and another container has no place for: each is refused by its name.
+#[test]
+fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
+    let Some(artifacts) = crate::support::shared("artifacts") else { return };
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("out");
+    for (artifact, format, why) in [
+        ("llmc_kv_fp8_static", "native", "KV cache"),
+        ("llmc_nvfp4", "modelopt", "stored scale"),
+        ("mo_FP8_DEFAULT_CFG", "compressed-tensors", "stored scale"),
+        ("gptqm_w4_g32_sym_descact", "compressed-tensors", "permutation"),
+        ("bnb_int8", "compressed-tensors", "activations"),
+    ] {
+        let source = artifacts.join(artifact);
+        let arguments = ["convert", text(&source), "--format", format, "--out", text(&out), "--quiet"];
+        let line = fail(2, &arguments);
+        assert!(line.contains(why) && line.contains("without loss") && !out.exists(), "{artifact}: {line}");
     }
 }
 

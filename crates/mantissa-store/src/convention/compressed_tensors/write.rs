@@ -21,8 +21,8 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
     if let Some(input) = input {
         input_args(input).ok_or_else(|| NotStorable {
             scheme: input.to_string(),
-            why: "compressed-tensors asks for activations as int8 or fp8-e4m3 per token, or with one scale that calibration finds \
-                  (fp8-e4m3-tensor@static, int8-tensor@static), nvfp4, mxfp4 or mxfp8-e4m3 with rule :ct"
+            why: "compressed-tensors asks for activations as int8 or fp8-e4m3 per token, fp8-e4m3 in groups, or with one scale that \
+                  calibration finds (fp8-e4m3-tensor@static, int8-tensor@static), nvfp4, mxfp4 or mxfp8-e4m3 with rule :ct"
                 .to_owned(),
         })?;
     }
@@ -253,6 +253,12 @@ fn input_args(scheme: &Scheme) -> Option<Value> {
     let known = match code {
         Code::Int(8) => per_token && scheme.encoder.rule == Rule::Full,
         Code::Float(f) if *f == minifloat::E4M3 && per_token => true,
+        // DeepSeek's: one for each token and as many columns as a tile of the weight has.
+        Code::Float(f)
+            if *f == minifloat::E4M3 && matches!(blocks, Blocks::Group(_)) && scale.code == Code::F32 =>
+        {
+            true
+        }
         Code::Float(f) if scale.code == Code::E8m0 => {
             [minifloat::E4M3, minifloat::E2M1].contains(f) && scheme.encoder.rule == Rule::Ct
         }

@@ -1,0 +1,130 @@
+//! A model a layer at a time: the states of a few windows of text, taken through one layer after another.
+
+use mantissa_eval::Sequence;
+use mantissa_model::{
+    Buffers, Embedding, Layer, Linear, LinearKind, LoadError, ModelConfig, Norm, WeightSource, load_embedding,
+};
+use mantissa_store::convention::{LinearWeight, Weight};
+
+use crate::error::AdviseError;
+
+type Result<T> = std::result::Result<T, AdviseError>;
+
+/// States of every window, `[tokens, hidden]` each.
+pub(super) type States = Vec<Vec<f32>>;
+
+/// Rows of logits that are held at a time.
+const ROWS: usize = 64;
+
+/// What stands before the first layer and after the last.
+pub(super) struct Ends {
+    embedding: Embedding,
+    norm: Norm,
+    head: Linear,
+    softcap: Option<f32>,
+}
+
+impl Ends {
+    pub(super) fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self> {
+        let (vocabulary, d) = (config.vocab_size, config.hidden_size);
+        let linear = |module: &str, bias| -> std::result::Result<Linear, LoadError> {
+            Linear::new(module, source.linear(module, vocabulary, d, bias)?)
+        };
+        let head = match config.tie_word_embeddings {
+            true => linear(&config.embedding_module(), false)?.folded(),
+            false => linear(config.head_module(), config.head_bias)?,
+        };
+        let norm = Norm::load(source, config, &config.final_norm_module(), d)?;
+        Ok(Ends { embedding: load_embedding(source, config)?, norm, head, softcap: config.logit_softcap })
+    }
+
+    /// The states that the first layer reads.
+    pub(super) fn embed(&self, config: &ModelConfig, windows: &[Sequence]) -> Result<States> {
+        let embed = |window: &Sequence| {
+            let mut states = vec![0.0; window.tokens.len() * config.hidden_size];
+            self.embedding.embed(&window.tokens, &[window.tokens.len()], 0, &mut states)?;
+            Ok(states)
+        };
+        windows.iter().map(embed).collect()
+    }
+
+    /// Hands the logits `[vocabulary]` of every position of `states`, which the last layer left, to `take`.
+    pub(super) fn logits(&self, states: &[f32], mut take: impl FnMut(usize, &[f32])) -> Result<()> {
+        let (vocabulary, d) = (self.head.rows(), self.head.cols());
+        let mut scratch = vec![0.0; Linear::scratch_len(vocabulary, d)];
+        let mut normed = vec![0.0; states.len()];
+        self.norm.forward(states, &mut normed);
+        if let Some(input) = self.head.input() {
+            input.apply(&mut normed, d).map_err(|error| mantissa_model::ForwardError::Input {
+                module: self.head.module().to_owned(),
+                error,
+            })?;
+        }
+        let mut logits = vec![0.0; ROWS * vocabulary];
+        for (part, rows) in normed.chunks(ROWS * d).enumerate() {
+            let logits = &mut logits[..rows.len() / d * vocabulary];
+            self.head.forward(rows, logits, false, &mut scratch);
+            if let Some(cap) = self.softcap {
+                logits.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+            }
+            logits.chunks_exact(vocabulary).enumerate().for_each(|(row, x)| take(part * ROWS + row, x));
+        }
+        Ok(())
+    }
+}
+
+/// Does `work` on every window, on up to `threads` threads. The results are in the order of the windows.
+pub(super) fn each<T: Send>(
+    windows: usize,
+    threads: usize,
+    work: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let at_once = threads.clamp(1, windows.max(1));
+    let of_thread = |thread: usize| (thread..windows).step_by(at_once).map(|i| Ok((i, work(i)?))).collect();
+    let parts: Vec<Result<Vec<(usize, T)>>> = std::thread::scope(|scope| {
+        let of_thread = &of_thread;
+        let others: Vec<_> = (1..at_once).map(|thread| scope.spawn(move || of_thread(thread))).collect();
+        let own = of_thread(0);
+        let joined = others.into_iter().map(|other| match other.join() {
+            Ok(part) => part,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        std::iter::once(own).chain(joined).collect()
+    });
+    let mut all = Vec::with_capacity(windows);
+    for part in parts {
+        all.extend(part?);
+    }
+    all.sort_by_key(|(i, _)| *i);
+    Ok(all.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Takes the states of every window through a layer.
+pub(super) fn through(
+    layer: &Layer,
+    config: &ModelConfig,
+    states: &[Vec<f32>],
+    threads: usize,
+) -> Result<States> {
+    each(states.len(), threads, |i| {
+        let mut states = states[i].clone();
+        let tokens = states.len() / config.hidden_size;
+        let mut buffers = Buffers::plan(config, tokens, tokens)?;
+        layer.run(config, &[tokens], &mut states, None, &mut buffers)?;
+        Ok(states)
+    })
+}
+
+/// A layer with some of its linear layers at 0.
+pub(super) fn silenced(layer: &Layer, kinds: &[LinearKind]) -> Result<Layer> {
+    let mut layer = layer.clone();
+    for &kind in kinds {
+        let Some(place) = layer.linear_mut(kind) else { continue };
+        let (rows, cols, module) = (place.rows(), place.cols(), place.module().to_owned());
+        let weight = Weight::F32(vec![0.0; rows * cols]);
+        let zero =
+            LinearWeight { rows, cols, weight, bias: None, input: None, transforms: Default::default() };
+        *place = Linear::new(&module, zero)?;
+    }
+    Ok(layer)
+}

@@ -1,0 +1,42 @@
+//! ExLlamaV2.
+
+use super::super::subject::Kind;
+use super::super::{Check, Rule, Server, Severity};
+use super::sources::EXLLAMA;
+
+use Kind::IntWeights;
+use Server::Exllamav2;
+use Severity::Refused;
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        id: "exllamav2-convention",
+        servers: &[Exllamav2],
+        conventions: &[],
+        severity: Refused,
+        requires: "exl2 or gptq tensors",
+        check: Check::Convention(&["dense", "exl2", "gptq", "auto-round"]),
+        source: EXLLAMA,
+        cure: "mantissa convert --format gptq",
+    },
+    Rule {
+        id: "exllamav2-bits",
+        servers: &[Exllamav2],
+        conventions: &["gptq", "auto-round"],
+        severity: Refused,
+        requires: "integers of 4 bits: a GPTQ matrix has 8 rows to the word",
+        check: Check::Bits { symmetric: &[4], asymmetric: &[4] },
+        source: EXLLAMA,
+        cure: "int4, or exl2 for other widths",
+    },
+    Rule {
+        id: "exllamav2-kinds",
+        servers: &[Exllamav2],
+        conventions: &["gptq", "auto-round"],
+        severity: Refused,
+        requires: "integers",
+        check: Check::Kinds(&[IntWeights]),
+        source: EXLLAMA,
+        cure: "int4",
+    },
+];

@@ -1,0 +1,33 @@
+//! The rules, engine by engine.
+//!
+//! Sources name project, file and the commit that was read; documentation by its page. Engines change: a rule says what its
+//! source said.
+
+mod exllamav2;
+mod llama_cpp;
+mod lmdeploy;
+mod mlx;
+mod sglang;
+mod shared;
+mod sources;
+mod tensorrt_llm;
+mod transformers;
+mod vllm;
+
+use super::Rule;
+
+/// Every rule: those of several engines first, then engine by engine.
+pub fn rules() -> impl Iterator<Item = &'static Rule> {
+    let all = [
+        shared::RULES,
+        vllm::RULES,
+        sglang::RULES,
+        tensorrt_llm::RULES,
+        lmdeploy::RULES,
+        transformers::RULES,
+        llama_cpp::RULES,
+        mlx::RULES,
+        exllamav2::RULES,
+    ];
+    all.into_iter().flatten()
+}
