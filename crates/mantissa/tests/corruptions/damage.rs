@@ -86,7 +86,7 @@ impl Cases<'_> {
             }
             if rest.iter().any(|&n| n > 1) {
                 self.tensor(i, "one axis for all", Expect::Error, |t| {
-                    t.shape = vec![t.shape.iter().product()]
+                    t.shape = vec![t.shape.iter().product()];
                 });
             }
         }
@@ -312,7 +312,7 @@ impl Cases<'_> {
             for value in [json!("nonsense"), json!(""), json!(null), json!(4), json!([])] {
                 let what = format!("quant_method = {value}");
                 self.push(what, Expect::Error, &["config.json", &module], |s| {
-                    s.config[root]["quant_method"] = value
+                    s.config[root]["quant_method"] = value;
                 });
             }
         }
@@ -326,7 +326,7 @@ impl Cases<'_> {
         ] {
             let mentions = ["config.json", "model.", "lm_head", key];
             self.push(format!("{key} = {value}"), Expect::Error, &mentions, |s| {
-                s.config[key] = value.clone()
+                s.config[key] = value.clone();
             });
         }
     }
