@@ -20,7 +20,7 @@ use crate::observe;
 pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<Subject, AdviseError> {
     let config = model_config(files)?;
     let mut linears = Vec::new();
-    for info in config.linears() {
+    for info in config.linears_by_rows(files) {
         let stored = if is_plain(files, &info.module) {
             None
         } else {

@@ -2,13 +2,13 @@
 //! of 16 x 32 bf16 with one of 32 x 16 and adds the product to a tile of 16 x 16 f32 (Intel SDM, volumes 1, chapter 18,
 //! and 2). There are no stable intrinsics, so that the tile instructions are written as assembly.
 //!
-//! Blocked as `generic::gemm_half`, but both operands are packed into tiles, and sums begin at the old value of C, so that
+//! Blocked as `generic::gemm_packed`, but both operands are packed into tiles, and sums begin at the old value of C, so that
 //! how k is cut into blocks does not show. For each 32 elements of k, `TDPBF16PS` forms two chains of fused multiply-adds
 //! that begin at 0, one of the even elements and one of the odd ones, adds them to each other and the result to C,
 //! everything rounded to nearest even and subnormals flushed to zero. So an element depends on its row, its column, k and
 //! its old value alone.
 
-use crate::generic::{self, HalfOperand};
+use crate::generic::{self, Operand};
 use crate::{MatMut, MatRef};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -63,8 +63,8 @@ enum Order {
 /// # Safety
 /// [`is_available`] has said yes, and the processor has the target features.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn gemm_bf16(a: HalfOperand<'_>, b: HalfOperand<'_>, mut c: MatMut<'_>, accumulate: bool) {
-    let Some((m, n, k)) = generic::gemm_half_shape("gemm_bf16", a, b, &mut c, accumulate) else { return };
+pub(crate) fn gemm_bf16(a: Operand<'_, u16>, b: Operand<'_, u16>, mut c: MatMut<'_>, accumulate: bool) {
+    let Some((m, n, k)) = generic::gemm_shape("gemm_bf16", a, b, &mut c, accumulate) else { return };
     let mut packed = PACKED.take();
     let _tiles = Tiles::configure();
     let most = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(PAIR);
@@ -259,7 +259,7 @@ fn multiply(a: &[TileRow], b: &[TileRow], c: &mut [f32], stride: usize, add: boo
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn pack(
-    operand: HalfOperand<'_>,
+    operand: Operand<'_, u16>,
     lines: Range<usize>,
     depth: Range<usize>,
     order: Order,
@@ -268,8 +268,8 @@ fn pack(
     let tiles = depth.len().div_ceil(PAIR);
     packed.resize(lines.len().div_ceil(PAIR) * PAIR * tiles, TileRow([0; SIDE]));
     let (m, by_line) = match operand {
-        HalfOperand::Rows(m) => (m, true),
-        HalfOperand::Columns(m) => (m, false),
+        Operand::Rows(m) => (m, true),
+        Operand::Columns(m) => (m, false),
     };
     let transpose = by_line != (order == Order::Lines);
     // Along the rows of the operand as they lie in memory.

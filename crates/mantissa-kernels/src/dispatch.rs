@@ -7,9 +7,7 @@ use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{
-    AdamWStep, ErrorSums, HalfOperand, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Step,
-};
+use crate::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step};
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
 
@@ -362,13 +360,17 @@ kernels! {
             accumulate: bool,
         );
 
+        /// A product of f32 into `c`, added to it if `accumulate`: rows of C are the lines of `a`, columns those of
+        /// `b`. Behind [`Self::gemm_nt`] and its siblings, which say what is computed. Panics if the shapes do not agree.
+        fn gemm_f32[simd](a: Operand<'_, f32>, b: Operand<'_, f32>, c: MatMut<'_>, accumulate: bool);
+
         /// A product of bf16 bits into the f32 `c`, added to it if `accumulate`: rows of C are the lines of
         /// `a`, columns those of `b`. Behind [`Self::gemm_bf16_nt`] and its siblings, which say what is
         /// computed. Panics if the shapes do not agree.
-        fn gemm_bf16[simd](a: HalfOperand<'_>, b: HalfOperand<'_>, c: MatMut<'_>, accumulate: bool);
+        fn gemm_bf16[simd](a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool);
 
         /// [`Self::gemm_bf16`] of f16 bits, behind [`Self::gemm_f16_nt`] and its siblings.
-        fn gemm_f16[simd](a: HalfOperand<'_>, b: HalfOperand<'_>, c: MatMut<'_>, accumulate: bool);
+        fn gemm_f16[simd](a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool);
 
         /// `out[i] = sum_p x[p] B[p, i]` in the order of `p`, for the row-major `B[x.len(), out.len()]` with
         /// row stride `ldb`, plus `out[i]` if `accumulate`. Panics if `b` is too short.

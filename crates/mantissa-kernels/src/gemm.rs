@@ -1,21 +1,24 @@
-//! f32 matrix products: the `gemm` crate for real matrices, our own row loops where one operand is nearly a
-//! vector.
+//! f32 matrix products: packed panels for real matrices, row loops where one operand is nearly a vector.
 //!
 //! Names as in BLAS for row-major operands: the letters say which operand is transposed (`n`: as stored, `t`:
 //! transposed). A forward pass is `nt` (`Y = X Wᵀ`), its backward passes are `nn` (`dX = dY W`) and `tn` (`dW
 //! = dYᵀ X`). One thread: callers split rows.
 
-use crate::{Kernels, MatMut, MatRef};
-use gemm::Parallelism;
+use crate::{Kernels, MatMut, MatRef, Operand};
 
 /// Up to this many rows, reading B in place beats packing it for the blocked product.
 const SMALL_ROWS: usize = 24;
 
+/// The same where B is `[k, n]`.
+const SMALL_ROWS_ACROSS: usize = 8;
+
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`; added to C if `accumulate`.
     ///
-    /// Up to 24 rows every element has the bits of [`Self::dot`]; beyond that the product runs in the `gemm`
-    /// crate.
+    /// Up to 24 rows every element has the bits of [`Self::dot`]. Beyond that every block of 512 along k is one chain of
+    /// fused multiply-adds that begins at 0 and takes the products in their order, and the blocks' sums are added to C in
+    /// theirs. Either way an element depends on its row of A, its column of B and its old value alone, and has the same
+    /// bits at every level and on every processor. A thread keeps up to 2 MiB for packed operands.
     ///
     /// # Panics
     /// If the shapes do not agree.
@@ -23,7 +26,7 @@ impl Kernels {
         let (t, n, k) = (a.rows(), b.rows(), a.cols());
         check("gemm_nt", (t, n), (k, b.cols()), &c);
         if t > SMALL_ROWS {
-            return product((t, n, k), Operand::stored(&a), Operand::transposed(&b), &mut c, accumulate);
+            return self.gemm_f32(Operand::Rows(a), Operand::Rows(b), c, accumulate);
         }
         let ldc = c.stride();
         self.gemm_nt_small(
@@ -40,88 +43,28 @@ impl Kernels {
 
     /// `C[t, n] = A[t, k] B`, `B[k, n]`; added to C if `accumulate`.
     ///
-    /// A single row has the bits of [`Self::gevm`]; beyond that every product runs in the `gemm` crate.
+    /// Up to 8 rows each has the bits of [`Self::gevm`]; beyond that as [`Self::gemm_nt`] of many rows.
     ///
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_nn(&self, a: MatRef<'_>, b: MatRef<'_>, mut c: MatMut<'_>, accumulate: bool) {
         let (t, n, k) = (a.rows(), b.cols(), a.cols());
         check("gemm_nn", (t, n), (k, b.rows()), &c);
-        if t > 1 {
-            return product((t, n, k), Operand::stored(&a), Operand::stored(&b), &mut c, accumulate);
+        if t > SMALL_ROWS_ACROSS {
+            return self.gemm_f32(Operand::Rows(a), Operand::Columns(b), c, accumulate);
         }
         for r in 0..t {
             self.gevm(a.row(r), b.as_slice(), b.stride().max(n), c.row_mut(r), accumulate);
         }
     }
 
-    /// `C[m, n] = Aᵀ B`, `A[k, m]`, `B[k, n]`; added to C if `accumulate`.
+    /// `C[m, n] = Aᵀ B`, `A[k, m]`, `B[k, n]`; added to C if `accumulate`. As [`Self::gemm_nt`] of many rows.
     ///
     /// # Panics
     /// If the shapes do not agree.
-    pub fn gemm_tn(&self, a: MatRef<'_>, b: MatRef<'_>, mut c: MatMut<'_>, accumulate: bool) {
-        let (m, n, k) = (a.cols(), b.cols(), a.rows());
-        check("gemm_tn", (m, n), (k, b.rows()), &c);
-        product((m, n, k), Operand::transposed(&a), Operand::stored(&b), &mut c, accumulate);
-    }
-}
-
-/// A matrix as the `gemm` crate wants it: where it begins, and the distance between neighbouring rows and
-/// columns.
-#[derive(Clone, Copy)]
-struct Operand {
-    data: *const f32,
-    row_stride: isize,
-    col_stride: isize,
-}
-
-impl Operand {
-    fn stored(m: &MatRef<'_>) -> Self {
-        Self { data: m.as_slice().as_ptr(), row_stride: m.stride() as isize, col_stride: 1 }
-    }
-
-    fn transposed(m: &MatRef<'_>) -> Self {
-        Self { data: m.as_slice().as_ptr(), row_stride: 1, col_stride: m.stride() as isize }
-    }
-}
-
-/// `C = A B (+ C)` with shapes (m, n, k) that [`check`] has compared with all three matrices.
-fn product((m, n, k): (usize, usize, usize), a: Operand, b: Operand, c: &mut MatMut<'_>, accumulate: bool) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        if !accumulate {
-            (0..m).for_each(|r| c.row_mut(r).fill(0.0));
-        }
-        return;
-    }
-    let (c_stride, c_data) = (c.stride() as isize, c.as_mut_slice().as_mut_ptr());
-    // SAFETY: `MatRef` and `MatMut` guarantee that every element (r, s) of a non-empty matrix lies inside its
-    // slice, `check` that the operands are m x k, k x n and m x n, and the borrow of `c` that nothing aliases
-    // it.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c_data,
-            1,
-            c_stride,
-            accumulate,
-            a.data,
-            a.col_stride,
-            a.row_stride,
-            b.data,
-            b.col_stride,
-            b.row_stride,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+    pub fn gemm_tn(&self, a: MatRef<'_>, b: MatRef<'_>, c: MatMut<'_>, accumulate: bool) {
+        check("gemm_tn", (a.cols(), b.cols()), (a.rows(), b.rows()), &c);
+        self.gemm_f32(Operand::Columns(a), Operand::Columns(b), c, accumulate);
     }
 }
 

@@ -5,7 +5,7 @@
 //! `tn` (`dW = dYᵀ X`). One thread: callers split rows, or columns. Both operands are packed whatever their
 //! size, which pays from some tens of rows on.
 
-use crate::{HalfOperand, Kernels, MatMut, MatRef};
+use crate::{Kernels, MatMut, MatRef, Operand};
 
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`, of bf16 bits with f32 sums; added to C if `accumulate`.
@@ -31,7 +31,7 @@ impl Kernels {
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_bf16_nt(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
-        self.gemm_bf16(HalfOperand::Rows(a), HalfOperand::Rows(b), c, accumulate);
+        self.gemm_bf16(Operand::Rows(a), Operand::Rows(b), c, accumulate);
     }
 
     /// `C[t, n] = A[t, k] B`, `B[k, n]`; as [`Self::gemm_bf16_nt`].
@@ -39,7 +39,7 @@ impl Kernels {
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_bf16_nn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
-        self.gemm_bf16(HalfOperand::Rows(a), HalfOperand::Columns(b), c, accumulate);
+        self.gemm_bf16(Operand::Rows(a), Operand::Columns(b), c, accumulate);
     }
 
     /// `C[m, n] = Aᵀ B`, `A[k, m]`, `B[k, n]`; as [`Self::gemm_bf16_nt`].
@@ -47,7 +47,7 @@ impl Kernels {
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_bf16_tn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
-        self.gemm_bf16(HalfOperand::Columns(a), HalfOperand::Columns(b), c, accumulate);
+        self.gemm_bf16(Operand::Columns(a), Operand::Columns(b), c, accumulate);
     }
 
     /// [`Self::gemm_bf16_nt`] of f16 bits, widened to f32 while they are packed: no processor's own dot product
@@ -56,7 +56,7 @@ impl Kernels {
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_f16_nt(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
-        self.gemm_f16(HalfOperand::Rows(a), HalfOperand::Rows(b), c, accumulate);
+        self.gemm_f16(Operand::Rows(a), Operand::Rows(b), c, accumulate);
     }
 
     /// [`Self::gemm_bf16_nn`] of f16 bits, as [`Self::gemm_f16_nt`].
@@ -64,7 +64,7 @@ impl Kernels {
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_f16_nn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
-        self.gemm_f16(HalfOperand::Rows(a), HalfOperand::Columns(b), c, accumulate);
+        self.gemm_f16(Operand::Rows(a), Operand::Columns(b), c, accumulate);
     }
 
     /// [`Self::gemm_bf16_tn`] of f16 bits, as [`Self::gemm_f16_nt`].
@@ -72,6 +72,6 @@ impl Kernels {
     /// # Panics
     /// If the shapes do not agree.
     pub fn gemm_f16_tn(&self, a: MatRef<'_, u16>, b: MatRef<'_, u16>, c: MatMut<'_>, accumulate: bool) {
-        self.gemm_f16(HalfOperand::Columns(a), HalfOperand::Columns(b), c, accumulate);
+        self.gemm_f16(Operand::Columns(a), Operand::Columns(b), c, accumulate);
     }
 }

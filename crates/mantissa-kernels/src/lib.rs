@@ -19,13 +19,9 @@
 //! is NaN at every level but its payload is not specified (Rust leaves it open). Converters are exact in NaN
 //! payloads too.
 //!
-//! Exempt are the matrix products of more than a few rows ([`Kernels::gemm_nt`] and its siblings) and with
-//! them [`Kernels::attention_causal`] and its backward: they run in the `gemm` crate, which picks its own micro-kernel and
-//! cache blocking for the processor. They give the same bits again for the same call on the same machine, and
-//! whatever thread count a caller splits its rows over as long as the split itself is fixed. Nothing that
-//! decides a quantization code may depend on them. The products of bf16 ([`Kernels::gemm_bf16_nt`] and its
-//! siblings) are exempt where the processor's own dot product serves them ([`Kernels::bf16_dot`]): subnormals are
-//! flushed to zero, and at level amx the tiles round their sums in another order. Those of f16 are not exempt.
+//! Exempt are the products of bf16 ([`Kernels::gemm_bf16_nt`] and its siblings) where the processor's own dot product
+//! serves them ([`Kernels::bf16_dot`]): subnormals are flushed to zero, and at level amx the tiles round their sums in
+//! another order. Those of f32 and f16 are not exempt.
 //!
 //! # Contracts
 //!
@@ -53,7 +49,7 @@ pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
-pub use generic::{AdamWStep, ErrorSums, HalfOperand, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Step};
+pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};

@@ -7,7 +7,7 @@
 //! `generic::dequant_lut4`, so the bits are the same.
 
 use crate::MatMut;
-use crate::generic::{self, GEMM_HALF_DEPTH, HalfOperand, Panels};
+use crate::generic::{self, GEMM_DEPTH, Operand, Panels};
 use crate::simd::LANES;
 use crate::simd::x86::Avx512;
 use std::arch::x86_64::*;
@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 /// results count as zero, whatever MXCSR says (Intel SDM, volume 2). So the bits are those of the widening
 /// product wherever nothing is subnormal.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(crate) fn gemm_bf16_dot(a: HalfOperand<'_>, b: HalfOperand<'_>, c: MatMut<'_>, accumulate: bool) {
+pub(crate) fn gemm_bf16_dot(a: Operand<'_, u16>, b: Operand<'_, u16>, c: MatMut<'_>, accumulate: bool) {
     generic::product::<_, 8, 3>(Bf16Pairs::new(), "gemm_bf16", a, b, c, accumulate);
 }
 
@@ -34,6 +34,7 @@ impl Bf16Pairs {
 }
 
 impl Panels for Bf16Pairs {
+    type Element = u16;
     type Level = Avx512;
     type Vector = __m512bh;
     const STEPS: usize = 1;
@@ -44,7 +45,7 @@ impl Panels for Bf16Pairs {
     }
 
     #[inline(always)]
-    fn along_k(self, row: &[u16], out: &mut [u32; GEMM_HALF_DEPTH]) {
+    fn along_k(self, row: &[u16], out: &mut [u32; GEMM_DEPTH]) {
         let (pairs, odd) = row.as_chunks::<2>();
         for (out, &[low, high]) in out.iter_mut().zip(pairs) {
             *out = u32::from(low) | u32::from(high) << 16;

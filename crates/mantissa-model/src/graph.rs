@@ -12,6 +12,8 @@ pub use names::{EMBEDDING, FINAL_NORM, HEAD};
 
 use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, ModelType, NormForm, NormPlaces, QkvForm};
 use crate::flow::{NormKind, SideKind, VectorKind};
+use crate::source::WeightSource;
+use mantissa_store::convention::Stack;
 
 /// What a parameter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,14 +110,36 @@ pub struct LinearInfo {
 }
 
 /// How a dense checkpoint holds the weight of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredAs {
     /// `[out, in]`, by itself.
     Rows,
     /// `[in, out]`, by itself (GPT-2's `Conv1D`).
     Columns,
-    /// Among those of the other experts, `[in, out]`, gate and up taking turns (gpt-oss).
-    Stacked,
+    /// Among those of the other experts, gate and up taking turns (gpt-oss).
+    Stacked(Stack),
+}
+
+impl LinearInfo {
+    /// The tensor of a dense checkpoint that holds the weight, and its shape.
+    pub fn dense_tensor(&self) -> (String, Vec<usize>) {
+        let own = format!("{}.weight", self.module);
+        match &self.stored {
+            StoredAs::Rows => (own, vec![self.rows, self.cols]),
+            StoredAs::Columns => (own, vec![self.cols, self.rows]),
+            StoredAs::Stacked(stack) => (stack.tensor.clone(), stack.shape(self.rows, self.cols).to_vec()),
+        }
+    }
+
+    /// Whether `source` holds the layer by itself as `[out, in]`: what is quantized is stored so, whatever the architecture's
+    /// dense checkpoints do.
+    pub fn is_by_rows(&self, source: &dyn WeightSource) -> bool {
+        match &self.stored {
+            StoredAs::Rows => true,
+            StoredAs::Columns => !source.is_dense(&format!("{}.weight", self.module)),
+            StoredAs::Stacked(_) => source.has_linear(&self.module),
+        }
+    }
 }
 
 impl ModelConfig {
@@ -145,11 +169,20 @@ impl ModelConfig {
         tensors
     }
 
-    /// Every linear layer of the decoder layers that a checkpoint holds as `[out, in]` by itself and that can be quantized
-    /// there, in the order of the forward pass. The head is not among them.
+    /// Every linear layer of the decoder layers that a dense checkpoint holds as `[out, in]` by itself, in the order of the
+    /// forward pass. The head is not among them.
     pub fn linears(&self) -> Vec<LinearInfo> {
-        let layers = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer));
-        layers.filter(|info| info.stored == StoredAs::Rows).collect()
+        self.decoder_linears().filter(|info| info.stored == StoredAs::Rows).collect()
+    }
+
+    /// Every linear layer of the decoder layers, however it is stored, in the order of the forward pass.
+    pub fn decoder_linears(&self) -> impl Iterator<Item = LinearInfo> {
+        (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer))
+    }
+
+    /// The linear layers of the decoder layers that `source` holds by themselves as `[out, in]`.
+    pub fn linears_by_rows(&self, source: &dyn WeightSource) -> Vec<LinearInfo> {
+        self.decoder_linears().filter(|info| info.is_by_rows(source)).collect()
     }
 
     /// The linear layers of one decoder layer, in the order of the forward pass.
@@ -165,11 +198,24 @@ impl ModelConfig {
             LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) | LinearKind::ExpertDown(_)
                 if self.model_type == ModelType::GptOss =>
             {
-                StoredAs::Stacked
+                StoredAs::Stacked(self.stack(layer, kind))
             }
             _ => StoredAs::Rows,
         };
         LinearInfo { module: self.linear_module(layer, kind), layer, kind, rows, cols, bias, stored }
+    }
+
+    /// The place of an expert's weight among the others.
+    fn stack(&self, layer: usize, kind: LinearKind) -> Stack {
+        let (gate_up, down) = self.stacked_experts(layer);
+        let (tensor, expert, turns, turn) = match kind {
+            LinearKind::ExpertGate(e) => (gate_up, e, 2, 0),
+            LinearKind::ExpertUp(e) => (gate_up, e, 2, 1),
+            LinearKind::ExpertDown(e) => (down, e, 1, 0),
+            _ => (String::new(), 0, 1, 0),
+        };
+        let experts = self.experts.as_ref().map_or(0, |experts| usize::from(experts.count));
+        Stack { tensor, experts, expert: usize::from(expert), turns, turn }
     }
 
     /// Rows, columns and whether there is a bias.
@@ -342,7 +388,7 @@ impl ModelConfig {
             let shape = match stored {
                 StoredAs::Rows => vec![rows, cols],
                 StoredAs::Columns => vec![cols, rows],
-                StoredAs::Stacked => continue,
+                StoredAs::Stacked(_) => continue,
             };
             put(format!("{module}.weight"), shape, Role::Linear { layer, kind });
             if bias {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
+use mantissa_num::pack::transpose;
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::buffers::Buffers;
@@ -39,11 +40,8 @@ impl Layer {
     pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
         let mut linears = BTreeMap::new();
         let infos = config.layer_linears(layer);
-        for info in infos.iter().filter(|info| info.stored != StoredAs::Stacked) {
+        for info in &infos {
             linears.insert(info.kind, load_linear(source, info)?);
-        }
-        if infos.iter().any(|info| info.stored == StoredAs::Stacked) {
-            load_stacked(source, config, layer, &mut linears)?;
         }
         let norm = |(kind, width)| {
             let norm = Norm::load(source, config, &config.norm_module(layer, kind), width)?;
@@ -196,65 +194,38 @@ impl Operators for Evaluate<'_, '_> {
 }
 
 fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, LoadError> {
-    let LinearInfo { module, rows, cols, bias, .. } = info;
-    if info.stored == StoredAs::Rows {
-        return Linear::new(module, source.linear(module, *rows, *cols, *bias)?);
-    }
-    let stored = source.tensor_f32(&format!("{module}.weight"), &[*cols, *rows])?;
-    let bias = if *bias { Some(source.tensor_f32(&format!("{module}.bias"), &[*rows])?) } else { None };
-    dense(module, *rows, *cols, |row, col| stored[col * rows + row], bias)
-}
-
-/// The experts of a layer that stand in one tensor each for gate and up, and down.
-fn load_stacked(
-    source: &dyn WeightSource,
-    config: &ModelConfig,
-    layer: usize,
-    linears: &mut BTreeMap<LinearKind, Linear>,
-) -> Result<(), LoadError> {
-    let Some(experts) = &config.experts else { return Ok(()) };
-    let (n, d, width) = (usize::from(experts.count), config.hidden_size, experts.width);
-    let (gate_up, down) = config.stacked_experts(layer);
-    let read = |name: &str, rows: usize, cols: usize| {
-        let weights = source.tensor_f32(name, &[n, rows, cols])?;
-        Ok::<_, LoadError>((weights, source.tensor_f32(&format!("{name}_bias"), &[n, cols])?))
-    };
-    let (weights, biases) = read(&gate_up, d, 2 * width)?;
-    for e in 0..experts.count {
-        let at = usize::from(e);
-        let (weights, biases) = (&weights[at * d * 2 * width..], &biases[at * 2 * width..]);
-        // Gate and up take turns.
-        for (kind, turn) in [(LinearKind::ExpertGate(e), 0), (LinearKind::ExpertUp(e), 1)] {
-            let bias = (0..width).map(|row| biases[2 * row + turn]).collect();
-            let value = |row: usize, col: usize| weights[col * 2 * width + 2 * row + turn];
-            let module = config.linear_module(layer, kind);
-            linears.insert(kind, dense(&module, width, d, value, Some(bias))?);
+    let LinearInfo { ref module, rows, cols, bias, ref stored, .. } = *info;
+    let by_rows = info.is_by_rows(source);
+    let weight = match stored {
+        StoredAs::Stacked(stack) => {
+            let bias = match bias {
+                // Biases stay stacked.
+                true => {
+                    let shape = [stack.experts, stack.turns * rows];
+                    let values = source.tensor_f32(&format!("{}_bias", stack.tensor), &shape)?;
+                    Some(stack.part_of(&values, rows, 1))
+                }
+                false => None,
+            };
+            let weight = match by_rows {
+                true => source.linear(module, rows, cols, false)?,
+                false => dense(source.expert(stack, rows, cols)?, rows, cols),
+            };
+            LinearWeight { bias, ..weight }
         }
-    }
-    drop((weights, biases));
-    let (weights, biases) = read(&down, width, d)?;
-    for e in 0..experts.count {
-        let (at, kind) = (usize::from(e), LinearKind::ExpertDown(e));
-        let weights = &weights[at * width * d..];
-        let bias = biases[at * d..(at + 1) * d].to_vec();
-        let module = config.linear_module(layer, kind);
-        linears.insert(kind, dense(&module, d, width, |row, col| weights[col * d + row], Some(bias))?);
-    }
-    Ok(())
+        StoredAs::Columns if !by_rows => {
+            let values = source.tensor_f32(&format!("{module}.weight"), &[cols, rows])?;
+            let bias = match bias {
+                true => Some(source.tensor_f32(&format!("{module}.bias"), &[rows])?),
+                false => None,
+            };
+            LinearWeight { bias, ..dense(Weight::F32(transpose(&values, cols, rows)), rows, cols) }
+        }
+        _ => source.linear(module, rows, cols, bias)?,
+    };
+    Linear::new(module, weight)
 }
 
-/// A linear layer of the values that `value` gives for row and column.
-fn dense(
-    module: &str,
-    rows: usize,
-    cols: usize,
-    value: impl Fn(usize, usize) -> f32,
-    bias: Option<Vec<f32>>,
-) -> Result<Linear, LoadError> {
-    let values = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).map(|(r, c)| value(r, c));
-    let weight = Weight::F32(values.collect());
-    Linear::new(
-        module,
-        LinearWeight { rows, cols, weight, bias, input: None, transforms: Default::default() },
-    )
+fn dense(weight: Weight, rows: usize, cols: usize) -> LinearWeight {
+    LinearWeight { rows, cols, weight, bias: None, input: None, transforms: Default::default() }
 }

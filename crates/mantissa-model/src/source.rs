@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Stack, Weight};
 use serde_json::Value;
 
 use crate::error::LoadError;
@@ -36,6 +36,25 @@ pub trait WeightSource {
     /// # Errors
     /// As [`tensor_f32`](Self::tensor_f32).
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError>;
+
+    /// Whether there is a tensor of this name that holds values and not codes.
+    fn is_dense(&self, tensor: &str) -> bool {
+        self.has(tensor)
+    }
+
+    /// Whether linear layer `module` is stored by itself, dense or quantized.
+    fn has_linear(&self, module: &str) -> bool {
+        self.has(&format!("{module}.weight"))
+    }
+
+    /// The weight `[rows, cols]` of one of stacked experts.
+    ///
+    /// # Errors
+    /// As [`tensor_f32`](Self::tensor_f32).
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+        let values = self.tensor_f32(&stack.tensor, &stack.shape(rows, cols))?;
+        Ok(Weight::F32(stack.part_of(&values, rows, cols)))
+    }
 
     /// How keys and values of the attention `module` are to be quantized as they enter the cache, where they are.
     ///
@@ -70,6 +89,18 @@ impl WeightSource for ModelFiles {
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
         Ok(ModelFiles::linear(self, module, rows, cols, bias)?)
+    }
+
+    fn is_dense(&self, tensor: &str) -> bool {
+        ModelFiles::is_dense(self, tensor)
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        ModelFiles::has_linear(self, module)
+    }
+
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+        Ok(ModelFiles::expert(self, stack, rows, cols)?)
     }
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {

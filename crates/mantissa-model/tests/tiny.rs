@@ -5,7 +5,7 @@
 mod common;
 
 use common::{expected, load, logits, max_difference, tiny};
-use mantissa_model::{Batch, Buffers, Decoder, ForwardError, KvCache};
+use mantissa_model::{Batch, Buffers, Decoder, ForwardError, GenerateOptions, KvCache, Sampling, generate};
 
 /// On float32 logits of magnitude up to a few units, from transformers in float32.
 const TOLERANCE: f32 = 1e-4;
@@ -46,6 +46,31 @@ fn the_cache_gives_the_logits_of_the_full_pass() {
         for pieces in [&[1][..], &[5, 1], &[3, 4], &[1000]] {
             let difference = max_difference(&cached(&decoder, &sequences[0], pieces), &full);
             assert!(difference <= 1e-5, "{} in {pieces:?}: {difference}", dir.display());
+        }
+    }
+}
+
+/// Token by token through the cache, past windows, with sinks and latents: what one pass over the whole text would choose.
+#[test]
+fn greedy_text_is_that_of_the_full_pass() {
+    for dir in tiny() {
+        let decoder = load(&dir);
+        let (sequences, _) = expected(&dir);
+        let prompt = &sequences[0][..5];
+        let options = GenerateOptions {
+            max_new_tokens: 30,
+            sampling: Sampling::default(),
+            stop: Vec::new(),
+            ignore_eos: true,
+        };
+        let found = generate(&decoder, prompt, &options, |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let text = [prompt, &found.tokens].concat();
+        let all = logits(&decoder, std::slice::from_ref(&text));
+        let rows = all.chunks_exact(decoder.config().vocab_size).skip(prompt.len() - 1);
+        for (i, (row, &token)) in rows.zip(&found.tokens).enumerate() {
+            let best = row.iter().fold(f32::NEG_INFINITY, |best, &v| best.max(v));
+            // Equal but for rounding: either is right.
+            assert!(best - row[token as usize] <= 1e-5, "{}: token {i}", dir.display());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Sixteen f32 side by side: the arithmetic in which the searches of [`codec`](crate::codec) are written.
 //!
-//! A search compares many candidates for one block; each lane is a candidate. Every operation is the IEEE operation of each
-//! lane by itself, never fused, so that [`Portable`] and any faster implementation agree bit for bit.
+//! A search compares many candidates for one block; each lane is a candidate, or a part of the block. Every operation is the
+//! IEEE operation of each lane by itself, fused where it is called so and nowhere else, so that [`Portable`] and any faster implementation agree bit for bit.
 
 /// Number of lanes.
 pub const LANES: usize = 16;
@@ -23,6 +23,10 @@ pub trait Lanes: Copy {
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b`.
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once: fused at every level, in software where the processor cannot.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `c - a * b`, rounded once.
+    fn sub_mul(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if b > a { b } else { a }`.
@@ -31,6 +35,8 @@ pub trait Lanes: Copy {
     fn lesser(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if a < b { x } else { y }`.
     fn if_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+    /// The last eight lanes, then the first eight.
+    fn swap_halves(self, a: Self::V) -> Self::V;
     /// The first lane of the least value, and the value; no lane is NaN.
     fn least(self, a: Self::V) -> (usize, f32);
 }
@@ -73,6 +79,16 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn mul_add(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    fn sub_mul(self, a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| (-a[i]).mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
     fn div(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| a[i] / b[i])
     }
@@ -90,6 +106,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn if_less(self, a: [f32; LANES], b: [f32; LANES], x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+
+    #[inline(always)]
+    fn swap_halves(self, a: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i ^ 8])
     }
 
     #[inline(always)]

@@ -143,7 +143,7 @@ impl<'a> Layers<'a> {
     /// The recipe's method on a layer of the source.
     fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
         let outer = self.outer(info, scheme)?;
-        let w = open(self.source, info)?;
+        let w = DenseTensor::of_linear(self.source, info)?;
         match &mut self.sequential {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
@@ -218,7 +218,7 @@ impl<'a> Layers<'a> {
                     continue;
                 }
                 let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
-                let amax = source::amax(&open(self.source, info)?, len, threads);
+                let amax = source::amax(&DenseTensor::of_linear(self.source, info)?, len, threads);
                 amaxes.push(amax.map_err(|error| dense_error(self.source, info, error))?);
             }
         }
@@ -262,17 +262,12 @@ fn refuse_overflow(
     }
 }
 
-fn open<'a>(source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {
-    let name = format!("{}.weight", info.module);
-    Ok(DenseTensor::open(source, &name, &[info.rows, info.cols])?)
-}
-
 /// An error of a layer's weight, with its name.
 pub(crate) fn dense_error(files: &ModelFiles, info: &LinearInfo, error: DenseError) -> QuantError {
     match error {
         // A panel knows of its own elements; the message is about the whole tensor.
         DenseError::Store(error @ Error::NonFinite { .. }) => {
-            let whole = source::require_finite(files, &format!("{}.weight", info.module));
+            let whole = source::require_finite(files, &info.dense_tensor().0);
             whole.err().unwrap_or(error).into()
         }
         DenseError::Store(error) => error.into(),

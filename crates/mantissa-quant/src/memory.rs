@@ -5,7 +5,7 @@
 //! takes the whole model in f32; an evaluation holds source and output side by side. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
 //! compares the sum with the kernel's account).
 
-use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig};
+use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Scheme, code_unit};
 use mantissa_store::TensorMeta;
 use mantissa_store::convention::Container;
@@ -141,6 +141,12 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
     buffers.push(("words as they are turned", turned(plan, &sizes)));
+    if info.stored != StoredAs::Rows {
+        // As it is stored, and its rows: of stacked experts with those that it takes turns with.
+        let values = (info.rows * info.cols) as u64;
+        let turns = if let StoredAs::Stacked(stack) = &info.stored { stack.turns as u64 } else { 1 };
+        buffers.push(("weight in its own order and in f32", 4 * (turns + 2) * values));
+    }
     let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2;
     if whole && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
@@ -175,7 +181,7 @@ pub(crate) fn importance_buffers(
     threads: usize,
 ) -> Vec<(&'static str, u64)> {
     // Layers are alike.
-    let layer = config.linears().iter().filter(|l| l.layer == 0).map(|l| 4 * (l.rows * l.cols) as u64).sum();
+    let layer = config.layer_linears(0).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum();
     let of_input = |&input| {
         let all = Calibration::statistics_bytes(config, set, input, threads);
         all.saturating_sub(Hessian::bytes_needed(config.input_width(input)))
@@ -294,7 +300,7 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
 /// The second of two models, decoded to f32; the first is smaller and gone by then. A table that is not quantized passes
 /// through its stored bytes, its bytes as f32 and its values before it is kept.
 fn comparing_logits(plan: &Plan) -> Stage {
-    let linears: u64 = plan.config.linears().iter().map(|info| (info.rows * info.cols) as u64 * 4).sum();
+    let linears: u64 = plan.config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
     let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
     let stored = |meta: &&TensorMeta| meta.numel() == table;
     let stored = plan.copied.iter().filter(stored).map(|meta| meta.len).max().unwrap_or(0);

@@ -1,6 +1,6 @@
 //! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, Role, StoredAs};
@@ -120,16 +120,8 @@ impl Plan {
         }
         let config = model_config(source)?;
         let container = options.container.unwrap_or_else(|| recipe.container());
-        if config.linears().is_empty() {
-            let (found, allowed) =
-                (config.model_type.name(), "an architecture that stores linear layers as [out, in]");
-            let hint = "its Conv1D weights have no place in any quantized container";
-            let path = source.config_path();
-            return Err(mantissa_store::Error::field(&path, "model_type", found, allowed, hint).into());
-        }
         let mut linears: Vec<_> = config
-            .linears()
-            .into_iter()
+            .decoder_linears()
             .map(|info| planned(source, &recipe, &config, container, &options, info))
             .collect::<Result<_>>()?;
         if linears.iter().all(|linear| linear.scheme.is_none()) {
@@ -382,12 +374,12 @@ fn planned(
     options: &Options,
     info: LinearInfo,
 ) -> Result<PlannedLinear> {
-    let name = format!("{}.weight", info.module);
+    let (name, shape) = info.dense_tensor();
     let no_tensor =
         || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
     let meta = source.checkpoint().get(&name).ok_or_else(no_tensor)?;
-    if meta.shape != [info.rows, info.cols] {
-        let what = (format!("shape {:?}", meta.shape), format!("[{}, {}]", info.rows, info.cols));
+    if meta.shape != shape {
+        let what = (format!("shape {:?}", meta.shape), format!("{shape:?}"));
         return Err(mantissa_store::Error::field(
             source.dir(),
             &name,
@@ -441,7 +433,9 @@ fn calibration_notes(
     let mut widest = 0;
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        let holds_g_idx = container.holds_group_order();
+        // compressed-tensors of today refuses it: only who asks for the container has it.
+        let asked = options.container.or(recipe.container) == Some(container);
+        let holds_g_idx = container.holds_group_order() && (asked || container == Container::Gptq);
         let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
         checked.map_err(|error| {
             let (path, what) = (source.dir().to_owned(), info.module.clone());
@@ -552,10 +546,14 @@ fn not_storable(container: Container, total: usize, faults: Vec<String>) -> Quan
     QuantError::NotStorable { count, total, container: container.name(), list }
 }
 
-/// Every tensor of the source that is not the weight of a quantized layer, by name.
+/// Every tensor of the source that is not the weight of a quantized layer, by name. Stacked experts are kept where one of them
+/// stays as it is.
 fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorMeta> {
-    let quantized: std::collections::BTreeSet<String> =
-        linears.iter().filter(|l| l.scheme.is_some()).map(|l| format!("{}.weight", l.info.module)).collect();
+    let tensors = |quantized: bool| {
+        let of_kind = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
+        of_kind.map(|linear| linear.info.dense_tensor().0).collect::<BTreeSet<String>>()
+    };
+    let quantized = &tensors(true) - &tensors(false);
     let mut copied: Vec<_> =
         source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
     copied.sort_by(|a, b| a.name.cmp(&b.name));
@@ -581,12 +579,8 @@ fn notes(
             unknown.len()
         ));
     }
-    let stacked = (0..config.num_hidden_layers).flat_map(|layer| config.layer_linears(layer));
-    let stacked = stacked.filter(|info| info.stored == StoredAs::Stacked).count();
-    if stacked > 0 {
-        notes.push(format!("{stacked} linear layers of experts are stored stacked; they stay as they are"));
-    }
-    let mut modules: Vec<_> = config.linears().into_iter().map(|l| l.module).collect();
+    notes.extend(of_other_orders(config, container));
+    let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
     if container == Container::Gguf {
         modules.extend([EMBEDDING, HEAD].map(str::to_owned));
     }
@@ -596,6 +590,23 @@ fn notes(
         }
     }
     notes
+}
+
+/// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
+fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
+    let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
+    let known = [Container::Gptq, Container::Native].contains(&container);
+    match first.stored {
+        StoredAs::Stacked(_) => Some(
+            "experts that the source stores stacked are stored one by one, which mantissa reads; other servers expect them stacked"
+                .to_owned(),
+        ),
+        _ if known => None,
+        _ => Some(format!(
+            "the source stores its layers as Conv1D, [in, out]: mantissa reads them in {}, other readers only with --format gptq",
+            container.name()
+        )),
+    }
 }
 
 /// Bytes of a tensor.

@@ -4,8 +4,10 @@
 use std::ops::Range;
 
 use mantissa_kernels::{for_each, kernels};
+use mantissa_model::{LinearInfo, StoredAs};
 use mantissa_num::TensorError;
-use mantissa_store::convention::ModelFiles;
+use mantissa_num::pack::transpose;
+use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{Dtype, FiniteScan};
 
 /// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache.
@@ -135,6 +137,35 @@ impl<'a> DenseTensor<'a> {
             _ => Ok(DenseTensor(Values::Memory(files.tensor_f32(name, shape)?))),
         }
     }
+
+    /// The weight `[rows, cols]` of a linear layer of a dense model. One that is stored in another order is brought into memory.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::tensor_f32`] and [`ModelFiles::expert`].
+    pub(crate) fn of_linear(files: &'a ModelFiles, info: &LinearInfo) -> Result<Self, mantissa_store::Error> {
+        let (rows, cols) = (info.rows, info.cols);
+        let (name, shape) = info.dense_tensor();
+        let values = match &info.stored {
+            StoredAs::Rows => return Self::open(files, &name, &shape),
+            StoredAs::Columns => transpose(&files.tensor_f32(&name, &shape)?, cols, rows),
+            StoredAs::Stacked(stack) => widened(files.expert(stack, rows, cols)?),
+        };
+        Ok(DenseTensor(Values::Memory(values)))
+    }
+}
+
+/// The values of a dense weight.
+fn widened(weight: Weight) -> Vec<f32> {
+    let (bits, widen): (_, fn(&mantissa_kernels::Kernels, &[u16], &mut [f32])) = match weight {
+        Weight::F32(values) => return values,
+        Weight::Bf16(bits) => (bits, |kernels, bits, out| kernels.bf16_to_f32(bits, out)),
+        Weight::F16(bits) => (bits, |kernels, bits, out| kernels.f16_to_f32(bits, out)),
+        // A source that is quantized is refused before.
+        Weight::Quantized(q) => return q.dequantize().unwrap_or_default(),
+    };
+    let mut values = vec![0.0; bits.len()];
+    widen(kernels(), &bits, &mut values);
+    values
 }
 
 impl Source for DenseTensor<'_> {

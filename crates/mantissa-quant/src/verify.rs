@@ -196,7 +196,7 @@ fn check_weights(
 ) -> Result<()> {
     let config = model_config(files)?;
     let mut unjudged = 0;
-    for info in config.linears() {
+    for info in config.linears_by_rows(files) {
         let recorded = recorded.get(info.module.as_str()).copied();
         let check = WeightCheck { files, source, info: &info, recorded, errors };
         let before = found.weights;
@@ -368,11 +368,11 @@ fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
 }
 
 fn source_weight<'a>(dir: &Path, source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {
-    let name = format!("{}.weight", info.module);
+    let (name, _) = info.dense_tensor();
     if source.is_quantized() || !source.has(&name) {
         return Err(reference_fault(dir, source.dir(), format!("it has no dense tensor {name}")));
     }
-    Ok(DenseTensor::open(source, &name, &[info.rows, info.cols])?)
+    Ok(DenseTensor::of_linear(source, info)?)
 }
 
 fn reference_fault(model: &Path, reference: &Path, what: String) -> QuantError {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::{Given, Quantized, Scheme, parse_activation, quantize};
 use mantissa_store::convention::{
-    Container, LinearPlan, LinearWeight, ModelFiles, Weight, bitsandbytes, compressed_tensors, fp8, gpt_oss,
-    mlx, modelopt, onnx,
+    Container, LinearPlan, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, compressed_tensors, fp8,
+    gpt_oss, mlx, modelopt, onnx,
 };
 use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
@@ -687,15 +687,21 @@ fn experts_in_mxfp4_read_back_and_split() {
     let dir = tempfile::tempdir().unwrap();
     model.write(dir.path());
     let files = ModelFiles::open(dir.path()).unwrap();
-    let read = gpt_oss::experts(&files, name, 2, ROWS, COLS).unwrap();
-    assert_eq!(read, [q.clone(), second]);
-    for (experts, rows, cols) in [(3, ROWS, COLS), (2, ROWS / 2, COLS), (2, ROWS, 64), (2, ROWS, 80)] {
-        assert!(gpt_oss::experts(&files, name, experts, rows, cols).is_err());
+    let stack =
+        |experts, expert, turns, turn| Stack { tensor: name.to_owned(), experts, expert, turns, turn };
+    for (i, expected) in [&q, &second].into_iter().enumerate() {
+        assert_eq!(&gpt_oss::expert(&files, &stack(2, i, 1, 0), ROWS, COLS).unwrap(), expected);
+        // Gate and up take turns.
+        let w = expected.dequantize().unwrap();
+        for turn in 0..2 {
+            let half = gpt_oss::expert(&files, &stack(2, i, 2, turn), ROWS / 2, COLS).unwrap();
+            let rows = w.chunks_exact(COLS).skip(turn).step_by(2).flatten().copied().collect::<Vec<_>>();
+            assert_eq!(half.dequantize().unwrap(), rows);
+        }
     }
-    let [gate, up] = gpt_oss::halves(&q);
-    let (w, gate, up) = (q.dequantize().unwrap(), gate.dequantize().unwrap(), up.dequantize().unwrap());
-    assert_eq!((&w[..COLS], &w[COLS..2 * COLS]), (&gate[..COLS], &up[..COLS]));
-    assert_eq!(&w[31 * COLS..], &up[15 * COLS..]);
+    for (experts, rows, cols) in [(3, ROWS, COLS), (2, ROWS / 2, COLS), (2, ROWS, 64), (2, ROWS, 80)] {
+        assert!(gpt_oss::expert(&files, &stack(experts, 0, 1, 0), rows, cols).is_err());
+    }
     assert!(gpt_oss::tensors(name, &[weight(&"int4-g32".parse().unwrap())]).is_none());
 }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use mantissa_model::{LoadError, ModelConfig, WeightSource};
-use mantissa_store::convention::{LinearWeight, ModelFiles};
+use mantissa_store::convention::{LinearWeight, ModelFiles, Stack, Weight};
 use serde_json::Value;
 
 use super::alternative::Alternative;
@@ -80,6 +80,18 @@ impl WeightSource for Altered<'_> {
             self.changed.set(self.changed.get() + 1);
         }
         Ok(values)
+    }
+
+    fn is_dense(&self, tensor: &str) -> bool {
+        self.files.is_dense(tensor)
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        self.files.has_linear(module)
+    }
+
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+        Ok(self.files.expert(stack, rows, cols)?)
     }
 
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {

@@ -197,6 +197,11 @@ fn max_abs_512(a: __m512, b: __m512) -> __m512 {
 impl Lanes for Avx2 {
     type V = [__m256; 2];
 
+    #[inline(always)]
+    fn swap_halves(self, a: [__m256; 2]) -> [__m256; 2] {
+        [a[1], a[0]]
+    }
+
     methods! {
         fn splat(self, x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
         fn load(self, x: &[f32; LANES]) -> [__m256; 2] {
@@ -211,6 +216,12 @@ impl Lanes for Avx2 {
         }
         fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+        }
+        fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
+        }
+        fn sub_mul(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_fnmadd_ps(a[0], b[0], c[0]), _mm256_fnmadd_ps(a[1], b[1], c[1])]
         }
         fn div(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
             [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])]
@@ -264,6 +275,8 @@ impl Lanes for Avx512 {
         fn add(self, a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(self, a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn mul(self, a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
+        fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
+        fn sub_mul(self, a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fnmadd_ps(a, b, c) }
         fn div(self, a: __m512, b: __m512) -> __m512 { _mm512_div_ps(a, b) }
         // The instructions return their second operand unless the first is greater (less).
         fn greater(self, a: __m512, b: __m512) -> __m512 { _mm512_max_ps(b, a) }
@@ -271,6 +284,7 @@ impl Lanes for Avx512 {
         fn if_less(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x)
         }
+        fn swap_halves(self, a: __m512) -> __m512 { _mm512_shuffle_f32x4::<0b01_00_11_10>(a, a) }
         fn least(self, a: __m512) -> (usize, f32) { least_512(a) }
     }
 }

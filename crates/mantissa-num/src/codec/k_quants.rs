@@ -183,10 +183,31 @@ impl SuperBlock {
         SuperBlock { d: 0, dmin: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
 }
 
-/// Puts 2-bit codes in the places of [`pairs`].
-fn put_pairs(codes: impl Fn(usize) -> u8, bytes: &mut [u8]) {
-    for i in 0..256 {
-        bytes[i / 128 * 32 + i % 32] |= (codes(i) & 3) << (i % 128 / 32 * 2);
+impl SuperBlock {
+    /// Runs of 32 codes, each of which the types keep together: so that a byte of several is made of the same place of
+    /// several runs, and a register of bytes at once.
+    fn runs(&self) -> &[[i8; 32]] {
+        self.codes.as_chunks::<32>().0
+    }
+}
+
+/// Puts codes, raised by `raise` to 0 to 3, in the places of [`pairs`].
+fn put_pairs(from: &SuperBlock, raise: i8, bytes: &mut [u8]) {
+    let place = |code: i8, run: usize| ((code + raise) as u8 & 3) << (2 * run);
+    for (runs, bytes) in from.runs().as_chunks::<4>().0.iter().zip(bytes.as_chunks_mut::<32>().0) {
+        for i in 0..32 {
+            bytes[i] =
+                place(runs[0][i], 0) | place(runs[1][i], 1) | place(runs[2][i], 2) | place(runs[3][i], 3);
+        }
+    }
+}
+
+/// One bit of each code: that of run `r` is bit `r` of a byte.
+fn put_bits(from: &SuperBlock, bit: impl Fn(i8) -> bool, bytes: &mut [u8]) {
+    for (r, run) in from.runs().iter().enumerate() {
+        for (byte, &code) in bytes.iter_mut().zip(run) {
+            *byte |= u8::from(bit(code)) << r;
+        }
     }
 }
 
@@ -195,17 +216,15 @@ pub(super) fn put_q2_k(from: &SuperBlock, block: &mut [u8]) {
     for sub in 0..16 {
         block[sub] = from.scales[sub] as u8 | from.mins[sub] << 4;
     }
-    put_pairs(|i| from.codes[i] as u8, &mut block[16..80]);
+    put_pairs(from, 0, &mut block[16..80]);
     block[80..82].copy_from_slice(&from.d.to_le_bytes());
     block[82..84].copy_from_slice(&from.dmin.to_le_bytes());
 }
 
 /// Fills a block of zeros.
 pub(super) fn put_q3_k(from: &SuperBlock, block: &mut [u8]) {
-    for (i, code) in from.codes.iter().enumerate() {
-        block[i % 32] |= u8::from(*code >= 0) << (i / 32);
-    }
-    put_pairs(|i| (from.codes[i] + 4) as u8, &mut block[32..96]);
+    put_bits(from, |code| code >= 0, &mut block[..32]);
+    put_pairs(from, 4, &mut block[32..96]);
     for (sub, scale) in from.scales.iter().enumerate() {
         let scale = (scale + 32) as u8;
         block[96 + sub % 8] |= (scale & 15) << (sub / 8 * 4);
@@ -223,9 +242,7 @@ pub(super) fn put_q4_k(from: &SuperBlock, block: &mut [u8]) {
 /// Fills a block of zeros.
 pub(super) fn put_q5_k(from: &SuperBlock, block: &mut [u8]) {
     put_scales_k(from, block);
-    for (i, code) in from.codes.iter().enumerate() {
-        block[16 + i % 32] |= (*code as u8 >> 4) << (i / 32);
-    }
+    put_bits(from, |code| code >= 16, &mut block[16..48]);
     put_nibbles_k(from, &mut block[48..]);
 }
 
@@ -242,18 +259,27 @@ fn put_scales_k(from: &SuperBlock, block: &mut [u8]) {
 }
 
 fn put_nibbles_k(from: &SuperBlock, nibbles: &mut [u8]) {
-    for (i, code) in from.codes.iter().enumerate() {
-        nibbles[i / 64 * 32 + i % 32] |= (*code as u8 & 15) << (i / 32 % 2 * 4);
+    for (runs, bytes) in from.runs().as_chunks::<2>().0.iter().zip(nibbles.as_chunks_mut::<32>().0) {
+        for i in 0..32 {
+            bytes[i] = (runs[0][i] as u8 & 15) | (runs[1][i] as u8) << 4;
+        }
     }
 }
 
 /// Fills a block of zeros.
 pub(super) fn put_q6_k(from: &SuperBlock, block: &mut [u8]) {
-    for (i, code) in from.codes.iter().enumerate() {
-        let (half, run, at) = (i / 128, i % 128 / 32, i % 32);
-        let code = (code + 32) as u8;
-        block[half * 64 + run % 2 * 32 + at] |= (code & 15) << (run / 2 * 4);
-        block[128 + half * 32 + at] |= (code >> 4) << (run * 2);
+    let (low, high) = block[..192].split_at_mut(128);
+    let code = |code: i8| (code + 32) as u8;
+    for (half, runs) in from.runs().as_chunks::<4>().0.iter().enumerate() {
+        let (first, second) = low[half * 64..half * 64 + 64].split_at_mut(32);
+        let high = &mut high[half * 32..half * 32 + 32];
+        for i in 0..32 {
+            let (a, b) = (code(runs[0][i]), code(runs[1][i]));
+            let (c, d) = (code(runs[2][i]), code(runs[3][i]));
+            first[i] = a & 15 | c << 4;
+            second[i] = b & 15 | d << 4;
+            high[i] = a >> 4 | b >> 4 << 2 | c >> 4 << 4 | d >> 4 << 6;
+        }
     }
     for (out, scale) in block[192..208].iter_mut().zip(from.scales) {
         *out = scale as u8;

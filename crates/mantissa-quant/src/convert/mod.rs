@@ -80,7 +80,7 @@ impl Plan {
         let dtype = model_dtype(source);
         let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         let mut by_group = false;
-        for info in config.linears() {
+        for info in config.linears_by_rows(source) {
             let mut weight = source.linear(&info.module, info.rows, info.cols, false)?;
             weight.input = weight.input.filter(|_| !drop_inputs);
             match decide(&info, &weight, container, requantize, dtype) {
@@ -103,7 +103,7 @@ impl Plan {
             refused.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
         if !refused.is_empty() {
-            return Err(QuantError::not_lossless(container, config.linears().len(), &refused));
+            return Err(QuantError::not_lossless(container, config.linears_by_rows(source).len(), &refused));
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let recipe = recipe(&linears, activations, container, dtype, requantize);

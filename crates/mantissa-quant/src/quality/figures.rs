@@ -7,7 +7,7 @@ use mantissa_eval::{Sequence, check_sequences, compare, evaluate_while};
 use mantissa_kernels::kernels;
 use mantissa_model::{Decoder, LoadError, ModelConfig, WeightSource};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{LinearWeight, ModelFiles, Stack, Weight};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -211,6 +211,18 @@ fn round(values: &mut [f32]) {
     kernels().bf16_to_f32(&bits, values);
 }
 
+fn weight_in_bf16(weight: Weight) -> Weight {
+    match weight {
+        Weight::F32(values) => Weight::Bf16(to_bf16(&values)),
+        Weight::F16(bits) => {
+            let mut values = vec![0.0; bits.len()];
+            kernels().f16_to_f32(&bits, &mut values);
+            Weight::Bf16(to_bf16(&values))
+        }
+        other => other,
+    }
+}
+
 impl WeightSource for InBf16<'_> {
     fn config(&self) -> Option<&Value> {
         self.0.config()
@@ -234,6 +246,10 @@ impl WeightSource for InBf16<'_> {
         Ok(values)
     }
 
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> std::result::Result<Weight, LoadError> {
+        Ok(weight_in_bf16(self.0.expert(stack, rows, cols)?))
+    }
+
     fn linear(
         &self,
         module: &str,
@@ -242,15 +258,7 @@ impl WeightSource for InBf16<'_> {
         bias: bool,
     ) -> std::result::Result<LinearWeight, LoadError> {
         let mut linear = self.0.linear(module, rows, cols, bias)?;
-        linear.weight = match linear.weight {
-            Weight::F32(values) => Weight::Bf16(to_bf16(&values)),
-            Weight::F16(bits) => {
-                let mut values = vec![0.0; bits.len()];
-                kernels().f16_to_f32(&bits, &mut values);
-                Weight::Bf16(to_bf16(&values))
-            }
-            other => other,
-        };
+        linear.weight = weight_in_bf16(linear.weight);
         if let Some(bias) = &mut linear.bias {
             round(bias);
         }

@@ -14,8 +14,8 @@ use std::path::Path;
 use mantissa_model::{LoadError, WeightSource};
 use mantissa_num::stored::Transforms;
 use mantissa_store::convention::{
-    KvQuant, LinearWeight, ModelFiles, Weight, bitsandbytes, fp8, hqq, mlx, modelopt, onnx as onnx_files,
-    quanto,
+    KvQuant, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, fp8, hqq, mlx, modelopt,
+    onnx as onnx_files, quanto,
 };
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{Dtype, Error};
@@ -242,6 +242,18 @@ impl WeightSource for Source<'_> {
             _ => ordinary.transforms,
         };
         Ok(LinearWeight { weight, transforms, ..ordinary })
+    }
+
+    fn is_dense(&self, tensor: &str) -> bool {
+        self.files.is_dense(tensor)
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        self.files.has_linear(module)
+    }
+
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> std::result::Result<Weight, LoadError> {
+        Ok(self.files.expert(stack, rows, cols)?)
     }
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {

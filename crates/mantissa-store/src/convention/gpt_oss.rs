@@ -8,8 +8,8 @@
 use mantissa_num::pack::Packing;
 use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
 
-use super::ModelFiles;
 use super::sound::{self, Names};
+use super::{ModelFiles, Stack};
 use crate::{Dtype, Result, TensorSpec};
 
 /// `quant_method` of this convention.
@@ -18,53 +18,35 @@ pub const QUANT_METHOD: &str = "mxfp4";
 /// Elements that share a scale, and bytes of their codes.
 const BLOCK: usize = 32;
 
-/// The experts of projection `name` (`model.layers.0.mlp.experts.down_proj`), each `[rows, cols]`.
+/// The weight `[rows, cols]` of one expert. Where gate and up are one projection, it is every other row of that.
 ///
 /// # Errors
 /// A tensor is missing or has another dtype or shape, columns that 32 does not divide included.
-pub fn experts(
-    files: &ModelFiles,
-    name: &str,
-    experts: usize,
-    rows: usize,
-    cols: usize,
-) -> Result<Vec<Quantized>> {
-    let (blocks_name, scales_name) = (format!("{name}_blocks"), format!("{name}_scales"));
+pub fn expert(files: &ModelFiles, stack: &Stack, rows: usize, cols: usize) -> Result<Quantized> {
+    let (codes_name, scales_name) = (format!("{}_blocks", stack.tensor), format!("{}_scales", stack.tensor));
     if !cols.is_multiple_of(BLOCK) {
         let allowed = format!("columns in groups of {BLOCK}");
-        return Err(files.fault(&blocks_name, format!("{cols} columns"), allowed, ""));
+        return Err(files.fault(&codes_name, format!("{cols} columns"), allowed, ""));
     }
-    let groups = cols / BLOCK;
-    let blocks = files.read_exact(&blocks_name, &[Dtype::U8], &[experts, rows, groups, BLOCK / 2])?;
-    let scales = files.read_exact(&scales_name, &[Dtype::U8, Dtype::F8E8M0], &[experts, rows, groups])?;
-    let format = Scheme::mx(Code::Float(minifloat::E2M1)).format;
-    let each = blocks.chunks_exact((rows * cols / 2).max(1)).zip(scales.chunks_exact((rows * groups).max(1)));
-    each.map(|(blocks, scales)| {
-        let codes = Packing::rows(4).unpack(blocks, rows, cols, false);
-        let codes =
-            codes.ok_or_else(|| files.fault(&blocks_name, "a wrong length", "two codes to a byte", ""))?;
-        let empty = Quantized::empty(format.clone(), rows, cols);
-        let q = Quantized { codes: Codes::U8(codes), scales: Codes::U8(scales.to_vec()), ..empty };
-        sound::check(files, Names { codes: &blocks_name, scales: &scales_name, zeros: &scales_name }, &q)?;
-        Ok(q)
-    })
-    .collect()
-}
-
-/// Gate and up of a joint projection: its even and its odd rows.
-pub fn halves(joint: &Quantized) -> [Quantized; 2] {
-    let groups = joint.format.blocks().count(1, joint.cols);
-    [0, 1].map(|first| {
-        let rows = (first..joint.rows).step_by(2);
-        let pick = |codes: &Codes, width: usize| match codes {
-            Codes::U8(codes) => Codes::U8(
-                rows.clone().flat_map(|r| codes[r * width..(r + 1) * width].iter().copied()).collect(),
-            ),
-            other => other.clone(),
-        };
-        let (codes, scales) = (pick(&joint.codes, joint.cols), pick(&joint.scales, groups));
-        Quantized { codes, scales, ..Quantized::empty(joint.format.clone(), rows.len(), joint.cols) }
-    })
+    let (groups, all) = (cols / BLOCK, stack.turns * rows);
+    let part = |name: &str, dtypes: &[Dtype], block: &[usize]| -> Result<Vec<u8>> {
+        let meta = files.meta(name)?;
+        files.expect_dtype(meta, dtypes)?;
+        files.expect_shape(meta, &[&[stack.experts, all, groups], block].concat())?;
+        let row = groups * block.first().copied().unwrap_or(1);
+        let mut bytes = vec![0; all * row];
+        files.checkpoint().read_range(name, (stack.expert * all * row) as u64, &mut bytes)?;
+        let rows = bytes.chunks_exact(row.max(1)).skip(stack.turn).step_by(stack.turns.max(1));
+        Ok(rows.flatten().copied().collect())
+    };
+    let blocks = part(&codes_name, &[Dtype::U8], &[BLOCK / 2])?;
+    let scales = part(&scales_name, &[Dtype::U8, Dtype::F8E8M0], &[])?;
+    let codes = Packing::rows(4).unpack(&blocks, rows, cols, false);
+    let codes = codes.ok_or_else(|| files.fault(&codes_name, "a wrong length", "two codes to a byte", ""))?;
+    let empty = Quantized::empty(Scheme::mx(Code::Float(minifloat::E2M1)).format, rows, cols);
+    let q = Quantized { codes: Codes::U8(codes), scales: Codes::U8(scales), ..empty };
+    sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &scales_name }, &q)?;
+    Ok(q)
 }
 
 /// The tensors of projection `name` for its experts, all of one shape and in MXFP4; `None` where one is not.

@@ -20,6 +20,7 @@ pub mod native;
 pub mod onnx;
 pub mod quanto;
 mod sound;
+mod stacked;
 mod weight;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ use mantissa_num::{Code, Codes, minifloat};
 use serde_json::Value;
 
 pub use container::{Container, LinearPlan, NotStorable};
+pub use stacked::Stack;
 use weight::Parts;
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Weight};
 

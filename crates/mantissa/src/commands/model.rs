@@ -104,7 +104,7 @@ fn bytes_needed(files: &ModelFiles, used: Use) -> Result<u64> {
     let cache = if used.cached { KvCache::bytes_needed(&config, used.longest) } else { 0 };
     // A tensor passes through its stored bytes and, where it is quantized, through one byte per code.
     let largest = files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
-    let widest = config.linears().iter().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
+    let widest = config.decoder_linears().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
     let passing = largest.saturating_add(widest);
     let per_pass = buffers.saturating_add(logits).saturating_mul(used.threads as u64);
     let weights = files.checkpoint().total_bytes().saturating_add(passing);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::support::{fail, json, mantissa, root, stderr, text};
+use crate::support::{command, fail, json, mantissa, root, stderr, text};
 
 /// A model with a tokenizer.
 fn model() -> PathBuf {
@@ -48,6 +48,38 @@ fn gptq_from_text_has_the_same_bytes_on_any_number_of_threads() {
     assert_eq!(quantize("two", &["--samples", "9", "--threads", "2"]).1, one);
     // Other windows of the same text are another calibration.
     assert_ne!(quantize("more", &["--samples", "12"]).1, one);
+}
+
+/// Statistics, solver and rounding have one arithmetic at every level of the instruction set and any number of threads.
+#[test]
+fn gptq_has_the_same_bytes_at_every_level() {
+    let temp = TempDir::new().unwrap();
+    let windows = temp.path().join("w.json");
+    let tokens: Vec<Vec<usize>> =
+        (0..5).map(|w| (0..40).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+    fs::write(&windows, serde_json::json!(tokens).to_string()).unwrap();
+    for name in ["gemma2", "qwen3-moe", "deepseek-v3", "gpt2"] {
+        let model = root().join("tests/data/tiny").join(name);
+        let mut first: Option<Vec<(String, Vec<u8>)>> = None;
+        for level in mantissa_kernels::Isa::available() {
+            for threads in ["1", "2"] {
+                let out = temp.path().join(format!("{name}-{level}-{threads}"));
+                let mut command = command();
+                command.env("MANTISSA_ISA", level.name()).args([
+                    "quantize",
+                    text(&model),
+                    "--out",
+                    text(&out),
+                ]);
+                command.args(["--recipe", "gptq-int4-g8", "--format", "native", "--threads", threads]);
+                let output = command.args(["--calibration-tokens", text(&windows)]).output().unwrap();
+                assert!(output.status.success(), "{}", stderr(&output));
+                let files = files(&out);
+                let same = first.get_or_insert_with(|| files.clone()) == &files;
+                assert!(same, "{name}: {level}, {threads} threads");
+            }
+        }
+    }
 }
 
 /// Experts are calibrated on the tokens that are routed to them. Of one token most see none, which is said of each.

@@ -58,7 +58,9 @@ fn architectures_quantize_verify_and_measure() {
         "phi3-longrope",
         "olmo",
         "olmo2",
+        "gpt2",
         "gpt-neox",
+        "gpt-neox-serial",
         "mixtral",
         "qwen2-moe",
         "qwen3-moe",
@@ -68,18 +70,55 @@ fn architectures_quantize_verify_and_measure() {
     ] {
         let (model, out) = (tiny(name), temp.path().join(name));
         let (model, out) = (text(&model), text(&out));
-        let recipe = ["--recipe", "rtn-int8-channel", "--json", "--quiet"];
-        let done = json(&[&["quantize", model, "--out", out][..], &recipe[..]].concat());
-        assert_eq!(done["verification"]["ok"], true, "{name}");
-        let found = json(&["verify", out, "--reference", model, "--json"]);
-        assert_eq!((&found["ok"], &found["faults"]), (&true.into(), &serde_json::json!([])), "{name}");
-        let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
-        let kl = result["kl"].as_f64().unwrap();
-        assert!(kl > 0.0 && kl < 0.05, "{name}: {kl}");
+        let planned = json(&["quantize", model, "--recipe", "nf4", "--out", out, "--dry-run", "--json"]);
+        assert!(planned["predicted_peak_memory"].as_u64().unwrap() > 0, "{name}: {planned}");
+        let gptq = ["gptq-int4-g8", "--calibration-tokens", &tokens];
+        // In the container that servers read, and in one that holds groups that do not divide a row.
+        for (recipe, format, most) in
+            [(&["rtn-int8-channel"][..], "compressed-tensors", 0.05), (&gptq, "native", 0.2)]
+        {
+            let _ = std::fs::remove_dir_all(out);
+            let quantize =
+                [&["quantize", model, "--out", out, "--format", format, "--json", "--recipe"], recipe];
+            let done = json(&quantize.concat());
+            assert_eq!(done["verification"]["ok"], true, "{name}");
+            let layers = done["layers"].as_array().unwrap();
+            assert_eq!(layers.len(), linears(Path::new(model)), "{name}: every linear layer, experts too");
+            let found = json(&["verify", out, "--reference", model, "--json"]);
+            assert_eq!((&found["ok"], &found["faults"]), (&true.into(), &serde_json::json!([])), "{name}");
+            let result = json(&["eval", out, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
+            let kl = result["kl"].as_f64().unwrap();
+            println!("{name:16} {format:20} {kl:.4}");
+            assert!(kl > 0.0 && kl < most, "{name}: {kl}");
+            let inspected = json(&["inspect", out, "--json"]);
+            assert!(inspected["linear_bits_per_weight"].as_f64().unwrap() < 14.0, "{name}: {inspected}");
+            let linted = mantissa(&["lint", out, "--for", "vllm", "--json"]);
+            assert!(matches!(linted.status.code(), Some(0 | 1)), "{name}");
+        }
     }
-    let refused =
-        fail(2, &["quantize", text(&tiny("gpt2")), "--recipe", "nf4", "--out", text(&temp.path().join("x"))]);
-    assert!(refused.contains("model_type: found gpt2") && refused.contains("[out, in]"), "{refused}");
+}
+
+/// Linear layers of the decoder layers of a model.
+fn linears(model: &Path) -> usize {
+    let files = mantissa_store::convention::ModelFiles::open(model).unwrap();
+    mantissa_quant::model_config(&files).unwrap().decoder_linears().count()
+}
+
+/// Conv1D is said to be known by GPTQ's readers only, and GPTQ's container holds it.
+#[test]
+fn transposed_weights_and_stacked_experts_are_said() {
+    let temp = TempDir::new().unwrap();
+    let said = |name: &str, format: &str| {
+        let (model, out) = (tiny(name), temp.path().join(format!("{name}-{format}")));
+        let arguments =
+            ["quantize", text(&model), "--recipe", "rtn-int4-g8", "--format", format, "--out", text(&out)];
+        let output = mantissa(&arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", crate::support::stderr(&output));
+        crate::support::stderr(&output)
+    };
+    assert!(said("gpt2", "compressed-tensors").contains("Conv1D"));
+    assert!(!said("gpt2", "gptq").contains("Conv1D"));
+    assert!(said("gpt-oss", "native").contains("stacked"));
 }
 
 #[test]

@@ -1,10 +1,8 @@
 //! Q2_K, Q4_K, Q5_K: sub-blocks `(d·scale)·q - dmin·min` with small integers `scale` and `min`, neither negative.
 
 use super::super::k_quants::{self, SuperBlock};
-use super::{
-    COUNT, INFINITE, LANES, Lanes, MOST, ROUND, Target, earlier, extremes, inverse, least, moments, round,
-    uneven,
-};
+use super::sub_blocks::{Coder, SubBlocks, nearest};
+use super::{INFINITE, LANES, Lanes, MOST, Target, extremes, inverse, least, round, total, uneven};
 
 /// What distinguishes the types.
 struct Kind {
@@ -14,27 +12,34 @@ struct Kind {
     codes: f32,
     /// The largest integer scale and minimum.
     levels: f32,
-    /// Offsets of the first guess: a sub-block's range is cut into `codes + to - i·step`, finest first: of two cuts that
-    /// are as good, the one with the smaller scale leaves more room to the other sub-blocks.
+    /// Offsets of the first guesses: a sub-block's range is cut into `codes + to - i·step` for `i` below `cuts`, finest
+    /// first: of two cuts that are as good, the one with the smaller scale leaves more room to the other sub-blocks.
     to: f32,
     step: f32,
+    cuts: usize,
     /// How often codes and scales are fitted to each other before anything is rounded.
     fits: usize,
-    /// Pairs of f16 scales that are tried (of an [uneven] block, [`STARTS`]), and how often the integers are chosen under
+    /// Pairs of f16 scales that are tried (of an [uneven] block, sixteen), and how often the integers are chosen under
     /// each.
     starts: usize,
     rounds: usize,
 }
 
 const Q2_K: Kind =
-    Kind { sub: 16, codes: 3.0, levels: 15.0, to: 1.2, step: 0.16, fits: 3, starts: 3, rounds: 5 };
-const Q4_K: Kind =
-    Kind { sub: 32, codes: 15.0, levels: 63.0, to: 2.4, step: 0.3, fits: 2, starts: 1, rounds: 2 };
-const Q5_K: Kind =
-    Kind { sub: 32, codes: 31.0, levels: 63.0, to: 4.3, step: 0.5, fits: 3, starts: 2, rounds: 3 };
-
-/// Most pairs of f16 scales that are tried.
-const STARTS: usize = 16;
+    Kind { sub: 16, codes: 3.0, levels: 15.0, to: 1.2, step: 0.16, cuts: 16, fits: 3, starts: 3, rounds: 5 };
+const Q4_K: Kind = Kind {
+    sub: 32,
+    codes: 15.0,
+    levels: 63.0,
+    to: 2.2,
+    step: 0.36,
+    cuts: 12,
+    fits: 2,
+    starts: 1,
+    rounds: 2,
+    ..Q2_K
+};
+const Q5_K: Kind = Kind { codes: 31.0, to: 4.3, step: 0.5, cuts: 16, fits: 3, starts: 2, rounds: 3, ..Q4_K };
 
 #[inline(always)]
 pub(super) fn encode_q2_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8]) {
@@ -51,307 +56,296 @@ pub(super) fn encode_q5_k<L: Lanes>(l: L, target: &mut Target, block: &mut [u8])
     k_quants::put_q5_k(&search(l, &Q5_K, target), block);
 }
 
-/// A sub-block's scale and minimum, and the sums of its codes.
-#[derive(Clone, Copy, Default)]
-struct Fit {
-    s: f32,
-    m: f32,
+/// Each sub-block's scale and minimum, and the sums of its codes.
+#[derive(Clone, Copy)]
+struct Fit<V> {
+    s: V,
+    m: V,
     /// `sum w q²` and `sum w q`.
-    qq: f32,
-    q: f32,
+    qq: V,
+    q: V,
 }
 
-/// Sums of a sub-block that do not depend on codes.
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    w: f32,
-    x: f32,
-    xx: f32,
+/// Sums of each sub-block that do not depend on codes.
+#[derive(Clone, Copy)]
+struct Sums<V> {
+    w: V,
+    x: V,
 }
 
 /// A choice for the whole block.
 #[derive(Clone, Copy)]
-struct Choice {
+struct Choice<V> {
     d: (u16, f32),
     dmin: (u16, f32),
-    scales: [f32; 16],
-    mins: [f32; 16],
+    scales: V,
+    mins: V,
     error: f32,
+}
+
+/// Codes `round(x·inv + start)`, which decode to `step·code - offset`.
+struct Steps<V> {
+    inv: V,
+    start: V,
+    step: V,
+    offset: V,
+    /// The largest code.
+    most: f32,
+}
+
+impl<L: Lanes> Coder<L> for Steps<L::V> {
+    #[inline(always)]
+    fn code(&self, l: L, x: L::V) -> L::V {
+        nearest(l, l.mul_add(x, self.inv, self.start), 0.0, self.most)
+    }
+
+    #[inline(always)]
+    fn miss(&self, l: L, x: L::V) -> L::V {
+        l.sub_mul(self.step, self.code(l, x), l.add(x, self.offset))
+    }
+}
+
+/// What stays the same while a block is searched.
+struct Job<'a, L: Lanes> {
+    l: L,
+    kind: &'a Kind,
+    target: &'a Target,
+    parts: SubBlocks<L>,
+    sums: Sums<L::V>,
 }
 
 #[inline(always)]
 fn search<L: Lanes>(l: L, kind: &Kind, target: &Target) -> SuperBlock {
     let subs = MOST / kind.sub;
-    let reach = kind.levels * kind.codes;
     let (low, high) = extremes(l, &target.x);
-    if target.beyond(high, reach) || target.beyond(-low, kind.levels) {
+    if target.beyond(high, kind.levels * kind.codes) || target.beyond(-low, kind.levels) {
         return SuperBlock { d: INFINITE, ..SuperBlock::ZERO };
     }
-    let mut fits = [Fit::default(); 16];
-    let mut sums = [Sums::default(); 16];
-    for sub in 0..subs {
-        let (x, w) = part(kind, target, sub);
-        sums[sub] = sums_of(l, x, w);
-        fits[sub] = fit(l, kind, x, w, sums[sub]);
-    }
-    let starts: [(f32, f32); STARTS] = choose_scales(l, kind, &fits[..subs], &sums[..subs]);
-    let s: [f32; 16] = std::array::from_fn(|i| fits[i].s);
-    let m: [f32; 16] = std::array::from_fn(|i| fits[i].m);
-    let mut best: Option<Choice> = None;
+    let parts = SubBlocks::new(l, target, kind.sub);
+    let (w, x) = parts.sums(l);
+    let job = Job { l, kind, target, parts, sums: Sums { w, x } };
+    let fit = job.fit();
+    let (s, m) = (l.to_array(fit.s), l.to_array(fit.m));
+    let mut starts = [(0.0, 0.0); LANES];
     let many = uneven(&s[..subs]) || uneven(&m[..subs]);
-    for (d, dmin) in &starts[..if many { STARTS } else { kind.starts }] {
-        let (d, dmin) = (target.half((*d).into()), target.half((*dmin).into()));
-        let choice = descend(l, kind, target, &sums, (d, dmin), (s, m));
+    let starts = &mut starts[..if many { LANES } else { kind.starts }];
+    job.choose_scales(&fit, starts);
+    let mut best: Option<Choice<L::V>> = None;
+    for &mut (d, dmin) in starts {
+        let choice = job.descend((target.half(d.into()), target.half(dmin.into())), (fit.s, fit.m));
         if best.is_none_or(|best| choice.error < best.error) {
             best = Some(choice);
         }
     }
     let Some(best) = best else { return SuperBlock::ZERO };
-    let mut codes = [0.0; MOST];
-    let mut out = SuperBlock { d: best.d.0, dmin: best.dmin.0, ..SuperBlock::ZERO };
-    for sub in 0..subs {
-        out.scales[sub] = best.scales[sub] as i8;
-        out.mins[sub] = best.mins[sub] as u8;
-        assign(l, kind, target, &best, sub, &mut codes);
+    SuperBlock {
+        d: best.d.0,
+        dmin: best.dmin.0,
+        scales: l.to_array(best.scales).map(|scale| scale as i8),
+        mins: l.to_array(best.mins).map(|min| min as u8),
+        codes: job.parts.codes(l, &job.steps(&best)),
     }
-    for (out, code) in out.codes.iter_mut().zip(codes) {
-        *out = code as i8;
-    }
-    out
 }
 
-/// From two f16 scales: the sub-blocks' integers, then the f16 scales of least squares, and so on while it gains.
-#[inline(always)]
-fn descend<L: Lanes>(
-    l: L,
-    kind: &Kind,
-    target: &Target,
-    sums: &[Sums; 16],
-    (mut d, mut dmin): ((u16, f32), (u16, f32)),
-    (mut s, mut m): ([f32; 16], [f32; 16]),
-) -> Choice {
-    let mut best = Choice { d, dmin, scales: [0.0; 16], mins: [0.0; 16], error: f32::INFINITY };
-    let mut codes = [0.0; MOST];
-    for round in 1..=kind.rounds {
-        let next = choose_integers(l, kind, target, d, dmin, &s, &m);
-        if next.error >= best.error {
-            break;
+impl<L: Lanes> Job<'_, L> {
+    /// From two f16 scales: the sub-blocks' integers, then the f16 scales of least squares, and so on while it gains.
+    #[inline(always)]
+    fn descend(
+        &self,
+        (mut d, mut dmin): ((u16, f32), (u16, f32)),
+        (mut s, mut m): (L::V, L::V),
+    ) -> Choice<L::V> {
+        let zero = self.l.splat(0.0);
+        let mut best = Choice { d, dmin, scales: zero, mins: zero, error: f32::INFINITY };
+        for round in 1..=self.kind.rounds {
+            let next = self.choose_integers(d, dmin, s, m);
+            if next.error >= best.error {
+                break;
+            }
+            best = next;
+            if round == self.kind.rounds {
+                break;
+            }
+            let (scale, min) = self.refit(&best);
+            (d, dmin) = (self.target.half(scale), self.target.half(min));
+            if (d.0, dmin.0) == (best.d.0, best.dmin.0) {
+                break;
+            }
+            s = self.l.mul(best.scales, self.l.splat(best.d.1));
+            m = self.l.mul(best.mins, self.l.splat(best.dmin.1));
         }
-        best = next;
-        if round == kind.rounds {
-            break;
-        }
-        let (scale, min) = refit(l, kind, target, &best, sums, &mut codes);
-        (d, dmin) = (target.half(scale), target.half(min));
-        if (d.0, dmin.0) == (best.d.0, best.dmin.0) {
-            break;
-        }
-        s = std::array::from_fn(|i| best.scales[i] * best.d.1);
-        m = std::array::from_fn(|i| best.mins[i] * best.dmin.1);
+        best
     }
-    best
-}
 
-/// Candidates of the two f16 scales, the best first: of sixteen that bring the largest scale to `levels` or little below it,
-/// times sixteen that do so with the largest minimum, those whose integers meet all scales and minima best. Off by `ds` and
-/// `dm`, a sub-block loses `ds² sum w q² - 2 ds dm sum w q + dm² sum w` more.
-#[inline(always)]
-fn choose_scales<L: Lanes>(l: L, kind: &Kind, fits: &[Fit], sums: &[Sums]) -> [(f32, f32); STARTS] {
-    let largest = |of: fn(&Fit) -> f32| fits.iter().map(of).fold(0f32, f32::max);
-    let (scale, min) = (largest(|fit| fit.s), largest(|fit| fit.m));
-    let steps: [f32; LANES] = std::array::from_fn(|i| kind.levels * (1.0 - i as f32 / 160.0));
-    let d = l.div(l.splat(scale), l.load(&steps));
-    let inv = inverse(l, d);
-    let mut misses = [l.splat(0.0); 16];
-    for (miss, fit) in misses.iter_mut().zip(fits) {
-        let s = l.splat(fit.s);
-        *miss = l.sub(l.mul(round(l, l.mul(s, inv)), d), s);
-    }
-    let d = l.to_array(d);
-    let mut best = [(f32::INFINITY, (0.0, 0.0)); STARTS];
-    for step in steps {
-        let dmin = min / step;
-        let inverse = if dmin == 0.0 { 0.0 } else { 1.0 / dmin };
-        let mut cost = l.splat(0.0);
-        for ((fit, sums), &miss) in fits.iter().zip(sums).zip(&misses) {
-            let min = (fit.m * inverse + ROUND - ROUND) * dmin - fit.m;
-            let own = l.mul(miss, l.sub(l.mul(miss, l.splat(fit.qq)), l.splat(2.0 * min * fit.q)));
-            cost = l.add(cost, l.add(own, l.splat(min * min * sums.w)));
+    /// Fills `best` with candidates of the two f16 scales, the best first: of sixteen that bring the largest scale to `levels`
+    /// or little below it, each with that of sixteen that do so with the largest minimum with which its integers meet all
+    /// scales and minima best. Off by `ds` and `dm`, a sub-block loses `ds² sum w q² - 2 ds dm sum w q + dm² sum w` more.
+    #[inline(always)]
+    fn choose_scales(&self, fit: &Fit<L::V>, best: &mut [(f32, f32)]) {
+        let (l, subs) = (self.l, MOST / self.kind.sub);
+        let (s, m) = (l.to_array(fit.s), l.to_array(fit.m));
+        let (qq, q) = (l.to_array(fit.qq), l.to_array(fit.q));
+        let largest = |of: &[f32; LANES]| of.iter().fold(0f32, |max, &v| max.max(v));
+        let (scale, min) = (largest(&s), largest(&m));
+        let steps: [f32; LANES] = std::array::from_fn(|i| self.kind.levels * (1.0 - i as f32 / 160.0));
+        let d = l.div(l.splat(scale), l.load(&steps));
+        let inv = inverse(l, d);
+        // Of each candidate of `d` what the sub-blocks lose, and the factor of a minimum's miss in it.
+        let (mut own, mut factors) = (l.splat(0.0), [l.splat(0.0); LANES]);
+        for i in 0..subs {
+            let s = l.splat(s[i]);
+            let miss = l.sub(l.mul(round(l, l.mul(s, inv)), d), s);
+            own = l.mul_add(l.mul(miss, miss), l.splat(qq[i]), own);
+            factors[i] = l.mul(miss, l.splat(-2.0 * q[i]));
         }
-        let (lane, cost) = least(l, cost);
-        let mut candidate = (cost, (d[lane], dmin));
-        for best in &mut best {
-            if candidate.0 < best.0 {
-                std::mem::swap(best, &mut candidate);
+        let (mut least_cost, mut dmins) = (l.splat(f32::MAX), l.splat(0.0));
+        for step in steps {
+            let dmin = min / step;
+            let inverse = if dmin == 0.0 { 0.0 } else { 1.0 / dmin };
+            // One lane per sub-block.
+            let miss = round(l, l.mul(fit.m, l.splat(inverse)));
+            let miss = l.sub(l.mul(miss, l.splat(dmin)), fit.m);
+            let squares = l.mul(l.mul(miss, miss), self.sums.w);
+            let (miss, squares) = (l.to_array(miss), l.to_array(squares));
+            let mut cost = l.add(own, l.splat(squares[..subs].iter().sum()));
+            for i in 0..subs {
+                cost = l.mul_add(factors[i], l.splat(miss[i]), cost);
+            }
+            dmins = l.if_less(cost, least_cost, l.splat(dmin), dmins);
+            least_cost = l.lesser(least_cost, cost);
+        }
+        let (d, dmins, mut cost) = (l.to_array(d), l.to_array(dmins), l.to_array(least_cost));
+        for best in best {
+            let lane = least(l, l.load(&cost)).0;
+            cost[lane] = f32::INFINITY;
+            *best = (d[lane], dmins[lane]);
+        }
+    }
+
+    /// Codes of some cuts of the range, then for each the scale and minimum of least squares, then codes anew.
+    #[inline(always)]
+    fn fit(&self) -> Fit<L::V> {
+        let (l, kind) = (self.l, self.kind);
+        let zero = l.splat(0.0);
+        let (low, high) = self.parts.extremes(l);
+        let least = l.sub(zero, low);
+        let unit = inverse(l, l.greater(zero, l.sub(high, low)));
+        let mut best = Fit { s: zero, m: least, qq: zero, q: zero };
+        // What a sub-block of equal elements gains is never compared.
+        let mut gain = l.if_less(zero, unit, l.splat(-f32::MAX), l.splat(f32::MAX));
+        for cut in 0..kind.cuts {
+            let cuts = kind.codes + kind.to - cut as f32 * kind.step;
+            let (mut inv, mut m) = (l.mul(l.splat(cuts), unit), least);
+            for pass in 1..=kind.fits {
+                let (fit, gained) = self.least_squares(inv, m);
+                // Of cuts with the same gain the first wins, whatever their last bits are.
+                let gained = l.mul(gained, l.splat(1.0 - cut as f32 * f32::EPSILON));
+                best = Fit {
+                    s: l.if_less(gain, gained, fit.s, best.s),
+                    m: l.if_less(gain, gained, fit.m, best.m),
+                    qq: l.if_less(gain, gained, fit.qq, best.qq),
+                    q: l.if_less(gain, gained, fit.q, best.q),
+                };
+                gain = l.if_less(gain, gained, gained, gain);
+                if pass < kind.fits {
+                    (inv, m) = (inverse(l, fit.s), fit.m);
+                }
             }
         }
+        best
     }
-    best.map(|(_, scales)| scales)
-}
 
-#[inline(always)]
-fn part<'a>(kind: &Kind, target: &'a Target, sub: usize) -> (&'a [f32], &'a [f32]) {
-    let range = sub * kind.sub..(sub + 1) * kind.sub;
-    (&target.x[range.clone()], &target.w[range])
-}
-
-#[inline(always)]
-fn sums_of<L: Lanes>(l: L, x: &[f32], w: &[f32]) -> Sums {
-    let (mut ww, mut wx, mut wxx) = (l.splat(0.0), l.splat(0.0), l.splat(0.0));
-    for (x, w) in x.as_chunks::<LANES>().0.iter().zip(w.as_chunks::<LANES>().0) {
-        let (x, w) = (l.load(x), l.load(w));
-        let wx1 = l.mul(w, x);
-        ww = l.add(ww, w);
-        wx = l.add(wx, wx1);
-        wxx = l.add(wxx, l.mul(wx1, x));
-    }
-    Sums { w: super::total(l, ww), x: super::total(l, wx), xx: super::total(l, wxx) }
-}
-
-/// Codes of sixteen cuts of the range, then for each the scale and minimum of least squares, then codes anew.
-#[inline(always)]
-fn fit<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], sums: Sums) -> Fit {
-    let (low, high) = extremes(l, x);
-    if high <= low {
-        return Fit { m: -low, ..Fit::default() };
-    }
-    let zero = l.splat(0.0);
-    let cuts = l.sub(l.splat(kind.codes + kind.to), l.mul(l.load(&COUNT), l.splat(kind.step)));
-    let (mut inv, mut m) = (l.mul(cuts, l.splat(1.0 / (high - low))), l.splat(-low));
-    let mut best = (Fit::default(), f32::INFINITY);
-    for _ in 0..kind.fits {
-        let (q, qq, xq) = code_sums(l, kind.codes, x, w, inv, m);
-        let tiny = l.splat(1e-30);
-        let (sw, sx) = (l.splat(sums.w), l.splat(sums.x));
-        let det = l.greater(tiny, l.sub(l.mul(sw, qq), l.mul(q, q)));
-        let scale = l.div(l.sub(l.mul(sw, xq), l.mul(sx, q)), det);
-        let offset = l.div(l.sub(l.mul(qq, sx), l.mul(q, xq)), det);
+    /// The scale and minimum of least squares for the codes `round((x + m)·inv)`, and by how much they bring `sum w (x - y)²`
+    /// below `sum w x²`.
+    #[inline(always)]
+    fn least_squares(&self, inv: L::V, m: L::V) -> (Fit<L::V>, L::V) {
+        let (l, zero, tiny) = (self.l, self.l.splat(0.0), self.l.splat(1e-30));
+        let Sums { w, x } = self.sums;
+        let (q, qq, xq) = self.parts.moments(
+            l,
+            &Steps { inv, start: l.mul(m, inv), step: zero, offset: zero, most: self.kind.codes },
+        );
+        let det = l.greater(tiny, l.sub(l.mul(w, qq), l.mul(q, q)));
+        let above = l.sub(l.mul(qq, x), l.mul(q, xq));
         // Where the offset would be positive it is 0.
-        let plain = l.div(xq, l.greater(tiny, qq));
-        let scale = l.greater(zero, l.if_less(zero, offset, plain, scale));
-        let offset = l.lesser(zero, offset);
-        let explained = l.add(l.mul(scale, xq), l.mul(offset, sx));
-        let (lane, error) = least(l, l.sub(l.splat(sums.xx), l.mul(explained, earlier(l))));
-        if error < best.1 {
-            let at = |v| l.to_array(v)[lane];
-            best = (Fit { s: at(scale), m: -at(offset), qq: at(qq), q: at(q) }, error);
+        let over = l.if_less(zero, above, l.greater(tiny, qq), det);
+        let scaled = l.if_less(zero, above, xq, l.sub(l.mul(w, xq), l.mul(x, q)));
+        let one_over = l.div(l.splat(1.0), over);
+        let s = l.greater(zero, l.mul(scaled, one_over));
+        let offset = l.mul(l.lesser(zero, above), one_over);
+        let gained = l.add(l.mul(s, xq), l.mul(offset, x));
+        (Fit { s, m: l.sub(zero, offset), qq, q }, gained)
+    }
+
+    /// The integers of every sub-block for given f16 scales: of four times four around `s / d` and `m / dmin`, those with which
+    /// the decoder errs least.
+    #[inline(always)]
+    fn choose_integers(&self, d: (u16, f32), dmin: (u16, f32), s: L::V, m: L::V) -> Choice<L::V> {
+        let (l, kind) = (self.l, self.kind);
+        let scale = below(l, s, d.1, kind.levels);
+        let min = below(l, m, dmin.1, kind.levels);
+        let (mut scales, mut mins, mut error) = (scale, min, l.splat(f32::MAX));
+        for across in -1..=2 {
+            let scale = within(l, l.add(scale, l.splat(across as f32)), kind.levels);
+            let step = l.mul(l.splat(d.1), scale);
+            let inv = inverse(l, step);
+            for down in -1..=2 {
+                let min = within(l, l.add(min, l.splat(down as f32)), kind.levels);
+                let offset = l.mul(l.splat(dmin.1), min);
+                let found = self
+                    .parts
+                    .error(l, &Steps { inv, start: l.mul(offset, inv), step, offset, most: kind.codes });
+                scales = l.if_less(found, error, scale, scales);
+                mins = l.if_less(found, error, min, mins);
+                error = l.if_less(found, error, found, error);
+            }
         }
-        (inv, m) = (inverse(l, scale), l.sub(zero, offset));
+        Choice { d, dmin, scales, mins, error: total(l, error) }
     }
-    best.0
-}
 
-/// `sum w q`, `sum w q²` and `sum w x q` of the codes `round((x + m)·inv)` of each lane.
-#[inline(always)]
-fn code_sums<L: Lanes>(l: L, codes: f32, x: &[f32], w: &[f32], inv: L::V, m: L::V) -> (L::V, L::V, L::V) {
-    let (zero, most) = (l.splat(0.0), l.splat(codes));
-    let (mut sq, mut sqq, mut sxq) = (zero, zero, zero);
-    for (&x, &w) in x.iter().zip(w) {
-        let x = l.splat(x);
-        let q = code(l, l.mul(l.add(x, m), inv), zero, most);
-        let wq = l.mul(l.splat(w), q);
-        sq = l.add(sq, wq);
-        sqq = l.add(sqq, l.mul(wq, q));
-        sxq = l.add(sxq, l.mul(wq, x));
+    /// The codes under a choice.
+    #[inline(always)]
+    fn steps(&self, choice: &Choice<L::V>) -> Steps<L::V> {
+        let l = self.l;
+        let step = l.mul(l.splat(choice.d.1), choice.scales);
+        let offset = l.mul(l.splat(choice.dmin.1), choice.mins);
+        let inv = inverse(l, step);
+        Steps { inv, start: l.mul(offset, inv), step, offset, most: self.kind.codes }
     }
-    (sq, sqq, sxq)
-}
 
-#[inline(always)]
-fn code<L: Lanes>(l: L, v: L::V, low: L::V, high: L::V) -> L::V {
-    round(l, l.lesser(l.greater(v, low), high))
-}
-
-/// The neighbours of a pair of integers, lane by lane.
-const ACROSS: [f32; LANES] =
-    [-1.0, 0.0, 1.0, 2.0, -1.0, 0.0, 1.0, 2.0, -1.0, 0.0, 1.0, 2.0, -1.0, 0.0, 1.0, 2.0];
-const DOWN: [f32; LANES] =
-    [-1.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0];
-
-/// The integers of every sub-block for given f16 scales: of four times four around `s / d` and `m / dmin`, those with which
-/// the decoder errs least.
-#[inline(always)]
-fn choose_integers<L: Lanes>(
-    l: L,
-    kind: &Kind,
-    target: &Target,
-    d: (u16, f32),
-    dmin: (u16, f32),
-    s: &[f32; 16],
-    m: &[f32; 16],
-) -> Choice {
-    let quotient = |a: f32, b: f32| if b == 0.0 { 0.0 } else { (a / b).floor().clamp(-1.0, 64.0) };
-    let limit = |v: L::V| l.lesser(l.greater(v, l.splat(0.0)), l.splat(kind.levels));
-    let mut choice = Choice { d, dmin, scales: [0.0; 16], mins: [0.0; 16], error: 0.0 };
-    for sub in 0..MOST / kind.sub {
-        let (x, w) = part(kind, target, sub);
-        let (scale, min) = (quotient(s[sub], d.1), quotient(m[sub], dmin.1));
-        let scales = limit(l.add(l.splat(scale), l.load(&ACROSS)));
-        let mins = limit(l.add(l.splat(min), l.load(&DOWN)));
-        let (steps, offsets) = (l.mul(l.splat(d.1), scales), l.mul(l.splat(dmin.1), mins));
-        let inv = inverse(l, steps);
-        let (zero, most) = (l.splat(0.0), l.splat(kind.codes));
-        let mut error = zero;
-        for (&x, &w) in x.iter().zip(w) {
-            let shifted = l.add(l.splat(x), offsets);
-            let q = code(l, l.mul(shifted, inv), zero, most);
-            let miss = l.sub(shifted, l.mul(steps, q));
-            error = l.add(error, l.mul(l.splat(w), l.mul(miss, miss)));
+    /// The two f16 scales of least squares for integers and codes as they are: with `x ~ d·(L q) - dmin·M`.
+    #[inline(always)]
+    fn refit(&self, choice: &Choice<L::V>) -> (f64, f64) {
+        let l = self.l;
+        let (q, qq, xq) = self.parts.moments(l, &self.steps(choice));
+        let (q, qq, xq) = (l.to_array(q), l.to_array(qq), l.to_array(xq));
+        let (w, x) = (l.to_array(self.sums.w), l.to_array(self.sums.x));
+        let (scales, mins) = (l.to_array(choice.scales), l.to_array(choice.mins));
+        let (mut aa, mut ab, mut bb, mut ax, mut bx) = (0f64, 0f64, 0f64, 0f64, 0f64);
+        for i in 0..MOST / self.kind.sub {
+            let (scale, min) = (f64::from(scales[i]), f64::from(mins[i]));
+            aa += scale * scale * f64::from(qq[i]);
+            ax += scale * f64::from(xq[i]);
+            ab -= scale * min * f64::from(q[i]);
+            bb += min * min * f64::from(w[i]);
+            bx -= min * f64::from(x[i]);
         }
-        let (lane, error) = least(l, error);
-        choice.scales[sub] = l.to_array(scales)[lane];
-        choice.mins[sub] = l.to_array(mins)[lane];
-        choice.error += error;
-    }
-    choice
-}
-
-/// Writes the codes of a sub-block.
-#[inline(always)]
-fn assign<L: Lanes>(
-    l: L,
-    kind: &Kind,
-    target: &Target,
-    choice: &Choice,
-    sub: usize,
-    codes: &mut [f32; MOST],
-) {
-    let (x, _) = part(kind, target, sub);
-    let step = l.splat(choice.d.1 * choice.scales[sub]);
-    let offset = l.splat(choice.dmin.1 * choice.mins[sub]);
-    let inv = inverse(l, step);
-    let (zero, most) = (l.splat(0.0), l.splat(kind.codes));
-    let codes = &mut codes[sub * kind.sub..(sub + 1) * kind.sub];
-    for (x, out) in x.as_chunks::<LANES>().0.iter().zip(codes.as_chunks_mut::<LANES>().0) {
-        *out = l.to_array(code(l, l.mul(l.add(l.load(x), offset), inv), zero, most));
+        let det = aa * bb - ab * ab;
+        if bb == 0.0 || det <= 1e-12 * aa * bb {
+            return (if aa > 0.0 { ax / aa } else { 0.0 }, choice.dmin.1.into());
+        }
+        (((ax * bb - bx * ab) / det).max(0.0), ((bx * aa - ax * ab) / det).max(0.0))
     }
 }
 
-/// The two f16 scales of least squares for integers and codes as they are: with `x ~ d·(L q) - dmin·M`.
+/// The integer below `v / unit`, and at `levels` or -1 where that is further out.
 #[inline(always)]
-fn refit<L: Lanes>(
-    l: L,
-    kind: &Kind,
-    target: &Target,
-    choice: &Choice,
-    sums: &[Sums; 16],
-    codes: &mut [f32; MOST],
-) -> (f64, f64) {
-    let (mut aa, mut ab, mut bb, mut ax, mut bx) = (0f64, 0f64, 0f64, 0f64, 0f64);
-    for sub in 0..MOST / kind.sub {
-        assign(l, kind, target, choice, sub, codes);
-        let (x, w) = part(kind, target, sub);
-        let (q, qq, xq) = moments(l, x, w, &codes[sub * kind.sub..(sub + 1) * kind.sub]);
-        let (scale, min) = (f64::from(choice.scales[sub]), f64::from(choice.mins[sub]));
-        aa += scale * scale * f64::from(qq);
-        ax += scale * f64::from(xq);
-        ab -= scale * min * f64::from(q);
-        bb += min * min * f64::from(sums[sub].w);
-        bx -= min * f64::from(sums[sub].x);
-    }
-    let det = aa * bb - ab * ab;
-    if bb == 0.0 || det <= 1e-12 * aa * bb {
-        return (if aa > 0.0 { ax / aa } else { 0.0 }, choice.dmin.1.into());
-    }
-    (((ax * bb - bx * ab) / det).max(0.0), ((bx * aa - ax * ab) / det).max(0.0))
+fn below<L: Lanes>(l: L, v: L::V, unit: f32, levels: f32) -> L::V {
+    let inverse = if unit == 0.0 { 0.0 } else { (1.0 / unit).min(f32::MAX) };
+    nearest(l, l.sub(l.mul(v, l.splat(inverse)), l.splat(0.5)), -1.0, levels)
+}
+
+#[inline(always)]
+fn within<L: Lanes>(l: L, v: L::V, levels: f32) -> L::V {
+    l.lesser(l.greater(v, l.splat(0.0)), l.splat(levels))
 }

@@ -4,8 +4,9 @@
 //! of each column (1 where none is given; otherwise the mean square of the layer's input, as in llama.cpp's importance
 //! matrix, which makes it the expected squared error of the layer's output under independent inputs).
 //!
-//! All of them have the same shape. Sixteen candidates of a sub-block's scale are tried at once, one per [lane](crate::lanes):
-//! their codes, then the scale (and minimum) that is best for those codes by least squares. The block's f16 scale is chosen
+//! All of them have the same shape. Sixteen candidates of a sub-block's scale are tried, each for all sub-blocks at once, one per
+//! [lane](crate::lanes) (of lattices and of blocks with a single scale, sixteen candidates at once): their codes, then the
+//! scale (and minimum) that is best for those codes by least squares. The block's f16 scale is chosen
 //! so that the sub-blocks' small integers meet their scales best. Then, with that scale as it will be stored, the integers
 //! around each sub-block's scale are tried with codes rounded anew for each, by the error that the decoder will make; the
 //! f16 scale is fitted again to all that, and the last step repeated while it gains.
@@ -14,6 +15,8 @@
 
 mod affine;
 mod lattice;
+mod single;
+mod sub_blocks;
 mod symmetric;
 mod ternary_lattice;
 
@@ -48,7 +51,7 @@ pub(super) fn encode_block<L: Lanes>(
         CodecId::Q5K => affine::encode_q5_k(l, &mut target, block),
         CodecId::Q3K => symmetric::encode_q3_k(l, &mut target, block),
         CodecId::Q6K => symmetric::encode_q6_k(l, &mut target, block),
-        CodecId::Iq4Nl => symmetric::encode_iq4_nl(l, &mut target, block),
+        CodecId::Iq4Nl => single::encode_iq4_nl(l, &mut target, block),
         CodecId::Iq4Xs => symmetric::encode_iq4_xs(l, &mut target, block),
         CodecId::Iq2Xxs | CodecId::Iq2Xs | CodecId::Iq2S | CodecId::Iq3Xxs | CodecId::Iq3S => {
             lattice::encode(l, codec, &mut target, block);
@@ -64,6 +67,8 @@ struct Target {
     x: [f32; MOST],
     /// Weights, at most 1, and never quite 0: columns of no importance are still met where that costs the others nothing.
     w: [f32; MOST],
+    /// Whether not all weights are 1.
+    weighted: bool,
     /// The largest `|x|`: 1 or more, below 2; or 0.
     amax: f32,
     /// The unit is `2^exponent`.
@@ -77,7 +82,7 @@ impl Target {
         let (low, high) = extremes(l, values);
         let amax = high.max(-low);
         let exponent = crate::e8m0::floor_log2(amax).unwrap_or(0);
-        let mut target = Target { x: [0.0; MOST], w: [1.0; MOST], amax: 0.0, exponent };
+        let mut target = Target { x: [0.0; MOST], w: [1.0; MOST], weighted: false, amax: 0.0, exponent };
         let unit = pow2(-exponent);
         let in_f32 = unit as f32;
         if in_f32.is_normal() {
@@ -89,6 +94,7 @@ impl Target {
         if let Some(importance) = importance {
             let most = extremes(l, importance).1;
             if most > 0.0 && most.is_finite() {
+                target.weighted = true;
                 for (w, v) in target.w.iter_mut().zip(importance) {
                     *w = (v / most).max(LEAST);
                 }
@@ -150,37 +156,12 @@ fn extremes<L: Lanes>(l: L, x: &[f32]) -> (f32, f32) {
     (l.least(low).1, -l.least(l.sub(zero, high)).1)
 }
 
-/// 0, 1, 2 … in the lanes.
-const COUNT: [f32; LANES] =
-    [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
-
 /// The lane of the least value, the first of equals; NaN never wins.
 #[inline(always)]
 fn least<L: Lanes>(l: L, a: L::V) -> (usize, f32) {
     let limit = l.splat(f32::MAX);
     let least = l.least(l.if_less(a, limit, a, limit));
     if least.1 < f32::MAX { least } else { (0, f32::INFINITY) }
-}
-
-/// Factors that, of lanes with the same gain, let the first win whatever their last bits are.
-#[inline(always)]
-fn earlier<L: Lanes>(l: L) -> L::V {
-    l.sub(l.splat(1.0), l.mul(l.load(&COUNT), l.splat(f32::EPSILON)))
-}
-
-/// `sum w q`, `sum w q²` and `sum w x q`; lengths are equal multiples of [`LANES`].
-#[inline(always)]
-fn moments<L: Lanes>(l: L, x: &[f32], w: &[f32], q: &[f32]) -> (f32, f32, f32) {
-    let (mut sq, mut sqq, mut sxq) = (l.splat(0.0), l.splat(0.0), l.splat(0.0));
-    let (x, w, q) = (x.as_chunks::<LANES>().0, w.as_chunks::<LANES>().0, q.as_chunks::<LANES>().0);
-    for ((x, w), q) in x.iter().zip(w).zip(q) {
-        let (x, q) = (l.load(x), l.load(q));
-        let wq = l.mul(l.load(w), q);
-        sq = l.add(sq, wq);
-        sqq = l.add(sqq, l.mul(wq, q));
-        sxq = l.add(sxq, l.mul(wq, x));
-    }
-    (total(l, sq), total(l, sqq), total(l, sxq))
 }
 
 /// The sum of the lanes, in a fixed tree.
@@ -201,12 +182,13 @@ fn uneven(scales: &[f32]) -> bool {
 }
 
 /// Chooses the f16 scale `d` whose integers `round(s / d)` meet the sub-blocks' scales `s` best: of sixteen that bring the
-/// largest scale to `most - i·step`, the least `sum a (d·round(s/d) - s)²`, `a` being how much a sub-block minds. Gives the best `N` of them.
+/// largest scale to `most - i·step`, those of least `sum a (d·round(s/d) - s)²`, `a` being how much a sub-block minds. Fills
+/// `best`, the best first.
 #[inline(always)]
-fn choose_scales<L: Lanes, const N: usize>(l: L, s: &[f32], a: &[f32], most: f32, step: f32) -> [f32; N] {
+fn choose_scales<L: Lanes>(l: L, s: &[f32], a: &[f32], most: f32, step: f32, best: &mut [f32]) {
     let largest = s.iter().fold(0f32, |max, &v| if v.abs() > max.abs() { v } else { max });
     if largest == 0.0 {
-        return [0.0; N];
+        return best.fill(0.0);
     }
     let steps: [f32; LANES] = std::array::from_fn(|i| most - i as f32 * step);
     let d = l.div(l.splat(largest), l.load(&steps));
@@ -218,9 +200,9 @@ fn choose_scales<L: Lanes, const N: usize>(l: L, s: &[f32], a: &[f32], most: f32
         cost = l.add(cost, l.mul(l.splat(a), l.mul(miss, miss)));
     }
     let (d, mut cost) = (l.to_array(d), l.to_array(cost));
-    std::array::from_fn(|_| {
+    for best in best {
         let lane = least(l, l.load(&cost)).0;
         cost[lane] = f32::INFINITY;
-        d[lane]
-    })
+        *best = d[lane];
+    }
 }

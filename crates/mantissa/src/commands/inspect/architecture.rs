@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_model::{ModelConfig, ModelType, RopeScaling};
+use mantissa_model::{LinearInfo, ModelConfig, ModelType, RopeScaling};
 use mantissa_store::Checkpoint;
 use mantissa_store::error::Shown;
 use serde::Serialize;
@@ -161,8 +161,9 @@ fn first_of(findings: Vec<String>) -> Option<String> {
 
 /// Bits per weight of the decoder's linear layers, scales and zero points counted; `None` where none is stored.
 pub fn linear_bits(config: &ModelConfig, entries: &[Entry]) -> Option<f64> {
-    let names: HashSet<String> =
-        config.linears().into_iter().map(|l| format!("{}.weight", l.module)).collect();
+    // By itself or, of an expert in a dense model, among the others.
+    let of_linear = |l: LinearInfo| [format!("{}.weight", l.module), l.dense_tensor().0];
+    let names: HashSet<String> = config.decoder_linears().flat_map(of_linear).collect();
     let linears = entries.iter().filter(|entry| names.contains(entry.hf_name()));
     let (bytes, parameters) = linears.fold((0, 0), |(b, p), entry| (b + entry.bytes, p + entry.parameters));
     super::bits(bytes, parameters)

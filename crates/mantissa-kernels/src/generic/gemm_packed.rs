@@ -1,11 +1,13 @@
-//! Products of bf16 or f16 operands into f32, blocked as in Goto and van de Geijn, "Anatomy of
+//! Products of f32, bf16 or f16 operands into f32, blocked as in Goto and van de Geijn, "Anatomy of
 //! High-Performance Matrix Multiplication" (2008): blocks of both operands are packed into panels that a tile
 //! of the output, held in registers, reads from front to back.
 //!
-//! The order of the arithmetic is fixed and the same for every panel kind, level, tile and block: k is cut into
-//! blocks of [`DEPTH`], within a block the sum begins at 0 and takes the products pair by pair, the odd element
-//! of each pair first (the order of `VDPBF16PS`), each by one fused multiply-add; the blocks' sums are added
-//! to C in their order. So an element depends on its own row, column and k alone.
+//! The order of the arithmetic is fixed and the same for every level, tile and block: k is cut into blocks of
+//! [`DEPTH`], within a block the sum begins at 0 and takes the products in their order, each by one fused
+//! multiply-add; the blocks' sums are added to C in their order. So an element depends on its own row, column and k
+//! alone. Of bf16 and f16 the odd element of each pair is taken before the even one, as `VDPBF16PS` does.
+
+use std::cell::Cell;
 
 use super::convert::{from_bf16, from_f16};
 use crate::simd::{LANES, Simd};
@@ -24,17 +26,38 @@ const BLOCK_COLS: usize = 768;
 /// Lines that are transposed together.
 const TRANSPOSED: usize = 8;
 
-/// An operand of a product over k, as bits of bf16 or f16. Its lines are the rows of C if it is the left
-/// operand, the columns of C if it is the right one.
-#[derive(Clone, Copy, Debug)]
-pub enum HalfOperand<'a> {
-    /// `[lines, k]`: rows run along k.
-    Rows(MatRef<'a, u16>),
-    /// `[k, lines]`: rows run across the lines.
-    Columns(MatRef<'a, u16>),
+/// Packed blocks of the left and of the right operand.
+#[derive(Default)]
+struct Packed {
+    a: Vec<u32>,
+    b: Vec<u32>,
 }
 
-impl HalfOperand<'_> {
+thread_local! {
+    /// Kept between products: they are many and small, and fresh memory would be cleared for each.
+    static PACKED: Cell<Packed> = const { Cell::new(Packed { a: Vec::new(), b: Vec::new() }) };
+}
+
+/// `len` values of whatever was in `buffer`, which grows where it is too short.
+#[inline(always)]
+fn first_values(buffer: &mut Vec<u32>, len: usize) -> &mut [u32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+/// An operand of a product over k, f32 or the bits of bf16 or f16. Its lines are the rows of C if it is the left
+/// operand, the columns of C if it is the right one.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a, T> {
+    /// `[lines, k]`: rows run along k.
+    Rows(MatRef<'a, T>),
+    /// `[k, lines]`: rows run across the lines.
+    Columns(MatRef<'a, T>),
+}
+
+impl<T> Operand<'_, T> {
     /// (lines, k).
     fn shape(&self) -> (usize, usize) {
         match self {
@@ -49,6 +72,8 @@ impl HalfOperand<'_> {
 /// A panel holds a few lines, filled up with zeros, for one block of k: step by step, and within a step line by
 /// line. A step is one 32-bit value of every line.
 pub(crate) trait Panels: Copy {
+    /// What operands hold.
+    type Element: Copy + Default;
     /// The level whose accumulators the sums are.
     type Level: Simd;
     /// A step of 16 lines.
@@ -60,14 +85,20 @@ pub(crate) trait Panels: Copy {
 
     /// The steps of one line, `row` being its elements; what follows them in `out` is left alone, but an odd
     /// row is filled up with a zero.
-    fn along_k(self, row: &[u16], out: &mut [u32; DEPTH]);
+    fn along_k(self, row: &[Self::Element], out: &mut [u32; DEPTH]);
 
     /// The steps of `G` lines for two elements along k; lines begin every `width` values.
-    fn across<const G: usize>(self, low: &[u16; G], high: &[u16; G], width: usize, out: &mut [u32]);
+    fn across<const G: usize>(
+        self,
+        low: &[Self::Element; G],
+        high: &[Self::Element; G],
+        width: usize,
+        out: &mut [u32],
+    );
 
     fn load(self, step: &[u32; LANES]) -> Self::Vector;
     fn splat(self, step: u32) -> Self::Vector;
-    /// `sum` plus the product of the elements of a step, odd before even.
+    /// `sum` plus the product of the elements of a step, of two the odd one before the even one.
     fn add_product(
         self,
         a: Self::Vector,
@@ -79,8 +110,8 @@ pub(crate) trait Panels: Copy {
 #[inline(always)]
 pub(crate) fn gemm_bf16<S: Simd>(
     simd: S,
-    a: HalfOperand<'_>,
-    b: HalfOperand<'_>,
+    a: Operand<'_, u16>,
+    b: Operand<'_, u16>,
     c: MatMut<'_>,
     accumulate: bool,
 ) {
@@ -90,8 +121,8 @@ pub(crate) fn gemm_bf16<S: Simd>(
 #[inline(always)]
 pub(crate) fn gemm_f16<S: Simd>(
     simd: S,
-    a: HalfOperand<'_>,
-    b: HalfOperand<'_>,
+    a: Operand<'_, u16>,
+    b: Operand<'_, u16>,
     c: MatMut<'_>,
     accumulate: bool,
 ) {
@@ -99,15 +130,26 @@ pub(crate) fn gemm_f16<S: Simd>(
 }
 
 #[inline(always)]
-fn widened<S: Simd, H: Half>(
+pub(crate) fn gemm_f32<S: Simd>(
     simd: S,
-    kernel: &str,
-    a: HalfOperand<'_>,
-    b: HalfOperand<'_>,
+    a: Operand<'_, f32>,
+    b: Operand<'_, f32>,
     c: MatMut<'_>,
     accumulate: bool,
 ) {
-    let panels = Widened::<S, H> { simd, half: std::marker::PhantomData };
+    widened::<S, F32>(simd, "gemm_f32", a, b, c, accumulate);
+}
+
+#[inline(always)]
+fn widened<S: Simd, E: Widen>(
+    simd: S,
+    kernel: &str,
+    a: Operand<'_, E::Stored>,
+    b: Operand<'_, E::Stored>,
+    c: MatMut<'_>,
+    accumulate: bool,
+) {
+    let panels = Widened::<S, E> { simd, element: std::marker::PhantomData };
     if S::WIDE {
         product::<_, 8, 3>(panels, kernel, a, b, c, accumulate);
     } else {
@@ -115,15 +157,36 @@ fn widened<S: Simd, H: Half>(
     }
 }
 
-/// A half type, by how it widens.
-trait Half: Copy {
-    fn widen(h: u16) -> f32;
+/// A float type, by how it widens.
+trait Widen: Copy {
+    /// As operands hold it.
+    type Stored: Copy + Default;
+    /// Which element of a pair comes first.
+    const ODD_FIRST: bool;
+
+    fn widen(stored: Self::Stored) -> f32;
+}
+
+#[derive(Clone, Copy)]
+struct F32;
+
+impl Widen for F32 {
+    type Stored = f32;
+    const ODD_FIRST: bool = false;
+
+    #[inline(always)]
+    fn widen(x: f32) -> f32 {
+        x
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Bf16;
 
-impl Half for Bf16 {
+impl Widen for Bf16 {
+    type Stored = u16;
+    const ODD_FIRST: bool = true;
+
     #[inline(always)]
     fn widen(h: u16) -> f32 {
         from_bf16(h)
@@ -133,21 +196,25 @@ impl Half for Bf16 {
 #[derive(Clone, Copy)]
 struct F16;
 
-impl Half for F16 {
+impl Widen for F16 {
+    type Stored = u16;
+    const ODD_FIRST: bool = true;
+
     #[inline(always)]
     fn widen(h: u16) -> f32 {
         from_f16(h)
     }
 }
 
-/// Panels of f32: a step is one element, the odd one of a pair before the even one.
+/// Panels of f32: a step is one element.
 #[derive(Clone, Copy)]
-struct Widened<S, H> {
+struct Widened<S, E> {
     simd: S,
-    half: std::marker::PhantomData<H>,
+    element: std::marker::PhantomData<E>,
 }
 
-impl<S: Simd, H: Half> Panels for Widened<S, H> {
+impl<S: Simd, E: Widen> Panels for Widened<S, E> {
+    type Element = E::Stored;
     type Level = S;
     type Vector = S::F32;
     const STEPS: usize = 2;
@@ -158,25 +225,31 @@ impl<S: Simd, H: Half> Panels for Widened<S, H> {
     }
 
     #[inline(always)]
-    fn along_k(self, row: &[u16], out: &mut [u32; DEPTH]) {
+    fn along_k(self, row: &[E::Stored], out: &mut [u32; DEPTH]) {
         let (pairs, odd) = row.as_chunks::<2>();
         let steps = out.as_chunks_mut::<2>().0;
-        for (step, &[low, high]) in steps.iter_mut().zip(pairs) {
-            *step = [H::widen(high).to_bits(), H::widen(low).to_bits()];
+        for (step, &pair) in steps.iter_mut().zip(pairs) {
+            *step = in_order::<E, _>(pair.map(|x| E::widen(x).to_bits()));
         }
         if let [last] = odd {
-            steps[pairs.len()] = [0, H::widen(*last).to_bits()];
+            steps[pairs.len()] = in_order::<E, _>([E::widen(*last).to_bits(), 0]);
         }
     }
 
     #[inline(always)]
-    fn across<const G: usize>(self, low: &[u16; G], high: &[u16; G], width: usize, out: &mut [u32]) {
+    fn across<const G: usize>(
+        self,
+        low: &[E::Stored; G],
+        high: &[E::Stored; G],
+        width: usize,
+        out: &mut [u32],
+    ) {
         let (first, second) = out.split_at_mut(width);
-        for (out, &high) in first[..G].iter_mut().zip(high) {
-            *out = H::widen(high).to_bits();
-        }
-        for (out, &low) in second[..G].iter_mut().zip(low) {
-            *out = H::widen(low).to_bits();
+        let steps = in_order::<E, _>([low, high]);
+        for (out, step) in [first, second].into_iter().zip(steps) {
+            for (out, &x) in out[..G].iter_mut().zip(step) {
+                *out = E::widen(x).to_bits();
+            }
         }
     }
 
@@ -196,14 +269,20 @@ impl<S: Simd, H: Half> Panels for Widened<S, H> {
     }
 }
 
+/// The two elements of a pair, or rows of them, in the order in which their products are taken.
+#[inline(always)]
+fn in_order<E: Widen, T>([low, high]: [T; 2]) -> [T; 2] {
+    if E::ODD_FIRST { [high, low] } else { [low, high] }
+}
+
 /// Rows and columns of C and length of k, if there is anything to multiply. A product over no k is done here.
 ///
 /// Panics if the shapes do not agree.
 #[inline(always)]
-pub(crate) fn shape(
+pub(crate) fn shape<T>(
     kernel: &str,
-    a: HalfOperand<'_>,
-    b: HalfOperand<'_>,
+    a: Operand<'_, T>,
+    b: Operand<'_, T>,
     c: &mut MatMut<'_>,
     accumulate: bool,
 ) -> Option<(usize, usize, usize)> {
@@ -221,16 +300,17 @@ pub(crate) fn shape(
 pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
     panels: P,
     kernel: &str,
-    a: HalfOperand<'_>,
-    b: HalfOperand<'_>,
+    a: Operand<'_, P::Element>,
+    b: Operand<'_, P::Element>,
     mut c: MatMut<'_>,
     accumulate: bool,
 ) {
     let Some((m, n, k)) = shape(kernel, a, b, &mut c, accumulate) else { return };
     let width = V * LANES;
     let steps = k.min(DEPTH).div_ceil(2) * P::STEPS;
-    let mut packed_a = vec![0; m.min(BLOCK_ROWS).next_multiple_of(R) * steps];
-    let mut packed_b = vec![0; n.min(BLOCK_COLS).next_multiple_of(width) * steps + LANES];
+    let mut buffers = PACKED.take();
+    let packed_a = first_values(&mut buffers.a, m.min(BLOCK_ROWS).next_multiple_of(R) * steps);
+    let packed_b = first_values(&mut buffers.b, n.min(BLOCK_COLS).next_multiple_of(width) * steps + LANES);
     // The vectors of B begin at cache lines: a load across two of them costs two.
     let aligned = packed_b.as_ptr().align_offset(LANES * size_of::<u32>()).min(LANES);
     let packed_b = &mut packed_b[aligned..];
@@ -242,12 +322,13 @@ pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
             pack::<P, LANES>(panels, b, cols.clone(), depth.clone(), (width, steps), packed_b);
             for row in (0..m).step_by(BLOCK_ROWS) {
                 let rows = row..m.min(row + BLOCK_ROWS);
-                pack::<P, R>(panels, a, rows.clone(), depth.clone(), (R, steps), &mut packed_a);
-                let packed = (&packed_a[..], &packed_b[..], steps);
+                pack::<P, R>(panels, a, rows.clone(), depth.clone(), (R, steps), packed_a);
+                let packed = (&*packed_a, &*packed_b, steps);
                 block::<P, R, V>(panels, packed, rows, cols.clone(), &mut c, accumulate || first > 0);
             }
         }
     }
+    PACKED.set(buffers);
 }
 
 /// Packs `lines` of `operand` for a block of k into panels of (`width`, `steps`), in groups of `G` lines, of
@@ -255,7 +336,7 @@ pub(crate) fn product<P: Panels, const R: usize, const V: usize>(
 #[inline(always)]
 fn pack<P: Panels, const G: usize>(
     panels: P,
-    operand: HalfOperand<'_>,
+    operand: Operand<'_, P::Element>,
     lines: std::ops::Range<usize>,
     depth: std::ops::Range<usize>,
     (width, steps): (usize, usize),
@@ -263,7 +344,7 @@ fn pack<P: Panels, const G: usize>(
 ) {
     let packed = &mut packed[..lines.len().next_multiple_of(width) * steps];
     match operand {
-        HalfOperand::Rows(m) => {
+        Operand::Rows(m) => {
             let mut staged = [[0_u32; DEPTH]; TRANSPOSED];
             for (panel, out) in packed.chunks_exact_mut(width * steps).enumerate() {
                 let first = lines.start + panel * width;
@@ -274,8 +355,8 @@ fn pack<P: Panels, const G: usize>(
                 }
             }
         }
-        HalfOperand::Columns(m) => {
-            let zeros = [0_u16; BLOCK_COLS];
+        Operand::Columns(m) => {
+            let zeros = [P::Element::default(); BLOCK_COLS];
             for (p, k) in depth.clone().step_by(2).enumerate() {
                 let low = &m.row(k)[lines.clone()];
                 let high =
@@ -291,7 +372,7 @@ fn pack<P: Panels, const G: usize>(
 #[inline(always)]
 fn pack_transposed<P: Panels>(
     panels: P,
-    m: MatRef<'_, u16>,
+    m: MatRef<'_, P::Element>,
     lines: std::ops::Range<usize>,
     depth: std::ops::Range<usize>,
     staged: &mut [[u32; DEPTH]; TRANSPOSED],
@@ -320,8 +401,8 @@ fn pack_transposed<P: Panels>(
 #[inline(always)]
 fn pack_across<P: Panels, const G: usize>(
     panels: P,
-    low: &[u16],
-    high: &[u16],
+    low: &[P::Element],
+    high: &[P::Element],
     (step, steps): (usize, usize),
     width: usize,
     packed: &mut [u32],
@@ -342,8 +423,8 @@ fn pack_across<P: Panels, const G: usize>(
 
 /// `rest`, filled up with zeros.
 #[inline(always)]
-fn filled_up<const G: usize>(rest: &[u16]) -> [u16; G] {
-    let mut all = [0; G];
+fn filled_up<T: Copy + Default, const G: usize>(rest: &[T]) -> [T; G] {
+    let mut all = [T::default(); G];
     all[..rest.len()].copy_from_slice(rest);
     all
 }

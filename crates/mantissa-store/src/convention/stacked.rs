@@ -1,0 +1,83 @@
+//! Experts whose weights stand in one tensor for all of them, as gpt-oss has them.
+
+use super::{Convention, ModelFiles, Weight, gpt_oss};
+use crate::{Dtype, Result};
+
+/// The place of one expert's weight `[rows, cols]` in a tensor `[experts, cols, turns · rows]` of all: element (row, col) is
+/// element `[expert, col, turns · row + turn]`. Its bias has the same place in `{tensor}_bias` `[experts, turns · rows]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Name of the tensor.
+    pub tensor: String,
+    /// Experts in it.
+    pub experts: usize,
+    /// Which one.
+    pub expert: usize,
+    /// Projections whose outputs take turns in it: two where gate and up are one.
+    pub turns: usize,
+    /// Which one.
+    pub turn: usize,
+}
+
+impl Stack {
+    /// Shape of the dense tensor.
+    pub fn shape(&self, rows: usize, cols: usize) -> [usize; 3] {
+        [self.experts, cols, self.turns * rows]
+    }
+
+    /// The expert's part of the values of the whole tensor, as `[rows, cols]`.
+    pub fn part_of<T: Copy>(&self, values: &[T], rows: usize, cols: usize) -> Vec<T> {
+        let size = self.turns * rows * cols;
+        self.turned(&values[self.expert * size..(self.expert + 1) * size], rows, cols)
+    }
+
+    /// `[cols, turns · rows]` values of the expert as `[rows, cols]`.
+    fn turned<T: Copy>(&self, values: &[T], rows: usize, cols: usize) -> Vec<T> {
+        let width = self.turns * rows;
+        let at = |row: usize, col: usize| values[col * width + self.turns * row + self.turn];
+        (0..rows)
+            .flat_map(|row| (0..cols).map(move |col| (row, col)))
+            .map(|(row, col)| at(row, col))
+            .collect()
+    }
+}
+
+impl ModelFiles {
+    /// Whether linear layer `module` is stored by itself, dense or quantized, in whatever convention.
+    pub fn has_linear(&self, module: &str) -> bool {
+        const CODES: [&str; 6] =
+            ["weight", "weight_packed", "qweight", "weight.packed", "q_weight", "trellis"];
+        CODES.iter().any(|name| self.has(&format!("{module}.{name}")))
+    }
+
+    /// Whether a tensor of this name is stored with floats of at least 16 bits: values, not codes.
+    pub fn is_dense(&self, tensor: &str) -> bool {
+        let dtype = self.checkpoint().get(tensor).map(|meta| meta.dtype);
+        matches!(dtype, Some(Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16))
+    }
+
+    /// The weight `[rows, cols]` of one of stacked experts: dense, or in MXFP4 ([`gpt_oss`]). Of the tensor only its part is read.
+    ///
+    /// # Errors
+    /// A tensor is missing, has another dtype or shape, or holds values that are no numbers.
+    pub fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight> {
+        if matches!(self.convention, Convention::GptOss) && !self.has(&stack.tensor) {
+            return gpt_oss::expert(self, stack, rows, cols).map(Weight::Quantized);
+        }
+        let name = &stack.tensor;
+        let meta = self.meta(name)?;
+        self.expect_shape(meta, &stack.shape(rows, cols))?;
+        let size = stack.turns * rows * cols;
+        if !matches!(meta.dtype, Dtype::F16 | Dtype::BF16) {
+            let values = self.checkpoint().read_elements_f32(name, stack.expert * size, size)?;
+            crate::finite::require_finite(&values, self.path_of(name), name)?;
+            return Ok(Weight::F32(stack.turned(&values, rows, cols)));
+        }
+        let mut bytes = vec![0; 2 * size];
+        self.checkpoint().read_range(name, (stack.expert * 2 * size) as u64, &mut bytes)?;
+        self.expect_finite(name, meta.dtype, &bytes)?;
+        let words: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+        let words = stack.turned(&words, rows, cols);
+        Ok(if meta.dtype == Dtype::F16 { Weight::F16(words) } else { Weight::Bf16(words) })
+    }
+}
