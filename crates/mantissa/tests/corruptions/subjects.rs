@@ -155,7 +155,7 @@ fn native(name: &'static str, scheme: &str) -> Subject {
     let scheme: Scheme = scheme.parse().unwrap();
     let w: Vec<f32> = (0..rows * cols).map(|i| ((i * i % 997) as f32 * 0.37).sin() * 0.1).collect();
     let q = quantize(&scheme, &w, rows, cols, Given::default()).unwrap();
-    let plan = LinearPlan { module: MODULE, scheme: &scheme, input: None, rows, cols };
+    let plan = LinearPlan::new(MODULE, &scheme, None, (rows, cols));
     let bytes = Container::Native.tensors(&plan, &q).unwrap();
     let tensors = Container::Native.specs(&plan).unwrap().into_iter().zip(bytes);
     let tensors =
