@@ -8,10 +8,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use mantissa_model::{Bos, Buffers, KvCache, Message, ModelConfig, Tokenizer, WeightSource, chat};
 use mantissa_num::{Scheme, parse_activation};
-use mantissa_quant::{Recipe, model_config};
+use mantissa_quant::{Importance, Recipe, model_config};
 use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, exl2, exl3, gptq, hqq};
 use mantissa_store::gguf::GgufHeader;
-use mantissa_store::{Header, SafeTensors, json};
+use mantissa_store::{Header, JOURNAL_NAME, Journal, MANIFEST_NAME, Manifest, SafeTensors, json};
+use mantissa_train::config::RunConfig;
+
+#[path = "structured.rs"]
+mod structured;
+
+pub use structured::{conventions, split};
 
 /// Largest tensor that is read once its header has passed, in elements.
 const SMALL: usize = 1 << 16;
@@ -155,13 +161,18 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(data: &[u8], config: &str) -> Self {
+        let folder = Self::empty();
+        fs::write(folder.0.join("config.json"), config).expect("a temporary file");
+        fs::write(folder.0.join("model.safetensors"), data).expect("a temporary file");
+        folder
+    }
+
+    fn empty() -> Self {
         // Tests of one process run side by side.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(format!("mantissa-fuzz-{process}-{count}"));
         fs::create_dir_all(&path).expect("a temporary folder");
-        fs::write(path.join("config.json"), config).expect("a temporary file");
-        fs::write(path.join("model.safetensors"), data).expect("a temporary file");
         Folder(path)
     }
 }
@@ -170,6 +181,39 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// An importance matrix, in llama.cpp's older encoding or in GGUF.
+pub fn imatrix(data: &[u8]) {
+    let on_disk = OnDisk::new("imatrix", data);
+    if let Ok(importance) = Importance::read(&on_disk.0) {
+        for entry in importance.entries.values() {
+            (0..entry.counts.len().min(8)).for_each(|i| drop(entry.means(i)));
+        }
+    }
+}
+
+/// The settings of a training run.
+pub fn train(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(config) = RunConfig::parse("train.toml", text, &[]) else { return };
+    let resolved = config.resolved();
+    let again = RunConfig::parse("train.toml", &resolved, &[]).map(|config| config.resolved());
+    assert_eq!(again.ok().as_ref(), Some(&resolved), "{text:?}");
+    let _ = (config.policy(), config.moments(), config.schedule(), config.optimizer_options());
+}
+
+/// What stands beside weights: the journal of an unfinished run, a manifest, token windows.
+pub fn beside(data: &[u8]) {
+    let folder = Folder::empty();
+    let write = |name: &str| fs::write(folder.0.join(name), data).expect("a temporary file");
+    write(JOURNAL_NAME);
+    let _ = Journal::read(&folder.0);
+    write(MANIFEST_NAME);
+    let path = folder.0.join(MANIFEST_NAME);
+    let _ = Manifest::read_file(&path).map(|manifest| manifest.to_json());
+    let path = path.display().to_string();
+    let _ = (mantissa_eval::token_windows(&path), mantissa_eval::token_windows(&format!("{path}:w")));
 }
 
 /// A recipe: a TOML file, and the same text as a name, a scheme and an activation.

@@ -97,6 +97,8 @@ fn stacked_experts_compute_what_their_values_do() {
             input: None,
             rows: info.rows,
             cols: info.cols,
+            by_group: false,
+            input_scale: None,
         };
         let bytes = Container::Native.tensors(&plan, &q).unwrap();
         let specs = Container::Native.specs(&plan).unwrap();

@@ -444,7 +444,6 @@ fn calibration_notes(
     let mut widest = 0;
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        let holds_g_idx = container.holds_group_order();
         let fault = || (source.dir().to_owned(), info.module.clone());
         if recipe.method == Method::AutoRound {
             autoround::check_scheme(scheme, info.rows, info.cols).map_err(|error| {
@@ -453,6 +452,9 @@ fn calibration_notes(
             })?;
             continue;
         }
+        // compressed-tensors of today refuses it: only who asks for the container has it.
+        let asked = options.container.or(recipe.container) == Some(container);
+        let holds_g_idx = container.holds_group_order() && (asked || container == Container::Gptq);
         let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
         checked.map_err(|error| {
             let (path, what) = fault();

@@ -156,16 +156,22 @@ impl<'a> DenseTensor<'a> {
 
 /// The values of a dense weight.
 fn widened(weight: Weight) -> Vec<f32> {
-    let (bits, widen): (_, fn(&mantissa_kernels::Kernels, &[u16], &mut [f32])) = match weight {
-        Weight::F32(values) => return values,
-        Weight::Bf16(bits) => (bits, |kernels, bits, out| kernels.bf16_to_f32(bits, out)),
-        Weight::F16(bits) => (bits, |kernels, bits, out| kernels.f16_to_f32(bits, out)),
+    let out = |bits: &[u16]| vec![0.0; bits.len()];
+    match weight {
+        Weight::F32(values) => values,
+        Weight::Bf16(bits) => {
+            let mut values = out(&bits);
+            kernels().bf16_to_f32(&bits, &mut values);
+            values
+        }
+        Weight::F16(bits) => {
+            let mut values = out(&bits);
+            kernels().f16_to_f32(&bits, &mut values);
+            values
+        }
         // A source that is quantized is refused before.
-        Weight::Quantized(q) => return q.dequantize().unwrap_or_default(),
-    };
-    let mut values = vec![0.0; bits.len()];
-    widen(kernels(), &bits, &mut values);
-    values
+        Weight::Quantized(q) => q.dequantize().unwrap_or_default(),
+    }
 }
 
 impl Source for DenseTensor<'_> {

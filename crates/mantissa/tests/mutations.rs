@@ -143,6 +143,45 @@ fn modules(folder: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
+/// Few: each is a model that is written, opened and run.
+#[test]
+fn conventions() {
+    let mut random = Random(77, 0);
+    for round in 0..1500 {
+        let input: Vec<u8> = (0..7 + 6 * random.below(3)).map(|_| random.below(256) as u8).collect();
+        assert!(catch_unwind(|| entries::conventions(&input)).is_ok(), "round {round}: {input:?}");
+    }
+}
+
+#[test]
+fn split() {
+    let mut random = Random(78, 0);
+    entries::split(&[1, 2, 2, 5]);
+    for round in 0..1500 {
+        let mut input = vec![1, 2, 2, 5];
+        if random.below(3) == 0 {
+            input[random.below(4)] = random.below(256) as u8;
+        }
+        input.extend((0..2 * random.below(5)).map(|_| random.below(256) as u8));
+        assert!(catch_unwind(|| entries::split(&input)).is_ok(), "round {round}: {input:?}");
+    }
+}
+
+#[test]
+fn imatrix() {
+    survives("imatrix", entries::imatrix, &seeds("fuzz/seeds/imatrix", ""));
+}
+
+#[test]
+fn train() {
+    survives("train", entries::train, &seeds("fuzz/seeds/train", ".toml"));
+}
+
+#[test]
+fn beside() {
+    survives("beside", entries::beside, &seeds("fuzz/seeds/beside", ""));
+}
+
 #[test]
 fn recipe() {
     survives("recipe", entries::recipe, &seeds("fuzz/seeds/recipe", ""));

@@ -60,8 +60,10 @@ fn check_scales(files: &ModelFiles, name: &str, q: &Quantized, largest: f32) -> 
     let Some(tree) = q.format.scale() else { return Ok(()) };
     let scale = |i| tree.code.decode(q.scales.get(i));
     refuse(files, name, q.scales.len(), scale)?;
-    if q.nested.is_some() {
-        return Ok(());
+    if let Some(nested) = &q.nested {
+        // A list of another length is left to `Quantized::check`.
+        let known = q.scales.len().min(nested.scales.len() * nested.block);
+        return refuse(files, name, known, |i| nested.scale(i, scale(i)) * largest);
     }
     let factor = |i| q.format.decoder(q.scales.get(i), 0, q.outer).value(1.0);
     let Some(at) = (0..q.scales.len()).find(|&i| !(factor(i) * largest).is_finite()) else { return Ok(()) };

@@ -132,8 +132,10 @@ impl Subject {
     }
 }
 
+/// The root of the repository; the fuzz targets use this too.
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().find(|dir| dir.join("tests/data").is_dir()).unwrap_or(here).to_owned()
 }
 
 /// AutoRound's naming of GPTQ's tensors, which have no `g_idx`.
@@ -153,7 +155,7 @@ fn native(name: &'static str, scheme: &str) -> Subject {
     let scheme: Scheme = scheme.parse().unwrap();
     let w: Vec<f32> = (0..rows * cols).map(|i| ((i * i % 997) as f32 * 0.37).sin() * 0.1).collect();
     let q = quantize(&scheme, &w, rows, cols, Given::default()).unwrap();
-    let plan = LinearPlan { module: MODULE, scheme: &scheme, input: None, rows, cols };
+    let plan = LinearPlan::new(MODULE, &scheme, None, (rows, cols));
     let bytes = Container::Native.tensors(&plan, &q).unwrap();
     let tensors = Container::Native.specs(&plan).unwrap().into_iter().zip(bytes);
     let tensors =
@@ -196,7 +198,8 @@ fn stacked() -> Subject {
         metadata: BTreeMap::new(),
         victim: victim.to_owned(),
         cut: None,
-        unread: &[],
+        // Dense, in any float.
+        unread: &["_bias"],
     }
 }
 

@@ -1,0 +1,135 @@
+//! Entry functions whose input says how to damage something whole: raw bytes rarely pass the first checks of a header.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use mantissa_model::{Batch, Buffers, Decoder};
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::gguf::{GgmlType, Gguf, GgufTensorSpec, GgufWriter, Value};
+use serde_json::json;
+
+use super::{Folder, SMALL};
+
+#[path = "../crates/mantissa/tests/corruptions/subjects.rs"]
+mod subjects;
+
+use subjects::Subject;
+
+/// A whole model of some convention, changed as the bytes say: tensors get other shapes, dtypes, names and contents, fields of
+/// the configuration other values. What opens and loads must run.
+pub fn conventions(data: &[u8]) {
+    static ALL: LazyLock<Vec<Subject>> = LazyLock::new(subjects::all);
+    let Some((&which, changes)) = data.split_first() else { return };
+    let mut subject = ALL[usize::from(which) % ALL.len()].clone();
+    for change in changes.as_chunks::<6>().0.iter().take(8) {
+        alter(&mut subject, *change);
+    }
+    let folder = Folder::empty();
+    subject.write(&folder.0);
+    let Ok(files) = ModelFiles::open(&folder.0) else { return };
+    let _ = files.notes();
+    let Ok(decoder) = Decoder::load(&files) else { return };
+    let config = decoder.config();
+    let Ok(mut buffers) = Buffers::plan(config, 3, 3) else { return };
+    let mut logits = vec![0.0; config.vocab_size];
+    let passed = decoder.forward(&Batch { tokens: &[0; 3], lens: &[3] }, &mut buffers);
+    let _ = passed.and_then(|mut hidden| hidden.logits(2..3, &mut logits));
+}
+
+/// One change of a model: what, of which tensor, where, and values.
+fn alter(subject: &mut Subject, [what, which, place, value, low, high]: [u8; 6]) {
+    const DTYPES: [&str; 12] =
+        ["F64", "F32", "F16", "BF16", "I64", "I32", "U32", "I16", "I8", "U8", "F8_E4M3", "F8_E8M0"];
+    let victims = subject.victims();
+    let Some(&i) = victims.get(usize::from(which) % victims.len().max(1)) else { return };
+    let other = victims[usize::from(place) % victims.len()];
+    let number = u64::from(value) << (low % 56);
+    let tensor = &mut subject.tensors[i];
+    match what % 9 {
+        0 => drop(subject.tensors.remove(i)),
+        1 if i != other => {
+            let name = tensor.name.clone();
+            subject.tensors[i].name = std::mem::replace(&mut subject.tensors[other].name, name);
+        }
+        2 => tensor.dtype = DTYPES[usize::from(value) % DTYPES.len()].to_owned(),
+        3 if !tensor.shape.is_empty() => {
+            let axis = usize::from(place) % tensor.shape.len();
+            tensor.shape[axis] = number;
+            // Of an honest length, to get beyond the header.
+            let size = tensor.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d));
+            if let Some(size) = size.filter(|size| *size < 1 << 20) {
+                tensor.bytes.resize(size as usize, high);
+            }
+        }
+        4 => tensor.shape.reverse(),
+        5 => tensor.shape.insert(0, u64::from(value)),
+        6 if !tensor.bytes.is_empty() => {
+            let at = (usize::from(place) << 8 | usize::from(low)) % tensor.bytes.len();
+            let end = tensor.bytes.len().min(at + 1 + usize::from(high % 8));
+            tensor.bytes[at..end].fill(value);
+        }
+        7 => subject.cut = Some(usize::from(place) << 8 | usize::from(value)),
+        _ => alter_field(&mut subject.config, place, value, number),
+    }
+}
+
+/// Gives a field of the quantization, or of the model, another value.
+fn alter_field(config: &mut serde_json::Value, place: u8, kind: u8, number: u64) {
+    let root = if config.get("quantization").is_some() { "quantization" } else { "quantization_config" };
+    let inside = place & 1 == 0 && config.get(root).is_some();
+    let mut at = if inside { &mut config[root] } else { config };
+    let mut place = usize::from(place >> 1);
+    while at.as_object().is_some_and(|fields| !fields.is_empty()) {
+        let Some(fields) = at.as_object_mut() else { return };
+        let n = fields.len();
+        let Some((_, next)) = fields.iter_mut().nth(place % n) else { return };
+        (at, place) = (next, place / n);
+    }
+    *at = match kind % 8 {
+        0 => json!(null),
+        1 => json!(number),
+        2 => json!(-(number as f64)),
+        3 => json!("x"),
+        4 => json!([number]),
+        5 => json!({"x": number}),
+        6 => json!(true),
+        _ => json!(kind),
+    };
+}
+
+/// A GGUF model in two files, whose numbers, counts and names the bytes give.
+pub fn split(data: &[u8]) {
+    let Some((&[no, of, tensors, names], rest)) = data.split_first_chunk::<4>() else { return };
+    let folder = Folder::empty();
+    let (signed, without) = (rest.first().is_some_and(|b| b & 1 == 1), rest.get(1).map(|b| b % 7));
+    let number = |n: u8| if signed { Value::I32(i32::from(n as i8)) } else { Value::U16(n.into()) };
+    for (part, stated) in [(0u8, 0u8), (1, no)] {
+        let mut metadata =
+            vec![("split.no".to_owned(), number(stated)), ("split.count".to_owned(), number(of))];
+        metadata.push(("split.tensors.count".to_owned(), number(tensors)));
+        if without == Some(part) {
+            metadata.clear();
+        }
+        let name = format!("t{}", if names & 1 == 1 { part } else { 0 });
+        let cols = usize::from(names >> 1);
+        let specs = [GgufTensorSpec::new(name.clone(), GgmlType::F32, [2, cols])];
+        let path = folder.0.join(format!("m-{:05}-of-00002.gguf", part + 1));
+        let Ok(mut writer) = GgufWriter::create(&path, &metadata, &specs) else { return };
+        if writer.write(&name, &vec![0; 8 * cols]).is_err() || writer.finish().is_err() {
+            return;
+        }
+        // What follows damages the second file.
+        if let (1, Some(changes)) = (part, rest.get(2..)) {
+            let mut bytes = fs::read(&path).expect("just written");
+            for &[at, by] in changes.as_chunks::<2>().0 {
+                let at = usize::from(at) % bytes.len();
+                bytes[at] ^= by;
+            }
+            fs::write(&path, bytes).expect("a temporary file");
+        }
+    }
+    let Ok(model) = Gguf::open_model(&folder.0.join("m-00001-of-00002.gguf")) else { return };
+    for tensor in model.tensors().iter().filter(|tensor| tensor.len <= SMALL as u64) {
+        let _ = model.read(tensor);
+    }
+}
