@@ -112,7 +112,7 @@ impl<'a> Layers<'a> {
         match &mut self.sequential {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None => match (scheme.format.codec(), self.importance) {
-                (Some(codec), Some(importance)) if codec.is_searched() => {
+                (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
                 }
                 _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),
