@@ -41,6 +41,7 @@ pub enum CodecId {
     Mxfp4,
     Nvfp4,
     Q1_0,
+    Q2_0,
     Q2K,
     Q3K,
     Q4_0,
@@ -65,6 +66,8 @@ type EncodeBlock = fn(&[f32], &mut [u8]);
 enum Encode {
     /// By a formula, that of the reference, bit for bit.
     Formula(EncodeBlock),
+    /// By the reference's formula, and where columns have an importance by a search of our own.
+    Weighed(EncodeBlock),
     /// By a search of our own for what loses least.
     Search,
 }
@@ -86,8 +89,9 @@ pub struct Codec {
 
 impl CodecId {
     /// Every codec, smallest types first, as tables list them.
-    pub const ALL: [CodecId; 26] = [
+    pub const ALL: [CodecId; 27] = [
         CodecId::Q1_0,
+        CodecId::Q2_0,
         CodecId::Q4_0,
         CodecId::Q4_1,
         CodecId::Q5_0,
@@ -130,6 +134,7 @@ impl CodecId {
             CodecId::Mxfp4 => &fp4::MXFP4,
             CodecId::Nvfp4 => &fp4::NVFP4,
             CodecId::Q1_0 => &legacy::Q1_0,
+            CodecId::Q2_0 => &legacy::Q2_0,
             CodecId::Q2K => &k_quants::Q2_K,
             CodecId::Q3K => &k_quants::Q3_K,
             CodecId::Q4_0 => &legacy::Q4_0,
@@ -168,8 +173,12 @@ impl CodecId {
 }
 
 impl Codec {
-    /// Whether blocks are written by a search for what loses least, which can take an importance of each column into
-    /// account, and not by a formula.
+    /// Whether the importance of columns makes a difference to the bytes.
+    pub const fn takes_importance(&self) -> bool {
+        !matches!(self.encode, Encode::Formula(_))
+    }
+
+    /// Whether blocks are always written by a search for what loses least, and never by a formula.
     pub const fn is_searched(&self) -> bool {
         matches!(self.encode, Encode::Search)
     }
@@ -206,7 +215,7 @@ impl Codec {
     }
 
     /// Encodes as many whole blocks as both slices hold. `importance`, one weight that is finite and not negative for each
-    /// column of whole rows, is what a [search](Self::is_searched) weighs squared errors by; formulas ignore it.
+    /// column of whole rows, is what a search weighs squared errors by; formulas [ignore](Self::takes_importance) it.
     pub fn encode(&self, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
         encode_with(Portable, self, x, importance, blocks);
     }
@@ -219,9 +228,13 @@ pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<
     let mut weights = importance.map(|all| all.chunks_exact(n).cycle());
     for (x, block) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(codec.bytes)) {
         let weights = weights.as_mut().and_then(Iterator::next);
-        match codec.encode {
-            Encode::Formula(encode) => encode(x, block),
-            Encode::Search => search::encode_block(l, codec.id, x, weights, block),
+        match (codec.encode, weights) {
+            (Encode::Search, _) => search::encode_block(l, codec.id, x, weights, block),
+            // Of larger values the formula knows what becomes.
+            (Encode::Weighed(_), Some(_)) if amax(x) <= F16.max() => {
+                search::encode_block(l, codec.id, x, weights, block);
+            }
+            (Encode::Formula(encode) | Encode::Weighed(encode), _) => encode(x, block),
         }
     }
 }
@@ -297,6 +310,7 @@ mod tests {
             CodecId::ALL.iter().map(|id| (id.name(), id.codec().elements, id.codec().bytes)).collect();
         let expected = [
             ("q1_0", 128, 18),
+            ("q2_0", 64, 18),
             ("q4_0", 32, 18),
             ("q4_1", 32, 20),
             ("q5_0", 32, 22),

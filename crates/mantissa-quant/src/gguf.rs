@@ -173,7 +173,7 @@ impl Layout {
         Ok(())
     }
 
-    /// What a file type makes of embedding and head.
+    /// What a file type makes of embedding and head, where no rule of the recipe names them.
     fn table_scheme(
         &mut self,
         recipe: &Recipe,
@@ -181,6 +181,7 @@ impl Layout {
         options: &Options,
         info: &TensorInfo,
     ) -> Option<Scheme> {
+        recipe.rule_of(info.name.trim_end_matches(".weight")).is_none().then_some(())?;
         let part = match info.role {
             Role::Embedding if !config.tie_word_embeddings => Part::Embedding,
             Role::Embedding | Role::Head => Part::Head,
@@ -309,8 +310,7 @@ fn cast_scheme(source: &ModelFiles, recipe: &Recipe, info: &TensorInfo) -> Resul
         return Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax));
     }
     let module = info.name.trim_end_matches(".weight");
-    let rule = recipe.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module)));
-    match (info.role, rule) {
+    match (info.role, recipe.rule_of(module)) {
         (Role::Embedding | Role::Head, None) => Ok(match block_type(&recipe.weights.format) {
             Some(GgmlType::F32) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
             Some(GgmlType::BF16) => plain(minifloat::BF16),

@@ -152,7 +152,7 @@ impl<'a> Layers<'a> {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
             None => match (scheme.format.codec(), self.importance) {
-                (Some(codec), Some(importance)) if codec.is_searched() => {
+                (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
                 }
                 _ => round_to_nearest(self.plan, self.source, info, scheme, &w, outer),

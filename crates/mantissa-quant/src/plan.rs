@@ -72,10 +72,10 @@ impl Options {
     }
 }
 
-/// Whether some layer's blocks are searched for, with the importance of columns where it is known.
+/// Whether some layer's blocks depend on the importance of columns where it is known.
 fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
     let searched = |linear: &PlannedLinear| {
-        linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::is_searched)
+        linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
     };
     recipe.method == Method::Rtn && container == Container::Gguf && linears.iter().any(searched)
 }
@@ -393,7 +393,8 @@ fn planned(
         )
         .into());
     }
-    let of_type = recipe.file_type.map(|ty| {
+    // A rule of the recipe goes before its file type.
+    let of_type = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
         let part = Part::Linear { kind: info.kind, layer: info.layer };
         Scheme::codec(ty.choose(config, part, options.has_importance()))
     });
@@ -418,7 +419,7 @@ fn calibration_notes(
         return importance_notes(config, linears, options);
     }
     if let Some(importance) = &options.importance {
-        let why = "no layer has blocks that are searched for, into GGUF and without another method";
+        let why = "no layer has blocks that depend on it, into GGUF and without another method";
         return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
     }
     if recipe.method.needs_calibration() && container == Container::Exl2 {

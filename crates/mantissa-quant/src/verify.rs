@@ -318,7 +318,7 @@ impl WeightCheck<'_> {
                     w = &permuted;
                 }
                 match block_type(&q.format) {
-                    Some(ty) => gguf::worst_of_row(ty, 1.0, row, w, &ours, &mut found.worst),
+                    Some(ty) => gguf::worst_of_row((ty, 1.0, false), row, w, &ours, &mut found.worst),
                     None => worst_error(q, bound, row, w, &ours, &mut found.worst),
                 }
                 if self.errors {

@@ -1,4 +1,5 @@
-//! One scale per block of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1; and Q1_0, signs with one scale per 128.
+//! One scale per block of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1; Q1_0, signs with one scale per
+//! 128; and Q2_0, two bits with one scale per 64.
 //!
 //! `d` and `m` are f16. Elements of the 4- and 5-bit types are half-split: byte `j` holds element `j` (low nibble) and
 //! element `j + 16` (high nibble). Type 0 decodes `(q - 2^(b-1))·d` with `d` signed, type 1 decodes `q·d + m`.
@@ -14,6 +15,15 @@ pub(super) const Q1_0: Codec = Codec {
     decode: decode_q1_0,
     encode: Encode::Formula(encode_q1_0),
 };
+/// `d | 16 bytes of four 2-bit codes`; a code less one is what is scaled.
+pub(super) const Q2_0: Codec = Codec {
+    id: CodecId::Q2_0,
+    name: "q2_0",
+    elements: 64,
+    bytes: 18,
+    decode: decode_q2_0,
+    encode: Encode::Formula(encode_q2_0),
+};
 /// `d | 16 bytes of nibbles`.
 pub(super) const Q4_0: Codec = Codec {
     id: CodecId::Q4_0,
@@ -21,7 +31,7 @@ pub(super) const Q4_0: Codec = Codec {
     elements: 32,
     bytes: 18,
     decode: decode_q4_0,
-    encode: Encode::Formula(encode_q4_0),
+    encode: Encode::Weighed(encode_q4_0),
 };
 /// `d | m | 16 bytes of nibbles`.
 pub(super) const Q4_1: Codec = Codec {
@@ -30,7 +40,7 @@ pub(super) const Q4_1: Codec = Codec {
     elements: 32,
     bytes: 20,
     decode: decode_q4_1,
-    encode: Encode::Formula(encode_q4_1),
+    encode: Encode::Weighed(encode_q4_1),
 };
 /// `d | 32 high bits | 16 bytes of nibbles`.
 pub(super) const Q5_0: Codec = Codec {
@@ -39,7 +49,7 @@ pub(super) const Q5_0: Codec = Codec {
     elements: 32,
     bytes: 22,
     decode: decode_q5_0,
-    encode: Encode::Formula(encode_q5_0),
+    encode: Encode::Weighed(encode_q5_0),
 };
 /// `d | m | 32 high bits | 16 bytes of nibbles`.
 pub(super) const Q5_1: Codec = Codec {
@@ -48,7 +58,7 @@ pub(super) const Q5_1: Codec = Codec {
     elements: 32,
     bytes: 24,
     decode: decode_q5_1,
-    encode: Encode::Formula(encode_q5_1),
+    encode: Encode::Weighed(encode_q5_1),
 };
 /// `d | 32 signed bytes`.
 pub(super) const Q8_0: Codec = Codec {
@@ -89,6 +99,24 @@ fn encode_q1_0(x: &[f32], block: &mut [u8]) {
     }
 }
 
+fn decode_q2_0(block: &[u8], out: &mut [f32]) {
+    let d = f16_at(block, 0);
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = (f32::from(block[2 + i / 4] >> (2 * (i % 4)) & 3) - 1.0) * d;
+    }
+}
+
+/// `d` is the largest magnitude, so that the highest of the four codes is never written: the type is one of ternary weights.
+fn encode_q2_0(x: &[f32], block: &mut [u8]) {
+    let d = amax(x);
+    put_f16(block, 0, d);
+    let id = inverse(d);
+    block[2..].fill(0);
+    for (i, v) in x.iter().enumerate() {
+        block[2 + i / 4] |= (((v * id).round() + 1.0) as u8) << (2 * (i % 4));
+    }
+}
+
 /// The unsigned element codes of a half-split block: nibbles from `nibbles` on, joined by `high` bits.
 fn half_split(block: &[u8], nibbles: usize, high: u32) -> impl Iterator<Item = (usize, f32)> {
     (0..2 * HALF).map(move |i| {
@@ -106,6 +134,24 @@ fn put_half_split(block: &mut [u8], nibbles: usize, codes: impl Iterator<Item = 
         high |= u32::from(code >> 4) << i;
     }
     high
+}
+
+/// Writes a block of Q4_0, Q4_1, Q5_0 or Q5_1 whose codes and scales (bits of f16s) have been found.
+pub(super) fn put_codes(codec: CodecId, d: u16, m: u16, codes: &[f32; 2 * HALF], block: &mut [u8]) {
+    let (nibbles, high_at, has_min) = match codec {
+        CodecId::Q4_0 => (2, None, false),
+        CodecId::Q4_1 => (4, None, true),
+        CodecId::Q5_0 => (6, Some(2), false),
+        _ => (8, Some(4), true),
+    };
+    block[..2].copy_from_slice(&d.to_le_bytes());
+    if has_min {
+        block[2..4].copy_from_slice(&m.to_le_bytes());
+    }
+    let high = put_half_split(block, nibbles, codes.iter().map(|code| *code as u8));
+    if let Some(at) = high_at {
+        block[at..at + 4].copy_from_slice(&high.to_le_bytes());
+    }
 }
 
 fn decode_q4_0(block: &[u8], out: &mut [f32]) {
@@ -198,4 +244,52 @@ fn encode_bytes(x: &[f32], block: &mut [u8], at: usize) -> f32 {
         *out = (v * id).round() as i8 as u8;
     }
     d
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that `quantize_row_q2_0_ref` of ggml gave for these elements.
+    #[test]
+    fn q2_0_has_the_bytes_of_the_reference() {
+        let x: [f32; 64] = std::array::from_fn(|i| ((i * 37 % 64) as f32 - 32.0) / 16.0);
+        let bytes = [0, 64, 68, 25, 97, 70, 152, 81, 70, 152, 17, 102, 148, 17, 102, 132, 25, 101];
+        let (mut block, mut out) = ([0; 18], [0.0; 64]);
+        Q2_0.encode_block(&x, &mut block);
+        assert_eq!(block, bytes);
+        Q2_0.decode_block(&[&bytes[..2], &[0b11_10_01_00; 16]].concat(), &mut out);
+        assert_eq!(out[..4], [-2.0, 0.0, 2.0, 4.0]);
+    }
+
+    /// Errors squared and weighed, of both ways to write a block.
+    fn errors(codec: &Codec, seed: u64) -> (f64, f64) {
+        let at = |i: u64, stream: u64| {
+            let bits = crate::round::random_u32(seed, i | stream << 32);
+            bits as f32 / u32::MAX as f32
+        };
+        let x: [f32; 32] = std::array::from_fn(|i| (at(i as u64, 0) - 0.4) * (0.1 + at(i as u64, 1)));
+        let w: [f32; 32] = std::array::from_fn(|i| at(i as u64, 2).powi(3));
+        let error = |weights: Option<&[f32]>| {
+            let (mut block, mut y) = (vec![0; codec.bytes], [0.0; 32]);
+            codec.encode(&x, weights, &mut block);
+            codec.decode_block(&block, &mut y);
+            let square = |i: usize| f64::from(w[i]) * f64::from(x[i] - y[i]).powi(2);
+            (0..32).map(square).sum()
+        };
+        (error(Some(&w)), error(None))
+    }
+
+    #[test]
+    fn importance_lowers_the_error_that_it_weighs() {
+        for codec in [&Q4_0, &Q4_1, &Q5_0, &Q5_1] {
+            let (mut weighed, mut formula) = (0.0, 0.0);
+            for seed in 0..200 {
+                let (a, b) = errors(codec, seed);
+                assert!(a <= b * 1.0001, "{} of {seed}: {a} {b}", codec.name);
+                (weighed, formula) = (weighed + a, formula + b);
+            }
+            assert!(weighed < 0.85 * formula, "{}: {weighed} {formula}", codec.name);
+        }
+    }
 }

@@ -181,9 +181,14 @@ impl Recipe {
         toml_file::parse(file, text)
     }
 
-    /// The scheme of `module`'s weight; `None` leaves it as it is.
+    /// The first rule that names `module`.
+    pub fn rule_of(&self, module: &str) -> Option<&LayerRule> {
+        self.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module)))
+    }
+
+    /// The scheme of `module`'s weight, file types aside; `None` leaves it as it is.
     pub fn weights_of(&self, module: &str) -> Option<&Scheme> {
-        match self.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module))) {
+        match self.rule_of(module) {
             Some(rule) => rule.weights.as_ref(),
             None => Some(&self.weights),
         }

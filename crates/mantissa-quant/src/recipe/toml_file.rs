@@ -5,12 +5,12 @@ use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
-use super::{Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
+use super::{FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::{GROUP_ORDERS, GptqOptions};
 
-const KEYS: [&str; 8] =
-    ["method", "weights", "activations", "format", "keep", "layers", "gptq", "autoround"];
+const KEYS: [&str; 9] =
+    ["method", "weights", "file_type", "activations", "format", "keep", "layers", "gptq", "autoround"];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
 const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
@@ -30,9 +30,19 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let found = METHODS.iter().find(|(name, _)| *name == method);
     let names: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
     let method = found.ok_or_else(|| reader.fault("method", format!("\"{method}\""), names.join(", ")))?.1;
-    let weights = reader.scheme("weights", str::parse)?;
-    let weights =
-        weights.ok_or_else(|| reader.fault("weights", "nothing", "a scheme such as \"int4-g128\""))?;
+    let file_type = file_type(&reader, method)?;
+    let weights = match (reader.scheme("weights", str::parse)?, file_type) {
+        (Some(weights), None) => weights,
+        (None, Some(ty)) => Scheme::codec(ty.base),
+        (None, None) => return Err(reader.fault("weights", "nothing", "a scheme such as \"int4-g128\"")),
+        (Some(_), Some(_)) => {
+            return Err(reader.fault(
+                "weights",
+                "a scheme",
+                "none beside file_type, which says it for every tensor",
+            ));
+        }
+    };
     let mut layers = Vec::new();
     if let Some(keep) = reader.globs("keep")? {
         layers.push(LayerRule { modules: keep, weights: None });
@@ -45,11 +55,24 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         autoround: autoround_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
-        file_type: None,
-        container: container(&reader)?,
+        file_type,
+        container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
+}
+
+/// A file type of llama.cpp as the mixture that `keep` and `layers` make exceptions from.
+fn file_type(reader: &Reader<'_>, method: Method) -> Result<Option<FileType>, RecipeError> {
+    let Some(name) = reader.string("file_type")? else { return Ok(None) };
+    if method != Method::Rtn {
+        return Err(reader.fault("file_type", format!("\"{name}\""), "none but with method \"rtn\""));
+    }
+    let names = || FILE_TYPES.iter().map(|ty| ty.name);
+    let allowed = || names().collect::<Vec<_>>().join(", ") + &suggestion(name, names());
+    let found =
+        FileType::parse(name).ok_or_else(|| reader.fault("file_type", format!("\"{name}\""), allowed()));
+    found.map(Some)
 }
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
@@ -239,6 +262,18 @@ mod tests {
     }
 
     #[test]
+    fn a_file_type_is_a_mixture_with_exceptions() {
+        let text = "file_type = \"q4_k_m\"\nkeep = [\"*.k_proj\"]\n[[layers]]\nmodules = [\"*.o_proj\"]\nweights = \"q6_k\"";
+        let recipe = parse("r.toml", text).unwrap();
+        assert_eq!(recipe.file_type.map(|ty| ty.number), Some(15));
+        assert_eq!((recipe.container(), recipe.weights.to_string().as_str()), (Container::Gguf, "q4_k"));
+        let of = |module: &str| recipe.rule_of(module).map(|r| r.weights.as_ref().map(ToString::to_string));
+        assert_eq!(of("model.layers.0.self_attn.o_proj"), Some(Some("q6_k".to_owned())));
+        assert_eq!(of("model.layers.0.self_attn.k_proj"), Some(None));
+        assert_eq!(of("model.layers.0.self_attn.q_proj"), None);
+    }
+
+    #[test]
     fn gptq_has_its_own_table() {
         let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"";
         let options = parse("r.toml", text).unwrap().gptq;
@@ -268,6 +303,9 @@ mod tests {
             ("weights = \"nf4\"\nmethod = \"magic\"", ["magic", "rtn"]),
             ("weights = \"nf4\"\nformat = \"zip\"", ["zip", "native"]),
             ("method = \"rtn\"", ["weights", "nothing"]),
+            ("file_type = \"q4_k_n\"", ["q4_k_n", "did you mean \"q4_k_m\"?"]),
+            ("file_type = \"q4_0\"\nweights = \"q4_0\"", ["weights", "none beside file_type"]),
+            ("file_type = \"q4_0\"\nmethod = \"gptq\"", ["file_type", "method \"rtn\""]),
             ("weights = \"nf4\"\n[[layers]]\nweights = \"nf4\"", ["layers[0].modules", "nothing"]),
             (
                 "weights = \"nf4\"\n[[layers]]\nmodule = [\"a\"]",

@@ -59,8 +59,9 @@ pub(super) fn check(
         check_config(&config, &model_config(source)?, found);
     }
     let independent = Independent::new(files, &file);
+    let weighed = file.text("quantize.imatrix.file").is_some();
     for info in config.tensors() {
-        let check = TensorCheck { files, independent: &independent, source, info: &info, bounded };
+        let check = TensorCheck { files, independent: &independent, source, info: &info, bounded, weighed };
         check.run(threads, found)?;
     }
     let opaque: Vec<_> = file.tensors.iter().filter(|(_, tensor)| !Blocks::decodes(tensor.ty)).collect();
@@ -353,6 +354,8 @@ struct TensorCheck<'a> {
     source: Option<&'a ModelFiles>,
     info: &'a TensorInfo,
     bounded: bool,
+    /// Whether the file says that its quantizer was given an importance of columns.
+    weighed: bool,
 }
 
 impl TensorCheck<'_> {
@@ -426,7 +429,7 @@ impl TensorCheck<'_> {
         let elements = range.start * cols..range.end * cols;
         let w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
         for (i, (w, ours)) in w.chunks(cols).zip(ours.chunks(cols)).enumerate() {
-            worst_of_row(ty, factor, range.start + i, w, ours, &mut found.worst);
+            worst_of_row((ty, factor, self.weighed), range.start + i, w, ours, &mut found.worst);
         }
         Ok(found)
     }
@@ -442,10 +445,10 @@ impl TensorCheck<'_> {
     }
 }
 
-/// The largest error of row `row` in units of what its blocks allow; `factor` is that of the whole tensor.
+/// The largest error of row `row` in units of what its blocks allow; type, factor and weighing
+/// as in [`gguf_blocks::allowed`].
 pub(super) fn worst_of_row(
-    ty: GgmlType,
-    factor: f32,
+    (ty, factor, weighed): (GgmlType, f32, bool),
     row: usize,
     w: &[f32],
     decoded: &[f32],
@@ -453,7 +456,7 @@ pub(super) fn worst_of_row(
 ) {
     let group = gguf_blocks::bound_group(ty);
     for (block, (w, decoded)) in w.chunks(group).zip(decoded.chunks(group)).enumerate() {
-        let allowed = gguf_blocks::allowed(ty, w, factor);
+        let allowed = gguf_blocks::allowed(ty, w, factor, weighed);
         for (i, (&source, &decoded)) in w.iter().zip(decoded).enumerate() {
             let error = (f64::from(source) - f64::from(decoded)).abs();
             let ratio = if error == 0.0 { 0.0 } else { error / allowed };

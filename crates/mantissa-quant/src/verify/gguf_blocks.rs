@@ -55,6 +55,11 @@ fn layout(ty: GgmlType) -> Option<Layout> {
             let d = all.half(b, 0);
             (0..128).for_each(|i| out[i] = if b[2 + i / 8] >> (i % 8) & 1 == 1 { d } else { -d });
         }),
+        // Codes in their order, four to the byte.
+        GgmlType::Q2_0 => of(64, 18, |all, b, out| {
+            let d = all.half(b, 0);
+            (0..64).for_each(|i| out[i] = level(f64::from(b[2 + i / 4] >> (i % 4 * 2) & 3) - 1.0, d, 0.0));
+        }),
         // A scale, the sum of the elements for dot products, and the elements.
         GgmlType::Q8_1 => of(32, 36, |all, b, out| {
             let d = all.half(b, 0);
@@ -187,8 +192,9 @@ pub(super) fn bound_group(ty: GgmlType) -> usize {
 
 /// The most by which rounding the group `x` of the source to nearest may miss an element, under any rule that writes the
 /// type: half a step, a whole one where the largest element of the other sign is clipped or steps grow, and what rounding
-/// scale and offset to their own formats adds. `factor` is that of the whole tensor.
-pub(super) fn allowed(ty: GgmlType, x: &[f32], factor: f32) -> f64 {
+/// scale and offset to their own formats adds. `factor` is that of the whole tensor. Where the elements were `weighed` by the
+/// importance of their columns, the 4- and 5-bit types are searched for too.
+pub(super) fn allowed(ty: GgmlType, x: &[f32], factor: f32, weighed: bool) -> f64 {
     let (low, high) =
         x.iter().fold((f64::MAX, f64::MIN), |(low, high), &v| (low.min(v.into()), high.max(v.into())));
     let amax = low.abs().max(high.abs());
@@ -200,11 +206,11 @@ pub(super) fn allowed(ty: GgmlType, x: &[f32], factor: f32) -> f64 {
         GgmlType::BF16 => amax * 2f64.powi(-7) + 2f64.powi(-133),
         GgmlType::Q8_0 | GgmlType::Q8_1 => steps(amax / 127.0 / 2.0, 127.0),
         GgmlType::Q8_K => steps(amax / 127.0, 0.0),
-        GgmlType::Q4_0 => steps(amax / 8.0, 8.0),
-        GgmlType::Q5_0 => steps(amax / 16.0, 16.0),
-        GgmlType::Q4_1 => steps((high - low) / 15.0 / 2.0, 16.0),
-        GgmlType::Q5_1 => steps((high - low) / 31.0 / 2.0, 32.0),
-        GgmlType::TQ1_0 | GgmlType::TQ2_0 => steps(amax / 2.0, 1.0),
+        GgmlType::Q4_0 if !weighed => steps(amax / 8.0, 8.0),
+        GgmlType::Q5_0 if !weighed => steps(amax / 16.0, 16.0),
+        GgmlType::Q4_1 if !weighed => steps((high - low) / 15.0 / 2.0, 16.0),
+        GgmlType::Q5_1 if !weighed => steps((high - low) / 31.0 / 2.0, 32.0),
+        GgmlType::TQ1_0 | GgmlType::TQ2_0 | GgmlType::Q2_0 => steps(amax / 2.0, 1.0),
         // 6 of the scale, the largest element, is at least 6/8 of amax under the rule that clips most; the widest step is 2.
         GgmlType::MXFP4 => amax * 0.5 * 1.0001 + 2f64.powi(-125),
         // The scale is amax/6, or amax/4 by choice, to 1/16 of it or half its smallest step.
@@ -228,7 +234,7 @@ mod tests {
         }
     }
 
-    const TYPES: [GgmlType; 26] = [
+    const TYPES: [GgmlType; 27] = [
         GgmlType::IQ1_S,
         GgmlType::IQ1_M,
         GgmlType::IQ2_XXS,
@@ -244,6 +250,7 @@ mod tests {
         GgmlType::IQ4_NL,
         GgmlType::IQ4_XS,
         GgmlType::Q1_0,
+        GgmlType::Q2_0,
         GgmlType::Q8_1,
         GgmlType::Q8_K,
         GgmlType::Q4_0,
@@ -293,7 +300,7 @@ mod tests {
                 blocks.decode(ty, &block, None, &mut out);
                 let group = bound_group(ty);
                 for (x, out) in x.chunks(group).zip(out.chunks(group)) {
-                    let bound = allowed(ty, x, 1.0);
+                    let bound = allowed(ty, x, 1.0, false);
                     let ratio = |factor: f32| {
                         let error = |(x, v): (&f32, &f32)| f64::from((x - factor * v).abs());
                         x.iter().zip(out).map(error).fold(0.0, f64::max) / bound

@@ -23,13 +23,6 @@ pub enum Storage {
     Plain(Dtype),
     /// Blocks that this crate decodes.
     Blocks(CodecId),
-    /// Blocks of a known size that nothing here decodes.
-    Opaque {
-        /// Elements of a block.
-        elements: usize,
-        /// Bytes of a block.
-        bytes: usize,
-    },
 }
 
 macro_rules! types {
@@ -81,7 +74,7 @@ types! {
     39 MXFP4 "MXFP4" Storage::Blocks(CodecId::Mxfp4);
     40 NVFP4 "NVFP4" Storage::Blocks(CodecId::Nvfp4);
     41 Q1_0 "Q1_0" Storage::Blocks(CodecId::Q1_0);
-    42 Q2_0 "Q2_0" Storage::Opaque { elements: 64, bytes: 18 };
+    42 Q2_0 "Q2_0" Storage::Blocks(CodecId::Q2_0);
 }
 
 impl GgmlType {
@@ -100,7 +93,6 @@ impl GgmlType {
         match self.storage {
             Storage::Plain(dtype) => (1, (dtype.bits() / 8) as usize),
             Storage::Blocks(id) => (id.codec().elements, id.codec().bytes),
-            Storage::Opaque { elements, bytes } => (elements, bytes),
         }
     }
 

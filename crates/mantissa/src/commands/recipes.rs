@@ -49,7 +49,7 @@ struct Row {
 pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let row = |name: &'static str, full: String| {
         let recipe = Recipe::load(name)?;
-        let searched = recipe.weights.format.codec().is_some_and(Codec::is_searched);
+        let weighed = recipe.weights.format.codec().is_some_and(Codec::takes_importance);
         let container = recipe.container();
         Ok(Row {
             name,
@@ -58,7 +58,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
             activations: recipe.activations.as_ref().map(ToString::to_string),
             bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
             calibration: recipe.method.needs_calibration(),
-            importance: searched && recipe.method == Method::Rtn,
+            importance: weighed && recipe.method == Method::Rtn,
             format: container.name(),
             loads_in: loads_in(container),
         })

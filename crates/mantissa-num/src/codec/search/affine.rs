@@ -37,7 +37,6 @@ const Q4_K: Kind = Kind {
     fits: 2,
     starts: 1,
     rounds: 2,
-    ..Q2_K
 };
 const Q5_K: Kind = Kind { codes: 31.0, to: 4.3, step: 0.5, cuts: 16, fits: 3, starts: 2, rounds: 3, ..Q4_K };
 
