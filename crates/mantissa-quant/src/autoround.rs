@@ -21,6 +21,7 @@ use std::ops::ControlFlow;
 
 use mantissa_model::LinearKind;
 use mantissa_num::round::philox4x32_10;
+use mantissa_store::ErrorClass;
 use mantissa_train::{LayerTrainer, TrainError};
 
 pub use weight::{LearnedWeight, check_scheme};
@@ -77,6 +78,17 @@ pub enum AutoRoundError {
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
+}
+
+impl AutoRoundError {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            AutoRoundError::Layer(error) => error.class(),
+            AutoRoundError::Interrupted => ErrorClass::Environment,
+            _ => ErrorClass::Input,
+        }
+    }
 }
 
 /// The hidden states of some windows before and after a decoder layer.
@@ -207,7 +219,7 @@ fn shuffled(n: usize, seed: u64, counter: u64) -> Vec<usize> {
     for i in (1..n).rev() {
         let counter = [i as u32, (i as u64 >> 32) as u32, counter as u32, (counter >> 32) as u32];
         let [word, ..] = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
-        all.swap(i, (u64::from(word) * (i as u64 + 1) >> 32) as usize);
+        all.swap(i, ((u64::from(word) * (i as u64 + 1)) >> 32) as usize);
     }
     all
 }

@@ -128,7 +128,7 @@ pub enum QuantError {
         /// The layer.
         what: String,
         /// What is wrong.
-        error: AutoRoundError,
+        error: Box<AutoRoundError>,
     },
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
@@ -246,7 +246,7 @@ impl QuantError {
                 ErrorClass::Environment
             }
             QuantError::Calibrate(e) => e.class(),
-            QuantError::AutoRound { error: AutoRoundError::Layer(error), .. } => error.class(),
+            QuantError::AutoRound { error, .. } => error.class(),
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {

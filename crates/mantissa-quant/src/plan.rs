@@ -423,8 +423,7 @@ fn calibration_notes(
         return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
     }
     if recipe.method.needs_calibration() && container == Container::Exl2 {
-        let why =
-            "exl2 has scales that rows of a group share, which only rtn- rounds to".to_owned();
+        let why = "exl2 has scales that rows of a group share, which only rtn- rounds to".to_owned();
         return Err(not_storable(container, linears.len(), vec![why]));
     }
     if !recipe.method.needs_calibration() && stores_input_scales(recipe, container) {
@@ -439,7 +438,7 @@ fn calibration_notes(
         LayerTrainer::check(config).map_err(|error| QuantError::AutoRound {
             path: source.dir().to_owned(),
             what: "autoround".to_owned(),
-            error: error.into(),
+            error: Box::new(error.into()),
         })?;
     }
     let mut widest = 0;
@@ -449,7 +448,7 @@ fn calibration_notes(
         if recipe.method == Method::AutoRound {
             autoround::check_scheme(scheme, info.rows, info.cols).map_err(|error| {
                 let (path, what) = fault();
-                QuantError::AutoRound { path, what, error }
+                QuantError::AutoRound { path, what, error: Box::new(error) }
             })?;
             continue;
         }

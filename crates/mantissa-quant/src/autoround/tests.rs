@@ -17,8 +17,16 @@ fn error(w: &[f32], q: &[f32]) -> f64 {
 }
 
 const SCHEMES: [&str; 10] = [
-    "int4-g32", "int4-g32-asym", "int3-g32", "int2-g32-asym", "int8-channel", "int4-g32:restricted", "nvfp4", "mxfp4",
-    "nf4", "fp8-e4m3-channel",
+    "int4-g32",
+    "int4-g32-asym",
+    "int3-g32",
+    "int2-g32-asym",
+    "int8-channel",
+    "int4-g32:restricted",
+    "nvfp4",
+    "mxfp4",
+    "nf4",
+    "fp8-e4m3-channel",
 ];
 
 #[test]
@@ -39,7 +47,10 @@ fn the_first_values_are_no_worse_than_rounding_to_nearest_and_are_what_is_stored
             // A grid of clips: within a step of it where the published range is the best.
             assert!(first <= nearest * 1.02, "{name}: {first} against {nearest}");
             if signed && name == "int4-g32" {
-                assert!(first < 0.95 * nearest, "the extra code on the larger side: {first} against {nearest}");
+                assert!(
+                    first < 0.95 * nearest,
+                    "the extra code on the larger side: {first} against {nearest}"
+                );
             }
         }
     }

@@ -127,9 +127,11 @@ impl Levels {
             .collect();
         // Of two codes of one value (-0 and 0) the smaller is written.
         all.sort_by(|a, b| a.0.total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
-        all.dedup_by(|b, a| a.0 == b.0 && {
-            a.1 = a.1.min(b.1);
-            true
+        all.dedup_by(|b, a| {
+            a.0 == b.0 && {
+                a.1 = a.1.min(b.1);
+                true
+            }
         });
         let (values, codes): (Vec<f32>, Vec<u32>) = all.into_iter().unzip();
         let integers = values.windows(2).all(|pair| pair[1] - pair[0] == 1.0);
@@ -224,7 +226,8 @@ impl LearnedWeight {
         }
         let (levels, group) = check_scheme(scheme, rows, cols).map(|group| (Levels::of(scheme), group))?;
         let Some(levels) = levels else { return Err(refused(scheme, NO_TABLE)) };
-        let narrow = matches!(scheme.format.scale().map(|tree| tree.code), Some(Code::Float(f)) if f.bits() <= 8);
+        let narrow =
+            matches!(scheme.format.scale().map(|tree| tree.code), Some(Code::Float(f)) if f.bits() <= 8);
         let power = matches!(scheme.format.scale().map(|tree| tree.code), Some(Code::E8m0));
         // Only integers have an element on one side that the other lacks.
         let signed = signed && levels.integers && !narrow && !power && !scheme.format.has_zero();
@@ -329,7 +332,8 @@ impl LearnedWeight {
         assert_eq!(out.len(), self.w.len(), "a weight of {} values", self.w.len());
         let (cols, per_row) = (self.cols.max(1), self.cols.div_ceil(self.group));
         let pieces = out.chunks_mut(ROWS * cols).zip(self.w.chunks(ROWS * cols));
-        let pieces = pieces.zip(self.offsets.chunks(ROWS * cols)).zip(self.groups.chunks(ROWS * per_row.max(1)));
+        let pieces =
+            pieces.zip(self.offsets.chunks(ROWS * cols)).zip(self.groups.chunks(ROWS * per_row.max(1)));
         for_each(threads, pieces, |(((out, w), offsets), groups)| {
             let rows = out.chunks_mut(cols).zip(w.chunks(cols)).zip(offsets.chunks(cols));
             for (((out, w), offsets), groups) in rows.zip(groups.chunks(per_row)) {
@@ -436,7 +440,8 @@ impl LearnedWeight {
         let per_row = self.cols.div_ceil(self.group);
         for row in 0..self.rows {
             for column in 0..self.cols {
-                let (i, group) = (row * self.cols + column, &self.groups[row * per_row + column / self.group]);
+                let (i, group) =
+                    (row * self.cols + column, &self.groups[row * per_row + column / self.group]);
                 let place = self.levels.place(self.unit(self.w[i], group));
                 codes.push(self.levels.codes[self.levels.round(place, self.offsets[i])]);
             }

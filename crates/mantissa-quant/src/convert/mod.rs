@@ -22,10 +22,10 @@ use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
 
+use crate::autoround::AutoRoundOptions;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
-use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
 use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears};

@@ -128,14 +128,16 @@ fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOpt
         ("batch_tokens", &mut options.batch_tokens, 1 << 24),
     ] {
         if let Some(value) = table.get(key) {
-            let n = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
+            let n =
+                value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
             *to = n.ok_or_else(|| reader.fault(key, value.to_string(), format!("1 to {most}")))?;
         }
     }
     for (key, to) in [("rate", &mut options.rate), ("clip_rate", &mut options.clip_rate)] {
         if let Some(value) = table.get(key) {
             let rate = value.as_float().filter(|rate| (0.0..=0.5).contains(rate));
-            *to = rate.ok_or_else(|| reader.fault(key, value.to_string(), "a number from 0.0 to 0.5"))? as f32;
+            *to =
+                rate.ok_or_else(|| reader.fault(key, value.to_string(), "a number from 0.0 to 0.5"))? as f32;
         }
     }
     if let Some(value) = table.get("seed") {
@@ -318,8 +320,14 @@ mod tests {
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niterations = 0",
                 ["autoround.iterations", "1 to 1000000"],
             ),
-            ("method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nrate = 2.0", ["autoround.rate", "0.0 to 0.5"]),
-            ("method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1", ["autoround.iteration", "\"iterations\"?"]),
+            (
+                "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nrate = 2.0",
+                ["autoround.rate", "0.0 to 0.5"],
+            ),
+            (
+                "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1",
+                ["autoround.iteration", "\"iterations\"?"],
+            ),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),

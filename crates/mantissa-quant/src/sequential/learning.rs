@@ -77,8 +77,14 @@ impl<'a> Sequential<'a> {
             targets: reference.states(),
             hidden: plan.config.hidden_size,
         };
-        let found =
-            reconstruct(&mut trainer, &mut weights, windows, plan.recipe.autoround, plan.options.threads, tick);
+        let found = reconstruct(
+            &mut trainer,
+            &mut weights,
+            windows,
+            plan.recipe.autoround,
+            plan.options.threads,
+            tick,
+        );
         let found = match found {
             Err(AutoRoundError::Interrupted) => return Err(CalibrateError::Interrupted.into()),
             found => found.map_err(fault)?,
@@ -157,10 +163,6 @@ impl<'a> Sequential<'a> {
     }
 }
 
-fn autoround_error(
-    source: &ModelFiles,
-    what: &str,
-    error: AutoRoundError,
-) -> QuantError {
-    QuantError::AutoRound { path: source.dir().to_owned(), what: what.to_owned(), error }
+fn autoround_error(source: &ModelFiles, what: &str, error: AutoRoundError) -> QuantError {
+    QuantError::AutoRound { path: source.dir().to_owned(), what: what.to_owned(), error: Box::new(error) }
 }

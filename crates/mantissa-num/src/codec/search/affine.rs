@@ -27,17 +27,8 @@ struct Kind {
 
 const Q2_K: Kind =
     Kind { sub: 16, codes: 3.0, levels: 15.0, to: 1.2, step: 0.16, cuts: 16, fits: 3, starts: 3, rounds: 5 };
-const Q4_K: Kind = Kind {
-    sub: 32,
-    codes: 15.0,
-    levels: 63.0,
-    to: 2.2,
-    step: 0.36,
-    cuts: 12,
-    fits: 2,
-    starts: 1,
-    rounds: 2,
-};
+const Q4_K: Kind =
+    Kind { sub: 32, codes: 15.0, levels: 63.0, to: 2.2, step: 0.36, cuts: 12, fits: 2, starts: 1, rounds: 2 };
 const Q5_K: Kind = Kind { codes: 31.0, to: 4.3, step: 0.5, cuts: 16, fits: 3, starts: 2, rounds: 3, ..Q4_K };
 
 #[inline(always)]
