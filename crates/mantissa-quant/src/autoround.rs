@@ -10,10 +10,11 @@
 //! ```
 //!
 //! by descent along the signs of the gradients with a step that falls linearly to 0 (200 steps, 1/200 at first, 2048 tokens a
-//! step; a fifth of it for ranges, where the paper takes all of it: with that, KL on babyllama-105 was .0088 instead of PLACEHOLDER). [`LearnedWeight`] is Q and its gradient; the layer's own is `mantissa-train`'s.
+//! step). [`LearnedWeight`] is Q and its gradient; the layer's own is `mantissa-train`'s.
 //!
-//! Ranges begin where they lose least against each input's mean square (not at the largest magnitude, as published), and of
-//! symmetric integers a group's multiplier may be negative, so that the larger side has the extra code.
+//! Three things are not as published, each because it loses less (docs/quantize.md): ranges begin where they lose least against
+//! each input's mean square, not at the largest magnitude; their step is a fifth of the offsets'; and of symmetric integers a
+//! group's multiplier may be negative, so that the larger side has the extra code.
 
 mod weight;
 
@@ -73,7 +74,7 @@ pub enum AutoRoundError {
         why: &'static str,
     },
     /// The layer cannot be run or differentiated.
-    #[error(transparent)]
+    #[error("{0}; gptq needs no gradients")]
     Layer(#[from] TrainError),
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]

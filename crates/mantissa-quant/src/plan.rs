@@ -423,7 +423,9 @@ fn calibration_notes(
         return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
     }
     if recipe.method.needs_calibration() && container == Container::Exl2 {
-        let why = "exl2 has scales that rows of a group share, which only rtn- rounds to".to_owned();
+        let why =
+            "exl2 has scales that rows of a group share, which only rounding to nearest knows: use rtn-"
+                .to_owned();
         return Err(not_storable(container, linears.len(), vec![why]));
     }
     if !recipe.method.needs_calibration() && stores_input_scales(recipe, container) {

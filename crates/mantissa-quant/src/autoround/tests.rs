@@ -85,7 +85,10 @@ fn clips_follow_the_gradient_of_their_group() {
     let (rows, cols) = (8, 64);
     let w = weight(rows, cols);
     for name in ["int4-g32", "int4-g32-asym", "int3-g32"] {
-        let mut learned = learned(name, &w, cols, true);
+        // Ranges begin as narrow as they may: only the smallest weights count at first.
+        let h: Vec<f32> = (0..cols).map(|column| if column % 5 == 0 { 1.0 } else { 0.0 }).collect();
+        let scheme: Scheme = name.parse().unwrap();
+        let mut learned = LearnedWeight::new(&scheme, &w, cols, &h, None, false, 2).unwrap();
         // What matters most is what clips: the largest weight of each group.
         let matters = |i: usize| {
             let group = &w[i / 32 * 32..][..32];
@@ -105,7 +108,7 @@ fn clips_follow_the_gradient_of_their_group() {
             learned.step(&gradient, 0.0, 0.01, 2);
         }
         let (after, _) = distance(&learned);
-        assert!(after < 0.7 * before, "{name}: {before} → {after}");
+        assert!(after < 0.4 * before, "{name}: {before} → {after}");
     }
 }
 

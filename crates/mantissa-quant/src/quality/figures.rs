@@ -164,8 +164,8 @@ impl Figures {
         Ok(Figures { nll: own.nll, nll_se: own.nll_se, ppl: own.ppl, predicted: own.tokens, ..self.clone() })
     }
 
-    /// Every figure with what another processor may make of it. Matrix products sum in an order that follows the processor,
-    /// which moves logits in their last bits; where inputs are quantized, one that falls on the other side of a boundary
+    /// Every figure with what another processor may make of it. Files of earlier versions
+    /// were made with products whose order followed the processor, which moved logits in their last bits; where inputs are quantized, one that falls on the other side of a boundary
     /// moves all tokens after it.
     pub(crate) fn bounded(&self, inputs_quantized: bool) -> [Bounded; 13] {
         let (loss, share, of_kl, least) =

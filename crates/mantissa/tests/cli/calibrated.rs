@@ -82,6 +82,64 @@ fn gptq_has_the_same_bytes_at_every_level() {
     }
 }
 
+/// Rounding that was learned reproduces the layers' outputs better, has the same bytes at every level and number of threads and from the
+/// unfinished output, and an architecture whose layers have no backward is refused before any work.
+#[test]
+fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
+    let temp = TempDir::new().unwrap();
+    let model = crate::lint::synthetic_of(temp.path(), "bf16");
+    let windows = temp.path().join("w.json");
+    let tokens: Vec<Vec<usize>> =
+        (0..6).map(|w| (0..30 + w).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+    fs::write(&windows, serde_json::json!(tokens).to_string()).unwrap();
+    let recipe = temp.path().join("r.toml");
+    let table =
+        "method = \"autoround\"\nweights = \"int3-g32\"\n[autoround]\niterations = 30\nbatch_tokens = 70\n";
+    fs::write(&recipe, table).unwrap();
+    let arguments = |out: &Path, threads: &str| -> Vec<String> {
+        let all = ["quantize", text(&model), "--recipe", text(&recipe), "--out", text(out)];
+        let more = ["--calibration-tokens", text(&windows), "--threads", threads, "--json", "--quiet"];
+        all.iter().chain(&more).map(|argument| (*argument).to_owned()).collect()
+    };
+    let mut first: Option<Vec<(String, Vec<u8>)>> = None;
+    for level in mantissa_kernels::Isa::available() {
+        for threads in ["1", "2"] {
+            let out = temp.path().join(format!("{level}-{threads}"));
+            let mut command = command();
+            command.env("MANTISSA_ISA", level.name()).args(arguments(&out, threads));
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{}", stderr(&output));
+            let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(done["verification"]["ok"], true, "{done}");
+            for layer in done["layers"].as_array().unwrap() {
+                let note = layer["notes"][0].as_str().unwrap();
+                let mut errors = note.rsplit("output ").next().unwrap().split(" → ");
+                let mut next = || errors.next().unwrap().parse::<f64>().unwrap();
+                let (before, after) = (next(), next());
+                assert!(after < 0.8 * before, "{note}");
+            }
+            let files = files(&out);
+            assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
+        }
+    }
+    let gemma = root().join("tests/data/tiny/gemma2");
+    let out = temp.path().join("gemma");
+    let refused = fail(
+        2,
+        &[
+            "quantize",
+            text(&gemma),
+            "--recipe",
+            "autoround-int4-g8",
+            "--out",
+            text(&out),
+            "--calibration-tokens",
+            text(&windows),
+        ],
+    );
+    assert!(refused.contains("model_type") && refused.contains("gptq") && !out.exists(), "{refused}");
+}
+
 /// Experts are calibrated on the tokens that are routed to them. Of one token most see none, which is said of each.
 #[test]
 fn experts_are_calibrated_on_their_own_tokens() {

@@ -7,7 +7,7 @@ use mantissa_store::{Dtype, Gguf, SafeTensors};
 use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
-use crate::support::{fail, json, succeed, text};
+use crate::support::{fail, json, shared, succeed, text};
 
 fn quantize(model: &Path, recipe: &str, format: &str, out: &Path) {
     succeed(&[
@@ -207,20 +207,36 @@ fn what_stands_beside_the_weights_goes_along() {
 /// What a file holds beside codes and scales, and another container has no place for: each is refused by its name.
 #[test]
 fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
-    let Some(artifacts) = crate::support::shared("artifacts") else { return };
+    let Some(artifacts) = shared("artifacts") else { return };
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("out");
     for (artifact, format, why) in [
         ("llmc_kv_fp8_static", "native", "KV cache"),
-        ("llmc_nvfp4", "modelopt", "stored scale"),
-        ("mo_FP8_DEFAULT_CFG", "compressed-tensors", "stored scale"),
-        ("gptqm_w4_g32_sym_descact", "compressed-tensors", "permutation"),
+        // f16 scales of a model in bf16, before its order of groups is looked at.
+        ("gptqm_w4_g32_sym_descact", "compressed-tensors", "is no bf16"),
         ("bnb_int8", "compressed-tensors", "activations"),
     ] {
         let source = artifacts.join(artifact);
         let arguments = ["convert", text(&source), "--format", format, "--out", text(&out), "--quiet"];
         let line = fail(2, &arguments);
         assert!(line.contains(why) && line.contains("without loss") && !out.exists(), "{artifact}: {line}");
+    }
+    // Stored scales of inputs go along: two conventions' names for the same numbers, or (NVFP4) for their reciprocals.
+    let tokens = shared("reference").unwrap().join("peers/babyllama-105-tokens.json");
+    let tokens = format!("{}:eval_in", text(&tokens));
+    let nll = |model: &Path| {
+        let found = json(&["eval", text(model), "--tokens", &tokens, "--limit", "4096", "--json", "--quiet"]);
+        found["nll"].as_f64().unwrap()
+    };
+    for (artifact, format, close) in
+        [("mo_FP8_DEFAULT_CFG", "compressed-tensors", 0.0), ("llmc_nvfp4", "modelopt", 2e-3)]
+    {
+        let (source, out) = (artifacts.join(artifact), temp.path().join(artifact));
+        let arguments =
+            ["convert", text(&source), "--format", format, "--out", text(&out), "--json", "--quiet"];
+        assert_eq!(json(&arguments)["lossless"], true, "{artifact}");
+        let (before, after) = (nll(&source), nll(&out));
+        assert!((before - after).abs() <= close, "{artifact}: {before} {after}");
     }
 }
 
