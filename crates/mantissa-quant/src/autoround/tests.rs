@@ -82,7 +82,7 @@ fn offsets_reach_both_neighbours_and_no_other() {
 
 #[test]
 fn clips_follow_the_gradient_of_their_group() {
-    let (rows, cols) = (8, 64);
+    let (rows, cols) = (8, 160);
     let w = weight(rows, cols);
     for name in ["int4-g32", "int4-g32-asym", "int3-g32"] {
         // Ranges begin as narrow as they may: only the smallest weights count at first.
