@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use mantissa_kernels::{AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step};
+use mantissa_num::CodecId;
 
 /// Lengths around every vector width, unroll and group boundary.
 const LENGTHS: [usize; 27] = [
@@ -422,6 +423,28 @@ fn error_sums() {
         all.extend(bits(&[sums.max_error]));
         all
     });
+}
+
+/// Against the codec itself, whose loops are compiled for no level: finite values of all magnitudes, a row of zeros, blocks
+/// whose extremes are opposites.
+#[test]
+fn blocks_of_formulas() {
+    let mut random = Random(7);
+    let scales = [1e-45, 3e-39, 1e-7, 0.02, 1.0, 6e4, 1e30];
+    let mut x: Vec<f32> =
+        scales.iter().flat_map(|s| (0..8 * 256).map(|_| random.unit() * s).collect::<Vec<_>>()).collect();
+    x[..256].fill(0.0);
+    x.chunks_exact_mut(64).for_each(|part| (part[5], part[40]) = (-2.0 * part[9], 2.0 * part[9]));
+    for id in [CodecId::Q8_0, CodecId::Q8_1, CodecId::Q4_0, CodecId::Q4_1, CodecId::Q5_0, CodecId::Q5_1] {
+        let codec = id.codec();
+        let mut expected = vec![0; x.len() / codec.elements * codec.bytes];
+        codec.encode(&x, None, &mut expected);
+        for isa in Isa::available() {
+            let mut blocks = vec![0; expected.len()];
+            Kernels::new(isa).unwrap().encode_blocks(id, &x, None, &mut blocks);
+            assert!(blocks == expected, "{} at {isa}", codec.name);
+        }
+    }
 }
 
 #[test]

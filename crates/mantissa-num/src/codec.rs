@@ -234,6 +234,11 @@ pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<
             (Encode::Weighed(_), Some(_)) if amax(x) <= F16.max() => {
                 search::encode_block(l, codec.id, x, weights, block);
             }
+            // By name, as what a pointer leads to is not compiled for the level of `l`.
+            (Encode::Formula(_) | Encode::Weighed(_), _) if codec.id == CodecId::Q4_0 => {
+                legacy::encode_q4_0(x, block);
+            }
+            (Encode::Formula(_), _) if codec.id == CodecId::Q8_0 => legacy::encode_q8_0(x, block),
             (Encode::Formula(encode) | Encode::Weighed(encode), _) => encode(x, block),
         }
     }
@@ -279,9 +284,24 @@ fn f16_at(block: &[u8], at: usize) -> f32 {
     F16.decode(u16_at(block, at).into())
 }
 
+#[inline]
 fn put_f16(block: &mut [u8], at: usize, x: f32) {
-    let code = F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16;
-    block[at..at + 2].copy_from_slice(&code.to_le_bytes());
+    block[at..at + 2].copy_from_slice(&f16_bits(x).to_le_bytes());
+}
+
+/// The nearest f16, even at ties. Most scales are normal in f16, and for those the integers do it.
+#[inline]
+fn f16_bits(x: f32) -> u16 {
+    const DROPPED: u32 = 23 - 10;
+    const REBIAS: u32 = (127 - 15) << 23;
+    let (bits, magnitude) = (x.to_bits(), x.abs());
+    if (1.0 / 16384.0..=65504.0).contains(&magnitude) {
+        let magnitude = magnitude.to_bits() - REBIAS;
+        let odd = magnitude >> DROPPED & 1;
+        let rounded = (magnitude + (1 << (DROPPED - 1)) - 1 + odd) >> DROPPED;
+        return (bits >> 16 & 0x8000 | rounded) as u16;
+    }
+    F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16
 }
 
 /// `1 / scale` of the scale before it is rounded to f16, as the reference divides, or 0 where the scale is. A scale whose
@@ -338,6 +358,19 @@ mod tests {
             ("gguf-nvfp4", 64, 36),
         ];
         assert_eq!(sizes, expected);
+    }
+
+    #[test]
+    fn f16_scales_are_those_of_the_reference() {
+        let reference = |x| F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16;
+        for code in 0..=0x7c00u16 {
+            let (x, next) = (F16.decode(code.into()), F16.decode((code + 1).min(0x7bff).into()));
+            let tie = x + (next - x) / 2.0;
+            for x in [x, x.next_up(), x.next_down(), tie, tie.next_up(), tie.next_down()] {
+                assert_eq!(f16_bits(x), reference(x), "{x:e}");
+                assert_eq!(f16_bits(-x), reference(-x), "-{x:e}");
+            }
+        }
     }
 
     #[test]

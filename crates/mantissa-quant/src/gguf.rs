@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use mantissa_kernels::kernels;
 use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
@@ -353,7 +354,7 @@ pub(crate) fn run(
     let beside = [beside(out, &format!(".{QUALITY_NAME}")), beside(out, MANIFEST_SUFFIX)];
     let staged_beside = [StagedFile::begin(&beside[0])?, StagedFile::begin(&beside[1])?];
     let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (digest, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
+    let (digest, synced, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
         let importance = importance(plan, source, progress)?;
         let metadata: Vec<_> = layout
             .metadata
@@ -365,11 +366,15 @@ pub(crate) fn run(
         let importance = importance.as_deref();
         let mut run = Run { plan, source, layout, importance, writer, progress: &mut *progress, done: 0 };
         let (layers, tensors) = run.fill()?;
+        // By itself, so that its time can be told: it is the disk's, and may be many times that of the work.
+        let begin = Instant::now();
+        run.writer.sync()?;
+        let synced = begin.elapsed();
         let digest = run.writer.finish()?;
         let source_digests = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
         let weights = Digests::from([(name.to_owned(), digest)]);
         let found = quality::Found { layers, tensors, source: source_digests, weights };
-        Ok((digest, Quality::new(plan, source, found)))
+        Ok((digest, synced, Quality::new(plan, source, found)))
     })?;
     quality.evaluation = assess::figures(plan, source, staged.path(), None, progress)?;
     convert::prove(plan, source, staged.path())?;
@@ -382,7 +387,7 @@ pub(crate) fn run(
     staged_beside[1].write(manifest.to_json().as_bytes())?;
     publish(out, staged, &beside, staged_beside)?;
     let committed = Committed { path: out.to_owned(), manifest, leftover: None };
-    Ok(Outcome { quality, committed, resumed: 0 })
+    Ok(Outcome { quality, committed, resumed: 0, synced: Some(synced) })
 }
 
 /// What searched blocks are weighed by: as given, or found on the calibration text.

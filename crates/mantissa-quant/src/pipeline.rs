@@ -10,6 +10,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Duration;
 
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
@@ -63,6 +64,9 @@ pub struct Outcome {
     pub committed: Committed,
     /// Copied tensors and layers that were taken over from an unfinished run.
     pub resumed: usize,
+    /// How long it took to make the one file of weights durable, after all of it was written. `None` of a folder, of which
+    /// every tensor is made durable as soon as it is written.
+    pub synced: Option<Duration>,
 }
 
 /// Carries out `plan` into the folder `out`. `progress` is told of every step and may end the run: between two steps, with
@@ -104,7 +108,7 @@ pub fn run(
             let kept = staging.path().to_owned();
             let committed =
                 staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
-            Ok(Outcome { quality, committed, resumed: journal.recovered() })
+            Ok(Outcome { quality, committed, resumed: journal.recovered(), synced: None })
         }
         // The next run with the same plan may be allowed to lose more.
         Err(error @ QuantError::Gate(_)) => Err(error),

@@ -156,7 +156,14 @@ pub(super) fn put_codes(codec: CodecId, d: u16, m: u16, codes: &[f32; 2 * HALF],
 
 fn decode_q4_0(block: &[u8], out: &mut [f32]) {
     let d = f16_at(block, 0);
-    half_split(block, 2, 0).for_each(|(i, q)| out[i] = (q - 8.0) * d);
+    // Integers first, and then one long conversion: both are vectors even at the least level.
+    let mut codes = [0i8; 2 * HALF];
+    let (low, high) = codes.split_at_mut(HALF);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(&block[2..]) {
+        *low = (byte & 15) as i8 - 8;
+        *high = (byte >> 4) as i8 - 8;
+    }
+    out.iter_mut().zip(codes).for_each(|(out, q)| *out = f32::from(q) * d);
 }
 
 fn decode_q4_1(block: &[u8], out: &mut [f32]) {
@@ -184,8 +191,23 @@ fn decode_q8_1(block: &[u8], out: &mut [f32]) {
     out.iter_mut().zip(&block[4..]).for_each(|(out, &q)| *out = f32::from(q as i8) * d);
 }
 
-fn encode_q4_0(x: &[f32], block: &mut [u8]) {
-    encode_signed(x, block, 2, 8.0);
+/// Written so that a compiler keeps it in vector registers, at whatever level it is inlined.
+#[inline(always)]
+pub(super) fn encode_q4_0(x: &[f32], block: &mut [u8]) {
+    let (Some(x), Some(block)) = (x.first_chunk::<{ 2 * HALF }>(), block.first_chunk_mut::<{ 2 + HALF }>())
+    else {
+        return;
+    };
+    let (d, id, bias) = signed_scale(signed_amax_of_block(x), 8.0);
+    put_f16(block, 0, d);
+    let codes: [u32; 2 * HALF] = std::array::from_fn(|i| {
+        let code = x[i] * id + bias;
+        let code = if code < 15.0 { code } else { 15.0 };
+        (code.trunc() + INTEGERS).to_bits()
+    });
+    for (j, byte) in block[2..].iter_mut().enumerate() {
+        *byte = (codes[j] | codes[j + HALF] << 4) as u8;
+    }
 }
 
 fn encode_q5_0(x: &[f32], block: &mut [u8]) {
@@ -204,14 +226,51 @@ fn encode_q5_1(x: &[f32], block: &mut [u8]) {
 
 /// Maps the value of largest magnitude to code 0, `-half`, so that `d` takes the opposite sign of it.
 fn encode_signed(x: &[f32], block: &mut [u8], nibbles: usize, half: f32) -> u32 {
-    let d = signed_amax(x) / -half;
+    let (d, id, bias) = signed_scale(signed_amax(x), half);
     put_f16(block, 0, d);
-    let id = inverse(d);
-    // The reference's casts of infinities give code 0 where the scale has no inverse.
-    let bias = if id == 0.0 && d != 0.0 { 0.0 } else { half + 0.5 };
     // Truncation after adding a half and the bias; the cast saturates at 0 and the top is clamped.
     let code = |v: &f32| (*v * id + bias).min(2.0 * half - 1.0) as u8;
     put_half_split(block, nibbles, x.iter().map(code))
+}
+
+/// Scale, inverse and bias of [`encode_signed`], for the value of largest magnitude.
+#[inline(always)]
+fn signed_scale(extreme: f32, half: f32) -> (f32, f32, f32) {
+    let d = extreme / -half;
+    let id = inverse(d);
+    // The reference's casts of infinities give code 0 where the scale has no inverse.
+    let bias = if id == 0.0 && d != 0.0 { 0.0 } else { half + 0.5 };
+    (d, id, bias)
+}
+
+/// Added to an integer of magnitude below 2^22 it leaves that in the low bits, in two's complement: a conversion that
+/// compilers vectorize, as they do not a saturating cast.
+const INTEGERS: f32 = 12_582_912.0; // 1.5 · 2^23
+
+/// [`signed_amax`] of one block: least and greatest by halves, and a look at the order only where they are opposites.
+#[inline(always)]
+fn signed_amax_of_block(x: &[f32; 2 * HALF]) -> f32 {
+    let min = fold_halves(x, |a, b| if b < a { b } else { a });
+    let max = fold_halves(x, |a, b| if a < b { b } else { a });
+    match (max > -min, -min > max) {
+        (true, _) => max,
+        (_, true) => min,
+        _ => signed_amax(x),
+    }
+}
+
+/// Folds halves onto each other; `f` must not depend on the order.
+#[inline(always)]
+fn fold_halves(x: &[f32; 2 * HALF], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut folded: [f32; HALF] = std::array::from_fn(|i| f(x[i], x[i + HALF]));
+    let mut width = HALF / 2;
+    while width > 0 {
+        for i in 0..width {
+            folded[i] = f(folded[i], folded[i + width]);
+        }
+        width /= 2;
+    }
+    folded[0]
 }
 
 fn encode_ranged(x: &[f32], block: &mut [u8], nibbles: usize, levels: f32) -> u32 {
@@ -225,7 +284,9 @@ fn encode_ranged(x: &[f32], block: &mut [u8], nibbles: usize, levels: f32) -> u3
     put_half_split(block, nibbles, x.iter().map(code))
 }
 
-fn encode_q8_0(x: &[f32], block: &mut [u8]) {
+/// As [`encode_q4_0`].
+#[inline(always)]
+pub(super) fn encode_q8_0(x: &[f32], block: &mut [u8]) {
     encode_bytes(x, block, 2);
 }
 
@@ -235,15 +296,27 @@ fn encode_q8_1(x: &[f32], block: &mut [u8]) {
     put_f16(block, 2, sum as f32 * d);
 }
 
+#[inline(always)]
 fn encode_bytes(x: &[f32], block: &mut [u8], at: usize) -> f32 {
-    let d = amax(x) / 127.0;
-    put_f16(block, 0, d);
+    let codes = block.get_mut(at..).and_then(<[u8]>::first_chunk_mut::<{ 2 * HALF }>);
+    let (Some(x), Some(codes)) = (x.first_chunk::<{ 2 * HALF }>(), codes) else { return 0.0 };
+    let magnitudes: [f32; 2 * HALF] = std::array::from_fn(|i| x[i].abs());
+    let d = fold_halves(&magnitudes, |a, b| if a < b { b } else { a }) / 127.0;
     let id = inverse(d);
-    for (v, out) in x.iter().zip(&mut block[at..]) {
-        // `roundf`: half away from zero. The cast saturates.
-        *out = (v * id).round() as i8 as u8;
+    for (v, code) in x.iter().zip(codes) {
+        *code = nearest_byte(v * id);
     }
+    put_f16(block, 0, d);
     d
+}
+
+/// `v`, of magnitude below 127.5, rounded as `roundf` does, half away from zero.
+#[inline(always)]
+fn nearest_byte(v: f32) -> u8 {
+    // The greatest float below a half: with a half itself the float before a half would reach 1. At larger magnitudes
+    // the sum of a tie rounds up to the integer.
+    const BELOW_HALF: f32 = 0.5 - f32::EPSILON / 4.0;
+    ((v + BELOW_HALF.copysign(v)).trunc() + INTEGERS).to_bits() as u8
 }
 
 #[cfg(test)]
@@ -260,6 +333,43 @@ mod tests {
         assert_eq!(block, bytes);
         Q2_0.decode_block(&[&bytes[..2], &[0b11_10_01_00; 16]].concat(), &mut out);
         assert_eq!(out[..4], [-2.0, 0.0, 2.0, 4.0]);
+    }
+
+    #[test]
+    fn bytes_are_rounded_half_away_from_zero() {
+        let same = |v: f32| assert_eq!(nearest_byte(v), v.round() as i8 as u8, "{v:e}");
+        for ties in -254..=254 {
+            let tie = ties as f32 / 2.0;
+            for v in [tie, tie.next_down(), tie.next_up()] {
+                same(v);
+            }
+        }
+        let largest = 127.4f32.to_bits();
+        (0..largest).step_by(4099).map(f32::from_bits).for_each(|v| {
+            same(v);
+            same(-v);
+        });
+    }
+
+    /// The order of equal magnitudes decides the sign of the scale; zeros, subnormals and the largest values as well.
+    #[test]
+    fn extremes_of_a_block_are_found_in_any_place() {
+        let signs = |seed: u32, i: u32| if seed.wrapping_mul(0x9e37_79b9) >> i & 1 == 1 { -1.0 } else { 1.0 };
+        for seed in 0..2000 {
+            for level in [0.0, 1e-45, 3e-39, 1.0, f32::MAX] {
+                let x: [f32; 32] = std::array::from_fn(|i| {
+                    let i = i as u32;
+                    let part = if (seed + i).is_multiple_of(5) { 1.0 } else { 0.5 };
+                    signs(seed, i) * level * part
+                });
+                let (found, expected) = (signed_amax_of_block(&x), signed_amax(&x));
+                assert_eq!(found.to_bits(), expected.to_bits(), "{x:?}");
+                let (mut block, mut expected) = ([0; 18], [0; 18]);
+                encode_q4_0(&x, &mut block);
+                encode_signed(&x, &mut expected, 2, 8.0);
+                assert_eq!(block, expected, "{x:?}");
+            }
+        }
     }
 
     /// Errors squared and weighed, of both ways to write a block.

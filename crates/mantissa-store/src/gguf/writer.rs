@@ -99,6 +99,14 @@ impl GgufWriter {
         self.0.write_range(name, byte_offset, bytes)
     }
 
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&self) -> Result<()> {
+        self.0.sync()
+    }
+
     /// Checks that every byte was written, makes the file durable and hashes what is on disk.
     ///
     /// # Errors

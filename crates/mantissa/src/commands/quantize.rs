@@ -149,7 +149,10 @@ struct Done<'a> {
     source_bytes: u64,
     /// Copied tensors and layers taken over from an unfinished run.
     resumed: usize,
+    /// From the first read to the output in its place, hashing included, without `sync_seconds`.
     seconds: f64,
+    /// How long the disk took to make a single file durable; of a folder that is part of `seconds`.
+    sync_seconds: Option<f64>,
     /// Weights quantized per second, files read and written included.
     weights_per_second: f64,
     #[serde(flatten)]
@@ -195,7 +198,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         reject(failure, context)?;
     }
     let outcome = outcome?;
-    let seconds = start.elapsed().as_secs_f64();
+    let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
+    let seconds = start.elapsed().as_secs_f64() - sync_seconds.unwrap_or(0.0);
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
     }
@@ -208,6 +212,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         source_bytes,
         resumed: outcome.resumed,
         seconds,
+        sync_seconds,
         weights_per_second: weights as f64 / seconds,
         quality: &outcome.quality,
         verification: verification.as_ref(),
@@ -387,11 +392,15 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     if done.resumed > 0 {
         writeln!(out, "{} finished tensors and layers taken over from an unfinished run", done.resumed)?;
     }
+    let beside =
+        |what, seconds: Option<f64>| seconds.map(|s| format!(", {what} {s:.2} s")).unwrap_or_default();
     writeln!(
         out,
-        "{:.2} s, {} weights/s",
+        "{:.2} s, {} weights/s{}{}",
         done.seconds,
-        crate::output::count(done.weights_per_second as u64)
+        crate::output::count(done.weights_per_second as u64),
+        beside("fsync", done.sync_seconds),
+        beside("verify", done.verify_seconds),
     )?;
     if let Some(figures) = &r.evaluation {
         human_figures(out, figures)?;
