@@ -261,8 +261,7 @@ impl LearnedWeight {
         let range = Range::of(w);
         let (min, max) = (range.min.min(0.0), range.max.max(0.0));
         let mut best: Option<(f64, Group)> = None;
-        let powers = self.scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0);
-        let clips = if powers { CLIPS_OF_POWERS } else { CLIPS };
+        let clips = if self.has_powers() { CLIPS_OF_POWERS } else { CLIPS };
         for i in 0..TRIED {
             let factor = clips.start() + (clips.end() - clips.start()) * i as f32 / (TRIED - 1) as f32;
             for sign in [1.0f32, -1.0] {
@@ -282,6 +281,11 @@ impl LearnedWeight {
             }
         }
         best.map_or(Group::BLANK, |(_, group)| group)
+    }
+
+    /// Whether scales are powers of two.
+    fn has_powers(&self) -> bool {
+        self.scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0)
     }
 
     fn unit(&self, w: f32, group: &Group) -> f32 {
@@ -403,6 +407,10 @@ impl LearnedWeight {
                     *offset = (*offset - rate * sign * g.signum()).clamp(-0.5, 0.5);
                 }
             }
+        }
+        // A power of two that moves at all doubles or halves: it stays where the search has put it.
+        if self.has_powers() {
+            return group;
         }
         let gradients = self.of_clips(&group, by_scale, by_zero);
         let mut clip = group.clip;
