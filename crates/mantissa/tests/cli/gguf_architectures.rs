@@ -64,7 +64,7 @@ fn every_architecture_is_written_and_has_its_logits() {
         ("olmo", model(dir, "olmo", &none)),
         ("olmo2", model(dir, "olmo2", &none)),
         ("gptneox", model(dir, "gpt-neox", &none)),
-        ("gptneox", model(dir, "gpt-neox-serial", &none)),
+        ("gptneox", model(dir, "gpt-neox-serial", &json!({"hidden_act": "gelu"}))),
     ];
     for (architecture, model) in models {
         let out = model.with_extension("gguf");
