@@ -3,17 +3,19 @@
 //! Linear layers take the recipe's scheme; where its blocks do not divide a row, f16, which is noted. The embedding and the
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
+mod architecture;
+
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use mantissa_kernels::kernels;
-use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
-use mantissa_model::{Activation, ModelConfig, ModelType, Role, TensorInfo};
+use mantissa_model::{ModelConfig, Role, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, TensorError, minifloat};
-use mantissa_store::convention::gguf::{self, Architecture, RowOrder, Sizes, block_type, to_gguf_order};
+use mantissa_store::convention::gguf::{self, Architecture, Place, RowOrder, block_type};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
 use mantissa_store::{
@@ -43,12 +45,15 @@ const PANEL: usize = 1 << 20;
 /// Name of the tensor of rotary factors.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
+
 /// Everything of the file that the plan of the linear layers does not say.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     metadata: Vec<(String, Value)>,
     tensors: Vec<GgufTensorSpec>,
     casts: Vec<Cast>,
+    architecture: Architecture,
     order: RowOrder,
     rope_factors: Option<Vec<f32>>,
     pub(crate) notes: Vec<String>,
@@ -58,7 +63,7 @@ pub(crate) struct Layout {
 #[derive(Clone, Debug)]
 struct Cast {
     info: TensorInfo,
-    stored: String,
+    place: Place,
     scheme: Scheme,
 }
 
@@ -98,23 +103,24 @@ impl Layout {
         linears: &[PlannedLinear],
         options: &Options,
     ) -> Result<Self> {
-        let architecture = architecture(source, config)?;
-        let interleaved = (architecture == Architecture::Llama)
-            .then_some((config.num_attention_heads, config.num_key_value_heads));
+        let architecture = architecture::architecture(source, config)?;
         let mut layout = Layout {
             metadata: Vec::new(),
             tensors: Vec::new(),
             casts: Vec::new(),
-            order: RowOrder { interleaved },
-            rope_factors: rope_factors(&config.rope, config.head_dim),
+            architecture,
+            order: architecture.row_order(config.num_attention_heads, config.num_key_value_heads),
+            rope_factors: rope_factors(&config.rope, config.rotary_dim),
             notes: Vec::new(),
         };
+        let planned = linears.iter().map(|linear| (linear.info.module.as_str(), linear)).collect();
+        let mut adding = Adding { source, recipe, planned, experts: experts(config), stacks: HashMap::new() };
         for info in config.tensors() {
             let scheme = layout.table_scheme(recipe, config, options, &info);
-            layout.add(source, recipe, linears, info, scheme)?;
+            layout.add(&mut adding, info, scheme)?;
         }
         if layout.rope_factors.is_some() {
-            let spec = GgufTensorSpec::new(ROPE_FACTORS, GgmlType::F32, [config.head_dim / 2]);
+            let spec = GgufTensorSpec::new(ROPE_FACTORS, GgmlType::F32, [config.rotary_dim / 2]);
             layout.tensors.push(spec);
         }
         let ty = block_type(&recipe.weights.format).unwrap_or(GgmlType::F16);
@@ -122,6 +128,7 @@ impl Layout {
         let name = source.dir().file_name().and_then(|name| name.to_str());
         let number = recipe.file_type.map(|ty| ty.number).or_else(|| ty.file_type());
         layout.metadata = gguf::metadata(architecture, name, &sizes(config), number, quantized);
+        layout.metadata.extend(family_metadata(architecture, config));
         layout.metadata.extend(rope_metadata(source, architecture, &config.rope)?);
         layout.put_tokenizer(source, config)?;
         Ok(layout)
@@ -132,29 +139,18 @@ impl Layout {
         self.tensors.iter().map(GgufTensorSpec::as_stored).collect()
     }
 
-    fn add(
-        &mut self,
-        source: &ModelFiles,
-        recipe: &Recipe,
-        linears: &[PlannedLinear],
-        info: TensorInfo,
-        of_type: Option<Scheme>,
-    ) -> Result<()> {
-        let stored = gguf::stored_name(&info.name).ok_or_else(|| {
+    fn add(&mut self, adding: &mut Adding<'_>, info: TensorInfo, of_type: Option<Scheme>) -> Result<()> {
+        let Adding { source, recipe, planned, .. } = adding;
+        let source = *source;
+        let place = self.architecture.place(&info.name).ok_or_else(|| {
             fault(source, &info.name, "this tensor", "a tensor that llama.cpp knows by name")
         })?;
-        let module = info.name.trim_end_matches(".weight");
-        let planned = linears.iter().find(|linear| linear.info.module == module);
+        let planned = planned.get(info.name.trim_end_matches(".weight")).copied();
         if let (Role::Linear { .. }, Some(scheme)) =
             (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
         {
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
-            if scheme.has_outer_scale() {
-                let name = stored.replace(".weight", ".scale");
-                self.tensors.push(GgufTensorSpec::new(name, GgmlType::F32, [1]));
-            }
-            self.tensors.push(GgufTensorSpec::new(stored, ty, info.shape));
-            return Ok(());
+            return adding.declare(&mut self.tensors, &place, ty, &info, scheme.has_outer_scale());
         }
         let scheme = of_type.map_or_else(|| cast_scheme(source, recipe, &info), Ok)?;
         let ty = block_type(&scheme.format).filter(|ty| {
@@ -169,8 +165,8 @@ impl Layout {
                 "a type of GGUF whose blocks divide a row, such as f16 or q8_0",
             )
         })?;
-        self.tensors.push(GgufTensorSpec::new(stored.clone(), ty, info.shape.clone()));
-        self.casts.push(Cast { info, stored, scheme });
+        adding.declare(&mut self.tensors, &place, ty, &info, false)?;
+        self.casts.push(Cast { info, place, scheme });
         Ok(())
     }
 
@@ -214,95 +210,64 @@ impl Layout {
     }
 }
 
+/// What the tensors are declared from.
+struct Adding<'a> {
+    source: &'a ModelFiles,
+    recipe: &'a Recipe,
+    /// By module.
+    planned: HashMap<&'a str, &'a PlannedLinear>,
+    /// Experts of a layer.
+    experts: usize,
+    /// Types of the tensors of all experts of a layer.
+    stacks: HashMap<String, GgmlType>,
+}
+
+impl Adding<'_> {
+    /// Declares a tensor, or, at the first of its experts, the tensor of all; with `factor` one f32 for each matrix beside it.
+    ///
+    /// # Errors
+    /// Experts of one tensor are to have different types.
+    fn declare(
+        &mut self,
+        tensors: &mut Vec<GgufTensorSpec>,
+        place: &Place,
+        ty: GgmlType,
+        info: &TensorInfo,
+        factor: bool,
+    ) -> Result<()> {
+        let stored = &place.tensor;
+        if place.expert.is_some() {
+            match self.stacks.get(stored) {
+                Some(of_all) if *of_all == ty => return Ok(()),
+                Some(of_all) => {
+                    let allowed =
+                        format!("{}, as the experts before it: they are one tensor in GGUF", of_all.name);
+                    return Err(fault(self.source, &info.name, ty.name, &allowed));
+                }
+                None => drop(self.stacks.insert(stored.clone(), ty)),
+            }
+        }
+        let (matrices, mut shape) = match place.expert {
+            Some(_) => (self.experts, vec![self.experts]),
+            None => (1, Vec::new()),
+        };
+        if factor {
+            let name = stored.replace(".weight", ".scale");
+            tensors.push(GgufTensorSpec::new(name, GgmlType::F32, [matrices]));
+        }
+        shape.extend(&info.shape);
+        tensors.push(GgufTensorSpec::new(stored.clone(), ty, shape));
+        Ok(())
+    }
+}
+
+/// Experts of a layer that has them.
+fn experts(config: &ModelConfig) -> usize {
+    config.experts.as_ref().map_or(0, |experts| usize::from(experts.count))
+}
+
 fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, allowed: &str) -> QuantError {
     Error::field(&source.config_path(), field, found, allowed, "write it in another container").into()
-}
-
-fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<Architecture> {
-    let architecture = match config.model_type {
-        ModelType::Llama | ModelType::Mistral => Architecture::Llama,
-        ModelType::Qwen2 => Architecture::Qwen2,
-        ModelType::Qwen3 => Architecture::Qwen3,
-        _ => {
-            return Err(fault(
-                source,
-                "model_type",
-                "another architecture",
-                "llama, mistral, qwen2 or qwen3",
-            ));
-        }
-    };
-    if config.hidden_act != Activation::Silu {
-        return Err(fault(source, "hidden_act", "another activation", "silu"));
-    }
-    let cut = config.windows.iter().flatten().find(|&&window| window < config.max_position_embeddings);
-    match cut {
-        Some(window) => Err(fault(
-            source,
-            "sliding_window",
-            window.to_string(),
-            "none: llama.cpp has none in this architecture",
-        )),
-        None => Ok(architecture),
-    }
-}
-
-fn sizes(config: &ModelConfig) -> Sizes {
-    Sizes {
-        layers: config.num_hidden_layers,
-        context: config.max_position_embeddings,
-        hidden: config.hidden_size,
-        ffn: config.intermediate_size,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        vocab: config.vocab_size,
-        eps: config.rms_norm_eps,
-        rope_theta: config.rope.theta as f32,
-    }
-}
-
-/// What llama.cpp divides each frequency by, where scaling is not one of the kinds that it computes.
-fn rope_factors(rope: &Rope, head_dim: usize) -> Option<Vec<f32>> {
-    match &rope.scaling {
-        RopeScaling::Factors(factors) => Some(factors.clone()),
-        RopeScaling::Llama3 { .. } => {
-            let plain = Rope { theta: rope.theta, scaling: RopeScaling::Default };
-            let scaled = rope.inverse_frequencies(head_dim);
-            Some(plain.inverse_frequencies(head_dim).iter().zip(scaled).map(|(p, s)| p / s).collect())
-        }
-        _ => None,
-    }
-}
-
-fn rope_metadata(
-    source: &ModelFiles,
-    architecture: Architecture,
-    rope: &Rope,
-) -> Result<Vec<(String, Value)>> {
-    let key = |key: &str| format!("{}.rope.scaling.{key}", architecture.name());
-    let kind = |name: &str| (key("type"), Value::String(name.to_owned()));
-    match &rope.scaling {
-        RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(Vec::new()),
-        RopeScaling::Linear { factor } => {
-            Ok(vec![kind("linear"), (key("factor"), Value::F32(*factor as f32))])
-        }
-        RopeScaling::Yarn(yarn) => {
-            let expected = yarn_mscale(yarn.factor, 1.0);
-            let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected;
-            if !same || !yarn.truncate || (yarn.beta_fast, yarn.beta_slow) != (32.0, 1.0) {
-                let allowed = "YaRN with its default betas, truncation and attention factor";
-                return Err(fault(source, "rope_scaling", "other parameters", allowed));
-            }
-            let context = u32::try_from(yarn.original_context).unwrap_or(u32::MAX);
-            Ok(vec![
-                kind("yarn"),
-                (key("factor"), Value::F32(yarn.factor as f32)),
-                (key("original_context_length"), Value::U32(context)),
-            ])
-        }
-        _ => Err(fault(source, "rope_scaling", "another kind", "linear, yarn or llama3")),
-    }
 }
 
 /// The scheme of a tensor that is not quantized as a layer.
@@ -312,6 +277,8 @@ fn cast_scheme(source: &ModelFiles, recipe: &Recipe, info: &TensorInfo) -> Resul
     }
     let module = info.name.trim_end_matches(".weight");
     match (info.role, recipe.rule_of(module)) {
+        // llama.cpp multiplies by routers in f32 only.
+        (Role::Side { .. }, _) => Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax)),
         (Role::Embedding | Role::Head, None) => Ok(match block_type(&recipe.weights.format) {
             Some(GgmlType::F32) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
             Some(GgmlType::BF16) => plain(minifloat::BF16),
@@ -466,7 +433,7 @@ impl Run<'_, '_> {
         for cast in &self.layout.casts {
             let (work, report) = self.write_cast(cast)?;
             tensors.push(report);
-            self.advance(work, &cast.stored)?;
+            self.advance(work, &cast.place.tensor)?;
         }
         // A run into one file is never taken over.
         let none =
@@ -498,11 +465,16 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Writes tensor `stored`, which has the rows of `name` in Hugging Face order, or is a factor beside them.
+    /// Writes tensor `stored`, which has the rows of `name` in Hugging Face order, or is a factor beside them. An expert's are
+    /// a part of it.
     fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
-        match self.layout.order.heads(name).filter(|_| !stored.ends_with(".scale")) {
-            Some(heads) => {
-                let moved = to_gguf_order(bytes, bytes.len() / rows.max(1), heads);
+        let place = self.layout.architecture.place(name);
+        if let Some(expert) = place.and_then(|place| place.expert) {
+            return Ok(self.writer.write_range(stored, (expert * bytes.len()) as u64, bytes)?);
+        }
+        match self.layout.order.of(name).filter(|_| !stored.ends_with(".scale")) {
+            Some(moved) => {
+                let moved = moved.to_gguf(bytes, bytes.len() / rows.max(1));
                 Ok(self.writer.write(stored, &moved)?)
             }
             None => Ok(self.writer.write(stored, bytes)?),
@@ -511,7 +483,8 @@ impl Run<'_, '_> {
 
     /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read, and the error.
     fn write_cast(&mut self, cast: &Cast) -> Result<(u64, TensorReport)> {
-        let Cast { info, stored, scheme } = cast;
+        let Cast { info, place, scheme } = cast;
+        let stored = &place.tensor;
         let report = |stats: Option<ErrorStats>| TensorReport {
             tensor: info.name.clone(),
             scheme: scheme.to_string(),
@@ -527,9 +500,13 @@ impl Run<'_, '_> {
         let cols: usize = info.shape.iter().skip(1).product();
         let in_panels = info.shape.len() == 2
             && meta.shape == info.shape
-            && self.layout.order.heads(&info.name).is_none();
+            && self.layout.order.of(&info.name).is_none()
+            && place.expert.is_none();
         if !in_panels {
-            let values = self.source.tensor_f32(&info.name, &info.shape)?;
+            let mut values = self.source.tensor_f32(&info.name, &info.shape)?;
+            if self.layout.architecture.adds_one(&info.name) {
+                values.iter_mut().for_each(|value| *value += 1.0);
+            }
             let (bytes, stats) = cast_bytes(self.plan, self.source, cast, &values, rows, cols)?;
             self.write(&info.name, stored, rows, &bytes)?;
             return Ok((meta.len, report(stats)));

@@ -1,13 +1,14 @@
 //! Verification of a GGUF file by [`gguf_file`](super::gguf_file) and [`gguf_blocks`], which share no
 //! code with what wrote it.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::{LoadError, ModelConfig, ModelType, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
-use mantissa_store::convention::gguf::stored_name;
+use mantissa_store::convention::gguf::{Architecture, Model, Place, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use mantissa_store::gguf::{GgmlType, Storage};
 use mantissa_store::{Error, ErrorClass};
@@ -54,11 +55,11 @@ pub(super) fn check(
         return Ok(());
     }
     check_keys(&file, found);
-    note_unknown(&file, &config, found);
     if let Some(source) = source {
         check_config(&config, &model_config(source)?, found);
     }
     let independent = Independent::new(files, &file);
+    note_unknown(&independent, &config, found);
     let weighed = file.text("quantize.imatrix.file").is_some();
     for info in config.tensors() {
         let check = TensorCheck { files, independent: &independent, source, info: &info, bounded, weighed };
@@ -121,14 +122,15 @@ fn check_keys(file: &GgufFile, found: &mut Verification) {
 }
 
 /// Tensors that the model does not use.
-fn note_unknown(file: &GgufFile, config: &ModelConfig, found: &mut Verification) {
-    let known: Vec<String> = config.tensors().iter().filter_map(|info| stored_name(&info.name)).collect();
+fn note_unknown(independent: &Independent<'_>, config: &ModelConfig, found: &mut Verification) {
+    let names = config.tensors().into_iter().filter_map(|info| independent.place(&info.name));
+    let known: BTreeSet<String> = names.map(|place| place.tensor).collect();
     let unknown = |name: &&String| {
         let weight = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
-        let used = |name: &String| known.iter().any(|known| known == name);
+        let used = |name: &String| known.contains(name);
         !used(name) && !weight.is_some_and(|weight| used(&weight)) && *name != ROPE_FACTORS
     };
-    let all: Vec<_> = file.tensors.keys().filter(unknown).collect();
+    let all: Vec<_> = independent.file.tensors.keys().filter(unknown).collect();
     if let Some(first) = all.first() {
         found.notes.push(format!("{} tensors are not of the architecture, the first is {first}", all.len()));
     }
@@ -155,6 +157,12 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             ("tie_word_embeddings", c.tie_word_embeddings.to_string()),
             ("hidden_act", format!("{:?}", c.hidden_act)),
             ("biases", format!("{:?}", c.biases)),
+            ("experts", format!("{:?}", c.experts)),
+            ("norm_places", format!("{:?}", c.norm_places)),
+            ("rotary_dim", c.rotary_dim.to_string()),
+            ("attention_scale", c.attention_scale.to_string()),
+            ("softcapping", format!("{:?} {:?}", c.attention_softcap, c.logit_softcap)),
+            ("clip_qkv", format!("{:?}", c.clip_qkv)),
         ]
     };
     for ((field, ours), (_, theirs)) in text(ours).into_iter().zip(text(theirs)) {
@@ -184,32 +192,67 @@ struct Independent<'a> {
     files: &'a ModelFiles,
     file: &'a GgufFile,
     blocks: Blocks,
+    architecture: Option<Architecture>,
     /// Heads of q and k where their rows are interleaved.
     interleaved: Option<(u64, u64)>,
+    /// Heads of the joined projection where those of a checkpoint are joined head by head.
+    by_head: Option<u64>,
 }
 
 impl<'a> Independent<'a> {
     fn new(files: &'a ModelFiles, file: &'a GgufFile) -> Self {
-        let heads = file.number("llama.attention.head_count");
-        let key_heads = file.number("llama.attention.head_count_kv").or(heads);
-        let interleaved = heads.zip(key_heads).filter(|_| file.text("general.architecture") == Some("llama"));
-        Independent { files, file, blocks: Blocks::new(), interleaved }
+        let name = file.text("general.architecture").unwrap_or("");
+        let heads = file.number(&format!("{name}.attention.head_count"));
+        let key_heads = file.number(&format!("{name}.attention.head_count_kv")).or(heads);
+        let interleaved = heads.zip(key_heads).filter(|_| ["llama", "olmo"].contains(&name));
+        let by_head = heads.filter(|_| name == "gptneox");
+        let architecture = Architecture::parse(name);
+        Independent { files, file, blocks: Blocks::new(), architecture, interleaved, by_head }
     }
 
-    fn tensor(&self, name: &str) -> std::result::Result<(String, &Tensor), Error> {
-        let stored = stored_name(name).unwrap_or_else(|| name.to_owned());
-        match self.file.tensors.get(&stored) {
-            Some(tensor) => Ok((stored, tensor)),
-            None => Err(Error::NoTensor { path: self.files.dir().to_owned(), tensor: stored }),
+    fn place(&self, name: &str) -> Option<Place> {
+        match self.architecture {
+            Some(architecture) => architecture.place(name),
+            None => place(name),
         }
+    }
+
+    /// The tensor that holds `name`, under its name in the file, and which matrix of how many.
+    fn tensor(&self, name: &str) -> std::result::Result<(String, &Tensor, (u64, u64)), Error> {
+        let place = self.place(name).unwrap_or_else(|| Place { tensor: name.to_owned(), expert: None });
+        let missing = || Error::NoTensor { path: self.files.dir().to_owned(), tensor: place.tensor.clone() };
+        let tensor = self.file.tensors.get(&place.tensor).ok_or_else(missing)?;
+        let part = match place.expert {
+            None => (0, 1),
+            Some(expert) => {
+                let of = tensor.dims.get(2).copied().unwrap_or(0);
+                (Some(expert as u64).filter(|&expert| expert < of).ok_or_else(missing)?, of)
+            }
+        };
+        Ok((place.tensor, tensor, part))
+    }
+
+    /// Whether 1 was added to what the checkpoint has: to every norm of Gemma.
+    fn adds_one(&self, name: &str) -> bool {
+        let gemma = [Architecture::Gemma, Architecture::Gemma2, Architecture::Gemma3];
+        self.architecture.is_some_and(|found| gemma.contains(&found)) && name.contains("norm")
     }
 
     /// The row of the file that holds row `row` of `rows` in Hugging Face order. Rows `i` and `i + d/2` of a head of `d` are
     /// turned together by the rotary embedding, and llama.cpp has such pairs next to each other.
     fn stored_row(&self, stored: &str, row: usize, rows: usize) -> usize {
-        let (Some((query, key)), Some((_, part))) = (self.interleaved, stored.split_once(".attn_")) else {
-            return row;
-        };
+        let Some((_, part)) = stored.split_once(".attn_") else { return row };
+        if let Some(heads) = self.by_head.filter(|_| part.starts_with("qkv.")) {
+            // Of a head its query, its key, its value; in the file all queries, then all keys, then all values.
+            let heads = usize::try_from(heads).unwrap_or(1).max(1);
+            let width = rows / heads / 3;
+            if width == 0 || rows != 3 * heads * width {
+                return row;
+            }
+            let (head, which, i) = (row / (3 * width), row / width % 3, row % width);
+            return (which * heads + head) * width + i;
+        }
+        let Some((query, key)) = self.interleaved else { return row };
         let heads = match part {
             "q.weight" | "q.bias" => query,
             "k.weight" | "k.bias" => key,
@@ -231,15 +274,19 @@ impl<'a> Independent<'a> {
         range: Range<usize>,
         out: &mut [f32],
     ) -> std::result::Result<(), Error> {
-        let (stored, tensor) = self.tensor(name)?;
-        let factor = if tensor.ty == GgmlType::NVFP4 { self.file.factor(&stored)? } else { None };
+        let (stored, tensor, (which, of)) = self.tensor(name)?;
+        let factor = if tensor.ty == GgmlType::NVFP4 { self.file.factor(&stored, which, of)? } else { None };
+        let first = usize::try_from(which).unwrap_or(usize::MAX).saturating_mul(rows);
         // A vector is one row of the file, and a column here.
         let column = Tensor { dims: vec![1, tensor.dims[0]], ..tensor.clone() };
         let tensor = if tensor.dims.len() == 1 { &column } else { tensor };
         let in_order = range.clone().all(|row| self.stored_row(&stored, row, rows) == row);
         if in_order {
-            let bytes = self.file.rows(tensor, range.start, range.len())?;
+            let bytes = self.file.rows(tensor, first + range.start, range.len())?;
             self.blocks.decode(tensor.ty, &bytes, factor, out);
+            if self.adds_one(name) {
+                out.iter_mut().for_each(|value| *value -= 1.0);
+            }
             return Ok(());
         }
         for (row, out) in range.zip(out.chunks_exact_mut(cols.max(1))) {
@@ -312,8 +359,13 @@ enum Ordinary<'a> {
 impl<'a> Ordinary<'a> {
     fn open(files: &'a ModelFiles, stored: String, tensor: &Tensor, info: &TensorInfo) -> Result<Self> {
         let (rows, cols) = matrix(&info.shape);
-        let moved = files.gguf().is_some_and(|model| model.row_order().heads(&info.name).is_some());
-        if matches!(tensor.ty.storage, Storage::Plain(_)) && !moved {
+        let as_stored = |model: &Model| {
+            let part = model.place(&info.name).is_some_and(|place| place.expert.is_some());
+            let moved = model.row_order().of(&info.name).is_some();
+            let raised = model.architecture().is_some_and(|found| found.adds_one(&info.name));
+            !part && !moved && !raised
+        };
+        if matches!(tensor.ty.storage, Storage::Plain(_)) && files.gguf().is_some_and(as_stored) {
             return Ok(Ordinary::Streamed { files, stored });
         }
         let module = info.name.strip_suffix(".weight").filter(|_| info.shape.len() == 2);
@@ -361,11 +413,14 @@ struct TensorCheck<'a> {
 impl TensorCheck<'_> {
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let TensorInfo { name, shape, .. } = self.info;
-        let (stored, tensor) = self.independent.tensor(name)?;
+        let (stored, tensor, (which, of)) = self.independent.tensor(name)?;
         if !Blocks::decodes(tensor.ty) {
             return Ok(());
         }
-        let dims: Vec<u64> = shape.iter().rev().map(|&n| n as u64).collect();
+        let mut dims: Vec<u64> = shape.iter().rev().map(|&n| n as u64).collect();
+        if self.independent.place(name).is_some_and(|place| place.expert.is_some()) {
+            dims.push(of);
+        }
         if tensor.dims != dims {
             let found_dims = &tensor.dims;
             found.faults.push(format!("{stored}: found dimensions {found_dims:?}, allowed {dims:?}"));
@@ -374,7 +429,7 @@ impl TensorCheck<'_> {
         let (rows, cols) = matrix(shape);
         let ordinary = Ordinary::open(self.files, stored.clone(), tensor, self.info)?;
         let source = self.source.map(|source| self.dense(source)).transpose()?;
-        let factor = self.independent.file.factor(&stored)?.unwrap_or(1.0);
+        let factor = self.independent.file.factor(&stored, which, of)?.unwrap_or(1.0);
         let grain = (PANEL / cols.max(1)).max(1);
         let check = |range: Range<usize>| self.panel(range, &ordinary, source.as_ref(), (tensor.ty, factor));
         let all = map_reduce_fixed(threads, rows, grain, check, Ok(Rows::default()), |all, part| {
@@ -427,7 +482,13 @@ impl TensorCheck<'_> {
         let Some(source) = source else { return Ok(found) };
         let mut scratch = Vec::new();
         let elements = range.start * cols..range.end * cols;
-        let w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
+        let mut w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
+        let raised: Vec<f32>;
+        if self.independent.adds_one(&self.info.name) {
+            // The file has the sum, rounded.
+            raised = w.iter().map(|w| (w + 1.0) - 1.0).collect();
+            w = &raised;
+        }
         for (i, (w, ours)) in w.chunks(cols).zip(ours.chunks(cols)).enumerate() {
             worst_of_row((ty, factor, self.weighed), range.start + i, w, ours, &mut found.worst);
         }

@@ -105,20 +105,21 @@ impl GgufFile {
         Ok(bytes)
     }
 
-    /// The factor of a whole tensor that may stand beside its weight.
+    /// The factor that may stand beside a weight: that of matrix `which` of `of`.
     ///
     /// # Errors
-    /// [`Error::Field`] where it is not one f32; [`Error::Io`].
-    pub(super) fn factor(&self, weight: &str) -> Result<Option<f32>> {
+    /// [`Error::Field`] where it is not one f32 for each matrix; [`Error::Io`].
+    pub(super) fn factor(&self, weight: &str, which: u64, of: u64) -> Result<Option<f32>> {
         let Some(name) = weight.strip_suffix(".weight").map(|module| format!("{module}.scale")) else {
             return Ok(None);
         };
         let Some(tensor) = self.tensors.get(&name) else { return Ok(None) };
-        if tensor.ty != GgmlType::F32 || tensor.bytes != 4 {
-            return Err(fault(&self.path, &name, format!("{} {:?}", tensor.ty.name, tensor.dims), "one F32"));
+        if tensor.ty != GgmlType::F32 || tensor.bytes / 4 != of {
+            let found = format!("{} {:?}", tensor.ty.name, tensor.dims);
+            return Err(fault(&self.path, &name, found, &format!("{of} F32")));
         }
         let mut bytes = [0; 4];
-        self.read(tensor.start, &mut bytes)?;
+        self.read(tensor.start + 4 * which, &mut bytes)?;
         Ok(Some(f32::from_le_bytes(bytes)))
     }
 

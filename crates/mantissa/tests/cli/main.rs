@@ -11,6 +11,7 @@ mod convert;
 mod demo;
 mod doctor;
 mod frame;
+mod gguf_architectures;
 mod gguf_types;
 mod hostile;
 mod inspect;

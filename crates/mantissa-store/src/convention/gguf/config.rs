@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::write::epsilon_key;
 use super::{Architecture, RowOrder};
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
@@ -10,28 +11,16 @@ use crate::gguf::{Gguf, Metadata, Value};
 pub(super) struct Parsed {
     /// `None` where the file names no architecture.
     pub config: Option<Json>,
+    /// The architecture, where it is known.
+    pub architecture: Option<Architecture>,
     pub order: RowOrder,
     pub notes: Vec<String>,
 }
 
-/// Keys that would change the computation in a way that is not known here, with the values under which they do not.
-const UNSUPPORTED: [(&str, &[f64]); 10] = [
-    ("expert_count", &[0.0]),
-    ("attention.max_alibi_bias", &[0.0]),
-    ("attention.clamp_kqv", &[0.0]),
-    ("attention.scale", &[]),
-    ("embedding_scale", &[1.0]),
-    ("residual_scale", &[1.0]),
-    ("logit_scale", &[1.0]),
-    ("attn_logit_softcapping", &[0.0]),
-    ("final_logit_softcapping", &[0.0]),
-    ("rope.scaling.attn_factor", &[1.0]),
-];
-
 /// # Errors
 /// [`crate::Error::Field`] names a key that is of the wrong type, or asks for what is not understood.
 pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
-    let none = |config| Parsed { config, order: RowOrder::default(), notes: Vec::new() };
+    let none = |config| Parsed { config, architecture: None, order: RowOrder::default(), notes: Vec::new() };
     let Some(name) = gguf.metadata().text("general.architecture")? else { return Ok(none(None)) };
     match Architecture::parse(name) {
         Some(architecture) => Reader { gguf, architecture, metadata: gguf.metadata() }.parse(),
@@ -40,10 +29,11 @@ pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
     }
 }
 
-struct Reader<'a> {
-    gguf: &'a Gguf,
-    architecture: Architecture,
-    metadata: &'a Metadata,
+/// What the metadata of a known architecture are read by.
+pub(super) struct Reader<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) architecture: Architecture,
+    pub(super) metadata: &'a Metadata,
 }
 
 impl Reader<'_> {
@@ -65,63 +55,37 @@ impl Reader<'_> {
         put("vocab_size", self.gguf.get("token_embd.weight").and_then(|t| Some(*t.shape.first()? as u64)));
         put("bos_token_id", self.metadata.uint("tokenizer.ggml.bos_token_id")?);
         put("eos_token_id", self.metadata.uint("tokenizer.ggml.eos_token_id")?);
-        config.insert("model_type".into(), json!(self.architecture.name()));
+        config.insert("model_type".into(), json!(self.architecture.model_type()));
         config.insert("hidden_act".into(), json!("silu"));
         config.insert("tie_word_embeddings".into(), json!(self.gguf.get("output.weight").is_none()));
-        if let Some(eps) = self.float("attention.layer_norm_rms_epsilon")? {
+        if let Some(eps) = self.float(epsilon_key(self.architecture))? {
             config.insert("rms_norm_eps".into(), json!(eps));
         }
         self.put_biases(&mut config)?;
         config.insert("rope_theta".into(), json!(self.float("rope.freq_base")?.unwrap_or(10_000.0)));
-        if let Some(scaling) = self.rope_scaling(head_dim)? {
+        if let Some(scaling) = self.rope_scaling(self.rotated(head_dim)?)? {
             config.insert("rope_scaling".into(), scaling);
         }
-        let interleaved = match (self.architecture, heads, kv_heads) {
-            (Architecture::Llama, Some(q), Some(k)) => Some((small(q), small(k))),
-            _ => None,
+        self.put_experts(&mut config)?;
+        self.put_family(&mut config, head_dim)?;
+        let order = match (heads, kv_heads) {
+            (Some(q), Some(k)) => self.architecture.row_order(small(q), small(k)),
+            _ => RowOrder::default(),
         };
-        Ok(Parsed {
-            config: Some(Json::Object(config)),
-            order: RowOrder { interleaved },
-            notes: self.notes()?,
-        })
+        let architecture = Some(self.architecture);
+        Ok(Parsed { config: Some(Json::Object(config)), architecture, order, notes: self.notes()? })
     }
 
-    fn key(&self, key: &str) -> String {
+    pub(super) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture.name())
     }
 
-    fn uint(&self, key: &str) -> Result<Option<u64>> {
+    pub(super) fn uint(&self, key: &str) -> Result<Option<u64>> {
         self.metadata.uint(&self.key(key))
     }
 
-    fn float(&self, key: &str) -> Result<Option<f64>> {
+    pub(super) fn float(&self, key: &str) -> Result<Option<f64>> {
         self.metadata.float(&self.key(key))
-    }
-
-    fn refuse_unsupported(&self) -> Result<()> {
-        for (name, harmless) in UNSUPPORTED {
-            let key = self.key(name);
-            let Some(value) = self.metadata.get(&key) else { continue };
-            let number = value.as_f64().or_else(|| value.as_u64().map(|n| n as f64));
-            if number.is_none_or(|n| !harmless.contains(&n)) {
-                let found = number.map_or_else(|| value.kind(), |n| n.to_string());
-                let allowed =
-                    harmless.first().map_or("no such key".to_owned(), |n| format!("{n}, or no such key"));
-                return Err(self.metadata.fault(&key, found, allowed));
-            }
-        }
-        for suffix in ["attn_qkv.weight", "ffn_gate_inp.weight", "ffn_gate_exps.weight", "attn_sinks.weight"]
-        {
-            if let Some(tensor) = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(suffix)) {
-                return Err(self.metadata.fault(
-                    &tensor.name,
-                    "this tensor",
-                    "a dense model with q, k and v apart",
-                ));
-            }
-        }
-        Ok(())
     }
 
     /// A number of heads: one for all layers, or a list of equal ones.
@@ -145,13 +109,20 @@ impl Reader<'_> {
         let stated = self.uint("attention.key_length")?;
         let derived = || hidden.zip(heads).and_then(|(d, h)| d.checked_div(h));
         let Some(dim) = stated.or_else(derived) else { return Ok(None) };
+        let in_part = self.architecture.rotates_in_part();
         for key in ["attention.value_length", "rope.dimension_count"] {
-            if let Some(found) = self.uint(key)?.filter(|&found| found != dim) {
+            let fits = |found: u64| found == dim || (in_part && key.starts_with("rope") && found < dim);
+            if let Some(found) = self.uint(key)?.filter(|&found| !fits(found)) {
                 let allowed = format!("{dim}, the width of a key's head");
                 return Err(self.metadata.fault(&self.key(key), found.to_string(), allowed));
             }
         }
         Ok(Some(dim))
+    }
+
+    /// Width of what is rotated of a head.
+    pub(super) fn rotated(&self, head_dim: Option<u64>) -> Result<Option<u64>> {
+        Ok(self.uint("rope.dimension_count")?.or(head_dim))
     }
 
     /// Biases are there or not; those of one kind come together.
@@ -166,6 +137,12 @@ impl Reader<'_> {
             }
         };
         let attention = match self.architecture {
+            // They always have them.
+            Architecture::Phi2 | Architecture::GptNeox => return Ok(()),
+            Architecture::Qwen2Moe => {
+                config.insert("qkv_bias".into(), json!(all(&["attn_q", "attn_k", "attn_v"])?));
+                Ok(false)
+            }
             Architecture::Qwen2 => all(&["attn_q", "attn_k", "attn_v"]),
             _ => all(&["attn_q", "attn_k", "attn_v", "attn_output"]),
         };
@@ -174,8 +151,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn rope_scaling(&self, head_dim: Option<u64>) -> Result<Option<Json>> {
-        if let Some(factors) = self.rope_factors(head_dim)? {
+    fn rope_scaling(&self, rotated: Option<u64>) -> Result<Option<Json>> {
+        if let Some(factors) = self.rope_factors(rotated)? {
             return Ok(Some(json!({ "rope_type": "factors", "factors": factors })));
         }
         let key = self.key("rope.scaling.type");
@@ -224,7 +201,7 @@ impl Reader<'_> {
     }
 
     /// `rope_freqs.weight`: what each frequency is divided by (Llama 3's scaling).
-    fn rope_factors(&self, head_dim: Option<u64>) -> Result<Option<Vec<f32>>> {
+    fn rope_factors(&self, rotated: Option<u64>) -> Result<Option<Vec<f32>>> {
         const NAME: &str = "rope_freqs.weight";
         for name in ["rope_factors_long.weight", "rope_factors_short.weight"] {
             if self.gguf.get(name).is_some() {
@@ -236,7 +213,7 @@ impl Reader<'_> {
             }
         }
         let Some(tensor) = self.gguf.get(NAME) else { return Ok(None) };
-        let expected = head_dim.unwrap_or(0) / 2;
+        let expected = rotated.unwrap_or(0) / 2;
         if tensor.ty != crate::gguf::GgmlType::F32 || tensor.shape != [usize::try_from(expected).unwrap_or(0)]
         {
             let found = format!("{} {:?}", tensor.ty.name, tensor.shape);
@@ -251,6 +228,9 @@ impl Reader<'_> {
     }
 
     fn notes(&self) -> Result<Vec<String>> {
+        if self.architecture.default_window_period().is_some() {
+            return Ok(Vec::new());
+        }
         let window = self.uint("attention.sliding_window")?.filter(|&n| n > 0);
         let window = window.filter(|&n| self.uint("context_length").is_ok_and(|c| c.is_none_or(|c| n < c)));
         let note = |n| format!("{}: {n} is ignored, as llama.cpp does", self.key("attention.sliding_window"));
@@ -258,6 +238,6 @@ impl Reader<'_> {
     }
 }
 
-fn small(n: u64) -> usize {
+pub(super) fn small(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }

@@ -5,6 +5,7 @@
 //! qwen3. What changes the computation and is not understood is refused by its key.
 
 mod config;
+mod family;
 mod names;
 mod order;
 mod read;
@@ -12,8 +13,8 @@ mod write;
 
 use std::path::Path;
 
-pub use names::{hf_name, stored_name};
-pub use order::{RowOrder, to_gguf_order, to_hf_order};
+pub use names::{Place, hf_name, place, stored_name};
+pub use order::{Moved, RowOrder, to_gguf_order, to_hf_order};
 pub use write::{Sizes, block_type, metadata, specs, tensors};
 
 use crate::gguf::{Gguf, GgufHeader, GgufTensor, Metadata, Storage};
@@ -21,33 +22,101 @@ use crate::{Checkpoint, Result};
 
 /// An architecture of GGUF that is read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Architecture {
-    /// Llama and Mistral: the rows of q and k are interleaved.
+    /// Llama, Mistral and Mixtral: the rows of q and k are interleaved.
     Llama,
     /// Qwen2 and Qwen2.5.
     Qwen2,
+    /// Qwen1.5-MoE and Qwen2-MoE.
+    Qwen2Moe,
     /// Qwen3.
     Qwen3,
+    /// Qwen3-MoE.
+    Qwen3Moe,
+    /// Gemma: norms hold 1 plus the weight.
+    Gemma,
+    /// Gemma 2.
+    Gemma2,
+    /// Gemma 3, text only.
+    Gemma3,
+    /// Phi-1, 1.5 and 2.
+    Phi2,
+    /// Phi-3 and Phi-4.
+    Phi3,
+    /// OLMo: rows as in Llama.
+    Olmo,
+    /// OLMo 2.
+    Olmo2,
+    /// GPT-NeoX and Pythia.
+    GptNeox,
 }
 
 impl Architecture {
-    /// Every architecture with its name in `general.architecture`, which is also its `model_type`.
-    pub const NAMES: [(Self, &'static str); 3] =
-        [(Self::Llama, "llama"), (Self::Qwen2, "qwen2"), (Self::Qwen3, "qwen3")];
+    /// Every architecture with its name in `general.architecture` and its `model_type`.
+    pub const NAMES: [(Self, &'static str, &'static str); 13] = [
+        (Self::Llama, "llama", "llama"),
+        (Self::Qwen2, "qwen2", "qwen2"),
+        (Self::Qwen2Moe, "qwen2moe", "qwen2_moe"),
+        (Self::Qwen3, "qwen3", "qwen3"),
+        (Self::Qwen3Moe, "qwen3moe", "qwen3_moe"),
+        (Self::Gemma, "gemma", "gemma"),
+        (Self::Gemma2, "gemma2", "gemma2"),
+        (Self::Gemma3, "gemma3", "gemma3_text"),
+        (Self::Phi2, "phi2", "phi"),
+        (Self::Phi3, "phi3", "phi3"),
+        (Self::Olmo, "olmo", "olmo"),
+        (Self::Olmo2, "olmo2", "olmo2"),
+        (Self::GptNeox, "gptneox", "gpt_neox"),
+    ];
 
     /// The architecture with this name.
     pub fn parse(name: &str) -> Option<Self> {
-        Self::NAMES.into_iter().find(|(_, known)| *known == name).map(|(architecture, _)| architecture)
+        Self::NAMES.into_iter().find(|(_, known, _)| *known == name).map(|(architecture, ..)| architecture)
     }
 
     /// Name in `general.architecture`.
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(known, _)| *known == self).map_or("", |(_, name)| name)
+        Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(_, name, _)| name)
+    }
+
+    /// `model_type` of the checkpoints that it is made from; Mistral's and Mixtral's are `llama` too.
+    pub fn model_type(self) -> &'static str {
+        Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(.., model_type)| model_type)
     }
 
     /// The architecture that a Hugging Face `model_type` is written as.
     pub fn of_model_type(model_type: &str) -> Option<Self> {
-        Self::parse(if model_type == "mistral" { "llama" } else { model_type })
+        let written = if ["mistral", "mixtral"].contains(&model_type) { "llama" } else { model_type };
+        Self::NAMES.into_iter().find(|(.., known)| *known == written).map(|(architecture, ..)| architecture)
+    }
+
+    /// Which rows move where the model has so many heads.
+    pub fn row_order(self, heads: usize, kv_heads: usize) -> RowOrder {
+        RowOrder {
+            interleaved: matches!(self, Self::Llama | Self::Olmo).then_some((heads, kv_heads)),
+            by_head: (self == Self::GptNeox).then_some(heads),
+        }
+    }
+
+    /// Whether the tensor with this Hugging Face name is stored with 1 added, as the norms of Gemma are.
+    pub fn adds_one(self, hf: &str) -> bool {
+        matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3) && hf.ends_with("norm.weight")
+    }
+
+    /// Whether there are norms after attention and MLP.
+    pub(super) fn norms_results(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Olmo2)
+    }
+
+    /// Whether a part of each head may be rotated alone.
+    pub(super) fn rotates_in_part(self) -> bool {
+        matches!(self, Self::Phi2 | Self::Phi3 | Self::GptNeox)
+    }
+
+    /// Whether its norms are LayerNorms, whose epsilon has another key.
+    pub fn has_layer_norms(self) -> bool {
+        matches!(self, Self::Phi2 | Self::Olmo | Self::GptNeox)
     }
 }
 
@@ -55,6 +124,7 @@ impl Architecture {
 #[derive(Clone, Debug)]
 pub struct Model {
     header: GgufHeader,
+    architecture: Option<Architecture>,
     order: RowOrder,
     notes: Vec<String>,
 }
@@ -68,9 +138,9 @@ pub(super) fn is_gguf(path: &Path) -> bool {
 
 pub(super) fn open(path: &Path) -> Result<(Checkpoint, Model)> {
     let gguf = Gguf::open_model(path)?;
-    let config::Parsed { config, order, notes } = config::parse(&gguf)?;
+    let config::Parsed { config, architecture, order, notes } = config::parse(&gguf)?;
     let (header, files) = gguf.into_parts();
-    let model = Model { header, order, notes };
+    let model = Model { header, architecture, order, notes };
     Ok((Checkpoint::of_gguf(path, files, config), model))
 }
 
@@ -86,11 +156,25 @@ impl Model {
     }
 
     /// The tensor that has this Hugging Face name, or, where that stands for none, this GGUF name.
+    /// Of an expert it is the tensor that holds it.
     pub fn tensor(&self, name: &str) -> Option<&GgufTensor> {
-        stored_name(name).and_then(|stored| self.header.get(&stored)).or_else(|| self.header.get(name))
+        self.place(name).and_then(|place| self.header.get(&place.tensor)).or_else(|| self.header.get(name))
     }
 
-    /// Which rows of q and k lie where.
+    /// Where the tensor with this Hugging Face name lies.
+    pub fn place(&self, name: &str) -> Option<Place> {
+        match self.architecture {
+            Some(architecture) => architecture.place(name),
+            None => place(name),
+        }
+    }
+
+    /// The architecture, where it is one that is read.
+    pub fn architecture(&self) -> Option<Architecture> {
+        self.architecture
+    }
+
+    /// Which rows lie where.
     pub fn row_order(&self) -> RowOrder {
         self.order
     }

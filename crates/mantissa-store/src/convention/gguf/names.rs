@@ -1,9 +1,20 @@
-//! Names of tensors: Hugging Face's and GGUF's (`gguf-py`'s `TENSOR_NAMES`, for the architectures that are known).
+//! Names of tensors: Hugging Face's and GGUF's (`gguf-py`'s `TENSOR_NAMES` and `TensorNameMap`, for the architectures that are
+//! known).
 
-const TOP: [(&str, &str); 3] =
-    [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
+use super::Architecture;
 
-const LAYER: [(&str, &str); 11] = [
+const TOP: [(&str, &str); 7] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+    ("model.final_layernorm", "output_norm"),
+    ("gpt_neox.embed_in", "token_embd"),
+    ("gpt_neox.final_layer_norm", "output_norm"),
+    ("embed_out", "output"),
+];
+
+/// Where two modules have one name in GGUF, the first is Llama's.
+const LAYER: [(&str, &str); 28] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -15,20 +26,87 @@ const LAYER: [(&str, &str); 11] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("self_attn.dense", "attn_output"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    ("attention.query_key_value", "attn_qkv"),
+    ("attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
-/// The GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included.
+/// Where the norm of this name stands after the attention (Gemma 2 and 3, OLMo 2).
+const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
+
+/// The weight of one expert is a part of the tensor of all.
+const EXPERT: [(&str, &str); 6] = [
+    ("gate_proj", "ffn_gate_exps"),
+    ("up_proj", "ffn_up_exps"),
+    ("down_proj", "ffn_down_exps"),
+    ("w1", "ffn_gate_exps"),
+    ("w3", "ffn_up_exps"),
+    ("w2", "ffn_down_exps"),
+];
+
+/// Where a tensor of a Hugging Face checkpoint lies in a GGUF file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The GGUF tensor.
+    pub tensor: String,
+    /// Which part of it along the outermost dimension: the experts of a layer are one tensor `[experts, rows, cols]`.
+    pub expert: Option<usize>,
+}
+
+impl Architecture {
+    /// Where the tensor with this Hugging Face name lies, `.weight` or `.bias` included.
+    pub fn place(self, hf: &str) -> Option<Place> {
+        let (module, part) = split(hf)?;
+        if self.norms_results() && module.ends_with(AFTER_ATTENTION.0) {
+            let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
+            return Some(Place { tensor: format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1), expert: None });
+        }
+        place(hf)
+    }
+}
+
+/// Where the tensor with this Hugging Face name lies. Of linear layers, embedding and head this is true in every
+/// architecture; of norms see [`Architecture::place`].
+pub fn place(hf: &str) -> Option<Place> {
+    if let Some(tensor) = stored_name(hf) {
+        return Some(Place { tensor, expert: None });
+    }
+    let (layer, module) = layer(hf.strip_suffix(".weight")?.strip_prefix("model.layers.")?)?;
+    let (_, expert) =
+        module.split_once(".experts.").filter(|(mlp, _)| ["mlp", "block_sparse_moe"].contains(mlp))?;
+    let (number, projection) = self::layer(expert)?;
+    let (_, stored) = EXPERT.iter().find(|(name, _)| *name == projection)?;
+    Some(Place { tensor: format!("blk.{layer}.{stored}.weight"), expert: Some(number) })
+}
+
+/// The GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included, where it is a tensor by itself.
 pub fn stored_name(hf: &str) -> Option<String> {
     let (module, part) = split(hf)?;
     if let Some((_, stored)) = TOP.iter().find(|(name, _)| *name == module) {
         return Some(format!("{stored}.{part}"));
     }
-    let (layer, module) = layer(module.strip_prefix("model.layers.")?)?;
+    let module =
+        ["model.layers.", "gpt_neox.layers."].iter().find_map(|prefix| module.strip_prefix(prefix))?;
+    let (layer, module) = layer(module)?;
     let (_, stored) = LAYER.iter().find(|(name, _)| *name == module)?;
     Some(format!("blk.{layer}.{stored}.{part}"))
 }
 
-/// The inverse of [`stored_name`].
+/// The name that a tensor of a GGUF file has in Llama's checkpoints, or in those of an architecture that alone has it.
 pub fn hf_name(stored: &str) -> Option<String> {
     let (module, part) = split(stored)?;
     if let Some((hf, _)) = TOP.iter().find(|(_, name)| *name == module) {

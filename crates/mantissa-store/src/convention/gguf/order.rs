@@ -1,28 +1,76 @@
-//! The order of the rows of q and k in the llama architecture.
+//! The order of rows: of q and k where the converter interleaves them, of projections that are joined.
 //!
 //! Rotary embedding turns pairs. Hugging Face pairs row `i` of a head with row `i + d/2`, ggml's `llama` pairs rows `2i`
-//! and `2i + 1`; so the converter interleaves the halves of every head. Whole rows move: block types stay as they are.
+//! and `2i + 1`; so the converter interleaves the halves of every head (llama, olmo). GPT-NeoX joins query, key and value head
+//! by head; in GGUF all queries come first, then all keys, then all values. Whole rows move: block types stay as they are.
 
-/// Which rows move: the query heads and the key heads whose halves are interleaved.
+/// Which rows move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowOrder {
-    /// Heads of q and of k; `None` where rows stand as in Hugging Face.
+    /// Heads of q and of k whose halves are interleaved; `None` where rows stand as in Hugging Face.
     pub interleaved: Option<(usize, usize)>,
+    /// Heads of a projection that Hugging Face joins head by head.
+    pub by_head: Option<usize>,
+}
+
+/// How the rows of one tensor move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// The halves of so many heads are interleaved.
+    Interleaved(usize),
+    /// Query, key and value of so many heads are taken apart.
+    ByHead(usize),
 }
 
 impl RowOrder {
-    /// The heads of the tensor with this Hugging Face name, where its rows are interleaved.
-    pub fn heads(self, name: &str) -> Option<usize> {
-        let (query, key) = self.interleaved?;
+    /// How the rows of the tensor with this Hugging Face name move, where they do.
+    pub fn of(self, name: &str) -> Option<Moved> {
         let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
+        if module.ends_with("attention.query_key_value") {
+            return self.by_head.map(Moved::ByHead);
+        }
+        let (query, key) = self.interleaved?;
         if module.ends_with("self_attn.q_proj") {
-            Some(query)
+            Some(Moved::Interleaved(query))
         } else if module.ends_with("self_attn.k_proj") {
-            Some(key)
+            Some(Moved::Interleaved(key))
         } else {
             None
         }
     }
+}
+
+impl Moved {
+    /// Rows of `row` units in GGUF order, from Hugging Face order.
+    pub fn to_gguf<T: Copy>(self, rows: &[T], row: usize) -> Vec<T> {
+        match self {
+            Moved::Interleaved(heads) => to_gguf_order(rows, row, heads),
+            Moved::ByHead(heads) => turned(rows, row, heads, 3),
+        }
+    }
+
+    /// The inverse of [`Self::to_gguf`].
+    pub fn to_hf<T: Copy>(self, rows: &[T], row: usize) -> Vec<T> {
+        match self {
+            Moved::Interleaved(heads) => to_hf_order(rows, row, heads),
+            Moved::ByHead(heads) => turned(rows, row, 3, heads),
+        }
+    }
+}
+
+/// `out[i, o] = rows[o, i]`, of `outer · inner` runs of whole rows. What is no such number of runs is returned as it is.
+fn turned<T: Copy>(rows: &[T], row: usize, outer: usize, inner: usize) -> Vec<T> {
+    let runs = outer.saturating_mul(inner);
+    let units = row.saturating_mul(runs);
+    if units == 0 || !rows.len().is_multiple_of(units) {
+        return rows.to_vec();
+    }
+    let run = rows.len() / runs;
+    let mut out = Vec::with_capacity(rows.len());
+    for i in 0..inner {
+        (0..outer).for_each(|o| out.extend_from_slice(&rows[(o * inner + i) * run..][..run]));
+    }
+    out
 }
 
 /// Rows of `row` units in GGUF order, from Hugging Face order, in `heads` heads. Lengths that are not whole heads of an even

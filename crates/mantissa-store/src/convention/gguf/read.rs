@@ -2,11 +2,41 @@
 
 use mantissa_num::{CodecId, Codes, Format, Quantized, Rule, Scheme, minifloat};
 
-use super::{Model, to_hf_order};
+use super::Model;
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
 use crate::{Dtype, TensorMeta};
+
+/// A tensor, or the part of it that is one expert's.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    tensor: &'a GgufTensor,
+    /// Which part, and of how many.
+    part: (usize, usize),
+}
+
+impl Found<'_> {
+    /// The bytes of the part.
+    fn read(&self, files: &ModelFiles) -> Result<Vec<u8>> {
+        let (which, of) = self.part;
+        if of == 1 {
+            return files.checkpoint.read(&self.tensor.name);
+        }
+        let len = self.tensor.len / of as u64;
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        files.checkpoint.read_range(&self.tensor.name, which as u64 * len, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The `count` numbers of the part, of a type that is no blocks.
+    fn read_f32(&self, files: &ModelFiles, count: usize) -> Result<Vec<f32>> {
+        match self.part {
+            (_, 1) => files.checkpoint.read_f32(&self.tensor.name),
+            (which, _) => files.checkpoint.read_elements_f32(&self.tensor.name, which * count, count),
+        }
+    }
+}
 
 impl Model {
     /// A tensor of any type as f32.
@@ -16,16 +46,20 @@ impl Model {
         name: &str,
         shape: &[usize],
     ) -> Result<Vec<f32>> {
-        let tensor = self.expect(files, name, shape)?;
-        let values = match tensor.ty.storage {
-            Storage::Plain(_) => files.checkpoint.read_f32(&tensor.name)?,
-            _ => self.blocks(files, tensor, shape)?.dequantize().map_err(|e| {
+        let found = self.expect(files, name, shape)?;
+        let tensor = found.tensor;
+        let mut values = match tensor.ty.storage {
+            Storage::Plain(_) => found.read_f32(files, shape.iter().product())?,
+            _ => self.blocks(files, found, shape)?.dequantize().map_err(|e| {
                 files.fault(&tensor.name, e.to_string(), "whole blocks", "the file is corrupt")
             })?,
         };
+        if self.architecture.is_some_and(|architecture| architecture.adds_one(name)) {
+            values.iter_mut().for_each(|value| *value -= 1.0);
+        }
         let row = shape.iter().skip(1).product();
-        Ok(match self.order.heads(name) {
-            Some(heads) => to_hf_order(&values, row, heads),
+        Ok(match self.order.of(name) {
+            Some(moved) => moved.to_hf(&values, row),
             None => values,
         })
     }
@@ -39,68 +73,83 @@ impl Model {
         cols: usize,
     ) -> Result<Weight> {
         let name = format!("{module}.weight");
-        let tensor = self.expect(files, &name, &[rows, cols])?;
-        let heads = self.order.heads(&name);
+        let found = self.expect(files, &name, &[rows, cols])?;
+        let moved = self.order.of(&name);
         let words = || -> Result<Vec<u16>> {
-            let bytes = files.checkpoint.read(&tensor.name)?;
+            let bytes = found.read(files)?;
             let words: Vec<u16> = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
-            Ok(match heads {
-                Some(heads) => to_hf_order(&words, cols, heads),
+            Ok(match moved {
+                Some(moved) => moved.to_hf(&words, cols),
                 None => words,
             })
         };
-        match tensor.ty.storage {
+        match found.tensor.ty.storage {
             Storage::Plain(Dtype::BF16) => words().map(Weight::Bf16),
             Storage::Plain(Dtype::F16) => words().map(Weight::F16),
             Storage::Plain(_) => self.tensor_f32(files, &name, &[rows, cols]).map(Weight::F32),
             _ => {
-                let mut q = self.blocks(files, tensor, &[rows, cols])?;
-                if let (Some(heads), Codes::Packed(bytes)) = (heads, &q.codes) {
+                let mut q = self.blocks(files, found, &[rows, cols])?;
+                if let (Some(moved), Codes::Packed(bytes)) = (moved, &q.codes) {
                     let row = bytes.len() / rows.max(1);
-                    q.codes = Codes::Packed(to_hf_order(bytes, row, heads));
+                    q.codes = Codes::Packed(moved.to_hf(bytes, row));
                 }
-                self.scaled(files, tensor, q).map(Weight::Quantized)
+                self.scaled(files, found, q).map(Weight::Quantized)
             }
         }
     }
 
     /// The blocks of a tensor, in the order of the file.
-    fn blocks(&self, files: &ModelFiles, tensor: &GgufTensor, shape: &[usize]) -> Result<Quantized> {
+    fn blocks(&self, files: &ModelFiles, found: Found<'_>, shape: &[usize]) -> Result<Quantized> {
+        let tensor = found.tensor;
         let Storage::Blocks(codec) = tensor.ty.storage else {
             let allowed = "a type that is decoded here; convert it with llama.cpp";
             return Err(files.fault(&tensor.name, format!("type {}", tensor.ty.name), allowed, ""));
         };
         let cols = shape.last().copied().unwrap_or(1);
         let rows = shape.iter().rev().skip(1).product();
-        let codes = Codes::Packed(files.checkpoint.read(&tensor.name)?);
+        let codes = Codes::Packed(found.read(files)?);
         Ok(Quantized { codes, ..Quantized::empty(Format::Codec(codec), rows, cols) })
     }
 
     /// NVFP4 may have a factor for the whole tensor beside it; its blocks are then the two-level format.
-    fn scaled(&self, files: &ModelFiles, tensor: &GgufTensor, q: Quantized) -> Result<Quantized> {
-        let beside = tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
+    /// Stacked experts have one each.
+    fn scaled(&self, files: &ModelFiles, found: Found<'_>, q: Quantized) -> Result<Quantized> {
+        let (which, of) = found.part;
+        let beside = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
         let Some(scale) = beside.and_then(|name| self.header.get(&name)) else { return Ok(q) };
         if q.format != Format::Codec(CodecId::Nvfp4) {
             return Err(files.fault(&scale.name, "a scale", "none beside this type", ""));
         }
-        if scale.numel() != 1 {
-            return Err(files.fault(&scale.name, format!("shape {:?}", scale.shape), "one value", ""));
+        if scale.numel() != of as u64 {
+            let allowed = format!("{of} values, one for each matrix");
+            return Err(files.fault(&scale.name, format!("shape {:?}", scale.shape), allowed, ""));
         }
-        let factor = files.checkpoint.read_f32(&scale.name)?[0];
+        let factor = files.checkpoint.read_f32(&scale.name)?[which];
         if !factor.is_finite() {
             return Err(files.fault(&scale.name, factor.to_string(), "a finite factor", ""));
         }
         Ok(two_level_nvfp4(&q, factor))
     }
 
-    fn expect(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<&GgufTensor> {
-        let found = self.tensor(name).ok_or_else(|| Error::NoTensor {
+    fn expect(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Found<'_>> {
+        let place = self.place(name);
+        let missing = || Error::NoTensor {
             path: files.dir().to_owned(),
-            tensor: super::stored_name(name).unwrap_or_else(|| name.to_owned()),
-        })?;
-        let meta = TensorMeta { shape: found.shape.clone(), ..found.as_stored() };
-        files.expect_shape(&meta, shape)?;
-        Ok(found)
+            tensor: place.as_ref().map_or_else(|| name.to_owned(), |place| place.tensor.clone()),
+        };
+        let tensor = self.tensor(name).ok_or_else(missing)?;
+        let meta = TensorMeta { shape: tensor.shape.clone(), ..tensor.as_stored() };
+        let Some(expert) = place.as_ref().and_then(|place| place.expert) else {
+            // A vector may be stored as a matrix of one row, which has the same bytes.
+            let matrix = shape.len() == 2 && shape[0] == 1 && tensor.shape == shape[1..];
+            if !matrix {
+                files.expect_shape(&meta, shape)?;
+            }
+            return Ok(Found { tensor, part: (0, 1) });
+        };
+        let experts = tensor.shape.first().copied().unwrap_or(0);
+        files.expect_shape(&meta, &[&[experts.max(expert + 1)][..], shape].concat())?;
+        Ok(Found { tensor, part: (expert, experts) })
     }
 }
 

@@ -19,6 +19,7 @@ const SIZES: Sizes = Sizes {
     heads: 4,
     kv_heads: 2,
     head_dim: 16,
+    rotated: 16,
     vocab: 10,
     eps: 1e-5,
     rope_theta: 10_000.0,
@@ -76,6 +77,43 @@ fn rows_are_interleaved_by_head_and_back() {
 }
 
 #[test]
+fn names_depend_on_where_a_norm_stands() {
+    let norm = "model.layers.3.post_attention_layernorm.weight";
+    let name = |architecture: Architecture| architecture.place(norm).unwrap().tensor;
+    assert_eq!(name(Architecture::Llama), "blk.3.ffn_norm.weight");
+    assert_eq!(name(Architecture::Gemma2), "blk.3.post_attention_norm.weight");
+    assert_eq!(name(Architecture::Olmo2), "blk.3.post_attention_norm.weight");
+    let before = Architecture::Gemma3.place("model.layers.3.pre_feedforward_layernorm.weight").unwrap();
+    assert_eq!(before.tensor, "blk.3.ffn_norm.weight");
+}
+
+#[test]
+fn experts_are_parts_of_one_tensor() {
+    for (hf, stored, expert) in [
+        ("model.layers.1.mlp.experts.12.gate_proj.weight", "blk.1.ffn_gate_exps.weight", 12),
+        ("model.layers.1.block_sparse_moe.experts.0.w2.weight", "blk.1.ffn_down_exps.weight", 0),
+        ("model.layers.1.block_sparse_moe.experts.7.w3.weight", "blk.1.ffn_up_exps.weight", 7),
+    ] {
+        assert_eq!(place(hf), Some(Place { tensor: stored.into(), expert: Some(expert) }));
+    }
+    for odd in ["mlp.experts.01.up_proj", "mlp.experts.1.w1x", "attn.experts.1.w1", "mlp.experts.up_proj"] {
+        assert_eq!(place(&format!("model.layers.1.{odd}.weight")), None, "{odd}");
+    }
+}
+
+#[test]
+fn joined_projections_are_taken_apart_and_joined() {
+    // Two heads of one row each: q0 k0 v0 q1 k1 v1, rows of two.
+    let rows = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+    let moved =
+        Architecture::GptNeox.row_order(2, 2).of("gpt_neox.layers.0.attention.query_key_value.bias").unwrap();
+    let stored = moved.to_gguf(&rows, 2);
+    assert_eq!(stored, [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+    assert_eq!(moved.to_hf(&stored, 2), rows);
+    assert_eq!(Architecture::Olmo2.row_order(2, 2).of("model.layers.0.self_attn.q_proj.weight"), None);
+}
+
+#[test]
 fn metadata_become_the_config() {
     let files = open_with(&[]).unwrap();
     let config = files.config().unwrap();
@@ -98,7 +136,7 @@ fn metadata_become_the_config() {
 fn what_is_not_understood_is_refused_by_its_key() {
     let text = |s: &str| Value::String(s.to_owned());
     for (key, value) in [
-        ("llama.expert_count", Value::U32(8)),
+        ("llama.expert_group_count", Value::U32(8)),
         ("llama.rope.dimension_count", Value::U32(8)),
         ("llama.attention.value_length", Value::U32(8)),
         ("llama.attention.head_count", text("four")),
@@ -118,8 +156,8 @@ fn what_is_not_understood_is_refused_by_its_key() {
 
 #[test]
 fn other_architectures_open_and_say_what_they_are() {
-    let files = open_with(&[("general.architecture", Value::String("gemma".into()))]).unwrap();
-    assert_eq!(files.config().unwrap()["model_type"], json!("gemma"));
+    let files = open_with(&[("general.architecture", Value::String("starcoder".into()))]).unwrap();
+    assert_eq!(files.config().unwrap()["model_type"], json!("starcoder"));
 }
 
 /// Every scheme that can be written: what is read back has the values that were written, in Hugging Face order.

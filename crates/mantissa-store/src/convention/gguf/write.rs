@@ -1,6 +1,6 @@
 //! What a linear layer becomes in GGUF, and the metadata of a model.
 
-use super::{Architecture, stored_name};
+use super::{Architecture, place};
 use crate::convention::container::{LinearPlan, NotStorable};
 use crate::gguf::{GgmlType, Storage, Value};
 use crate::{Dtype, TensorSpec};
@@ -93,7 +93,7 @@ fn stored(plan: &LinearPlan<'_>, part: &str) -> Result<String, NotStorable> {
     let name = if plan.module.is_empty() {
         Some(String::new())
     } else {
-        stored_name(&format!("{}.weight", plan.module))
+        place(&format!("{}.weight", plan.module)).map(|place| place.tensor)
     };
     let why = || format!("{}: GGUF has no name for it", plan.module);
     let name = name.ok_or_else(|| NotStorable { scheme: plan.scheme.to_string(), why: why() })?;
@@ -122,7 +122,7 @@ fn factor(format: &Format, outer: f32) -> f32 {
     }
 }
 
-/// The metadata that says what the model is, without tokenizer and rotary scaling. `file_type` is
+/// The metadata that say what the model is, without tokenizer, rotary scaling and what only some architectures have. `file_type` is
 /// llama.cpp's number for its mixture of types, `quantized` says whether any weight is in blocks.
 pub fn metadata(
     architecture: Architecture,
@@ -147,16 +147,25 @@ pub fn metadata(
         ("feed_forward_length", u32_of(sizes.ffn)),
         ("attention.head_count", u32_of(sizes.heads)),
         ("attention.head_count_kv", u32_of(sizes.kv_heads)),
-        ("attention.layer_norm_rms_epsilon", Value::F32(sizes.eps)),
+        (epsilon_key(architecture), Value::F32(sizes.eps)),
         ("attention.key_length", u32_of(sizes.head_dim)),
         ("attention.value_length", u32_of(sizes.head_dim)),
-        ("rope.dimension_count", u32_of(sizes.head_dim)),
+        ("rope.dimension_count", u32_of(sizes.rotated)),
         ("rope.freq_base", Value::F32(sizes.rope_theta)),
         ("vocab_size", u32_of(sizes.vocab)),
     ] {
         all.push((format!("{a}.{key}"), value));
     }
     all
+}
+
+/// The key of what is added to the variance in norms.
+pub(super) fn epsilon_key(architecture: Architecture) -> &'static str {
+    if architecture.has_layer_norms() {
+        "attention.layer_norm_epsilon"
+    } else {
+        "attention.layer_norm_rms_epsilon"
+    }
 }
 
 /// The sizes that [`metadata`] states.
@@ -170,6 +179,7 @@ pub struct Sizes {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub rotated: usize,
     pub vocab: usize,
     pub eps: f32,
     pub rope_theta: f32,

@@ -1,0 +1,120 @@
+//! Every architecture that GGUF files are written of: a tiny model of it, written in f32, verified, and run from the file with
+//! the logits of its source.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_store::{Dtype, Gguf};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::main_job::{tiny, windows};
+use crate::support::{File, fail, json as run, succeed, text, write};
+
+/// The committed model `name` with what llama.cpp cannot compute of it changed: `edits` of its config.
+fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
+    let out = dir.join(name);
+    std::fs::create_dir(&out).unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(tiny(name).join("config.json")).unwrap()).unwrap();
+    edits.as_object().unwrap().iter().for_each(|(field, value)| config[field] = value.clone());
+    std::fs::write(out.join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(tiny(name).join("model.safetensors"), out.join("model.safetensors")).unwrap();
+    out
+}
+
+/// Its first layer has no experts, which llama.cpp does not know in this architecture: the second alone.
+fn qwen2_moe(dir: &Path) -> PathBuf {
+    let edits = json!({"num_hidden_layers": 1, "mlp_only_layers": [], "layer_types": ["full_attention"]});
+    let out = model(dir, "qwen2-moe", &edits);
+    let source = File::open(&tiny("qwen2-moe").join("model.safetensors"));
+    let names: Vec<String> = source.names().into_iter().filter(|name| !name.contains("layers.0.")).collect();
+    let renamed: Vec<_> = names.iter().map(|name| name.replace("layers.1.", "layers.0.")).collect();
+    let shapes: Vec<_> = names.iter().map(|name| source.shape(name)).collect();
+    let tensors: Vec<_> = names
+        .iter()
+        .zip(renamed.iter().zip(&shapes))
+        .map(|(name, (renamed, shape))| (renamed.as_str(), Dtype::F32, &shape[..], source.bytes(name)))
+        .collect();
+    write(&out.join("model.safetensors"), &tensors);
+    out
+}
+
+fn logits(dir: &Path, model: &Path, tokens: &str) -> Vec<f32> {
+    let out = dir.join("logits.safetensors");
+    let _ = std::fs::remove_file(&out);
+    succeed(&["eval", text(model), "--tokens", tokens, "--logits", text(&out), "--json", "--quiet"]);
+    File::open(&out).f32("logits")
+}
+
+#[test]
+fn every_architecture_is_written_and_has_its_logits() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let scalar = json!({"query_pre_attn_scalar": 12});
+    let none = json!({});
+    let models = [
+        ("llama", model(dir, "mixtral", &none)),
+        ("qwen2moe", qwen2_moe(dir)),
+        ("qwen3moe", model(dir, "qwen3-moe", &none)),
+        ("gemma", model(dir, "gemma", &none)),
+        ("gemma2", model(dir, "gemma2", &scalar)),
+        ("gemma3", model(dir, "gemma3", &scalar)),
+        ("phi2", model(dir, "phi", &none)),
+        ("phi3", model(dir, "phi3", &json!({"sliding_window": null}))),
+        ("olmo", model(dir, "olmo", &none)),
+        ("olmo2", model(dir, "olmo2", &none)),
+        ("gptneox", model(dir, "gpt-neox", &none)),
+        ("gptneox", model(dir, "gpt-neox-serial", &json!({"hidden_act": "gelu"}))),
+    ];
+    for (architecture, model) in models {
+        let out = model.with_extension("gguf");
+        let arguments =
+            ["quantize", text(&model), "--recipe", "rtn-f32", "--format", "gguf", "--out", text(&out)];
+        let done = run(&[&arguments[..], &["--json", "--quiet"]].concat());
+        assert_eq!(done["verification"]["ok"], true, "{architecture}: {done}");
+        let file = Gguf::open(&out).unwrap();
+        assert_eq!(file.metadata().text("general.architecture").unwrap(), Some(architecture));
+        let (source, found) = (logits(dir, &model, &tokens), logits(dir, &out, &tokens));
+        let worst = source.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(source.len() == found.len() && worst <= 1e-5, "{architecture}: {worst}");
+    }
+}
+
+#[test]
+fn experts_are_one_tensor_in_blocks_too() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (tiny("mixtral"), temp.path().join("m.gguf"));
+    let arguments =
+        ["quantize", text(&model), "--recipe", "rtn-nvfp4", "--format", "gguf", "--out", text(&out)];
+    let done = run(&[&arguments[..], &["--json", "--quiet"]].concat());
+    assert_eq!(done["verification"]["ok"], true, "{done}");
+    let file = Gguf::open(&out).unwrap();
+    let gate = file.get("blk.1.ffn_gate_exps.weight").unwrap();
+    assert_eq!((gate.ty.name, &gate.shape[..]), ("NVFP4", &[4, 24, 32][..]));
+    assert_eq!(file.get("blk.1.ffn_gate_exps.scale").unwrap().shape, [4]);
+    assert_eq!(file.get("blk.1.ffn_gate_inp.weight").unwrap().ty.name, "F32");
+    let tokens = windows(temp.path());
+    let found =
+        run(&["eval", text(&out), "--reference", text(&model), "--tokens", &tokens, "--json", "--quiet"]);
+    let kl = found["kl"].as_f64().unwrap();
+    assert!(kl > 0.0 && kl < 0.2, "{kl}");
+}
+
+#[test]
+fn what_llama_cpp_does_not_compute_is_refused_by_its_field() {
+    let temp = TempDir::new().unwrap();
+    for (name, field) in [
+        ("gemma2", "query_pre_attn_scalar"),
+        ("phi3", "sliding_window"),
+        ("qwen2-moe", "mlp_only_layers"),
+        ("deepseek-v2", "model_type"),
+    ] {
+        let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));
+        let error = fail(
+            2,
+            &["quantize", text(&model), "--recipe", "rtn-f16", "--format", "gguf", "--out", text(&out)],
+        );
+        assert!(error.contains(field), "{name}: {error}");
+        assert!(!out.exists());
+    }
+}
