@@ -57,7 +57,7 @@ struct Kind {
     scales: (f32, f32),
     /// Spacing of the scales that are tried for the whole block, in units of the largest integer.
     step: f32,
-    /// First guesses of a sub-block's scale: see [`fit`].
+    /// First guesses of a sub-block's scale: what the search fits from.
     guesses: (f32, f32),
     /// How often codes and scales are fitted to each other for each guess.
     fits: usize,
