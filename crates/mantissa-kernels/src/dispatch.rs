@@ -499,6 +499,10 @@ kernels! {
             blocks: &mut [u8],
         );
 
+        /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every level.
+        /// Panics unless `blocks` and `out` hold as many whole blocks.
+        fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
+
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
         /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.
         fn pack_codes_le(codes: &[i8], offset: u8, bits: u32, out: &mut [u8]);

@@ -448,6 +448,24 @@ fn blocks_of_formulas() {
 }
 
 #[test]
+fn decoders_of_blocks_give_the_reference_at_every_level() {
+    let mut random = Random(11);
+    for id in CodecId::ALL {
+        let codec = id.codec();
+        let blocks = random.bytes(33 * codec.bytes);
+        let mut expected = vec![0.0; 33 * codec.elements];
+        let (single, out) = (blocks.chunks_exact(codec.bytes), expected.chunks_exact_mut(codec.elements));
+        single.zip(out).for_each(|(block, out)| codec.decode_block(block, out));
+        for isa in Isa::available() {
+            let mut found = vec![1.0; expected.len()];
+            Kernels::new(isa).unwrap().decode_blocks(id, &blocks, &mut found);
+            let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{} at {isa}", codec.name);
+        }
+    }
+}
+
+#[test]
 fn every_available_level_has_a_table_and_no_other() {
     for isa in Isa::ALL {
         assert_eq!(Kernels::new(isa).map(|k| k.isa()), isa.is_available().then_some(isa));

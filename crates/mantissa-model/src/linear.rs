@@ -222,7 +222,7 @@ impl Linear {
             Storage::Packed(packed) => packed.row(row, out),
             Storage::Blocks { codec, bytes } => {
                 let stride = bytes.len() / self.rows;
-                codec.decode(&bytes[row * stride..(row + 1) * stride], out);
+                kernels().decode_blocks(codec.id, &bytes[row * stride..(row + 1) * stride], out);
             }
         }
     }

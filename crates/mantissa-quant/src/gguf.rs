@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use mantissa_kernels::kernels;
 use mantissa_model::{ModelConfig, Role, TensorInfo};
-use mantissa_num::{Code, CodecId, Format, Rule, Scheme, TensorError, minifloat};
+use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, Place, RowOrder, block_type};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
@@ -27,20 +27,20 @@ use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::importance::Importance;
-use crate::layers::Layers;
+use crate::layers::{Layers, refuse_overflow};
 use crate::pipeline::{self, Outcome, Progress, work_of};
 use crate::plan::{Options, Plan, PlannedLinear};
 use crate::quality::{self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, beside};
 use crate::recipe::{Part, Recipe, smaller};
 use crate::report::LayerReport;
 use crate::rtn;
-use crate::source::require_finite;
+use crate::source::{DenseError, DenseTensor, Source, Tail, require_finite};
 
 /// What follows the name of a GGUF file in the name of its manifest, which holds hashes and run.
 pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
 
-/// Elements cast at a time.
-const PANEL: usize = 1 << 20;
+/// Elements cast between two writes: panels of all threads.
+const CAST: usize = 1 << 21;
 
 /// Name of the tensor of rotary factors.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -329,7 +329,10 @@ pub(crate) fn run(
             .cloned()
             .chain(importance.iter().flat_map(|i| imatrix_metadata(i)))
             .collect();
-        let writer = GgufWriter::create(staged.path(), &metadata, &layout.tensors)?;
+        let mut writer = GgufWriter::create(staged.path(), &metadata, &layout.tensors)?;
+        if plan.threads() > 1 {
+            writer.hash_beside();
+        }
         let importance = importance.as_deref();
         let mut run = Run { plan, source, layout, importance, writer, progress: &mut *progress, done: 0 };
         let (layers, tensors) = run.fill()?;
@@ -502,57 +505,64 @@ impl Run<'_, '_> {
             && meta.shape == info.shape
             && self.layout.order.of(&info.name).is_none()
             && place.expert.is_none();
-        if !in_panels {
-            let mut values = self.source.tensor_f32(&info.name, &info.shape)?;
-            if self.layout.architecture.adds_one(&info.name) {
-                values.iter_mut().for_each(|value| *value += 1.0);
-            }
-            let (bytes, stats) = cast_bytes(self.plan, self.source, cast, &values, rows, cols)?;
+        if info.shape.len() < 2 {
+            let values = self.values(info)?;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.write(&info.name, stored, rows, &bytes)?;
-            return Ok((meta.len, report(stats)));
+            return Ok((meta.len, report(None)));
         }
-        let (panel, mut written, mut error) = ((PANEL / cols.max(1)).max(1), 0, ErrorStats::default());
+        if !in_panels {
+            let values = DenseTensor::from(self.values(info)?);
+            let (bytes, error) = self.cast_bytes(cast, &values, rows, cols)?;
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok((meta.len, report(Some(error))));
+        }
+        let source = DenseTensor::open(self.source, &info.name, &info.shape)?;
+        let (panel, mut written, mut error) = ((CAST / cols.max(1)).max(1), 0, ErrorStats::default());
         for first in (0..rows).step_by(panel) {
+            let rest = Tail { source: &source, first: first * cols };
             let n = panel.min(rows - first);
-            let values = self.source.checkpoint().read_elements_f32(&info.name, first * cols, n * cols)?;
-            let (bytes, stats) = cast_bytes(self.plan, self.source, cast, &values, n, cols)?;
+            let (bytes, stats) = self.cast_bytes(cast, &rest, n, cols)?;
             self.writer.write_range(stored, written, &bytes)?;
             written += bytes.len() as u64;
-            stats.iter().for_each(|stats| error.merge(stats));
+            error.merge(&stats);
         }
         Ok((meta.len, report(Some(error))))
     }
-}
 
-/// The bytes of rows of a tensor under its scheme, and their error; a vector is widened to f32, which loses nothing.
-fn cast_bytes(
-    plan: &Plan,
-    source: &ModelFiles,
-    cast: &Cast,
-    values: &[f32],
-    rows: usize,
-    cols: usize,
-) -> Result<(Vec<u8>, Option<ErrorStats>)> {
-    let Cast { info, scheme, .. } = cast;
-    let of_tensor =
-        |error| QuantError::Tensor { path: source.dir().to_owned(), tensor: info.name.clone(), error };
-    let f16 = scheme.format == plain(minifloat::F16).format;
-    let (amax, allowed) = (kernels().amax(values), minifloat::F16.max());
-    if !amax.is_finite() {
-        require_finite(source, &info.name)?;
+    /// The values of a tensor that is brought into memory, all of them numbers.
+    fn values(&self, info: &TensorInfo) -> Result<Vec<f32>> {
+        let mut values = self.source.tensor_f32(&info.name, &info.shape)?;
+        if self.layout.architecture.adds_one(&info.name) {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        if !kernels().amax(&values).is_finite() {
+            require_finite(self.source, &info.name)?;
+        }
+        Ok(values)
     }
-    if f16 && amax > allowed {
-        return Err(of_tensor(TensorError::ValueOverflow { amax, allowed, element: minifloat::F16.name }));
+
+    /// The bytes of the first rows of a matrix under its scheme, and their error.
+    fn cast_bytes<S>(
+        &self,
+        cast: &Cast,
+        values: &S,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(Vec<u8>, ErrorStats)>
+    where
+        S: Source<Error = DenseError> + ?Sized,
+    {
+        let (Cast { info, scheme, .. }, threads) = (cast, self.plan.threads());
+        let of_tensor = |error: DenseError| error.of(self.source, &info.name, &info.name);
+        let (q, stats) =
+            rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(of_tensor)?;
+        if !stats.is_finite() {
+            refuse_overflow(scheme, values, rows * cols, threads).map_err(of_tensor)?;
+        }
+        let linear = LinearPlan::new(info.name.trim_end_matches(".weight"), scheme, None, (rows, cols));
+        let tensors = gguf::tensors(&linear, &q)
+            .map_err(|e| fault(self.source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
+        Ok((tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default(), stats))
     }
-    let module = info.name.trim_end_matches(".weight");
-    if info.shape.len() < 2 {
-        return Ok((values.iter().flat_map(|v| v.to_le_bytes()).collect(), None));
-    }
-    let quantized = rtn::quantize(scheme, values, rows, cols, None, plan.threads());
-    let (q, stats) = quantized.map_err(of_tensor)?;
-    let linear = LinearPlan::new(module, scheme, None, (rows, cols));
-    let tensors = gguf::tensors(&linear, &q);
-    let tensors =
-        tensors.map_err(|e| fault(source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
-    Ok((tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default(), Some(stats)))
 }

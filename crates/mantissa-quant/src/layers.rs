@@ -142,13 +142,12 @@ impl<'a> Layers<'a> {
 
     /// The recipe's method on a layer of the source.
     fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        if self.plan.recipe.method == Method::AutoRound {
+            return self.learned(info, tick);
+        }
         let outer = self.outer(info, scheme)?;
         let w = DenseTensor::of_linear(self.source, info)?;
         match &mut self.sequential {
-            Some(sequential) if self.plan.recipe.method == Method::AutoRound => {
-                drop(w);
-                self.learned(info, tick)
-            }
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
             None => match (scheme.format.codec(), self.importance) {
@@ -258,25 +257,26 @@ pub(crate) fn round_to_nearest(
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
     if !solved.stats.is_finite() {
-        refuse_overflow(plan, source, info, scheme, w)?;
+        let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
+        whole.map_err(|error| dense_error(source, info, error))?;
     }
     Ok(solved)
 }
 
-/// A plain cast turns what its element does not reach into infinity, which is an error where the source is finite.
-fn refuse_overflow(
-    plan: &Plan,
-    source: &ModelFiles,
-    info: &LinearInfo,
+/// A plain cast turns what its element does not reach into infinity, which is an error where the `len` elements of `w` are finite.
+pub(crate) fn refuse_overflow<S>(
     scheme: &Scheme,
-    w: &DenseTensor<'_>,
-) -> Result<()> {
-    let amax = source::amax(w, info.rows * info.cols, plan.options.threads);
-    let amax = amax.map_err(|error| dense_error(source, info, error))?;
+    w: &S,
+    len: usize,
+    threads: usize,
+) -> std::result::Result<(), DenseError>
+where
+    S: source::Source<Error = DenseError> + ?Sized,
+{
+    let amax = source::amax(w, len, threads)?;
     match &scheme.format {
         Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if amax.is_finite() => {
-            let error = TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name };
-            Err(dense_error(source, info, error.into()))
+            Err(TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name }.into())
         }
         _ => Ok(()),
     }
@@ -284,16 +284,5 @@ fn refuse_overflow(
 
 /// An error of a layer's weight, with its name.
 pub(crate) fn dense_error(files: &ModelFiles, info: &LinearInfo, error: DenseError) -> QuantError {
-    match error {
-        // A panel knows of its own elements; the message is about the whole tensor.
-        DenseError::Store(error @ Error::NonFinite { .. }) => {
-            let whole = source::require_finite(files, &info.dense_tensor().0);
-            whole.err().unwrap_or(error).into()
-        }
-        DenseError::Store(error) => error.into(),
-        DenseError::Tensor(error) => {
-            let (path, tensor) = (files.dir().to_owned(), format!("{}.weight", info.module));
-            QuantError::Tensor { path, tensor, error }
-        }
-    }
+    error.of(files, &info.dense_tensor().0, &format!("{}.weight", info.module))
 }

@@ -147,7 +147,7 @@ fn encode_panel(
         codec.check_scales(x, blocks)?;
     }
     let mut values = vec![0.0; x.len()];
-    codec.decode(blocks, &mut values);
+    kernels().decode_blocks(codec.id, blocks, &mut values);
     Ok(ErrorStats::of_values(x, &values))
 }
 

@@ -10,8 +10,11 @@ use mantissa_num::pack::transpose;
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{Dtype, FiniteScan};
 
-/// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache.
-pub(crate) const PANEL: usize = 1 << 16;
+use crate::error::QuantError;
+
+/// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache and, at two bytes each, below what
+/// an allocator takes from the system anew every time.
+pub(crate) const PANEL: usize = 1 << 15;
 
 /// A flattened tensor that can be read in pieces, by several threads at once.
 pub trait Source: Sync {
@@ -34,6 +37,20 @@ impl Source for [f32] {
 
     fn elements<'a>(&'a self, range: Range<usize>, _: &'a mut Vec<f32>) -> Result<&'a [f32], TensorError> {
         Ok(&self[range])
+    }
+}
+
+/// A source from its element `first` on.
+pub(crate) struct Tail<'a, S: ?Sized> {
+    pub(crate) source: &'a S,
+    pub(crate) first: usize,
+}
+
+impl<S: Source + ?Sized> Source for Tail<'_, S> {
+    type Error = S::Error;
+
+    fn elements<'a>(&'a self, range: Range<usize>, scratch: &'a mut Vec<f32>) -> Result<&'a [f32], S::Error> {
+        self.source.elements(self.first + range.start..self.first + range.end, scratch)
     }
 }
 
@@ -112,6 +129,22 @@ pub(crate) enum DenseError {
     Tensor(TensorError),
 }
 
+impl DenseError {
+    /// As the error of `tensor`, whose values are those that `files` hold under the name `stored`.
+    pub(crate) fn of(self, files: &ModelFiles, stored: &str, tensor: &str) -> QuantError {
+        match self {
+            // A panel knows of its own elements; the message is about the whole tensor.
+            DenseError::Store(error @ mantissa_store::Error::NonFinite { .. }) => {
+                require_finite(files, stored).err().unwrap_or(error).into()
+            }
+            DenseError::Store(error) => error.into(),
+            DenseError::Tensor(error) => {
+                QuantError::Tensor { path: files.dir().to_owned(), tensor: tensor.to_owned(), error }
+            }
+        }
+    }
+}
+
 impl From<TensorError> for DenseError {
     fn from(error: TensorError) -> Self {
         DenseError::Tensor(error)
@@ -151,6 +184,12 @@ impl<'a> DenseTensor<'a> {
             StoredAs::Stacked(stack) => widened(files.expert(stack, rows, cols)?),
         };
         Ok(DenseTensor(Values::Memory(values)))
+    }
+}
+
+impl From<Vec<f32>> for DenseTensor<'_> {
+    fn from(values: Vec<f32>) -> Self {
+        DenseTensor(Values::Memory(values))
     }
 }
 

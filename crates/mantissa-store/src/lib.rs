@@ -34,6 +34,7 @@ mod scratch;
 pub mod shard_plan;
 pub mod shards;
 pub mod target;
+mod trail;
 mod unpublished;
 mod widen;
 pub mod writer;

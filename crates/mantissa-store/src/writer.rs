@@ -19,6 +19,7 @@ use crate::error::{Error, OutputFault, Result, WriteFault};
 use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
 use crate::safetensors::{MAX_HEADER_BYTES, TensorMeta, shape_text};
+use crate::trail::TrailingHash;
 
 /// Bytes read at a time.
 const PIECE: u64 = 1 << 20;
@@ -60,6 +61,11 @@ pub struct SafetensorsWriter {
     file: File,
     tensors: Vec<(TensorMeta, Written)>,
     by_name: HashMap<String, usize>,
+    /// Bytes of the file.
+    end: u64,
+    /// The first tensor that is not complete.
+    incomplete: usize,
+    hash: Option<TrailingHash>,
 }
 
 impl SafetensorsWriter {
@@ -76,7 +82,8 @@ impl SafetensorsWriter {
     /// Creates a file of any format that is a header and, at their offsets, the bytes of tensors.
     pub(crate) fn create_laid_out(path: &Path, layout: Layout) -> Result<Self> {
         let Layout { header, tensors, end } = layout;
-        let file = failpoint::write(|| File::create_new(path)).map_err(|e| Error::io(path, "create", e))?;
+        let new = || File::options().read(true).write(true).create_new(true).open(path);
+        let file = failpoint::write(new).map_err(|e| Error::io(path, "create", e))?;
         let begun = failpoint::write(|| reserve_space(&file, end))
             .and_then(|()| failpoint::write(|| file.write_all_at(&header, 0)));
         if let Err(error) = begun {
@@ -84,7 +91,7 @@ impl SafetensorsWriter {
             let _ = fs::remove_file(path);
             return Err(Error::io(path, "reserve disk space", error));
         }
-        Ok(Self::of(path, file, tensors))
+        Ok(Self::of(path, file, tensors, end))
     }
 
     /// Opens a file that [`Self::create`] has begun with the same arguments and nobody has finished; `None` where there is
@@ -109,12 +116,19 @@ impl SafetensorsWriter {
         let mut begun = vec![0; header.len()];
         failpoint::read(|| file.read_exact_at(&mut begun, 0))
             .map_err(|e| Error::io(path, "read header", e))?;
-        Ok((begun == header).then(|| Self::of(path, file, tensors)))
+        Ok((begun == header).then(|| Self::of(path, file, tensors, end)))
     }
 
-    fn of(path: &Path, file: File, tensors: Vec<(TensorMeta, Written)>) -> Self {
+    fn of(path: &Path, file: File, tensors: Vec<(TensorMeta, Written)>, end: u64) -> Self {
         let by_name = tensors.iter().enumerate().map(|(i, (meta, _))| (meta.name.clone(), i)).collect();
-        Self { path: path.to_owned(), file, tensors, by_name }
+        Self { path: path.to_owned(), file, tensors, by_name, end, incomplete: 0, hash: None }
+    }
+
+    /// Hashes the file on a thread of its own while it is written, as far as there is no gap. Where the system gives no
+    /// thread, [`Self::finish`] hashes all of it, as without this call.
+    pub fn hash_beside(&mut self) {
+        self.hash = TrailingHash::begin(&self.file).ok();
+        self.advance_hash();
     }
 
     /// Whether the tensor's bytes on disk have this [`Checksum`].
@@ -192,7 +206,10 @@ impl SafetensorsWriter {
             }
         }
         failpoint::write(|| self.file.sync_all()).map_err(|e| Error::io(&self.path, "fsync", e))?;
-        hash_file(&self.path)
+        match self.hash {
+            Some(hash) => hash.finish(self.end).map_err(|e| Error::io(&self.path, "read to hash", e)),
+            None => hash_file(&self.path),
+        }
     }
 
     fn position(&self, name: &str) -> Result<usize> {
@@ -208,7 +225,20 @@ impl SafetensorsWriter {
         self.claim(at, byte_offset, byte_offset + bytes.len() as u64)?;
         let offset = self.tensors[at].0.offset + byte_offset;
         failpoint::write(|| self.file.write_all_at(bytes, offset))
-            .map_err(|e| Error::io(&self.path, "write tensor", e))
+            .map_err(|e| Error::io(&self.path, "write tensor", e))?;
+        self.advance_hash();
+        Ok(())
+    }
+
+    /// Tells the hash up to where the file has no gap.
+    fn advance_hash(&mut self) {
+        let Some(hash) = &self.hash else { return };
+        let whole = |(meta, written): &(TensorMeta, Written)| meta.len == written.total;
+        while self.tensors.get(self.incomplete).is_some_and(whole) {
+            self.incomplete += 1;
+        }
+        let gap = self.tensors.get(self.incomplete).map(|(meta, written)| meta.offset + written.prefix());
+        hash.advance(gap.unwrap_or(self.end));
     }
 
     fn claim(&mut self, at: usize, start: u64, end: u64) -> Result<()> {
@@ -268,6 +298,11 @@ struct Written {
 }
 
 impl Written {
+    /// Bytes from the first on that have all been written.
+    fn prefix(&self) -> u64 {
+        self.spans.get(&0).copied().unwrap_or(0)
+    }
+
     /// Adds a span, or gives the first byte of it that was written before.
     fn claim(&mut self, mut start: u64, mut end: u64) -> std::result::Result<(), u64> {
         if start == end {
@@ -394,8 +429,7 @@ mod tests {
         };
         let path = PathBuf::from("out.safetensors");
         let meta = TensorMeta { name: "a".into(), dtype: Dtype::U8, shape: vec![4], offset: 0, len: 4 };
-        let by_name = HashMap::from([("a".to_owned(), 0)]);
-        let mut writer = SafetensorsWriter { path, file, tensors: vec![(meta, Written::default())], by_name };
+        let mut writer = SafetensorsWriter::of(&path, file, vec![(meta, Written::default())], 4);
         let error = writer.write("a", &[1; 4]).unwrap_err();
         assert_eq!(error.class(), crate::ErrorClass::Environment);
         assert!(error.to_string().starts_with("out.safetensors: write tensor: found I/O error"), "{error}");

@@ -1,7 +1,7 @@
-//! The closed block formats of [`mantissa_num::codec`]: their searches, compiled for each level.
+//! The closed block formats of [`mantissa_num::codec`]: their searches and decoders, compiled for each level.
 
 use mantissa_num::CodecId;
-use mantissa_num::codec::encode_with;
+use mantissa_num::codec::{Codec, encode_with};
 use mantissa_num::lanes::Lanes;
 
 #[inline(always)]
@@ -13,18 +13,27 @@ pub(crate) fn encode_blocks<L: Lanes>(
     blocks: &mut [u8],
 ) {
     let sizes = codec.codec();
-    let n = x.len() / sizes.elements;
-    assert!(
-        x.len().is_multiple_of(sizes.elements) && blocks.len() == n * sizes.bytes,
-        "encode_blocks: {} elements and {} bytes are not blocks of {}",
-        x.len(),
-        blocks.len(),
-        sizes.name,
-    );
+    require_whole(sizes, x.len(), blocks.len());
     if let Some(row) = importance {
         let whole =
             !row.is_empty() && row.len().is_multiple_of(sizes.elements) && x.len().is_multiple_of(row.len());
         assert!(whole, "encode_blocks: {} weights for {} elements", row.len(), x.len());
     }
     encode_with(simd, sizes, x, importance, blocks);
+}
+
+#[inline(always)]
+pub(crate) fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]) {
+    let sizes = codec.codec();
+    require_whole(sizes, out.len(), blocks.len());
+    sizes.decode(blocks, out);
+}
+
+fn require_whole(codec: &Codec, elements: usize, bytes: usize) {
+    let n = elements / codec.elements;
+    assert!(
+        elements.is_multiple_of(codec.elements) && bytes == n * codec.bytes,
+        "{elements} elements and {bytes} bytes are not blocks of {}",
+        codec.name,
+    );
 }

@@ -93,6 +93,7 @@ fn decode_q3_k(block: &[u8], out: &mut [f32]) {
 }
 
 /// Scale and minimum `i` of 8, 6 bits each: the first four whole, the others' high pairs above those.
+#[inline]
 fn scale_min(packed: &[u8], i: usize) -> (f32, f32) {
     let (scale, min) = if i < 4 {
         (packed[i] & 63, packed[i + 4] & 63)
@@ -103,7 +104,8 @@ fn scale_min(packed: &[u8], i: usize) -> (f32, f32) {
     (scale.into(), min.into())
 }
 
-fn decode_q4_k(block: &[u8], out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn decode_q4_k(block: &[u8], out: &mut [f32]) {
     decode_nibbles_k(block, &[0; 32], &block[16..], out);
 }
 
@@ -112,6 +114,7 @@ fn decode_q5_k(block: &[u8], out: &mut [f32]) {
 }
 
 /// Sub-blocks of 32; two of them share 32 bytes of nibbles, low half first. Bit `sub` of `high[i]` is code bit 4.
+#[inline(always)]
 fn decode_nibbles_k(block: &[u8], high: &[u8], nibbles: &[u8], out: &mut [f32]) {
     let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
     for (sub, out) in out.chunks_exact_mut(32).enumerate() {
@@ -125,7 +128,8 @@ fn decode_nibbles_k(block: &[u8], high: &[u8], nibbles: &[u8], out: &mut [f32]) 
     }
 }
 
-fn decode_q6_k(block: &[u8], out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn decode_q6_k(block: &[u8], out: &mut [f32]) {
     let d = f16_at(block, 208);
     for (sub, out) in out.chunks_exact_mut(16).enumerate() {
         // Half `sub / 8` has four runs of 32: nibbles of bytes 0..32, of 32..64, then their high halves.

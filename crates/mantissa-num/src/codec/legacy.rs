@@ -154,7 +154,8 @@ pub(super) fn put_codes(codec: CodecId, d: u16, m: u16, codes: &[f32; 2 * HALF],
     }
 }
 
-fn decode_q4_0(block: &[u8], out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn decode_q4_0(block: &[u8], out: &mut [f32]) {
     let d = f16_at(block, 0);
     // Integers first, and then one long conversion: both are vectors even at the least level.
     let mut codes = [0i8; 2 * HALF];
@@ -181,7 +182,8 @@ fn decode_q5_1(block: &[u8], out: &mut [f32]) {
     half_split(block, 8, u32_at(block, 4)).for_each(|(i, q)| out[i] = q * d + m);
 }
 
-fn decode_q8_0(block: &[u8], out: &mut [f32]) {
+#[inline(always)]
+pub(super) fn decode_q8_0(block: &[u8], out: &mut [f32]) {
     let d = f16_at(block, 0);
     out.iter_mut().zip(&block[2..]).for_each(|(out, &q)| *out = f32::from(q as i8) * d);
 }

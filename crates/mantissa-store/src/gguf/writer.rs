@@ -83,6 +83,11 @@ impl GgufWriter {
         SafetensorsWriter::create_laid_out(path, Layout::of(header, tensors, data)).map(Self)
     }
 
+    /// As [`SafetensorsWriter::hash_beside`].
+    pub fn hash_beside(&mut self) {
+        self.0.hash_beside();
+    }
+
     /// Writes a whole tensor.
     ///
     /// # Errors

@@ -7,17 +7,16 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_num::Scheme;
 use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{Changes, Options, Outcome, Plan, Quality, QuantError, Start, run as run_plan};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_quant::{Changes, Options, Plan, Quality, Start};
+use mantissa_store::convention::Container;
 use serde::Serialize;
 
 use super::model::{self, ModelPath};
-use super::quantize::{container, layer_table};
+use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
+use super::quantize::container;
 use crate::app::Context;
 use crate::error::GateFailed;
-use crate::interrupt;
 use crate::output::bytes;
-use crate::progress::Unit;
 
 /// Store a quantized model in another container, codes and scales kept: compressed-tensors, GPTQ, AWQ, ModelOpt, GGUF and others,
 /// wherever the other holds them exactly. A dense model becomes a dense GGUF file.
@@ -25,12 +24,13 @@ use crate::progress::Unit;
 /// What cannot be kept is refused with the layer and the reason before anything is written: a scale that a narrower dtype does
 /// not hold, a zero point where there is no place for one, a block type. The output is read back and compared layer by layer
 /// before it appears; it is equal bit for bit, but for NVFP4's global scale, which some conventions store as the reciprocal
-/// (within one unit in the last place). With --requantize weights are rounded to nearest anew, and the error is reported.
+/// (within one unit in the last place). With --requantize weights are rounded to nearest anew, and the error is reported; with
+/// --text or --tokens also what that loses there against the source as it is.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa convert path/to/model-nvfp4 --format gguf --out path/to/model-nvfp4.gguf
   mantissa convert path/to/model.gguf --format compressed-tensors --out path/to/model-ct --json
-  mantissa convert path/to/model-gptq --format gguf --requantize q4_0 --out path/to/model-q4_0.gguf")]
+  mantissa convert path/to/model-gptq --format gguf --requantize q4_0 --out path/to/model-q4_0.gguf --text sample.txt")]
 pub struct Args {
     /// A model folder or GGUF file
     model: ModelPath,
@@ -52,6 +52,8 @@ pub struct Args {
     /// Largest weight file
     #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
     max_shard_size: u64,
+    #[command(flatten)]
+    measure: MeasureArgs,
 }
 
 fn scheme(text: &str) -> Result<Scheme, String> {
@@ -83,11 +85,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let options =
         Options { threads: context.threads, max_shard_bytes: args.max_shard_size, ..Options::default() };
     let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
-    let plan = Plan::conversion(&source, args.format, changes, options)?;
+    let mut plan = Plan::conversion(&source, args.format, changes, options)?;
+    plan.evaluation = args.measure.evaluation(&args.model, &source, false)?;
     let peak = plan.peak_bytes(args.verify);
     context.require_memory("convert", peak + peak / 10)?;
     context.warn_all(&plan.notes)?;
-    let outcome = carry_out(args, &plan, &source, context)?;
+    let outcome = carry_out(&plan, &source, &args.out, Start::Resume, context)?;
     let against = Against { reference: None, recorded: true, text: None };
     let verify = || verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()));
     let verification = if args.verify { Some(verify()?) } else { None };
@@ -108,32 +111,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
 }
 
-/// Runs the plan, to its end or to the next signal.
-fn carry_out(
-    args: &Args,
-    plan: &Plan,
-    source: &ModelFiles,
-    context: &Context,
-) -> Result<Outcome, QuantError> {
-    let progress = context.progress(plan.work_bytes(), Unit::Bytes);
-    let step = &mut |at: mantissa_quant::Progress<'_>| {
-        progress.message(at.tensor);
-        progress.set(at.done);
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let outcome = interrupt::orderly(
-        || run_plan(plan, source, &args.out, Start::Resume, step),
-        QuantError::is_interruption,
-    );
-    progress.finish();
-    outcome
-}
-
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let quality = done.quality;
     if let Some(error) = done.max_relative_error {
         layer_table(out, quality)?;
         writeln!(out, "rounded anew: relative error of a layer up to {error:.4} against the source")?;
+        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     } else {
         writeln!(
             out,

@@ -10,6 +10,7 @@ mod imatrix;
 mod inspect;
 mod lint;
 mod model;
+mod outcome;
 mod quantize;
 mod recipes;
 mod render_chat;

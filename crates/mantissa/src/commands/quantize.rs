@@ -10,23 +10,18 @@ use mantissa_num::Rounding;
 use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{
-    Evaluation, Figures, GateFailure, Importance, LayerReport, Options, Outcome, Plan, Quality, QuantError,
-    Recipe, Start, run as run_plan,
-};
+use mantissa_quant::{Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
 use mantissa_store::FileDigest;
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::Container;
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
 use super::lint;
 use super::model::{self, ModelPath};
-use super::text::{TextArgs, bound};
+use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
 use crate::app::Context;
 use crate::error::GateFailed;
-use crate::interrupt;
-use crate::output::{Align, Table, bytes, number};
-use crate::progress::Unit;
+use crate::output::bytes;
 
 /// Quantize the linear layers of a model by a recipe, write it in a container that serving engines load, read it back with
 /// an independent decoder, and report the error of every layer.
@@ -90,10 +85,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
     max_shard_size: u64,
     #[command(flatten)]
-    text: TextArgs,
-    /// Put nothing at --out and fail (exit 1) when KL on that text exceeds this many nats
-    #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on")]
-    max_kl: Option<f64>,
+    measure: MeasureArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -127,17 +119,6 @@ struct DryRun<'a> {
     peak_stage: &'a str,
     peak_buffers: BTreeMap<&'static str, u64>,
     notes: &'a [String],
-}
-
-/// An output that was not put in place.
-#[derive(Serialize)]
-struct Rejected<'a> {
-    output: Option<&'a Path>,
-    max_kl: f64,
-    /// Where the work is kept.
-    kept: Option<&'a Path>,
-    #[serde(flatten)]
-    quality: &'a Quality,
 }
 
 #[derive(Serialize)]
@@ -178,12 +159,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         container: args.format,
         max_shard_bytes: args.max_shard_size,
         rounding,
-        calibration: args.calibration.load(&source, args.text.split(), context)?,
+        calibration: args.calibration.load(&source, args.measure.split(), context)?,
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
     };
     let mut plan = Plan::new(&source, recipe, options)?;
     lint::check_plan(&plan, &source, &args.targets, context)?;
-    plan.evaluation = evaluation(args, &source)?;
+    plan.evaluation = args.measure.evaluation(&args.model, &source, args.calibration.is_text())?;
     let peak = plan.peak_bytes(args.verify);
     // The prediction is good to a tenth, and a ceiling is to hold.
     context.require_memory("quantize", peak + peak / 10)?;
@@ -193,11 +174,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     context.warn_all(&plan.notes)?;
     let start = std::time::Instant::now();
-    let outcome = carry_out(args, &plan, &source, context);
-    if let Err(QuantError::Gate(failure)) = &outcome {
-        reject(failure, context)?;
-    }
-    let outcome = outcome?;
+    let begin = if args.restart { Start::Restart } else { Start::Resume };
+    let outcome = carry_out(&plan, &source, &args.out, begin, context)?;
     let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
     let seconds = start.elapsed().as_secs_f64() - sync_seconds.unwrap_or(0.0);
     if let Some(path) = &outcome.committed.leftover {
@@ -237,60 +215,16 @@ fn layer_notes(quality: &Quality) -> Vec<String> {
     layers.iter().filter_map(fallback).chain(notes).collect()
 }
 
-/// What the output is to be evaluated on.
-fn evaluation(args: &Args, source: &ModelFiles) -> Result<Option<Evaluation>> {
-    let Some(sequences) = args.text.sequences(&args.model, args.calibration.is_text())? else {
-        return Ok(None);
-    };
-    Ok(Some(Evaluation::new(source, &args.text.name(), sequences, args.max_kl)?))
-}
-
 /// Reads the output back. What its quality.json records of the source was found a moment ago.
 fn check(args: &Args, context: &Context) -> Result<Verification> {
     let against = Against { reference: Some(&*args.model), recorded: false, text: None };
     Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 
-/// Says what an output lost that is not put in place.
-fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
-    let GateFailure { quality, allowed, kept, .. } = failure;
-    let rejected = Rejected { output: None, max_kl: *allowed, kept: kept.as_deref(), quality };
-    context.report(&rejected, |out| {
-        layer_table(out, quality)?;
-        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))
-    })
-}
-
 /// The hash of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let mut files = outcome.quality.hashes.weights.values();
     files.next().filter(|_| plan.container == Container::Gguf).map(FileDigest::hex)
-}
-
-/// Runs the plan, to its end or to the next signal.
-fn carry_out(
-    args: &Args,
-    plan: &Plan,
-    source: &ModelFiles,
-    context: &Context,
-) -> Result<Outcome, QuantError> {
-    let start = if args.restart { Start::Restart } else { Start::Resume };
-    let mut progress = context.progress(plan.work_bytes(), Unit::Bytes);
-    let mut evaluating = false;
-    let step = &mut |at: mantissa_quant::Progress<'_>| {
-        if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
-            progress.finish();
-            let tokens = plan.evaluation.as_ref().map_or(0, Evaluation::work);
-            progress = context.progress(tokens, Unit::Items("tokens"));
-        }
-        progress.message(at.tensor);
-        progress.set(at.tokens.unwrap_or(at.done));
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let outcome =
-        interrupt::orderly(|| run_plan(plan, source, &args.out, start, step), QuantError::is_interruption);
-    progress.finish();
-    outcome
 }
 
 fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) -> Result<()> {
@@ -325,53 +259,6 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
         writeln!(out, "{peak} of memory at the peak (predicted), to {stage}")?;
         report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     })
-}
-
-/// Layers with their schemes and errors, for people.
-///
-/// # Errors
-/// As `out`.
-pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
-    let mut table = Table::new([
-        ("layer", Align::Left),
-        ("scheme", Align::Left),
-        ("bits", Align::Right),
-        ("SQNR dB", Align::Right),
-        ("relative error", Align::Right),
-        ("max error", Align::Right),
-    ]);
-    for layer in &quality.layers {
-        table.row([
-            layer.module.clone(),
-            layer.scheme.clone(),
-            format!("{:.3}", layer.bits_per_weight),
-            layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
-            number(Some(layer.error.relative_error), 3),
-            number(Some(layer.error.max_abs_error), 3),
-        ]);
-    }
-    table.write(out)?;
-    writeln!(out)
-}
-
-/// What an output lost, for people.
-///
-/// # Errors
-/// As `out`.
-pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
-    writeln!(
-        out,
-        "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
-        f.ppl, f.nll, f.nll_se, f.predicted, f.text.windows, f.text.name
-    )?;
-    writeln!(out, "KL          {:.6} ± {:.6} nats  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99)?;
-    writeln!(
-        out,
-        "bf16 KL     {:.6} ± {:.6} nats  (the noise floor)",
-        f.noise_floor_kl, f.noise_floor_kl_se
-    )?;
-    writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se)?;
-    writeln!(out, "ΔNLL        {:+.6} ± {:.6} nats", f.delta_nll, f.delta_nll_se)
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {

@@ -83,7 +83,7 @@ pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
     writeln!(out)?;
     if let Some(figures) = &v.figures {
         writeln!(out, "measured again on {}:", figures.text.name)?;
-        super::quantize::human_figures(out, figures)?;
+        super::outcome::human_figures(out, figures)?;
     }
     v.faults.iter().try_for_each(|fault| writeln!(out, "fault: {fault}"))?;
     v.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))

@@ -296,6 +296,18 @@ fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
     assert_eq!(done["method"], "rtn");
     let said = succeed(&[&arguments[..], &[text(&temp.path().join("again.gguf")), "--quiet"]].concat());
     assert!(said.contains("rounded anew") && said.contains("SQNR"), "{said}");
+    // What it loses against the source as it is, and a bound that it passes or not.
+    let tokens = temp.path().join("tokens.json");
+    fs::write(&tokens, "[[1, 2, 3, 4, 5, 6, 7, 8], [9, 8, 7, 6, 5, 4, 3, 2]]").unwrap();
+    let measured = temp.path().join("measured.gguf");
+    let arguments = [&arguments[..], &[text(&measured), "--tokens", text(&tokens), "--quiet"]].concat();
+    let line = fail(1, &[&arguments[..], &["--max-kl", "0"]].concat());
+    assert!(line.contains("KL") && !measured.exists(), "{line}");
+    let figures = json(&[&arguments[..], &["--max-kl", "1", "--json"]].concat())["evaluation"].take();
+    let (kl, floor) = (figures["kl"].as_f64().unwrap(), figures["noise_floor_kl"].as_f64());
+    assert!((1e-9..0.01).contains(&kl) && floor.is_some() && figures["kl_se"].is_f64(), "{figures}");
+    let said = succeed(&["verify", text(&measured), "--quiet"]);
+    assert!(said.contains("ok") || said.contains("verified"), "{said}");
 }
 
 #[test]

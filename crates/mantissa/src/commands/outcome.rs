@@ -1,0 +1,151 @@
+//! Carrying out a plan that writes a model, and what is said of it: shared by `quantize` and `convert`.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_quant::{
+    Evaluation, Figures, GateFailure, Outcome, Plan, Quality, QuantError, Start, run as run_plan,
+};
+use mantissa_store::convention::ModelFiles;
+use serde::Serialize;
+
+use super::model::ModelPath;
+use super::text::{TextArgs, bound};
+use crate::app::Context;
+use crate::interrupt;
+use crate::output::{Align, Table, number};
+use crate::progress::Unit;
+
+/// On what the output is run against the source before it is put in place, and what it may lose there.
+#[derive(clap::Args)]
+pub struct MeasureArgs {
+    #[command(flatten)]
+    text: TextArgs,
+    /// Put nothing at --out and fail (exit 1) when KL on that text exceeds this many nats
+    #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on")]
+    max_kl: Option<f64>,
+}
+
+impl MeasureArgs {
+    /// Where texts are cut into documents.
+    pub fn split(&self) -> Option<&str> {
+        self.text.split()
+    }
+
+    /// The evaluation of the output against `source`, the opened `model`; `None` where no text is given.
+    /// `other_text` says that another text is cut by the same options.
+    ///
+    /// # Errors
+    /// A text that cannot be read or cut, windows that the model cannot run.
+    pub fn evaluation(
+        &self,
+        model: &ModelPath,
+        source: &ModelFiles,
+        other_text: bool,
+    ) -> Result<Option<Evaluation>> {
+        let Some(sequences) = self.text.sequences(model, other_text)? else { return Ok(None) };
+        Ok(Some(Evaluation::new(source, &self.text.name(), sequences, self.max_kl)?))
+    }
+}
+
+/// An output that was not put in place.
+#[derive(Serialize)]
+struct Rejected<'a> {
+    output: Option<&'a Path>,
+    max_kl: f64,
+    /// Where the work is kept.
+    kept: Option<&'a Path>,
+    #[serde(flatten)]
+    quality: &'a Quality,
+}
+
+/// Runs the plan, to its end or to the next signal.
+///
+/// # Errors
+/// As [`run_plan`]. What an output lost that is too much to put it in place is reported before.
+pub fn carry_out(
+    plan: &Plan,
+    source: &ModelFiles,
+    out: &Path,
+    start: Start,
+    context: &Context,
+) -> Result<Outcome> {
+    let mut progress = context.progress(plan.work_bytes(), Unit::Bytes);
+    let mut evaluating = false;
+    let step = &mut |at: mantissa_quant::Progress<'_>| {
+        if at.tokens.is_some() && !std::mem::replace(&mut evaluating, true) {
+            progress.finish();
+            let tokens = plan.evaluation.as_ref().map_or(0, Evaluation::work);
+            progress = context.progress(tokens, Unit::Items("tokens"));
+        }
+        progress.message(at.tensor);
+        progress.set(at.tokens.unwrap_or(at.done));
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let outcome =
+        interrupt::orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
+    progress.finish();
+    if let Err(QuantError::Gate(failure)) = &outcome {
+        reject(failure, context)?;
+    }
+    Ok(outcome?)
+}
+
+/// Says what an output lost that is not put in place.
+fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
+    let GateFailure { quality, allowed, kept, .. } = failure;
+    let rejected = Rejected { output: None, max_kl: *allowed, kept: kept.as_deref(), quality };
+    context.report(&rejected, |out| {
+        layer_table(out, quality)?;
+        quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))
+    })
+}
+
+/// Layers with their schemes and errors, for people.
+///
+/// # Errors
+/// As `out`.
+pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
+    let mut table = Table::new([
+        ("layer", Align::Left),
+        ("scheme", Align::Left),
+        ("bits", Align::Right),
+        ("SQNR dB", Align::Right),
+        ("relative error", Align::Right),
+        ("max error", Align::Right),
+    ]);
+    for layer in &quality.layers {
+        table.row([
+            layer.module.clone(),
+            layer.scheme.clone(),
+            format!("{:.3}", layer.bits_per_weight),
+            layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
+            number(Some(layer.error.relative_error), 3),
+            number(Some(layer.error.max_abs_error), 3),
+        ]);
+    }
+    table.write(out)?;
+    writeln!(out)
+}
+
+/// What an output lost, for people.
+///
+/// # Errors
+/// As `out`.
+pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
+    writeln!(
+        out,
+        "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
+        f.ppl, f.nll, f.nll_se, f.predicted, f.text.windows, f.text.name
+    )?;
+    writeln!(out, "KL          {:.6} ± {:.6} nats  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99)?;
+    writeln!(
+        out,
+        "bf16 KL     {:.6} ± {:.6} nats  (the noise floor)",
+        f.noise_floor_kl, f.noise_floor_kl_se
+    )?;
+    writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se)?;
+    writeln!(out, "ΔNLL        {:+.6} ± {:.6} nats", f.delta_nll, f.delta_nll_se)
+}
