@@ -164,9 +164,9 @@ impl Figures {
         Ok(Figures { nll: own.nll, nll_se: own.nll_se, ppl: own.ppl, predicted: own.tokens, ..self.clone() })
     }
 
-    /// Every figure with what another processor may make of it. Files of earlier versions
-    /// were made with products whose order followed the processor, which moved logits in their last bits; where inputs are quantized, one that falls on the other side of a boundary
-    /// moves all tokens after it.
+    /// Every figure, and how far another may be from it that was measured on another processor. Earlier versions multiplied in an
+    /// order that followed the processor, which moved logits in their last bits; an input that is quantized and falls on the other
+    /// side of a boundary moves all tokens after it.
     pub(crate) fn bounded(&self, inputs_quantized: bool) -> [Bounded; 13] {
         let (loss, share, of_kl, least) =
             if inputs_quantized { (2e-3, 5e-3, 2e-2, 1e-5) } else { (1e-5, 1e-3, 1e-3, 1e-7) };
