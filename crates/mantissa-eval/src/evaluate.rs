@@ -348,7 +348,7 @@ fn score(
     let Some(reference) = reference else { return Ok(()) };
     let reference_stats = kernels().log_softmax_stats(reference);
     let reference_nll = finite(reference_stats.nll(reference[target]), "reference")?;
-    let kl = divergence(reference, &reference_stats, logits, &stats);
+    let kl = divergence_of(reference, &reference_stats, logits, &stats);
     result.reference_nll.add(reference_nll);
     result.delta.add(nll - reference_nll);
     result.kl.add(finite(kl, "model")?);
@@ -358,8 +358,14 @@ fn score(
     Ok(())
 }
 
+/// `KL(reference ‖ model)` of one position, nats, from the logits `[vocabulary]` of both. NaN where one has no probabilities.
+pub fn divergence(reference: &[f32], model: &[f32]) -> f64 {
+    let stats = |logits| kernels().log_softmax_stats(logits);
+    divergence_of(reference, &stats(reference), model, &stats(model))
+}
+
 /// `sum_v p(v) (ln p(v) - ln q(v))` with p the reference.
-fn divergence(p: &[f32], p_stats: &LogSumExp, q: &[f32], q_stats: &LogSumExp) -> f64 {
+fn divergence_of(p: &[f32], p_stats: &LogSumExp, q: &[f32], q_stats: &LogSumExp) -> f64 {
     p.iter().zip(q).fold(0.0, |sum, (&p, &q)| {
         let log_p = -p_stats.nll(p);
         sum + log_p.exp() * (log_p + q_stats.nll(q))

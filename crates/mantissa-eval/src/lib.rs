@@ -14,7 +14,7 @@ pub mod stats;
 mod tokens;
 
 pub use evaluate::{
-    Comparison, EvalError, Evaluation, ROWS, WindowResult, check_sequences, compare, evaluate,
+    Comparison, EvalError, Evaluation, ROWS, WindowResult, check_sequences, compare, divergence, evaluate,
     evaluate_while, logits,
 };
 pub use tokens::{

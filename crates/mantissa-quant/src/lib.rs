@@ -4,6 +4,7 @@
 //! decided, nothing written) → [`run`] → [`verify`](verify::verify) with a reader that shares no code with the writer.
 #![forbid(unsafe_code)]
 
+pub mod allocate;
 mod assess;
 pub mod autoround;
 pub mod calibrate;

@@ -6,11 +6,11 @@ use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::config::differing_field;
-use super::run::{Ends, States, each, silenced, through};
 use super::tensors::{Rounded, dense_rows, in_order, linear_rows};
 use super::tokenizer::tokenizer_fault;
 use super::{Alternative, Diagnosis, Fault};
 use crate::error::AdviseError;
+use crate::run::{Ends, States, each, silenced, through};
 use crate::values::relative_error;
 
 type Result<T> = std::result::Result<T, AdviseError>;

@@ -4,8 +4,8 @@ use mantissa_model::{Layer, ModelConfig};
 
 use super::Fault;
 use super::compare::{Comparing, Layers, beyond};
-use super::run::{States, through};
 use crate::error::AdviseError;
+use crate::run::{States, through};
 use crate::values::relative_error;
 
 /// Fields of a config that a layer computes by.

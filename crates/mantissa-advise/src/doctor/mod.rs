@@ -13,7 +13,6 @@ mod alternative;
 mod change;
 mod compare;
 mod config;
-mod run;
 mod score;
 mod tensors;
 mod tokenizer;

@@ -8,8 +8,8 @@ use mantissa_eval::stats::{Sum, estimate};
 use mantissa_model::ModelConfig;
 use serde::Serialize;
 
-use super::run::{Ends, States, each};
 use crate::error::AdviseError;
+use crate::run::{Ends, States, each};
 
 /// Factors of the logits, the reciprocals of temperatures.
 const SHARPNESS: [f64; 6] = [1.0, 0.75, 0.5, 0.3, 0.15, 0.05];

@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::alternative::Unit;
 use super::change::Stored;
-use super::run::{Ends, States, silenced, through};
 use super::score::{Gain, LEAST_UNITS, PART_ERRORS, Score, WHOLE_ERRORS, entropy, with_and_without};
 use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault};
 use crate::error::AdviseError;
+use crate::run::{Ends, States, silenced, through};
 
 type Result<T> = std::result::Result<T, AdviseError>;
 

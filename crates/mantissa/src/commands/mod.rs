@@ -6,6 +6,7 @@ mod convert;
 mod demo;
 mod doctor;
 mod eval;
+mod fit;
 mod imatrix;
 mod inspect;
 mod lint;
@@ -34,6 +35,7 @@ pub enum Command {
     Demo(demo::Args),
     Inspect(inspect::Args),
     Quantize(quantize::Args),
+    Fit(fit::Args),
     Eval(eval::Args),
     Imatrix(imatrix::Args),
     Run(run::Args),
@@ -62,6 +64,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Demo(args) => demo::run(&args, context),
         Command::Inspect(args) => inspect::run(&args, context),
         Command::Quantize(args) => quantize::run(&args, context),
+        Command::Fit(args) => fit::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
         Command::Imatrix(args) => imatrix::run(&args, context),
         Command::Run(args) => run::run(&args, context),

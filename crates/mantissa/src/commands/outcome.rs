@@ -1,10 +1,11 @@
-//! Carrying out a plan that writes a model, and what is said of it: shared by `quantize` and `convert`.
+//! Carrying out a plan that writes a model, and what is said of it: shared by `quantize`, `convert` and `fit`.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Result;
+use mantissa_eval::Sequence;
 use mantissa_quant::{
     Evaluation, Figures, GateFailure, Outcome, Plan, Quality, QuantError, Start, run as run_plan,
 };
@@ -34,6 +35,28 @@ impl MeasureArgs {
         self.text.split()
     }
 
+    /// The windows, cut by the tokenizer of `model`; `None` where no text is given.
+    ///
+    /// # Errors
+    /// A text that cannot be read or cut.
+    pub fn sequences(&self, model: &ModelPath) -> Result<Option<Vec<Sequence>>> {
+        self.text.sequences(model, false)
+    }
+
+    /// The evaluation of an output on `sequences` of the text alone, which reports call `part`.
+    ///
+    /// # Errors
+    /// Windows that the model cannot run.
+    pub fn evaluation_on(
+        &self,
+        source: &ModelFiles,
+        part: &str,
+        sequences: Vec<Sequence>,
+    ) -> Result<Evaluation> {
+        let name = format!("{}{part}", self.text.name());
+        Ok(Evaluation::new(source, &name, sequences, self.max_kl)?)
+    }
+
     /// The evaluation of the output against `source`, the opened `model`; `None` where no text is given.
     /// `other_text` says that another text is cut by the same options.
     ///
@@ -46,7 +69,7 @@ impl MeasureArgs {
         other_text: bool,
     ) -> Result<Option<Evaluation>> {
         let Some(sequences) = self.text.sequences(model, other_text)? else { return Ok(None) };
-        Ok(Some(Evaluation::new(source, &self.text.name(), sequences, self.max_kl)?))
+        Ok(Some(self.evaluation_on(source, "", sequences)?))
     }
 }
 

@@ -10,6 +10,7 @@ mod containers;
 mod convert;
 mod demo;
 mod doctor;
+mod fit;
 mod frame;
 mod gguf_architectures;
 mod gguf_types;

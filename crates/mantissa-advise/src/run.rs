@@ -11,13 +11,13 @@ use crate::error::AdviseError;
 type Result<T> = std::result::Result<T, AdviseError>;
 
 /// States of every window, `[tokens, hidden]` each.
-pub(super) type States = Vec<Vec<f32>>;
+pub(crate) type States = Vec<Vec<f32>>;
 
 /// Rows of logits that are held at a time.
-const ROWS: usize = 64;
+pub(crate) const ROWS: usize = 64;
 
 /// What stands before the first layer and after the last.
-pub(super) struct Ends {
+pub(crate) struct Ends {
     embedding: Embedding,
     norm: Norm,
     head: Linear,
@@ -25,7 +25,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    pub(super) fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self> {
+    pub(crate) fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self> {
         let (vocabulary, d) = (config.vocab_size, config.hidden_size);
         let linear = |module: &str, bias| -> std::result::Result<Linear, LoadError> {
             Linear::new(module, source.linear(module, vocabulary, d, bias)?)
@@ -39,7 +39,7 @@ impl Ends {
     }
 
     /// The states that the first layer reads.
-    pub(super) fn embed(&self, config: &ModelConfig, windows: &[Sequence]) -> Result<States> {
+    pub(crate) fn embed(&self, config: &ModelConfig, windows: &[Sequence]) -> Result<States> {
         let embed = |window: &Sequence| {
             let mut states = vec![0.0; window.tokens.len() * config.hidden_size];
             self.embedding.embed(&window.tokens, &[window.tokens.len()], 0, &mut states)?;
@@ -49,7 +49,7 @@ impl Ends {
     }
 
     /// Hands the logits `[vocabulary]` of every position of `states`, which the last layer left, to `take`.
-    pub(super) fn logits(&self, states: &[f32], mut take: impl FnMut(usize, &[f32])) -> Result<()> {
+    pub(crate) fn logits(&self, states: &[f32], mut take: impl FnMut(usize, &[f32])) -> Result<()> {
         let (vocabulary, d) = (self.head.rows(), self.head.cols());
         let mut scratch = vec![0.0; Linear::scratch_len(vocabulary, d)];
         let mut normed = vec![0.0; states.len()];
@@ -74,7 +74,7 @@ impl Ends {
 }
 
 /// Does `work` on every window, on up to `threads` threads. The results are in the order of the windows.
-pub(super) fn each<T: Send>(
+pub(crate) fn each<T: Send>(
     windows: usize,
     threads: usize,
     work: impl Fn(usize) -> Result<T> + Sync,
@@ -100,7 +100,7 @@ pub(super) fn each<T: Send>(
 }
 
 /// Takes the states of every window through a layer.
-pub(super) fn through(
+pub(crate) fn through(
     layer: &Layer,
     config: &ModelConfig,
     states: &[Vec<f32>],
@@ -116,7 +116,7 @@ pub(super) fn through(
 }
 
 /// A layer with some of its linear layers at 0.
-pub(super) fn silenced(layer: &Layer, kinds: &[LinearKind]) -> Result<Layer> {
+pub(crate) fn silenced(layer: &Layer, kinds: &[LinearKind]) -> Result<Layer> {
     let mut layer = layer.clone();
     for &kind in kinds {
         let Some(place) = layer.linear_mut(kind) else { continue };

@@ -1,0 +1,175 @@
+//! How much of a model's predictions each of its parts costs when it alone is quantized: the KL divergence of the model with one
+//! unit in fewer bits from the model as it is, measured on text.
+//!
+//! A unit is what can have a scheme of its own in engines: a linear layer, or those that run as one matrix (q, k and v; gate and
+//! up), or all experts of a layer. Costs of units add up as far as their errors are small and independent, which the figure of the
+//! finished model shows or refutes.
+
+use mantissa_eval::stats::{Estimate, Sum, estimate};
+use mantissa_eval::{Sequence, check_sequences, divergence};
+use mantissa_model::{FusedGroup, Layer, LinearInfo, LinearKind, load_config};
+use mantissa_quant::Plan;
+use mantissa_store::convention::ModelFiles;
+
+use crate::error::AdviseError;
+use crate::run::{Ends, ROWS, States, each, through};
+
+type Result<T> = std::result::Result<T, AdviseError>;
+
+/// Linear layers that take one scheme together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unit {
+    /// Its layer.
+    pub layer: usize,
+    /// Its linear layers, in the order of the graph.
+    pub linears: Vec<LinearInfo>,
+}
+
+/// What makes linear layers of one layer a unit.
+#[derive(PartialEq)]
+enum Joined {
+    Fused(FusedGroup),
+    Experts,
+    Alone(LinearKind),
+}
+
+impl Joined {
+    fn of(kind: LinearKind) -> Self {
+        match (kind, kind.fused()) {
+            (LinearKind::ExpertDown(_), _) | (_, Some(FusedGroup::Expert(_))) => Joined::Experts,
+            (_, Some(group)) => Joined::Fused(group),
+            (kind, None) => Joined::Alone(kind),
+        }
+    }
+}
+
+impl Unit {
+    /// The units of what `plan` quantizes, in the order of the graph.
+    pub fn of_plan(plan: &Plan) -> Vec<Unit> {
+        let mut units: Vec<Unit> = Vec::new();
+        for (info, _) in plan.quantized() {
+            let partner = |unit: &&mut Unit| {
+                unit.layer == info.layer && Joined::of(unit.linears[0].kind) == Joined::of(info.kind)
+            };
+            match units.iter_mut().find(partner) {
+                Some(unit) => unit.linears.push(info.clone()),
+                None => units.push(Unit { layer: info.layer, linears: vec![info.clone()] }),
+            }
+        }
+        units
+    }
+
+    /// Its modules, the names of all but the first shortened: `model.layers.0.self_attn.q_proj+k_proj+v_proj`.
+    pub fn name(&self) -> String {
+        let short = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
+        let mut modules = self.linears.iter().map(|info| info.module.as_str());
+        let first = modules.next().unwrap_or_default().to_owned();
+        match self.linears.len() {
+            0..=4 => modules.fold(first, |name, module| format!("{name}+{}", short(module))),
+            n => format!("{first} and {} more", n - 1),
+        }
+    }
+}
+
+/// A model in memory, layer by layer, and its states on some windows of text.
+pub struct Baseline {
+    config: mantissa_model::ModelConfig,
+    ends: Ends,
+    layers: Vec<Layer>,
+    windows: Vec<Sequence>,
+    /// Before each layer, and behind the last.
+    states: Vec<States>,
+    threads: usize,
+}
+
+impl Baseline {
+    /// Runs `source` over `windows`.
+    ///
+    /// # Errors
+    /// The model cannot be loaded, or not run on these windows.
+    pub fn new(source: &ModelFiles, windows: &[Sequence], threads: usize) -> Result<Self> {
+        let config = load_config(source)?;
+        check_sequences(&config, windows)?;
+        let ends = Ends::load(source, &config)?;
+        let layers: std::result::Result<Vec<_>, _> =
+            (0..config.num_hidden_layers).map(|layer| Layer::load(source, &config, layer)).collect();
+        let layers = layers?;
+        let mut states = vec![ends.embed(&config, windows)?];
+        for (i, layer) in layers.iter().enumerate() {
+            let next = through(layer, &config, &states[i], threads)?;
+            states.push(next);
+        }
+        Ok(Baseline { config, ends, layers, windows: windows.to_vec(), states, threads })
+    }
+
+    /// Bytes that it and one measurement hold, weights as `source` stores them.
+    ///
+    /// # Errors
+    /// The configuration of `source`.
+    pub fn bytes(source: &ModelFiles, windows: &[Sequence]) -> Result<u64> {
+        let config = load_config(source)?;
+        let tokens: usize = windows.iter().map(|w| w.tokens.len()).sum();
+        let states = (tokens * config.hidden_size * 4 * (config.num_hidden_layers + 3)) as u64;
+        Ok(source.checkpoint().total_bytes() + states)
+    }
+
+    /// Mean KL, in nats, of the model whose `units` have the weights that `candidate` has, one after another, and otherwise those
+    /// of the source. `progress` is told of every unit.
+    ///
+    /// # Errors
+    /// The candidate is another model.
+    pub fn measure(
+        &self,
+        candidate: &ModelFiles,
+        units: &[Unit],
+        progress: &mut dyn FnMut(&Unit),
+    ) -> Result<Vec<Estimate>> {
+        let mut loaded: Option<(usize, Layer)> = None;
+        let mut all = Vec::with_capacity(units.len());
+        for unit in units {
+            if loaded.as_ref().is_none_or(|(layer, _)| *layer != unit.layer) {
+                loaded = Some((unit.layer, Layer::load(candidate, &self.config, unit.layer)?));
+            }
+            let Some((_, quantized)) = &loaded else { continue };
+            let mut altered = self.layers[unit.layer].clone();
+            for info in &unit.linears {
+                if let (Some(place), Some(linear)) =
+                    (altered.linear_mut(info.kind), quantized.linear(info.kind))
+                {
+                    *place = linear.clone();
+                }
+            }
+            all.push(self.divergence(unit.layer, &altered)?);
+            progress(unit);
+        }
+        Ok(all)
+    }
+
+    /// KL of the model with another layer in the place of one.
+    fn divergence(&self, layer: usize, altered: &Layer) -> Result<Estimate> {
+        let mut states = through(altered, &self.config, &self.states[layer], self.threads)?;
+        for layer in &self.layers[layer + 1..] {
+            states = through(layer, &self.config, &states, self.threads)?;
+        }
+        let unchanged = self.states.last().map_or(&[][..], Vec::as_slice);
+        let sums = each(self.windows.len(), self.threads, |i| {
+            let Sequence { tokens, from } = &self.windows[i];
+            let predicted = from.saturating_sub(1)..tokens.len().saturating_sub(1);
+            let (mut sum, vocabulary) = (Sum::default(), self.config.vocab_size);
+            let mut reference = vec![0.0; ROWS * vocabulary];
+            let part = ROWS * self.config.hidden_size;
+            let parts = unchanged[i].chunks(part).zip(states[i].chunks(part)).enumerate();
+            for (at, (unchanged, states)) in parts {
+                let place = |row: usize| row * vocabulary..(row + 1) * vocabulary;
+                self.ends.logits(unchanged, |row, logits| reference[place(row)].copy_from_slice(logits))?;
+                self.ends.logits(states, |row, logits| {
+                    if predicted.contains(&(at * ROWS + row)) {
+                        sum.add(divergence(&reference[place(row)], logits));
+                    }
+                })?;
+            }
+            Ok(sum)
+        })?;
+        Ok(estimate(&sums))
+    }
+}

@@ -1,0 +1,393 @@
+//! `mantissa fit`: the scheme of every layer chosen by what it costs, under a budget.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_advise::sensitivity::{Baseline, Unit};
+use mantissa_eval::Sequence;
+use mantissa_eval::stats::Estimate;
+use mantissa_num::Scheme;
+use mantissa_plan::contract::Target;
+use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
+use mantissa_quant::verify::{Against, Verification, verify_against};
+use mantissa_quant::{Options, Plan, Quality, Recipe, Start};
+use mantissa_store::convention::{Container, ModelFiles};
+use serde::Serialize;
+
+use super::calibration::CalibrationArgs;
+use super::lint;
+use super::model::{self, ModelPath};
+use super::outcome::{MeasureArgs, carry_out, human_figures};
+use super::quantize::container;
+use crate::app::Context;
+use crate::error::{BadInput, GateFailed};
+use crate::output::{Align, Table, bytes, number};
+use crate::progress::Unit as Progressed;
+
+/// Quantize a model into a budget of bits or bytes: the model is quantized under each of a few schemes, each layer of each is put
+/// by itself into the model as it is and the KL that it costs measured on --text, and every layer takes the scheme with which the
+/// sum is least.
+///
+/// Layers that run as one matrix in engines (q, k and v; gate and up) take one scheme, and so do all experts of a layer.
+/// Embeddings, head, norms and routers keep their dtype; they count in a budget of bytes, and not in one of bits per weight.
+/// Of the windows of the text every other one, up to --windows, is measured on; the output is evaluated on the rest, before it is
+/// put in place. The method is that of --method for all layers; the recipe that was found can be kept with --save-recipe.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa fit demo --budget 4.5bpw --text sample.txt --out demo-fit
+  mantissa fit path/to/model --budget 4.5bpw --text sample.txt --out path/to/model-fit
+  mantissa fit path/to/model --budget 6GB --method gptq --calibration text.txt --text sample.txt --out path/to/model-fit
+  mantissa fit path/to/model --budget 5bpw --schemes int4-g128,int8-g128 --for vllm:tp=2 --text sample.txt --out path/to/out")]
+pub struct Args {
+    /// A dense Hugging Face folder, or demo, the embedded model
+    model: ModelPath,
+    /// Bits per weight of the quantized layers, scales and zero points counted (4.5bpw), or bytes of all tensors (6GB)
+    #[arg(long, value_name = "BPW_OR_SIZE", value_parser = budget)]
+    budget: Budget,
+    /// The folder to write; with --format gguf the file
+    #[arg(long, value_name = "DIR_OR_FILE")]
+    out: PathBuf,
+    /// Method of every layer: one of those in recipe names
+    #[arg(long, value_name = "METHOD", default_value = "rtn")]
+    method: String,
+    /// Schemes to choose from [default: int3, int4, int6 and int8 in groups of 128, or of 32 where 128 does not divide every row]
+    #[arg(long, value_name = "SCHEME,…", value_delimiter = ',', value_parser = scheme)]
+    schemes: Vec<Scheme>,
+    /// Container of the output [default: the first that holds the schemes]
+    #[arg(long, value_name = "FORMAT", value_parser = container)]
+    format: Option<Container>,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
+    /// Refuse (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
+    #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
+    targets: Vec<Target>,
+    /// Most windows to measure each layer on
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    windows: u32,
+    /// Write the recipe that was found to this file, for `quantize --recipe`
+    #[arg(long, value_name = "FILE.toml")]
+    save_recipe: Option<PathBuf>,
+    #[command(flatten)]
+    measure: MeasureArgs,
+}
+
+/// What is not to be exceeded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Budget {
+    BitsPerWeight(f64),
+    Bytes(u64),
+}
+
+fn budget(text: &str) -> Result<Budget, String> {
+    let wrong = || format!("found \"{text}\", allowed bits per weight such as 4.5bpw, or a size such as 6GB");
+    match text.strip_suffix("bpw") {
+        Some(bits) => {
+            let bits = bits.trim().parse().ok().filter(|bits: &f64| bits.is_finite() && *bits > 0.0);
+            bits.map(Budget::BitsPerWeight).ok_or_else(wrong)
+        }
+        None => crate::output::parse_bytes(text).map(Budget::Bytes).map_err(|_| wrong()),
+    }
+}
+
+fn scheme(text: &str) -> Result<Scheme, String> {
+    text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
+}
+
+/// A unit and what it costs under each scheme.
+#[derive(Serialize)]
+struct Row {
+    unit: String,
+    modules: Vec<String>,
+    /// The scheme chosen.
+    scheme: String,
+    /// Bits of a weight under it.
+    bits_per_weight: f64,
+    candidates: Vec<Candidate>,
+}
+
+#[derive(Clone, Serialize)]
+struct Candidate {
+    scheme: String,
+    bits: u64,
+    /// Mean KL of the model with this unit alone under the scheme, nats.
+    kl: f64,
+    kl_se: f64,
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    output: &'a Path,
+    method: &'a str,
+    units: &'a [Row],
+    /// Sum of the KL of the units by themselves: what the whole would cost if they added up (predicted).
+    predicted_kl: f64,
+    /// No choice under the budget has a smaller sum.
+    predicted_kl_bound: f64,
+    /// Windows measured on.
+    windows: usize,
+    #[serde(flatten)]
+    quality: &'a Quality,
+    verification: &'a Verification,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A budget that no choice meets, input that cannot be quantized, I/O; [`GateFailed`] where an engine would refuse the result or it
+/// does not verify.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let source = model::open(&args.model, context)?;
+    let Some(sequences) = args.measure.sequences(&args.model)? else {
+        return Err(BadInput::new("--text", "none", "a text, or --tokens, to measure layers on").into());
+    };
+    let (measured_on, rest) = halves(sequences, args.windows as usize);
+    let options = Options {
+        threads: context.threads,
+        container: args.format,
+        calibration: args.calibration.load(&source, None, context)?,
+        ..Options::default()
+    };
+    let schemes = schemes(args, &source)?;
+    let plan = |recipe: Recipe| -> Result<Plan> { Ok(Plan::new(&source, recipe, options.clone())?) };
+    let plans: Result<Vec<Plan>> =
+        schemes.iter().map(|scheme| plan(Recipe::load(&format!("{}-{scheme}", args.method))?)).collect();
+    let plans = plans?;
+    let units = Unit::of_plan(&plans[0]);
+    let peak = plans.iter().map(|plan| plan.peak_bytes(true)).max().unwrap_or(0);
+    let held = Baseline::bytes(&source, &measured_on)?;
+    context.require_memory("fit", (peak + peak / 10).max(held + held / 10))?;
+    let limit = limit(args.budget, &plans[0])?;
+    let rows = measure(args, context, &source, &plans, &units, &measured_on)?;
+    let found = choose(&rows, limit, &plans[0])?;
+    let rows: Vec<Row> =
+        units.iter().zip(rows).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
+    let text = recipe_text(args, &schemes, &units, &found);
+    if let Some(path) = &args.save_recipe {
+        mantissa_store::write_file_atomic(path, text.as_bytes())?;
+    }
+    let mut plan = plan(Recipe::from_toml("fit.toml", &text)?)?;
+    lint::check_plan(&plan, &source, &args.targets, context)?;
+    plan.evaluation = Some(args.measure.evaluation_on(&source, " (windows not measured on)", rest)?);
+    context.warn_all(&plan.notes)?;
+    let outcome = carry_out(&plan, &source, &args.out, Start::Resume, context)?;
+    let against = Against { reference: Some(&*args.model), recorded: false, text: None };
+    let go_on = |_: u64| std::ops::ControlFlow::Continue(());
+    let verification = verify_against(&args.out, &against, context.threads, &go_on)?;
+    let done = Done {
+        output: &args.out,
+        method: &args.method,
+        units: &rows,
+        predicted_kl: found.cost,
+        predicted_kl_bound: found.bound,
+        windows: measured_on.len(),
+        quality: &outcome.quality,
+        verification: &verification,
+    };
+    context.report(&done, |out| human(out, &done))?;
+    match verification.ok {
+        true => Ok(()),
+        false => Err(GateFailed::new(format!("verify: {}", verification.faults.join("; "))).into()),
+    }
+}
+
+/// Every other window, up to `most` of them, and all the others. A single one serves as both.
+fn halves(sequences: Vec<Sequence>, most: usize) -> (Vec<Sequence>, Vec<Sequence>) {
+    if sequences.len() < 2 {
+        return (sequences.clone(), sequences);
+    }
+    let (mut measured_on, mut rest) = (Vec::new(), Vec::new());
+    for (i, sequence) in sequences.into_iter().enumerate() {
+        let to = if i % 2 == 0 && measured_on.len() < most { &mut measured_on } else { &mut rest };
+        to.push(sequence);
+    }
+    (measured_on, rest)
+}
+
+/// Those asked for, or integers of groups that divide every row.
+fn schemes(args: &Args, source: &ModelFiles) -> Result<Vec<Scheme>> {
+    if !args.schemes.is_empty() {
+        return Ok(args.schemes.clone());
+    }
+    let config = mantissa_quant::model_config(source)?;
+    let group = if config.decoder_linears().all(|info| info.cols.is_multiple_of(128)) { 128 } else { 32 };
+    let parsed = [3, 4, 6, 8].map(|bits| format!("int{bits}-g{group}").parse());
+    Ok(parsed.into_iter().collect::<Result<_, mantissa_num::ParseError>>()?)
+}
+
+/// The budget as bits of the quantized layers.
+fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
+    let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
+    let quantized: u64 =
+        plan.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum();
+    match budget {
+        Budget::BitsPerWeight(bits) => Ok((bits * weights as f64) as u64),
+        Budget::Bytes(all) => {
+            let kept = plan.output_bytes().saturating_sub(quantized / 8);
+            let left = all.checked_sub(kept).ok_or_else(|| {
+                let allowed = format!("more than {}, which the tensors take that are kept", bytes(kept));
+                BadInput::new("--budget", bytes(all), allowed)
+            })?;
+            Ok(left.saturating_mul(8))
+        }
+    }
+}
+
+/// The cost of every unit under every scheme. The quantized models stand in a folder beside the output while that lasts.
+fn measure(
+    args: &Args,
+    context: &Context,
+    source: &ModelFiles,
+    plans: &[Plan],
+    units: &[Unit],
+    windows: &[Sequence],
+) -> Result<Vec<Vec<Candidate>>> {
+    let mut name = args.out.as_os_str().to_owned();
+    name.push(".fit");
+    let work = PathBuf::from(name);
+    let io = |operation| {
+        let path = work.clone();
+        move |error| mantissa_store::Error::Io { path, operation, error }
+    };
+    std::fs::create_dir_all(&work).map_err(io("create"))?;
+    let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
+    let mut baseline = None;
+    for plan in plans {
+        let scheme = plan.recipe.weights.to_string();
+        let out =
+            work.join(format!("{scheme}{}", if plan.container == Container::Gguf { ".gguf" } else { "" }));
+        carry_out(plan, source, &out, Start::Resume, context)?;
+        let baseline = match &mut baseline {
+            Some(baseline) => baseline,
+            none => none.insert(Baseline::new(source, windows, context.threads)?),
+        };
+        let (progress, mut done) = (context.progress(units.len() as u64, Progressed::Items("units")), 0);
+        let measured = baseline.measure(&ModelFiles::open(&out)?, units, &mut |unit| {
+            done += 1;
+            progress.message(format!("{scheme} {}", unit.name()));
+            progress.set(done);
+        })?;
+        progress.finish();
+        for ((row, unit), Estimate { mean, se }) in rows.iter_mut().zip(units).zip(measured) {
+            let bits =
+                unit.linears.iter().map(|l| plan.recipe.weights.format.total_bits(l.rows, l.cols)).sum();
+            row.push(Candidate { scheme: scheme.clone(), bits, kl: mean, kl_se: se });
+        }
+    }
+    std::fs::remove_dir_all(&work).map_err(io("remove"))?;
+    Ok(rows)
+}
+
+fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation> {
+    let choice = |c: &Candidate| Choice { size: c.bits, cost: c.kl };
+    let units: Vec<Vec<Choice>> = rows.iter().map(|row| row.iter().map(choice).collect()).collect();
+    allocate(&units, limit).map_err(|error| match error {
+        AllocateError::Budget { budget, least } => {
+            let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
+            let bpw = |bits: u64| format!("{:.3} bits per weight", bits as f64 / weights.max(1) as f64);
+            let allowed = format!("at least {}, all layers under the smallest scheme", bpw(least));
+            BadInput::new("--budget", bpw(budget), allowed).into()
+        }
+        error => {
+            BadInput::new("--schemes", error.to_string(), "schemes under which the model computes numbers")
+                .into()
+        }
+    })
+}
+
+fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
+    let weights: u64 = unit.linears.iter().map(|l| (l.rows * l.cols) as u64).sum();
+    let Candidate { scheme, bits, .. } = candidates[chosen].clone();
+    Row {
+        unit: unit.name(),
+        modules: unit.linears.iter().map(|l| l.module.clone()).collect(),
+        scheme,
+        bits_per_weight: bits as f64 / weights.max(1) as f64,
+        candidates,
+    }
+}
+
+/// The recipe: the commonest scheme, and the others as exceptions.
+fn recipe_text(args: &Args, schemes: &[Scheme], units: &[Unit], found: &Allocation) -> String {
+    let taken = |at: usize| units.iter().zip(&found.choices).filter(move |(_, choice)| **choice == at);
+    let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
+    let most = (0..schemes.len()).max_by_key(|&at| count(at)).unwrap_or(0);
+    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", args.method, schemes[most]);
+    if let Some(format) = args.format {
+        text += &format!("format = \"{}\"\n", format.name());
+    }
+    for at in (0..schemes.len()).filter(|&at| at != most && count(at) > 0) {
+        let modules: Vec<String> = taken(at)
+            .flat_map(|(unit, _)| &unit.linears)
+            .map(|l| format!("    \"{}\",\n", l.module))
+            .collect();
+        text += &format!("\n[[layers]]\nmodules = [\n{}]\nweights = \"{}\"\n", modules.concat(), schemes[at]);
+    }
+    text
+}
+
+fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
+    let mut table = Table::new([
+        ("unit", Align::Left),
+        ("chosen", Align::Left),
+        ("bits", Align::Right),
+        ("KL", Align::Right),
+        ("±", Align::Right),
+        ("KL of the others", Align::Left),
+    ]);
+    for row in done.units {
+        let (chosen, others): (Vec<_>, Vec<_>) = row.candidates.iter().partition(|c| c.scheme == row.scheme);
+        let chosen = chosen.first();
+        let other = |c: &&Candidate| format!("{} {}", c.scheme, number(Some(c.kl), 3));
+        table.row([
+            row.unit.clone(),
+            row.scheme.clone(),
+            format!("{:.3}", row.bits_per_weight),
+            number(chosen.map(|c| c.kl), 3),
+            number(chosen.map(|c| c.kl_se), 2),
+            others.iter().map(other).collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table.write(out)?;
+    writeln!(
+        out,
+        "\nKL of each unit alone, nats, on {} windows; the sum of the chosen is {:.6} (no other choice is below {:.6})",
+        done.windows, done.predicted_kl, done.predicted_kl_bound
+    )?;
+    let quality = done.quality;
+    writeln!(
+        out,
+        "{}: {:.3} bits per weight in linear layers by {}, {}",
+        done.output.display(),
+        quality.linear_bits_per_weight,
+        done.method,
+        bytes(quality.bytes),
+    )?;
+    quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
+    super::verify::human(out, done.verification)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_are_bits_per_weight_or_sizes() {
+        assert_eq!(budget("4.5bpw"), Ok(Budget::BitsPerWeight(4.5)));
+        assert_eq!(budget("6GB"), Ok(Budget::Bytes(6_000_000_000)));
+        for wrong in ["bpw", "-1bpw", "nanbpw", "many", ""] {
+            assert!(budget(wrong).unwrap_err().contains("4.5bpw"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn windows_are_measured_on_or_evaluated_on() {
+        let all = |n: u32| (0..n).map(|i| Sequence { tokens: vec![i], from: 1 }).collect::<Vec<_>>();
+        let ids = |part: &[Sequence]| part.iter().map(|s| s.tokens[0]).collect::<Vec<_>>();
+        let (measured_on, rest) = halves(all(7), 2);
+        assert_eq!((ids(&measured_on), ids(&rest)), (vec![0, 2], vec![1, 3, 4, 5, 6]));
+        let (measured_on, rest) = halves(all(1), 2);
+        assert_eq!((ids(&measured_on), ids(&rest)), (vec![0], vec![0]));
+    }
+}

@@ -1,0 +1,76 @@
+//! `mantissa fit`: schemes chosen by measured KL under a budget.
+
+use std::fs;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::main_job::{tiny, windows};
+use crate::support::{fail, json, succeed, text};
+
+fn kl(report: &Value, unit: &Value, scheme: &str) -> f64 {
+    let candidates = unit["candidates"].as_array().unwrap();
+    let found = candidates.iter().find(|candidate| candidate["scheme"] == scheme);
+    found.unwrap_or_else(|| panic!("{scheme} in {report}"))["kl"].as_f64().unwrap()
+}
+
+#[test]
+fn the_budget_goes_where_it_saves_most() {
+    let temp = TempDir::new().unwrap();
+    let (model, out, tokens) = (tiny("llama2-gqa-tied"), temp.path().join("fit"), windows(temp.path()));
+    let (model, out_text, recipe) = (text(&model), text(&out), temp.path().join("found.toml"));
+    // int2-g8, int4-g8 and int8-g8 with scales in f32 take 6, 8 and 12 bits.
+    let fit = ["fit", model, "--schemes", "int2-g8,int4-g8,int8-g8", "--tokens", &tokens, "--quiet"];
+    let asked = ["--budget", "9bpw", "--out", out_text, "--save-recipe", text(&recipe), "--json"];
+    let done = json(&[&fit[..], &asked].concat());
+    assert!(done["linear_bits_per_weight"].as_f64().unwrap() <= 9.0, "{done}");
+    let units = done["units"].as_array().unwrap();
+    // Two layers of q+k+v, o, gate+up and down.
+    assert_eq!(units.len(), 8);
+    let schemes: Vec<_> = units.iter().map(|unit| unit["scheme"].as_str().unwrap()).collect();
+    assert!(schemes.iter().any(|scheme| *scheme != schemes[0]), "{schemes:?}");
+    let sum: f64 = units.iter().map(|unit| kl(&done, unit, unit["scheme"].as_str().unwrap())).sum();
+    let uniform: f64 = units.iter().map(|unit| kl(&done, unit, "int4-g8")).sum();
+    let predicted = done["predicted_kl"].as_f64().unwrap();
+    assert!((sum - predicted).abs() < 1e-9 && predicted <= uniform, "{predicted} {uniform}");
+    assert_eq!(done["predicted_kl"], done["predicted_kl_bound"]);
+    assert_eq!((done["windows"].as_u64(), done["verification"]["ok"].as_bool()), (Some(2), Some(true)));
+    assert_eq!(done["evaluation"]["text"]["windows"], 1);
+    assert!(!temp.path().join("fit.fit").exists());
+    // A unit alone costs what the model does with everything else left as it is.
+    let unit = &units[7];
+    assert_eq!(unit["modules"], serde_json::json!(["model.layers.1.mlp.down_proj"]));
+    let alone = temp.path().join("alone.toml");
+    let rule = "weights = \"int2-g8\"\nkeep = [\"*.layers.0.*\", \"*.q_proj\", \"*.k_proj\", \"*.v_proj\", \"*.o_proj\", \"*.gate_proj\", \"*.up_proj\"]\n";
+    fs::write(&alone, rule).unwrap();
+    let one = temp.path().join("one");
+    succeed(&["quantize", model, "--recipe", text(&alone), "--out", text(&one), "--quiet"]);
+    let all: Value = serde_json::from_slice(&fs::read(temp.path().join("windows.json")).unwrap()).unwrap();
+    let measured = serde_json::json!({ "w": [all["w"][0], all["w"][2]] }).to_string();
+    fs::write(temp.path().join("measured.json"), measured).unwrap();
+    let measured = format!("{}:w", text(&temp.path().join("measured.json")));
+    let eval = json(&["eval", text(&one), "--reference", model, "--tokens", &measured, "--json", "--quiet"]);
+    let (found, expected) = (kl(&done, unit, "int2-g8"), eval["kl"].as_f64().unwrap());
+    assert!((found - expected).abs() <= 1e-6 * expected, "{found} {expected}");
+    // The recipe gives the same weights again.
+    let again = temp.path().join("again");
+    succeed(&["quantize", model, "--recipe", text(&recipe), "--out", text(&again), "--quiet"]);
+    let weights = |dir: &std::path::Path| fs::read(dir.join("model.safetensors")).unwrap();
+    assert!(weights(&out) == weights(&again));
+    let said = succeed(&[&fit[..], &["--budget", "1MB", "--out", text(&temp.path().join("large"))]].concat());
+    assert!(said.contains("int8-g8") && said.contains("KL of each unit alone"), "{said}");
+}
+
+#[test]
+fn what_no_choice_meets_is_refused() {
+    let temp = TempDir::new().unwrap();
+    let (model, out, tokens) = (tiny("llama1-mha"), temp.path().join("fit"), windows(temp.path()));
+    let base = ["fit", text(&model), "--schemes", "int4-g8,int8-g8", "--out", text(&out), "--quiet"];
+    let line = fail(2, &[&base[..], &["--budget", "5bpw", "--tokens", &tokens]].concat());
+    assert!(line.contains("--budget") && line.contains("at least 8.000 bits per weight"), "{line}");
+    let line = fail(2, &[&base[..], &["--budget", "1k", "--tokens", &tokens]].concat());
+    assert!(line.contains("more than") && line.contains("kept"), "{line}");
+    let line = fail(2, &[&base[..], &["--budget", "9bpw"]].concat());
+    assert!(line.contains("--text"), "{line}");
+    assert!(!out.exists());
+}
