@@ -12,6 +12,7 @@ mod demo;
 mod doctor;
 mod frame;
 mod gguf_architectures;
+mod gguf_forms;
 mod gguf_types;
 mod hostile;
 mod inspect;
