@@ -447,6 +447,34 @@ fn blocks_of_formulas() {
     }
 }
 
+/// Every codec, most of which search, with importance and without, against the codec itself, which is compiled for no level:
+/// ordinary values, tiny and large ones, a block of zeros, one value that dwarfs its block, ties.
+#[test]
+fn blocks_of_searches() {
+    let mut random = Random(11);
+    let mut x: Vec<f32> = [1e-6, 0.02, 1.0, 300.0]
+        .iter()
+        .flat_map(|s| (0..512).map(|_| random.unit() * s).collect::<Vec<_>>())
+        .collect();
+    x[..256].fill(0.0);
+    x[700] = 5.0;
+    x[1024..1056].iter_mut().enumerate().for_each(|(i, x)| *x = (i % 5) as f32 * 0.25 - 0.5);
+    let weights: Vec<f32> = (0..512).map(|i| if i % 31 == 0 { 0.0 } else { random.unit().abs() }).collect();
+    for id in CodecId::ALL {
+        let codec = id.codec();
+        for importance in [None, Some(&weights[..])] {
+            let mut expected = vec![0; x.len() / codec.elements * codec.bytes];
+            codec.encode(&x, importance, &mut expected);
+            for isa in Isa::available() {
+                let mut blocks = vec![0; expected.len()];
+                Kernels::new(isa).unwrap().encode_blocks(id, &x, importance, &mut blocks);
+                let weighed = importance.is_some();
+                assert!(blocks == expected, "{} at {isa}, with importance: {weighed}", codec.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn decoders_of_blocks_give_the_reference_at_every_level() {
     let mut random = Random(11);

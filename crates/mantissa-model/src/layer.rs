@@ -194,9 +194,17 @@ impl Operators for Evaluate<'_, '_> {
 }
 
 fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, LoadError> {
+    Linear::new(&info.module, linear_weight(source, info)?)
+}
+
+/// A linear layer `[rows, cols]` with its bias, where it has one, however `source` stores it.
+///
+/// # Errors
+/// As [`WeightSource`]'s.
+pub fn linear_weight(source: &dyn WeightSource, info: &LinearInfo) -> Result<LinearWeight, LoadError> {
     let LinearInfo { ref module, rows, cols, bias, ref stored, .. } = *info;
     let by_rows = info.is_by_rows(source);
-    let weight = match stored {
+    Ok(match stored {
         StoredAs::Stacked(stack) => {
             let bias = match bias {
                 // Biases stay stacked.
@@ -222,8 +230,7 @@ fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, L
             LinearWeight { bias, ..dense(Weight::F32(transpose(&values, cols, rows)), rows, cols) }
         }
         _ => source.linear(module, rows, cols, bias)?,
-    };
-    Linear::new(module, weight)
+    })
 }
 
 fn dense(weight: Weight, rows: usize, cols: usize) -> LinearWeight {

@@ -43,7 +43,7 @@ pub use error::{ForwardError, LoadError};
 pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;
-pub use layer::{Layer, Observer};
+pub use layer::{Layer, Observer, linear_weight};
 pub use linear::{Linear, forward_f32};
 pub use norm::Norm;
 pub use rope::{Rope, RopeScaling};

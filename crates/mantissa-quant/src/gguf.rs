@@ -4,23 +4,23 @@
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
 mod architecture;
+mod parameters;
+mod publish;
+mod ternary;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use mantissa_kernels::kernels;
-use mantissa_model::{ModelConfig, Role, TensorInfo};
+use mantissa_model::{LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, Place, RowOrder, block_type};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
-use mantissa_store::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Storage, Value};
-use mantissa_store::{
-    Committed, Dtype, Error, FileDigest, Manifest, StagedFile, TensorSpec, refuse_overlap, write_file_atomic,
-};
+use mantissa_store::gguf::{GgmlType, GgufSplitWriter, GgufTensorSpec, Storage, Value, split};
+use mantissa_store::{Committed, Dtype, Error, FileDigest, Manifest, TensorSpec, refuse_overlap};
 
 use crate::assess;
 use crate::convert;
@@ -30,7 +30,7 @@ use crate::importance::Importance;
 use crate::layers::{Layers, refuse_overflow};
 use crate::pipeline::{self, Outcome, Progress, work_of};
 use crate::plan::{Options, Plan, PlannedLinear};
-use crate::quality::{self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport, beside};
+use crate::quality::{self, Digests, QUALITY_NAME, Quality, SourceHashes, TensorReport};
 use crate::recipe::{Part, Recipe, smaller};
 use crate::report::LayerReport;
 use crate::rtn;
@@ -42,10 +42,11 @@ pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
 /// Elements cast between two writes: panels of all threads.
 const CAST: usize = 1 << 21;
 
-/// Name of the tensor of rotary factors.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
-
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
+use parameters::{Adding, JoinedCast};
+pub(crate) use parameters::{dense_name, heads, linear_of, parameters};
+use publish::Output;
+pub(crate) use ternary::quantize as quantize_ternary;
 
 /// Everything of the file that the plan of the linear layers does not say.
 #[derive(Clone, Debug)]
@@ -53,9 +54,11 @@ pub(crate) struct Layout {
     metadata: Vec<(String, Value)>,
     tensors: Vec<GgufTensorSpec>,
     casts: Vec<Cast>,
+    joined: Vec<JoinedCast>,
     architecture: Architecture,
     order: RowOrder,
-    rope_factors: Option<Vec<f32>>,
+    /// Of each, the tensor's name.
+    rope_factors: Vec<(&'static str, Vec<f32>)>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -68,13 +71,17 @@ struct Cast {
 }
 
 /// Replaces schemes whose blocks do not divide a row by f16; gives the modules, each with the reason.
-pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
+/// What becomes several tensors is no layer here.
+pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> Vec<(String, String)> {
     let mut fallbacks = Vec::new();
     for PlannedLinear { info, scheme } in linears {
+        if info.kind == LinearKind::KvB {
+            *scheme = None;
+        }
         let Some(wanted) = scheme.as_mut() else { continue };
         let block = block_type(&wanted.format).map_or(1, |ty| ty.block().0);
         if !info.cols.is_multiple_of(block) {
-            let (cols, instead) = (info.cols, fitting(wanted, info.cols));
+            let (cols, instead) = (info.cols, fitting_in(config, wanted, info.cols));
             let why = format!("{instead} instead of {wanted}: rows of {cols} are not multiples of {block}");
             fallbacks.push((info.module.clone(), why));
             *wanted = instead;
@@ -84,6 +91,14 @@ pub(crate) fn fall_back(linears: &mut [PlannedLinear]) -> Vec<(String, String)> 
 }
 
 /// What stands in for a scheme whose blocks do not divide rows of `cols`: blocks of 32 where those do, or f16.
+fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
+    let ternary = wanted.format.codec().and_then(|codec| ternary::smaller(config.model_type, codec.id));
+    match ternary.filter(|codec| cols.is_multiple_of(codec.codec().elements)) {
+        Some(codec) => Scheme::codec(codec),
+        None => fitting(wanted, cols),
+    }
+}
+
 fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
     let fits = |codec: &CodecId| cols.is_multiple_of(codec.codec().elements);
     let codec = match wanted.format {
@@ -108,20 +123,25 @@ impl Layout {
             metadata: Vec::new(),
             tensors: Vec::new(),
             casts: Vec::new(),
+            joined: Vec::new(),
             architecture,
             order: architecture.row_order(config.num_attention_heads, config.num_key_value_heads),
             rope_factors: rope_factors(&config.rope, config.rotary_dim),
-            notes: Vec::new(),
+            notes: architecture::notes(architecture, config),
         };
         let planned = linears.iter().map(|linear| (linear.info.module.as_str(), linear)).collect();
-        let mut adding = Adding { source, recipe, planned, experts: experts(config), stacks: HashMap::new() };
-        for info in config.tensors() {
+        let stacks = HashMap::new();
+        let mut adding = Adding { source, recipe, options, planned, experts: experts(config), stacks };
+        for info in parameters(config) {
+            if let Some(joined) = architecture.joined(&info.name) {
+                layout.add_joined(&adding, config, info, joined)?;
+                continue;
+            }
             let scheme = layout.table_scheme(recipe, config, options, &info);
-            layout.add(&mut adding, info, scheme)?;
+            layout.add(&mut adding, config, info, scheme)?;
         }
-        if layout.rope_factors.is_some() {
-            let spec = GgufTensorSpec::new(ROPE_FACTORS, GgmlType::F32, [config.rotary_dim / 2]);
-            layout.tensors.push(spec);
+        for (name, factors) in &layout.rope_factors {
+            layout.tensors.push(GgufTensorSpec::new(*name, GgmlType::F32, [factors.len()]));
         }
         let ty = block_type(&recipe.weights.format).unwrap_or(GgmlType::F16);
         let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
@@ -139,7 +159,13 @@ impl Layout {
         self.tensors.iter().map(GgufTensorSpec::as_stored).collect()
     }
 
-    fn add(&mut self, adding: &mut Adding<'_>, info: TensorInfo, of_type: Option<Scheme>) -> Result<()> {
+    fn add(
+        &mut self,
+        adding: &mut Adding<'_>,
+        config: &ModelConfig,
+        info: TensorInfo,
+        of_type: Option<Scheme>,
+    ) -> Result<()> {
         let Adding { source, recipe, planned, .. } = adding;
         let source = *source;
         let place = self.architecture.place(&info.name).ok_or_else(|| {
@@ -150,9 +176,14 @@ impl Layout {
             (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
         {
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
-            return adding.declare(&mut self.tensors, &place, ty, &info, scheme.has_outer_scale());
+            let factor = ternary::factor_beside(config.model_type, recipe, scheme);
+            if factor && ty != GgmlType::NVFP4 && self.architecture != Architecture::Bitnet {
+                let allowed = "a scheme whose scales lie in its blocks: only bitnet has factors beside them";
+                return Err(fault(source, &info.name, scheme.to_string(), allowed));
+            }
+            return adding.declare(&mut self.tensors, &place, ty, &info, factor);
         }
-        let scheme = of_type.map_or_else(|| cast_scheme(source, recipe, &info), Ok)?;
+        let scheme = of_type.map_or_else(|| cast_scheme(source, recipe, config, &info), Ok)?;
         let ty = block_type(&scheme.format).filter(|ty| {
             let cols = info.shape.last().copied().unwrap_or(1);
             ty.row_bytes(cols).is_some() && !scheme.has_outer_scale()
@@ -210,57 +241,6 @@ impl Layout {
     }
 }
 
-/// What the tensors are declared from.
-struct Adding<'a> {
-    source: &'a ModelFiles,
-    recipe: &'a Recipe,
-    /// By module.
-    planned: HashMap<&'a str, &'a PlannedLinear>,
-    /// Experts of a layer.
-    experts: usize,
-    /// Types of the tensors of all experts of a layer.
-    stacks: HashMap<String, GgmlType>,
-}
-
-impl Adding<'_> {
-    /// Declares a tensor, or, at the first of its experts, the tensor of all; with `factor` one f32 for each matrix beside it.
-    ///
-    /// # Errors
-    /// Experts of one tensor are to have different types.
-    fn declare(
-        &mut self,
-        tensors: &mut Vec<GgufTensorSpec>,
-        place: &Place,
-        ty: GgmlType,
-        info: &TensorInfo,
-        factor: bool,
-    ) -> Result<()> {
-        let stored = &place.tensor;
-        if place.expert.is_some() {
-            match self.stacks.get(stored) {
-                Some(of_all) if *of_all == ty => return Ok(()),
-                Some(of_all) => {
-                    let allowed =
-                        format!("{}, as the experts before it: they are one tensor in GGUF", of_all.name);
-                    return Err(fault(self.source, &info.name, ty.name, &allowed));
-                }
-                None => drop(self.stacks.insert(stored.clone(), ty)),
-            }
-        }
-        let (matrices, mut shape) = match place.expert {
-            Some(_) => (self.experts, vec![self.experts]),
-            None => (1, Vec::new()),
-        };
-        if factor {
-            let name = stored.replace(".weight", ".scale");
-            tensors.push(GgufTensorSpec::new(name, GgmlType::F32, [matrices]));
-        }
-        shape.extend(&info.shape);
-        tensors.push(GgufTensorSpec::new(stored.clone(), ty, shape));
-        Ok(())
-    }
-}
-
 /// Experts of a layer that has them.
 fn experts(config: &ModelConfig) -> usize {
     config.experts.as_ref().map_or(0, |experts| usize::from(experts.count))
@@ -271,14 +251,19 @@ fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, allowed: &s
 }
 
 /// The scheme of a tensor that is not quantized as a layer.
-fn cast_scheme(source: &ModelFiles, recipe: &Recipe, info: &TensorInfo) -> Result<Scheme> {
+fn cast_scheme(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    config: &ModelConfig,
+    info: &TensorInfo,
+) -> Result<Scheme> {
     if info.shape.len() < 2 {
         return Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax));
     }
     let module = info.name.trim_end_matches(".weight");
     match (info.role, recipe.rule_of(module)) {
-        // llama.cpp multiplies by routers in f32 only.
-        (Role::Side { .. }, _) => Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax)),
+        // llama.cpp multiplies by routers in f32 only, and takes positions so.
+        (Role::Side { .. } | Role::Positions, _) => Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax)),
         (Role::Embedding | Role::Head, None) => Ok(match block_type(&recipe.weights.format) {
             Some(GgmlType::F32) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
             Some(GgmlType::BF16) => plain(minifloat::BF16),
@@ -287,7 +272,7 @@ fn cast_scheme(source: &ModelFiles, recipe: &Recipe, info: &TensorInfo) -> Resul
         (Role::Embedding | Role::Head, Some(rule)) if rule.weights.is_some() => {
             Ok(rule.weights.clone().unwrap_or_else(|| plain(minifloat::F16)))
         }
-        _ => source_scheme(source, &info.name),
+        _ => source_scheme(source, &dense_name(config, info)),
     }
 }
 
@@ -306,9 +291,9 @@ fn plain(float: minifloat::MiniFloat) -> Scheme {
     Scheme::new(Format::plain(Code::Float(float)), Rule::Amax)
 }
 
-/// Carries out `plan` into the file `out`, and writes its `quality.json` and its manifest beside it. A run that is stopped
+/// Carries out `plan` into the file `out`, or the files that it is split into, and writes its `quality.json` and its manifest beside it. A run that is stopped
 /// leaves the old file with both, and begins anew. Only a kill between the renames at the end may leave a file, the old or
-/// the new, without them; never with another's.
+/// the new, without them, never with another's; of several files the first is then missing.
 pub(crate) fn run(
     plan: &Plan,
     layout: &Layout,
@@ -317,11 +302,9 @@ pub(crate) fn run(
     progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
 ) -> Result<Outcome> {
     refuse_overlap(source.dir(), out)?;
-    let staged = StagedFile::begin(out)?;
-    let beside = [beside(out, &format!(".{QUALITY_NAME}")), beside(out, MANIFEST_SUFFIX)];
-    let staged_beside = [StagedFile::begin(&beside[0])?, StagedFile::begin(&beside[1])?];
-    let name = out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (digest, synced, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
+    let parts = split(&layout.tensors, plan.options.max_gguf_bytes);
+    let output = Output::begin(out, parts.len())?;
+    let (weights, synced, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
         let importance = importance(plan, source, progress)?;
         let metadata: Vec<_> = layout
             .metadata
@@ -329,7 +312,7 @@ pub(crate) fn run(
             .cloned()
             .chain(importance.iter().flat_map(|i| imatrix_metadata(i)))
             .collect();
-        let mut writer = GgufWriter::create(staged.path(), &metadata, &layout.tensors)?;
+        let mut writer = GgufSplitWriter::create(&output.staged(), &metadata, &parts)?;
         if plan.threads() > 1 {
             writer.hash_beside();
         }
@@ -340,23 +323,23 @@ pub(crate) fn run(
         let begin = Instant::now();
         run.writer.sync()?;
         let synced = begin.elapsed();
-        let digest = run.writer.finish()?;
+        let digests = run.writer.finish()?;
         let source_digests = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
-        let weights = Digests::from([(name.to_owned(), digest)]);
-        let found = quality::Found { layers, tensors, source: source_digests, weights };
-        Ok((digest, synced, Quality::new(plan, source, found)))
+        let weights: Digests = output.names().into_iter().zip(digests).collect();
+        let found = quality::Found { layers, tensors, source: source_digests, weights: weights.clone() };
+        Ok((weights, synced, Quality::new(plan, source, found)))
     })?;
-    quality.evaluation = assess::figures(plan, source, staged.path(), None, progress)?;
-    convert::prove(plan, source, staged.path())?;
+    let staged = output.staged()[0].to_owned();
+    quality.evaluation = assess::figures(plan, source, &staged, None, progress)?;
+    convert::prove(plan, source, &staged)?;
     assess::gate(plan, &quality, out, None)?;
     let text = quality.to_json()?;
-    let files =
-        [(name.to_owned(), digest), (format!("{name}.{QUALITY_NAME}"), FileDigest::of(text.as_bytes()))];
-    let manifest = Manifest::new(files.into(), pipeline::run_fields(plan));
-    staged_beside[0].write(text.as_bytes())?;
-    staged_beside[1].write(manifest.to_json().as_bytes())?;
-    publish(out, staged, &beside, staged_beside)?;
-    let committed = Committed { path: out.to_owned(), manifest, leftover: None };
+    let mut files = weights;
+    files.insert(format!("{}.{QUALITY_NAME}", output.names()[0]), FileDigest::of(text.as_bytes()));
+    let manifest = Manifest::new(files, pipeline::run_fields(plan));
+    let path = output.first().to_owned();
+    output.publish(text.as_bytes(), manifest.to_json().as_bytes())?;
+    let committed = Committed { path, manifest, leftover: None };
     Ok(Outcome { quality, committed, resumed: 0, synced: Some(synced) })
 }
 
@@ -385,47 +368,13 @@ fn imatrix_metadata(importance: &Importance) -> Vec<(String, Value)> {
     all
 }
 
-/// Puts the file, and then what lies beside it, in place of the old ones.
-fn publish(
-    out: &Path,
-    staged: StagedFile,
-    beside: &[PathBuf; 2],
-    staged_beside: [StagedFile; 2],
-) -> Result<()> {
-    // What lies beside another file's content would be a lie for as long as it stands there.
-    let old = beside.each_ref().map(|path| std::fs::read(path).ok());
-    for path in beside.iter().rev() {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(
-                    Error::Io { path: path.to_owned(), operation: "remove the old one", error }.into()
-                );
-            }
-            _ => {}
-        }
-    }
-    let in_place = || std::fs::metadata(out).ok().map(|found| found.ino());
-    let before = in_place();
-    if let Err(error) = staged.commit() {
-        drop(staged_beside);
-        if before == in_place() {
-            for (path, old) in beside.iter().zip(old) {
-                // The error that is told is the first.
-                let _ = old.map(|old| write_file_atomic(path, &old));
-            }
-        }
-        return Err(error.into());
-    }
-    Ok(staged_beside.into_iter().try_for_each(StagedFile::commit)?)
-}
-
 /// A run under way.
 struct Run<'a, 'p> {
     plan: &'a Plan,
     source: &'a ModelFiles,
     layout: &'a Layout,
     importance: Option<&'a Importance>,
-    writer: GgufWriter,
+    writer: GgufSplitWriter,
     progress: &'p mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     done: u64,
 }
@@ -437,6 +386,12 @@ impl Run<'_, '_> {
             let (work, report) = self.write_cast(cast)?;
             tensors.push(report);
             self.advance(work, &cast.place.tensor)?;
+        }
+        for cast in &self.layout.joined {
+            let (work, report) = self.write_joined(cast)?;
+            let name = report.tensor.clone();
+            tensors.push(report);
+            self.advance(work, &name)?;
         }
         // A run into one file is never taken over.
         let none =
@@ -453,9 +408,9 @@ impl Run<'_, '_> {
             reports.push(report);
             self.advance(work_of(info), &info.module)?;
         }
-        if let Some(factors) = &self.layout.rope_factors {
+        for (name, factors) in &self.layout.rope_factors {
             let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
-            self.writer.write(ROPE_FACTORS, &bytes)?;
+            self.writer.write(name, &bytes)?;
         }
         Ok((reports, tensors))
     }
@@ -494,13 +449,20 @@ impl Run<'_, '_> {
             shape: info.shape.clone(),
             error: stats.map(|stats| stats.report()),
         };
+        let rows = info.shape.first().copied().unwrap_or(1);
+        let cols: usize = info.shape.iter().skip(1).product();
+        let config = &self.plan.config;
+        if linear_of(config, info).is_some_and(|linear| linear.stored != StoredAs::Rows) {
+            let values = DenseTensor::from(parameters::values(self.source, config, info)?);
+            let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok((2 * (rows * cols) as u64, report(Some(error))));
+        }
         let meta = self.source.checkpoint().get(&info.name);
         let meta = meta.ok_or_else(|| Error::NoTensor {
             path: self.source.dir().to_owned(),
             tensor: info.name.clone(),
         })?;
-        let rows = info.shape.first().copied().unwrap_or(1);
-        let cols: usize = info.shape.iter().skip(1).product();
         let in_panels = info.shape.len() == 2
             && meta.shape == info.shape
             && self.layout.order.of(&info.name).is_none()
@@ -513,7 +475,7 @@ impl Run<'_, '_> {
         }
         if !in_panels {
             let values = DenseTensor::from(self.values(info)?);
-            let (bytes, error) = self.cast_bytes(cast, &values, rows, cols)?;
+            let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
             self.write(&info.name, stored, rows, &bytes)?;
             return Ok((meta.len, report(Some(error))));
         }
@@ -522,7 +484,7 @@ impl Run<'_, '_> {
         for first in (0..rows).step_by(panel) {
             let rest = Tail { source: &source, first: first * cols };
             let n = panel.min(rows - first);
-            let (bytes, stats) = self.cast_bytes(cast, &rest, n, cols)?;
+            let (bytes, stats) = self.cast_bytes(info, scheme, &rest, n, cols)?;
             self.writer.write_range(stored, written, &bytes)?;
             written += bytes.len() as u64;
             error.merge(&stats);
@@ -545,7 +507,8 @@ impl Run<'_, '_> {
     /// The bytes of the first rows of a matrix under its scheme, and their error.
     fn cast_bytes<S>(
         &self,
-        cast: &Cast,
+        info: &TensorInfo,
+        scheme: &Scheme,
         values: &S,
         rows: usize,
         cols: usize,
@@ -553,7 +516,7 @@ impl Run<'_, '_> {
     where
         S: Source<Error = DenseError> + ?Sized,
     {
-        let (Cast { info, scheme, .. }, threads) = (cast, self.plan.threads());
+        let threads = self.plan.threads();
         let of_tensor = |error: DenseError| error.of(self.source, &info.name, &info.name);
         let (q, stats) =
             rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(of_tensor)?;

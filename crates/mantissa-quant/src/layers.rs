@@ -3,7 +3,7 @@
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
-use mantissa_num::{Code, Format, Quantized, Scheme, TensorError};
+use mantissa_num::{Code, CodecId, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
 
@@ -11,6 +11,7 @@ use crate::calibrate::{CalibrateError, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
+use crate::gguf;
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
 use crate::plan::Plan;
@@ -150,6 +151,7 @@ impl<'a> Layers<'a> {
         match &mut self.sequential {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
+            None if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
             None => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
@@ -186,6 +188,16 @@ impl<'a> Layers<'a> {
         })?;
         let stats = ErrorStats::of(w, &quantized);
         Ok(Solved::rounded((quantized, stats)))
+    }
+
+    /// A factor and blocks of what is left, as ternary weights are stored in GGUF.
+    fn ternary(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
+        let codec = self.plan.blocks_of_ternary(scheme).unwrap_or(CodecId::Tq2_0);
+        let mut scratch = Vec::new();
+        let of_layer = |error| dense_error(self.source, info, error);
+        let w = w.elements(0..info.rows * info.cols, &mut scratch).map_err(of_layer)?;
+        gguf::quantize_ternary(codec, w, info.rows, info.cols, self.plan.threads())
+            .map_err(|error| of_layer(error.into()))
     }
 
     /// Blocks that lose least under the importance of their columns.

@@ -33,8 +33,10 @@ pub struct Options {
     pub threads: usize,
     /// Container, instead of the recipe's.
     pub container: Option<Container>,
-    /// Largest weight file.
+    /// Largest weight file of a folder.
     pub max_shard_bytes: u64,
+    /// Most bytes of tensors in a GGUF file; `None` for one file, whatever its size.
+    pub max_gguf_bytes: Option<u64>,
     /// How values become codes.
     pub rounding: Rounding,
     /// What a method that needs it calibrates on, and what importance is found on.
@@ -49,6 +51,7 @@ impl Default for Options {
             threads: mantissa_kernels::available_threads(),
             container: None,
             max_shard_bytes: DEFAULT_SHARD_BYTES,
+            max_gguf_bytes: None,
             rounding: Rounding::NearestEven,
             calibration: None,
             importance: None,
@@ -129,7 +132,8 @@ impl Plan {
         if linears.iter().all(|linear| linear.scheme.is_none()) {
             return Err(QuantError::NothingToDo { recipe: recipe.name });
         }
-        let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
+        let fallbacks =
+            if container == Container::Gguf { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
         let calibrating = calibration_notes(source, &recipe, container, &config, &linears, &options)?;
         let copied = copied_tensors(source, &linears);
@@ -393,16 +397,25 @@ fn planned(
         )
         .into());
     }
-    // A rule of the recipe goes before its file type.
-    let of_type = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
-        let part = Part::Linear { kind: info.kind, layer: info.layer };
-        Scheme::codec(ty.choose(config, part, options.has_importance()))
-    });
-    let scheme = of_type.or_else(|| recipe.weights_of(&info.module).cloned()).map(|mut scheme| {
+    let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
         container.as_stored(scheme, meta.dtype)
     });
     Ok(PlannedLinear { info, scheme })
+}
+
+/// The scheme that a recipe has for a layer: a rule goes before a file type.
+pub(crate) fn scheme_of(
+    recipe: &Recipe,
+    config: &ModelConfig,
+    options: &Options,
+    info: &LinearInfo,
+) -> Option<Scheme> {
+    let of_type = recipe.file_type.filter(|_| recipe.rule_of(&info.module).is_none()).map(|ty| {
+        let part = Part::Linear { kind: info.kind, layer: info.layer };
+        Scheme::codec(ty.choose(config, part, options.has_importance()))
+    });
+    of_type.or_else(|| recipe.weights_of(&info.module).cloned())
 }
 
 /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
@@ -615,6 +628,10 @@ fn notes(
 
 /// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
 fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
+    // GGUF has one order for all models.
+    if container == Container::Gguf {
+        return None;
+    }
     let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
     let known = [Container::Gptq, Container::Native].contains(&container);
     match first.stored {

@@ -14,6 +14,7 @@
 //! and the model that the metadata describe is compared with the source's.
 
 mod gguf;
+mod gguf_apart;
 mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
@@ -178,8 +179,14 @@ fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Ma
 /// A single file and its `quality.json` against the manifest. Whoever renames all three keeps the names that it says.
 fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
     let mut found = Vec::new();
+    let one = manifest.files.keys().filter(|name| !name.ends_with(QUALITY_NAME)).count() == 1;
     for (name, digest) in &manifest.files {
-        let path = if name.ends_with(QUALITY_NAME) { quality_path(artifact) } else { artifact.to_owned() };
+        let path = match name {
+            _ if name.ends_with(QUALITY_NAME) => quality_path(artifact),
+            _ if one => artifact.to_owned(),
+            // The parts of a split model find each other by their names.
+            name => artifact.with_file_name(name),
+        };
         found.extend(Mismatch::of_file(&path, *digest)?);
     }
     Ok(found)

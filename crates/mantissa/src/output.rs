@@ -1,8 +1,11 @@
 //! What people read on standard output: aligned tables, sizes, counts.
 
 use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 use anyhow::Result;
+use mantissa_quant::Outcome;
+use mantissa_store::convention::Container;
 
 use crate::error::StdoutError;
 
@@ -166,6 +169,11 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let value = digits.parse::<f64>().map_err(|_| wrong())? * factor;
     if value < 1.0 || value >= u64::MAX as f64 { Err(wrong()) } else { Ok(value as u64) }
+}
+
+/// What an output is opened by: the folder or file asked for, or the first of the files that it is split into.
+pub(crate) fn written<'a>(out: &'a Path, container: Container, outcome: &'a Outcome) -> &'a Path {
+    if container == Container::Gguf { &outcome.committed.path } else { out }
 }
 
 #[cfg(test)]

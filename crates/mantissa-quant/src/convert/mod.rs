@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{LinearInfo, ModelConfig};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
 use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, RowName, Scheme, minifloat};
 use mantissa_store::convention::gptq as gptq_files;
@@ -81,10 +81,19 @@ impl Plan {
         let dtype = model_dtype(source);
         let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         let mut by_group = false;
-        for info in config.linears_by_rows(source) {
-            let mut weight = source.linear(&info.module, info.rows, info.cols, false)?;
+        for info in converted(source, &config, container) {
+            let mut weight = weight_of(source, &info)?;
             weight.input = weight.input.filter(|_| !drop_inputs);
             match decide(&info, &weight, container, requantize, dtype) {
+                // Taken apart: GGUF has no such tensor.
+                Ok(_) if container == Container::Gguf && info.kind == LinearKind::KvB => {
+                    match (&weight.weight, requantize) {
+                        (Weight::Quantized(_), None) => {
+                            refused.push(format!("{}: GGUF has it transposed", info.module));
+                        }
+                        _ => linears.push(PlannedLinear { info, scheme: None }),
+                    }
+                }
                 Ok(scheme) => {
                     by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
                     if scheme.is_some() {
@@ -104,7 +113,11 @@ impl Plan {
             refused.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
         if !refused.is_empty() {
-            return Err(QuantError::not_lossless(container, config.linears_by_rows(source).len(), &refused));
+            return Err(QuantError::not_lossless(
+                container,
+                converted(source, &config, container).len(),
+                &refused,
+            ));
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let recipe = recipe(&linears, activations, container, dtype, requantize);
@@ -116,6 +129,19 @@ impl Plan {
         };
         finish(source, config, recipe, container, linears, options, conversion)
     }
+}
+
+/// The layers that a conversion is about: those that the source holds one by one; for GGUF, which has every layer so, all.
+fn converted(source: &ModelFiles, config: &ModelConfig, container: Container) -> Vec<LinearInfo> {
+    match container {
+        Container::Gguf => config.decoder_linears().collect(),
+        _ => config.linears_by_rows(source),
+    }
+}
+
+/// The weight of a layer, however it is stored, without its bias.
+fn weight_of(source: &ModelFiles, info: &LinearInfo) -> Result<LinearWeight> {
+    Ok(linear_weight(source, &LinearInfo { bias: false, ..info.clone() })?)
 }
 
 /// The scheme under which the container holds a layer as it is; `None` leaves it dense.
@@ -346,13 +372,16 @@ impl Conversion {
         scheme: &Scheme,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let weight = source.linear(&info.module, info.rows, info.cols, false)?;
+        let weight = weight_of(source, info)?;
         let input_scale = weight.input.as_ref().and_then(|input| input.outer).filter(|_| !self.drops_inputs);
         if self.requantized {
             let tensor =
                 |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
-            let values = values(info, weight)?;
+            let values = values_of(info, weight)?;
             let (rows, cols) = (info.rows, info.cols);
+            if let Some(codec) = plan.blocks_of_ternary(scheme) {
+                return gguf::quantize_ternary(codec, &values, rows, cols, plan.threads()).map_err(tensor);
+            }
             return rtn::quantize(scheme, &values, rows, cols, outer, plan.threads())
                 .map(Solved::rounded)
                 .map_err(tensor);
@@ -373,8 +402,8 @@ impl Conversion {
 
     /// The greatest magnitude of a layer's weight, for a scale that it shares with others.
     pub(crate) fn amax(&self, source: &ModelFiles, info: &LinearInfo) -> Result<f32> {
-        let weight = source.linear(&info.module, info.rows, info.cols, false)?;
-        Ok(values(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))
+        let weight = weight_of(source, info)?;
+        Ok(values_of(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))
     }
 }
 
@@ -389,8 +418,8 @@ pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<(
     let written = ModelFiles::open(staged)?;
     let mut refused = Vec::new();
     for PlannedLinear { info, .. } in &plan.linears {
-        let ours = written.linear(&info.module, info.rows, info.cols, false)?;
-        let mut theirs = source.linear(&info.module, info.rows, info.cols, false)?;
+        let ours = weight_of(&written, info)?;
+        let mut theirs = weight_of(source, info)?;
         theirs.input = theirs.input.filter(|_| !conversion.drops_inputs);
         if let Err(why) = same(info, ours, theirs)? {
             refused.push(format!("{}: {why}", info.module));
@@ -427,14 +456,14 @@ fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::resu
     {
         return Ok(verdict);
     }
-    let (a, b) = (values(info, a)?, values(info, b)?);
+    let (a, b) = (values_of(info, a)?, values_of(info, b)?);
     let Some(at) = a.iter().zip(&b).position(|(a, b)| a != b) else { return Ok(Ok(())) };
     let (row, col) = (at / info.cols, at % info.cols);
     Ok(Err(format!("element [{row}, {col}] is read back as {:e}, and was {:e}", a[at], b[at])))
 }
 
 /// The weight that a layer multiplies with.
-fn values(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
+pub(crate) fn values_of(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
     let transforms = std::mem::take(&mut weight.transforms);
     weight.input = None;
     let linear = mantissa_model::Linear::new(&info.module, weight)?;

@@ -2,11 +2,11 @@
 //!
 //! Keys and rules are those of llama.cpp's converter (`convert_hf_to_gguf.py`) and loaders (`llama-model.cpp`).
 
-use mantissa_model::config::{Experts, NormPlaces};
-use mantissa_model::rope::{Rope, RopeScaling, yarn_mscale};
+use mantissa_model::config::{Experts, Latent, LimitedSwiglu, NormPlaces, Scores};
+use mantissa_model::rope::{Rope, RopeScaling, Yarn, yarn_mscale};
 use mantissa_model::{Activation, ModelConfig};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{Architecture, Sizes};
+use mantissa_store::convention::gguf::{Architecture, LONG_ROPE, ROPE_FACTORS, Sizes};
 use mantissa_store::gguf::Value;
 
 use super::fault;
@@ -23,12 +23,16 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
     let name = config.model_type.name();
     let Some(architecture) = Architecture::of_model_type(name) else {
         let known = Architecture::NAMES.map(|(.., model_type)| model_type).join(", ");
-        return Err(fault(source, "model_type", name, &format!("{known}, mistral or mixtral")));
+        let known = format!("{known}, mistral, mixtral or deepseek_v2");
+        return Err(fault(source, "model_type", name, &known));
     };
     let activation = match architecture {
-        Architecture::Gemma | Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Phi2 => {
-            Activation::GeluTanh
-        }
+        Architecture::Gemma
+        | Architecture::Gemma2
+        | Architecture::Gemma3
+        | Architecture::Phi2
+        | Architecture::Gpt2 => Activation::GeluTanh,
+        Architecture::Bitnet if config.hidden_act == Activation::Relu2 => Activation::Relu2,
         Architecture::GptNeox => Activation::Gelu,
         _ => Activation::Silu,
     };
@@ -41,6 +45,7 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
         check_experts(source, experts, architecture)?;
     }
     check_scores(source, config, architecture)?;
+    check_family(source, config, architecture)?;
     Ok(architecture)
 }
 
@@ -79,7 +84,8 @@ fn window_period(config: &ModelConfig) -> Option<usize> {
 
 /// Every layer has experts, and their weights are made to add up to 1 or not by the architecture.
 fn check_experts(source: &ModelFiles, experts: &Experts, architecture: Architecture) -> Result<()> {
-    if let Some(layer) = experts.layers.iter().position(|has| !has) {
+    let leading = architecture == Architecture::Deepseek2;
+    if let Some(layer) = experts.layers.iter().position(|has| !has).filter(|_| !leading) {
         let found = format!("no experts in layer {layer}");
         return Err(fault(
             source,
@@ -87,6 +93,10 @@ fn check_experts(source: &ModelFiles, experts: &Experts, architecture: Architect
             found,
             "experts in every layer: llama.cpp requires them",
         ));
+    }
+    // DeepSeek's files say it; gpt-oss weighs by a softmax of those chosen.
+    if leading || experts.routing.scores == Scores::SoftmaxOfChosen {
+        return Ok(());
     }
     let normalized = architecture != Architecture::Qwen2Moe;
     if experts.routing.normalize != normalized {
@@ -97,8 +107,67 @@ fn check_experts(source: &ModelFiles, experts: &Experts, architecture: Architect
     Ok(())
 }
 
+/// What llama.cpp has one of in these architectures, without a key.
+fn check_family(source: &ModelFiles, config: &ModelConfig, architecture: Architecture) -> Result<()> {
+    let refuse = |field: &str, found: String, allowed: &str| Err(fault(source, field, found, allowed));
+    match architecture {
+        Architecture::Bitnet | Architecture::Deepseek2 if config.biases.qkv => {
+            refuse("attention_bias", "true".to_owned(), "false in this architecture")
+        }
+        Architecture::Bitnet if !config.tie_word_embeddings => {
+            refuse("tie_word_embeddings", "false".to_owned(), "true in this architecture")
+        }
+        Architecture::GptOss => check_gpt_oss(source, config),
+        Architecture::Deepseek2 => check_deepseek(source, config),
+        _ => Ok(()),
+    }
+}
+
+fn check_gpt_oss(source: &ModelFiles, config: &ModelConfig) -> Result<()> {
+    let published = LimitedSwiglu { alpha: 1.702, limit: 7.0 };
+    if let Some(limited) = config.experts.as_ref().and_then(|experts| experts.limited)
+        && limited != published
+    {
+        let found = format!("{} and {}", limited.alpha, limited.limit);
+        return Err(fault(source, "swiglu_alpha, swiglu_limit", found, "1.702 and 7: llama.cpp has no key"));
+    }
+    if config.tie_word_embeddings || !config.biases.qkv {
+        let found = format!("{} and {}", config.tie_word_embeddings, config.biases.qkv);
+        let allowed = "false and true in this architecture";
+        return Err(fault(source, "tie_word_embeddings, attention_bias", found, allowed));
+    }
+    match stated_period(config, 2) {
+        None => Ok(()),
+        Some(_) => Err(fault(source, "layer_types", "another pattern", "a window on every other layer")),
+    }
+}
+
+fn check_deepseek(source: &ModelFiles, config: &ModelConfig) -> Result<()> {
+    let refuse = |field: &str, found: String, allowed: &str| Err(fault(source, field, found, allowed));
+    if config.rms_norm_eps != Latent::EPS {
+        let allowed = "1e-6, the epsilon of the latents' norms: llama.cpp has one for all";
+        return refuse("rms_norm_eps", config.rms_norm_eps.to_string(), allowed);
+    }
+    if config.latent.is_some_and(|latent| !latent.interleaved) {
+        return refuse("rope_interleave", "false".to_owned(), "true: llama.cpp has no key");
+    }
+    let Some(experts) = &config.experts else { return Ok(()) };
+    if experts.shared.is_none() {
+        return refuse("n_shared_experts", "0".to_owned(), "at least 1: llama.cpp requires them");
+    }
+    if experts.routing.groups.is_some_and(|groups| !groups.best_two) {
+        let allowed = "greedy: llama.cpp ranks groups by their best two experts only";
+        return refuse("topk_method", "group_limited_greedy".to_owned(), allowed);
+    }
+    Ok(())
+}
+
 /// The scale and the cap of attention scores that llama.cpp has no key for.
 fn check_scores(source: &ModelFiles, config: &ModelConfig, architecture: Architecture) -> Result<()> {
+    // DeepSeek's scale follows from its widths and from YaRN's parameters, which are checked.
+    if config.latent.is_some() {
+        return Ok(());
+    }
     let of = |n: usize| n as u64;
     let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
     let layers = config.num_hidden_layers;
@@ -123,6 +192,20 @@ fn check_scores(source: &ModelFiles, config: &ModelConfig, architecture: Archite
 }
 
 pub(super) fn sizes(config: &ModelConfig) -> Sizes {
+    let sizes = plain_sizes(config);
+    match config.latent {
+        // llama.cpp counts one head of keys and values, the latent, which every head of queries reads.
+        Some(latent) => Sizes {
+            kv_heads: 1,
+            head_dim: latent.kv_rank + latent.rotated,
+            value_dim: latent.kv_rank,
+            ..sizes
+        },
+        None => sizes,
+    }
+}
+
+fn plain_sizes(config: &ModelConfig) -> Sizes {
     Sizes {
         layers: config.num_hidden_layers,
         context: config.max_position_embeddings,
@@ -131,11 +214,26 @@ pub(super) fn sizes(config: &ModelConfig) -> Sizes {
         heads: config.num_attention_heads,
         kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
+        value_dim: config.head_dim,
         rotated: config.rotary_dim,
         vocab: config.vocab_size,
         eps: config.rms_norm_eps,
         rope_theta: config.rope.theta as f32,
     }
+}
+
+/// What llama.cpp computes otherwise than the model, and no file can say.
+pub(super) fn notes(architecture: Architecture, config: &ModelConfig) -> Vec<String> {
+    let mut notes = Vec::new();
+    if architecture == Architecture::Bitnet && config.hidden_act == Activation::Relu2 {
+        notes.push(
+            "hidden_act: relu2 is in the file; llama.cpp of before it had that key computes silu".to_owned(),
+        );
+    }
+    if architecture == Architecture::GptOss && matches!(config.rope.scaling, RopeScaling::Yarn(_)) {
+        notes.push("rope_scaling: llama.cpp rounds the ends of YaRN's ramp, gpt-oss does not".to_owned());
+    }
+    notes
 }
 
 /// The keys that only some architectures have.
@@ -149,7 +247,7 @@ pub(super) fn family_metadata(architecture: Architecture, config: &ModelConfig) 
         if architecture != Architecture::Llama {
             put("expert_feed_forward_length", number(experts.width));
         }
-        if let Some(shared) = &experts.shared {
+        if let Some(shared) = &experts.shared.filter(|shared| shared.gated) {
             put("expert_shared_feed_forward_length", number(shared.width));
         }
     }
@@ -163,7 +261,9 @@ pub(super) fn family_metadata(architecture: Architecture, config: &ModelConfig) 
         if architecture == Architecture::Gemma2 {
             put("attn_logit_softcapping", Value::F32(config.attention_softcap.unwrap_or(0.0)));
         }
-        put("final_logit_softcapping", Value::F32(config.logit_softcap.unwrap_or(0.0)));
+        if architecture != Architecture::GptOss {
+            put("final_logit_softcapping", Value::F32(config.logit_softcap.unwrap_or(0.0)));
+        }
     }
     if let Some(local) = config.local_rope.as_ref().filter(|local| local.theta != LOCAL_THETA) {
         put("rope.freq_base_swa", Value::F32(local.theta as f32));
@@ -179,9 +279,48 @@ pub(super) fn family_metadata(architecture: Architecture, config: &ModelConfig) 
         Architecture::GptNeox => {
             put("use_parallel_residual", Value::Bool(config.norm_places == NormPlaces::Parallel));
         }
+        Architecture::Bitnet if config.hidden_act == Activation::Relu2 => {
+            put("hidden_activation", Value::String("relu2".to_owned()));
+        }
         _ => {}
     }
+    if let Some(latent) = &config.latent {
+        all.extend(latent_metadata(architecture, config, latent));
+    }
     all
+}
+
+/// The keys of DeepSeek's attention and experts.
+fn latent_metadata(
+    architecture: Architecture,
+    config: &ModelConfig,
+    latent: &Latent,
+) -> Vec<(String, Value)> {
+    let number = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let mut all = vec![
+        ("attention.kv_lora_rank", number(latent.kv_rank)),
+        ("attention.key_length_mla", number(latent.head())),
+        ("attention.value_length_mla", number(latent.value)),
+    ];
+    all.extend(latent.q_rank.map(|rank| ("attention.q_lora_rank", number(rank))));
+    if let Some(experts) = &config.experts {
+        let routing = &experts.routing;
+        let shared = experts.shared.map_or(0, |shared| shared.width / experts.width.max(1));
+        let dense = experts.layers.iter().take_while(|has| !**has).count();
+        // As llama.cpp numbers them.
+        let gating = if routing.scores == Scores::Sigmoid { 2 } else { 1 };
+        all.push(("expert_shared_count", number(shared)));
+        all.push(("leading_dense_block_count", number(dense)));
+        all.push(("expert_weights_scale", Value::F32(routing.scale)));
+        all.push(("expert_weights_norm", Value::Bool(routing.normalize)));
+        all.push(("expert_gating_func", Value::U32(gating)));
+        if let Some(groups) = routing.groups {
+            all.push(("expert_group_count", number(groups.count)));
+            all.push(("expert_group_used_count", number(groups.chosen)));
+        }
+    }
+    let name = architecture.name();
+    all.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)).collect()
 }
 
 /// The period of windows where `default` does not put them on the same layers.
@@ -193,15 +332,19 @@ fn stated_period(config: &ModelConfig, default: u32) -> Option<usize> {
 }
 
 /// What llama.cpp divides each frequency by, where scaling is not one of the kinds that it computes.
-pub(super) fn rope_factors(rope: &Rope, rotated: usize) -> Option<Vec<f32>> {
+pub(super) fn rope_factors(rope: &Rope, rotated: usize) -> Vec<(&'static str, Vec<f32>)> {
     match &rope.scaling {
-        RopeScaling::Factors(factors) => Some(factors.clone()),
+        RopeScaling::Factors(factors) => vec![(ROPE_FACTORS, factors.clone())],
+        RopeScaling::Long(long) => {
+            LONG_ROPE.into_iter().zip([long.long.clone(), long.short.clone()]).collect()
+        }
         RopeScaling::Llama3 { .. } => {
             let plain = Rope { theta: rope.theta, scaling: RopeScaling::Default };
             let scaled = rope.inverse_frequencies(rotated);
-            Some(plain.inverse_frequencies(rotated).iter().zip(scaled).map(|(p, s)| p / s).collect())
+            let factors = plain.inverse_frequencies(rotated).iter().zip(scaled).map(|(p, s)| p / s).collect();
+            vec![(ROPE_FACTORS, factors)]
         }
-        _ => None,
+        _ => Vec::new(),
     }
 }
 
@@ -211,6 +354,7 @@ pub(super) fn rope_metadata(
     rope: &Rope,
 ) -> Result<Vec<(String, Value)>> {
     let key = |key: &str| format!("{}.rope.scaling.{key}", architecture.name());
+    let context = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let kind = |name: &str| (key("type"), Value::String(name.to_owned()));
     match &rope.scaling {
         RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Ok(Vec::new()),
@@ -218,19 +362,42 @@ pub(super) fn rope_metadata(
             Ok(vec![kind("linear"), (key("factor"), Value::F32(*factor as f32))])
         }
         RopeScaling::Yarn(yarn) => {
-            let expected = yarn_mscale(yarn.factor, 1.0);
-            let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected;
-            if !same || !yarn.truncate || (yarn.beta_fast, yarn.beta_slow) != (32.0, 1.0) {
-                let allowed = "YaRN with its default betas, truncation and attention factor";
-                return Err(fault(source, "rope_scaling", "other parameters", allowed));
-            }
-            let context = u32::try_from(yarn.original_context).unwrap_or(u32::MAX);
-            Ok(vec![
+            check_yarn(source, architecture, yarn)?;
+            let mut all = vec![
                 kind("yarn"),
                 (key("factor"), Value::F32(yarn.factor as f32)),
-                (key("original_context_length"), Value::U32(context)),
+                (key("original_context_length"), context(yarn.original_context)),
+            ];
+            if architecture == Architecture::Deepseek2 {
+                // A tenth of it, as its converter has always written.
+                let tenth = Value::F32((0.1 * yarn.mscale_all_dim) as f32);
+                all.push((key("yarn_log_multiplier"), tenth));
+            }
+            Ok(all)
+        }
+        RopeScaling::Long(long) if matches!(architecture, Architecture::Phi3 | Architecture::Llama) => {
+            Ok(vec![
+                kind("longrope"),
+                (key("original_context_length"), context(long.original_context)),
+                (key("attn_factor"), Value::F32(long.attention_factor as f32)),
             ])
         }
-        _ => Err(fault(source, "rope_scaling", "another kind", "linear, yarn or llama3")),
+        _ => Err(fault(source, "rope_scaling", "another kind", "linear, yarn or llama3; longrope in phi3")),
     }
+}
+
+/// What llama.cpp computes of YaRN. In gpt-oss it rounds the ends of the ramp outwards where the model does not
+/// (`truncate`), which moves some frequencies; files of it are written all the same, and read as the model is.
+fn check_yarn(source: &ModelFiles, architecture: Architecture, yarn: &Yarn) -> Result<()> {
+    // DeepSeek's two factors cancel in cosines and sines, and scores have their square.
+    let latent = architecture == Architecture::Deepseek2;
+    let expected = if latent { 1.0 } else { yarn_mscale(yarn.factor, 1.0) };
+    let same = (yarn.attention_factor - expected).abs() < 1e-6 * expected
+        && (!latent || yarn.mscale_all_dim != 0.0)
+        && yarn.truncate == (architecture != Architecture::GptOss);
+    if !same || (yarn.beta_fast, yarn.beta_slow) != (32.0, 1.0) {
+        let allowed = "YaRN with its default betas, truncation and attention factor";
+        return Err(fault(source, "rope_scaling", "other parameters", allowed));
+    }
+    Ok(())
 }

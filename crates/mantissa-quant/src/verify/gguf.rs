@@ -14,16 +14,19 @@ use mantissa_store::gguf::{GgmlType, Storage};
 use mantissa_store::{Error, ErrorClass};
 use serde_json::Value;
 
+use super::gguf_apart::Apart;
 use super::gguf_blocks::{self, Blocks};
 use super::gguf_file::{GgufFile, Key, Tensor};
 use super::{Rows, Verification, Worst, compare_logits, reference_fault};
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
+use crate::gguf::{dense_name, linear_of, parameters};
 use crate::plan::model_config;
 use crate::source::{DenseError, DenseTensor, PANEL, Source};
 
-/// Name of the tensor of rotary factors, which the configuration holds.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Tensors of rotary factors, which the configuration holds.
+const ROPE_FACTORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
 /// Checks container, tensors and logits of the opened GGUF model `files`; `bounded` as in [`super::verify`].
 ///
@@ -36,13 +39,8 @@ pub(super) fn check(
     threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
-    if files.checkpoint().files().nth(1).is_some() {
-        let what =
-            "is split over several files, of which the independent reader takes one: nothing was compared";
-        found.notes.push(format!("{}: {what}", files.dir().display()));
-        return Ok(());
-    }
-    let file = match GgufFile::open(files.dir()) {
+    let paths: Vec<&Path> = files.checkpoint().files().collect();
+    let file = match GgufFile::open_all(&paths) {
         Ok(file) => file,
         Err(error) if error.class() == ErrorClass::Input => {
             found.faults.push(format!("independent reader: {error}"));
@@ -61,8 +59,10 @@ pub(super) fn check(
     let independent = Independent::new(files, &file);
     note_unknown(&independent, &config, found);
     let weighed = file.text("quantize.imatrix.file").is_some();
-    for info in config.tensors() {
-        let check = TensorCheck { files, independent: &independent, source, info: &info, bounded, weighed };
+    for info in parameters(&config) {
+        let config = &config;
+        let check =
+            TensorCheck { files, independent: &independent, source, config, info: &info, bounded, weighed };
         check.run(threads, found)?;
     }
     let opaque: Vec<_> = file.tensors.iter().filter(|(_, tensor)| !Blocks::decodes(tensor.ty)).collect();
@@ -86,8 +86,9 @@ fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification)
     }
     for theirs in ordinary {
         let dims: Vec<u64> = theirs.shape.iter().rev().map(|&n| n as u64).collect();
-        let theirs_is = Tensor { ty: theirs.ty, dims, start: theirs.offset, bytes: theirs.len };
         let ours = file.tensors.get(&theirs.name);
+        let number = ours.map_or(0, |ours| ours.file);
+        let theirs_is = Tensor { ty: theirs.ty, file: number, dims, start: theirs.offset, bytes: theirs.len };
         // A tensor without elements has no place.
         let same = ours.is_some_and(|ours| *ours == theirs_is || (ours.bytes, theirs.len) == (0, 0));
         if !same {
@@ -123,12 +124,15 @@ fn check_keys(file: &GgufFile, found: &mut Verification) {
 
 /// Tensors that the model does not use.
 fn note_unknown(independent: &Independent<'_>, config: &ModelConfig, found: &mut Verification) {
-    let names = config.tensors().into_iter().filter_map(|info| independent.place(&info.name));
-    let known: BTreeSet<String> = names.map(|place| place.tensor).collect();
+    let mut known = BTreeSet::new();
+    for info in parameters(config) {
+        known.extend(independent.place(&info.name).map(|place| place.tensor));
+        known.extend(independent.taken_apart(&info.name).into_iter().flat_map(Apart::names));
+    }
     let unknown = |name: &&String| {
         let weight = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
         let used = |name: &String| known.contains(name);
-        !used(name) && !weight.is_some_and(|weight| used(&weight)) && *name != ROPE_FACTORS
+        !used(name) && !weight.is_some_and(|weight| used(&weight)) && !ROPE_FACTORS.contains(&name.as_str())
     };
     let all: Vec<_> = independent.file.tensors.keys().filter(unknown).collect();
     if let Some(first) = all.first() {
@@ -188,11 +192,11 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
 }
 
 /// The file as a model, decoded independently; the configuration is the ordinary reader's.
-struct Independent<'a> {
+pub(super) struct Independent<'a> {
     files: &'a ModelFiles,
-    file: &'a GgufFile,
-    blocks: Blocks,
-    architecture: Option<Architecture>,
+    pub(super) file: &'a GgufFile,
+    pub(super) blocks: Blocks,
+    pub(super) architecture: Option<Architecture>,
     /// Heads of q and k where their rows are interleaved.
     interleaved: Option<(u64, u64)>,
     /// Heads of the joined projection where those of a checkpoint are joined head by head.
@@ -208,6 +212,10 @@ impl<'a> Independent<'a> {
         let by_head = heads.filter(|_| name == "gptneox");
         let architecture = Architecture::parse(name);
         Independent { files, file, blocks: Blocks::new(), architecture, interleaved, by_head }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.files.dir()
     }
 
     fn place(&self, name: &str) -> Option<Place> {
@@ -274,8 +282,15 @@ impl<'a> Independent<'a> {
         range: Range<usize>,
         out: &mut [f32],
     ) -> std::result::Result<(), Error> {
+        if let Some(apart) = self.taken_apart(name) {
+            return self.rows_of_parts(&apart, (rows, cols), range, out);
+        }
         let (stored, tensor, (which, of)) = self.tensor(name)?;
-        let factor = if tensor.ty == GgmlType::NVFP4 { self.file.factor(&stored, which, of)? } else { None };
+        let beside = self.file.factor(&stored, which, of)?;
+        let (inside, factor) = match tensor.ty {
+            GgmlType::NVFP4 => (beside, None),
+            _ => (None, beside),
+        };
         let first = usize::try_from(which).unwrap_or(usize::MAX).saturating_mul(rows);
         // A vector is one row of the file, and a column here.
         let column = Tensor { dims: vec![1, tensor.dims[0]], ..tensor.clone() };
@@ -283,15 +298,17 @@ impl<'a> Independent<'a> {
         let in_order = range.clone().all(|row| self.stored_row(&stored, row, rows) == row);
         if in_order {
             let bytes = self.file.rows(tensor, first + range.start, range.len())?;
-            self.blocks.decode(tensor.ty, &bytes, factor, out);
+            self.blocks.decode(tensor.ty, &bytes, inside, out);
             if self.adds_one(name) {
                 out.iter_mut().for_each(|value| *value -= 1.0);
             }
+            multiply(out, factor);
             return Ok(());
         }
         for (row, out) in range.zip(out.chunks_exact_mut(cols.max(1))) {
             let bytes = self.file.rows(tensor, self.stored_row(&stored, row, rows), 1)?;
-            self.blocks.decode(tensor.ty, &bytes, factor, out);
+            self.blocks.decode(tensor.ty, &bytes, inside, out);
+            multiply(out, factor);
         }
         Ok(())
     }
@@ -317,7 +334,12 @@ impl WeightSource for Independent<'_> {
     }
 
     fn has(&self, tensor: &str) -> bool {
-        self.tensor(tensor).is_ok()
+        self.tensor(tensor).is_ok() || self.taken_apart(tensor).is_some()
+    }
+
+    /// Every layer stands in rows here, whatever dense checkpoints do.
+    fn is_dense(&self, _tensor: &str) -> bool {
+        false
     }
 
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
@@ -335,6 +357,13 @@ impl WeightSource for Independent<'_> {
         let weight = Weight::F32(self.whole(&format!("{module}.weight"), rows, cols)?);
         let bias = if bias { Some(self.whole(&format!("{module}.bias"), rows, 1)?) } else { None };
         Ok(LinearWeight { rows, cols, weight, bias, input: None, transforms: Default::default() })
+    }
+}
+
+/// A factor beside a weight.
+fn multiply(values: &mut [f32], factor: Option<f32>) {
+    if let Some(factor) = factor {
+        values.iter_mut().for_each(|value| *value *= factor);
     }
 }
 
@@ -400,19 +429,23 @@ impl<'a> Ordinary<'a> {
 }
 
 /// One tensor, decoded twice and compared with its source.
-struct TensorCheck<'a> {
-    files: &'a ModelFiles,
-    independent: &'a Independent<'a>,
-    source: Option<&'a ModelFiles>,
-    info: &'a TensorInfo,
-    bounded: bool,
+pub(super) struct TensorCheck<'a> {
+    pub(super) files: &'a ModelFiles,
+    pub(super) independent: &'a Independent<'a>,
+    pub(super) source: Option<&'a ModelFiles>,
+    pub(super) config: &'a ModelConfig,
+    pub(super) info: &'a TensorInfo,
+    pub(super) bounded: bool,
     /// Whether the file says that its quantizer was given an importance of columns.
-    weighed: bool,
+    pub(super) weighed: bool,
 }
 
 impl TensorCheck<'_> {
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let TensorInfo { name, shape, .. } = self.info;
+        if let Some(apart) = self.independent.taken_apart(name) {
+            return self.run_apart(&apart, found);
+        }
         let (stored, tensor, (which, of)) = self.independent.tensor(name)?;
         if !Blocks::decodes(tensor.ty) {
             return Ok(());
@@ -450,12 +483,15 @@ impl TensorCheck<'_> {
         Ok(())
     }
 
-    fn dense<'s>(&self, source: &'s ModelFiles) -> Result<DenseTensor<'s>> {
-        if source.is_quantized() || !source.has(&self.info.name) {
+    pub(super) fn dense<'s>(&self, source: &'s ModelFiles) -> Result<DenseTensor<'s>> {
+        if source.is_quantized() || !source.has(&dense_name(self.config, self.info)) {
             let what = format!("it has no dense tensor {}", self.info.name);
             return Err(reference_fault(self.files.dir(), source.dir(), what));
         }
-        Ok(DenseTensor::open(source, &self.info.name, &self.info.shape)?)
+        Ok(match linear_of(self.config, self.info) {
+            Some(linear) => DenseTensor::of_linear(source, &linear)?,
+            None => DenseTensor::open(source, &self.info.name, &self.info.shape)?,
+        })
     }
 
     fn panel(
@@ -495,7 +531,7 @@ impl TensorCheck<'_> {
         Ok(found)
     }
 
-    fn error(&self, error: DenseError) -> QuantError {
+    pub(super) fn error(&self, error: DenseError) -> QuantError {
         match error {
             DenseError::Store(error) => error.into(),
             DenseError::Tensor(error) => {

@@ -39,6 +39,8 @@ pub(super) enum Key {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tensor {
     pub(super) ty: GgmlType,
+    /// Which file of the model.
+    pub(super) file: usize,
     /// Fastest first, as in the file.
     pub(super) dims: Vec<u64>,
     /// First byte, from the start of the file.
@@ -57,11 +59,55 @@ impl Tensor {
 pub(super) struct GgufFile {
     path: PathBuf,
     file: fs::File,
+    /// The other files of a model that is split.
+    rest: Vec<GgufFile>,
     pub(super) keys: BTreeMap<String, Key>,
     pub(super) tensors: BTreeMap<String, Tensor>,
 }
 
 impl GgufFile {
+    /// The files `paths` of one model, the tensors of all of them under the first. Each says which it is of how many.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(super) fn open_all(paths: &[&Path]) -> Result<Self> {
+        let count = paths.len() as u64;
+        let mut files = Vec::new();
+        for (number, path) in paths.iter().enumerate() {
+            let file = Self::open(path)?;
+            for (key, wanted) in [("split.no", number as u64), ("split.count", count)] {
+                if let Some(found) = file.number(key).filter(|&found| found != wanted) {
+                    return Err(fault(path, key, found, &wanted.to_string()));
+                }
+                if count > 1 && file.number(key).is_none() {
+                    return Err(fault(path, key, "nothing", &wanted.to_string()));
+                }
+            }
+            files.push(file);
+        }
+        let mut rest = files.split_off(1.min(files.len()));
+        let none = || fault(Path::new(""), "files", "none", "at least one");
+        let mut first = files.pop().ok_or_else(none)?;
+        for (number, part) in rest.iter_mut().enumerate() {
+            for (name, tensor) in std::mem::take(&mut part.tensors) {
+                let tensor = Tensor { file: number + 1, ..tensor };
+                if first.tensors.insert(name.clone(), tensor).is_some() {
+                    return Err(fault(
+                        &part.path,
+                        &name,
+                        "a tensor of another file too",
+                        "every tensor once",
+                    ));
+                }
+            }
+        }
+        let found = first.tensors.len() as u64;
+        match first.number("split.tensors.count").filter(|stated| *stated != found) {
+            Some(stated) => Err(fault(&first.path, "split.tensors.count", stated, &found.to_string())),
+            None => Ok(GgufFile { rest, ..first }),
+        }
+    }
+
     /// Goes through all but the values of the tensors.
     ///
     /// # Errors
@@ -90,7 +136,7 @@ impl GgufFile {
             }
         };
         let header = stream.at;
-        let file = GgufFile { path: path.to_owned(), file, keys, tensors: BTreeMap::new() };
+        let file = GgufFile { path: path.to_owned(), file, rest: Vec::new(), keys, tensors: BTreeMap::new() };
         file.placed(infos, header, alignment, len)
     }
 
@@ -101,7 +147,7 @@ impl GgufFile {
     pub(super) fn rows(&self, tensor: &Tensor, first: usize, count: usize) -> Result<Vec<u8>> {
         let row = tensor.bytes / tensor.rows().max(1);
         let mut bytes = vec![0; usize::try_from(row).unwrap_or(usize::MAX).saturating_mul(count)];
-        self.read(tensor.start + row * first as u64, &mut bytes)?;
+        self.of(tensor).read(tensor.start + row * first as u64, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -119,8 +165,13 @@ impl GgufFile {
             return Err(fault(&self.path, &name, found, &format!("{of} F32")));
         }
         let mut bytes = [0; 4];
-        self.read(tensor.start + 4 * which, &mut bytes)?;
+        self.of(tensor).read(tensor.start + 4 * which, &mut bytes)?;
         Ok(Some(f32::from_le_bytes(bytes)))
+    }
+
+    /// The file that holds a tensor.
+    fn of(&self, tensor: &Tensor) -> &GgufFile {
+        tensor.file.checked_sub(1).and_then(|i| self.rest.get(i)).unwrap_or(self)
     }
 
     pub(super) fn number(&self, key: &str) -> Option<u64> {
@@ -163,7 +214,7 @@ impl GgufFile {
                 let found = format!("its last byte at {end}");
                 return Err(fault(&path, &name, found, &format!("at most {len}, the file's length")));
             }
-            let tensor = Tensor { ty, dims, start: padded, bytes };
+            let tensor = Tensor { ty, file: 0, dims, start: padded, bytes };
             padded = end.checked_next_multiple_of(alignment).ok_or_else(|| past(&name))?;
             if self.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(fault(&path, &name, "two tensors of this name", "one"));
@@ -298,6 +349,7 @@ impl Stream<'_> {
             0 => Key::Number(u8::from_le_bytes(self.take(key)?).into()),
             2 => Key::Number(u16::from_le_bytes(self.take(key)?).into()),
             4 => Key::Number(self.u32(key)?.into()),
+            5 => u64::try_from(i32::from_le_bytes(self.take(key)?)).map_or(Key::Other, Key::Number),
             10 => Key::Number(self.u64(key)?),
             8 => self.text(key)?.map_or(Key::Other, Key::Text),
             9 => Key::List(self.list(key, depth)?),

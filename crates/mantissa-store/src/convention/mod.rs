@@ -189,7 +189,7 @@ impl ModelFiles {
     /// Whether a tensor of this name is stored; in GGUF, under its name there.
     pub fn has(&self, name: &str) -> bool {
         if let Some(model) = self.gguf() {
-            return model.tensor(name).is_some();
+            return model.has(name);
         }
         self.checkpoint.get(name).is_some()
     }

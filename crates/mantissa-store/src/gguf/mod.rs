@@ -11,6 +11,7 @@ mod cursor;
 mod fault;
 mod header;
 mod split;
+mod split_writer;
 mod types;
 mod value;
 mod writer;
@@ -19,6 +20,7 @@ use std::path::Path;
 
 pub use fault::GgufFault;
 pub use header::{GgufHeader, GgufTensor};
+pub use split_writer::{GgufSplitWriter, split, split_paths};
 pub use types::{GgmlType, Storage};
 pub use value::{Metadata, Value, ValueType};
 pub use writer::{GgufTensorSpec, GgufWriter};

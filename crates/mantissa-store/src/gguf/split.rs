@@ -56,11 +56,17 @@ fn require_number(part: &Gguf, number: u64, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// The name of file `number` (from 0) beside the first.
+/// The name of file `number` (from 0) of `count`.
+pub(super) fn part_name(stem: &str, number: u64, count: u64) -> String {
+    format!("{stem}-{:05}-of-{count:05}.gguf", number + 1)
+}
+
+/// The name of file `number` (from 0) beside the first. What stands around the ending, in the name of a file that is not yet in its
+/// place, stays.
 fn part_path(first: &Path, number: u64, count: u64) -> Result<PathBuf> {
-    let ending = format!("-00001-of-{count:05}.gguf");
+    let ending = part_name("", 0, count);
     let name = first.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let Some(stem) = name.strip_suffix(&ending) else {
+    let Some((stem, rest)) = name.rsplit_once(&ending) else {
         let allowed = format!("a name that ends in {ending}, as split.count says");
         return Err(Error::field(
             first,
@@ -70,7 +76,7 @@ fn part_path(first: &Path, number: u64, count: u64) -> Result<PathBuf> {
             "give the files the names they were split to",
         ));
     };
-    Ok(first.with_file_name(format!("{stem}-{:05}-of-{count:05}.gguf", number + 1)))
+    Ok(first.with_file_name(part_name(stem, number, count) + rest))
 }
 
 #[cfg(test)]

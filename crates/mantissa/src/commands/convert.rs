@@ -8,6 +8,7 @@ use anyhow::Result;
 use mantissa_num::Scheme;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{Changes, Options, Plan, Quality, Start};
+use mantissa_store::DEFAULT_SHARD_BYTES;
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
@@ -49,9 +50,9 @@ pub struct Args {
     /// Read the output back with the independent decoder; --verify=false leaves that out
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
-    /// Largest weight file
-    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
-    max_shard_size: u64,
+    /// Largest weight file [default: 5G; with --format gguf one file. Of several, NAME.gguf becomes NAME-00001-of-0000N.gguf …]
+    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes)]
+    max_shard_size: Option<u64>,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -82,8 +83,12 @@ struct Done<'a> {
 /// What cannot be read, or be stored without loss; I/O; [`GateFailed`] where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
-    let options =
-        Options { threads: context.threads, max_shard_bytes: args.max_shard_size, ..Options::default() };
+    let options = Options {
+        threads: context.threads,
+        max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
+        max_gguf_bytes: args.max_shard_size,
+        ..Options::default()
+    };
     let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
     let mut plan = Plan::conversion(&source, args.format, changes, options)?;
     plan.evaluation = args.measure.evaluation(&args.model, &source, false)?;
@@ -92,11 +97,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.warn_all(&plan.notes)?;
     let outcome = carry_out(&plan, &source, &args.out, Start::Resume, context)?;
     let against = Against { reference: None, recorded: true, text: None };
-    let verify = || verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()));
+    let written = crate::output::written(&args.out, plan.container, &outcome);
+    let verify = || verify_against(written, &against, context.threads, &|_| ControlFlow::Continue(()));
     let verification = if args.verify { Some(verify()?) } else { None };
     let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
     let done = Done {
-        output: &args.out,
+        output: written,
         from: source.convention_name(),
         lossless: args.requantize.is_none(),
         dropped_inputs: args.drop_inputs,

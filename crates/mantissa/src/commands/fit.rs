@@ -22,7 +22,7 @@ use super::outcome::{MeasureArgs, carry_out, human_figures};
 use super::quantize::container;
 use crate::app::Context;
 use crate::error::{BadInput, GateFailed};
-use crate::output::{Align, Table, bytes, number};
+use crate::output::{Align, Table, bytes, number, written};
 use crate::progress::Unit as Progressed;
 
 /// Quantize a model into a budget of bits or bytes: the model is quantized under each of a few schemes, each layer of each is put
@@ -173,7 +173,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let outcome = carry_out(&plan, &source, &args.out, Start::Resume, context)?;
     let against = Against { reference: Some(&*args.model), recorded: false, text: None };
     let go_on = |_: u64| std::ops::ControlFlow::Continue(());
-    let verification = verify_against(&args.out, &against, context.threads, &go_on)?;
+    let written = written(&args.out, plan.container, &outcome);
+    let verification = verify_against(written, &against, context.threads, &go_on)?;
     let done = Done {
         output: &args.out,
         method: &args.method,

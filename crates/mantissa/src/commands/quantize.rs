@@ -11,8 +11,8 @@ use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
-use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
+use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
@@ -81,9 +81,9 @@ pub struct Args {
     /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
     #[arg(long, value_enum, default_value_t = Round::Nearest)]
     round: Round,
-    /// Largest weight file
-    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes, default_value = "5G")]
-    max_shard_size: u64,
+    /// Largest weight file [default: 5G; with --format gguf one file. Of several, NAME.gguf becomes NAME-00001-of-0000N.gguf …]
+    #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes)]
+    max_shard_size: Option<u64>,
     #[command(flatten)]
     measure: MeasureArgs,
 }
@@ -157,7 +157,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let options = Options {
         threads: context.threads,
         container: args.format,
-        max_shard_bytes: args.max_shard_size,
+        max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
+        max_gguf_bytes: args.max_shard_size,
         rounding,
         calibration: args.calibration.load(&source, args.measure.split(), context)?,
         importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
@@ -182,10 +183,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
     }
     let verifying = std::time::Instant::now();
-    let verification = if args.verify { Some(check(args, context)?) } else { None };
+    let written = crate::output::written(&args.out, plan.container, &outcome);
+    let verification = if args.verify { Some(check(args, written, context)?) } else { None };
     let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
-        output: &args.out,
+        output: written,
         sha256: sha256(&plan, &outcome),
         source_bytes,
         resumed: outcome.resumed,
@@ -216,15 +218,16 @@ fn layer_notes(quality: &Quality) -> Vec<String> {
 }
 
 /// Reads the output back. What its quality.json records of the source was found a moment ago.
-fn check(args: &Args, context: &Context) -> Result<Verification> {
+fn check(args: &Args, written: &Path, context: &Context) -> Result<Verification> {
     let against = Against { reference: Some(&*args.model), recorded: false, text: None };
-    Ok(verify_against(&args.out, &against, context.threads, &|_| ControlFlow::Continue(()))?)
+    Ok(verify_against(written, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 
 /// The hash of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
-    let mut files = outcome.quality.hashes.weights.values();
-    files.next().filter(|_| plan.container == Container::Gguf).map(FileDigest::hex)
+    let files = &outcome.quality.hashes.weights;
+    let single = plan.container == Container::Gguf && files.len() == 1;
+    files.values().next().filter(|_| single).map(FileDigest::hex)
 }
 
 fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) -> Result<()> {

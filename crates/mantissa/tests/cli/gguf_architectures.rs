@@ -41,7 +41,7 @@ fn qwen2_moe(dir: &Path) -> PathBuf {
     out
 }
 
-fn logits(dir: &Path, model: &Path, tokens: &str) -> Vec<f32> {
+pub fn logits(dir: &Path, model: &Path, tokens: &str) -> Vec<f32> {
     let out = dir.join("logits.safetensors");
     let _ = std::fs::remove_file(&out);
     succeed(&["eval", text(model), "--tokens", tokens, "--logits", text(&out), "--json", "--quiet"]);
@@ -67,6 +67,12 @@ fn every_architecture_is_written_and_has_its_logits() {
         ("olmo2", model(dir, "olmo2", &none)),
         ("gptneox", model(dir, "gpt-neox", &none)),
         ("gptneox", model(dir, "gpt-neox-serial", &json!({"hidden_act": "gelu"}))),
+        ("phi3", model(dir, "phi3-longrope", &none)),
+        ("bitnet", model(dir, "bitnet-silu", &none)),
+        ("gpt2", model(dir, "gpt2", &none)),
+        ("deepseek2", model(dir, "deepseek-v2", &json!({"topk_method": "greedy", "rms_norm_eps": 1e-6}))),
+        ("deepseek2", model(dir, "deepseek-v3", &json!({"rms_norm_eps": 1e-6}))),
+        ("gpt-oss", model(dir, "gpt-oss", &json!({"swiglu_limit": 7.0}))),
     ];
     for (architecture, model) in models {
         let out = model.with_extension("gguf");
@@ -108,7 +114,9 @@ fn what_llama_cpp_does_not_compute_is_refused_by_its_field() {
         ("gemma2", "query_pre_attn_scalar"),
         ("phi3", "sliding_window"),
         ("qwen2-moe", "mlp_only_layers"),
-        ("deepseek-v2", "GGUF has no name"),
+        ("deepseek-v2", "rms_norm_eps"),
+        ("gpt-oss", "swiglu_limit"),
+        ("bitnet-relu2", "tie_word_embeddings"),
     ] {
         let (model, out) = (tiny(name), temp.path().join(format!("{name}.gguf")));
         let error = fail(

@@ -13,6 +13,7 @@ mod doctor;
 mod fit;
 mod frame;
 mod gguf_architectures;
+mod gguf_forms;
 mod gguf_types;
 mod hostile;
 mod inspect;

@@ -7,6 +7,12 @@ use super::{Architecture, RowOrder};
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
 
+/// The tensor of what frequencies are divided by (Llama 3's scaling).
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Those of LongRoPE: for contexts longer than the original one, and for others.
+pub const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+
 /// What the metadata say.
 pub(super) struct Parsed {
     /// `None` where the file names no architecture.
@@ -42,7 +48,10 @@ impl Reader<'_> {
         let heads = self.heads("attention.head_count")?;
         let kv_heads = self.heads("attention.head_count_kv")?.or(heads);
         let hidden = self.uint("embedding_length")?;
-        let head_dim = self.head_dim(hidden, heads)?;
+        let head_dim = match self.architecture {
+            Architecture::Deepseek2 => None,
+            _ => self.head_dim(hidden, heads)?,
+        };
         let mut config = Map::new();
         let mut put = |field: &str, value: Option<u64>| value.map(|v| config.insert(field.into(), json!(v)));
         put("hidden_size", hidden);
@@ -138,7 +147,7 @@ impl Reader<'_> {
         };
         let attention = match self.architecture {
             // They always have them.
-            Architecture::Phi2 | Architecture::GptNeox => return Ok(()),
+            Architecture::Phi2 | Architecture::GptNeox | Architecture::Gpt2 => return Ok(()),
             Architecture::Qwen2Moe => {
                 config.insert("qkv_bias".into(), json!(all(&["attn_q", "attn_k", "attn_v"])?));
                 Ok(false)
@@ -152,7 +161,10 @@ impl Reader<'_> {
     }
 
     fn rope_scaling(&self, rotated: Option<u64>) -> Result<Option<Json>> {
-        if let Some(factors) = self.rope_factors(rotated)? {
+        if let Some(scaling) = self.long_rope(rotated)? {
+            return Ok(Some(scaling));
+        }
+        if let Some(factors) = self.factors(ROPE_FACTORS, rotated)? {
             return Ok(Some(json!({ "rope_type": "factors", "factors": factors })));
         }
         let key = self.key("rope.scaling.type");
@@ -188,41 +200,70 @@ impl Reader<'_> {
                 yarn.insert(field.into(), json!(beta));
             }
         }
-        for key in [
-            "rope.scaling.yarn_log_multiplier",
-            "rope.scaling.yarn_ext_factor",
-            "rope.scaling.yarn_attn_factor",
-        ] {
-            if let Some(found) = self.float(key)? {
-                return Err(self.metadata.fault(&self.key(key), found.to_string(), "no such key"));
+        const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+        match self.architecture {
+            Architecture::Deepseek2 => {
+                // A tenth of what the configs say; without it llama.cpp stretches scores and angles otherwise.
+                let Some(tenth) = self.float(MULTIPLIER)?.filter(|&found| found != 0.0) else {
+                    return Err(self.metadata.fault(&self.key(MULTIPLIER), "none", "a number other than 0"));
+                };
+                let mscale = (tenth * 1e7).round() / 1e6;
+                yarn.insert("mscale".into(), json!(mscale));
+                yarn.insert("mscale_all_dim".into(), json!(mscale));
             }
+            _ => self.refuse(MULTIPLIER)?,
         }
+        if self.architecture == Architecture::GptOss {
+            yarn.insert("truncate".into(), json!(false));
+        }
+        self.refuse("rope.scaling.yarn_ext_factor")?;
+        self.refuse("rope.scaling.yarn_attn_factor")?;
         Ok(Json::Object(yarn))
     }
 
-    /// `rope_freqs.weight`: what each frequency is divided by (Llama 3's scaling).
-    fn rope_factors(&self, rotated: Option<u64>) -> Result<Option<Vec<f32>>> {
-        const NAME: &str = "rope_freqs.weight";
-        for name in ["rope_factors_long.weight", "rope_factors_short.weight"] {
-            if self.gguf.get(name).is_some() {
-                return Err(self.metadata.fault(
-                    name,
-                    "factors by context length",
-                    "rope_freqs.weight or none",
-                ));
-            }
+    /// Refuses a key that would change the computation.
+    fn refuse(&self, key: &str) -> Result<()> {
+        match self.float(key)? {
+            Some(found) => Err(self.metadata.fault(&self.key(key), found.to_string(), "no such key")),
+            None => Ok(()),
         }
-        let Some(tensor) = self.gguf.get(NAME) else { return Ok(None) };
+    }
+
+    /// LongRoPE: a tensor of factors for contexts up to the original one, another beyond it.
+    fn long_rope(&self, rotated: Option<u64>) -> Result<Option<Json>> {
+        if !LONG_ROPE.iter().any(|name| self.gguf.get(name).is_some()) {
+            return Ok(None);
+        }
+        let mut factors = Vec::new();
+        for name in LONG_ROPE {
+            let missing = || self.metadata.fault(name, "none", "a tensor beside the other set of factors");
+            factors.push(self.factors(name, rotated)?.ok_or_else(missing)?);
+        }
+        let mut scaling = Map::new();
+        scaling.insert("rope_type".into(), json!("longrope"));
+        scaling.insert("long_factor".into(), json!(factors[0]));
+        scaling.insert("short_factor".into(), json!(factors[1]));
+        let factor = self.float("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        scaling.insert("attention_factor".into(), json!(factor));
+        if let Some(context) = self.uint("rope.scaling.original_context_length")? {
+            scaling.insert("original_max_position_embeddings".into(), json!(context));
+        }
+        Ok(Some(Json::Object(scaling)))
+    }
+
+    /// The tensor `name`: what each frequency is divided by.
+    fn factors(&self, name: &str, rotated: Option<u64>) -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = self.gguf.get(name) else { return Ok(None) };
         let expected = rotated.unwrap_or(0) / 2;
         if tensor.ty != crate::gguf::GgmlType::F32 || tensor.shape != [usize::try_from(expected).unwrap_or(0)]
         {
             let found = format!("{} {:?}", tensor.ty.name, tensor.shape);
-            return Err(self.metadata.fault(NAME, found, format!("F32 [{expected}]")));
+            return Err(self.metadata.fault(name, found, format!("F32 [{expected}]")));
         }
         let bytes = self.gguf.read(tensor)?;
         let factors: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         match factors.iter().find(|f| !f.is_finite() || **f <= 0.0) {
-            Some(bad) => Err(self.metadata.fault(NAME, bad.to_string(), "finite factors greater than 0")),
+            Some(bad) => Err(self.metadata.fault(name, bad.to_string(), "finite factors greater than 0")),
             None => Ok(Some(factors)),
         }
     }

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::Architecture;
-use super::config::{Reader, small};
+use super::config::{LONG_ROPE, Reader, small};
 use crate::error::Result;
 use crate::gguf::Value;
 
@@ -36,19 +36,23 @@ impl Architecture {
             "attention.clamp_kqv" => self == Self::Olmo,
             "attn_logit_softcapping" => self == Self::Gemma2,
             "final_logit_softcapping" => matches!(self, Self::Gemma2 | Self::Gemma3),
+            "expert_group_count"
+            | "expert_gating_func"
+            | "expert_weights_scale"
+            | "leading_dense_block_count" => self == Self::Deepseek2,
             _ => false,
         }
     }
 
     fn may_have_experts(self) -> bool {
-        matches!(self, Self::Llama | Self::Qwen2Moe | Self::Qwen3Moe)
+        matches!(self, Self::Llama | Self::Qwen2Moe | Self::Qwen3Moe | Self::Deepseek2 | Self::GptOss)
     }
 
     /// The layers without a window are the last of so many each, where the file does not say otherwise; `None` where no layer
     /// has a window in llama.cpp.
     pub fn default_window_period(self) -> Option<u32> {
         match self {
-            Self::Gemma2 => Some(2),
+            Self::Gemma2 | Self::GptOss => Some(2),
             Self::Gemma3 => Some(6),
             _ => None,
         }
@@ -68,7 +72,10 @@ impl Architecture {
 
 impl Reader<'_> {
     pub(super) fn refuse_unsupported(&self) -> Result<()> {
-        for (name, harmless) in UNSUPPORTED.into_iter().filter(|(name, _)| !self.architecture.has_key(name)) {
+        let long_rope = LONG_ROPE.iter().any(|name| self.gguf.get(name).is_some());
+        let known =
+            |name: &str| self.architecture.has_key(name) || (long_rope && name == "rope.scaling.attn_factor");
+        for (name, harmless) in UNSUPPORTED.into_iter().filter(|(name, _)| !known(name)) {
             let key = self.key(name);
             let Some(value) = self.metadata.get(&key) else { continue };
             let number = value.as_f64().or_else(|| value.as_u64().map(|n| n as f64));
@@ -79,15 +86,16 @@ impl Reader<'_> {
                 return Err(self.metadata.fault(&key, found, allowed));
             }
         }
-        let joined = matches!(self.architecture, Architecture::Phi3 | Architecture::GptNeox);
+        let is = |known: &[Architecture]| known.contains(&self.architecture);
+        let joined = is(&[Architecture::Phi3, Architecture::GptNeox, Architecture::Gpt2]);
         let experts = self.architecture.may_have_experts();
         for (suffix, known) in [
             ("attn_qkv.weight", joined),
             ("ffn_gate_inp.weight", experts),
             ("ffn_gate_exps.weight", experts),
-            ("ffn_gate_inp.bias", false),
-            ("exp_probs_b.bias", false),
-            ("attn_sinks.weight", false),
+            ("ffn_gate_inp.bias", is(&[Architecture::GptOss])),
+            ("exp_probs_b.bias", is(&[Architecture::Deepseek2])),
+            ("attn_sinks.weight", is(&[Architecture::GptOss])),
         ] {
             let tensor = self.gguf.tensors().iter().find(|tensor| tensor.name.ends_with(suffix));
             if let Some(tensor) = tensor.filter(|_| !known) {
@@ -123,13 +131,64 @@ impl Reader<'_> {
             let of_tensor = shape.and_then(|shape| shape.get(dimension)).map(|&n| n as u64);
             Ok(self.uint(key)?.filter(|&n| n > 0).or(of_tensor))
         };
-        config.insert("num_experts".into(), json!(count));
         let own = width("expert_feed_forward_length", "ffn_gate_exps", 1)?;
+        match self.architecture {
+            Architecture::GptOss => {
+                config.insert("num_local_experts".into(), json!(count));
+                if own.is_some() {
+                    config.insert("intermediate_size".into(), json!(own));
+                }
+                return Ok(());
+            }
+            Architecture::Deepseek2 => return self.put_deepseek_experts(config, count, own),
+            _ => {}
+        }
+        config.insert("num_experts".into(), json!(count));
         config.insert("moe_intermediate_size".into(), json!(own));
         config.insert("norm_topk_prob".into(), json!(self.architecture == Architecture::Qwen3Moe));
         if self.architecture == Architecture::Qwen2Moe {
             let shared = width("expert_shared_feed_forward_length", "ffn_gate_shexp", 0)?;
             config.insert("shared_expert_intermediate_size".into(), json!(shared));
+        }
+        Ok(())
+    }
+
+    /// The experts of DeepSeek. With scores that are sigmoids it is V3, with softmax V2.
+    fn put_deepseek_experts(
+        &self,
+        config: &mut Map<String, Json>,
+        count: u64,
+        width: Option<u64>,
+    ) -> Result<()> {
+        config.insert("n_routed_experts".into(), json!(count));
+        config.insert("moe_intermediate_size".into(), json!(width));
+        config.insert("n_shared_experts".into(), json!(self.uint("expert_shared_count")?.unwrap_or(0)));
+        let dense = self.uint("leading_dense_block_count")?.unwrap_or(0);
+        config.insert("first_k_dense_replace".into(), json!(dense));
+        let scale = self.float("expert_weights_scale")?.filter(|&scale| scale != 0.0).unwrap_or(1.0);
+        config.insert("routed_scaling_factor".into(), json!(scale));
+        let normalized = self.metadata.flag(&self.key("expert_weights_norm"))?.unwrap_or(false);
+        config.insert("norm_topk_prob".into(), json!(normalized));
+        let groups = self.uint("expert_group_count")?.filter(|&n| n > 1);
+        let key = self.key("expert_gating_func");
+        match self.metadata.uint(&key)?.unwrap_or(0) {
+            0 | 1 if groups.is_some() => {
+                let key = self.key("expert_group_count");
+                let found = groups.unwrap_or(0).to_string();
+                return Err(self.metadata.fault(&key, found, "1 with softmax scores, or no such key"));
+            }
+            0 | 1 => {
+                config.insert("model_type".into(), json!("deepseek_v2"));
+                config.insert("topk_method".into(), json!("greedy"));
+            }
+            2 => {
+                config.insert("n_group".into(), json!(groups.unwrap_or(1)));
+                let chosen = self.uint("expert_group_used_count")?.filter(|&n| n > 0).unwrap_or(1);
+                config.insert("topk_group".into(), json!(chosen));
+            }
+            other => {
+                return Err(self.metadata.fault(&key, other.to_string(), "1 (softmax) or 2 (sigmoid)"));
+            }
         }
         Ok(())
     }
@@ -170,7 +229,57 @@ impl Reader<'_> {
                 config.insert("use_parallel_residual".into(), json!(parallel.unwrap_or(true)));
                 self.put_partial(config, "rotary_pct", head_dim)?;
             }
+            Architecture::Bitnet => {
+                // llama.cpp has SiLU where the file does not say otherwise.
+                let stated = self.metadata.text(&self.key("hidden_activation"))?;
+                config.insert("hidden_act".into(), json!(stated.unwrap_or("silu")));
+            }
+            Architecture::Gpt2 => {
+                for (from, to) in [
+                    ("hidden_size", "n_embd"),
+                    ("num_hidden_layers", "n_layer"),
+                    ("num_attention_heads", "n_head"),
+                    ("intermediate_size", "n_inner"),
+                    ("max_position_embeddings", "n_positions"),
+                    ("rms_norm_eps", "layer_norm_epsilon"),
+                ] {
+                    rename(from, to);
+                }
+                config.insert("activation_function".into(), json!("gelu_new"));
+            }
+            Architecture::Deepseek2 => self.put_latent(config)?,
+            Architecture::GptOss => {
+                let layers = config.get("num_hidden_layers").and_then(Json::as_u64).unwrap_or(0);
+                self.put_windows(config, layers)?;
+            }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// The widths of latent attention. llama.cpp counts one head of keys, as wide as the latent and its rotated part; files of
+    /// before state the widths of a head.
+    fn put_latent(&self, config: &mut Map<String, Json>) -> Result<()> {
+        config.remove("num_key_value_heads");
+        config.insert("rope_interleave".into(), json!(true));
+        config.insert("q_lora_rank".into(), json!(self.uint("attention.q_lora_rank")?.filter(|&n| n > 0)));
+        let rotated = self.uint("rope.dimension_count")?;
+        let head = match self.uint("attention.key_length_mla")? {
+            None => self.uint("attention.key_length")?,
+            stated => stated,
+        };
+        let value = match self.uint("attention.value_length_mla")? {
+            None => self.uint("attention.value_length")?,
+            stated => stated,
+        };
+        let unrotated = head.zip(rotated).and_then(|(head, rotated)| head.checked_sub(rotated));
+        for (field, width) in [
+            ("kv_lora_rank", self.uint("attention.kv_lora_rank")?),
+            ("qk_rope_head_dim", rotated),
+            ("qk_nope_head_dim", unrotated),
+            ("v_head_dim", value),
+        ] {
+            width.map(|width| config.insert(field.into(), json!(width)));
         }
         Ok(())
     }

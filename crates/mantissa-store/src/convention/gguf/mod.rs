@@ -1,11 +1,12 @@
 //! Models in GGUF files, as llama.cpp's converter writes them: names, row order, metadata, block types.
 //!
 //! A model is presented under Hugging Face names and in Hugging Face row order, its metadata as the `config.json` that it
-//! was made from, so that nothing above this module knows where it came from. Architectures: llama (Mistral too), qwen2,
-//! qwen3. What changes the computation and is not understood is refused by its key.
+//! was made from, so that nothing above this module knows where it came from. What changes the computation and is not understood
+//! is refused by its key.
 
 mod config;
 mod family;
+mod joined;
 mod names;
 mod order;
 mod read;
@@ -13,9 +14,11 @@ mod write;
 
 use std::path::Path;
 
+pub use config::{LONG_ROPE, ROPE_FACTORS};
+pub use joined::{Joined, JoinedPart};
 pub use names::{Place, hf_name, place, stored_name};
 pub use order::{Moved, RowOrder, to_gguf_order, to_hf_order};
-pub use write::{Sizes, block_type, metadata, specs, tensors};
+pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 
 use crate::gguf::{Gguf, GgufHeader, GgufTensor, Metadata, Storage};
 use crate::{Checkpoint, Result};
@@ -50,11 +53,19 @@ pub enum Architecture {
     Olmo2,
     /// GPT-NeoX and Pythia.
     GptNeox,
+    /// BitNet b1.58: a factor beside each ternary weight.
+    Bitnet,
+    /// GPT-2.
+    Gpt2,
+    /// DeepSeek-V2 and V3: the projection from the latent of keys and values is taken apart.
+    Deepseek2,
+    /// gpt-oss: gate and up of the experts are taken apart.
+    GptOss,
 }
 
 impl Architecture {
     /// Every architecture with its name in `general.architecture` and its `model_type`.
-    pub const NAMES: [(Self, &'static str, &'static str); 13] = [
+    pub const NAMES: [(Self, &'static str, &'static str); 17] = [
         (Self::Llama, "llama", "llama"),
         (Self::Qwen2, "qwen2", "qwen2"),
         (Self::Qwen2Moe, "qwen2moe", "qwen2_moe"),
@@ -68,6 +79,10 @@ impl Architecture {
         (Self::Olmo, "olmo", "olmo"),
         (Self::Olmo2, "olmo2", "olmo2"),
         (Self::GptNeox, "gptneox", "gpt_neox"),
+        (Self::Bitnet, "bitnet", "bitnet"),
+        (Self::Gpt2, "gpt2", "gpt2"),
+        (Self::Deepseek2, "deepseek2", "deepseek_v3"),
+        (Self::GptOss, "gpt-oss", "gpt_oss"),
     ];
 
     /// The architecture with this name.
@@ -80,14 +95,18 @@ impl Architecture {
         Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(_, name, _)| name)
     }
 
-    /// `model_type` of the checkpoints that it is made from; Mistral's and Mixtral's are `llama` too.
+    /// `model_type` of the checkpoints that it is made from; Mistral's and Mixtral's are `llama` too, DeepSeek-V2's `deepseek2`.
     pub fn model_type(self) -> &'static str {
         Self::NAMES.iter().find(|(known, ..)| *known == self).map_or("", |(.., model_type)| model_type)
     }
 
     /// The architecture that a Hugging Face `model_type` is written as.
     pub fn of_model_type(model_type: &str) -> Option<Self> {
-        let written = if ["mistral", "mixtral"].contains(&model_type) { "llama" } else { model_type };
+        let written = match model_type {
+            "mistral" | "mixtral" => "llama",
+            "deepseek_v2" => "deepseek_v3",
+            other => other,
+        };
         Self::NAMES.into_iter().find(|(.., known)| *known == written).map(|(architecture, ..)| architecture)
     }
 
@@ -116,7 +135,7 @@ impl Architecture {
 
     /// Whether its norms are LayerNorms, whose epsilon has another key.
     pub fn has_layer_norms(self) -> bool {
-        matches!(self, Self::Phi2 | Self::Olmo | Self::GptNeox)
+        matches!(self, Self::Phi2 | Self::Olmo | Self::GptNeox | Self::Gpt2)
     }
 }
 
@@ -153,6 +172,17 @@ impl Model {
     /// Every tensor, under its GGUF name.
     pub fn tensors(&self) -> &[GgufTensor] {
         &self.header.tensors
+    }
+
+    /// Whether the file has the tensor with this Hugging Face (or GGUF) name, whole or in parts.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensor(name).is_some() || self.joined(name).is_some()
+    }
+
+    /// The parts of the tensor with this Hugging Face name, where it is several in this file.
+    pub fn joined(&self, name: &str) -> Option<Joined> {
+        let joined = self.architecture?.joined(name)?;
+        joined.names().iter().all(|part| self.header.get(part).is_some()).then_some(joined)
     }
 
     /// The tensor that has this Hugging Face name, or, where that stands for none, this GGUF name.

@@ -3,7 +3,7 @@
 
 use super::Architecture;
 
-const TOP: [(&str, &str); 7] = [
+const TOP: [(&str, &str); 13] = [
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
     ("lm_head", "output"),
@@ -11,10 +11,23 @@ const TOP: [(&str, &str); 7] = [
     ("gpt_neox.embed_in", "token_embd"),
     ("gpt_neox.final_layer_norm", "output_norm"),
     ("embed_out", "output"),
+    ("transformer.wte", "token_embd"),
+    ("transformer.wpe", "position_embd"),
+    ("transformer.ln_f", "output_norm"),
+    ("wte", "token_embd"),
+    ("wpe", "position_embd"),
+    ("ln_f", "output_norm"),
 ];
 
+/// What the names of a layer's tensors begin with.
+const LAYERS: [&str; 4] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h."];
+
+/// Tensors of a layer that no module has as its weight or bias.
+const VECTORS: [(&str, &str); 2] =
+    [("self_attn.sinks", "attn_sinks.weight"), ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")];
+
 /// Where two modules have one name in GGUF, the first is Llama's.
-const LAYER: [(&str, &str); 28] = [
+const LAYER: [(&str, &str); 46] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -43,9 +56,27 @@ const LAYER: [(&str, &str); 28] = [
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("self_attn.attn_sub_norm", "attn_sub_norm"),
+    ("mlp.ffn_sub_norm", "ffn_sub_norm"),
+    ("ln_1", "attn_norm"),
+    ("ln_2", "ffn_norm"),
+    ("attn.c_attn", "attn_qkv"),
+    ("attn.c_proj", "attn_output"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mlp.router", "ffn_gate_inp"),
 ];
 
-/// Where the norm of this name stands after the attention (Gemma 2 and 3, OLMo 2).
+/// Where the norm of this name stands after the attention (Gemma 2 and 3, OLMo 2), or is called so (gpt-oss).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 
 /// The weight of one expert is a part of the tensor of all.
@@ -70,8 +101,9 @@ pub struct Place {
 impl Architecture {
     /// Where the tensor with this Hugging Face name lies, `.weight` or `.bias` included.
     pub fn place(self, hf: &str) -> Option<Place> {
-        let (module, part) = split(hf)?;
-        if self.norms_results() && module.ends_with(AFTER_ATTENTION.0) {
+        let Some((module, part)) = split(hf) else { return place(hf) };
+        let called_so = self.norms_results() || self == Self::GptOss;
+        if called_so && module.ends_with(AFTER_ATTENTION.0) {
             let (layer, _) = layer(module.strip_prefix("model.layers.")?)?;
             return Some(Place { tensor: format!("blk.{layer}.{}.{part}", AFTER_ATTENTION.1), expert: None });
         }
@@ -95,12 +127,16 @@ pub fn place(hf: &str) -> Option<Place> {
 
 /// The GGUF name of a tensor with this Hugging Face name, `.weight` or `.bias` included, where it is a tensor by itself.
 pub fn stored_name(hf: &str) -> Option<String> {
+    if let Some((layer, vector)) = LAYERS.iter().find_map(|prefix| hf.strip_prefix(prefix)).and_then(layer)
+        && let Some((_, stored)) = VECTORS.iter().find(|(name, _)| *name == vector)
+    {
+        return Some(format!("blk.{layer}.{stored}"));
+    }
     let (module, part) = split(hf)?;
     if let Some((_, stored)) = TOP.iter().find(|(name, _)| *name == module) {
         return Some(format!("{stored}.{part}"));
     }
-    let module =
-        ["model.layers.", "gpt_neox.layers."].iter().find_map(|prefix| module.strip_prefix(prefix))?;
+    let module = LAYERS.iter().find_map(|prefix| module.strip_prefix(prefix))?;
     let (layer, module) = layer(module)?;
     let (_, stored) = LAYER.iter().find(|(name, _)| *name == module)?;
     Some(format!("blk.{layer}.{stored}.{part}"))
@@ -122,7 +158,7 @@ fn split(name: &str) -> Option<(&str, &str)> {
 }
 
 /// A layer's number, written as numbers are, and the rest.
-fn layer(name: &str) -> Option<(usize, &str)> {
+pub(super) fn layer(name: &str) -> Option<(usize, &str)> {
     let (number, rest) = name.split_once('.')?;
     let layer: usize = number.parse().ok()?;
     (layer.to_string() == number).then_some((layer, rest))

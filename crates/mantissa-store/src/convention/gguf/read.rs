@@ -1,8 +1,8 @@
 //! Tensors of a GGUF model in Hugging Face order.
 
-use mantissa_num::{CodecId, Codes, Format, Quantized, Rule, Scheme, minifloat};
+use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Rule, Scheme, minifloat};
 
-use super::Model;
+use super::{Architecture, Joined, Model};
 use crate::convention::{ModelFiles, Weight};
 use crate::error::{Error, Result};
 use crate::gguf::{GgufTensor, Storage};
@@ -46,14 +46,15 @@ impl Model {
         name: &str,
         shape: &[usize],
     ) -> Result<Vec<f32>> {
+        if let Some(joined) = self.joined(name) {
+            let values = |part: &str| self.part(files, part, |found, shape| self.values(files, found, shape));
+            return self.joined_values(files, &joined, shape, values);
+        }
         let found = self.expect(files, name, shape)?;
-        let tensor = found.tensor;
-        let mut values = match tensor.ty.storage {
-            Storage::Plain(_) => found.read_f32(files, shape.iter().product())?,
-            _ => self.blocks(files, found, shape)?.dequantize().map_err(|e| {
-                files.fault(&tensor.name, e.to_string(), "whole blocks", "the file is corrupt")
-            })?,
-        };
+        let mut values = self.values(files, found, shape)?;
+        if let Some(factor) = self.factor(files, found)? {
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
         if self.architecture.is_some_and(|architecture| architecture.adds_one(name)) {
             values.iter_mut().for_each(|value| *value -= 1.0);
         }
@@ -62,6 +63,73 @@ impl Model {
             Some(moved) => moved.to_hf(&values, row),
             None => values,
         })
+    }
+
+    /// The values of a tensor, or of its part, in the order of the file.
+    fn values(&self, files: &ModelFiles, found: Found<'_>, shape: &[usize]) -> Result<Vec<f32>> {
+        let tensor = found.tensor;
+        Ok(match tensor.ty.storage {
+            Storage::Plain(_) => found.read_f32(files, shape.iter().product())?,
+            _ => self.blocks(files, found, shape)?.dequantize().map_err(|e| {
+                files.fault(&tensor.name, e.to_string(), "whole blocks", "the file is corrupt")
+            })?,
+        })
+    }
+
+    /// A whole tensor of this GGUF name, as `read` gives it.
+    fn part<T>(
+        &self,
+        files: &ModelFiles,
+        name: &str,
+        read: impl Fn(Found<'_>, &[usize]) -> Result<Vec<T>>,
+    ) -> Result<(Vec<usize>, Vec<T>)> {
+        let missing = || Error::NoTensor { path: files.dir().to_owned(), tensor: name.to_owned() };
+        let tensor = self.header.get(name).ok_or_else(missing)?;
+        Ok((tensor.shape.clone(), read(Found { tensor, part: (0, 1) }, &tensor.shape)?))
+    }
+
+    /// The tensor `shape` of the parts that `read` gives.
+    fn joined_values<T: Copy>(
+        &self,
+        files: &ModelFiles,
+        joined: &Joined,
+        shape: &[usize],
+        read: impl Fn(&str) -> Result<(Vec<usize>, Vec<T>)>,
+    ) -> Result<Vec<T>> {
+        let parts = joined.names().iter().map(|part| read(part)).collect::<Result<Vec<_>>>()?;
+        let borrowed: Vec<_> = parts.iter().map(|(shape, values)| (&shape[..], &values[..])).collect();
+        let values = match *shape {
+            [rows, cols] => joined.join(&borrowed, rows, cols),
+            _ => None,
+        };
+        values.ok_or_else(|| {
+            let shapes: Vec<_> = parts.iter().map(|(shape, _)| shape).collect();
+            let allowed = format!("parts of a tensor {shape:?}");
+            files.fault(&joined.names().join(", "), format!("shapes {shapes:?}"), allowed, "")
+        })
+    }
+
+    /// The weight of a layer that is several tensors here: in 16 bits where all of them are, else widened.
+    fn joined_weight(&self, files: &ModelFiles, joined: &Joined, rows: usize, cols: usize) -> Result<Weight> {
+        let all = |dtype| {
+            let stored = joined.names().iter().filter_map(|part| self.header.get(part));
+            stored.into_iter().all(|tensor| tensor.ty.storage == Storage::Plain(dtype))
+        };
+        let words = |part: &str| {
+            let read = |found: Found<'_>, _: &[usize]| {
+                let bytes = found.read(files)?;
+                Ok(bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect())
+            };
+            self.part::<u16>(files, part, read)
+        };
+        if all(Dtype::BF16) {
+            return self.joined_values(files, joined, &[rows, cols], words).map(Weight::Bf16);
+        }
+        if all(Dtype::F16) {
+            return self.joined_values(files, joined, &[rows, cols], words).map(Weight::F16);
+        }
+        let values = |part: &str| self.part(files, part, |found, shape| self.values(files, found, shape));
+        self.joined_values(files, joined, &[rows, cols], values).map(Weight::F32)
     }
 
     /// The weight of linear layer `module` as it is stored, `[rows, cols]`.
@@ -73,6 +141,9 @@ impl Model {
         cols: usize,
     ) -> Result<Weight> {
         let name = format!("{module}.weight");
+        if let Some(joined) = self.joined(&name) {
+            return self.joined_weight(files, &joined, rows, cols);
+        }
         let found = self.expect(files, &name, &[rows, cols])?;
         let moved = self.order.of(&name);
         let words = || -> Result<Vec<u16>> {
@@ -84,8 +155,8 @@ impl Model {
             })
         };
         match found.tensor.ty.storage {
-            Storage::Plain(Dtype::BF16) => words().map(Weight::Bf16),
-            Storage::Plain(Dtype::F16) => words().map(Weight::F16),
+            Storage::Plain(Dtype::BF16) if self.beside(found).is_none() => words().map(Weight::Bf16),
+            Storage::Plain(Dtype::F16) if self.beside(found).is_none() => words().map(Weight::F16),
             Storage::Plain(_) => self.tensor_f32(files, &name, &[rows, cols]).map(Weight::F32),
             _ => {
                 let mut q = self.blocks(files, found, &[rows, cols])?;
@@ -93,7 +164,7 @@ impl Model {
                     let row = bytes.len() / rows.max(1);
                     q.codes = Codes::Packed(moved.to_hf(bytes, row));
                 }
-                self.scaled(files, found, q).map(Weight::Quantized)
+                self.scaled(files, found, q)
             }
         }
     }
@@ -111,13 +182,35 @@ impl Model {
         Ok(Quantized { codes, ..Quantized::empty(Format::Codec(codec), rows, cols) })
     }
 
-    /// NVFP4 may have a factor for the whole tensor beside it; its blocks are then the two-level format.
-    /// Stacked experts have one each.
-    fn scaled(&self, files: &ModelFiles, found: Found<'_>, q: Quantized) -> Result<Quantized> {
+    /// A weight in blocks with the factor that may stand beside it: NVFP4 is then the two-level format, and what is ternary
+    /// (BitNet's TQ1_0 and TQ2_0) the format of that name.
+    fn scaled(&self, files: &ModelFiles, found: Found<'_>, q: Quantized) -> Result<Weight> {
+        let Some(factor) = self.factor(files, found)? else { return Ok(Weight::Quantized(q)) };
+        if q.format == Format::Codec(CodecId::Nvfp4) {
+            return Ok(Weight::Quantized(two_level_nvfp4(&q, factor)));
+        }
+        let mut values = q.dequantize().map_err(|e| {
+            files.fault(&found.tensor.name, e.to_string(), "whole blocks", "the file is corrupt")
+        })?;
+        if let Some(ternary) = ternary(&values, q.rows, q.cols, factor) {
+            return Ok(Weight::Quantized(ternary));
+        }
+        values.iter_mut().for_each(|value| *value *= factor);
+        Ok(Weight::F32(values))
+    }
+
+    /// The tensor of factors beside a weight, one for each matrix.
+    fn beside(&self, found: Found<'_>) -> Option<&GgufTensor> {
+        let name = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
+        name.and_then(|name| self.header.get(&name))
+    }
+
+    /// The factor that stands beside a weight: NVFP4 may have one, and in BitNet every type.
+    fn factor(&self, files: &ModelFiles, found: Found<'_>) -> Result<Option<f32>> {
         let (which, of) = found.part;
-        let beside = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
-        let Some(scale) = beside.and_then(|name| self.header.get(&name)) else { return Ok(q) };
-        if q.format != Format::Codec(CodecId::Nvfp4) {
+        let Some(scale) = self.beside(found) else { return Ok(None) };
+        let two_level = found.tensor.ty.storage == Storage::Blocks(CodecId::Nvfp4);
+        if !two_level && self.architecture != Some(Architecture::Bitnet) {
             return Err(files.fault(&scale.name, "a scale", "none beside this type", ""));
         }
         if scale.numel() != of as u64 {
@@ -128,7 +221,7 @@ impl Model {
         if !factor.is_finite() {
             return Err(files.fault(&scale.name, factor.to_string(), "a finite factor", ""));
         }
-        Ok(two_level_nvfp4(&q, factor))
+        Ok(Some(factor))
     }
 
     fn expect(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Found<'_>> {
@@ -151,6 +244,20 @@ impl Model {
         files.expect_shape(&meta, &[&[experts.max(expert + 1)][..], shape].concat())?;
         Ok(Found { tensor, part: (expert, experts) })
     }
+}
+
+/// Values that are -1, 0 and 1 as codes, with a factor for all; `None` where others are among them.
+fn ternary(values: &[f32], rows: usize, cols: usize, factor: f32) -> Option<Quantized> {
+    let trits = values.iter().all(|value| [-1.0, 0.0, 1.0].contains(value));
+    trits.then(|| {
+        let format = Scheme::ternary(Blocks::Tensor).format;
+        let codes = Codes::U8(values.iter().map(|&value| value as i8 as u8).collect());
+        Quantized {
+            codes,
+            scales: Codes::U32(vec![factor.to_bits()]),
+            ..Quantized::empty(format, rows, cols)
+        }
+    })
 }
 
 /// Codes one by one and scale bytes, with a multiplier for the tensor. In blocks a scale's sign bit is ignored and 0x7f

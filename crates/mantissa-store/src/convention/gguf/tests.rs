@@ -19,6 +19,7 @@ const SIZES: Sizes = Sizes {
     heads: 4,
     kv_heads: 2,
     head_dim: 16,
+    value_dim: 16,
     rotated: 16,
     vocab: 10,
     eps: 1e-5,

@@ -5,7 +5,8 @@ use crate::convention::container::{LinearPlan, NotStorable};
 use crate::gguf::{GgmlType, Storage, Value};
 use crate::{Dtype, TensorSpec};
 use mantissa_num::{
-    Affine, Blocks, Code, Codes, Format, Offset, Quantized, Rounding, ScaleTree, Sense, minifloat,
+    Affine, Blocks, Code, CodecId, Codes, Format, Offset, Quantized, Rounding, ScaleTree, Scheme, Sense,
+    minifloat,
 };
 
 /// The GGUF type that holds `format` without loss, where there is one.
@@ -29,11 +30,22 @@ pub fn block_type(format: &Format) -> Option<GgmlType> {
             scale: Some(scale),
             offset: Offset::None,
         }) if scale.code == Code::Float(minifloat::E4M3) => Some(GgmlType::NVFP4),
+        format if is_ternary(format) => Some(GgmlType::TQ2_0),
         _ => None,
     }
 }
 
-/// The tensors of a linear layer: its weight, and for NVFP4 with a scale for the tensor that scale.
+/// Whether a factor stands beside what holds `format`: that of NVFP4 with a scale for the tensor, and of ternary weights.
+pub fn has_factor(format: &Format) -> bool {
+    is_ternary(format) || format.scale().is_some_and(|scale| scale.outer.is_some())
+}
+
+/// Ternary codes with one scale.
+fn is_ternary(format: &Format) -> bool {
+    *format == Scheme::ternary(Blocks::Tensor).format
+}
+
+/// The tensors of a linear layer: its weight, and the factor beside it where there is one.
 ///
 /// # Errors
 /// [`NotStorable`] where GGUF has no type for the scheme, its blocks do not divide a row, or the input is to be quantized.
@@ -45,7 +57,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
         _ => (Dtype::U8, ty.row_bytes(plan.cols).unwrap_or(0)),
     };
     let mut specs = vec![TensorSpec::new(name, dtype, [plan.rows, cols])];
-    if plan.scheme.has_outer_scale() {
+    if has_factor(&plan.scheme.format) {
         specs.push(TensorSpec::new(stored(plan, "scale")?, Dtype::F32, [1]));
     }
     Ok(specs)
@@ -61,13 +73,28 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
         (_, Codes::Packed(bytes)) => bytes.clone(),
         (GgmlType::MXFP4, Codes::U8(codes)) => blocks(codes, &q.scales, 32, 1),
         (GgmlType::NVFP4, Codes::U8(codes)) => blocks(codes, &q.scales, 16, 4),
+        (GgmlType::TQ2_0, Codes::U8(codes)) => trits(codes),
         (_, codes) => codes.to_le_bytes(),
     };
     let mut all = vec![(stored(plan, "weight")?, bytes)];
-    if let (true, Some(outer)) = (plan.scheme.has_outer_scale(), q.outer) {
-        all.push((stored(plan, "scale")?, factor(&q.format, outer).to_le_bytes().to_vec()));
+    let factor = match (&q.format, q.outer) {
+        (format, Some(outer)) => Some(factor(format, outer)),
+        (format, None) if is_ternary(format) && q.scales.len() == 1 => Some(f32::from_bits(q.scales.get(0))),
+        _ => None,
+    };
+    if let Some(factor) = factor {
+        all.push((stored(plan, "scale")?, factor.to_le_bytes().to_vec()));
     }
     Ok(all)
+}
+
+/// Blocks of TQ2_0 of scale 1, or 0 where all codes are.
+fn trits(codes: &[u8]) -> Vec<u8> {
+    let codec = CodecId::Tq2_0.codec();
+    let values: Vec<f32> = codes.iter().map(|&code| f32::from(code as i8)).collect();
+    let mut blocks = vec![0; codes.len() / codec.elements * codec.bytes];
+    codec.encode(&values, None, &mut blocks);
+    blocks
 }
 
 fn stored_type(plan: &LinearPlan<'_>) -> Result<GgmlType, NotStorable> {
@@ -140,6 +167,7 @@ pub fn metadata(
     if quantized {
         all.push(("general.quantization_version".to_owned(), Value::U32(2)));
     }
+    let rotated = sizes.rotated > 0;
     for (key, value) in [
         ("block_count", u32_of(sizes.layers)),
         ("context_length", u32_of(sizes.context)),
@@ -149,12 +177,14 @@ pub fn metadata(
         ("attention.head_count_kv", u32_of(sizes.kv_heads)),
         (epsilon_key(architecture), Value::F32(sizes.eps)),
         ("attention.key_length", u32_of(sizes.head_dim)),
-        ("attention.value_length", u32_of(sizes.head_dim)),
+        ("attention.value_length", u32_of(sizes.value_dim)),
         ("rope.dimension_count", u32_of(sizes.rotated)),
         ("rope.freq_base", Value::F32(sizes.rope_theta)),
         ("vocab_size", u32_of(sizes.vocab)),
     ] {
-        all.push((format!("{a}.{key}"), value));
+        if rotated || !key.starts_with("rope.") {
+            all.push((format!("{a}.{key}"), value));
+        }
     }
     all
 }
@@ -179,6 +209,7 @@ pub struct Sizes {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    pub value_dim: usize,
     pub rotated: usize,
     pub vocab: usize,
     pub eps: f32,

@@ -1,0 +1,218 @@
+//! The parameters of a model as a GGUF file lists them, and the values of those that a checkpoint stores otherwise.
+
+use std::collections::HashMap;
+
+use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo, linear_weight};
+use mantissa_num::{Code, Format, Rule, Scheme};
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::gguf::{self, Joined, JoinedPart, Place, block_type};
+use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
+
+use super::{Layout, Run, fault, fitting, source_scheme};
+use crate::convert::values_of;
+use crate::error::Result;
+use crate::error_stats::ErrorStats;
+use crate::plan::{Options, PlannedLinear, scheme_of};
+use crate::quality::TensorReport;
+use crate::recipe::{Method, Recipe};
+use crate::source::DenseTensor;
+
+/// A tensor of the checkpoint that becomes several, each under a scheme.
+#[derive(Clone, Debug)]
+pub(super) struct JoinedCast {
+    info: TensorInfo,
+    joined: Joined,
+    schemes: Vec<Scheme>,
+}
+
+/// Every parameter: linear layers as `[out, in]` and experts one by one, whatever checkpoints do.
+pub(crate) fn parameters(config: &ModelConfig) -> Vec<TensorInfo> {
+    let mut all: Vec<TensorInfo> = Vec::new();
+    let mut experts_of = None;
+    for info in config.tensors() {
+        match info.role {
+            Role::Linear { layer, kind } => {
+                let LinearInfo { rows, cols, .. } = config.linear(layer, kind);
+                all.push(TensorInfo { shape: vec![rows, cols], ..info });
+            }
+            Role::Stacked { layer } if !info.name.ends_with("_bias") => {
+                if experts_of.replace(layer) == Some(layer) {
+                    continue;
+                }
+                let stacked = |info: &LinearInfo| matches!(info.stored, StoredAs::Stacked(_));
+                let experts = config.layer_linears(layer).into_iter().filter(stacked);
+                all.extend(experts.map(|LinearInfo { module, layer, kind, rows, cols, .. }| TensorInfo {
+                    name: format!("{module}.weight"),
+                    shape: vec![rows, cols],
+                    role: Role::Linear { layer, kind },
+                }));
+            }
+            _ => all.push(info),
+        }
+    }
+    all
+}
+
+/// The linear layer of a parameter that a checkpoint may store otherwise than the parameter says.
+pub(crate) fn linear_of(config: &ModelConfig, info: &TensorInfo) -> Option<LinearInfo> {
+    match info.role {
+        Role::Linear { layer, kind } => Some(config.linear(layer, kind)),
+        _ => None,
+    }
+}
+
+/// The tensor of a dense checkpoint that holds a parameter.
+pub(crate) fn dense_name(config: &ModelConfig, info: &TensorInfo) -> String {
+    linear_of(config, info).map_or_else(|| info.name.clone(), |linear| linear.dense_tensor().0)
+}
+
+/// Heads, and of each the rows of keys in the projection from the latent (MLA).
+pub(crate) fn heads(config: &ModelConfig) -> (usize, usize) {
+    (config.num_attention_heads, config.latent.map_or(0, |latent| latent.unrotated))
+}
+
+/// The values of a parameter, `[rows, cols]`.
+pub(super) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
+    match linear_of(config, info) {
+        None => Ok(source.tensor_f32(&info.name, &info.shape)?),
+        Some(linear) => {
+            let linear = LinearInfo { bias: false, ..linear };
+            values_of(&linear, linear_weight(source, &linear)?)
+        }
+    }
+}
+
+/// What the tensors are declared from.
+pub(super) struct Adding<'a> {
+    pub(super) source: &'a ModelFiles,
+    pub(super) recipe: &'a Recipe,
+    pub(super) options: &'a Options,
+    /// By module.
+    pub(super) planned: HashMap<&'a str, &'a PlannedLinear>,
+    /// Experts of a layer.
+    pub(super) experts: usize,
+    /// Types of the tensors of all experts of a layer.
+    pub(super) stacks: HashMap<String, GgmlType>,
+}
+
+impl Adding<'_> {
+    /// Declares a tensor, or, at the first of its experts, the tensor of all; with `factor` one f32 for each matrix beside it.
+    ///
+    /// # Errors
+    /// Experts of one tensor are to have different types.
+    pub(super) fn declare(
+        &mut self,
+        tensors: &mut Vec<GgufTensorSpec>,
+        place: &Place,
+        ty: GgmlType,
+        info: &TensorInfo,
+        factor: bool,
+    ) -> Result<()> {
+        let stored = &place.tensor;
+        if place.expert.is_some() {
+            match self.stacks.get(stored) {
+                Some(of_all) if *of_all == ty => return Ok(()),
+                Some(of_all) => {
+                    let allowed =
+                        format!("{}, as the experts before it: they are one tensor in GGUF", of_all.name);
+                    return Err(fault(self.source, &info.name, ty.name, &allowed));
+                }
+                None => drop(self.stacks.insert(stored.clone(), ty)),
+            }
+        }
+        let (matrices, mut shape) = match place.expert {
+            Some(_) => (self.experts, vec![self.experts]),
+            None => (1, Vec::new()),
+        };
+        if factor {
+            let name = stored.replace(".weight", ".scale");
+            tensors.push(GgufTensorSpec::new(name, GgmlType::F32, [matrices]));
+        }
+        shape.extend(&info.shape);
+        tensors.push(GgufTensorSpec::new(stored.clone(), ty, shape));
+        Ok(())
+    }
+}
+
+impl Layout {
+    /// Declares the parts of a tensor: biases in f32, weights under the scheme of the layer, or what stands in for it.
+    pub(super) fn add_joined(
+        &mut self,
+        adding: &Adding<'_>,
+        config: &ModelConfig,
+        info: TensorInfo,
+        joined: Joined,
+    ) -> Result<()> {
+        let [rows, cols] = *info.shape.as_slice() else { return Ok(()) };
+        let shapes = joined.shapes(rows, cols, heads(config)).ok_or_else(|| {
+            fault(adding.source, &info.name, format!("shape {:?}", info.shape), "rows of whole heads")
+        })?;
+        let mut schemes = Vec::new();
+        for (name, shape) in joined.names().iter().zip(shapes) {
+            let scheme = match &joined {
+                Joined::Biases(_) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
+                Joined::KeysAndValues(_) => {
+                    let wanted = linear_of(config, &info)
+                        .filter(|_| adding.recipe.method != Method::Repacked)
+                        .and_then(|linear| scheme_of(adding.recipe, config, adding.options, &linear));
+                    let wanted = wanted.map_or_else(|| source_scheme(adding.source, &info.name), Ok)?;
+                    self.fitted(name, wanted, shape.last().copied().unwrap_or(1))
+                }
+            };
+            let ty = block_type(&scheme.format).ok_or_else(|| {
+                fault(adding.source, &info.name, scheme.to_string(), "a scheme that GGUF holds")
+            })?;
+            self.tensors.push(GgufTensorSpec::new(name.clone(), ty, shape));
+            schemes.push(scheme);
+        }
+        self.joined.push(JoinedCast { info, joined, schemes });
+        Ok(())
+    }
+
+    /// The scheme of a part whose rows have `cols` columns.
+    fn fitted(&mut self, name: &str, wanted: Scheme, cols: usize) -> Scheme {
+        let fits = block_type(&wanted.format).is_some_and(|ty| cols.is_multiple_of(ty.block().0));
+        if fits && !gguf::has_factor(&wanted.format) {
+            return wanted;
+        }
+        let instead = fitting(&wanted, cols);
+        self.notes.push(format!(
+            "{name}: {instead} instead of {wanted}: its rows are {cols} wide, with no factor beside them"
+        ));
+        instead
+    }
+}
+
+impl Run<'_, '_> {
+    /// Writes the parts of a tensor. Gives the bytes read, and the error.
+    pub(super) fn write_joined(&mut self, cast: &JoinedCast) -> Result<(u64, TensorReport)> {
+        let JoinedCast { info, joined, schemes } = cast;
+        let (config, source) = (&self.plan.config, self.source);
+        let values = values(source, config, info)?;
+        let (rows, cols) = (info.shape[0], values.len() / info.shape[0].max(1));
+        let parts = joined.split(&values, rows, cols, heads(config)).unwrap_or_default();
+        let mut error: Option<ErrorStats> = None;
+        for (JoinedPart { name, shape, values }, scheme) in parts.into_iter().zip(schemes) {
+            if matches!(joined, Joined::Biases(_)) {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                self.writer.write(&name, &bytes)?;
+                continue;
+            }
+            let cols = shape.last().copied().unwrap_or(1);
+            let rows = values.len() / cols.max(1);
+            let values = DenseTensor::from(values);
+            let (bytes, stats) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.writer.write(&name, &bytes)?;
+            error.get_or_insert_default().merge(&stats);
+        }
+        let mut names: Vec<String> = schemes.iter().map(ToString::to_string).collect();
+        names.dedup();
+        let report = TensorReport {
+            tensor: info.name.clone(),
+            scheme: names.join(" and "),
+            shape: info.shape.clone(),
+            error: error.map(|stats| stats.report()),
+        };
+        Ok((4 * values.len() as u64, report))
+    }
+}

@@ -1,0 +1,114 @@
+//! Ternary weights of BitNet, without loss.
+//!
+//! A ternary weight is -s, 0 or s with one `s` for the matrix, in f32. The scale of a block of TQ1_0, TQ2_0 or Q4_0 is f16, which
+//! holds few such `s`; so a factor in f32 stands beside the weight (`blk.N.attn_q.scale`, which llama.cpp reads in this
+//! architecture), and the blocks hold the weight divided by it: -1, 0 and 1 under a scale of 1. Of a weight that is not ternary
+//! the factor is the largest magnitude, and the blocks are the codec's.
+
+use mantissa_model::ModelType;
+use mantissa_num::{CodecId, Codes, Format, Quantized, Scheme, TensorError};
+use mantissa_store::convention::gguf::has_factor;
+
+use crate::error_stats::ErrorStats;
+use crate::layers::Solved;
+use crate::plan::Plan;
+use crate::recipe::{Method, Recipe};
+use crate::rtn;
+
+/// The block types that hold -1, 0 and 1 under a scale of 1.
+const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];
+
+/// f16 of 1.
+const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
+
+/// Whether a factor stands beside a layer under `scheme`.
+pub(super) fn factor_beside(model_type: ModelType, recipe: &Recipe, scheme: &Scheme) -> bool {
+    has_factor(&scheme.format) || blocks_of_ternary(model_type, recipe, scheme).is_some()
+}
+
+/// The block type, where a layer of a model is stored as this module says.
+fn blocks_of_ternary(model_type: ModelType, recipe: &Recipe, scheme: &Scheme) -> Option<CodecId> {
+    let Format::Codec(codec) = scheme.format else { return None };
+    let applies = model_type == ModelType::Bitnet && recipe.method == Method::Rtn;
+    (applies && TERNARY.contains(&codec)).then_some(codec)
+}
+
+impl Plan {
+    /// The block type of a layer that is stored as a factor and blocks of what is left.
+    pub(crate) fn blocks_of_ternary(&self, scheme: &Scheme) -> Option<CodecId> {
+        self.gguf.as_ref()?;
+        blocks_of_ternary(self.config.model_type, &self.recipe, scheme)
+    }
+}
+
+/// What stands in for TQ1_0 and TQ2_0 where rows are no multiples of 256.
+pub(super) fn smaller(model_type: ModelType, wanted: CodecId) -> Option<CodecId> {
+    let ternary = [CodecId::Tq1_0, CodecId::Tq2_0].contains(&wanted) && model_type == ModelType::Bitnet;
+    ternary.then_some(CodecId::Q4_0)
+}
+
+/// A weight `[rows, cols]` as its largest magnitude and blocks of the quotients.
+///
+/// # Errors
+/// A value is no number.
+pub(crate) fn quantize(
+    codec: CodecId,
+    w: &[f32],
+    rows: usize,
+    cols: usize,
+    threads: usize,
+) -> Result<Solved, TensorError> {
+    let amax = w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
+    let factor = if amax > 0.0 { amax } else { 1.0 };
+    let quotients: Vec<f32> = w.iter().map(|v| v / factor).collect();
+    let trits = quotients.iter().all(|v| [-1.0, 0.0, 1.0].contains(v));
+    let q = if trits && codec == CodecId::Q4_0 {
+        let codes = Codes::Packed(quotients.chunks_exact(32).flat_map(q4_0_of_trits).collect());
+        Quantized { codes, ..Quantized::empty(Format::Codec(codec), rows, cols) }
+    } else {
+        rtn::quantize(&Scheme::codec(codec), &quotients, rows, cols, None, threads)?.0
+    };
+    let decoded: Vec<f32> = q.dequantize()?.into_iter().map(|v| v * factor).collect();
+    let stats = ErrorStats::of_rows(w, &decoded, cols);
+    Ok(Solved::rounded((Quantized { outer: Some(factor), ..q }, stats)))
+}
+
+/// A block whose scale is 1: `d | 16 bytes`, element `i` in the low nibble of byte `i`, element `i + 16` in the high one, each
+/// plus 8.
+fn q4_0_of_trits(x: &[f32]) -> Vec<u8> {
+    let code = |v: f32| (v + 8.0) as u8;
+    let bytes = x[..16].iter().zip(&x[16..]).map(|(&low, &high)| code(low) | code(high) << 4);
+    ONE.into_iter().chain(bytes).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ternary_weights_lose_nothing() {
+        // No f16 is near it.
+        let s = 0.123_456_79_f32;
+        let w: Vec<f32> = (0..512).map(|i| s * (i % 3) as f32 - s).collect();
+        for codec in TERNARY {
+            let solved = quantize(codec, &w, 2, 256, 1).unwrap();
+            let decoded = solved.quantized.dequantize().unwrap();
+            assert_eq!(solved.quantized.outer, Some(s));
+            assert!(decoded.iter().zip(&w).all(|(v, w)| v * s == *w), "{codec:?}");
+            assert_eq!(solved.stats.report().max_abs_error, 0.0);
+        }
+        assert_eq!(quantize(CodecId::Tq2_0, &[0.0; 256], 1, 256, 1).unwrap().quantized.outer, Some(1.0));
+        assert!(quantize(CodecId::Tq2_0, &[f32::NAN; 256], 1, 256, 1).is_err());
+    }
+
+    #[test]
+    fn other_weights_are_the_codecs() {
+        let w: Vec<f32> = (0..256).map(|i| (i as f32 * 0.7).sin()).collect();
+        for codec in TERNARY {
+            let solved = quantize(codec, &w, 1, 256, 1).unwrap();
+            let error = solved.stats.report().relative_error;
+            assert!(error > 0.0 && error < 0.6, "{codec:?} {error}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Tensors of a checkpoint that are several in a GGUF file.
+//!
+//! - gpt-oss joins the biases of its experts, `[experts, 2 · width]`, those of gate and up taking turns; in GGUF each projection
+//!   has its own, `[experts, width]`. (The weights are read expert by expert, [`super::place`].)
+//! - DeepSeek's projection from the latent of keys and values has, head by head, the rows of its keys and then those of its values,
+//!   `[heads · (unrotated + value), rank]`. llama.cpp multiplies queries with it in place of keys ("absorption"), so its converter
+//!   takes it apart: keys transposed, `[heads, rank, unrotated]`, and values, `[heads, value, rank]`.
+//!
+//! Source: llama.cpp, `conversion/gpt_oss.py` and `conversion/deepseek.py`; `deepseek2.cpp`.
+
+use super::Architecture;
+use super::names::layer;
+
+/// A tensor that is several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// Biases of experts, under these names; of several, elements take turns.
+    Biases(Vec<String>),
+    /// What makes keys and what makes values of the latent.
+    KeysAndValues([String; 2]),
+}
+
+/// One of the tensors that a tensor becomes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JoinedPart<T> {
+    /// Its name in GGUF.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its values.
+    pub values: Vec<T>,
+}
+
+impl Architecture {
+    /// How the tensor with this Hugging Face name is taken apart, where it is. A file of before llama.cpp did so has the
+    /// projection of [`Joined::KeysAndValues`] whole, where [`Architecture::place`] says.
+    pub fn joined(self, hf: &str) -> Option<Joined> {
+        let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
+        let stored = |name: &str| format!("blk.{layer}.{name}");
+        match (self, module) {
+            (Self::GptOss, "mlp.experts.gate_up_proj_bias") => {
+                Some(Joined::Biases(vec![stored("ffn_gate_exps.bias"), stored("ffn_up_exps.bias")]))
+            }
+            (Self::GptOss, "mlp.experts.down_proj_bias") => {
+                Some(Joined::Biases(vec![stored("ffn_down_exps.bias")]))
+            }
+            (Self::Deepseek2, "self_attn.kv_b_proj.weight") => {
+                Some(Joined::KeysAndValues([stored("attn_k_b.weight"), stored("attn_v_b.weight")]))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Joined {
+    /// Names of the parts in GGUF.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Joined::Biases(names) => names,
+            Joined::KeysAndValues(names) => names,
+        }
+    }
+
+    /// The shapes of the parts of a tensor `[rows, cols]`; of [`Joined::KeysAndValues`] with `heads` heads whose keys have
+    /// `unrotated` rows. `None` where the rows are no such.
+    pub fn shapes(
+        &self,
+        rows: usize,
+        cols: usize,
+        (heads, unrotated): (usize, usize),
+    ) -> Option<Vec<Vec<usize>>> {
+        match self {
+            Joined::Biases(names) => {
+                cols.is_multiple_of(names.len()).then(|| vec![vec![rows, cols / names.len()]; names.len()])
+            }
+            Joined::KeysAndValues(_) => {
+                let each = rows.checked_div(heads).filter(|each| each * heads == rows)?;
+                let value = each.checked_sub(unrotated)?;
+                Some(vec![vec![heads, cols, unrotated], vec![heads, value, cols]])
+            }
+        }
+    }
+
+    /// The parts of `values`, `[rows, cols]`; heads as in [`Self::shapes`].
+    pub fn split<T: Copy>(
+        &self,
+        values: &[T],
+        rows: usize,
+        cols: usize,
+        heads: (usize, usize),
+    ) -> Option<Vec<JoinedPart<T>>> {
+        let shapes = self.shapes(rows, cols, heads).filter(|_| values.len() == rows * cols)?;
+        let parts: Vec<Vec<T>> = match self {
+            Joined::Biases(names) => {
+                let turn = |turn| values.iter().skip(turn).step_by(names.len()).copied().collect();
+                (0..names.len()).map(turn).collect()
+            }
+            Joined::KeysAndValues(_) => {
+                let (heads, unrotated) = heads;
+                let each = rows / heads * cols;
+                let (mut keys, mut others) = (Vec::new(), Vec::new());
+                for head in values.chunks_exact(each.max(1)) {
+                    let (key, value) = head.split_at(unrotated * cols);
+                    keys.extend((0..cols).flat_map(|col| key.iter().skip(col).step_by(cols)));
+                    others.extend_from_slice(value);
+                }
+                vec![keys, others]
+            }
+        };
+        let named = self.names().iter().cloned().zip(shapes).zip(parts);
+        Some(named.map(|((name, shape), values)| JoinedPart { name, shape, values }).collect())
+    }
+
+    /// The inverse of [`Self::split`]: the tensor `[rows, cols]`; `None` where shapes do not fit together.
+    pub fn join<T: Copy>(&self, parts: &[(&[usize], &[T])], rows: usize, cols: usize) -> Option<Vec<T>> {
+        let heads = match (self, parts.first()) {
+            (Joined::KeysAndValues(_), Some(([heads, _, unrotated], _))) => (*heads, *unrotated),
+            _ => (0, 0),
+        };
+        let shapes = self.shapes(rows, cols, heads)?;
+        let fits = |(shape, (found, values)): (&Vec<usize>, &(&[usize], &[T]))| {
+            shape == found && values.len() == shape.iter().product::<usize>()
+        };
+        if parts.len() != shapes.len() || !shapes.iter().zip(parts).all(fits) {
+            return None;
+        }
+        let mut out = Vec::with_capacity(rows * cols);
+        match self {
+            Joined::Biases(_) => {
+                let width = cols / parts.len();
+                out.extend((0..rows * width).flat_map(|i| parts.iter().map(move |(_, values)| values[i])));
+            }
+            Joined::KeysAndValues(_) => {
+                let (heads, unrotated) = heads;
+                let value = rows / heads - unrotated;
+                for head in 0..heads {
+                    let keys = &parts[0].1[head * cols * unrotated..][..cols * unrotated];
+                    out.extend((0..unrotated).flat_map(|row| keys.iter().skip(row).step_by(unrotated)));
+                    out.extend_from_slice(&parts[1].1[head * value * cols..][..value * cols]);
+                }
+            }
+        }
+        Some(out)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn round_trip(name: &str, architecture: Architecture, rows: usize, cols: usize, heads: (usize, usize)) {
+        let joined = architecture.joined(name).unwrap();
+        let values: Vec<usize> = (0..rows * cols).collect();
+        let parts = joined.split(&values, rows, cols, heads).unwrap();
+        let borrowed: Vec<_> = parts.iter().map(|part| (&part.shape[..], &part.values[..])).collect();
+        assert_eq!(joined.join(&borrowed, rows, cols).unwrap(), values);
+        assert_eq!(joined.join(&borrowed, rows + 1, cols), None, "{name}");
+        assert_eq!(joined.join(&borrowed[1..], rows, cols), None, "{name}");
+    }
+
+    #[test]
+    fn what_is_taken_apart_is_joined_again() {
+        round_trip("model.layers.3.mlp.experts.gate_up_proj_bias", Architecture::GptOss, 3, 8, (0, 0));
+        round_trip("model.layers.3.mlp.experts.down_proj_bias", Architecture::GptOss, 3, 8, (0, 0));
+        round_trip("model.layers.0.self_attn.kv_b_proj.weight", Architecture::Deepseek2, 10, 4, (2, 3));
+    }
+
+    #[test]
+    fn parts_are_in_the_order_of_the_converter() {
+        let joined = Architecture::GptOss.joined("model.layers.1.mlp.experts.gate_up_proj_bias").unwrap();
+        let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7], 2, 4, (0, 0)).unwrap();
+        assert_eq!(
+            (parts[0].name.as_str(), &parts[0].values[..]),
+            ("blk.1.ffn_gate_exps.bias", &[0, 2, 4, 6][..])
+        );
+        assert_eq!(parts[1].values, [1, 3, 5, 7]);
+        // One head of two rows of keys and one of values, over a latent of three.
+        let joined = Architecture::Deepseek2.joined("model.layers.1.self_attn.kv_b_proj.weight").unwrap();
+        let parts = joined.split(&[0, 1, 2, 3, 4, 5, 6, 7, 8], 3, 3, (1, 2)).unwrap();
+        assert_eq!((&parts[0].shape[..], &parts[0].values[..]), (&[1, 3, 2][..], &[0, 3, 1, 4, 2, 5][..]));
+        assert_eq!((&parts[1].shape[..], &parts[1].values[..]), (&[1, 1, 3][..], &[6, 7, 8][..]));
+        assert_eq!(Architecture::Llama.joined("model.layers.1.self_attn.kv_b_proj.weight"), None);
+    }
+}

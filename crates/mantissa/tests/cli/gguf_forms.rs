@@ -1,0 +1,242 @@
+//! What single architectures have in GGUF files beside names: factors of ternary weights, experts in MXFP4 and NVFP4, several files.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_model::ModelConfig;
+use mantissa_store::{Dtype, Gguf};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::gguf_architectures::logits;
+use crate::main_job::{tiny, windows};
+use crate::support::{File, fail, json as run, le, succeed, text, write};
+
+/// The config of a tiny model with some fields changed.
+fn config(name: &str, edits: &Value) -> Value {
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(tiny(name).join("config.json")).unwrap()).unwrap();
+    edits.as_object().unwrap().iter().for_each(|(field, value)| config[field] = value.clone());
+    config
+}
+
+/// A model of this config: norms 1, weights as `value` says by name and index.
+fn model(out: &Path, config: &Value, value: impl Fn(&str, usize) -> f32) -> PathBuf {
+    std::fs::create_dir(out).unwrap();
+    std::fs::write(out.join("config.json"), config.to_string()).unwrap();
+    let infos = ModelConfig::from_json(config, "config.json").unwrap().tensors();
+    let tensors: Vec<_> = infos
+        .iter()
+        .map(|info| {
+            let one = |i| if info.name.contains("norm") { 1.0 } else { value(&info.name, i) };
+            let values: Vec<f32> = (0..info.shape.iter().product()).map(one).collect();
+            (info.name.as_str(), Dtype::F32, &info.shape[..], le(&values))
+        })
+        .collect();
+    write(&out.join("model.safetensors"), &tensors);
+    out.to_owned()
+}
+
+/// Something between -1 and 1 that f16 holds.
+fn noise(name: &str, i: usize) -> f32 {
+    let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (name.len() as u64) << 40;
+    x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((x >> 53) as f32 - 1024.0) / 1024.0
+}
+
+fn apart(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn largest_error(done: &Value) -> f64 {
+    let layers = done["layers"].as_array().unwrap();
+    layers.iter().map(|layer| layer["max_abs_error"].as_f64().unwrap()).fold(0.0, f64::max)
+}
+
+#[test]
+fn ternary_weights_are_carried_over_exactly() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    for (hidden, types) in [(256, ["TQ1_0", "TQ2_0"]), (64, ["Q4_0", "Q4_0"])] {
+        let edits = json!({
+            "hidden_size": hidden, "intermediate_size": hidden, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "num_key_value_heads": 4
+        });
+        // A factor that no f16 is near, for each matrix another.
+        let trit = |name: &str, i: usize| match name.contains("proj") {
+            true => {
+                (noise(name, i) * 1.5).round().clamp(-1.0, 1.0) * (0.123_456_79 + name.len() as f32 * 1e-3)
+            }
+            false => noise(name, i),
+        };
+        let config = config("bitnet-silu", &edits);
+        let source = model(&dir.join(format!("bitnet-{hidden}")), &config, trit);
+        let expected = logits(dir, &source, &tokens);
+        for (recipe, ty) in ["rtn-tq1_0", "rtn-tq2_0"].into_iter().zip(types) {
+            let out = dir.join(format!("{hidden}-{recipe}.gguf"));
+            let arguments =
+                ["quantize", text(&source), "--recipe", recipe, "--format", "gguf", "--out", text(&out)];
+            let done = run(&[&arguments[..], &["--json", "--quiet"]].concat());
+            assert_eq!(done["verification"]["ok"], true, "{done}");
+            assert_eq!(largest_error(&done), 0.0, "{recipe}");
+            let file = Gguf::open(&out).unwrap();
+            assert_eq!(file.get("blk.0.ffn_down.weight").unwrap().ty.name, ty);
+            assert_eq!(file.get("blk.0.ffn_down.scale").unwrap().shape, [1]);
+            let worst = apart(&expected, &logits(dir, &out, &tokens));
+            assert!(worst <= 1e-4, "{recipe}: {worst}");
+        }
+    }
+    // From one container to the other, and back as the other type.
+    let (native, back) = (dir.join("native"), dir.join("back.gguf"));
+    let from = dir.join("256-rtn-tq1_0.gguf");
+    for (from, format, to) in [(&from, "native", &native), (&native, "gguf", &back)] {
+        let done = run(&["convert", text(from), "--format", format, "--out", text(to), "--json", "--quiet"]);
+        assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
+    }
+    assert_eq!(Gguf::open(&back).unwrap().get("blk.0.ffn_down.weight").unwrap().ty.name, "TQ2_0");
+    assert!(apart(&logits(dir, &from, &tokens), &logits(dir, &back, &tokens)) <= 1e-5);
+}
+
+/// A gpt-oss model as it is published: its experts in MXFP4.
+fn gpt_oss(out: &Path) -> PathBuf {
+    let edits = json!({
+        "intermediate_size": 64, "swiglu_limit": 7.0, "quantization_config": {"quant_method": "mxfp4"}
+    });
+    std::fs::create_dir(out).unwrap();
+    let config = config("gpt-oss", &edits);
+    std::fs::write(out.join("config.json"), config.to_string()).unwrap();
+    let tiny = File::open(&tiny("gpt-oss").join("model.safetensors"));
+    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = tiny
+        .names()
+        .into_iter()
+        .filter(|name| !name.contains("experts"))
+        .map(|name| (name.clone(), Dtype::F32, tiny.shape(&name), tiny.bytes(&name)))
+        .collect();
+    let codes = |name: &str, n: usize| -> Vec<u8> {
+        (0..n).map(|i| ((noise(name, i) + 1.0) * 127.0) as u8).collect()
+    };
+    for layer in 0..2 {
+        let experts = format!("model.layers.{layer}.mlp.experts");
+        for (projection, rows, groups) in [("gate_up_proj", 128, 1), ("down_proj", 32, 2)] {
+            let name = format!("{experts}.{projection}");
+            let blocks = codes(&name, 4 * rows * groups * 16);
+            let scales = codes(&name, 4 * rows * groups).into_iter().map(|code| 118 + code % 8).collect();
+            let bias: Vec<f32> = (0..4 * rows).map(|i| noise(&name, i) * 0.25).collect();
+            tensors.push((format!("{name}_blocks"), Dtype::U8, vec![4, rows, groups, 16], blocks));
+            tensors.push((format!("{name}_scales"), Dtype::U8, vec![4, rows, groups], scales));
+            tensors.push((format!("{name}_bias"), Dtype::F32, vec![4, rows], le(&bias)));
+        }
+    }
+    let tensors: Vec<_> = tensors
+        .iter()
+        .map(|(name, ty, shape, bytes)| (name.as_str(), *ty, &shape[..], bytes.clone()))
+        .collect();
+    write(&out.join("model.safetensors"), &tensors);
+    out.to_owned()
+}
+
+#[test]
+fn experts_of_gpt_oss_are_carried_over_bit_for_bit() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let (source, out) = (gpt_oss(&dir.join("gpt-oss")), dir.join("m.gguf"));
+    let done = run(&["convert", text(&source), "--format", "gguf", "--out", text(&out), "--json", "--quiet"]);
+    assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
+    let file = Gguf::open(&out).unwrap();
+    let up = file.get("blk.1.ffn_up_exps.weight").unwrap();
+    assert_eq!((up.ty.name, &up.shape[..]), ("MXFP4", &[4, 64, 32][..]));
+    assert_eq!(file.get("blk.1.ffn_up_exps.bias").unwrap().shape, [4, 64]);
+    assert_eq!(file.get("blk.0.attn_sinks.weight").unwrap().shape, [4]);
+    // Row 7 of `up` of expert 2 is row 15 of the joined projection.
+    let theirs = File::open(&source.join("model.safetensors"));
+    let name = "model.layers.1.mlp.experts.gate_up_proj";
+    let row = 2 * 128 + 15;
+    let blocks = theirs.bytes(&format!("{name}_blocks"));
+    let nibble = |element: usize| blocks[row * 16 + element / 2] >> (4 * (element % 2)) & 15;
+    let block = &file.read(up).unwrap()[(2 * 64 + 7) * 17..][..17];
+    assert_eq!(block[0], theirs.bytes(&format!("{name}_scales"))[row]);
+    for (i, byte) in block[1..].iter().enumerate() {
+        assert_eq!((byte & 15, byte >> 4), (nibble(i), nibble(i + 16)), "{i}");
+    }
+    assert_eq!(apart(&logits(dir, &source, &tokens), &logits(dir, &out, &tokens)), 0.0);
+}
+
+#[test]
+fn stacked_nvfp4_has_a_factor_for_each_expert() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let edits = json!({"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16});
+    // Experts of very different magnitudes.
+    let value = |name: &str, i: usize| {
+        let expert =
+            name.split(".experts.").nth(1).and_then(|rest| rest.split('.').next()?.parse::<i32>().ok());
+        noise(name, i) * 0.1 * 4f32.powi(expert.unwrap_or(0))
+    };
+    let source = model(&dir.join("mixtral"), &config("mixtral", &edits), value);
+    let out = dir.join("m.gguf");
+    let arguments =
+        ["quantize", text(&source), "--recipe", "rtn-nvfp4", "--format", "gguf", "--out", text(&out)];
+    let done = run(&[&arguments[..], &["--json", "--quiet"]].concat());
+    assert_eq!(done["verification"]["ok"], true, "{done}");
+    let file = Gguf::open(&out).unwrap();
+    let (weight, scale) =
+        (file.get("blk.0.ffn_gate_exps.weight").unwrap(), file.get("blk.0.ffn_gate_exps.scale").unwrap());
+    assert_eq!((weight.ty.name, &weight.shape[..]), ("NVFP4", &[4, 64, 64][..]));
+    assert_eq!(scale.shape, [4]);
+    let factors: Vec<f32> =
+        file.read(scale).unwrap().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert!(factors.windows(2).all(|pair| pair[1] > 3.0 * pair[0]), "{factors:?}");
+    let found =
+        run(&["eval", text(&out), "--reference", text(&source), "--tokens", &tokens, "--json", "--quiet"]);
+    let relative = done["layers"].as_array().unwrap().iter().map(|l| l["relative_error"].as_f64().unwrap());
+    assert!(relative.fold(0.0, f64::max) < 0.15);
+    assert!(found["kl"].as_f64().unwrap() < 0.2, "{found}");
+}
+
+#[test]
+fn a_large_model_is_split_as_gguf_split_does() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let (source, whole, out) = (tiny("llama1-mha"), dir.join("whole.gguf"), dir.join("m.gguf"));
+    let quantize = |out: &Path, more: &[&str]| {
+        let arguments =
+            ["quantize", text(&source), "--recipe", "rtn-q8_0", "--format", "gguf", "--out", text(out)];
+        run(&[&arguments[..], more, &["--json", "--quiet"]].concat())
+    };
+    quantize(&whole, &[]);
+    // Twice: what stands there is replaced.
+    for _ in 0..2 {
+        let done = quantize(&out, &["--max-shard-size", "10000"]);
+        assert_eq!(done["verification"]["ok"], true, "{done}");
+        assert_eq!(done["verification"]["notes"], json!([]), "{done}");
+        assert!(done["output"].as_str().unwrap().ends_with("-of-00003.gguf"), "{done}");
+    }
+    let names: Vec<String> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("m-") || name.starts_with('.'))
+        .collect();
+    assert_eq!(names.len(), 5, "three files, quality and manifest: {names:?}");
+    let first = dir.join("m-00001-of-00003.gguf");
+    let model = Gguf::open_model(&first).unwrap();
+    assert_eq!(model.metadata().uint("split.tensors.count").unwrap(), Some(model.tensors().len() as u64));
+    let tensors = |model: &Gguf| {
+        model
+            .tensors()
+            .iter()
+            .map(|tensor| (tensor.name.clone(), model.read(tensor).unwrap()))
+            .collect::<Vec<_>>()
+    };
+    assert!(tensors(&model) == tensors(&Gguf::open(&whole).unwrap()));
+    assert_eq!(apart(&logits(dir, &whole, &tokens), &logits(dir, &first, &tokens)), 0.0);
+    // A part of another model among them.
+    let second = dir.join("m-00002-of-00003.gguf");
+    let mut bytes = std::fs::read(&second).unwrap();
+    let at = bytes.len() - 40;
+    bytes[at] ^= 1;
+    std::fs::write(&second, bytes).unwrap();
+    assert!(fail(1, &["verify", text(&first), "--quiet"]).contains("m-00002-of-00003.gguf"));
+    std::fs::remove_file(&second).unwrap();
+    assert!(fail(1, &["verify", text(&first), "--quiet"]).contains("m-00002-of-00003.gguf"));
+    succeed(&["inspect", text(&whole), "--quiet"]);
+}

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Every architecture that GGUF files are written of: the file's logits beside its source's and llama.cpp's.
+
+    python gguf_architectures.py MANTISSA [NAME…] [--recipe rtn-f32] [--work DIR] [--llama-tol 0.005]
+
+Each tiny model of tests/data/tiny, with what llama.cpp cannot compute of it changed in its config, becomes a GGUF file, which
+is verified and run: by the binary, whose logits must be those of the source bit for bit under rtn-f32, and by llama.cpp
+(llama-cpp-python, keys and values in f32). Exit code 1 where logits differ beyond that, or a file does not load.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+EPSILON = {"rms_norm_eps": 1e-6}
+# Changes of the config: {} where llama.cpp computes all of it.
+MODELS = {
+    "llama3-rope": {},
+    "llama-yarn": {},
+    "mixtral": {},
+    "qwen2-bias": {},
+    "qwen2-moe": {"num_hidden_layers": 1, "mlp_only_layers": [], "layer_types": ["full_attention"]},
+    "qwen3-qknorm": {},
+    "qwen3-moe": {},
+    "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 12},
+    "gemma3": {"query_pre_attn_scalar": 12},
+    "phi": {},
+    "phi3": {"sliding_window": None},
+    "phi3-longrope": {},
+    "olmo": {},
+    "olmo2": {},
+    "gpt-neox": {},
+    "gpt-neox-serial": {"hidden_act": "gelu"},
+    "bitnet-silu": {},
+    "gpt2": {},
+    # 27 layers, or llama.cpp asks for a latent of the queries.
+    "deepseek-v2": {"topk_method": "greedy", "num_hidden_layers": 27, **EPSILON},
+    "deepseek-v3": EPSILON,
+    # A base for which the ends of YaRN's ramp are whole numbers: llama.cpp rounds them, gpt-oss does not.
+    "gpt-oss": {
+        "swiglu_limit": 7.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1.7,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "truncate": False,
+        },
+    },
+}
+
+
+def renamed(tensors, name):
+    """The tensors of a model whose layers are others than the tiny one's."""
+    if name == "qwen2-moe":
+        # Its first layer has no experts.
+        return {k.replace("layers.1.", "layers.0."): v for k, v in tensors.items() if "layers.0." not in k}
+    if name == "deepseek-v2":
+        more = {
+            k.replace("layers.1.", f"layers.{layer}."): v
+            for k, v in tensors.items()
+            for layer in range(2, 27)
+            if "layers.1." in k
+        }
+        return tensors | more
+    return tensors
+
+
+def make(name, folder):
+    out = folder / name
+    out.mkdir(parents=True)
+    config = json.loads((TINY / name / "config.json").read_text()) | MODELS[name]
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(renamed(load_file(TINY / name / "model.safetensors"), name), out / "model.safetensors")
+    return out
+
+
+def run(binary, *arguments):
+    done = subprocess.run([str(binary), *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{arguments[0]}: {done.stderr.strip()[-600:]}")
+
+
+def logits(binary, model, windows, folder):
+    out = folder / "logits.safetensors"
+    out.unlink(missing_ok=True)
+    run(binary, "eval", model, "--tokens", windows, "--logits", out, "--quiet", "--json")
+    return load_file(out)["logits"]
+
+
+def peers(file, windows):
+    """The logits of llama.cpp; of a model with a second set of rotary factors, for a context that needs it or not."""
+    from check_gguf import llama
+
+    model = llama(str(file), n_ctx=64, n_batch=64, logits_all=True, type_k=0, type_v=0)  # f32
+    found = []
+    for window in windows:
+        model.reset()
+        model.eval(window)
+        found.append(np.asarray(model.scores[: len(window)]).copy())
+    return np.stack(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mantissa", type=Path)
+    parser.add_argument("names", nargs="*", default=list(MODELS))
+    parser.add_argument("--recipe", default="rtn-f32")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--llama-tol", type=float, default=0.005)
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=args.work))
+    windows = [[int(x) for x in np.random.default_rng(seed).integers(0, 64, 24)] for seed in (1, 2)]
+    (folder / "windows.json").write_text(json.dumps(windows))
+    failed = False
+    for name in args.names:
+        try:
+            model, file = make(name, folder), folder / f"{name}.gguf"
+            run(args.mantissa, "quantize", model, "--recipe", args.recipe, "--format", "gguf", "--out", file, "--quiet")
+            run(args.mantissa, "verify", file, "--reference", model)
+            source = logits(args.mantissa, model, folder / "windows.json", folder)
+            ours = logits(args.mantissa, file, folder / "windows.json", folder)
+            theirs = peers(file, windows)
+        except (RuntimeError, ValueError) as error:
+            print(f"{name:18} {error}")
+            failed = True
+            continue
+        loss, apart = np.abs(source - ours).max(), np.abs(ours - theirs).max()
+        exact = args.recipe != "rtn-f32" or loss == 0
+        # A comparison with NaN is false.
+        failed |= not (exact and apart <= args.llama_tol)
+        print(f"{name:18} source {loss:.1e}  llama.cpp {apart:.1e}  of {np.abs(source).max():.1f}", flush=True)
+    shutil.rmtree(folder)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
