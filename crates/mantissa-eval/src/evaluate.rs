@@ -9,6 +9,7 @@ use mantissa_model::{Batch, Buffers, Decoder, ForwardError, LoadError, ModelConf
 use mantissa_store::ErrorClass;
 use serde::Serialize;
 
+use crate::pass::Runner;
 use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
@@ -52,6 +53,11 @@ pub enum EvalError {
         /// Of the reference.
         reference: usize,
     },
+    /// The model keeps recent keys and values in f32, of which one pass over a window shows nothing.
+    #[error(
+        "KV cache: found a window of tokens in f32, allowed with a prompt that decoding begins from (--prefill N)"
+    )]
+    KvWindow,
     /// The caller ended it.
     #[error("evaluation: found a request to stop, allowed to run to the end")]
     Stopped,
@@ -175,6 +181,36 @@ pub fn evaluate_while(
     threads: usize,
     progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
 ) -> Result<Evaluation, EvalError> {
+    run_windows(model, reference, sequences, threads, None, progress)
+}
+
+/// [`evaluate_while`] as text is generated: the first `prefill` tokens of each window go through the model's KV cache at once,
+/// the others one by one, and positions from the last of the prompt on count. The reference runs whole windows.
+///
+/// # Errors
+/// As [`evaluate_while`].
+pub fn evaluate_decoding(
+    model: &Decoder,
+    reference: Option<&Decoder>,
+    sequences: &[Sequence],
+    threads: usize,
+    prefill: usize,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+) -> Result<Evaluation, EvalError> {
+    run_windows(model, reference, sequences, threads, Some(prefill.max(1)), progress)
+}
+
+fn run_windows(
+    model: &Decoder,
+    reference: Option<&Decoder>,
+    sequences: &[Sequence],
+    threads: usize,
+    prefill: Option<usize>,
+    progress: &(dyn Fn(u64) -> ControlFlow<()> + Sync),
+) -> Result<Evaluation, EvalError> {
+    if prefill.is_none() && [Some(model), reference].iter().flatten().any(|decoder| decoder.has_kv_window()) {
+        return Err(EvalError::KvWindow);
+    }
     if let Some(reference) = reference {
         let (model, reference) = (model.config().vocab_size, reference.config().vocab_size);
         if model != reference {
@@ -188,7 +224,7 @@ pub fn evaluate_while(
         let pooled = pool.lock().map_or(None, |mut p| p.pop());
         let mut worker = match pooled {
             Some(worker) => worker,
-            None => Worker::new(model, reference, longest)?,
+            None => Worker::new(model, reference, longest, prefill)?,
         };
         let results: Result<Vec<_>, EvalError> = range
             .map(|i| {
@@ -269,59 +305,40 @@ impl Comparison {
 struct Worker<'a> {
     model: Runner<'a>,
     reference: Option<Runner<'a>>,
-}
-
-struct Runner<'a> {
-    decoder: &'a Decoder,
-    buffers: Buffers,
-    logits: Vec<f32>,
-}
-
-impl<'a> Runner<'a> {
-    fn new(decoder: &'a Decoder, longest: usize) -> Result<Self, EvalError> {
-        let config = decoder.config();
-        let buffers = Buffers::plan(config, longest, longest)?;
-        let (len, mut logits) = (ROWS * config.vocab_size, Vec::new());
-        let memory = |_| LoadError::Memory { what: "logits", bytes: 4 * len as u64 };
-        logits.try_reserve_exact(len).map_err(memory)?;
-        logits.resize(len, 0.0);
-        Ok(Runner { decoder, buffers, logits })
-    }
+    /// Index of the first token that is predicted, at least.
+    prefill: usize,
 }
 
 impl<'a> Worker<'a> {
-    fn new(model: &'a Decoder, reference: Option<&'a Decoder>, longest: usize) -> Result<Self, EvalError> {
-        let reference = reference.map(|r| Runner::new(r, longest)).transpose()?;
-        Ok(Worker { model: Runner::new(model, longest)?, reference })
+    fn new(
+        model: &'a Decoder,
+        reference: Option<&'a Decoder>,
+        longest: usize,
+        prefill: Option<usize>,
+    ) -> Result<Self, EvalError> {
+        let reference = reference.map(|r| Runner::new(r, longest, None)).transpose()?;
+        Ok(Worker { model: Runner::new(model, longest, prefill)?, reference, prefill: prefill.unwrap_or(1) })
     }
 
     fn window(&mut self, window: usize, sequence: &Sequence) -> Result<WindowResult, EvalError> {
         let mut result = WindowResult::default();
         let Sequence { tokens, from } = sequence;
-        if tokens.len() <= *from {
+        let from = *from.max(&self.prefill);
+        if tokens.len() <= from {
             return Ok(result);
         }
         let forward = |error| EvalError::Forward { window, error };
-        let batch = Batch { tokens, lens: &[tokens.len()] };
-        let vocabulary = self.model.decoder.config().vocab_size;
-        let mut hidden = self.model.decoder.forward(&batch, &mut self.model.buffers).map_err(forward)?;
-        let mut reference = match &mut self.reference {
-            None => None,
-            Some(r) => Some((r.decoder.forward(&batch, &mut r.buffers).map_err(forward)?, &mut r.logits)),
-        };
+        let mut pass = self.model.begin(tokens).map_err(forward)?;
+        let mut reference = self.reference.as_mut().map(|r| r.begin(tokens)).transpose().map_err(forward)?;
         // The logits of position i predict token i + 1; all positions run in whole blocks, so that bits do not depend on `from`.
         for start in (0..tokens.len() - 1).step_by(ROWS) {
             let rows = start..(start + ROWS).min(tokens.len());
-            let logits = &mut self.model.logits[..rows.len() * vocabulary];
-            hidden.logits(rows.clone(), logits).map_err(forward)?;
+            let logits = pass.logits(tokens, rows.clone()).map_err(forward)?;
             let compare = match &mut reference {
                 None => None,
-                Some((hidden, buffer)) => {
-                    let buffer = &mut buffer[..rows.len() * vocabulary];
-                    hidden.logits(rows.clone(), buffer).map_err(forward)?;
-                    Some(&*buffer)
-                }
+                Some(pass) => Some(pass.logits(tokens, rows.clone()).map_err(forward)?),
             };
+            let vocabulary = logits.len() / rows.len();
             for position in rows.clone().filter(|p| (from - 1..tokens.len() - 1).contains(p)) {
                 let row = (position - start) * vocabulary..(position - start + 1) * vocabulary;
                 let target = tokens[position + 1] as usize;

@@ -10,12 +10,13 @@
 #![forbid(unsafe_code)]
 
 mod evaluate;
+mod pass;
 pub mod stats;
 mod tokens;
 
 pub use evaluate::{
     Comparison, EvalError, Evaluation, ROWS, WindowResult, check_sequences, compare, divergence, evaluate,
-    evaluate_while, logits,
+    evaluate_decoding, evaluate_while, logits,
 };
 pub use tokens::{
     Sequence, TextOptions, TokenError, parse_docs, sequences_from_text, token_file, token_windows,

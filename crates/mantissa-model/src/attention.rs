@@ -6,7 +6,7 @@
 
 use mantissa_kernels::{ScoreRules, for_each, kernels};
 
-use crate::cache::LayerCache;
+use crate::cache::Past;
 use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
@@ -17,7 +17,7 @@ struct Group<'a> {
     lens: &'a [usize],
     q: &'a mut [f32],
     k: &'a mut [f32],
-    v: &'a [f32],
+    v: &'a mut [f32],
     out: &'a mut [f32],
     lse: Option<&'a mut [f32]>,
     scores: &'a mut [f32],
@@ -113,7 +113,7 @@ impl LayerFlow {
             return;
         }
         let (mut q, mut k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
-        let mut v = &a.v[..tokens * kv_width];
+        let mut v = &mut a.v[..tokens * kv_width];
         let mut lse = a.lse.as_deref_mut();
         let threads = self.threads.min(seqs.lens.len());
         let scores = a.scores.len() / threads;
@@ -121,13 +121,11 @@ impl LayerFlow {
             seqs.lens.chunks(seqs.lens.len().div_ceil(threads)).zip(a.scores.chunks_mut(scores.max(1)));
         let groups = groups.map(move |(lens, scores)| {
             let tokens: usize = lens.iter().sum();
-            let part_of_v;
-            (part_of_v, v) = v.split_at(tokens * kv_width);
             Group {
                 lens,
                 q: first(&mut q, tokens * q_width),
                 k: first(&mut k, tokens * kv_width),
-                v: part_of_v,
+                v: first(&mut v, tokens * kv_width),
                 out: first(&mut out, tokens * q_width),
                 lse: lse.as_mut().map(|lse| first(lse, tokens * heads)),
                 scores,
@@ -143,9 +141,9 @@ impl LayerFlow {
         let (q_width, kv_width) = self.widths();
         for &len in lens {
             let (q, k) = (first(&mut q, len * q_width), first(&mut k, len * kv_width));
-            let (this_v, out) = (&v[..len * kv_width], first(&mut out, len * q_width));
-            v = &v[len * kv_width..];
-            self.rotate(start, q, k, cos, sin);
+            let (this_v, out) = (first(&mut v, len * kv_width), first(&mut out, len * q_width));
+            self.rotate(start, q, self.attention.heads, cos, sin);
+            self.rotate_and_store(start, k, this_v, cos, sin);
             match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
                 Some(lse) => {
                     kernels().attention_causal_saving(&self.attention, q, k, this_v, out, lse, scores);
@@ -160,34 +158,54 @@ impl LayerFlow {
     pub(crate) fn attend_cached(
         &self,
         seqs: &Sequences<'_>,
-        past: &mut LayerCache,
+        mut past: Past<'_>,
         sinks: Option<&[f32]>,
         a: &mut Activations<'_>,
-    ) {
+    ) -> Result<(), ForwardError> {
         let (q_width, kv_width) = self.widths();
         let tokens = seqs.tokens();
         let (q, k) = (&mut a.q[..tokens * q_width], &mut a.k[..tokens * kv_width]);
-        self.rotate(seqs.start, q, k, a.cos, a.sin);
-        let (k, v) = past.append(seqs.start, kv_width, k, &a.v[..tokens * kv_width]);
+        let v = &mut a.v[..tokens * kv_width];
+        self.rotate(seqs.start, q, self.attention.heads, a.cos, a.sin);
+        let kv_heads = self.attention.kv_heads;
+        let before_rope = self.kv.as_ref().is_some_and(|kv| kv.parts().before_rope);
+        match &self.kv {
+            _ if before_rope => {}
+            Some(kv) if kv.parts().as_written => self.rotate_and_store(seqs.start, k, v, a.cos, a.sin),
+            _ => self.rotate(seqs.start, k, kv_heads, a.cos, a.sin),
+        }
+        let (k, v) = past.append(seqs.start, kv_width, k, v)?;
+        if before_rope {
+            self.rotate(0, k, kv_heads, a.cos, a.sin);
+        }
         let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
         let rules = ScoreRules { softcap: self.softcap, sinks };
         kernels().attention_causal_with(&self.attention, rules, q, k, v, out, a.scores);
         padding.fill(0.0);
+        Ok(())
     }
 
-    /// Rotates the queries and keys of one sequence that begins at position `start`; keys are then as the cache keeps them.
-    fn rotate(&self, start: usize, q: &mut [f32], k: &mut [f32], cos: &[f32], sin: &[f32]) {
-        let (q_width, kv_width) = self.widths();
+    /// Rotates heads of consecutive tokens, `[tokens, heads · head_dim]`, of which the first stands at position `start`.
+    fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
         let (head_dim, half) = (self.attention.head_dim, self.half);
         if half > 0 {
-            let angles = start * half..(start + q.len() / q_width) * half;
-            let (cos, sin) = (&cos[angles.clone()], &sin[angles]);
-            kernels().rope_rotate(q, q_width / head_dim, head_dim, cos, sin);
-            kernels().rope_rotate(k, kv_width / head_dim, head_dim, cos, sin);
+            let angles = start * half..(start + x.len() / (heads * head_dim)) * half;
+            kernels().rope_rotate(x, heads, head_dim, &cos[angles.clone()], &sin[angles]);
         }
-        if let Some(kv) = &self.kv {
+    }
+
+    /// Rotates the keys of one sequence, and brings keys and values to what the cache would give back.
+    fn rotate_and_store(&self, start: usize, k: &mut [f32], v: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let heads = self.attention.kv_heads;
+        let Some(kv) = &self.kv else { return self.rotate(start, k, heads, cos, sin) };
+        if kv.parts().before_rope {
+            kv.keys(k);
+            self.rotate(start, k, heads, cos, sin);
+        } else {
+            self.rotate(start, k, heads, cos, sin);
             kv.keys(k);
         }
+        kv.values(v);
     }
 
     pub(crate) fn output(

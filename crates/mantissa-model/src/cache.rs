@@ -1,13 +1,21 @@
-//! Keys and values of the tokens so far, in f32, for generation. Per layer `[capacity, key width]`.
+//! Keys and values of the tokens so far, for generation: per layer `[capacity, key width]` in f32, or quantized.
+
+mod packed;
 
 use crate::buffers::{check_context, zeros};
 use crate::config::ModelConfig;
+use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
+use crate::kv::KvQuantizer;
+
+use self::packed::{Scratch, SideCache};
 
 /// The KV cache of one sequence.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
+    /// Where quantized layers are read from.
+    scratch: Option<Scratch>,
     len: usize,
     capacity: usize,
     width: usize,
@@ -15,31 +23,91 @@ pub struct KvCache {
 
 /// One layer's part.
 #[derive(Debug)]
-pub(crate) struct LayerCache {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+enum LayerCache {
+    Exact { keys: Vec<f32>, values: Vec<f32> },
+    Quantized { keys: Box<SideCache>, values: Box<SideCache> },
 }
 
+/// One layer's part with what reading it takes.
+#[derive(Debug)]
+pub(crate) struct Past<'a> {
+    layer: &'a mut LayerCache,
+    scratch: Option<&'a mut Scratch>,
+}
+
+/// The keys and the values of all tokens, `[tokens, width]` each.
+pub(crate) type KeysAndValues<'a> = (&'a mut [f32], &'a mut [f32]);
+
 impl KvCache {
-    /// Allocates for `capacity` tokens.
+    /// Allocates for `capacity` tokens in f32.
     ///
     /// # Errors
     /// [`LoadError::Context`] where the model's context is shorter, [`LoadError::Memory`] where there is not
     /// enough memory.
     pub fn plan(config: &ModelConfig, capacity: usize) -> Result<Self, LoadError> {
+        Self::with_layers(config, capacity, config.num_hidden_layers, |_| None)
+    }
+
+    /// Allocates for `capacity` tokens of `decoder`, quantized where its layers quantize.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn for_decoder(decoder: &Decoder, capacity: usize) -> Result<Self, LoadError> {
+        let layers = decoder.layers();
+        Self::with_layers(decoder.config(), capacity, layers.len(), |layer| layers[layer].kv())
+    }
+
+    fn with_layers<'q>(
+        config: &ModelConfig,
+        capacity: usize,
+        count: usize,
+        quantizer: impl Fn(usize) -> Option<&'q KvQuantizer>,
+    ) -> Result<Self, LoadError> {
         check_context(config, capacity)?;
-        let memory = || LoadError::Memory { what: "KV cache", bytes: Self::bytes_needed(config, capacity) };
+        let memory = || LoadError::Memory {
+            what: "KV cache",
+            bytes: (0..count).map(|layer| layer_bytes(config, capacity, quantizer(layer))).sum(),
+        };
         let width = config.key_value_width();
         let len = capacity.checked_mul(width).ok_or_else(memory)?;
-        let layer = |_| Some(LayerCache { keys: zeros(len)?, values: zeros(len)? });
-        let layers = (0..config.num_hidden_layers).map(layer).collect::<Option<_>>().ok_or_else(memory)?;
-        Ok(KvCache { layers, len: 0, capacity, width })
+        let layer = |layer| match quantizer(layer).filter(|quantizer| quantizer.stores_heads()) {
+            None => Some(LayerCache::Exact { keys: zeros(len)?, values: zeros(len)? }),
+            Some(quantizer) => {
+                let parts = quantizer.parts();
+                let (window, sinks) = (parts.window, parts.sinks);
+                let plan = |side: &Option<_>| {
+                    SideCache::plan(side.clone(), width, window, sinks, capacity).map(Box::new)
+                };
+                Some(LayerCache::Quantized { keys: plan(&parts.keys)?, values: plan(&parts.values)? })
+            }
+        };
+        let layers: Vec<_> = (0..count).map(layer).collect::<Option<_>>().ok_or_else(memory)?;
+        let quantized = layers.iter().any(|layer| matches!(layer, LayerCache::Quantized { .. }));
+        let scratch = match quantized {
+            true => Some(Scratch::plan(len).ok_or_else(memory)?),
+            false => None,
+        };
+        Ok(KvCache { layers, scratch, len: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
     pub fn bytes_needed(config: &ModelConfig, capacity: usize) -> u64 {
-        let per_token = config.key_value_width() as u64 * config.num_hidden_layers as u64 * 2 * 4;
-        per_token.saturating_mul(capacity as u64)
+        layer_bytes(config, capacity, None).saturating_mul(config.num_hidden_layers as u64)
+    }
+
+    /// Bytes that [`for_decoder`](Self::for_decoder) allocates for a decoder under `policy`.
+    ///
+    /// # Errors
+    /// [`LoadError::KvScheme`].
+    pub fn bytes_needed_under(
+        config: &ModelConfig,
+        capacity: usize,
+        policy: &crate::KvPolicy,
+    ) -> Result<u64, LoadError> {
+        let quantizer = policy.quantizer(config)?;
+        let layers = layer_bytes(config, capacity, Some(&quantizer));
+        let scratch = if quantizer.stores_heads() { layer_bytes(config, capacity, None) } else { 0 };
+        Ok(layers.saturating_mul(config.num_hidden_layers as u64).saturating_add(scratch))
     }
 
     /// Tokens held.
@@ -57,9 +125,15 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets all tokens from `len` on.
+    /// Forgets all tokens from `len` on. Tokens that have left a window do not come back into it.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+        for layer in &mut self.layers {
+            if let LayerCache::Quantized { keys, values } = layer {
+                keys.truncate(self.len);
+                values.truncate(self.len);
+            }
+        }
     }
 
     /// Whether `tokens` more of this model fit.
@@ -78,8 +152,8 @@ impl KvCache {
         Ok(())
     }
 
-    pub(crate) fn layer(&mut self, layer: usize) -> &mut LayerCache {
-        &mut self.layers[layer]
+    pub(crate) fn layer(&mut self, layer: usize) -> Past<'_> {
+        Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut() }
     }
 
     /// Makes the tokens that every layer has written since the last call part of the cache.
@@ -88,12 +162,49 @@ impl KvCache {
     }
 }
 
-impl LayerCache {
-    /// Writes the new keys and values (`[t, width]`) behind the `start` tokens held, and returns all of them.
-    pub(crate) fn append(&mut self, start: usize, width: usize, k: &[f32], v: &[f32]) -> (&[f32], &[f32]) {
+/// Bytes of one layer for `capacity` tokens.
+fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+    let width = config.key_value_width();
+    match quantizer.filter(|quantizer| quantizer.stores_heads()) {
+        None => (8 * width as u64).saturating_mul(capacity as u64),
+        Some(quantizer) => {
+            let parts = quantizer.parts();
+            let bytes = |side: &Option<_>| {
+                SideCache::bytes_needed(side.as_ref(), width, parts.window, parts.sinks, capacity)
+            };
+            bytes(&parts.keys).saturating_add(bytes(&parts.values))
+        }
+    }
+}
+
+impl Past<'_> {
+    /// Writes the new keys and values (`[t, width]`) behind the `start` tokens held, and returns all of them: the new ones as
+    /// they came, quantized ones by their values.
+    ///
+    /// # Errors
+    /// [`ForwardError::Cache`] where one has no code.
+    pub(crate) fn append(
+        &mut self,
+        start: usize,
+        width: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<KeysAndValues<'_>, ForwardError> {
         let end = start * width + k.len();
-        self.keys[start * width..end].copy_from_slice(k);
-        self.values[start * width..end].copy_from_slice(v);
-        (&self.keys[..end], &self.values[..end])
+        match (&mut *self.layer, &mut self.scratch) {
+            (LayerCache::Quantized { keys, values }, Some(scratch)) => {
+                let fault = |what| move |error| ForwardError::Cache { what, error };
+                keys.append(k, &mut scratch.keys[..end]).map_err(fault("keys"))?;
+                values.append(v, &mut scratch.values[..end]).map_err(fault("values"))?;
+                Ok((&mut scratch.keys[..end], &mut scratch.values[..end]))
+            }
+            (LayerCache::Exact { keys, values }, _) => {
+                keys[start * width..end].copy_from_slice(k);
+                values[start * width..end].copy_from_slice(v);
+                Ok((&mut keys[..end], &mut values[..end]))
+            }
+            // A cache with quantized layers has scratch.
+            (LayerCache::Quantized { .. }, None) => Err(ForwardError::OtherModel { what: "KV cache" }),
+        }
     }
 }

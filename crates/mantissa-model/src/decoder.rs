@@ -9,6 +9,7 @@ use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{MIN_ROWS, Sequences};
+use crate::kv::KvPolicy;
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
@@ -81,6 +82,30 @@ impl Decoder {
         &mut self.layers
     }
 
+    /// Stores keys and values of every layer as `policy` says, in place of what the checkpoint asks for. A pass over whole
+    /// sequences sees every key and value but the sinks by its value once stored; [`forward_cached`](Self::forward_cached)
+    /// stores what leaves the window, behind the pass that brought it.
+    ///
+    /// # Errors
+    /// [`LoadError::KvScheme`] where the model's heads cannot be stored so.
+    pub fn set_kv(&mut self, policy: &KvPolicy) -> Result<(), LoadError> {
+        let quantizer = policy.quantizer(&self.config)?;
+        let quantizer = (!policy.is_f32()).then_some(quantizer);
+        self.layers.iter_mut().for_each(|layer| layer.set_kv(quantizer.clone()));
+        Ok(())
+    }
+
+    /// Whether keys and values of recent tokens are in f32, which passes over whole sequences do not show.
+    pub fn has_kv_window(&self) -> bool {
+        self.layers.iter().filter_map(Layer::kv).any(|kv| kv.parts().window > 0)
+    }
+
+    /// Bytes that a token beyond window and sinks takes in the cache.
+    pub fn kv_bytes_per_token(&self) -> f64 {
+        let exact = 8.0 * self.config.key_value_width() as f64;
+        self.layers.iter().map(|l| l.kv().map_or(exact, |kv| kv.bytes_per_token(&self.config))).sum()
+    }
+
     /// Bytes of the linear layers, the embedding and the head in memory.
     pub fn weight_bytes(&self) -> usize {
         let linears = self.layers.iter().flat_map(Layer::linears).map(|(_, linear)| linear);
@@ -112,7 +137,8 @@ impl Decoder {
     /// Continues the sequence in `cache` by `tokens` and adds them to it.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); the cache is then as it was.
+    /// As [`forward`](Self::forward), and [`ForwardError::Cache`]. The cache then holds the tokens that it held, of which some
+    /// may have left its window.
     pub fn forward_cached<'a>(
         &'a self,
         tokens: &[u32],
@@ -123,7 +149,12 @@ impl Decoder {
         buffers.check(&self.config, tokens.len(), cache.len() + tokens.len())?;
         let lens = [tokens.len()];
         let seqs = Sequences { lens: &lens, start: cache.len(), rows: tokens.len() };
-        self.run(tokens, &seqs, Some(cache), buffers)
+        let held = cache.len();
+        let result = self.run(tokens, &seqs, Some(cache), buffers);
+        if result.is_err() {
+            cache.truncate(held);
+        }
+        result
     }
 
     fn run<'a>(

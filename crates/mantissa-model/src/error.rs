@@ -75,6 +75,14 @@ pub enum LoadError {
         /// What could be done.
         allowed: &'static str,
     },
+    /// Keys or values cannot be cached so.
+    #[error("KV cache: found {scheme}, allowed {allowed}")]
+    KvScheme {
+        /// The scheme or policy.
+        scheme: String,
+        /// What could be done.
+        allowed: &'static str,
+    },
     /// A planned size does not fit into memory.
     #[error(
         "{what}: found no memory for {bytes} bytes, allowed what is free; shorten the context or the batch"
@@ -150,6 +158,14 @@ pub enum ForwardError {
         /// The linear layer.
         module: String,
         /// What is wrong with it.
+        error: TensorError,
+    },
+    /// Keys or values have no code in the cache.
+    #[error("{what} of the KV cache: {error}")]
+    Cache {
+        /// Keys or values.
+        what: &'static str,
+        /// What is wrong with them.
         error: TensorError,
     },
     /// No logit is a number.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use mantissa_kernels::{CausalAttention, kernels};
 
-use crate::cache::LayerCache;
+use crate::cache::Past;
 use crate::config::{
     Activation, HeadNorms, Latent, LimitedSwiglu, MlpForm, ModelConfig, NormPlaces, QkvForm, Routing,
 };
@@ -321,18 +321,15 @@ impl LayerFlow {
         &self,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,
-        past: Option<&mut LayerCache>,
+        past: Option<Past<'_>>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.hidden;
         self.enter(operators, NormKind::Input, len, a);
         self.project(operators, seqs, a)?;
         self.norm_heads(operators, seqs.rows, a);
-        if let Some(kv) = &self.kv {
-            kv.values(&mut a.v[..seqs.tokens() * self.attention.kv_heads * self.attention.head_dim]);
-        }
         match past {
-            Some(past) => self.attend_cached(seqs, past, operators.vector(VectorKind::Sinks), a),
+            Some(past) => self.attend_cached(seqs, past, operators.vector(VectorKind::Sinks), a)?,
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }
         if self.places == NormPlaces::Parallel {

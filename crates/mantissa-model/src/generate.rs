@@ -124,7 +124,7 @@ pub fn generate(
     }
     let context = prompt.len().saturating_add(options.max_new_tokens);
     check_context(config, context)?;
-    let mut cache = KvCache::plan(config, context)?;
+    let mut cache = KvCache::for_decoder(decoder, context)?;
     let mut buffers = Buffers::plan(config, prompt.len().min(PREFILL), context)?;
     let mut logits = vec![0.0; config.vocab_size];
     let mut choices = Vec::new();

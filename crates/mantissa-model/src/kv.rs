@@ -1,28 +1,51 @@
-//! Quantization of keys and values as they enter the cache, with stored scales: `decode(encode(x / scale)) · scale`, each value by
-//! itself. Keys are quantized after their rotation, as servers keep them.
+//! Quantization of keys and values as they enter the cache: with scales that a checkpoint stores, or as a [`KvPolicy`] says.
 
-use mantissa_num::Blocks;
+mod codec;
+pub mod policy;
+mod side;
+
 use mantissa_store::convention::KvQuant;
 
+pub use self::policy::{KvParseError, KvPolicy};
+
+use self::codec::RowCodec;
+pub(crate) use self::side::Side;
+use crate::config::ModelConfig;
 use crate::error::LoadError;
-use crate::input::{Element, fast_element};
 
 /// Quantizes the keys and values of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KvQuantizer {
-    element: Element,
-    head_dim: usize,
-    /// One, or one per head.
-    k_scale: Vec<f32>,
-    v_scale: Vec<f32>,
+    parts: Parts,
+}
+
+/// What a quantizer is made of.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Parts {
+    pub(crate) keys: Option<Side>,
+    pub(crate) values: Option<Side>,
+    /// The latent that keys and values are made of, in their place.
+    pub(crate) latent: Option<Side>,
+    /// Tokens at the end and at the beginning that stay in f32.
+    pub(crate) window: usize,
+    pub(crate) sinks: usize,
+    /// Whether keys are stored before their rotation.
+    pub(crate) before_rope: bool,
+    /// Whether a pass sees its own keys and values as they are stored, which checkpoints with scales of their own mean.
+    pub(crate) as_written: bool,
 }
 
 impl KvQuantizer {
-    /// For the attention `module` with `heads` key-value heads of `head_dim`.
+    pub(crate) fn new(parts: Parts) -> Self {
+        KvQuantizer { parts }
+    }
+
+    /// With the scales that a checkpoint stores for the attention `module` with `heads` key-value heads of `head_dim`:
+    /// `decode(encode(x / scale)) · scale`. Keys are quantized after their rotation, as servers keep them.
     ///
     /// # Errors
     /// [`LoadError::InputScheme`] of a scheme that is neither symmetric integers nor floats with stored scales.
-    pub(crate) fn new(
+    pub(crate) fn stored(
         module: &str,
         quant: &KvQuant,
         heads: usize,
@@ -32,14 +55,7 @@ impl KvQuantizer {
         let refuse = |given: String, allowed| {
             Err(LoadError::InputScheme { module: module.into(), scheme: scheme.to_string(), given, allowed })
         };
-        let whole = scheme.format.blocks() == Blocks::Tensor && !scheme.has_outer_scale();
-        let mut in_rows = scheme.clone();
-        if let mantissa_num::Format::Affine(affine) = &mut in_rows.format {
-            affine.blocks = Blocks::Row;
-        }
-        let Some(element) = fast_element(&in_rows).filter(|_| whole) else {
-            return refuse("a cache".into(), "symmetric integers or floats with one stored scale");
-        };
+        let mut sides = Vec::new();
         for scales in [k_scale, v_scale] {
             if scales.len() != 1 && scales.len() != heads {
                 return refuse(format!("{} stored scales", scales.len()), "one, or one per key-value head");
@@ -47,28 +63,55 @@ impl KvQuantizer {
             if scales.iter().any(|scale| !scale.is_finite() || *scale <= 0.0) {
                 return refuse("other scales".into(), "finite scales greater than 0");
             }
+            let Some(codec) = RowCodec::with_stored(scheme, head_dim, scales) else {
+                return refuse("a cache".into(), "symmetric integers or floats with one stored scale");
+            };
+            sides.push(Some(Side::tokens(codec, heads * head_dim, None)));
         }
-        Ok(KvQuantizer { element, head_dim, k_scale: k_scale.clone(), v_scale: v_scale.clone() })
+        let (values, keys) = (sides.pop().flatten(), sides.pop().flatten());
+        Ok(KvQuantizer::new(Parts { keys, values, as_written: true, ..Parts::default() }))
     }
 
-    /// Replaces keys `[tokens, heads · head_dim]` by their quantized values.
+    /// Whether heads are stored quantized; a latent is quantized before its heads are made.
+    pub(crate) fn stores_heads(&self) -> bool {
+        self.parts.keys.is_some() || self.parts.values.is_some()
+    }
+
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// Replaces the keys of a whole sequence, `[tokens, heads · head_dim]`, by their quantized values.
     pub(crate) fn keys(&self, k: &mut [f32]) {
-        self.apply(&self.k_scale, k);
+        self.round_trip(self.parts.keys.as_ref(), k);
     }
 
     /// Replaces values, likewise.
     pub(crate) fn values(&self, v: &mut [f32]) {
-        self.apply(&self.v_scale, v);
+        self.round_trip(self.parts.values.as_ref(), v);
     }
 
-    fn apply(&self, scales: &[f32], x: &mut [f32]) {
-        for (vector, scale) in x.chunks_exact_mut(self.head_dim.max(1)).zip(scales.iter().cycle()) {
-            // A NaN shows in the result; rounding would make a number of it.
-            vector
-                .iter_mut()
-                .filter(|x| !x.is_nan())
-                .for_each(|x| *x = self.element.round(*x / scale) * scale);
+    fn round_trip(&self, side: Option<&Side>, x: &mut [f32]) {
+        if let Some(side) = side {
+            let kept = self.parts.sinks.saturating_mul(side.width()).min(x.len());
+            side.round_trip(&mut x[kept..]);
         }
+    }
+
+    /// Replaces the latents of tokens, `[tokens, rank]`.
+    pub(crate) fn latents(&self, x: &mut [f32]) {
+        if let Some(side) = &self.parts.latent {
+            side.round_trip(x);
+        }
+    }
+
+    /// Bytes of a quantized token of this layer.
+    pub(crate) fn bytes_per_token(&self, config: &ModelConfig) -> f64 {
+        let bytes = |side: &Option<Side>| match side {
+            Some(side) => side.chunk_bytes() as f64 / side.span() as f64,
+            None => 4.0 * config.key_value_width() as f64,
+        };
+        bytes(&self.parts.keys) + bytes(&self.parts.values)
     }
 }
 
@@ -89,7 +132,7 @@ mod tests {
         for text in ["fp8-e4m3-tensor@static", "int8-tensor@static"] {
             let k_scale = vec![0.01, 0.2, 3.0];
             let quant = KvQuant { scheme: scheme(text), k_scale: k_scale.clone(), v_scale: vec![0.05] };
-            let quantizer = KvQuantizer::new("m", &quant, heads, head_dim).unwrap();
+            let quantizer = KvQuantizer::stored("m", &quant, heads, head_dim).unwrap();
             let x: Vec<f32> = (0..5 * heads * head_dim).map(|i| (i as f32 * 0.37).sin() * 9.0).collect();
             let (mut k, mut v) = (x.clone(), x.clone());
             quantizer.keys(&mut k);
@@ -112,7 +155,7 @@ mod tests {
     fn what_a_cache_cannot_have_is_refused() {
         let new = |text: &str, k_scale: Vec<f32>| {
             let quant = KvQuant { scheme: scheme(text), k_scale, v_scale: vec![1.0] };
-            KvQuantizer::new("m", &quant, 2, 4)
+            KvQuantizer::stored("m", &quant, 2, 4)
         };
         assert!(new("fp8-e4m3-tensor@static", vec![1.0, 2.0]).is_ok());
         for k_scale in [vec![], vec![1.0; 3], vec![0.0], vec![f32::NAN], vec![-1.0, 1.0]] {
@@ -121,7 +164,7 @@ mod tests {
         for text in ["nf4", "int4-g32", "nvfp4", "int8-tensor:minmax", "fp8-e4m3-token"] {
             if let Ok(scheme) = parse_activation(text) {
                 let quant = KvQuant { scheme, k_scale: vec![1.0], v_scale: vec![1.0] };
-                assert!(KvQuantizer::new("m", &quant, 2, 4).is_err(), "{text}");
+                assert!(KvQuantizer::stored("m", &quant, 2, 4).is_err(), "{text}");
             }
         }
     }

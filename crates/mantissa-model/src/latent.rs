@@ -64,6 +64,9 @@ impl LayerFlow {
         for (row, normed) in compressed.chunks_exact(stride).zip(kv_latent.chunks_exact_mut(latent.kv_rank)) {
             operators.norm(NormKind::KvLatent, &row[..latent.kv_rank], normed);
         }
+        if let Some(kv) = &self.kv {
+            kv.latents(&mut kv_latent[..tokens * latent.kv_rank]);
+        }
         let mut jobs = [Job { kind: LinearKind::KvB, out: &mut *spread, accumulate }];
         operators.linears(LinearInput::KvLatent, kv_latent, tokens, &mut jobs)?;
         self.lay_out(&latent, queries, spread, compressed, a.q, a.k, a.v);

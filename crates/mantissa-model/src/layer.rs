@@ -7,7 +7,7 @@ use mantissa_num::pack::transpose;
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::buffers::Buffers;
-use crate::cache::LayerCache;
+use crate::cache::Past;
 use crate::config::{Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences, SideKind, VectorKind};
@@ -62,7 +62,7 @@ impl Layer {
                 let allowed = "a cache that is not quantized, or other attention";
                 return Err(LoadError::InputScheme { module, scheme, given, allowed });
             }
-            flow.kv = Some(KvQuantizer::new(&module, &quant, heads, config.head_dim)?);
+            flow.kv = Some(KvQuantizer::stored(&module, &quant, heads, config.head_dim)?);
         }
         Ok(Layer {
             linears,
@@ -71,6 +71,16 @@ impl Layer {
             vectors: config.vectors(layer).into_iter().map(vector).collect::<Result<_, LoadError>>()?,
             flow,
         })
+    }
+
+    /// How it stores keys and values, where not in f32.
+    pub(crate) fn kv(&self) -> Option<&KvQuantizer> {
+        self.flow.kv.as_ref()
+    }
+
+    /// The same, to be set.
+    pub(crate) fn set_kv(&mut self, quantizer: Option<KvQuantizer>) {
+        self.flow.kv = quantizer;
     }
 
     /// One of its linear layers; `None` where it has no such.
@@ -128,7 +138,7 @@ impl Layer {
     pub(crate) fn forward(
         &self,
         seqs: &Sequences<'_>,
-        past: Option<&mut LayerCache>,
+        past: Option<Past<'_>>,
         observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {

@@ -109,6 +109,14 @@ impl Context {
         }
     }
 
+    /// One line on standard error beside the result, unless `--quiet`.
+    pub fn note(&self, message: &str) {
+        if !self.quiet {
+            // Nothing can be done where standard error is gone.
+            let _ = writeln!(io::stderr().lock(), "{}", one_line(message));
+        }
+    }
+
     /// Prints every warning, and fails under `--strict` if there is one.
     ///
     /// # Errors

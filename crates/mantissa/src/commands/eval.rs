@@ -1,11 +1,12 @@
 //! `mantissa eval`: what a model loses, in nats, with standard errors.
 
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_eval::{Evaluation, Sequence};
-use mantissa_model::Decoder;
+use mantissa_model::{Decoder, KvPolicy};
 use mantissa_store::{Dtype, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -25,6 +26,7 @@ use crate::progress::Unit;
 #[command(after_help = "EXAMPLES
   mantissa eval demo --text README.md --context 256
   mantissa eval path/to/model --text story.txt
+  mantissa eval demo --reference demo --text README.md --context 256 --kv int4-head-asym,window=64 --prefill 32
   mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' --docs 1..64 --json
   mantissa eval path/to/quantized --reference path/to/model --tokens windows.json:eval --max-kl 0.05")]
 pub struct Args {
@@ -35,6 +37,13 @@ pub struct Args {
     /// Compare with this model
     #[arg(long, value_name = "MODEL")]
     reference: Option<ModelPath>,
+    /// Store keys and values of MODEL so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,
+    /// scales=f16,channel-keys,pre-rope,rotate; without --prefill every position of a window is quantized
+    #[arg(long, value_name = "SCHEME")]
+    kv: Option<KvPolicy>,
+    /// Run MODEL as text is generated: N tokens of each window at once and the others one by one, which count
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    prefill: Option<u32>,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE")]
     per_window: Option<PathBuf>,
@@ -62,6 +71,11 @@ struct Report<'a> {
     reference: Option<&'a Path>,
     #[serde(flatten)]
     comparison: &'a Option<mantissa_eval::Comparison>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill: Option<u32>,
+    kv_bytes_per_token: f64,
     seconds: f64,
 }
 
@@ -74,6 +88,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences =
         sequences.ok_or_else(|| BadInput::new("eval", "neither --text nor --tokens", "one of them"))?;
     let mut used = Use::evaluation(&sequences, context.threads);
+    used.kv = args.kv.as_ref();
+    used.cached = args.prefill.is_some();
     if args.logits.is_some() {
         // Logits that are written are held for a whole window, as numbers and as bytes.
         used.logits = used.longest.saturating_mul(2);
@@ -95,9 +111,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let progress = context.progress(total, Unit::Items("tokens"));
     let start = std::time::Instant::now();
     let compared = reference.as_ref().map(|r| &r.decoder);
-    let result = mantissa_eval::evaluate(&model.decoder, compared, &sequences, context.threads, &|done| {
+    let told = |done| {
         progress.set(done);
-    })?;
+        ControlFlow::Continue(())
+    };
+    let (decoder, threads) = (&model.decoder, context.threads);
+    let result = match args.prefill {
+        None => mantissa_eval::evaluate_while(decoder, compared, &sequences, threads, &told),
+        Some(prefill) => {
+            let prefill = prefill as usize;
+            mantissa_eval::evaluate_decoding(decoder, compared, &sequences, threads, prefill, &told)
+        }
+    }?;
     progress.finish();
     if let Some(path) = &args.per_window {
         write_file_atomic(path, format!("{:#}\n", per_window(&result)).as_bytes())?;
@@ -112,6 +137,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         windows: result.windows.len(),
         reference: args.reference.as_ref().map(ModelPath::named),
         comparison: &result.comparison,
+        kv: args.kv.as_ref().map(KvPolicy::to_string),
+        prefill: args.prefill,
+        kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
         seconds: start.elapsed().as_secs_f64(),
     };
     context.report(&report, |out| human(out, &report))?;
@@ -124,6 +152,9 @@ fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
         "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows)",
         r.ppl, r.nll, r.nll_se, r.tokens, r.windows
     )?;
+    if let Some(kv) = &r.kv {
+        writeln!(out, "KV cache    {kv}: {} bytes per token", r.kv_bytes_per_token)?;
+    }
     if let Some(c) = r.comparison {
         writeln!(
             out,

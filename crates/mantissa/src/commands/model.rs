@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::builder::{TypedValueParser, ValueParserFactory};
 use mantissa_eval::Sequence;
-use mantissa_model::{Buffers, Decoder, KvCache};
+use mantissa_model::{Buffers, Decoder, KvCache, KvPolicy};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use serde::{Serialize, Serializer};
@@ -45,7 +45,7 @@ pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
 
 /// How a model is to be run.
 #[derive(Clone, Copy)]
-pub struct Use {
+pub struct Use<'a> {
     /// Tokens of the longest pass, whose hidden states are held at a time.
     pub pass: usize,
     /// Tokens of the longest sequence.
@@ -56,17 +56,22 @@ pub struct Use {
     pub cached: bool,
     /// Rows of logits held by each pass.
     pub logits: usize,
+    /// How the first of the models stores keys and values, where another way than its own.
+    pub kv: Option<&'a KvPolicy>,
 }
 
 /// Opens and loads models that are to be run side by side, after asking whether memory holds them together.
 ///
 /// # Errors
 /// As [`open`] and [`Decoder::load`]; where there is not enough memory.
-pub fn load_all<const N: usize>(paths: [&Path; N], used: Use, context: &Context) -> Result<[Model; N]> {
+pub fn load_all<const N: usize>(paths: [&Path; N], used: Use<'_>, context: &Context) -> Result<[Model; N]> {
     let opened: Vec<_> = paths.iter().map(|path| open(path, context)).collect::<Result<_>>()?;
     require(&opened, used, context)?;
     let load = |files| Ok(Model { decoder: Decoder::load(&files)?, files });
-    let models: Vec<_> = opened.into_iter().map(load).collect::<Result<_>>()?;
+    let mut models: Vec<Model> = opened.into_iter().map(load).collect::<Result<_>>()?;
+    if let (Some(policy), Some(model)) = (used.kv, models.first_mut()) {
+        model.decoder.set_kv(policy)?;
+    }
     models.try_into().map_err(|_| anyhow::anyhow!("as many models as paths"))
 }
 
@@ -74,41 +79,48 @@ pub fn load_all<const N: usize>(paths: [&Path; N], used: Use, context: &Context)
 ///
 /// # Errors
 /// As [`ModelFiles::open`]; where there is not enough memory.
-pub fn require_memory(paths: &[&Path], used: Use, context: &Context) -> Result<()> {
+pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Result<()> {
     require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
 }
 
-fn require(models: &[ModelFiles], used: Use, context: &Context) -> Result<()> {
-    let add = |sum: u64, files| Ok::<_, anyhow::Error>(sum.saturating_add(bytes_needed(files, used)?));
-    let needs = models.iter().try_fold(BASE, add)?;
+fn require(models: &[ModelFiles], used: Use<'_>, context: &Context) -> Result<()> {
+    let mut needs = BASE;
+    for (i, files) in models.iter().enumerate() {
+        let used = if i == 0 { used } else { Use { kv: None, ..used } };
+        needs = needs.saturating_add(bytes_needed(files, used)?);
+    }
     let names: Vec<_> = models.iter().map(|files| files.dir().display().to_string()).collect();
     context.require_memory(&format!("{}: weights, buffers and cache", names.join(" and ")), needs)
 }
 
-impl Use {
+impl Use<'_> {
     /// For measuring on `sequences`, one after another on each of up to `threads` threads.
     pub fn evaluation(sequences: &[Sequence], threads: usize) -> Self {
         let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
         let threads = threads.min(sequences.len());
-        Use { pass: longest, longest, threads, cached: false, logits: mantissa_eval::ROWS }
+        Use { pass: longest, longest, threads, cached: false, logits: mantissa_eval::ROWS, kv: None }
     }
 }
 
 /// Memory of the process beside models and buffers: code tables, tokenizer, allocator.
 const BASE: u64 = 8 << 20;
 
-fn bytes_needed(files: &ModelFiles, used: Use) -> Result<u64> {
+fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
     let config = model_config(files)?;
     let buffers = Buffers::bytes_needed(&config, used.pass, used.longest);
     let logits = (used.logits as u64).saturating_mul(config.vocab_size as u64).saturating_mul(4);
-    let cache = if used.cached { KvCache::bytes_needed(&config, used.longest) } else { 0 };
+    let cache = match used.kv {
+        _ if !used.cached => 0,
+        Some(policy) => KvCache::bytes_needed_under(&config, used.longest, policy)?,
+        None => KvCache::bytes_needed(&config, used.longest),
+    };
     // A tensor passes through its stored bytes and, where it is quantized, through one byte per code.
     let largest = files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
     let widest = config.decoder_linears().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
     let passing = largest.saturating_add(widest);
-    let per_pass = buffers.saturating_add(logits).saturating_mul(used.threads as u64);
+    let per_pass = buffers.saturating_add(logits).saturating_add(cache).saturating_mul(used.threads as u64);
     let weights = files.checkpoint().total_bytes().saturating_add(passing);
-    Ok(weights.saturating_add(per_pass).saturating_add(cache))
+    Ok(weights.saturating_add(per_pass))
 }
 
 /// Tokens that a model was made for.

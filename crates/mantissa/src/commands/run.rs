@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_model::{
-    Bos, ChatTemplates, GenerateOptions, Message, Sampling, StopReason, Tokenizer, chat, generate,
+    Bos, ChatTemplates, GenerateOptions, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat, generate,
 };
 use serde::Serialize;
 
@@ -26,6 +26,8 @@ use crate::error::{BadInput, StdoutError};
   mantissa run demo -p 'Once upon a time' -n 200
   mantissa run path/to/model -p 'Once upon a time' -n 64
   mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7
+  mantissa run demo -p 'Once upon a time' --kv int8-head
+  mantissa run path/to/model -p 'Once upon a time' --kv keys=int4-g32-asym,values=int4-head-asym,window=64,sinks=4,channel-keys
   mantissa run path/to/model --chat -p 'Why is the sky blue?' --system 'Answer briefly.'")]
 pub struct Args {
     /// A Hugging Face folder, dense or quantized, a .gguf file, or demo, the embedded model
@@ -54,6 +56,10 @@ pub struct Args {
     /// Whether a BOS stands before the prompt; auto does what the tokenizer does
     #[arg(long, value_enum, default_value_t = BosArg::Auto)]
     bos: BosArg,
+    /// Store keys and values so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,
+    /// channel-keys,pre-rope,rotate
+    #[arg(long, value_name = "SCHEME")]
+    kv: Option<KvPolicy>,
 }
 
 #[derive(Serialize)]
@@ -67,6 +73,11 @@ struct Report<'a> {
     tokens: &'a [u32],
     prompt_tokens: usize,
     stopped: &'static str,
+    /// How keys and values were stored, where not as the model says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<String>,
+    /// Bytes of a token in the cache.
+    kv_bytes_per_token: f64,
     tokens_per_second: f64,
 }
 
@@ -104,7 +115,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let longest = longest.min(limit);
     let pass = prompt.len().min(mantissa_model::PREFILL);
-    let used = Use { pass, longest, threads: 1, cached: true, logits: 1 };
+    let used = Use { pass, longest, threads: 1, cached: true, logits: 1, kv: args.kv.as_ref() };
     let [model] = model::load_all([&*args.model], used, context)?;
     let start = Instant::now();
     let mut stream = tokenizer.stream();
@@ -134,8 +145,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         tokens: &generated.tokens,
         prompt_tokens: prompt.len(),
         stopped: stop_name(generated.stopped),
+        kv: args.kv.as_ref().map(KvPolicy::to_string),
+        kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
         tokens_per_second: generated.tokens.len() as f64 / start.elapsed().as_secs_f64(),
     };
+    if let Some(kv) = &report.kv {
+        context.note(&format!("KV cache {kv}: {} bytes per token", report.kv_bytes_per_token));
+    }
     context.report(&report, |out| writeln!(out))
 }
 

@@ -18,6 +18,7 @@ mod gguf_types;
 mod hostile;
 mod inspect;
 mod interruptions;
+mod kv;
 mod lint;
 mod main_job;
 mod memory;

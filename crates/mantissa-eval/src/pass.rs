@@ -1,0 +1,88 @@
+//! Where the logits of a window come from: one pass over all of it, or a prompt and then token by token through the cache.
+
+use std::ops::Range;
+
+use mantissa_model::{Batch, Buffers, Decoder, ForwardError, Hidden, KvCache, LoadError};
+
+use crate::evaluate::{EvalError, ROWS};
+
+/// A model and the memory of one thread.
+pub(crate) struct Runner<'a> {
+    decoder: &'a Decoder,
+    buffers: Buffers,
+    logits: Vec<f32>,
+    decode: Option<(KvCache, usize)>,
+}
+
+/// The pass over one window.
+pub(crate) struct Pass<'a> {
+    source: Source<'a>,
+    logits: &'a mut [f32],
+    vocabulary: usize,
+}
+
+enum Source<'a> {
+    Whole(Hidden<'a>),
+    Decode { decoder: &'a Decoder, buffers: &'a mut Buffers, cache: &'a mut KvCache, prefill: usize },
+}
+
+impl<'a> Runner<'a> {
+    /// For windows of up to `longest` tokens; with `prefill`, that many go through the cache at once and the others one by one.
+    pub(crate) fn new(
+        decoder: &'a Decoder,
+        longest: usize,
+        prefill: Option<usize>,
+    ) -> Result<Self, EvalError> {
+        let config = decoder.config();
+        let pass = prefill.map_or(longest, |prefill| prefill.clamp(1, longest.max(1)));
+        let buffers = Buffers::plan(config, pass, longest)?;
+        let (len, mut logits) = (ROWS * config.vocab_size, Vec::new());
+        let memory = |_| LoadError::Memory { what: "logits", bytes: 4 * len as u64 };
+        logits.try_reserve_exact(len).map_err(memory)?;
+        logits.resize(len, 0.0);
+        let decode = match prefill {
+            Some(_) => Some((KvCache::for_decoder(decoder, longest)?, pass)),
+            None => None,
+        };
+        Ok(Runner { decoder, buffers, logits, decode })
+    }
+
+    /// Begins a window.
+    pub(crate) fn begin(&mut self, tokens: &[u32]) -> Result<Pass<'_>, ForwardError> {
+        let Runner { decoder, buffers, logits, decode } = self;
+        let source = match decode {
+            None => Source::Whole(decoder.forward(&Batch { tokens, lens: &[tokens.len()] }, buffers)?),
+            Some((cache, prefill)) => {
+                cache.truncate(0);
+                Source::Decode { decoder, buffers, cache, prefill: *prefill }
+            }
+        };
+        Ok(Pass { source, logits, vocabulary: decoder.config().vocab_size })
+    }
+}
+
+impl Pass<'_> {
+    /// Logits of the positions `rows`, at most [`ROWS`] of them, after those of the call before; where tokens go through the
+    /// cache, those before the last of the prompt are not computed and stay as they were.
+    pub(crate) fn logits(&mut self, tokens: &[u32], rows: Range<usize>) -> Result<&[f32], ForwardError> {
+        let vocabulary = self.vocabulary;
+        let out = &mut self.logits[..rows.len() * vocabulary];
+        match &mut self.source {
+            Source::Whole(hidden) => hidden.logits(rows, out)?,
+            Source::Decode { decoder, buffers, cache, prefill } => {
+                for (position, out) in rows.zip(out.chunks_exact_mut(vocabulary.max(1))) {
+                    // A prompt as long as the window ends at its last position.
+                    let prompt = (*prefill).min(tokens.len());
+                    if position + 1 < prompt {
+                        continue;
+                    }
+                    let first = if position + 1 == prompt { 0 } else { position };
+                    let input = &tokens[first..=position];
+                    let mut hidden = decoder.forward_cached(input, cache, buffers)?;
+                    hidden.logits(input.len() - 1..input.len(), out)?;
+                }
+            }
+        }
+        Ok(out)
+    }
+}

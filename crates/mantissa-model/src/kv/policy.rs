@@ -1,0 +1,246 @@
+//! What a user asks of the KV cache, as data and as text.
+//!
+//! Text: items separated by commas. A scheme alone is that of keys and values; `keys=SCHEME` and `values=SCHEME` are one
+//! each (`f32` keeps a side as it is). `window=N` keeps the last N tokens in f32, `sinks=N` the first N (Xiao et al. 2023,
+//! arXiv 2309.17453). `scales=TYPE` stores block scales as `f16`, `bf16` or an FP8 type instead of f32. `channel-keys` groups
+//! keys along tokens, each channel by itself (KIVI, Liu et al. 2024, arXiv 2402.02750): the group of the scheme then counts
+//! tokens. `pre-rope` stores keys before their rotation (KVQuant, Hooper et al. 2024, arXiv 2401.18079). `rotate` puts a
+//! Hadamard matrix on each head before it is quantized and takes it off after (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
+
+use std::fmt;
+use std::str::FromStr;
+
+use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, Scheme, parse_activation};
+
+use super::codec::{RowCodec, is_by_head};
+use super::side::Side;
+use super::{KvQuantizer, Parts};
+use crate::config::ModelConfig;
+use crate::error::LoadError;
+
+/// How keys and values are stored. Parses from and prints to text: see the [module](self).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KvPolicy {
+    /// Scheme of the keys; `None` keeps them in f32.
+    pub keys: Option<Scheme>,
+    /// Scheme of the values, likewise.
+    pub values: Option<Scheme>,
+    /// The last tokens, which stay in f32.
+    pub window: usize,
+    /// The first tokens, which stay in f32.
+    pub sinks: usize,
+    /// What block scales are stored as; `None` leaves the scheme's own.
+    pub scales: Option<Code>,
+    /// Whether keys are grouped along tokens, each channel by itself.
+    pub channel_keys: bool,
+    /// Whether keys are stored before their rotation by positions.
+    pub pre_rope: bool,
+    /// Whether each head is multiplied by a Hadamard matrix before it is quantized.
+    pub rotate: bool,
+}
+
+/// The text is no policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("KV cache \"{text}\": found {found}, allowed {allowed}")]
+pub struct KvParseError {
+    text: String,
+    found: String,
+    allowed: String,
+}
+
+/// Tokens that a window or sinks may name: far above any context, far below overflow.
+const MAX_TOKENS: usize = 1 << 32;
+
+impl FromStr for KvPolicy {
+    type Err = KvParseError;
+
+    fn from_str(text: &str) -> Result<Self, KvParseError> {
+        let fault = |found: &str, allowed: &str| KvParseError {
+            text: text.into(),
+            found: format!("\"{found}\""),
+            allowed: allowed.into(),
+        };
+        let scheme = |name: &str| {
+            let scheme = parse_activation(name).map_err(|error| fault(name, &error.to_string()))?;
+            Ok((scheme != Scheme::plain(Code::F32)).then_some(scheme))
+        };
+        let number = |part: &str, value: &str| match value.parse() {
+            Ok(n) if n <= MAX_TOKENS => Ok(n),
+            _ => Err(fault(part, "a number of tokens")),
+        };
+        let mut policy = KvPolicy::default();
+        for part in text.split(',') {
+            match part.split_once('=') {
+                Some(("keys", name)) => policy.keys = scheme(name)?,
+                Some(("values", name)) => policy.values = scheme(name)?,
+                Some(("window", value)) => policy.window = number(part, value)?,
+                Some(("sinks", value)) => policy.sinks = number(part, value)?,
+                Some(("scales", name)) => {
+                    let code =
+                        scale_code(name).ok_or_else(|| fault(part, "scales=f32, f16, bf16, fp8-e4m3 …"))?;
+                    policy.scales = (code != Code::F32).then_some(code);
+                }
+                None if part == "channel-keys" => policy.channel_keys = true,
+                None if part == "pre-rope" => policy.pre_rope = true,
+                None if part == "rotate" => policy.rotate = true,
+                None => (policy.keys, policy.values) = (scheme(part)?, scheme(part)?),
+                Some(_) => {
+                    let allowed = "a SCHEME, keys=SCHEME, values=SCHEME, window=N, sinks=N, scales=TYPE, channel-keys, pre-rope, rotate";
+                    return Err(fault(part, allowed));
+                }
+            }
+        }
+        Ok(policy)
+    }
+}
+
+impl fmt::Display for KvPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |scheme: &Option<Scheme>| scheme.as_ref().map_or("f32".into(), Scheme::to_string);
+        let (keys, values) = (name(&self.keys), name(&self.values));
+        match keys == values {
+            true => f.write_str(&keys)?,
+            false => write!(f, "keys={keys},values={values}")?,
+        }
+        for (tokens, name) in [(self.window, "window"), (self.sinks, "sinks")] {
+            if tokens > 0 {
+                write!(f, ",{name}={tokens}")?;
+            }
+        }
+        if let Some(code) = self.scales {
+            write!(f, ",scales={}", Scheme::plain(code))?;
+        }
+        let flags =
+            [(self.channel_keys, "channel-keys"), (self.pre_rope, "pre-rope"), (self.rotate, "rotate")];
+        flags.iter().filter(|(on, _)| *on).try_for_each(|(_, name)| write!(f, ",{name}"))
+    }
+}
+
+/// A plain float of at most 16 bits, or f32.
+fn scale_code(name: &str) -> Option<Code> {
+    match name.parse::<Scheme>().ok()?.format {
+        Format::Affine(Affine { code: code @ (Code::F32 | Code::Float(_)), scale: None, .. }) => Some(code),
+        _ => None,
+    }
+}
+
+impl KvPolicy {
+    /// Whether nothing is quantized.
+    pub fn is_f32(&self) -> bool {
+        self.keys.is_none() && self.values.is_none()
+    }
+
+    /// Bytes that a token beyond window and sinks takes in all layers of a model.
+    ///
+    /// # Errors
+    /// As [`Decoder::set_kv`](crate::Decoder::set_kv).
+    pub fn bytes_per_token(&self, config: &ModelConfig) -> Result<f64, LoadError> {
+        Ok(self.quantizer(config)?.bytes_per_token(config) * config.num_hidden_layers as f64)
+    }
+
+    /// The quantizer of each layer of a model.
+    ///
+    /// # Errors
+    /// [`LoadError::KvScheme`].
+    pub(crate) fn quantizer(&self, config: &ModelConfig) -> Result<KvQuantizer, LoadError> {
+        let mut parts = Parts { window: self.window, sinks: self.sinks, ..Parts::default() };
+        if let Some(latent) = &config.latent {
+            let codec = |scheme: &Scheme| RowCodec::new(&self.narrowed(scheme), latent.kv_rank);
+            let plain = KvPolicy {
+                keys: self.keys.clone(),
+                values: self.keys.clone(),
+                scales: self.scales,
+                ..KvPolicy::default()
+            } == *self;
+            let allowed = "one scheme alone (and scales=) where keys and values share a latent";
+            match &self.keys {
+                Some(scheme) if plain => {
+                    parts.latent = Some(Side::tokens(codec(scheme)?, latent.kv_rank, None));
+                }
+                None if plain => {}
+                _ => return Err(LoadError::KvScheme { scheme: self.to_string(), allowed }),
+            }
+            return Ok(KvQuantizer::new(parts));
+        }
+        let (width, head) = (config.key_value_width(), config.head_dim);
+        let refused = |allowed| LoadError::KvScheme { scheme: self.to_string(), allowed };
+        let rotation = match self.rotate {
+            true => {
+                Some(Hadamard::new(head).ok_or_else(|| refused("heads of a width with a Hadamard matrix"))?)
+            }
+            false => None,
+        };
+        let tokens = |scheme: &Scheme| {
+            let codec = RowCodec::new(&self.narrowed(scheme), if is_by_head(scheme) { head } else { width })?;
+            Ok::<_, LoadError>(Side::tokens(codec, width, rotation.clone()))
+        };
+        parts.values = self.values.as_ref().map(tokens).transpose()?;
+        parts.before_rope = self.pre_rope && self.keys.is_some();
+        parts.keys = match (&self.keys, self.channel_keys) {
+            (Some(scheme), true) => match scheme.format.blocks() {
+                Blocks::Group(group) => {
+                    let codec = RowCodec::new(&self.narrowed(scheme), group as usize)?;
+                    Some(Side::channels(codec, width, rotation.clone()))
+                }
+                _ => return Err(refused("groups such as int4-g32-asym, whose length counts tokens")),
+            },
+            (scheme, _) => scheme.as_ref().map(tokens).transpose()?,
+        };
+        Ok(KvQuantizer::new(parts))
+    }
+
+    /// The scheme with its scales stored as the policy says.
+    fn narrowed(&self, scheme: &Scheme) -> Scheme {
+        match self.scales {
+            Some(code) if scheme.format.scale().is_some_and(|tree| tree.code == Code::F32) => {
+                Scheme { format: scheme.format.clone().with_scale_code(code), ..scheme.clone() }
+            }
+            _ => scheme.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_print_as_they_parse() {
+        for text in [
+            "int8-head",
+            "f32",
+            "keys=int4-g32-asym:minmax,values=int4-head-asym,window=128,sinks=4,channel-keys",
+            "int2-g32-asym,window=128,scales=f16,pre-rope,rotate",
+            "keys=f32,values=fp8-e4m3-head",
+            "nvfp4",
+        ] {
+            assert_eq!(text.parse::<KvPolicy>().unwrap().to_string(), text);
+        }
+        let same: KvPolicy = "keys=int8-head,values=int8-head".parse().unwrap();
+        assert_eq!(same.to_string(), "int8-head");
+    }
+
+    #[test]
+    fn other_texts_are_refused_with_what_is_allowed() {
+        for text in ["", "int9-head", "window=-1", "window=99999999999999", "scales=int8", "rotated", "keys="]
+        {
+            let error = text.parse::<KvPolicy>().unwrap_err().to_string();
+            assert!(error.contains("allowed"), "{error}");
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_token_are_those_of_the_scheme() {
+        let config = crate::config::example("llama");
+        let config = ModelConfig::from_json(&config, "config.json").unwrap();
+        let elements = (2 * config.key_value_width() * config.num_hidden_layers) as f64;
+        let (d, bytes) = (config.head_dim as f64, |text: &str| {
+            text.parse::<KvPolicy>().unwrap().bytes_per_token(&config).unwrap()
+        });
+        assert_eq!(bytes("f32"), 4.0 * elements);
+        assert_eq!(bytes("int8-head"), elements * (1.0 + 4.0 / d));
+        assert_eq!(bytes("int4-head-asym:minmax,scales=f16"), elements * (0.5 + 6.0 / d));
+        assert_eq!(bytes("keys=int2-g32-asym:minmax,values=f32,channel-keys"), elements / 2.0 * (0.5 + 4.0));
+    }
+}

@@ -1,0 +1,107 @@
+//! Keys, or values, of a layer: rotated where the policy says so, cut into rows, stored by [`RowCodec`].
+
+use mantissa_num::pack::transpose;
+use mantissa_num::{Hadamard, TensorError};
+
+use super::codec::RowCodec;
+
+/// How the keys or the values of tokens become bytes, a chunk of `span` tokens at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Side {
+    codec: RowCodec,
+    /// Values of a token.
+    width: usize,
+    /// Tokens of a chunk: 1, or the group of a scheme whose rows are channels.
+    span: usize,
+    /// Whether rows are channels over the tokens of a chunk.
+    channels: bool,
+    rotation: Option<Hadamard>,
+}
+
+impl Side {
+    /// Tokens one by one, `codec`'s row being a head's vector or all of a token's `width` values.
+    pub(crate) fn tokens(codec: RowCodec, width: usize, rotation: Option<Hadamard>) -> Self {
+        Side { codec, width, span: 1, channels: false, rotation }
+    }
+
+    /// Channels over as many tokens as `codec` has columns.
+    pub(crate) fn channels(codec: RowCodec, width: usize, rotation: Option<Hadamard>) -> Self {
+        Side { width, span: codec.cols(), channels: true, rotation, codec }
+    }
+
+    /// Values of a token.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Tokens that are stored together.
+    pub(crate) fn span(&self) -> usize {
+        self.span
+    }
+
+    /// Bytes of a chunk.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        self.span * self.width / self.codec.cols().max(1) * self.codec.row_bytes()
+    }
+
+    /// Stores a chunk, `[span, width]`, behind `out`.
+    ///
+    /// # Errors
+    /// [`TensorError`] of values that have no code.
+    pub(crate) fn encode(&self, chunk: &[f32], out: &mut Vec<u8>) -> Result<(), TensorError> {
+        let mut x = chunk.to_vec();
+        if let Some(rotation) = &self.rotation {
+            rotation.forward(&mut x);
+        }
+        if self.channels {
+            x = transpose(&x, self.span, self.width);
+        }
+        let held = out.len();
+        out.resize(held + self.chunk_bytes(), 0);
+        let bytes = out[held..].chunks_exact_mut(self.codec.row_bytes().max(1));
+        for (i, (row, bytes)) in x.chunks_exact(self.codec.cols().max(1)).zip(bytes).enumerate() {
+            if let Err(error) = self.codec.encode(i, row, bytes) {
+                out.truncate(held);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The values of whole chunks, `[tokens, width]`.
+    pub(crate) fn decode(&self, bytes: &[u8], out: &mut [f32]) {
+        let chunks = out.chunks_exact_mut((self.span * self.width).max(1));
+        for (chunk, bytes) in chunks.zip(bytes.chunks_exact(self.chunk_bytes().max(1))) {
+            let rows = chunk.chunks_exact_mut(self.codec.cols().max(1));
+            let stored = bytes.chunks_exact(self.codec.row_bytes().max(1));
+            rows.zip(stored).enumerate().for_each(|(i, (row, bytes))| self.codec.decode(i, bytes, row));
+            if self.channels {
+                chunk.copy_from_slice(&transpose(chunk, self.width, self.span));
+            }
+        }
+        if let Some(rotation) = &self.rotation {
+            rotation.transpose(out);
+        }
+    }
+
+    /// Replaces the tokens of a sequence, `[tokens, width]`, by their values once stored; the last chunk may be short.
+    pub(crate) fn round_trip(&self, x: &mut [f32]) {
+        let tokens = x.len() / self.width.max(1);
+        if tokens == 0 {
+            return;
+        }
+        if let Some(rotation) = &self.rotation {
+            rotation.forward(x);
+        }
+        if self.channels {
+            let mut by_channel = transpose(x, tokens, self.width);
+            self.codec.round_trip(&mut by_channel, tokens);
+            x.copy_from_slice(&transpose(&by_channel, self.width, tokens));
+        } else {
+            self.codec.round_trip(x, self.codec.cols());
+        }
+        if let Some(rotation) = &self.rotation {
+            rotation.transpose(x);
+        }
+    }
+}
