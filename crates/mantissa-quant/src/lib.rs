@@ -6,16 +6,20 @@
 
 mod assess;
 pub mod autoround;
+pub mod awq;
 pub mod calibrate;
+pub mod clip;
 mod convert;
 mod dequantize;
 mod error;
 mod error_stats;
 mod exl2;
+mod fold;
 mod gguf;
 pub mod gptq;
+pub mod hqq;
 pub mod importance;
-mod input_scales;
+pub mod input_scales;
 mod journal;
 mod layers;
 pub mod memory;
@@ -24,9 +28,12 @@ mod plan;
 pub mod quality;
 pub mod recipe;
 mod report;
+pub mod rotate;
 pub mod rtn;
 mod sequential;
+pub mod smooth;
 mod source;
+mod transform;
 pub mod verify;
 
 pub use convert::{Changes, rule_of};

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::gguf_blocks::{self, Blocks};
 use super::gguf_file::{GgufFile, Key, Tensor};
-use super::{Rows, Verification, Worst, compare_logits, reference_fault};
+use super::{Rows, Verification, Worst, compare_readers, reference_fault};
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::plan::model_config;
@@ -73,7 +73,7 @@ pub(super) fn check(
         ));
         return Ok(());
     }
-    compare_logits(files, &independent, &config, found)
+    compare_readers(files, &independent, &config, found)
 }
 
 /// Whether both readers find the same tensors in the same places.
