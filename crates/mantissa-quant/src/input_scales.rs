@@ -19,7 +19,7 @@ pub enum Observer {
     /// The greatest ("max" calibration of ModelOpt, the static minmax observer of llm-compressor).
     #[default]
     Max,
-    /// The one that 99.99 % of the values of up to [`TOKENS`] tokens do not exceed.
+    /// The one that 99.99 % of the values of up to 2048 tokens do not exceed.
     Percentile,
     /// Of the greatest times 1, 0.975, …, 0.3 the one under which those values err least, squared.
     Mse,

@@ -14,7 +14,7 @@ use crate::output::{Align, Table};
 const SIDE: usize = 4096;
 
 /// List recipes by name with what they stand for, bits per weight, need of calibration and where the output
-/// loads. Any [TRANSFORM-][METHOD-]SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
+/// loads. Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes
@@ -102,7 +102,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
         writeln!(out, "calibration: with one that is of use, types are weighed by the importance of their columns")?;
         writeln!(
             out,
-            "any [TRANSFORM-][METHOD-]SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",
+            "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",
             report.transforms.join(", "),
             report.methods.join(", ")
         )
