@@ -49,6 +49,8 @@ def main(source, out):
         hadamard,
         stochastic_rounding,
         gptq,
+        hqq,
+        awq_smoothquant,
         optimizer,
     )
     total = 0
@@ -322,6 +324,52 @@ def gptq_loss(tensors, entry):
     groups = tensors.get(f"{entry}.g_idx", np.arange(w.shape[1]) // 32)
     d = w - scale[:, groups] * (codes.astype(np.float64) - zero[:, groups])
     return float(np.einsum("ij,jk,ik->", d, h, d))
+
+
+def hqq(tensors, metadata, _decode):
+    """A step of HQQ ends where the mean error of the whole tensor rises, so that W stays whole; the groups of its rows."""
+    keep = ("W",) + tuple(f"hqq_lib.w{bits}_g64_axis1.{part}" for bits in (4, 3, 2) for part in ("codes", "scale", "zero"))
+    kept = {name: tensors[name] for name in keep}
+    for bits in (4, 3, 2):
+        name = f"hqq_lib.w{bits}_g64_axis1"
+        kept[f"{name}.f64.errors_per_iteration"] = tensors[f"{name}.f64.errors_per_iteration"]
+        values = (kept[f"{name}.codes"] - kept[f"{name}.zero"]) * kept[f"{name}.scale"]
+        assert np.abs(values.reshape(kept["W"].shape) - kept["W"]).max() < 8 * kept[f"{name}.scale"].max()
+    return kept, note(metadata, "hqq's own groups of a row in 4, 3 and 2 bits; torchao left out")
+
+
+def awq_smoothquant(tensors, metadata, _decode):
+    """The first tokens of X, with the losses of llm-awq's search computed anew; clips depend on all tokens and are left out."""
+    tokens, kept = 96, {"W": tensors["W"], "X": np.ascontiguousarray(tensors["X"][:96])}
+    for name, values in tensors.items():
+        if name.startswith("pseudo_quant.") or (name.startswith("smoothquant.") and ".w8a8." not in name):
+            kept[name] = values
+    for bits, group in ((4, 32), (3, 64)):
+        name = f"search.llm_awq.w{bits}_g{group}"
+        whole, _ = awq_search(tensors["X"], tensors["W"], bits, group)
+        assert np.allclose(whole, tensors[f"{name}.losses_f64"], rtol=1e-5), name
+        losses, scales = awq_search(kept["X"], tensors["W"], bits, group)
+        kept[f"{name}.losses_f64"] = losses
+        kept[f"{name}.best_index"] = np.array([int(losses.argmin())], np.int32)
+        kept[f"{name}.best_scales_f64"] = scales
+    return kept, note(metadata, f"X cut to {tokens} tokens, losses and scales of these; no clips, duo or int8 data")
+
+
+def awq_search(x, w, bits, group):
+    """Losses of 20 ratios and the scales of the best, in float64."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    mean, losses, found = np.abs(x).mean(axis=0), [], []
+    for k in range(20):
+        s = np.maximum(mean ** (k / 20), 1e-4)
+        s = s / np.sqrt(s.max() * s.min())
+        grouped = (w * s).reshape(-1, group)
+        low, high = grouped.min(axis=1, keepdims=True), grouped.max(axis=1, keepdims=True)
+        scale = np.maximum(high - low, 1e-5) / (2**bits - 1)
+        zero = np.clip(-np.round(low / scale), 0, 2**bits - 1)
+        q = (np.clip(np.round(grouped / scale) + zero, 0, 2**bits - 1) - zero) * scale
+        losses.append((((x @ w.T) - x @ (q.reshape(w.shape) / s).T) ** 2).mean())
+        found.append(s)
+    return np.array(losses), found[int(np.argmin(losses))]
 
 
 # --- cutting ---

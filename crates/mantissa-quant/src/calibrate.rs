@@ -10,6 +10,7 @@
 //! Windows run on several threads, a fixed number of tokens is summed at a time, and windows are added in their order:
 //! Hessians have the same bits on any number of threads.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use mantissa_eval::Sequence;
@@ -18,6 +19,7 @@ use mantissa_model::{
     Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
     load_embedding,
 };
+use mantissa_num::stored::Map;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -219,21 +221,12 @@ impl<'a> Calibration<'a> {
     ) -> Result<Vec<Hessian>, CalibrateError> {
         let new = inputs.iter().map(|&input| Hessian::new(self.config.input_width(input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
-        let (config, threads, mut first) = (self.config, self.threads, 0);
-        for windows in self.states.chunks(threads) {
-            let work = windows.iter().zip(&mut self.workers);
-            for_each(threads, work, |(states, worker)| worker.observe(&layer.layer, config, states, inputs));
-            for (i, worker) in self.workers[..windows.len()].iter_mut().enumerate() {
-                worker.take_result(first + i)?;
-                hessians.iter_mut().zip(&worker.seen).for_each(|(hessian, x)| hessian.add(x, threads));
-            }
-            first += windows.len();
-            go_on(tick)?;
-        }
+        let threads = self.threads;
+        self.observe(layer, inputs, tick, |i, x| hessians[i].add(x, threads))?;
         Ok(hessians)
     }
 
-    /// Runs the windows through `layer`, as it now is, and sums the squares of what its linear layers read, column by
+    /// Runs the windows through `layer`, as it now is, and sums the squares of what its linear layers `kinds` read, column by
     /// column: the diagonals of [`statistics`](Self::statistics), at a fraction of its cost. `tick` is asked as there.
     ///
     /// # Errors
@@ -241,55 +234,82 @@ impl<'a> Calibration<'a> {
     pub fn squares(
         &mut self,
         layer: &CalibratedLayer,
-        inputs: &[LinearInput],
+        kinds: impl IntoIterator<Item = LinearKind>,
         tick: &mut Tick<'_>,
-    ) -> Result<Vec<Vec<f64>>, CalibrateError> {
+    ) -> Result<BTreeMap<LinearInput, Vec<f64>>, CalibrateError> {
+        let inputs = distinct(kinds);
         let mut sums: Vec<Vec<f64>> =
             inputs.iter().map(|&input| vec![0.0; self.config.input_width(input)]).collect();
-        let (config, threads, mut first) = (self.config, self.threads, 0);
-        for windows in self.states.chunks(threads) {
-            let work = windows.iter().zip(&mut self.workers);
-            for_each(threads, work, |(states, worker)| worker.observe(&layer.layer, config, states, inputs));
-            for (i, worker) in self.workers[..windows.len()].iter_mut().enumerate() {
-                worker.take_result(first + i)?;
-                for (sums, x) in sums.iter_mut().zip(&worker.seen) {
-                    for row in x.chunks_exact(sums.len()) {
-                        sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
-                    }
-                }
+        self.observe(layer, &inputs, tick, |i, x| {
+            for row in x.chunks_exact(sums[i].len().max(1)) {
+                sums[i].iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
             }
-            first += windows.len();
-            go_on(tick)?;
-        }
-        Ok(sums)
+        })?;
+        Ok(inputs.into_iter().zip(sums).collect())
     }
 
-    /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers read, for each of
-    /// `inputs`. `tick` is asked as in [`statistics`](Self::statistics).
+    /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers `kinds` read.
+    /// `tick` is asked as in [`statistics`](Self::statistics).
     ///
     /// # Errors
     /// [`CalibrateError`].
     pub fn peaks(
         &mut self,
         layer: &CalibratedLayer,
+        kinds: impl IntoIterator<Item = LinearKind>,
+        tick: &mut Tick<'_>,
+    ) -> Result<BTreeMap<LinearInput, f32>, CalibrateError> {
+        let inputs = distinct(kinds);
+        let mut peaks = vec![0f32; inputs.len()];
+        self.observe(layer, &inputs, tick, |i, x| {
+            peaks[i] = x.iter().fold(peaks[i], |peak, v| peak.max(v.abs()));
+        })?;
+        Ok(inputs.into_iter().zip(peaks).collect())
+    }
+
+    /// Runs the windows through `layer`, as it now is, and keeps up to `most` tokens of what its linear layers `kinds` read, evenly
+    /// taken, with what all tokens together say of its columns. `tick` is asked as in [`statistics`](Self::statistics).
+    ///
+    /// # Errors
+    /// [`CalibrateError`].
+    pub(crate) fn samples(
+        &mut self,
+        layer: &CalibratedLayer,
+        kinds: impl IntoIterator<Item = LinearKind>,
+        most: usize,
+        tick: &mut Tick<'_>,
+    ) -> Result<BTreeMap<LinearInput, Sample>, CalibrateError> {
+        let inputs = distinct(kinds);
+        let tokens: usize = self.states.iter().map(|states| states.len() / self.config.hidden_size).sum();
+        let every = tokens.div_ceil(most.max(1)).max(1);
+        let new = |&input: &LinearInput| Sample::new(self.config.input_width(input));
+        let mut samples: Vec<Sample> = inputs.iter().map(new).collect();
+        self.observe(layer, &inputs, tick, |i, x| samples[i].add(x, every))?;
+        Ok(inputs.into_iter().zip(samples).collect())
+    }
+
+    /// Runs the windows through `layer`, as it now is, and hands what its linear layers read to `take`, window after window
+    /// in their order: the place of the input among `inputs`, and its values `[tokens, width]`. `tick` is asked after every
+    /// window of each thread.
+    fn observe(
+        &mut self,
+        layer: &CalibratedLayer,
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
-    ) -> Result<Vec<f32>, CalibrateError> {
-        let mut peaks = vec![0f32; inputs.len()];
+        mut take: impl FnMut(usize, &[f32]),
+    ) -> Result<(), CalibrateError> {
         let (config, threads, mut first) = (self.config, self.threads, 0);
         for windows in self.states.chunks(threads) {
             let work = windows.iter().zip(&mut self.workers);
             for_each(threads, work, |(states, worker)| worker.observe(&layer.layer, config, states, inputs));
             for (i, worker) in self.workers[..windows.len()].iter_mut().enumerate() {
                 worker.take_result(first + i)?;
-                for (peak, x) in peaks.iter_mut().zip(&worker.seen) {
-                    *peak = x.iter().fold(*peak, |peak, v| peak.max(v.abs()));
-                }
+                worker.seen.iter().enumerate().for_each(|(input, x)| take(input, x));
             }
             first += windows.len();
             go_on(tick)?;
         }
-        Ok(peaks)
+        Ok(())
     }
 
     /// Takes the windows through `layer`, as it now is, to the next one. `tick` is asked after every window of each thread;
@@ -321,6 +341,51 @@ impl<'a> Calibration<'a> {
     }
 }
 
+/// What is known of an input.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    /// Tokens seen.
+    pub(crate) tokens: usize,
+    /// Some of them, `[_, width]`.
+    pub(crate) x: Vec<f32>,
+    /// Sum of the magnitudes of each column.
+    sums: Vec<f64>,
+    /// Largest magnitude of each column.
+    pub(crate) peaks: Vec<f32>,
+}
+
+impl Sample {
+    fn new(width: usize) -> Self {
+        Sample { tokens: 0, x: Vec::new(), sums: vec![0.0; width], peaks: vec![0.0; width] }
+    }
+
+    fn add(&mut self, x: &[f32], every: usize) {
+        for row in x.chunks_exact(self.sums.len().max(1)) {
+            if self.tokens.is_multiple_of(every) {
+                self.x.extend_from_slice(row);
+            }
+            self.tokens += 1;
+            for ((sum, peak), v) in self.sums.iter_mut().zip(&mut self.peaks).zip(row) {
+                *sum += f64::from(v.abs());
+                *peak = peak.max(v.abs());
+            }
+        }
+    }
+
+    /// Mean magnitude of each column.
+    pub(crate) fn means(&self) -> Vec<f32> {
+        self.sums.iter().map(|sum| (sum / self.tokens.max(1) as f64) as f32).collect()
+    }
+}
+
+/// What layers of these `kinds` read, each input once.
+fn distinct(kinds: impl IntoIterator<Item = LinearKind>) -> Vec<LinearInput> {
+    let mut inputs: Vec<_> = kinds.into_iter().map(LinearKind::input).collect();
+    inputs.sort_unstable();
+    inputs.dedup();
+    inputs
+}
+
 fn go_on(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
     if tick().is_continue() { Ok(()) } else { Err(CalibrateError::Interrupted) }
 }
@@ -345,7 +410,11 @@ impl CalibratedLayer {
         let Some(old) = self.layer.linear_mut(kind) else { return Ok(()) };
         let input = old.input().map(|input| input.quant().clone());
         let bias = old.bias().map(<[f32]>::to_vec);
-        let transforms = Default::default();
+        // The input is rotated as before.
+        let mut transforms = old.transforms().clone();
+        transforms.before.retain(|map| matches!(map, Map::Hadamard(_)));
+        transforms.after.clear();
+        transforms.extras.clear();
         let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input, transforms };
         *old = Linear::new(old.module(), weight)?;
         Ok(())
@@ -368,6 +437,12 @@ impl Worker {
             wanted.for_each(|(_, seen)| seen.extend_from_slice(x));
         };
         self.result = layer.run(config, &lens, &mut states, Some(&mut observer), &mut self.buffers);
+        // As the weights see it: what stands around their codes comes first.
+        for (input, x) in inputs.iter().zip(&mut self.seen) {
+            let reader = input.readers().find_map(|kind| layer.linear(kind));
+            let Some(reader) = reader else { continue };
+            reader.transforms().before.iter().for_each(|map| map.apply(x, reader.cols()));
+        }
     }
 
     fn take_result(&mut self, window: usize) -> Result<(), CalibrateError> {

@@ -110,6 +110,20 @@ pub enum QuantError {
     /// Calibration.
     #[error(transparent)]
     Calibrate(CalibrateError),
+    /// A scheme that the method does not take.
+    #[error("{}: {module}: found scheme {scheme}, allowed for {method} {allowed}", .path.display())]
+    Unsuited {
+        /// The model.
+        path: PathBuf,
+        /// The layer.
+        module: String,
+        /// The method.
+        method: &'static str,
+        /// The scheme.
+        scheme: String,
+        /// What it takes.
+        allowed: &'static str,
+    },
     /// GPTQ.
     #[error("{}: {what}: {error}", .path.display())]
     Gptq {

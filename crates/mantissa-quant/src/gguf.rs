@@ -26,6 +26,7 @@ use crate::assess;
 use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::fold::Folded;
 use crate::importance::Importance;
 use crate::layers::{Layers, refuse_overflow};
 use crate::pipeline::{self, Outcome, Progress, work_of};
@@ -396,7 +397,8 @@ impl Run<'_, '_> {
         // A run into one file is never taken over.
         let none =
             || Err(Error::NoTensor { path: self.source.dir().to_owned(), tensor: String::new() }.into());
-        let mut layers = Layers::new(self.plan, self.source, Box::new(none)).weighed(self.importance);
+        let plain = Folded::plain(self.source);
+        let mut layers = Layers::new(self.plan, &plain, Box::new(none)).weighed(self.importance);
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
             let (done, progress) = (self.done, &mut *self.progress);

@@ -69,16 +69,11 @@ impl Importance {
         while let Some(layer) = calibration.next_layer()? {
             let tick = &mut || tick(layer.index());
             let linears = config.layer_linears(layer.index());
-            let mut inputs: Vec<_> = linears.iter().map(|info| info.kind.input()).collect();
-            inputs.sort_unstable();
-            inputs.dedup();
-            let moments = calibration.squares(&layer, &inputs, tick)?;
+            let moments = calibration.squares(&layer, linears.iter().map(|info| info.kind), tick)?;
             for info in linears {
-                let at = inputs.iter().position(|input| *input == info.kind.input());
-                let (Some(name), Some(at)) = (stored_name(&format!("{}.weight", info.module)), at) else {
-                    continue;
-                };
-                let sums = moments[at].iter().map(|&sum| sum as f32).collect();
+                let name = stored_name(&format!("{}.weight", info.module));
+                let (Some(name), Some(sums)) = (name, moments.get(&info.kind.input())) else { continue };
+                let sums = sums.iter().map(|&sum| sum as f32).collect();
                 entries.insert(name, Entry { sums, counts: vec![set.tokens() as f32] });
             }
             calibration.advance(&layer, tick)?;

@@ -7,11 +7,15 @@ use mantissa_num::{Code, CodecId, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
 
+use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
+use crate::clip;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
+use crate::fold::Folded;
 use crate::gguf;
+use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
 use crate::plan::Plan;
@@ -20,6 +24,7 @@ use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
 use crate::source::{self, DenseError, DenseTensor, Source as _};
+use crate::transform::{self, Prepared};
 
 /// The tensors that a layer becomes, by name, and its error.
 pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
@@ -57,7 +62,9 @@ impl Solved {
 /// The layers of a plan.
 pub(crate) struct Layers<'a> {
     plan: &'a Plan,
-    source: &'a ModelFiles,
+    source: &'a Folded<'a>,
+    /// What clips the groups of weights, where something does.
+    prepared: Option<&'a Prepared>,
     /// The tensor-wide scale of the last group. Fused partners follow each other, so that one is enough.
     shared: Option<((usize, FusedGroup), Option<f32>)>,
     /// Of a method that calibrates.
@@ -72,19 +79,32 @@ impl<'a> Layers<'a> {
     /// `stored` reads back what a run that is resumed has taken over.
     pub(crate) fn new(
         plan: &'a Plan,
-        source: &'a ModelFiles,
+        source: &'a Folded<'a>,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
         let sequential = match plan.recipe.method {
-            Method::Rtn | Method::Repacked => None,
+            Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => None,
             Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
         };
-        Layers { plan, source, shared: None, sequential, importance: None, input_scales: None }
+        Layers {
+            plan,
+            source,
+            prepared: None,
+            shared: None,
+            sequential,
+            importance: None,
+            input_scales: None,
+        }
     }
 
     /// With what searched blocks are to be weighed by.
     pub(crate) fn weighed(self, importance: Option<&'a Importance>) -> Self {
         Layers { importance, ..self }
+    }
+
+    /// With what was found before any layer is quantized.
+    pub(crate) fn prepared(self, prepared: &'a Prepared) -> Self {
+        Layers { prepared: Some(prepared), ..self }
     }
 
     /// Reads a layer and quantizes it into the tensors of the plan's container. Layers come in the order of the plan. Long
@@ -95,13 +115,15 @@ impl<'a> Layers<'a> {
         scheme: &Scheme,
         tick: &mut Tick<'_>,
     ) -> Result<QuantizedLayer> {
-        let solved = match &self.plan.conversion {
+        let mut solved = match &self.plan.conversion {
             Some(conversion) => {
                 let outer = if conversion.requantized() { self.outer(info, scheme)? } else { None };
-                conversion.layer(self.plan, self.source, info, scheme, outer)?
+                conversion.layer(self.plan, self.source.files(), info, scheme, outer)?
             }
             None => self.solve(info, scheme, tick)?,
         };
+        let uncovered = self.prepared.and_then(|prepared| prepared.uncovered.get(&info.module));
+        solved.notes.extend(uncovered.cloned());
         let input_scale = match solved.input_scale {
             None => self.input_scale(info, tick)?,
             scale => scale,
@@ -113,14 +135,18 @@ impl<'a> Layers<'a> {
         };
         let tensors = tensors.map_err(|e| {
             Error::field(
-                self.source.dir(),
+                self.source.path(),
                 &info.module,
                 e.to_string(),
                 "a scheme that the container holds",
                 "",
             )
         })?;
-        let method = if solved.fallback.is_some() { Method::Rtn } else { self.plan.recipe.method };
+        let method = match self.clips(info) {
+            _ if solved.fallback.is_some() => Method::Rtn.name(),
+            Some(_) => "awq",
+            None => self.plan.recipe.method.name(),
+        };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
     }
 
@@ -133,7 +159,8 @@ impl<'a> Layers<'a> {
             Some(scales) => scales,
             None => {
                 let threads = self.plan.threads();
-                input_scales::collect(self.source, &self.plan.config, scheme, set, threads, tick)?
+                let observed = (scheme, self.plan.recipe.observer);
+                input_scales::collect(self.source, &self.plan.config, observed, set, threads, tick)?
             }
         };
         let scale = scales.get(&info.module).copied();
@@ -148,10 +175,15 @@ impl<'a> Layers<'a> {
         }
         let outer = self.outer(info, scheme)?;
         let w = DenseTensor::of_linear(self.source, info)?;
+        if let Some(clips) = self.clips(info) {
+            return self.clipped_by(clips, info, scheme, &w, outer);
+        }
         match &mut self.sequential {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
             None if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
+            None if self.plan.recipe.method == Method::RtnMse => self.clipped(info, scheme, &w, outer),
+            None if self.plan.recipe.method == Method::Hqq => self.half_quadratic(info, scheme, &w),
             None => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
@@ -180,11 +212,10 @@ impl<'a> Layers<'a> {
     /// Rounded to nearest under scales that are squares times one f16 for all rows of a group.
     fn squares(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
         let mut scratch = Vec::new();
-        let w = w.elements(0..info.rows * info.cols, &mut scratch);
-        let w = w.map_err(|error| dense_error(self.source, info, error))?;
+        let w = whole(self.source, info, w, &mut scratch)?;
         let quantized = exl2::quantize(scheme, w, info.rows, info.cols).ok_or_else(|| {
             let found = "values that are no numbers, or beyond what f16 scales reach";
-            Error::field(self.source.dir(), &info.module, found, "weights whose scales are f16", "")
+            Error::field(self.source.path(), &info.module, found, "weights whose scales are f16", "")
         })?;
         let stats = ErrorStats::of(w, &quantized);
         Ok(Solved::rounded((quantized, stats)))
@@ -198,6 +229,63 @@ impl<'a> Layers<'a> {
         let w = w.elements(0..info.rows * info.cols, &mut scratch).map_err(of_layer)?;
         gguf::quantize_ternary(codec, w, info.rows, info.cols, self.plan.threads())
             .map_err(|error| of_layer(error.into()))
+    }
+
+    /// Rounded to nearest under the range of each block that loses least.
+    fn clipped(
+        &self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        w: &DenseTensor<'_>,
+        outer: Option<f32>,
+    ) -> Result<Solved> {
+        let (mut scratch, threads) = (Vec::new(), self.plan.options.threads);
+        let w = whole(self.source, info, w, &mut scratch)?;
+        let found = clip::quantize(scheme, w, info.rows, info.cols, outer, threads);
+        found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error.into()))
+    }
+
+    /// How far each group of a layer is clipped.
+    fn clips(&self, info: &LinearInfo) -> Option<&'a [u8]> {
+        self.prepared.and_then(|prepared| prepared.clips.get(&info.module)).map(Vec::as_slice)
+    }
+
+    /// Rounded to nearest after each group is clipped.
+    fn clipped_by(
+        &self,
+        clips: &[u8],
+        info: &LinearInfo,
+        scheme: &Scheme,
+        w: &DenseTensor<'_>,
+        outer: Option<f32>,
+    ) -> Result<Solved> {
+        let mut scratch = Vec::new();
+        let w = whole(self.source, info, w, &mut scratch)?;
+        let mut clipped = w.to_vec();
+        let group = transform::group_of(scheme, info.cols);
+        awq::clip_groups(&mut clipped, info.cols, group, |i| clips.get(i).copied().unwrap_or(0));
+        let threads = self.plan.options.threads;
+        let found = rtn::quantize(scheme, &clipped, info.rows, info.cols, outer, threads);
+        let (quantized, _) = found.map_err(|error| dense_error(self.source, info, error.into()))?;
+        let stats = ErrorStats::of(w, &quantized);
+        Ok(Solved::rounded((quantized, stats)))
+    }
+
+    /// What HQQ makes of a layer, unless rounding to nearest under its own grids is nearer to it.
+    fn half_quadratic(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
+        let (mut scratch, threads) = (Vec::new(), self.plan.options.threads);
+        let values = whole(self.source, info, w, &mut scratch)?;
+        let solved = hqq::quantize(scheme, values, info.cols, HqqOptions::default(), threads);
+        match solved {
+            Some((quantized, [nearest, found])) if found <= nearest => {
+                let stats = ErrorStats::of(values, &quantized);
+                Ok(Solved::rounded((quantized, stats)))
+            }
+            _ => Ok(Solved {
+                fallback: Some("HQQ is no nearer to the weight than rounding to nearest".to_owned()),
+                ..round_to_nearest(self.plan, self.source, info, scheme, w, None)?
+            }),
+        }
     }
 
     /// Blocks that lose least under the importance of their columns.
@@ -245,7 +333,7 @@ impl<'a> Layers<'a> {
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
                 if let Some(conversion) = &self.plan.conversion {
-                    amaxes.push(conversion.amax(self.source, info)?);
+                    amaxes.push(conversion.amax(self.source.files(), info)?);
                     continue;
                 }
                 let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
@@ -257,10 +345,20 @@ impl<'a> Layers<'a> {
     }
 }
 
+/// All of a weight, in f32.
+pub(crate) fn whole<'w>(
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    w: &'w DenseTensor<'_>,
+    scratch: &'w mut Vec<f32>,
+) -> Result<&'w [f32]> {
+    w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
+}
+
 /// Rounds a weight to nearest.
 pub(crate) fn round_to_nearest(
     plan: &Plan,
-    source: &ModelFiles,
+    source: &Folded<'_>,
     info: &LinearInfo,
     scheme: &Scheme,
     w: &DenseTensor<'_>,
@@ -295,6 +393,6 @@ where
 }
 
 /// An error of a layer's weight, with its name.
-pub(crate) fn dense_error(files: &ModelFiles, info: &LinearInfo, error: DenseError) -> QuantError {
-    error.of(files, &info.dense_tensor().0, &format!("{}.weight", info.module))
+pub(crate) fn dense_error(source: &Folded<'_>, info: &LinearInfo, error: DenseError) -> QuantError {
+    error.of(source.files(), &info.dense_tensor().0, &format!("{}.weight", info.module))
 }

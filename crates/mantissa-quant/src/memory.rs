@@ -14,12 +14,14 @@ use mantissa_train::LayerTrainer;
 use crate::autoround::LearnedWeight;
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
+use crate::input_scales::{self, Observer};
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
 use crate::recipe::Method;
 use crate::rtn;
 use crate::sequential::{EXPERTS_AT_ONCE, learning_options};
 use crate::source::PANEL;
+use crate::transform;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
 /// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared;
@@ -75,8 +77,15 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     if let Some(set) = plan.input_text().filter(|_| plan.calibration().is_none()) {
         stages.push(embedding_windows(plan, set));
-        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        if plan.recipe.observer != Observer::Max {
+            buffers.push(("tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
+        }
         stages.push(Stage { name: "find the scales of inputs".to_owned(), buffers });
+    }
+    if let Some(set) = plan.transform_text() {
+        stages.push(embedding_windows(plan, set));
+        stages.push(searching(plan, set));
     }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
@@ -153,10 +162,15 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         let turns = if let StoredAs::Stacked(stack) = &info.stored { stack.turns as u64 } else { 1 };
         buffers.push(("weight in its own order and in f32", 4 * (turns + 2) * values));
     }
-    let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2;
+    let searched = matches!(plan.recipe.method, Method::RtnMse | Method::Hqq);
+    let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2 || searched;
     if whole && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
+    }
+    if searched {
+        // In pieces, as threads find them, and put together.
+        buffers.push(("codes and scales of the pieces", sizes.codes + 2 * sizes.scales));
     }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
@@ -178,6 +192,24 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
         ("embedding as it is read", stored.unwrap_or(0)),
     ];
     Stage { name: "embed the calibration".to_owned(), buffers }
+}
+
+/// Up to `most` tokens of each input, evenly taken: fewer than that, but more than half.
+fn sample_bytes(plan: &Plan, set: &CalibrationSet, most: usize) -> u64 {
+    let widths: usize = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input)).sum();
+    4 * set.tokens().min(most) as u64 * widths as u64
+}
+
+/// The search for the scales and clips of a transform.
+fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
+    let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
+    let largest = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max().unwrap_or(0);
+    let groups = plan.quantized().map(|(info, scheme)| scheme.format.blocks().count(info.rows, info.cols));
+    buffers.push(("tokens of each input", sample_bytes(plan, set, transform::TOKENS)));
+    // Those that read one input, and of one the scaled, the codes and what they decode to.
+    buffers.push(("weights in f32", 6 * largest));
+    buffers.push(("clips", 17 * groups.sum::<usize>() as u64));
+    Stage { name: "search the transform".to_owned(), buffers }
 }
 
 /// All windows of a layer, whose inputs are squared and summed.

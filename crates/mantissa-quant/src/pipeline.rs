@@ -16,7 +16,7 @@ use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, ModelFiles, gptq, modelopt, onnx};
 use mantissa_store::{
-    Checksum, Committed, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
+    Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
     refuse_overlap,
 };
 use serde_json::{Map, Value, json};
@@ -24,12 +24,14 @@ use serde_json::{Map, Value, json};
 use crate::assess;
 use crate::convert;
 use crate::error::{QuantError, Result, Unfinished};
+use crate::fold::{self, Folded};
 use crate::gguf;
 use crate::journal::{self, Journal, Start};
 use crate::layers::Layers;
 use crate::plan::Plan;
 use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
 use crate::report::LayerReport;
+use crate::transform::{self, Prepared};
 
 /// Bytes copied at a time.
 pub(crate) const COPY: usize = 1 << 20;
@@ -95,9 +97,17 @@ pub fn run(
     let (dir, names) = (staging.path().to_owned(), shards.shards().iter().map(|s| s.file_name.clone()));
     let names: Vec<_> = names.collect();
     let stored = || Ok(ModelFiles::unfinished(&dir, names.iter().map(String::as_str), config.clone())?);
-    let layers = Layers::new(plan, source, Box::new(stored));
-    let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
-    let filled = fill(plan, source, &mut staging, &mut journal, writer, layers, &config, progress);
+    let mut tick = |layer: usize| {
+        let tensor = format!("{} of layer {layer}", plan.recipe.method_name());
+        progress(Progress { done: 0, tensor: &tensor, tokens: None })
+    };
+    let filled = transform::prepare(plan, source, &mut tick).and_then(|prepared| {
+        let folded = Folded::new(source, &prepared.folds);
+        let layers = Layers::new(plan, &folded, Box::new(stored)).prepared(&prepared);
+        let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
+        let job = Job { plan, source, folded: &folded, prepared: &prepared, config: &config };
+        job.fill(&mut staging, &mut journal, writer, layers, progress)
+    });
     let filled = filled.and_then(|quality| {
         convert::prove(plan, source, staging.path())?;
         assess::gate(plan, &quality, out, Some(staging.path()))?;
@@ -146,54 +156,69 @@ fn sweep(dir: &Path, shards: &ShardPlan) -> Result<()> {
     Ok(())
 }
 
-/// Writes everything but the manifest.
-fn fill(
-    plan: &Plan,
-    source: &ModelFiles,
-    staging: &mut Staging,
-    journal: &mut Journal,
-    mut writer: ShardedWriter,
-    layers: Layers<'_>,
-    config: &Value,
-    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
-) -> Result<Quality> {
-    let found = SourceHashes::beside(source, plan.threads(), |hashes| {
-        let mut run =
-            Run { plan, source, layers, writer: &mut writer, journal, progress: &mut *progress, done: 0 };
-        run.copy_tensors()?;
-        run.write_dense()?;
-        let layers = run.quantize_layers()?;
-        drop(run);
-        let weights = writer.finish()?.into_iter().collect();
-        let tensors = plan.copied.iter().map(TensorReport::copied).collect();
-        let source = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
-        Ok(Found { layers, tensors, source, weights })
-    })?;
-    for (file, digest) in &found.weights {
-        staging.record(file, *digest);
+/// What a run works from.
+struct Job<'a> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    /// The source as it is quantized.
+    folded: &'a Folded<'a>,
+    prepared: &'a Prepared,
+    /// The output's.
+    config: &'a Value,
+}
+
+impl Job<'_> {
+    /// Writes everything but the manifest.
+    fn fill(
+        &self,
+        staging: &mut Staging,
+        journal: &mut Journal,
+        mut writer: ShardedWriter,
+        layers: Layers<'_>,
+        progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
+    ) -> Result<Quality> {
+        let Job { plan, source, folded, prepared, config } = *self;
+        let found = SourceHashes::beside(source, plan.threads(), |hashes| {
+            let mut run =
+                Run { plan, folded, layers, writer: &mut writer, journal, progress: &mut *progress, done: 0 };
+            run.copy_tensors()?;
+            run.write_dense()?;
+            let layers = run.quantize_layers()?;
+            drop(run);
+            let weights = writer.finish()?.into_iter().collect();
+            let tensors = plan.copied.iter().map(|meta| TensorReport::kept(meta, folded)).collect();
+            let source = hashes.wait(&mut || progress(Progress::hashing(plan)))?;
+            Ok(Found { layers, tensors, source, weights })
+        })?;
+        for (file, digest) in &found.weights {
+            staging.record(file, *digest);
+        }
+        write_json(staging, "config.json", config)?;
+        if let Some((name, content)) = plan.side_config(config)? {
+            write_json(staging, name, &content)?;
+        }
+        if let Some(record) = &prepared.record {
+            staging.write(fold::FILE_NAME, &record.to_json()?)?;
+        }
+        if plan.container == Container::Onnx {
+            // It says where in the weight files each tensor lies.
+            let graph = onnx::graph(&ModelFiles::open(staging.path())?)?;
+            staging.write(onnx::FILE_NAME, &graph.unwrap_or_default())?;
+        }
+        // A GGUF file has nothing beside it that is its own.
+        if source.gguf().is_none() {
+            copy_sidecars(source.dir(), staging)?;
+        }
+        let mut quality = Quality::new(plan, source, found);
+        quality.evaluation = assess::figures(plan, source, staging.path(), Some(journal), progress)?;
+        staging.write(QUALITY_NAME, quality.to_json()?.as_bytes())?;
+        Ok(quality)
     }
-    write_json(staging, "config.json", config)?;
-    if let Some((name, content)) = plan.side_config(config)? {
-        write_json(staging, name, &content)?;
-    }
-    if plan.container == Container::Onnx {
-        // It says where in the weight files each tensor lies.
-        let graph = onnx::graph(&ModelFiles::open(staging.path())?)?;
-        staging.write(onnx::FILE_NAME, &graph.unwrap_or_default())?;
-    }
-    // A GGUF file has nothing beside it that is its own.
-    if source.gguf().is_none() {
-        copy_sidecars(source.dir(), staging)?;
-    }
-    let mut quality = Quality::new(plan, source, found);
-    quality.evaluation = assess::figures(plan, source, staging.path(), Some(journal), progress)?;
-    staging.write(QUALITY_NAME, quality.to_json()?.as_bytes())?;
-    Ok(quality)
 }
 
 struct Run<'a, 'p> {
     plan: &'a Plan,
-    source: &'a ModelFiles,
+    folded: &'a Folded<'a>,
     layers: Layers<'a>,
     writer: &'a mut ShardedWriter,
     journal: &'a mut Journal,
@@ -216,10 +241,28 @@ impl Run<'_, '_> {
         for meta in &self.plan.copied {
             match self.journal.recover(&meta.name, self.writer)? {
                 Some(_) => self.advance(meta.len, &meta.name)?,
+                None if self.folded.changes(&meta.name) => {
+                    self.write_folded(&meta.name, &meta.shape, meta.dtype)?;
+                    self.advance(meta.len, &meta.name)?;
+                }
                 None => self.copy_tensor(meta, &mut buffer)?,
             }
         }
+        let Some((head, embedding)) = self.plan.untied() else { return Ok(()) };
+        let Some(meta) = self.folded.files().checkpoint().get(&embedding).cloned() else { return Ok(()) };
+        let copied = self.plan.copied.iter().any(|meta| meta.name == head);
+        if !copied && self.journal.recover(&head, self.writer)?.is_none() {
+            self.write_folded(&head, &meta.shape, meta.dtype)?;
+        }
         Ok(())
+    }
+
+    /// A tensor that a transform changes, or adds.
+    fn write_folded(&mut self, name: &str, shape: &[usize], dtype: Dtype) -> Result<()> {
+        let bytes = self.folded.bytes(name, shape, dtype)?;
+        self.writer.write(name, &bytes)?;
+        let written = vec![(name.to_owned(), Checksum::of(&bytes))];
+        self.journal.record(name, written, bytes.len() as u64, None, self.writer)
     }
 
     /// Tensors that a change of container writes under another name, order or type.
@@ -229,7 +272,7 @@ impl Run<'_, '_> {
             if self.journal.recover(name, self.writer)?.is_some() {
                 continue;
             }
-            let bytes = dense.bytes(self.source)?;
+            let bytes = dense.bytes(self.folded.files())?;
             self.writer.write(name, &bytes)?;
             let written = vec![(name.clone(), Checksum::of(&bytes))];
             self.journal.record(name, written, bytes.len() as u64, None, self.writer)?;
@@ -246,13 +289,13 @@ impl Run<'_, '_> {
         }
         while at < meta.len {
             let n = usize::try_from(meta.len - at).unwrap_or(usize::MAX).min(buffer.len());
-            self.source.checkpoint().read_range(&meta.name, at, &mut buffer[..n])?;
+            self.folded.files().checkpoint().read_range(&meta.name, at, &mut buffer[..n])?;
             self.writer.write_range(&meta.name, at, &buffer[..n])?;
             checksum.update(&buffer[..n]);
             numbers.update(&buffer[..n]);
             at += n as u64;
             if at == meta.len {
-                numbers.finish(self.source.dir(), &meta.name)?;
+                numbers.finish(self.folded.path(), &meta.name)?;
                 let written = vec![(meta.name.clone(), checksum.finish())];
                 self.journal.record(&meta.name, written, meta.len, None, self.writer)?;
             }
@@ -338,7 +381,7 @@ pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
     let fields = json!({
         "command": if plan.conversion.is_some() { "convert" } else { "quantize" },
         "recipe": plan.recipe.label(),
-        "method": plan.recipe.method.name(),
+        "method": plan.recipe.method_name(),
         "weights": plan.recipe.weights.to_string(),
         "activations": plan.recipe.activations.as_ref().map(ToString::to_string),
         "container": plan.container.name(),

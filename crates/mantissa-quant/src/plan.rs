@@ -1,5 +1,7 @@
 //! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
 
+mod calibration;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
@@ -11,20 +13,18 @@ use mantissa_store::convention::{
     gptq as gptq_files, mlx, modelopt, native, onnx,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
-use mantissa_train::LayerTrainer;
 use serde_json::Value;
 
-use crate::autoround;
-use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::calibrate::CalibrationSet;
 use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
 use crate::gguf;
-use crate::gptq;
 use crate::importance::Importance;
 use crate::memory;
 use crate::pipeline::work_of;
 use crate::quality::Evaluation;
-use crate::recipe::{Method, Part, Recipe};
+use crate::recipe::{Method, Part, Recipe, Transform};
+use crate::rotate::{self, RotateOptions};
 
 /// How a run is to be done; nothing here changes what a scheme means.
 #[derive(Clone, Debug)]
@@ -135,7 +135,15 @@ impl Plan {
         let fallbacks =
             if container == Container::Gguf { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
-        let calibrating = calibration_notes(source, &recipe, container, &config, &linears, &options)?;
+        let asked = calibration::Asked {
+            source,
+            recipe: &recipe,
+            container,
+            config: &config,
+            linears: &linears,
+            options: &options,
+        };
+        let calibrating = asked.notes()?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
@@ -162,7 +170,7 @@ impl Plan {
             }
         };
         let evaluation = None;
-        let plan = Plan {
+        let mut plan = Plan {
             recipe,
             container,
             config,
@@ -176,6 +184,12 @@ impl Plan {
             gguf,
             conversion: None,
         };
+        if let Some((head, embedding)) = plan.untied()
+            && let Some(meta) = source.checkpoint().get(&embedding)
+            && !source.has(&head)
+        {
+            plan.specs.push(TensorSpec::new(&head, meta.dtype, meta.shape.clone()));
+        }
         // What only the layers together cannot be stored as.
         plan.output_config(source)?;
         Ok(plan)
@@ -189,6 +203,33 @@ impl Plan {
     /// What is calibrated on, where the method does.
     pub fn calibration(&self) -> Option<&CalibrationSet> {
         self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
+    }
+
+    /// What the transform of the model calibrates on, where it does.
+    pub fn transform_text(&self) -> Option<&CalibrationSet> {
+        let wanted = self.recipe.transform.is_some_and(Transform::needs_calibration);
+        self.options.calibration.as_ref().filter(|_| wanted)
+    }
+
+    /// What is rotated, where something is.
+    fn rotation(&self) -> Option<RotateOptions> {
+        match self.recipe.transform {
+            Some(Transform::Rotate(options)) => Some(options),
+            _ => None,
+        }
+    }
+
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    fn rotated_inputs(&self) -> Vec<(String, usize)> {
+        let rotated = self.rotation().map(|options| rotate::rotated_inputs(&self.config, options));
+        rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order())).collect()
+    }
+
+    /// The head that the output has and the source has not, and the embedding that it begins as.
+    pub(crate) fn untied(&self) -> Option<(String, String)> {
+        let untied = self.rotation().is_some_and(|options| rotate::unties(&self.config, options));
+        let name = |module: &str| format!("{module}.weight");
+        untied.then(|| (name(self.config.head_module()), name(&self.config.embedding_module())))
     }
 
     /// What the scales of inputs that are stored are found on, where there are such.
@@ -293,7 +334,11 @@ impl Plan {
             // One file, whose metadata are no config.json.
             Container::Gguf => Value::Null,
         };
+        let quantization = self.with_rotations(quantization);
         if let Value::Object(fields) = &mut config {
+            if self.untied().is_some() {
+                fields.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
+            }
             match self.container {
                 // Where its own loader looks; hubs look at the other.
                 Container::Mlx => fields.insert("quantization".to_owned(), quantization.clone()),
@@ -303,6 +348,25 @@ impl Plan {
             fields.insert("quantization_config".to_owned(), quantization);
         }
         Ok(config)
+    }
+
+    /// A `quantization_config` that says which inputs are rotated.
+    fn with_rotations(&self, mut quantization: Value) -> Value {
+        let rotated = self.rotated_inputs();
+        if rotated.is_empty() {
+            return quantization;
+        }
+        let modules = rotated.iter().map(|(module, order)| (module.as_str(), *order));
+        match self.container {
+            Container::Native => native::rotate_inputs(&mut quantization, modules),
+            Container::CompressedTensors => {
+                let mut groups: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+                modules.for_each(|(module, order)| groups.entry(order).or_default().push(module));
+                quantization["transform_config"] = compressed_tensors::rotated_inputs(groups);
+            }
+            _ => {}
+        }
+        quantization
     }
 
     /// Metadata of the weight files.
@@ -416,118 +480,6 @@ pub(crate) fn scheme_of(
         Scheme::codec(ty.choose(config, part, options.has_importance()))
     });
     of_type.or_else(|| recipe.weights_of(&info.module).cloned())
-}
-
-/// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
-fn calibration_notes(
-    source: &ModelFiles,
-    recipe: &Recipe,
-    container: Container,
-    config: &ModelConfig,
-    linears: &[PlannedLinear],
-    options: &Options,
-) -> Result<Vec<String>> {
-    let set = options.calibration.as_ref();
-    if weighs(recipe, container, linears) {
-        return importance_notes(config, linears, options);
-    }
-    if let Some(importance) = &options.importance {
-        let why = "no layer has blocks that depend on it, into GGUF and without another method";
-        return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
-    }
-    if recipe.method.needs_calibration() && container == Container::Exl2 {
-        let why =
-            "exl2 has scales that rows of a group share, which only rounding to nearest knows: use rtn-"
-                .to_owned();
-        return Err(not_storable(container, linears.len(), vec![why]));
-    }
-    if !recipe.method.needs_calibration() && stores_input_scales(recipe, container) {
-        let set = set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?;
-        return check_windows(set, config).map(|()| Vec::new());
-    }
-    if !recipe.method.needs_calibration() {
-        let unused = set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
-        return Ok(unused.into_iter().collect());
-    }
-    if recipe.method == Method::AutoRound {
-        LayerTrainer::check(config).map_err(|error| QuantError::AutoRound {
-            path: source.dir().to_owned(),
-            what: "autoround".to_owned(),
-            error: Box::new(error.into()),
-        })?;
-    }
-    let mut widest = 0;
-    for PlannedLinear { info, scheme } in linears {
-        let Some(scheme) = scheme else { continue };
-        let fault = || (source.dir().to_owned(), info.module.clone());
-        if recipe.method == Method::AutoRound {
-            autoround::check_scheme(scheme, info.rows, info.cols).map_err(|error| {
-                let (path, what) = fault();
-                QuantError::AutoRound { path, what, error: Box::new(error) }
-            })?;
-            continue;
-        }
-        // compressed-tensors of today refuses it: only who asks for the container has it.
-        let asked = options.container.or(recipe.container) == Some(container);
-        let holds_g_idx = container.holds_group_order() && (asked || container == Container::Gptq);
-        let checked = gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx);
-        checked.map_err(|error| {
-            let (path, what) = fault();
-            QuantError::Gptq { path, what, error }
-        })?;
-        widest = widest.max(info.cols);
-    }
-    let set = set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?;
-    check_windows(set, config)?;
-    let tokens = set.tokens();
-    let few = format!(
-        "{}: {tokens} tokens for layers of {widest} inputs: the Hessian is singular but for its damping; more text is better",
-        set.name
-    );
-    Ok((tokens < widest).then_some(few).into_iter().collect())
-}
-
-/// Checks the importance, or what it is to be found on.
-fn importance_notes(
-    config: &ModelConfig,
-    linears: &[PlannedLinear],
-    options: &Options,
-) -> Result<Vec<String>> {
-    let Some(importance) = &options.importance else {
-        options.calibration.as_ref().map_or(Ok(()), |set| check_windows(set, config))?;
-        let low = |linear: &PlannedLinear| {
-            let codec = linear.scheme.as_ref().and_then(|scheme| scheme.format.codec());
-            codec.is_some_and(|codec| codec.is_searched() && codec.bytes * 8 < 3 * codec.elements)
-        };
-        let blind = options.calibration.is_none() && linears.iter().any(low);
-        let note =
-            "types below three bits without importance lose much: give --calibration TEXT or --imatrix FILE";
-        return Ok(blind.then(|| note.to_owned()).into_iter().collect());
-    };
-    let mut missing = 0;
-    for linear in linears.iter().filter(|linear| linear.scheme.is_some()) {
-        missing += usize::from(importance.of(&linear.info)?.is_none());
-    }
-    let note = format!("{}: no importance of {missing} layers", importance.name);
-    Ok((missing > 0).then_some(note).into_iter().collect())
-}
-
-fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
-    let fault = |window: usize, found: String, allowed: String| {
-        let path = std::path::Path::new(&set.name);
-        QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))
-    };
-    for (i, window) in set.windows.iter().enumerate() {
-        if let Some(id) = window.iter().find(|&&id| id as usize >= config.vocab_size) {
-            let allowed = format!("below {}, the model's vocabulary", config.vocab_size);
-            return Err(fault(i, format!("token {id}"), allowed));
-        }
-        if window.len() > config.max_position_embeddings {
-            let allowed = format!("at most {}, the model's context", config.max_position_embeddings);
-            return Err(fault(i, format!("{} tokens", window.len()), allowed));
-        }
-    }
-    if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }
 
 pub(crate) fn output_of_linears(

@@ -22,6 +22,7 @@ pub(crate) use hashes::SourceHashes;
 use crate::calibrate::CalibrationSet;
 use crate::error::Result;
 use crate::error_stats::ErrorReport;
+use crate::fold::Folded;
 use crate::gguf::MANIFEST_SUFFIX;
 use crate::plan::Plan;
 use crate::report::LayerReport;
@@ -106,6 +107,15 @@ pub struct TensorReport {
 }
 
 impl TensorReport {
+    /// Of a tensor that is copied, or changed by a transform and stored in its dtype.
+    pub(crate) fn kept(meta: &TensorMeta, folded: &Folded<'_>) -> Self {
+        let copied = Self::copied(meta);
+        match folded.changes(&meta.name) {
+            true => TensorReport { scheme: format!("{}, folded", copied.scheme), ..copied },
+            false => copied,
+        }
+    }
+
     /// Of a tensor that is copied.
     pub(crate) fn copied(meta: &TensorMeta) -> Self {
         let scheme = match meta.dtype {
@@ -169,7 +179,7 @@ impl Quality {
             version: VERSION,
             tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
             recipe: plan.recipe.label().to_owned(),
-            method: plan.recipe.method.name().to_owned(),
+            method: plan.recipe.method_name(),
             weights: plan.recipe.weights.to_string(),
             activations: plan.recipe.activations.as_ref().map(ToString::to_string),
             container: plan.container.name().to_owned(),
@@ -178,7 +188,11 @@ impl Quality {
             bytes,
             parameters,
             hashes: Hashes { source: source_hashes, recipe: plan.recipe.sha256.clone(), weights },
-            calibration: plan.calibration().or(plan.input_text()).map(CalibrationSet::identity),
+            calibration: plan
+                .calibration()
+                .or(plan.transform_text())
+                .or(plan.input_text())
+                .map(CalibrationSet::identity),
             evaluation: None,
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),

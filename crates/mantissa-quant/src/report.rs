@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use crate::error_stats::ErrorReport;
 use crate::layers::Solved;
 use crate::plan::Plan;
-use crate::recipe::Method;
 
 /// The error of one layer's weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,17 +39,11 @@ pub struct LayerReport {
 
 impl LayerReport {
     /// Of a layer that was stored as `plan` says, by `method`.
-    pub(crate) fn new(
-        plan: &Plan,
-        info: &LinearInfo,
-        scheme: &Scheme,
-        method: Method,
-        solved: Solved,
-    ) -> Self {
+    pub(crate) fn new(plan: &Plan, info: &LinearInfo, scheme: &Scheme, method: &str, solved: Solved) -> Self {
         LayerReport {
             module: info.module.clone(),
             scheme: scheme.to_string(),
-            method: method.name().to_owned(),
+            method: method.to_owned(),
             fallback: solved.fallback.or_else(|| plan.fallbacks.get(&info.module).cloned()),
             scale_dtype: scale_dtype(&scheme.format).to_owned(),
             shape: [info.rows, info.cols],

@@ -14,22 +14,24 @@ mod learning;
 use std::collections::BTreeSet;
 
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
+use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
 use mantissa_store::convention::{ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::fold::Folded;
 use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
-use crate::layers::{Solved, dense_error, round_to_nearest};
+use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
-use crate::source::{DenseTensor, Source};
+use crate::source::DenseTensor;
 
 pub(crate) use learning::{ToLearn, options as learning_options};
 
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
-    source: &'a ModelFiles,
+    source: &'a Folded<'a>,
     /// The output as far as it is written.
     stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     /// Modules to be read from there.
@@ -56,7 +58,7 @@ enum Solver {
 impl<'a> Sequential<'a> {
     pub(crate) fn new(
         plan: &'a Plan,
-        source: &'a ModelFiles,
+        source: &'a Folded<'a>,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
         Sequential {
@@ -102,7 +104,7 @@ impl<'a> Sequential<'a> {
         };
         if let Some(layer) = &mut self.layer {
             let values = dequantize_by_group(&solved.quantized, solved.g_idx.as_deref());
-            put(layer, info.kind, dequantized(self.source, info, values)?)?;
+            put(layer, info.kind, dequantized(self.source.files(), info, values)?)?;
         }
         Ok(solved)
     }
@@ -116,8 +118,7 @@ impl<'a> Sequential<'a> {
         outer: Option<f32>,
     ) -> Result<Solved> {
         let mut scratch = Vec::new();
-        let w = w.elements(0..info.rows * info.cols, &mut scratch);
-        let w = w.map_err(|error| dense_error(self.source, info, error))?;
+        let w = whole(self.source, info, w, &mut scratch)?;
         let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
         let result = result.map_err(|error| self.gptq_error(info, error))?;
         let stats = match &result.g_idx {
@@ -194,7 +195,7 @@ impl<'a> Sequential<'a> {
                 Err(error @ GptqError::Singular { .. }) => Solver::RoundToNearest(error.to_string()),
                 Err(error) => {
                     let what = format!("layer {index}, input of {:?}", input.readers().collect::<Vec<_>>());
-                    return Err(QuantError::Gptq { path: self.source.dir().to_owned(), what, error });
+                    return Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error });
                 }
             };
             self.solvers.push((input, solver));
@@ -218,7 +219,7 @@ impl<'a> Sequential<'a> {
     }
 
     fn gptq_error(&self, info: &LinearInfo, error: GptqError) -> QuantError {
-        let path = self.source.dir().to_owned();
+        let path = self.source.path().to_owned();
         match error {
             GptqError::Weight(error) => {
                 QuantError::Tensor { path, tensor: format!("{}.weight", info.module), error }
@@ -230,10 +231,12 @@ impl<'a> Sequential<'a> {
 
 /// Puts a layer that is stored in its place.
 fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) -> Result<()> {
-    let linear = files.linear(&info.module, info.rows, info.cols, false)?;
+    let mut linear = files.linear(&info.module, info.rows, info.cols, false)?;
     let weight = match linear.weight {
         Weight::Quantized(q) => {
             let values = q.dequantize().map(|mut values| {
+                // A rotation of the input is the layer's own as well: it stays around the codes.
+                linear.transforms.before.retain(|map| !matches!(map, Map::Hadamard(_)));
                 linear.transforms.fold(&mut values, info.rows, info.cols);
                 values
             });

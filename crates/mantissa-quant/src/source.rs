@@ -11,6 +11,7 @@ use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{Dtype, FiniteScan};
 
 use crate::error::QuantError;
+use crate::fold::Folded;
 
 /// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache and, at two bytes each, below what
 /// an allocator takes from the system anew every time.
@@ -175,9 +176,15 @@ impl<'a> DenseTensor<'a> {
     ///
     /// # Errors
     /// As [`ModelFiles::tensor_f32`] and [`ModelFiles::expert`].
-    pub(crate) fn of_linear(files: &'a ModelFiles, info: &LinearInfo) -> Result<Self, mantissa_store::Error> {
-        let (rows, cols) = (info.rows, info.cols);
+    pub(crate) fn of_linear(source: &Folded<'a>, info: &LinearInfo) -> Result<Self, mantissa_store::Error> {
+        let (rows, cols, files) = (info.rows, info.cols, source.files());
         let (name, shape) = info.dense_tensor();
+        if source.changes(&name) {
+            let values = source.tensor(&name, &shape)?;
+            let by_columns = info.stored == StoredAs::Columns;
+            let values = if by_columns { transpose(&values, cols, rows) } else { values };
+            return Ok(DenseTensor(Values::Memory(values)));
+        }
         let values = match &info.stored {
             StoredAs::Rows => return Self::open(files, &name, &shape),
             StoredAs::Columns => transpose(&files.tensor_f32(&name, &shape)?, cols, rows),

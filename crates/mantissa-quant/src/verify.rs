@@ -37,6 +37,7 @@ use serde::Serialize;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::fold::{Folded, Folds, Record};
 use crate::plan::model_config;
 use crate::quality::{Figures, QUALITY_NAME, check, manifest_path, quality_path};
 use crate::recipe::Method;
@@ -202,6 +203,12 @@ fn check_weights(
     found: &mut Verification,
 ) -> Result<()> {
     let config = model_config(files)?;
+    let folds = match (source, Record::read(files.dir())?) {
+        (Some(source), Some(record)) => record.folds(source, &model_config(source)?)?,
+        _ => Folds::default(),
+    };
+    let source = source.map(|source| Folded::new(source, &folds));
+    let source = source.as_ref();
     let mut unjudged = 0;
     for info in config.linears_by_rows(files) {
         let recorded = recorded.get(info.module.as_str()).copied();
@@ -217,13 +224,18 @@ fn check_weights(
             ));
         }
         check_copied(files, source, &config, threads, found)?;
+        if folds != Folds::default() {
+            let what = "logits of the source and of the source as it is folded";
+            let folded = model_config(source.files())?;
+            compare_logits(source.files(), source, &folded, what, found)?;
+        }
     }
-    compare_logits(files, &independent::Source::new(files), &config, found)
+    compare_readers(files, &independent::Source::new(files), &config, found)
 }
 
 struct WeightCheck<'a> {
     files: &'a ModelFiles,
-    source: Option<&'a ModelFiles>,
+    source: Option<&'a Folded<'a>>,
     info: &'a LinearInfo,
     /// What `quality.json` says of it.
     recorded: Option<&'a LayerReport>,
@@ -362,6 +374,8 @@ fn column_order(transforms: &Transforms) -> std::result::Result<Option<&[u32]>, 
     match (transforms.before.as_slice(), transforms.after.as_slice(), transforms.extras.as_slice()) {
         ([], [], []) => Ok(None),
         ([Map::Perm(order)], [], []) => Ok(Some(order)),
+        // Of a rotated input: the codes are of the weight that reads it so, as the source is folded.
+        ([Map::Hadamard(_)], [], []) => Ok(None),
         _ => Err("maps and extras"),
     }
 }
@@ -374,10 +388,10 @@ fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
     row.copy_from_slice(sorted);
 }
 
-fn source_weight<'a>(dir: &Path, source: &'a ModelFiles, info: &LinearInfo) -> Result<DenseTensor<'a>> {
+fn source_weight<'a>(dir: &Path, source: &Folded<'a>, info: &LinearInfo) -> Result<DenseTensor<'a>> {
     let (name, _) = info.dense_tensor();
-    if source.is_quantized() || !source.has(&name) {
-        return Err(reference_fault(dir, source.dir(), format!("it has no dense tensor {name}")));
+    if source.files().is_quantized() || !source.files().has(&name) {
+        return Err(reference_fault(dir, source.path(), format!("it has no dense tensor {name}")));
     }
     Ok(DenseTensor::of_linear(source, info)?)
 }
@@ -453,17 +467,16 @@ fn nested_slack(q: &Quantized, block: usize, bound: f32) -> f64 {
     f64::from(nested.scales[block / nested.block]) / 64.0 * f64::from(1.0 + bound)
 }
 
-/// Tensors that are not linear weights must have been taken over byte for byte.
+/// Tensors that are not linear weights must have been taken over byte for byte, or as a transform changes them.
 fn check_copied(
     files: &ModelFiles,
-    source: &ModelFiles,
+    source: &Folded<'_>,
     config: &ModelConfig,
     threads: usize,
     found: &mut Verification,
 ) -> Result<()> {
     for info in config.tensors() {
-        let (Some(ours), Some(theirs)) =
-            (files.checkpoint().get(&info.name), source.checkpoint().get(&info.name))
+        let (Some(ours), Some(theirs)) = (files.checkpoint().get(&info.name), source.stored(&info.name))
         else {
             continue;
         };
@@ -471,7 +484,14 @@ fn check_copied(
             continue; // a quantized layer under its own name; compared as a weight
         }
         found.compared += 1;
-        if !same_bytes(files, source, &info.name, ours.len, threads)? {
+        let same = if source.changes(&info.name) {
+            let mut bytes = vec![0; usize::try_from(ours.len).unwrap_or_default()];
+            files.checkpoint().read_range(&info.name, 0, &mut bytes)?;
+            bytes == source.bytes(&info.name, &ours.shape, ours.dtype)?
+        } else {
+            same_bytes(files, source.files(), &info.name, ours.len, threads)?
+        };
+        if !same {
             found.faults.push(format!("{}: differs from the source", info.name));
         }
     }
@@ -491,33 +511,45 @@ fn same_bytes(a: &ModelFiles, b: &ModelFiles, name: &str, len: u64, threads: usi
     map_reduce_fixed(threads, pieces, 1, compare, Ok(true), |all, part| Ok(all? & part?))
 }
 
-/// Compares logits on a fixed pseudo-random text.
-fn compare_logits(
+/// Compares logits of the model as the two readers have it.
+fn compare_readers(
     ordinary: &dyn WeightSource,
     independent: &dyn WeightSource,
     config: &ModelConfig,
     found: &mut Verification,
 ) -> Result<()> {
+    let what = "logits of the ordinary and the independent reader";
+    found.max_logit_difference = compare_logits(ordinary, independent, config, what, found)?;
+    Ok(())
+}
+
+/// Compares logits of two models that are to be one, `what` in faults, on a fixed pseudo-random text: their largest difference.
+fn compare_logits(
+    one: &dyn WeightSource,
+    other: &dyn WeightSource,
+    config: &ModelConfig,
+    what: &str,
+    found: &mut Verification,
+) -> Result<Option<f32>> {
     if config.parameters() > MAX_LOGIT_PARAMETERS {
         let millions = config.parameters() / 1_000_000;
-        found.notes.push(format!("logits were not compared: {millions} million parameters, twice in memory"));
-        return Ok(());
+        found.notes.push(format!("{what} were not compared: {millions} million parameters, twice in memory"));
+        return Ok(None);
     }
     let length = LOGIT_TOKENS.min(config.max_position_embeddings);
     let vocabulary = config.vocab_size as u64;
     let token = |i: usize| (u64::from(mantissa_num::round::random_u32(1, i as u64)) % vocabulary) as u32;
     let tokens: Vec<u32> = (0..length).map(token).collect();
-    let ordinary = logits(&Decoder::load(ordinary)?, config, &tokens)?;
-    let independent = logits(&Decoder::load(independent)?, config, &tokens)?;
-    let scale = ordinary.iter().fold(0f32, |a, v| a.max(v.abs()));
-    let difference = ordinary.iter().zip(&independent).fold(0f32, |a, (x, y)| a.max((x - y).abs()));
-    found.max_logit_difference = Some(difference);
-    let finite = ordinary.iter().all(|v| v.is_finite());
+    let one = logits(&Decoder::load(one)?, config, &tokens)?;
+    let other = logits(&Decoder::load(other)?, config, &tokens)?;
+    let scale = one.iter().fold(0f32, |a, v| a.max(v.abs()));
+    let difference = one.iter().zip(&other).fold(0f32, |a, (x, y)| a.max((x - y).abs()));
+    let finite = one.iter().all(|v| v.is_finite());
     if !finite || difference.is_nan() || difference > 1e-4 * scale.max(1.0) {
-        let what = if finite { format!("differ by {difference:e}") } else { "are not finite".to_owned() };
-        found.faults.push(format!("logits of the ordinary and the independent reader {what}"));
+        let how = if finite { format!("differ by {difference:e}") } else { "are not finite".to_owned() };
+        found.faults.push(format!("{what} {how}"));
     }
-    Ok(())
+    Ok(Some(difference))
 }
 
 fn logits(decoder: &Decoder, config: &ModelConfig, tokens: &[u32]) -> Result<Vec<f32>> {

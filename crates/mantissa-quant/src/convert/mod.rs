@@ -264,6 +264,8 @@ fn recipe(
     };
     let weights = linears.iter().find_map(|linear| linear.scheme.clone()).unwrap_or(Scheme::plain(table));
     Recipe {
+        transform: None,
+        observer: Default::default(),
         sha256: FileDigest::of(name.as_bytes()).hex(),
         name,
         method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },

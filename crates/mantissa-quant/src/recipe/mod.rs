@@ -1,11 +1,13 @@
-//! Recipes: which method, which scheme for what, which container. By name (`METHOD-SCHEME[+ACTIVATION]`), by alias, by the name
+//! Recipes: which method, which scheme for what, which container. By name (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION]`, one of the two at least), by alias, by the name
 //! of one of llama.cpp's file types (`q4_k_m`), or as a
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen
+//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
+//! transform = "smooth"           # optional, before the method: smooth, awq, rotate
+//! observer = "max"               # optional, of static inputs: max, percentile, mse
 //! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
 //! keep = ["lm_head"]             # optional: modules left as they are, by name or glob
 //!
@@ -19,6 +21,15 @@
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //!
+//! [smooth]                       # optional, only with transform = "smooth"
+//! alpha = 0.5                    # 0.0 to 1.0, or "search"
+//!
+//! [rotate]                       # optional, only with transform = "rotate"; these are the defaults
+//! residual = true                # the residual stream, where the architecture allows it
+//! values = true                  # values within each head
+//! online = true                  # inputs of down projections, as the model runs
+//! seed = 0                       # of the random signs
+//!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
 //! iterations = 200               # steps of each layer
 //! rate = 0.005                   # first step of a weight's offset; by default 1 / iterations
@@ -30,6 +41,7 @@
 mod file_type;
 mod name;
 mod toml_file;
+mod transform;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -40,9 +52,11 @@ use mantissa_store::convention::{Container, LinearPlan};
 
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use name::{ALIASES, METHODS, Method};
+pub use transform::{TRANSFORMS, Transform};
 
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
+use crate::input_scales::Observer;
 
 /// Why a recipe cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +118,8 @@ pub struct LayerRule {
 pub struct Recipe {
     /// Name, as the user gave it.
     pub name: String,
+    /// What is done to the dense model before, which leaves what it computes as it is.
+    pub transform: Option<Transform>,
     /// How codes are chosen.
     pub method: Method,
     /// How GPTQ works, where it is the method.
@@ -114,6 +130,8 @@ pub struct Recipe {
     pub weights: Scheme,
     /// Scheme of their inputs at run time.
     pub activations: Option<Scheme>,
+    /// What the scales of inputs that are stored are taken from.
+    pub observer: Observer,
     /// llama.cpp's mixture of block types, where the recipe is one: it says what becomes of every tensor.
     pub file_type: Option<FileType>,
     /// Container; `None` takes the first that holds the schemes.
@@ -171,6 +189,17 @@ impl Recipe {
     /// What reports call it: its name, or the name of its file without the folder.
     pub fn label(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|name| name.to_str()).unwrap_or(&self.name)
+    }
+
+    /// Whether it needs text to calibrate on.
+    pub fn needs_calibration(&self) -> bool {
+        self.method.needs_calibration() || self.transform.is_some_and(Transform::needs_calibration)
+    }
+
+    /// Transform and method, as reports call them: `awq-rtn`.
+    pub fn method_name(&self) -> String {
+        let transform = self.transform.map_or(String::new(), |transform| format!("{}-", transform.name()));
+        transform + self.method.name()
     }
 
     /// A recipe by the text of a `.toml` file; `file` is its name in errors.

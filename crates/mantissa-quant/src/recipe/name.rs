@@ -1,12 +1,14 @@
-//! Recipe names: `METHOD-SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
+//! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
 
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 
-use super::{FILE_TYPES, FileType, Recipe, RecipeError};
+use super::{FILE_TYPES, FileType, Recipe, RecipeError, TRANSFORMS, Transform};
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
+use crate::hqq;
+use crate::input_scales::Observer;
 
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,22 +22,34 @@ pub enum Method {
     Gptq,
     /// AutoRound: rounding and ranges learned by block reconstruction, layer after layer.
     AutoRound,
+    /// Round to nearest under the range of each block that loses least.
+    RtnMse,
+    /// HQQ: zero points under which few weights are far off.
+    Hqq,
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 3] =
-    [("rtn", Method::Rtn), ("gptq", Method::Gptq), ("autoround", Method::AutoRound)];
+pub const METHODS: [(&str, Method); 5] = [
+    ("rtn", Method::Rtn),
+    ("rtn-mse", Method::RtnMse),
+    ("hqq", Method::Hqq),
+    ("gptq", Method::Gptq),
+    ("autoround", Method::AutoRound),
+];
 
 /// Recipes by name, most of them short for what they stand for.
-pub const ALIASES: [(&str, &str); 15] = [
+pub const ALIASES: [(&str, &str); 18] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
+    ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
     ("gptq-nvfp4", "gptq-nvfp4"),
+    ("awq-int4-g128-asym", "awq-int4-g128-asym"),
     ("autoround-int4-g128", "autoround-int4-g128"),
     ("autoround-nvfp4", "autoround-nvfp4"),
     ("w8a16", "rtn-int8-channel"),
     ("w4a16", "rtn-int4-g128"),
     ("w8a8", "rtn-int8-channel+int8-token"),
+    ("w8a8-smooth", "smooth-int8-channel+int8-token"),
     ("fp8-weight", "rtn-fp8-e4m3-channel"),
     ("fp8-dynamic", "rtn-fp8-e4m3-channel+fp8-e4m3-token"),
     ("nvfp4", "rtn-nvfp4"),
@@ -54,9 +68,14 @@ impl Method {
     /// Whether it needs text to calibrate on.
     pub const fn needs_calibration(self) -> bool {
         match self {
-            Method::Rtn | Method::Repacked => false,
+            Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => false,
             Method::Gptq | Method::AutoRound => true,
         }
+    }
+
+    /// The scheme that the method makes of one it is named with: HQQ has a zero point where none is said.
+    pub(super) fn scheme(self, scheme: Scheme) -> Scheme {
+        if self == Method::Hqq { hqq::with_float_zero(scheme) } else { scheme }
     }
 }
 
@@ -66,7 +85,9 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     }
     let spelt = ALIASES.iter().find(|(alias, _)| *alias == text).map_or(text, |(_, full)| full);
     let mut parts = spelt.split('+');
-    let (method, weights) = method_and_scheme(text, parts.next().unwrap_or_default())?;
+    let first = parts.next().unwrap_or_default();
+    let (transform, rest) = transform_and_rest(first);
+    let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
     let mut activations = None;
     for part in parts {
         if part.starts_with("kv-") {
@@ -79,11 +100,13 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     }
     Ok(Recipe {
         name: text.to_owned(),
+        transform,
         method,
         gptq: GptqOptions::default(),
         autoround: AutoRoundOptions::default(),
         weights,
         activations,
+        observer: Observer::Max,
         file_type: None,
         container: None,
         layers: Vec::new(),
@@ -94,11 +117,13 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
 fn of_file_type(text: &str, file_type: FileType) -> Recipe {
     Recipe {
         name: text.to_owned(),
+        transform: None,
         method: Method::Rtn,
         gptq: GptqOptions::default(),
         autoround: AutoRoundOptions::default(),
         weights: Scheme::codec(file_type.base),
         activations: None,
+        observer: Observer::Max,
         file_type: Some(file_type),
         container: Some(Container::Gguf),
         layers: Vec::new(),
@@ -106,9 +131,19 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
     }
 }
 
-fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeError> {
-    let found =
-        METHODS.iter().find_map(|(name, m)| part.strip_prefix(name)?.strip_prefix('-').map(|s| (*m, s)));
+fn transform_and_rest(part: &str) -> (Option<Transform>, &str) {
+    let found = TRANSFORMS
+        .iter()
+        .find_map(|(name, transform)| Some((Some(*transform), part.strip_prefix(name)?.strip_prefix('-')?)));
+    found.unwrap_or((None, part))
+}
+
+/// After a transform, a method that is not named is round to nearest.
+fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Method, Scheme), RecipeError> {
+    // "rtn-mse-…" is not a scheme of "rtn": the longest name counts.
+    let rest = |name: &str| part.strip_prefix(name)?.strip_prefix('-');
+    let named = METHODS.iter().filter_map(|(name, method)| Some((*method, rest(name)?)));
+    let found = named.min_by_key(|(_, rest)| rest.len()).or_else(|| after.then_some((Method::Rtn, part)));
     let (method, rest) = found.ok_or_else(|| {
         let names: Vec<_> = METHODS.iter().map(|(name, _)| format!("{name}-SCHEME")).collect();
         let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();
@@ -118,7 +153,7 @@ fn method_and_scheme(text: &str, part: &str) -> Result<(Method, Scheme), RecipeE
         let all = [aliases.join(", "), file_types.join(", ")].join(", ");
         fault(text, text, &format!("{} or one of {all}{near}", names.join(", ")))
     })?;
-    Ok((method, scheme(text, "weights", rest, str::parse)?))
+    Ok((method, method.scheme(scheme(text, "weights", rest, str::parse)?)))
 }
 
 fn scheme(
@@ -146,6 +181,18 @@ mod tests {
         assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
+        let recipe = parse("rtn-mse-int4-g32").unwrap();
+        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::RtnMse, "int4-g32"));
+        let recipe = parse("hqq-int4-g64").unwrap();
+        assert_eq!(
+            (recipe.method, recipe.weights.to_string().as_str()),
+            (Method::Hqq, "int4-g64-asym:minmax")
+        );
+        let recipe = parse("rotate-gptq-int4-channel+int4-token").unwrap();
+        assert_eq!((recipe.method_name().as_str(), recipe.needs_calibration()), ("rotate-gptq", true));
+        let recipe = parse("awq-int4-g128-asym").unwrap();
+        assert_eq!((recipe.method, recipe.transform), (Method::Rtn, Some(Transform::Awq)));
+        assert!(recipe.needs_calibration() && !parse("rotate-int4-g32").unwrap().needs_calibration());
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
     }
 

@@ -5,13 +5,34 @@ use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
-use super::{FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
+use super::{
+    FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, TRANSFORMS, Transform,
+    suggestion,
+};
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::{GROUP_ORDERS, GptqOptions};
+use crate::input_scales::OBSERVERS;
+use crate::rotate::RotateOptions;
+use crate::smooth::SmoothOptions;
 
-const KEYS: [&str; 9] =
-    ["method", "weights", "file_type", "activations", "format", "keep", "layers", "gptq", "autoround"];
+const KEYS: [&str; 13] = [
+    "transform",
+    "method",
+    "weights",
+    "file_type",
+    "activations",
+    "observer",
+    "format",
+    "keep",
+    "layers",
+    "smooth",
+    "rotate",
+    "gptq",
+    "autoround",
+];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
+const SMOOTH_KEYS: [&str; 1] = ["alpha"];
+const ROTATE_KEYS: [&str; 4] = ["residual", "values", "online", "seed"];
 const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
 const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
 
@@ -32,7 +53,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let method = found.ok_or_else(|| reader.fault("method", format!("\"{method}\""), names.join(", ")))?.1;
     let file_type = file_type(&reader, method)?;
     let weights = match (reader.scheme("weights", str::parse)?, file_type) {
-        (Some(weights), None) => weights,
+        (Some(weights), None) => method.scheme(weights),
         (None, Some(ty)) => Scheme::codec(ty.base),
         (None, None) => return Err(reader.fault("weights", "nothing", "a scheme such as \"int4-g128\"")),
         (Some(_), Some(_)) => {
@@ -47,14 +68,16 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     if let Some(keep) = reader.globs("keep")? {
         layers.push(LayerRule { modules: keep, weights: None });
     }
-    layers.extend(layer_rules(&reader)?);
+    layers.extend(layer_rules(&reader, method)?);
     Ok(Recipe {
         name: file.to_owned(),
+        transform: transform(&reader)?,
         method,
         gptq: gptq_options(&reader, method)?,
         autoround: autoround_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
+        observer: reader.one_of("observer", &OBSERVERS)?.unwrap_or_default(),
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,
@@ -73,6 +96,59 @@ fn file_type(reader: &Reader<'_>, method: Method) -> Result<Option<FileType>, Re
     let found =
         FileType::parse(name).ok_or_else(|| reader.fault("file_type", format!("\"{name}\""), allowed()));
     found.map(Some)
+}
+
+/// The transform with its own table.
+fn transform(reader: &Reader<'_>) -> Result<Option<Transform>, RecipeError> {
+    let named = reader.one_of("transform", &TRANSFORMS)?;
+    let allowed = named.map_or("no transform".to_owned(), |named| format!("transform \"{}\"", named.name()));
+    for (key, fits) in [
+        ("smooth", matches!(named, Some(Transform::Smooth(_)))),
+        ("rotate", matches!(named, Some(Transform::Rotate(_)))),
+    ] {
+        if !fits && reader.table.contains_key(key) {
+            return Err(reader.fault(key, "a table", format!("none with {allowed}")));
+        }
+    }
+    Ok(match named {
+        Some(Transform::Smooth(options)) => Some(Transform::Smooth(smooth_options(reader, options)?)),
+        Some(Transform::Rotate(options)) => Some(Transform::Rotate(rotate_options(reader, options)?)),
+        other => other,
+    })
+}
+
+fn smooth_options(reader: &Reader<'_>, mut options: SmoothOptions) -> Result<SmoothOptions, RecipeError> {
+    let Some(reader) = reader.sub_table("smooth", &SMOOTH_KEYS)? else { return Ok(options) };
+    match reader.table.get("alpha") {
+        None => {}
+        Some(Value::String(text)) if text == "search" => options.alpha = None,
+        Some(value) => {
+            let alpha = value.as_float().filter(|alpha| (0.0..=1.0).contains(alpha));
+            let fault =
+                || reader.fault("alpha", value.to_string(), "a number from 0.0 to 1.0, or \"search\"");
+            options.alpha = Some(alpha.ok_or_else(fault)? as f32);
+        }
+    }
+    Ok(options)
+}
+
+fn rotate_options(reader: &Reader<'_>, mut options: RotateOptions) -> Result<RotateOptions, RecipeError> {
+    let Some(reader) = reader.sub_table("rotate", &ROTATE_KEYS)? else { return Ok(options) };
+    for (key, to) in [
+        ("residual", &mut options.residual),
+        ("values", &mut options.values),
+        ("online", &mut options.online),
+    ] {
+        if let Some(value) = reader.table.get(key) {
+            let flag = value.as_bool();
+            *to = flag.ok_or_else(|| reader.fault(key, value.to_string(), "true or false"))?;
+        }
+    }
+    if let Some(value) = reader.table.get("seed") {
+        let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
+        options.seed = seed.ok_or_else(|| reader.fault("seed", value.to_string(), "an integer from 0 on"))?;
+    }
+    Ok(options)
 }
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
@@ -105,12 +181,7 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
         options.act_order =
             flag.ok_or_else(|| reader.fault("act_order", value.to_string(), "true or false"))?;
     }
-    if let Some(text) = reader.string("groups")? {
-        let names: Vec<_> = GROUP_ORDERS.iter().map(|(name, _)| *name).collect();
-        let found = GROUP_ORDERS.iter().find(|(name, _)| *name == text);
-        let allowed = || reader.fault("groups", format!("\"{text}\""), names.join(", "));
-        options.groups = found.ok_or_else(allowed)?.1;
-    }
+    options.groups = reader.one_of("groups", &GROUP_ORDERS)?.unwrap_or(options.groups);
     Ok(options)
 }
 
@@ -147,7 +218,7 @@ fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOpt
     Ok(options)
 }
 
-fn layer_rules(reader: &Reader<'_>) -> Result<Vec<LayerRule>, RecipeError> {
+fn layer_rules(reader: &Reader<'_>, method: Method) -> Result<Vec<LayerRule>, RecipeError> {
     let Some(value) = reader.table.get("layers") else { return Ok(Vec::new()) };
     let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
     let list = list.ok_or_else(|| reader.fault("layers", value.type_str(), "[[layers]] tables"))?;
@@ -163,7 +234,7 @@ fn layer_rules(reader: &Reader<'_>) -> Result<Vec<LayerRule>, RecipeError> {
                 modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
             let weights = match reader.string("weights")? {
                 Some("keep") => None,
-                Some(_) => reader.scheme("weights", str::parse)?,
+                Some(_) => reader.scheme("weights", str::parse)?.map(|scheme| method.scheme(scheme)),
                 None => return Err(reader.fault("weights", "nothing", "a scheme or \"keep\"")),
             };
             Ok(LayerRule { modules, weights })
@@ -177,7 +248,16 @@ struct Reader<'a> {
     at: String,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    /// The table `key`, in which only `known` may stand.
+    fn sub_table(&self, key: &str, known: &[&'static str]) -> Result<Option<Reader<'a>>, RecipeError> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let table = value.as_table().ok_or_else(|| self.fault(key, value.type_str(), "a table"))?;
+        let reader = Reader { file: self.file, table, at: format!("{key}.") };
+        reader.refuse_unknown(known)?;
+        Ok(Some(reader))
+    }
+
     fn refuse_unknown(&self, known: &[&'static str]) -> Result<(), RecipeError> {
         let Some(key) = self.table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
         Err(RecipeError::File {
@@ -194,6 +274,14 @@ impl Reader<'_> {
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(self.fault(key, other.type_str(), "a string")),
         }
+    }
+
+    /// What the name under `key` stands for.
+    fn one_of<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, RecipeError> {
+        let Some(text) = self.string(key)? else { return Ok(None) };
+        let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        let names = || known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        found.map(Some).ok_or_else(|| self.fault(key, format!("\"{text}\""), names()))
     }
 
     fn scheme(
@@ -286,6 +374,21 @@ mod tests {
     }
 
     #[test]
+    fn transforms_have_their_own_tables() {
+        let transform =
+            |text: &str| parse("r.toml", &format!("weights = \"int4-g32\"\n{text}")).unwrap().transform;
+        let smooth = |alpha| Some(Transform::Smooth(SmoothOptions { alpha }));
+        assert_eq!(transform("transform = \"smooth\""), smooth(Some(0.5)));
+        assert_eq!(transform("transform = \"smooth\"\n[smooth]\nalpha = 0.75"), smooth(Some(0.75)));
+        assert_eq!(transform("transform = \"smooth\"\n[smooth]\nalpha = \"search\""), smooth(None));
+        assert_eq!(transform("transform = \"awq\""), Some(Transform::Awq));
+        let options = RotateOptions { residual: false, values: true, online: false, seed: 9 };
+        let text = "transform = \"rotate\"\n[rotate]\nresidual = false\nonline = false\nseed = 9";
+        assert_eq!(transform(text), Some(Transform::Rotate(options)));
+        assert_eq!(transform(""), None);
+    }
+
+    #[test]
     fn autoround_has_its_own_table() {
         let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 512\nseed = 7";
         let options = parse("r.toml", text).unwrap().autoround;
@@ -327,6 +430,18 @@ mod tests {
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1",
                 ["autoround.iteration", "\"iterations\"?"],
+            ),
+            ("weights = \"nf4\"\ntransform = \"magic\"", ["transform", "smooth, awq, rotate"]),
+            ("weights = \"nf4\"\nobserver = \"min\"", ["observer", "max, percentile, mse"]),
+            ("weights = \"nf4\"\n[smooth]\nalpha = 0.5", ["smooth", "none with no transform"]),
+            (
+                "weights = \"nf4\"\ntransform = \"awq\"\n[rotate]\nseed = 1",
+                ["rotate", "none with transform \"awq\""],
+            ),
+            ("weights = \"nf4\"\ntransform = \"smooth\"\n[smooth]\nalpha = 2.0", ["smooth.alpha", "search"]),
+            (
+                "weights = \"nf4\"\ntransform = \"rotate\"\n[rotate]\nonline = 1",
+                ["rotate.online", "true or false"],
             ),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),

@@ -13,9 +13,9 @@ use crate::autoround::{AutoRoundError, LearnedWeight, Windows, reconstruct};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
-use crate::layers::{Solved, dense_error};
+use crate::layers::{Solved, whole};
 use crate::plan::Plan;
-use crate::source::{DenseTensor, Source};
+use crate::source::DenseTensor;
 
 /// A linear layer whose rounding is to be learned.
 #[derive(Clone, Copy)]
@@ -65,7 +65,7 @@ impl<'a> Sequential<'a> {
         }
         let plan = self.plan;
         let Some(set) = plan.calibration() else { return Err(CalibrateError::Empty.into()) };
-        let fault = |error| autoround_error(self.source, &format!("layer {index}"), error);
+        let fault = |error| autoround_error(self.source.files(), &format!("layer {index}"), error);
         let options = options(plan, set);
         let mut trainer = LayerTrainer::load(self.source, &plan.config, index, options)
             .map_err(|error| fault(AutoRoundError::Layer(error)))?;
@@ -94,7 +94,7 @@ impl<'a> Sequential<'a> {
             let quantized = weight.quantized();
             let stats = ErrorStats::of(weight.weight(), &quantized);
             if let Some(layer) = &mut self.layer {
-                put(layer, kind, dequantized(self.source, linear.info, quantized.dequantize())?)?;
+                put(layer, kind, dequantized(self.source.files(), linear.info, quantized.dequantize())?)?;
             }
             let note = format!(
                 "mean squared error of the layer's output {:.4e} → {:.4e}",
@@ -136,30 +136,27 @@ impl<'a> Sequential<'a> {
         linears: &[ToLearn<'_>],
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Vec<f32>>> {
-        let mut inputs: Vec<_> = linears.iter().map(|linear| linear.info.kind.input()).collect();
-        inputs.sort_unstable();
-        inputs.dedup();
         let Some(layer) = self.layer.take() else { return Ok(BTreeMap::new()) };
-        let sums = self.calibration()?.squares(&layer, &inputs, tick);
+        let kinds = linears.iter().map(|linear| linear.info.kind);
+        let sums = self.calibration()?.squares(&layer, kinds, tick);
         self.layer = Some(layer);
         let tokens = self.plan.calibration().map_or(1, CalibrationSet::tokens).max(1) as f64;
-        let means = sums?.into_iter().map(|sums| sums.into_iter().map(|sum| (sum / tokens) as f32).collect());
-        Ok(inputs.into_iter().zip(means).collect())
+        let mean = |sum: f64| (sum / tokens) as f32;
+        Ok(sums?.into_iter().map(|(input, sums)| (input, sums.into_iter().map(mean).collect())).collect())
     }
 
     fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
         let (plan, info) = (self.plan, linear.info);
         let w = DenseTensor::of_linear(self.source, info)?;
         let mut scratch = Vec::new();
-        let w = w.elements(0..info.rows * info.cols, &mut scratch);
-        let w = w.map_err(|error| dense_error(self.source, info, error))?;
+        let w = whole(self.source, info, &w, &mut scratch)?;
         let outer = linear.outer.or_else(|| {
             let amax = w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
             linear.scheme.outer_scale(amax)
         });
         let signed = plan.container.holds_signed_scales();
         LearnedWeight::new(linear.scheme, w, info.cols, h, outer, signed, plan.options.threads)
-            .map_err(|error| autoround_error(self.source, &info.module, error))
+            .map_err(|error| autoround_error(self.source.files(), &info.module, error))
     }
 }
 

@@ -17,9 +17,10 @@ use serde_json::Value;
 use super::gguf_apart::Apart;
 use super::gguf_blocks::{self, Blocks};
 use super::gguf_file::{GgufFile, Key, Tensor};
-use super::{Rows, Verification, Worst, compare_logits, reference_fault};
+use super::{Rows, Verification, Worst, compare_readers, reference_fault};
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
+use crate::fold::Folded;
 use crate::gguf::{dense_name, linear_of, parameters};
 use crate::plan::model_config;
 use crate::source::{DenseError, DenseTensor, PANEL, Source};
@@ -73,7 +74,7 @@ pub(super) fn check(
         ));
         return Ok(());
     }
-    compare_logits(files, &independent, &config, found)
+    compare_readers(files, &independent, &config, found)
 }
 
 /// Whether both readers find the same tensors in the same places.
@@ -489,7 +490,7 @@ impl TensorCheck<'_> {
             return Err(reference_fault(self.files.dir(), source.dir(), what));
         }
         Ok(match linear_of(self.config, self.info) {
-            Some(linear) => DenseTensor::of_linear(source, &linear)?,
+            Some(linear) => DenseTensor::of_linear(&Folded::plain(source), &linear)?,
             None => DenseTensor::open(source, &self.info.name, &self.info.shape)?,
         })
     }

@@ -220,7 +220,7 @@ impl ModelFiles {
         let parts: Parts = match &self.convention {
             Convention::Dense | Convention::GptOss => self.dense(module, rows, cols)?.into(),
             Convention::CompressedTensors(config) => config.linear(self, module, rows, cols)?,
-            Convention::Native(config) => config.linear(self, module, rows, cols)?.into(),
+            Convention::Native(config) => config.linear(self, module, rows, cols)?,
             Convention::Gguf(model) => model.weight(self, module, rows, cols)?.into(),
             Convention::Gptq(config) => config.linear(self, module, rows, cols)?.into(),
             Convention::Awq(config) => config.linear(self, module, rows, cols)?.into(),

@@ -5,28 +5,34 @@
 //! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
 //! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
 //! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
-//! `config.json` says `quantization_config.quant_method = "mantissa"`, and lists activation schemes by module.
+//! `config.json` says `quantization_config.quant_method = "mantissa"`, and lists activation schemes by module, and the order of
+//! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized.
 
 use std::collections::BTreeMap;
 
 use mantissa_num::blockwise::Nested;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::pack::Packing;
-use mantissa_num::{Code, Codes, Quantized, Scheme, code_unit, parse_activation};
+use mantissa_num::stored::{Map, Transforms};
+use mantissa_num::{Code, Codes, Hadamard, Quantized, Scheme, code_unit, parse_activation};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::{ActivationQuant, LinearPlan, ModelFiles, NotStorable, Weight};
+use super::{ActivationQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
 /// `quant_method` of this container.
 pub const QUANT_METHOD: &str = "mantissa";
 
-/// What `config.json` adds to the tensors: activation schemes by module.
+/// What `config.json` adds to the tensors, by module: activation schemes and rotations of inputs.
 #[derive(Clone, Debug)]
 pub struct Config {
     inputs: BTreeMap<String, Scheme>,
+    rotations: BTreeMap<String, Hadamard>,
 }
+
+/// The key under which rotations of inputs are listed.
+const ROTATIONS: &str = "input_rotations";
 
 /// How the codes of a format are packed in this container: integers as compressed-tensors packs them, code books of 4 bits
 /// as bitsandbytes does, other codes low bits first. `None` of codes wider than a byte, which stand one per unit, and of
@@ -152,15 +158,23 @@ pub fn quantization_config(inputs: &BTreeMap<String, Scheme>) -> Value {
     json!({ "quant_method": QUANT_METHOD, "format": "native", "input_activations": inputs })
 }
 
+/// Adds to `config` that the inputs of `modules` are rotated, run by run of `order` values, before they are quantized.
+pub fn rotate_inputs<'a>(config: &mut Value, modules: impl IntoIterator<Item = (&'a str, usize)>) {
+    let all: serde_json::Map<_, _> =
+        modules.into_iter().map(|(module, order)| (module.to_owned(), json!(order))).collect();
+    config[ROTATIONS] = Value::Object(all);
+}
+
 impl Config {
-    /// Reads the activation schemes.
+    /// Reads the activation schemes and rotations.
     ///
     /// # Errors
-    /// [`Error::Field`] where one is not a scheme.
+    /// [`Error::Field`] where one is not a scheme, or no power of two.
     pub fn parse(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.dir().join("config.json");
         let quantization = checkpoint.config().and_then(|c| c.get("quantization_config"));
-        let listed = quantization.and_then(|q| q.get("input_activations")).and_then(Value::as_object);
+        let list = |key: &str| quantization.and_then(|q| q.get(key)).and_then(Value::as_object);
+        let listed = list("input_activations");
         let mut inputs = BTreeMap::new();
         for (module, text) in listed.into_iter().flatten() {
             let field = format!("quantization_config.input_activations.{module}");
@@ -169,25 +183,38 @@ impl Config {
                 .map_err(|e| Error::field(&path, field, format!("\"{text}\""), "a scheme", e.to_string()))?;
             inputs.insert(module.clone(), scheme);
         }
-        Ok(Config { inputs })
+        let mut rotations = BTreeMap::new();
+        for (module, order) in list(ROTATIONS).into_iter().flatten() {
+            let size = order.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| n.is_power_of_two());
+            let rotation = size.and_then(Hadamard::new).ok_or_else(|| {
+                let field = format!("quantization_config.{ROTATIONS}.{module}");
+                Error::field(&path, field, order.to_string(), "a power of two", "")
+            })?;
+            rotations.insert(module.clone(), rotation);
+        }
+        Ok(Config { inputs, rotations })
     }
 
-    /// The weight of `module` and the quantization of its input.
+    /// The weight of `module`, the quantization of its input and its rotation.
     ///
     /// # Errors
-    /// A tensor is missing or does not have the shape that the scheme requires.
-    pub fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<(Weight, Option<ActivationQuant>)> {
+    /// A tensor is missing or does not have the shape that the scheme requires; a rotation does not divide the input.
+    pub(super) fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        let rotation = self.rotations.get(module).cloned().map(Map::Hadamard);
+        if let Some(Err(error)) = rotation.as_ref().map(|map| map.check(cols)) {
+            return Err(files.fault(
+                module,
+                error.found,
+                error.allowed,
+                "config.json and the weights differ",
+            ));
+        }
+        let transforms = Transforms { before: rotation.into_iter().collect(), ..Transforms::default() };
         let n = format!("{module}.weight");
         let input = self.inputs.get(module).map(|scheme| ActivationQuant::new(scheme.clone(), None));
         let packed = format!("{n}.packed");
         if !files.has(&packed) {
-            return Ok((files.dense(module, rows, cols)?, input));
+            return Ok(Parts { weight: files.dense(module, rows, cols)?, input, transforms });
         }
         let scheme = stored_scheme(files, &n, rows, cols)?;
         let format = scheme.format;
@@ -203,7 +230,7 @@ impl Config {
         read_scales(files, &n, &mut q)?;
         let (scales, zeros) = (format!("{n}.scale"), format!("{n}.zero"));
         sound::check(files, Names { codes: &packed, scales: &scales, zeros: &zeros }, &q)?;
-        Ok((Weight::Quantized(q), input))
+        Ok(Parts { weight: Weight::Quantized(q), input, transforms })
     }
 }
 

@@ -26,7 +26,7 @@ use crate::output::bytes;
 /// Quantize the linear layers of a model by a recipe, write it in a container that serving engines load, read it back with
 /// an independent decoder, and report the error of every layer.
 ///
-/// A recipe is a name such as rtn-int4-g128 (METHOD-SCHEME[+ACTIVATION]), a short name that `mantissa recipes` lists, or a
+/// A recipe is a name such as rtn-int4-g128 ([TRANSFORM-]METHOD-SCHEME[+ACTIVATION]), a short name that `mantissa recipes` lists, or a
 /// TOML file. Embeddings, head and norms keep their dtype. The output appears only when it is complete; the same input
 /// gives the same bytes at any number of threads. A run that was killed, stopped or short of disk is gone on with by the
 /// same command, to the same bytes.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use mantissa_num::codec::Codec;
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{ALIASES, FILE_TYPES, METHODS, Method};
+use mantissa_quant::recipe::{ALIASES, FILE_TYPES, METHODS, Method, TRANSFORMS};
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::output::{Align, Table};
 const SIDE: usize = 4096;
 
 /// List recipes by name with what they stand for, bits per weight, need of calibration and where the output
-/// loads. Any METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
+/// loads. Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes
@@ -23,6 +23,7 @@ pub struct Args {}
 
 #[derive(Serialize)]
 struct Report {
+    transforms: Vec<&'static str>,
     methods: Vec<&'static str>,
     bits_per_weight_shape: [usize; 2],
     recipes: Vec<Row>,
@@ -57,7 +58,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
             weights: recipe.weights.to_string(),
             activations: recipe.activations.as_ref().map(ToString::to_string),
             bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
-            calibration: recipe.method.needs_calibration(),
+            calibration: recipe.needs_calibration(),
             importance: weighed && recipe.method == Method::Rtn,
             format: container.name(),
             loads_in: loads_in(container),
@@ -70,7 +71,8 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let recipes =
         aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
     let methods = METHODS.iter().map(|(name, _)| *name).collect();
-    let report = Report { methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
+    let transforms = TRANSFORMS.iter().map(|(name, _)| *name).collect();
+    let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
     context.report(&report, |out| {
         let mut table = Table::new([
             ("name", Align::Left),
@@ -98,7 +100,12 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
         table.write(out)?;
         writeln!(out, "\nbits: of a [{SIDE}, {SIDE}] weight, scales and zero points counted; of a file type, of its main type")?;
         writeln!(out, "calibration: with one that is of use, types are weighed by the importance of their columns")?;
-        writeln!(out, "any METHOD-SCHEME[+ACTIVATION] is a recipe; methods: {}", report.methods.join(", "))
+        writeln!(
+            out,
+            "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",
+            report.transforms.join(", "),
+            report.methods.join(", ")
+        )
     })
 }
 

@@ -8,4 +8,5 @@ mod transform;
 mod write;
 
 pub use config::{Args, Config, Group, PackFormat};
+pub use transform::rotated_inputs;
 pub use write::{pack_format, quantization_config, specs, tensors};

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use mantissa_num::Hadamard;
 use mantissa_num::stored::{Map, Transforms};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::config::{Target, fault, parse_targets};
 use crate::convention::ModelFiles;
@@ -97,6 +97,22 @@ fn require_sylvester(path: &Path, scheme: &Value, key: &dyn Fn(&str) -> String) 
         return Err(Error::field(path, field, "true at run time", "false", hint));
     }
     Ok(())
+}
+
+/// A `transform_config` under which the inputs of `modules` are rotated by Sylvester's matrix of order `order` over its root, run
+/// by run, and their weights have been. The same for each order that is given.
+pub fn rotated_inputs<'a>(groups: impl IntoIterator<Item = (usize, Vec<&'a str>)>) -> Value {
+    let apply = |location: &str, inverse: bool, modules: &[&str]| json!({"targets": modules, "location": location, "inverse": inverse, "ignore": []});
+    let group = |(order, modules): (usize, Vec<&str>)| {
+        let places = [apply("input", false, &modules), apply("weight_input", true, &modules)];
+        let scheme = json!({
+            "type": "hadamard", "apply": places, "randomize": false, "requires_grad": false,
+            "head_dim": order, "precision": "torch.float32",
+        });
+        (format!("R{order}"), scheme)
+    };
+    let groups: serde_json::Map<String, Value> = groups.into_iter().map(group).collect();
+    json!({ "config_groups": groups })
 }
 
 /// Adds to `transforms` the rotations of `module`, `[rows, cols]`.

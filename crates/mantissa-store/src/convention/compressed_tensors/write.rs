@@ -26,6 +26,9 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
                 .to_owned(),
         })?;
     }
+    if scheme.format.has_bias() {
+        return no("compressed-tensors has integer zero points; use -asym without a rule");
+    }
     match (code, scale.code, &scale.outer) {
         (Code::Int(8), _, _) if input.is_some() => Ok(PackFormat::IntQuantized),
         (Code::Int(_), _, _) if !matches!(blocks, Blocks::Tile { .. }) => Ok(PackFormat::PackQuantized),

@@ -1,0 +1,216 @@
+//! Clipping: the range of each block is narrowed where that loses less than it saves.
+//!
+//! Round to nearest under `Range(r · min, r · max)` for a few ratios `r` from 1 down, and the one with the least
+//! `Σ |w - q|^2.4` over the block's weights: what llm-compressor's observer "mse" takes (OMSE of Choukroun et al. 2019, "Low-bit
+//! Quantization of Neural Networks for Efficient Inference", arXiv 1902.06822, has the exponent 2, under which large weights
+//! are cut off more than is good for the model). 1 is among the ratios, so that no block is worse than without.
+
+use std::ops::Range as Span;
+
+use mantissa_kernels::map_reduce_fixed;
+use mantissa_num::blockwise::{Block, Range};
+use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit};
+
+use crate::error_stats::ErrorStats;
+use crate::rtn::append;
+use crate::source::PANEL;
+
+/// Ratios that are tried: 1, 1 - 1/[`STEPS`], …
+const RATIOS: usize = 29;
+
+/// Steps from 1 to 0.
+const STEPS: usize = 40;
+
+/// The exponent of errors.
+const NORM: f32 = 2.4;
+
+/// Rows (or groups) of `len` values that one thread takes at a time; a choice that results do not depend on but for the
+/// order of their sums.
+pub(crate) fn rows_at_once(len: usize) -> usize {
+    (PANEL / len.max(1)).max(1)
+}
+
+/// Whether [`quantize`] takes `scheme`.
+///
+/// # Errors
+/// What it takes.
+pub fn check_scheme(scheme: &Scheme) -> Result<(), &'static str> {
+    let within = matches!(scheme.format.blocks(), Blocks::Row | Blocks::Group(_));
+    let blockwise = scheme.format.codec().is_none() && !scheme.needs_whole_tensor();
+    let fits = within && blockwise && scheme.format.scale().is_some();
+    if fits { Ok(()) } else { Err("codes with a scale per group of a row or per channel, such as int4-g128") }
+}
+
+/// Quantizes `w` (`[rows, cols]`) by `scheme` with the range of least error for each block. `outer` is the
+/// tensor-wide scale where fused partners share one; `None` takes it from `w`.
+///
+/// # Errors
+/// [`TensorError::NonFinite`] and [`TensorError::Length`]. Schemes that [`check_scheme`] refuses are rounded to nearest.
+pub fn quantize(
+    scheme: &Scheme,
+    w: &[f32],
+    rows: usize,
+    cols: usize,
+    outer: Option<f32>,
+    threads: usize,
+) -> Result<(Quantized, ErrorStats), TensorError> {
+    if check_scheme(scheme).is_err() || cols == 0 || rows * cols != w.len() {
+        let q = mantissa_num::quantize(scheme, w, rows, cols, Given { outer, first_index: 0 })?;
+        let stats = ErrorStats::of(w, &q);
+        return Ok((q, stats));
+    }
+    let mut bad = w.iter().enumerate().filter(|(_, v)| !v.is_finite());
+    if let Some((index, &value)) = bad.next() {
+        return Err(TensorError::NonFinite { count: 1 + bad.count(), index, value });
+    }
+    let format = &scheme.format;
+    let amax = || w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
+    let outer = outer.filter(|_| scheme.has_outer_scale()).or_else(|| scheme.outer_scale(amax()));
+    let start =
+        Quantized { outer, codes: codes_of(scheme, 0), ..Quantized::empty(format.clone(), rows, cols) };
+    let panel = |span: Span<usize>| panel(scheme, w, cols, outer, span);
+    let q = map_reduce_fixed(threads, rows, rows_at_once(cols), panel, start, |mut all, part| {
+        append(&mut all.codes, part.codes);
+        append(&mut all.scales, part.scales);
+        all.zeros.extend(part.zeros);
+        all.biases.extend(part.biases);
+        all
+    });
+    let stats = ErrorStats::of(w, &q);
+    Ok((q, stats))
+}
+
+fn codes_of(scheme: &Scheme, len: usize) -> Codes {
+    Codes::with_capacity(code_unit(&scheme.format), len)
+}
+
+/// Some rows.
+fn panel(scheme: &Scheme, w: &[f32], cols: usize, outer: Option<f32>, span: Span<usize>) -> Quantized {
+    let format = &scheme.format;
+    let empty = Quantized::empty(format.clone(), span.len(), cols);
+    let mut q = Quantized { codes: codes_of(scheme, span.len() * cols), ..empty };
+    for row in span {
+        let x = &w[row * cols..(row + 1) * cols];
+        for (_, start, end) in format.blocks().runs(cols, row) {
+            let first = row * cols + start;
+            let block = best(scheme, &x[start..end], first, outer);
+            (start..end).for_each(|i| {
+                q.codes.push(scheme.encode(x[i], &block, (row * cols + i) as u64));
+            });
+            q.scales.push(block.scale);
+            if format.has_zero() {
+                q.zeros.push(block.zero);
+            }
+            if format.has_bias() {
+                q.biases.push(block.bias);
+            }
+        }
+    }
+    q
+}
+
+/// The parameters of least error for the block `x`, whose first element is the `first` of its tensor.
+fn best(scheme: &Scheme, x: &[f32], first: usize, outer: Option<f32>) -> Block {
+    let whole = scheme.block_of(x, false, outer);
+    let (mut best, mut least) = (whole, error(scheme, x, first, &whole, outer, f64::INFINITY));
+    let (range, mut last) = (Range::of(x), whole);
+    for i in 1..RATIOS {
+        let ratio = 1.0 - i as f32 / STEPS as f32;
+        let narrowed = Range {
+            min: range.min * ratio,
+            max: range.max * ratio,
+            abs_sum: range.abs_sum * f64::from(ratio),
+            ..range
+        };
+        let block = scheme.block(narrowed, false, outer);
+        // Scales of few bits stay the same for several ratios.
+        if (block.scale, block.zero, block.bias) == (last.scale, last.zero, last.bias) {
+            continue;
+        }
+        last = block;
+        let found = error(scheme, x, first, &block, outer, least);
+        if found < least {
+            (best, least) = (block, found);
+        }
+    }
+    best
+}
+
+/// The error of `x` under `block`, or more than `most`.
+fn error(scheme: &Scheme, x: &[f32], first: usize, block: &Block, outer: Option<f32>, most: f64) -> f64 {
+    let format = &scheme.format;
+    let mut decoder = format.decoder(block.scale, block.zero, outer);
+    if format.has_bias() {
+        decoder = decoder.with_bias(block.bias);
+    }
+    let mut sum = 0.0;
+    for (i, &v) in x.iter().enumerate() {
+        let code = scheme.encode(v, block, (first + i) as u64);
+        let error = (decoder.value(format.element(code)) - v).abs();
+        sum += f64::from(error.powf(NORM));
+        if sum > most {
+            break;
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::rtn;
+
+    fn weights(n: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * i % 997) as f32 * 0.37).sin().powi(5) * 0.1).collect()
+    }
+
+    #[test]
+    fn no_block_is_worse_than_rounded_to_nearest() {
+        let (rows, cols) = (24, 192);
+        let w = weights(rows * cols);
+        for text in [
+            "int4-g32",
+            "int4-g32-asym",
+            "int2-channel",
+            "int3-g64-asym:minmax",
+            "fp8-e4m3-channel",
+            "nvfp4",
+            "nvfp4:4over6",
+            "mxfp4",
+            "mxint8",
+        ] {
+            let scheme: Scheme = text.parse().unwrap();
+            check_scheme(&scheme).unwrap();
+            let (ours, stats) = quantize(&scheme, &w, rows, cols, None, 1).unwrap();
+            let (again, _) = quantize(&scheme, &w, rows, cols, None, 3).unwrap();
+            assert_eq!(ours, again, "{text}");
+            ours.check().unwrap();
+            let (plain, nearest) = rtn::quantize(&scheme, &w, rows, cols, None, 2).unwrap();
+            let (ours, plain) = (ours.dequantize().unwrap(), plain.dequantize().unwrap());
+            for row in 0..rows {
+                for (_, start, end) in scheme.format.blocks().runs(cols, row) {
+                    let at = row * cols + start..row * cols + end;
+                    let error = |q: &[f32]| -> f64 {
+                        let each = q[at.clone()].iter().zip(&w[at.clone()]);
+                        each.map(|(q, w)| f64::from((q - w).abs().powf(NORM))).sum()
+                    };
+                    assert!(error(&ours) <= error(&plain), "{text} {row} {start}");
+                }
+            }
+            let (ours, plain) = (stats.report().mse, nearest.report().mse);
+            assert!(!text.starts_with("int") || ours < plain, "{text}: {ours} {plain}");
+        }
+    }
+
+    #[test]
+    fn other_blocks_and_values_that_are_none_are_said() {
+        for text in ["nf4", "int4-t4x4-asym", "fp8-e4m3-tensor", "bf16"] {
+            assert!(check_scheme(&text.parse().unwrap()).is_err(), "{text}");
+        }
+        let mut w = weights(64);
+        w[3] = f32::NAN;
+        let error = quantize(&"int4-g32".parse().unwrap(), &w, 2, 32, None, 1).unwrap_err();
+        assert!(matches!(error, TensorError::NonFinite { index: 3, .. }), "{error}");
+    }
+}

@@ -1,0 +1,187 @@
+//! What was folded, as it lies beside the output.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use mantissa_model::ModelConfig;
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Dtype, Error};
+use serde::{Deserialize, Serialize};
+
+use super::sites::{Giver, Site, norm_parts, sites};
+use super::{Folds, rounded};
+use crate::error::Result;
+use crate::rotate::{self, RotateOptions};
+
+/// Name of the file. Loaders of models take no notice of it.
+pub(crate) const FILE_NAME: &str = "mantissa-transform.json";
+
+/// Far above what any model needs; keeps a hostile file from being read whole.
+const MOST_BYTES: u64 = 256 << 20;
+
+const VERSION: u32 = 1;
+
+/// What was folded into a model before it was quantized.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Record {
+    version: u32,
+    /// The method's name.
+    pub(crate) transform: String,
+    /// What the channels of a vector were divided by, by the module that gives it: f32 as hexadecimal digits of its bits.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    scales: BTreeMap<String, String>,
+    /// What was rotated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rotation: Option<RotateOptions>,
+}
+
+impl Record {
+    pub(crate) fn new(transform: &str) -> Self {
+        let (transform, scales) = (transform.to_owned(), BTreeMap::new());
+        Record { version: VERSION, transform, scales, rotation: None }
+    }
+
+    /// What lies beside the model.
+    ///
+    /// # Errors
+    /// It has no spelling, which cannot be.
+    pub(crate) fn to_json(&self) -> Result<Vec<u8>> {
+        let spell = |error: serde_json::Error| Error::Io {
+            path: FILE_NAME.into(),
+            operation: "spell as JSON",
+            error: error.into(),
+        };
+        let mut text = serde_json::to_vec_pretty(self).map_err(spell)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+
+    /// Notes that the channels of `site` are divided by `s`.
+    pub(crate) fn divide(&mut self, site: &Site, s: &[f32]) {
+        let digits = s.iter().map(|s| format!("{:08x}", s.to_bits())).collect();
+        self.scales.insert(site.name().to_owned(), digits);
+    }
+
+    /// The record beside the model at `dir`; `None` where nothing was folded.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Field`].
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(FILE_NAME);
+        if !dir.is_dir() || !path.exists() {
+            return Ok(None);
+        }
+        let io = |error| Error::Io { path: path.clone(), operation: "read", error };
+        let mut text = Vec::new();
+        File::open(&path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut text)).map_err(io)?;
+        let fault =
+            |field: &str, found: String, allowed: &str| Error::field(&path, field, found, allowed, "");
+        if text.len() as u64 > MOST_BYTES {
+            return Err(fault("size", format!("more than {MOST_BYTES} bytes"), "a smaller file").into());
+        }
+        let record: Record = serde_json::from_slice(&text)
+            .map_err(|error| fault("content", error.to_string(), "what quantize writes"))?;
+        if record.version != VERSION {
+            return Err(fault("version", record.version.to_string(), "1").into());
+        }
+        Ok(Some(record))
+    }
+
+    /// The changes that it stands for, of the model `source`.
+    ///
+    /// # Errors
+    /// [`Error::Field`] where it is of another model; as reading the source's norms.
+    pub(crate) fn folds(&self, source: &ModelFiles, config: &ModelConfig) -> Result<Folds> {
+        let mut folds = match self.rotation {
+            Some(options) => rotate::folds(source, config, options)?,
+            None => Folds::default(),
+        };
+        let mut known = 0;
+        for site in (0..config.num_hidden_layers).flat_map(|layer| sites(config, layer)) {
+            let Some(digits) = self.scales.get(site.name()) else { continue };
+            let s = scales(digits).filter(|s| s.len() == site.channels).ok_or_else(|| {
+                let found = format!("{} digits", digits.len());
+                let allowed = format!("8 for each of {} positive numbers", site.channels);
+                Error::field(Path::new(FILE_NAME), format!("scales.{}", site.name()), found, allowed, "")
+            })?;
+            site.divide(config, &s, &mut folds);
+            known += 1;
+        }
+        if known < self.scales.len() {
+            let found = format!("{} places that the model does not have", self.scales.len() - known);
+            return Err(Error::field(Path::new(FILE_NAME), "scales", found, "those of this model", "").into());
+        }
+        Ok(folds)
+    }
+}
+
+fn scales(digits: &str) -> Option<Vec<f32>> {
+    let number = |chunk: &[u8]| {
+        let text = std::str::from_utf8(chunk).ok().filter(|text| text.len() == 8)?;
+        let value = f32::from_bits(u32::from_str_radix(text, 16).ok()?);
+        (value.is_finite() && value > 0.0).then_some(value)
+    };
+    digits.as_bytes().chunks(8).map(number).collect()
+}
+
+/// The scales nearest to `s` under which what gives the vector is stored without loss in its own dtype: of a norm of 16 bits
+/// `w / round(w / s)`. What is rounded there would be missing in what reads it.
+pub(crate) fn storable(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    site: &Site,
+    s: Vec<f32>,
+) -> Result<Vec<f32>> {
+    let Giver::Norm(module) = &site.giver else { return Ok(s) };
+    let name = format!("{module}.weight");
+    let dtype = source.checkpoint().get(&name).map_or(Dtype::F32, |meta| meta.dtype);
+    if !matches!(dtype, Dtype::BF16 | Dtype::F16) {
+        return Ok(s);
+    }
+    let offset = if norm_parts(config).plus_one { 1.0 } else { 0.0 };
+    let weights = source.tensor_f32(&name, &[site.channels])?;
+    let stored = |(s, w): (f32, f32)| {
+        let w = w + offset;
+        let kept = rounded(w / s - offset, dtype) + offset;
+        let fitting = w / kept;
+        if fitting.is_finite() && fitting > 0.0 { fitting } else { s }
+    };
+    Ok(s.into_iter().zip(weights).map(stored).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_are_kept_to_the_bit_and_nonsense_is_refused() {
+        let s = [1.0f32, 0.1, 3.402_823_5e38, f32::MIN_POSITIVE];
+        let digits: String = s.iter().map(|s| format!("{:08x}", s.to_bits())).collect();
+        assert_eq!(scales(&digits).unwrap(), s);
+        for text in ["3f80000", "zz800000", "00000000", "7fc00000", "bf800000", "+f800000x"] {
+            assert!(scales(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_version_or_with_more_in_it_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Record::read(dir.path()).unwrap(), None);
+        for (text, part) in [
+            ("{\"version\": 2, \"transform\": \"awq\"}", "version"),
+            ("{\"version\": 1, \"transform\": \"awq\", \"more\": 1}", "more"),
+            ("[", "content"),
+        ] {
+            std::fs::write(dir.path().join(FILE_NAME), text).unwrap();
+            let error = Record::read(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(FILE_NAME), "{error}");
+        }
+        let record = Record::new("smooth");
+        std::fs::write(dir.path().join(FILE_NAME), serde_json::to_vec(&record).unwrap()).unwrap();
+        assert_eq!(Record::read(dir.path()).unwrap(), Some(record));
+    }
+}

@@ -1,0 +1,190 @@
+//! What a plan calibrates on: whether method, container and text fit one another, and what the user should know of it.
+
+use std::path::Path;
+
+use mantissa_model::ModelConfig;
+use mantissa_num::Scheme;
+use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_train::LayerTrainer;
+
+use super::{Options, PlannedLinear, not_storable, stores_input_scales, weighs};
+use crate::autoround;
+use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::clip;
+use crate::error::{QuantError, Result};
+use crate::gptq;
+use crate::hqq;
+use crate::input_scales::Observer;
+use crate::recipe::{Method, Recipe, Transform};
+use crate::rotate;
+
+/// What is known of a plan when its calibration is checked.
+pub(super) struct Asked<'a> {
+    pub(super) source: &'a ModelFiles,
+    pub(super) recipe: &'a Recipe,
+    pub(super) container: Container,
+    pub(super) config: &'a ModelConfig,
+    pub(super) linears: &'a [PlannedLinear],
+    pub(super) options: &'a Options,
+}
+
+impl Asked<'_> {
+    /// Checks that the method can do what is asked and has what it needs; gives what the user should know of it.
+    pub(super) fn notes(&self) -> Result<Vec<String>> {
+        let Asked { recipe, container, linears, options, .. } = *self;
+        if recipe.observer != Observer::Max && !stores_input_scales(recipe, container) {
+            let what =
+                "observer: no scale of inputs is stored; name a static scheme of activations, or nvfp4";
+            return Err(not_storable(container, linears.len(), vec![what.to_owned()]));
+        }
+        self.check_method()?;
+        let mut notes = self.check_transform()?;
+        if weighs(recipe, container, linears) {
+            return self.importance();
+        }
+        if let Some(importance) = &options.importance {
+            let why = "no layer has blocks that depend on it, into GGUF and without another method";
+            return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
+        }
+        if recipe.method.needs_calibration() {
+            notes.extend(self.few_tokens(self.windows()?)?);
+            return Ok(notes);
+        }
+        if recipe.needs_calibration() || stores_input_scales(recipe, container) {
+            return self.windows().map(|_| notes);
+        }
+        let set = options.calibration.as_ref();
+        notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
+        Ok(notes)
+    }
+
+    /// The text, which there must be.
+    fn windows(&self) -> Result<&CalibrationSet> {
+        let none = || QuantError::NoCalibration { recipe: self.recipe.name.clone() };
+        let set = self.options.calibration.as_ref().ok_or_else(none)?;
+        check_windows(set, self.config).map(|()| set)
+    }
+
+    fn quantized(&self) -> impl Iterator<Item = (&PlannedLinear, &Scheme)> {
+        self.linears.iter().filter_map(|linear| Some((linear, linear.scheme.as_ref()?)))
+    }
+
+    /// Whether the method takes the schemes and their layout.
+    fn check_method(&self) -> Result<()> {
+        let Asked { source, recipe, container, options, .. } = *self;
+        if matches!(recipe.method, Method::Rtn | Method::Repacked) {
+            return Ok(());
+        }
+        if container == Container::Exl2 {
+            let why =
+                "exl2 has scales that rows of a group share, which only rounding to nearest knows: use rtn-";
+            return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
+        }
+        let path = || source.dir().to_owned();
+        if matches!(recipe.method, Method::RtnMse | Method::Hqq) {
+            return self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
+                let checked = match recipe.method {
+                    Method::Hqq => hqq::check_scheme(scheme, info.cols),
+                    _ => clip::check_scheme(scheme),
+                };
+                checked.map_err(|allowed| QuantError::Unsuited {
+                    path: path(),
+                    module: info.module.clone(),
+                    method: recipe.method.name(),
+                    scheme: scheme.to_string(),
+                    allowed,
+                })
+            });
+        }
+        if recipe.method == Method::AutoRound {
+            let fault = |what: &str, error| {
+                let (path, what) = (path(), what.to_owned());
+                QuantError::AutoRound { path, what, error: Box::new(error) }
+            };
+            LayerTrainer::check(self.config).map_err(|error| fault("autoround", error.into()))?;
+            return self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
+                let checked = autoround::check_scheme(scheme, info.rows, info.cols);
+                checked.map(|_| ()).map_err(|error| fault(&info.module, error))
+            });
+        }
+        // compressed-tensors of today refuses it: only who asks for the container has it.
+        let asked = options.container.or(recipe.container) == Some(container);
+        let holds_g_idx = container.holds_group_order() && (asked || container == Container::Gptq);
+        self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
+            gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx)
+                .map_err(|error| QuantError::Gptq { path: path(), what: info.module.clone(), error })
+        })
+    }
+
+    /// Whether the container and the method go with the transform; what it leaves out.
+    fn check_transform(&self) -> Result<Vec<String>> {
+        let Asked { recipe, container, config, linears, .. } = *self;
+        let Some(transform) = recipe.transform else { return Ok(Vec::new()) };
+        let refused = |why: &str| Err(not_storable(container, linears.len(), vec![why.to_owned()]));
+        if matches!(container, Container::Gguf | Container::Exl2) {
+            return refused("transforms go into the other containers, as norms are folded into weights");
+        }
+        let Transform::Rotate(options) = transform else { return Ok(Vec::new()) };
+        let online = rotate::rotated_inputs(config, options).next().is_some();
+        if online && !matches!(container, Container::Native | Container::CompressedTensors) {
+            return refused("it cannot say that inputs are rotated: online = false in [rotate]");
+        }
+        if online && recipe.method == Method::AutoRound {
+            return refused("AutoRound does not rotate inputs as it trains: online = false in [rotate]");
+        }
+        let residual = rotate::residual_of(config).err().filter(|_| options.residual);
+        Ok(residual.map(|why| format!("the residual stream is not rotated: {why}")).into_iter().collect())
+    }
+
+    /// Fewer tokens than a layer has inputs say nothing of some directions of them.
+    fn few_tokens(&self, set: &CalibrationSet) -> Result<Vec<String>> {
+        let widest = self.quantized().map(|(linear, _)| linear.info.cols).max().unwrap_or(0);
+        let (name, tokens) = (&set.name, set.tokens());
+        let what = match self.recipe.method {
+            Method::AutoRound => "rounding is learned on less than it can fit",
+            _ => "the Hessian is singular but for its damping",
+        };
+        let few =
+            format!("{name}: {tokens} tokens for layers of {widest} inputs: {what}; more text is better");
+        Ok((tokens < widest).then_some(few).into_iter().collect())
+    }
+
+    /// Checks the importance, or what it is to be found on.
+    fn importance(&self) -> Result<Vec<String>> {
+        let Asked { config, linears, options, .. } = *self;
+        let Some(importance) = &options.importance else {
+            options.calibration.as_ref().map_or(Ok(()), |set| check_windows(set, config))?;
+            let low = |(_, scheme): (&PlannedLinear, &Scheme)| {
+                let codec = scheme.format.codec();
+                codec.is_some_and(|codec| codec.is_searched() && codec.bytes * 8 < 3 * codec.elements)
+            };
+            let blind = options.calibration.is_none() && self.quantized().any(low);
+            let note = "types below three bits without importance lose much: give --calibration TEXT or --imatrix FILE";
+            return Ok(blind.then(|| note.to_owned()).into_iter().collect());
+        };
+        let mut missing = 0;
+        for linear in linears.iter().filter(|linear| linear.scheme.is_some()) {
+            missing += usize::from(importance.of(&linear.info)?.is_none());
+        }
+        let note = format!("{}: no importance of {missing} layers", importance.name);
+        Ok((missing > 0).then_some(note).into_iter().collect())
+    }
+}
+
+fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
+    let fault = |window: usize, found: String, allowed: String| {
+        let path = Path::new(&set.name);
+        QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))
+    };
+    for (i, window) in set.windows.iter().enumerate() {
+        if let Some(id) = window.iter().find(|&&id| id as usize >= config.vocab_size) {
+            let allowed = format!("below {}, the model's vocabulary", config.vocab_size);
+            return Err(fault(i, format!("token {id}"), allowed));
+        }
+        if window.len() > config.max_position_embeddings {
+            let allowed = format!("at most {}, the model's context", config.max_position_embeddings);
+            return Err(fault(i, format!("{} tokens", window.len()), allowed));
+        }
+    }
+    if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
+}

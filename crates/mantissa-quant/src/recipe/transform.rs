@@ -1,0 +1,39 @@
+//! What is done to a dense model before its weights are quantized.
+
+use crate::rotate::RotateOptions;
+use crate::smooth::SmoothOptions;
+
+/// A change of the dense model that leaves what it computes as it is, and makes it easier to quantize.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Transform {
+    /// SmoothQuant: large channels of activations become smaller, their columns of weights larger.
+    Smooth(SmoothOptions),
+    /// AWQ: weights of large channels become larger, and groups are clipped.
+    Awq,
+    /// QuaRot: Hadamard rotations spread outliers.
+    Rotate(RotateOptions),
+}
+
+/// Transforms by name, with their defaults.
+pub const TRANSFORMS: [(&str, Transform); 3] = [
+    ("smooth", Transform::Smooth(SmoothOptions { alpha: Some(crate::smooth::ALPHA) })),
+    ("awq", Transform::Awq),
+    ("rotate", Transform::Rotate(RotateOptions { residual: true, values: true, online: true, seed: 0 })),
+];
+
+impl Transform {
+    /// Name in recipes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transform::Smooth(_) => "smooth",
+            Transform::Awq => "awq",
+            Transform::Rotate(_) => "rotate",
+        }
+    }
+
+    /// Whether it needs text to calibrate on.
+    pub const fn needs_calibration(self) -> bool {
+        !matches!(self, Transform::Rotate(_))
+    }
+}

@@ -1,0 +1,277 @@
+//! Before any layer is quantized: the scales that a transform folds into the model, and the clips of its weights.
+//!
+//! The unquantized model runs over the calibration once, layer after layer; what is found does not depend on threads, so that a run
+//! that is resumed finds it again. Scales are searched on [`TOKENS`] tokens, evenly taken.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use mantissa_model::{LinearInfo, LinearInput, LinearKind};
+use mantissa_num::{Blocks, Given, Scheme, Source};
+use mantissa_store::convention::ModelFiles;
+
+use crate::awq::{self, Reader};
+use crate::calibrate::{Calibration, CalibrationSet, Sample};
+use crate::clip;
+use crate::error::Result;
+use crate::fold::record::storable;
+use crate::fold::sites::{Site, sites};
+use crate::fold::{Folded, Folds, Record};
+use crate::layers::whole;
+use crate::plan::Plan;
+use crate::recipe::{Method, Transform};
+use crate::rtn;
+use crate::smooth;
+use crate::source::DenseTensor;
+
+/// Tokens that searches multiply.
+pub(crate) const TOKENS: usize = 512;
+
+/// α that a search tries: this many steps from 0 to 1.
+const ALPHA_STEPS: u16 = 20;
+
+/// What is known before the first layer is quantized.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    /// What is folded into the model; `None` where nothing is.
+    pub(crate) record: Option<Record>,
+    /// The same as changes of its tensors.
+    pub(crate) folds: Folds,
+    /// How far each group of a weight is clipped ([`awq::clip_groups`]), by module.
+    pub(crate) clips: BTreeMap<String, Vec<u8>>,
+    /// What the calibration did not show of a layer's input, by module.
+    pub(crate) uncovered: BTreeMap<String, String>,
+}
+
+/// Columns that share a clip.
+pub(crate) fn group_of(scheme: &Scheme, cols: usize) -> usize {
+    match scheme.format.blocks() {
+        Blocks::Group(group) => group as usize,
+        _ => cols,
+    }
+}
+
+/// Finds what the transform of `plan` does to `source`. `tick` is told the layer, and asked whether to go on.
+///
+/// # Errors
+/// As [`Calibration`], and as reading weights.
+pub(crate) fn prepare(
+    plan: &Plan,
+    source: &ModelFiles,
+    tick: &mut dyn FnMut(usize) -> ControlFlow<()>,
+) -> Result<Prepared> {
+    let Some(transform) = plan.recipe.transform else { return Ok(Prepared::default()) };
+    let record = Record::new(transform.name());
+    let mut search = Search { plan, source, transform, record, found: Prepared::default() };
+    match (transform, plan.transform_text()) {
+        (Transform::Rotate(options), _) => search.record.rotation = Some(options),
+        (_, Some(set)) => search.run(set, tick)?,
+        _ => {}
+    }
+    let Search { record, found, .. } = search;
+    let folds = record.folds(source, &plan.config)?;
+    Ok(Prepared { record: Some(record), folds, ..found })
+}
+
+struct Search<'a> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    transform: Transform,
+    record: Record,
+    found: Prepared,
+}
+
+/// A weight that is to be quantized.
+struct Weight<'a> {
+    info: &'a LinearInfo,
+    scheme: &'a Scheme,
+    values: Vec<f32>,
+}
+
+impl Search<'_> {
+    fn run(&mut self, set: &CalibrationSet, tick: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<()> {
+        let (plan, source) = (self.plan, Folded::plain(self.source));
+        let mut calibration = Calibration::begin(&source, &plan.config, &set.windows, plan.threads())?;
+        while let Some(layer) = calibration.next_layer()? {
+            let index = layer.index();
+            let tick = &mut || tick(index);
+            let of_layer: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
+            let kinds = of_layer.iter().map(|(info, _)| info.kind);
+            let samples = calibration.samples(&layer, kinds, TOKENS, tick)?;
+            self.cover(&of_layer, &samples);
+            let mut scales = BTreeMap::new();
+            for site in sites(&plan.config, index) {
+                if let Some(sample) = samples.get(&site.input).filter(|sample| sample.tokens > 0)
+                    && let Some(s) = self.site(&site, sample)?
+                {
+                    self.record.divide(&site, &s);
+                    site.readers.iter().for_each(|info| {
+                        scales.insert(info.kind, site.spread(&s));
+                    });
+                }
+            }
+            if self.transform == Transform::Awq && plan.recipe.method == Method::Rtn {
+                self.clip(&of_layer, &samples, &scales)?;
+            }
+            calibration.advance(&layer, tick)?;
+        }
+        Ok(())
+    }
+
+    /// Notes what the calibration does not show of the inputs of a layer.
+    fn cover(&mut self, of_layer: &[(&LinearInfo, &Scheme)], samples: &BTreeMap<LinearInput, Sample>) {
+        for (info, _) in of_layer {
+            let sample = samples.get(&info.kind.input()).filter(|sample| sample.tokens > 0);
+            let note = match sample {
+                None => "no token of the calibration was routed to it".to_owned(),
+                Some(sample) => match sample.peaks.iter().filter(|peak| **peak == 0.0).count() {
+                    0 => continue,
+                    n => format!("{n} of {} inputs were zero in every token of the calibration", info.cols),
+                },
+            };
+            self.found.uncovered.insert(info.module.clone(), note);
+        }
+    }
+
+    /// The scales of a site; `None` where they are best left as they are.
+    fn site(&self, site: &Site, sample: &Sample) -> Result<Option<Vec<f32>>> {
+        // SmoothQuant is for what norms give, whose channels differ most.
+        let inner = matches!(site.input, LinearInput::O | LinearInput::Down);
+        if matches!(self.transform, Transform::Smooth(_)) && inner {
+            return Ok(None);
+        }
+        let readers = site.readers.iter().filter_map(|info| {
+            let found = self.plan.quantized().find(|(known, _)| known.module == info.module)?;
+            Some(self.weight(found.0, found.1))
+        });
+        let readers = readers.collect::<Result<Vec<_>>>()?;
+        if readers.is_empty() {
+            return Ok(None);
+        }
+        let candidates = self.candidates(site, sample, &readers);
+        let spread: Vec<_> = candidates.iter().map(|s| site.spread(s)).collect();
+        let best = if candidates.len() > 1 { self.best(sample, &readers, &spread) } else { 0 };
+        let Some(s) = candidates.into_iter().nth(best) else { return Ok(None) };
+        if s.iter().all(|s| *s == 1.0) {
+            return Ok(None);
+        }
+        storable(self.source, &self.plan.config, site, s).map(Some)
+    }
+
+    /// Scales of the channels of a site to choose from. The first of several leaves them as they are.
+    fn candidates(&self, site: &Site, sample: &Sample, readers: &[Weight<'_>]) -> Vec<Vec<f32>> {
+        let largest = |columns: &[f32]| {
+            let mut channels = vec![0f32; site.channels];
+            columns.iter().enumerate().for_each(|(column, v)| {
+                let channel = &mut channels[site.channel(column)];
+                *channel = channel.max(*v);
+            });
+            channels
+        };
+        match self.transform {
+            Transform::Smooth(options) => {
+                let mut weights = vec![0.0; site.width()];
+                readers.iter().for_each(|reader| smooth::column_peaks(&reader.values, &mut weights));
+                let (inputs, weights) = (largest(&live(&sample.peaks)), largest(&weights));
+                match options.alpha {
+                    Some(alpha) => vec![smooth::scales(&inputs, &weights, alpha)],
+                    None => {
+                        let steps = (0..=ALPHA_STEPS).map(|i| f32::from(i) / f32::from(ALPHA_STEPS));
+                        let found = steps.map(|alpha| smooth::scales(&inputs, &weights, alpha));
+                        std::iter::once(vec![1.0; site.channels]).chain(found).collect()
+                    }
+                }
+            }
+            _ => awq::candidates(&largest(&live(&sample.means()))),
+        }
+    }
+
+    fn best(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> usize {
+        let threads = self.plan.threads();
+        let quantizers: Vec<_> = readers.iter().map(|reader| quantizer(reader, threads)).collect();
+        let readers: Vec<_> = readers
+            .iter()
+            .zip(&quantizers)
+            .map(|(reader, quantize)| Reader { weight: &reader.values, quantize })
+            .collect();
+        let width = sample.peaks.len();
+        let scheme = self
+            .plan
+            .recipe
+            .activations
+            .as_ref()
+            .map(|scheme| Scheme { source: Source::Dynamic, ..scheme.clone() });
+        let quantize = scheme.map(|scheme| {
+            move |x: &mut [f32]| {
+                let rows = x.len() / width.max(1);
+                // What cannot be quantized is compared as it is.
+                let _ = mantissa_num::fake_quantize(&scheme, x, rows, width, Given::default());
+            }
+        });
+        let inputs = quantize.as_ref().map(|quantize| quantize as &awq::Inputs<'_>);
+        awq::search(&sample.x, &readers, candidates, inputs, threads).best
+    }
+
+    /// Clips the weights of a layer, whose columns `scales` have been multiplied with.
+    fn clip(
+        &mut self,
+        of_layer: &[(&LinearInfo, &Scheme)],
+        samples: &BTreeMap<LinearInput, Sample>,
+        scales: &BTreeMap<LinearKind, Vec<f32>>,
+    ) -> Result<()> {
+        let threads = self.plan.threads();
+        for (info, scheme) in of_layer {
+            // Scores are products of queries and keys, whose errors the error of either does not show.
+            let scores = matches!(info.kind, LinearKind::Q | LinearKind::K | LinearKind::Qkv);
+            let grouped = clip::check_scheme(scheme).is_ok();
+            let sample = samples.get(&info.kind.input()).filter(|sample| !sample.x.is_empty());
+            let (Some(sample), true) = (sample, grouped && !scores) else { continue };
+            let mut weight = self.weight(info, scheme)?;
+            let mut x = sample.x.clone();
+            if let Some(s) = scales.get(&info.kind) {
+                for row in weight.values.chunks_exact_mut(s.len().max(1)) {
+                    row.iter_mut().zip(s).for_each(|(w, s)| *w *= s);
+                }
+                for row in x.chunks_exact_mut(s.len().max(1)) {
+                    row.iter_mut().zip(s).for_each(|(x, s)| *x /= s);
+                }
+            }
+            let quantize = quantizer(&weight, threads);
+            let reader = Reader { weight: &weight.values, quantize: &quantize };
+            let group = group_of(scheme, info.cols);
+            let found = awq::clips(&x, &reader, info.cols, group, threads);
+            let mut clipped = weight.values.clone();
+            awq::clip_groups(&mut clipped, info.cols, group, |i| found[i]);
+            // Groups were looked at one by one; together they may err more.
+            let loss = |w: &[f32]| awq::loss(&x, &reader, w, info.cols, threads);
+            if loss(&clipped) < loss(&weight.values) {
+                self.found.clips.insert(info.module.clone(), found);
+            }
+        }
+        Ok(())
+    }
+
+    fn weight<'w>(&self, info: &'w LinearInfo, scheme: &'w Scheme) -> Result<Weight<'w>> {
+        let source = Folded::plain(self.source);
+        let w = DenseTensor::of_linear(&source, info)?;
+        let mut scratch = Vec::new();
+        let values = whole(&source, info, &w, &mut scratch)?.to_vec();
+        Ok(Weight { info, scheme, values })
+    }
+}
+
+/// Rounds values to nearest in the place of a weight, and gives them as they are read back.
+fn quantizer<'w>(weight: &'w Weight<'_>, threads: usize) -> impl Fn(&[f32]) -> Vec<f32> + Sync + 'w {
+    let (scheme, info) = (weight.scheme, weight.info);
+    move |values| {
+        let found = rtn::quantize(scheme, values, info.rows, info.cols, None, threads);
+        found.ok().and_then(|(q, _)| q.dequantize().ok()).unwrap_or_else(|| values.to_vec())
+    }
+}
+
+/// What columns that were always zero count as the smallest of the others: a scale near 0 would lose their weights for good.
+fn live(columns: &[f32]) -> Vec<f32> {
+    let least = columns.iter().filter(|v| **v > 0.0).fold(f32::INFINITY, |least, v| least.min(*v));
+    let least = if least.is_finite() { least } else { 1.0 };
+    columns.iter().map(|v| if *v > 0.0 { *v } else { least }).collect()
+}

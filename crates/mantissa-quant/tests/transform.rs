@@ -1,0 +1,168 @@
+//! Transforms and the methods that search without text, through the pipeline: what is written verifies against its source, whatever the
+//! threads and interruptions, and what cannot be had is refused before any work.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use common::{calibration, files, model};
+use mantissa_quant::verify::verify;
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
+use mantissa_store::Dtype;
+use mantissa_store::convention::{Container, ModelFiles};
+use tempfile::TempDir;
+
+const RECORD: &str = "mantissa-transform.json";
+
+fn options(threads: usize, container: Option<Container>) -> Options {
+    Options { threads, container, calibration: Some(calibration()), ..Options::default() }
+}
+
+/// Runs until `steps` steps are done, or to the end.
+fn quantize(
+    model: &Path,
+    recipe: &str,
+    out: &Path,
+    options: Options,
+    steps: usize,
+) -> Result<Outcome, QuantError> {
+    let source = ModelFiles::open(model)?;
+    let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
+    let mut left = steps;
+    run(&plan, &source, out, Start::Resume, &mut |_| {
+        left = left.saturating_sub(1);
+        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+}
+
+/// A recipe file in `dir`.
+fn file(dir: &Path, text: &str) -> String {
+    let path = dir.join("recipe.toml");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_transform_verifies_against_its_source_at_any_number_of_threads() {
+    let temp = TempDir::new().unwrap();
+    let searched = "transform = \"smooth\"\nweights = \"int4-channel\"\nactivations = \"int8-token\"\nformat = \"native\"\n[smooth]\nalpha = \"search\"";
+    let kept = "transform = \"awq\"\nweights = \"int4-g32\"\nkeep = [\"*.0.self_attn.v_proj\", \"*.1.mlp.gate_proj\"]";
+    let kept = {
+        fs::create_dir(temp.path().join("kept")).unwrap();
+        file(&temp.path().join("kept"), kept)
+    };
+    let searched = file(temp.path(), searched);
+    for (i, (recipe, container)) in [
+        ("smooth-int8-channel+int8-token", None),
+        ("w8a8-smooth", Some(Container::Native)),
+        (searched.as_str(), None),
+        ("awq-int4-g32-asym", None),
+        ("awq-int4-g32-asym", Some(Container::Gptq)),
+        (kept.as_str(), None),
+        ("awq-gptq-int3-g16", Some(Container::Native)),
+        ("awq-nvfp4", None),
+        ("rotate-int8-channel+int8-token", None),
+        ("rotate-gptq-int4-channel+int4-token", None),
+        ("rotate-hqq-int4-g32", None),
+        ("hqq-int4-g32", Some(Container::Mlx)),
+        ("hqq-int3-channel-asym", None),
+        ("rtn-mse-int4-g32", None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dtype = if i % 2 == 0 { Dtype::BF16 } else { Dtype::F32 };
+        let source = temp.path().join(format!("source-{i}"));
+        fs::create_dir(&source).unwrap();
+        let source = model(&source, dtype, 3 + i as u64);
+        let (out, other) = (temp.path().join("out"), temp.path().join("other"));
+        let outcome = quantize(&source, recipe, &out, options(1, container), usize::MAX).unwrap();
+        let found = verify(&out, Some(&source), 2).unwrap();
+        assert!(found.ok, "{recipe} {dtype}: {:?}", found.faults);
+        assert_eq!(found.weights, if recipe == kept { 12 } else { 14 }, "{recipe}");
+        quantize(&source, recipe, &other, options(3, container), usize::MAX).unwrap();
+        assert_eq!(files(&out), files(&other), "{recipe}");
+        let plain = recipe.starts_with("hqq") || recipe.starts_with("rtn");
+        assert_eq!(out.join(RECORD).exists(), !plain, "{recipe}");
+        let folded =
+            outcome.quality.tensors.iter().filter(|tensor| tensor.scheme.ends_with("folded")).count();
+        assert_eq!(folded > 0, !plain, "{recipe}");
+        fs::remove_dir_all(&out).unwrap();
+        fs::remove_dir_all(&other).unwrap();
+    }
+}
+
+#[test]
+fn an_interrupted_transform_is_gone_on_with_to_the_same_bytes() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::F32, 5);
+    for recipe in ["awq-int4-g32-asym", "rotate-gptq-int4-channel+int4-token"] {
+        let (expected, out) = (temp.path().join("expected"), temp.path().join("out"));
+        quantize(&source, recipe, &expected, options(1, None), usize::MAX).unwrap();
+        let (mut interruptions, mut taken_over) = (0, 0);
+        for steps in (7..).step_by(9) {
+            match quantize(&source, recipe, &out, options(1, None), steps) {
+                Ok(outcome) => {
+                    taken_over = outcome.resumed;
+                    break;
+                }
+                Err(error) => assert!(error.is_interruption(), "{error}"),
+            }
+            interruptions += 1;
+        }
+        assert!(interruptions > 3 && taken_over > 10, "{recipe}: {interruptions} {taken_over}");
+        assert_eq!(files(&out), files(&expected), "{recipe}");
+        fs::remove_dir_all(&out).unwrap();
+        fs::remove_dir_all(&expected).unwrap();
+    }
+}
+
+#[test]
+fn another_record_is_found_out() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::F32, 6);
+    let out = temp.path().join("out");
+    quantize(&source, "awq-int4-g32-asym", &out, options(1, None), usize::MAX).unwrap();
+    // Without what the hashes say of it.
+    fs::remove_file(out.join("mantissa-manifest.json")).unwrap();
+    let text = fs::read_to_string(out.join(RECORD)).unwrap();
+    let at = text.find("input_layernorm\": \"").unwrap() + "input_layernorm\": \"".len();
+    let (other, digits) = (text[..at].to_owned() + "40a00000", &text[at + 8..]);
+    fs::write(out.join(RECORD), other + digits).unwrap();
+    let found = verify(&out, Some(&source), 1).unwrap();
+    assert!(found.faults.iter().any(|fault| fault.contains("input_layernorm")), "{:?}", found.faults);
+    fs::write(out.join(RECORD), text.replacen("layers.0.input", "layers.9.input", 1)).unwrap();
+    let error = verify(&out, Some(&source), 1).unwrap_err().to_string();
+    assert!(error.contains("places that the model does not have"), "{error}");
+}
+
+#[test]
+fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::F32, 7);
+    let out = temp.path().join("out");
+    let offline =
+        file(temp.path(), "transform = \"rotate\"\nweights = \"int4-g32\"\n[rotate]\nonline = false");
+    for (recipe, container, part) in [
+        ("awq-q4_0", None, "transforms go into the other containers"),
+        ("rotate-int4-g32", Some(Container::Gptq), "online = false"),
+        ("rotate-autoround-int4-g32", None, "AutoRound does not rotate"),
+        ("hqq-nf4", None, "integers with an offset"),
+        ("hqq-int4-g64", None, "in whole groups"),
+        ("rtn-mse-nf4", None, "a scale per group"),
+        ("rtn-mse-int4-g32", Some(Container::Exl2), "exl2"),
+    ] {
+        let error =
+            quantize(&source, recipe, &out, options(1, container), usize::MAX).unwrap_err().to_string();
+        assert!(error.contains(part), "{recipe}: {error}");
+        assert!(!out.exists());
+    }
+    let none = Options { threads: 1, ..Options::default() };
+    let error = quantize(&source, "awq-int4-g32", &out, none, usize::MAX).unwrap_err();
+    assert!(matches!(error, QuantError::NoCalibration { .. }), "{error}");
+    quantize(&source, &offline, &out, options(1, Some(Container::Gptq)), usize::MAX).unwrap();
+    assert!(verify(&out, Some(&source), 1).unwrap().ok);
+}
