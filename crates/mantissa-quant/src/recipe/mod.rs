@@ -18,6 +18,7 @@
 //! block = 128                    # columns between two updates of the rest
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
+//! range = "mse"                  # how much of its range it covers: mse, amax
 //!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
 //! iterations = 200               # steps of each layer

@@ -7,12 +7,12 @@ use toml::{Table, Value};
 
 use super::{FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
 use crate::autoround::AutoRoundOptions;
-use crate::gptq::{GROUP_ORDERS, GptqOptions};
+use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
 
 const KEYS: [&str; 9] =
     ["method", "weights", "file_type", "activations", "format", "keep", "layers", "gptq", "autoround"];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
-const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
+const GPTQ_KEYS: [&str; 5] = ["damp", "block", "act_order", "groups", "range"];
 const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
@@ -105,12 +105,8 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
         options.act_order =
             flag.ok_or_else(|| reader.fault("act_order", value.to_string(), "true or false"))?;
     }
-    if let Some(text) = reader.string("groups")? {
-        let names: Vec<_> = GROUP_ORDERS.iter().map(|(name, _)| *name).collect();
-        let found = GROUP_ORDERS.iter().find(|(name, _)| *name == text);
-        let allowed = || reader.fault("groups", format!("\"{text}\""), names.join(", "));
-        options.groups = found.ok_or_else(allowed)?.1;
-    }
+    options.groups = reader.named("groups", &GROUP_ORDERS)?.unwrap_or(options.groups);
+    options.range = reader.named("range", &GROUP_RANGES)?.unwrap_or(options.range);
     Ok(options)
 }
 
@@ -196,6 +192,16 @@ impl Reader<'_> {
         }
     }
 
+    /// What `all` has under the name that `key` holds.
+    fn named<T: Copy>(&self, key: &str, all: &[(&str, T)]) -> Result<Option<T>, RecipeError> {
+        let Some(text) = self.string(key)? else { return Ok(None) };
+        let found = all.iter().find(|(name, _)| *name == text).map(|(_, value)| Some(*value));
+        found.ok_or_else(|| {
+            let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+            self.fault(key, format!("\"{text}\""), names.join(", "))
+        })
+    }
+
     fn scheme(
         &self,
         key: &str,
@@ -277,10 +283,10 @@ mod tests {
 
     #[test]
     fn gptq_has_its_own_table() {
-        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"";
+        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"\nrange = \"amax\"";
         let options = parse("r.toml", text).unwrap().gptq;
-        let groups = crate::gptq::GroupOrder::Original;
-        assert_eq!(options, GptqOptions { damp: 0.1, block: 64, act_order: false, groups });
+        let (groups, range) = (crate::gptq::GroupOrder::Original, crate::gptq::GroupRange::Amax);
+        assert_eq!(options, GptqOptions { damp: 0.1, block: 64, act_order: false, groups, range });
         let plain = parse("r.toml", "method = \"gptq\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.gptq, GptqOptions::default());
     }
