@@ -142,13 +142,12 @@ impl<'a> Layers<'a> {
 
     /// The recipe's method on a layer of the source.
     fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        if self.plan.recipe.method == Method::AutoRound {
+            return self.learned(info, tick);
+        }
         let outer = self.outer(info, scheme)?;
         let w = DenseTensor::of_linear(self.source, info)?;
         match &mut self.sequential {
-            Some(sequential) if self.plan.recipe.method == Method::AutoRound => {
-                drop(w);
-                self.learned(info, tick)
-            }
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
             None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
             None => match (scheme.format.codec(), self.importance) {

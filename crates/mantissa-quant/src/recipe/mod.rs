@@ -24,8 +24,9 @@
 //! iterations = 200               # steps of each layer
 //! rate = 0.005                   # first step of a weight's offset; by default 1 / iterations
 //! clip_rate = 0.001              # first step of a group's range; by default a fifth of the rate
-//! batch_tokens = 2048            # tokens of a step
+//! batch_tokens = 512             # tokens of a step
 //! seed = 42                      # of the order of the windows
+//! metric = "fisher"              # of errors of a layer's output: fisher, mse
 //! ```
 
 mod file_type;

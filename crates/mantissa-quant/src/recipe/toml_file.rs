@@ -6,14 +6,14 @@ use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
 use super::{FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, suggestion};
-use crate::autoround::AutoRoundOptions;
+use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
 use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
 
 const KEYS: [&str; 9] =
     ["method", "weights", "file_type", "activations", "format", "keep", "layers", "gptq", "autoround"];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const GPTQ_KEYS: [&str; 5] = ["damp", "block", "act_order", "groups", "range"];
-const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
+const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
 const MAX_RULES: usize = 10_000;
@@ -140,6 +140,7 @@ fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOpt
         let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
         options.seed = seed.ok_or_else(|| reader.fault("seed", value.to_string(), "an integer from 0 on"))?;
     }
+    options.metric = reader.named("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
     Ok(options)
 }
 
@@ -244,6 +245,7 @@ fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::autoround::ErrorMetric;
 
     #[test]
     fn a_file_says_everything_a_name_can_and_more() {
@@ -293,10 +295,17 @@ mod tests {
 
     #[test]
     fn autoround_has_its_own_table() {
-        let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 512\nseed = 7";
+        let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 2048\nseed = 7\nmetric = \"mse\"";
         let options = parse("r.toml", text).unwrap().autoround;
-        let expected =
-            AutoRoundOptions { iterations: 50, rate: 0.01, clip_rate: 0.002, batch_tokens: 512, seed: 7 };
+        let metric = ErrorMetric::Mse;
+        let expected = AutoRoundOptions {
+            iterations: 50,
+            rate: 0.01,
+            clip_rate: 0.002,
+            batch_tokens: 2048,
+            seed: 7,
+            metric,
+        };
         assert_eq!(options, expected);
         let plain = parse("r.toml", "method = \"autoround\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.autoround, AutoRoundOptions::default());
@@ -333,6 +342,10 @@ mod tests {
             (
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1",
                 ["autoround.iteration", "\"iterations\"?"],
+            ),
+            (
+                "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nmetric = \"kl\"",
+                ["autoround.metric", "fisher, mse"],
             ),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
