@@ -165,6 +165,11 @@ impl<'a> Calibration<'a> {
         &self.states
     }
 
+    /// The same, at the end.
+    pub fn into_states(self) -> Vec<Vec<f32>> {
+        self.states
+    }
+
     /// The layer that [`next_layer`](Self::next_layer) gives.
     pub fn next_index(&self) -> usize {
         self.next
@@ -386,7 +391,7 @@ fn distinct(kinds: impl IntoIterator<Item = LinearKind>) -> Vec<LinearInput> {
     inputs
 }
 
-fn go_on(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
+pub(crate) fn go_on(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
     if tick().is_continue() { Ok(()) } else { Err(CalibrateError::Interrupted) }
 }
 

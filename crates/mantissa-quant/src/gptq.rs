@@ -49,6 +49,21 @@ pub enum GroupOrder {
 pub const GROUP_ORDERS: [(&str, GroupOrder); 3] =
     [("static", GroupOrder::Static), ("original", GroupOrder::Original), ("current", GroupOrder::Current)];
 
+/// How much of its weights' range a group's scale covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GroupRange {
+    /// The share of it that loses least in `Σ diag(H) (w - q)²` where the group is rounded to nearest, errors of rounding counting
+    /// half, since other columns make up for more of them than of what is clipped. GPTQ's code can search likewise (`mse`), with
+    /// powers of 2.4 of errors that are not weighed.
+    #[default]
+    Mse,
+    /// All of it, as published.
+    Amax,
+}
+
+/// Group ranges by name.
+pub const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("amax", GroupRange::Amax)];
+
 /// How [`gptq`] works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptqOptions {
@@ -60,6 +75,8 @@ pub struct GptqOptions {
     pub act_order: bool,
     /// What a group's scale is taken from.
     pub groups: GroupOrder,
+    /// How much of that it covers.
+    pub range: GroupRange,
 }
 
 impl GptqOptions {
@@ -70,9 +87,16 @@ impl GptqOptions {
 }
 
 impl Default for GptqOptions {
-    /// Act-order with static groups: less error than from left to right, and nothing in the stored layout shows it.
+    /// Act-order with static groups of searched ranges: less error than from left to right over whole ranges, and nothing in the
+    /// stored layout shows it.
     fn default() -> Self {
-        GptqOptions { damp: 0.01, block: 128, act_order: true, groups: GroupOrder::Static }
+        GptqOptions {
+            damp: 0.01,
+            block: 128,
+            act_order: true,
+            groups: GroupOrder::Static,
+            range: GroupRange::Mse,
+        }
     }
 }
 
@@ -201,6 +225,8 @@ pub struct InverseFactor {
     order: Vec<usize>,
     /// By column.
     dead: Vec<bool>,
+    /// Diagonal of the Hessian, by column.
+    diagonal: Vec<f64>,
     damp_used: f64,
     lambda: f64,
     /// `U[k, k]` by position.
@@ -231,7 +257,8 @@ impl InverseFactor {
         let (damp_used, upper) = damped(&order, options.damp, |damp| {
             hessian.inverse_factor(&kernels, &order, damp * mean, threads)
         })?;
-        Ok(InverseFactor { kernels, options, order, dead, damp_used, lambda: damp_used * mean, upper })
+        let lambda = damp_used * mean;
+        Ok(InverseFactor { kernels, options, order, dead, diagonal, damp_used, lambda, upper })
     }
 
     /// [`gptq`] of one weight.
@@ -292,7 +319,7 @@ impl InverseFactor {
 /// Anonymous memory that [`InverseFactor::new`] takes beside the Hessian: U and scratch of the factorization.
 pub fn factor_bytes(cols: usize) -> u64 {
     let k = cols as u64;
-    8 * k * k + 2 * 8 * 128 * k
+    8 * k * k + (2 * 8 * 128 + 8) * k
 }
 
 /// Anonymous memory that [`InverseFactor::quantize`] takes beside the weight `[rows, cols]` and the factor: the codes twice,

@@ -11,7 +11,7 @@ use mantissa_store::TensorMeta;
 use mantissa_store::convention::Container;
 use mantissa_train::LayerTrainer;
 
-use crate::autoround::LearnedWeight;
+use crate::autoround::{ErrorMetric, LearnedWeight};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gptq::{self, Hessian};
 use crate::input_scales::{self, Observer};
@@ -19,7 +19,7 @@ use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
 use crate::recipe::Method;
 use crate::rtn;
-use crate::sequential::{EXPERTS_AT_ONCE, learning_options};
+use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes};
 use crate::source::PANEL;
 use crate::transform;
 use crate::verify::MAX_LOGIT_PARAMETERS;
@@ -86,6 +86,10 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     if let Some(set) = plan.transform_text() {
         stages.push(embedding_windows(plan, set));
         stages.push(searching(plan, set));
+    }
+    if let Some(set) = plan.calibration().filter(|_| fisher(plan)) {
+        let buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
+        stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
     }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
@@ -243,10 +247,7 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
         let buffers = base.iter().chain(more).copied().collect();
-        let mut stage = Stage { name: format!("{what} {}", info.module), buffers };
-        let holes = (from_heap(&stage) as f64 * HOLES_OF_CALIBRATION) as u64;
-        stage.buffers.push(("holes of the heap", holes));
-        stage
+        with_holes_of_calibration(format!("{what} {}", info.module), buffers)
     };
     let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
     // Of experts, several at once.
@@ -295,11 +296,24 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
         ("states of the calibration, twice, and its buffers", 2 * held(plan, set)),
         ("layer in f32", 4 * weights),
         ("layer in training and what a batch saves", LayerTrainer::bytes_needed(&plan.config, &options)),
-        ("rounding at first and as it is learned", 2 * learned),
+        ("rounding as it is learned", learned),
         ("states and differences of a batch", 2 * batch),
+        (
+            "metrics, and differences under one",
+            if fisher(plan) { metrics_bytes(&plan.config) + batch } else { 0 },
+        ),
         ("codes", weights),
     ];
-    let mut stage = Stage { name: format!("learn {}", info.module), buffers };
+    with_holes_of_calibration(format!("learn {}", info.module), buffers)
+}
+
+/// Whether errors are measured by what they cost the model.
+fn fisher(plan: &Plan) -> bool {
+    plan.recipe.method == Method::AutoRound && plan.recipe.autoround.metric == ErrorMetric::Fisher
+}
+
+fn with_holes_of_calibration(name: String, buffers: Vec<(&'static str, u64)>) -> Stage {
+    let mut stage = Stage { name, buffers };
     let holes = (from_heap(&stage) as f64 * HOLES_OF_CALIBRATION) as u64;
     stage.buffers.push(("holes of the heap", holes));
     stage

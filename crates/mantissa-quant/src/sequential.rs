@@ -9,6 +9,7 @@
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
+mod fisher;
 mod learning;
 
 use std::collections::BTreeSet;
@@ -27,6 +28,7 @@ use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
 use crate::source::DenseTensor;
 
+pub(crate) use fisher::{metrics_buffers, metrics_bytes};
 pub(crate) use learning::{ToLearn, options as learning_options};
 
 pub(crate) struct Sequential<'a> {

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use mantissa_num::Scheme;
-use mantissa_quant::gptq::{GptqOptions, GptqResult, GroupOrder, Hessian, gptq};
+use mantissa_quant::gptq::{GptqOptions, GptqResult, GroupOrder, GroupRange, Hessian, gptq};
 use mantissa_store::SafeTensors;
 
 const GROUPS: [(&str, GroupOrder); 3] =
@@ -29,7 +29,13 @@ fn codes_and_losses_are_those_of_the_published_algorithm() {
                         }
                         let suffix = if kind == "asym" { "-asym" } else { "" };
                         let scheme: Scheme = format!("int{bits}-g32{suffix}").parse().unwrap();
-                        let options = GptqOptions { damp: 0.01, block: 128, act_order, groups };
+                        let options = GptqOptions {
+                            damp: 0.01,
+                            block: 128,
+                            act_order,
+                            groups,
+                            range: GroupRange::Amax,
+                        };
                         let result = gptq(&scheme, &w, &hessian, options, None, 2).unwrap();
                         compare(&file, &entry, &result, bits, kind);
                         let exact = hessian.loss(&w, &result.dequantize().unwrap());

@@ -20,9 +20,30 @@ use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
 
+/// Which gradients of a layer are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Of its parameters, and of what it read.
+    All,
+    /// Of the weights of its linear layers; `d_residual` is of no further use.
+    Weights,
+    /// Of what it read.
+    Input,
+}
+
+impl Wanted {
+    fn weights(self) -> bool {
+        self != Wanted::Input
+    }
+
+    fn input(self) -> bool {
+        self != Wanted::Weights
+    }
+}
+
 impl TrainModel {
     /// Takes `d_residual` `[tokens, hidden]` from what layer `i` gave to what it read. What was saved is used up.
-    pub(crate) fn layer_backward(&mut self, i: usize, lens: &[usize]) {
+    pub(crate) fn layer_backward(&mut self, i: usize, lens: &[usize], wanted: Wanted) {
         let mut layer = LayerBackward {
             layer: &self.layers[i],
             params: &self.params,
@@ -35,6 +56,7 @@ impl TrainModel {
             threads: self.options.threads,
             profile: &self.profile,
             look: Look { watch: &self.watch, policy: &self.options.policy, layer: &self.layers[i] },
+            wanted,
         };
         layer.mlp();
         layer.attention(lens);
@@ -57,6 +79,7 @@ struct LayerBackward<'a> {
     threads: usize,
     profile: &'a Profile,
     look: Look<'a>,
+    wanted: Wanted,
 }
 
 /// Shows the numbers of a layer to whoever watches.
@@ -110,12 +133,14 @@ impl LayerBackward<'_> {
         look.dy(LinearKind::Gate, d_gate);
         look.dy(LinearKind::Up, d_up);
         let inner = inner.of(&s.inner[..tokens * ffn]);
-        profile.time(Part::Wgrad, || {
-            down.gradients((d_residual, &of_residual), inner, self.grads, threads);
-            gate.gradients((d_gate, &of_gate), normed, self.grads, threads);
-            up.gradients((d_up, &of_up), normed, self.grads, threads);
-        });
-        look.dw(&[LinearKind::Down, LinearKind::Gate, LinearKind::Up], self.grads);
+        if self.wanted.weights() {
+            profile.time(Part::Wgrad, || {
+                down.gradients((d_residual, &of_residual), inner, self.grads, threads);
+                gate.gradients((d_gate, &of_gate), normed, self.grads, threads);
+                up.gradients((d_up, &of_up), normed, self.grads, threads);
+            });
+            look.dw(&[LinearKind::Down, LinearKind::Gate, LinearKind::Up], self.grads);
+        }
         let (d_gate, d_up) = (of_gate.of(d_gate), of_up.of(d_up));
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
             let span = part.start * ffn..part.end * ffn;
@@ -181,10 +206,12 @@ impl LayerBackward<'_> {
         self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
         look.dx(LinearKind::O, d_attended);
         let attended = self.saved.inputs[LinearInput::O.index()].of(&self.saved.attended[..tokens * query]);
-        self.profile.time(Part::Wgrad, || {
-            o.gradients((d_residual, of_residual), attended, self.grads, threads);
-        });
-        look.dw(&[LinearKind::O], self.grads);
+        if self.wanted.weights() {
+            self.profile.time(Part::Wgrad, || {
+                o.gradients((d_residual, of_residual), attended, self.grads, threads);
+            });
+            look.dw(&[LinearKind::O], self.grads);
+        }
         self.profile
             .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
 
@@ -203,9 +230,13 @@ impl LayerBackward<'_> {
             look.gradient(Operator::Attention(index), dy);
             look.dy(kind, dy);
             profile.time(Part::Rounding, || rounded.round(0, linear.rows(), dy, threads));
-            profile.time(Part::Wgrad, || linear.gradients((dy, rounded), normed, self.grads, threads));
+            if self.wanted.weights() {
+                profile.time(Part::Wgrad, || linear.gradients((dy, rounded), normed, self.grads, threads));
+            }
         }
-        look.dw(&QKV, self.grads);
+        if self.wanted.weights() {
+            look.dw(&QKV, self.grads);
+        }
         let through = |part: Range<usize>, d_normed: &mut [f32]| {
             for (i, ((linear, dy), rounded)) in all.iter().zip(&rounded).enumerate() {
                 let dy = rounded.of(dy).slice(part.start * linear.rows()..part.end * linear.rows());
@@ -213,9 +244,12 @@ impl LayerBackward<'_> {
                 look.dx(QKV[i], d_normed);
             }
         };
-        let norm = NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
-        norm.run(tokens, s, self.grads, threads, profile, through);
-        look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
+        if self.wanted.input() {
+            let norm =
+                NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
+            norm.run(tokens, s, self.grads, threads, profile, through);
+            look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
+        }
         (s.dq, s.dk, s.dv, s.rounded) = (dq, dk, dv, rounded);
     }
 }

@@ -95,8 +95,14 @@ impl TrainModel {
             &self.scratch.residual[..batch.tokens.len() * self.config.hidden_size],
         );
         self.run_layers(&Self::sequences(batch))?;
+        self.final_norm(batch.tokens.len());
+        Ok(())
+    }
+
+    /// Norms the states of `tokens` tokens in `scratch.residual` for the head, into `scratch.normed`.
+    pub(crate) fn final_norm(&mut self, tokens: usize) {
         let (scratch, params) = (&mut self.scratch, &self.params);
-        let len = batch.tokens.len() * self.config.hidden_size;
+        let len = tokens * self.config.hidden_size;
         let (weight, eps) = (params.f32(&self.final_norm), self.config.rms_norm_eps);
         self.profile.time(Part::Norm, || {
             rms_norm(
@@ -109,7 +115,6 @@ impl TrainModel {
             );
         });
         self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
-        Ok(())
     }
 
     /// Takes the residual stream in `scratch`, padded, through all layers.

@@ -4,11 +4,11 @@
 //! output loses when its weights are quantized. It needs the gradient of that loss with respect to each weight, for one layer
 //! at a time, with nothing else of the model in memory.
 
-use mantissa_kernels::kernels;
 use mantissa_model::flow::{LayerFlow, MIN_ROWS, NormKind, Sequences};
 use mantissa_model::{ForwardError, LinearInfo, LinearKind, ModelConfig, WeightSource};
 
 use crate::arena::Parameters;
+use crate::backward::Wanted;
 use crate::error::TrainError;
 use crate::model::{Options, TrainModel};
 use crate::store::Precision;
@@ -108,7 +108,7 @@ impl LayerTrainer {
     pub fn backward(&mut self, d_states: &[f32], lens: &[usize]) {
         self.model.grads.zero();
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
-        self.model.layer_backward(0, lens);
+        self.model.layer_backward(0, lens, Wanted::Weights);
     }
 
     /// The gradient of a linear layer's weight, `[rows, cols]`.
@@ -116,9 +116,15 @@ impl LayerTrainer {
         self.model.grads.get(self.model.layers[0].linear(kind).weight()).widened()
     }
 
-    /// The gradient of what the layer read, after [`backward`](Self::backward), added to `into` `[tokens, hidden]`.
-    pub fn add_input_gradient(&self, into: &mut [f32]) {
-        kernels().axpy(1.0, &self.model.scratch.d_residual[..into.len()], into);
+    /// Takes `d_states` `[tokens, hidden]`, the gradient of what the last [`forward`](Self::forward) gave, in place to that of what
+    /// the layer read. What the forward kept is used up.
+    ///
+    /// # Panics
+    /// If `lens` are not those of the forward.
+    pub fn input_gradient(&mut self, d_states: &mut [f32], lens: &[usize]) {
+        self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
+        self.model.layer_backward(0, lens, Wanted::Input);
+        d_states.copy_from_slice(&self.model.scratch.d_residual[..d_states.len()]);
     }
 }
 

@@ -37,6 +37,7 @@ mod plan;
 mod policy;
 mod profile;
 mod rows;
+mod sampled;
 pub mod scaling;
 pub mod schedule;
 mod store;
@@ -55,5 +56,6 @@ pub use optim::{
 pub use plan::Plan;
 pub use policy::{GemmPolicy, LinearPolicy, Master, Policy};
 pub use profile::{Part, Profile};
+pub use sampled::SampledHead;
 pub use store::Precision;
 pub use trainer::{Progress, StepReport, Trainer, TrainerOptions};

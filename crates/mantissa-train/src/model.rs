@@ -10,6 +10,7 @@ use mantissa_model::{
 };
 
 use crate::arena::{ParamTable, Parameters};
+use crate::backward::Wanted;
 use crate::error::TrainError;
 use crate::gradients::Gradients;
 use crate::health::{OperandKind, Operator, Watch};
@@ -330,7 +331,7 @@ impl TrainModel {
     fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         for i in (0..self.layers.len()).rev() {
             self.go_on()?;
-            self.layer_backward(i, batch.lens);
+            self.layer_backward(i, batch.lens, Wanted::All);
         }
         let d = self.config.hidden_size;
         let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);

@@ -3,10 +3,13 @@
 
 mod common;
 
-use common::{batch, bits, name, train_model, trainable};
+use common::{batch, bits, name, options, train_model, trainable};
+use mantissa_model::load_config;
 use mantissa_model::{Batch, ForwardError};
+use mantissa_store::convention::ModelFiles;
 use mantissa_train::{
-    AdamW, AdamWOptions, IGNORE_TARGET, Policy, TrainError, TrainModel, next_token_targets,
+    AdamW, AdamWOptions, IGNORE_TARGET, LayerTrainer, Policy, SampledHead, TrainError, TrainModel,
+    next_token_targets,
 };
 
 /// The loss with one parameter tensor moved by `h` along `direction`.
@@ -173,4 +176,61 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let error = optimizer.step(&mut model, 1e-3, 1.0).unwrap_err();
     assert!(matches!(error, TrainError::NonFinite { step: 1, .. }), "{error}");
     assert!(bits(&model.parameters().values()) == before && optimizer.steps() == 0);
+}
+
+fn wave(n: usize, phase: f32) -> Vec<f32> {
+    (0..n).map(|i| (i as f32 * 0.617 + phase).sin()).collect()
+}
+
+/// Of one layer by itself, the gradient of what it read is the slope of `Σ c ∘ output`, and that of the weights is there without it.
+#[test]
+fn a_layers_input_gradient_is_the_slope_of_its_output() {
+    for dir in trainable() {
+        let source = ModelFiles::open(&dir).unwrap();
+        let config = load_config(&source).unwrap();
+        let (d, lens) = (config.hidden_size, [30, 1, 31]);
+        let (x, c) = (wave(62 * d, 0.0), wave(62 * d, 1.0));
+        let mut layer = LayerTrainer::load(&source, &config, 0, options(2)).unwrap();
+        let mut value = |h: f64, direction: &[f32]| {
+            let move_by = |(v, d): (&f32, &f32)| (f64::from(*v) + h * f64::from(*d)) as f32;
+            let mut states: Vec<f32> = x.iter().zip(direction).map(move_by).collect();
+            layer.forward(&mut states, &lens).unwrap();
+            states.iter().zip(&c).map(|(y, c)| f64::from(*y) * f64::from(*c)).sum::<f64>()
+        };
+        let direction = wave(62 * d, 2.0);
+        let slope = (value(1e-3, &direction) - value(-1e-3, &direction)) / 2e-3;
+        value(0.0, &direction);
+        let mut gradient = c.clone();
+        layer.input_gradient(&mut gradient, &lens);
+        let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+        let scale = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        assert!((slope - expected).abs() < 1e-3 * scale, "{}: {slope} for {expected}", name(&dir));
+    }
+}
+
+/// Gradients at drawn targets have the mean zero, being those of a distribution's own logarithm, and do not depend on threads.
+#[test]
+fn gradients_at_drawn_targets_have_the_mean_zero() {
+    let dir = &trainable()[0];
+    let source = ModelFiles::open(dir).unwrap();
+    let config = load_config(&source).unwrap();
+    let (d, n) = (config.hidden_size, 1100);
+    let state = wave(d, 0.3);
+    let run = |threads: usize, seed: u64| {
+        let mut head = SampledHead::load(&source, &config, options(threads)).unwrap();
+        let mut states = state.repeat(n);
+        head.gradients(&mut states, 5, seed).unwrap();
+        states
+    };
+    let gradients = run(1, 7);
+    assert!(bits(&gradients) == bits(&run(3, 7)) && gradients != run(1, 8));
+    let mut mean = vec![0.0f64; d];
+    gradients
+        .chunks_exact(d)
+        .for_each(|g| mean.iter_mut().zip(g).for_each(|(m, g)| *m += f64::from(*g) / n as f64));
+    let norm = mean.iter().map(|m| m * m).sum::<f64>().sqrt();
+    let typical = (gradients.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() / n as f64).sqrt();
+    assert!(typical > 0.0 && norm < 4.0 * typical / (n as f64).sqrt(), "{norm} of {typical}");
+    let mut head = SampledHead::load(&source, &config, options(1)).unwrap();
+    assert!(matches!(head.gradients(&mut state.repeat(1201), 0, 0), Err(TrainError::Forward(_))));
 }

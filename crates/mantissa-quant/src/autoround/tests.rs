@@ -1,6 +1,7 @@
 use mantissa_num::{Given, Scheme, quantize};
 
 use super::*;
+use crate::gptq::Hessian;
 
 fn weight(rows: usize, cols: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| ((i * i + 7 * i) as f32 * 0.137).sin() * (1.0 + (i % 5) as f32)).collect()
@@ -132,4 +133,60 @@ fn an_order_is_a_permutation_and_follows_from_its_seed() {
     assert_eq!(sorted, (0..100).collect::<Vec<_>>());
     assert_eq!(order, shuffled(100, 42, 0));
     assert!(order != shuffled(100, 42, 1) && order != shuffled(100, 43, 0));
+}
+
+#[test]
+fn resetting_forgets_what_was_learned() {
+    let w = weight(4, 64);
+    for name in SCHEMES {
+        let start = learned(name, &w, 64, true);
+        let mut moved = start.clone();
+        let gradient: Vec<f32> = w.iter().map(|w| w.cos()).collect();
+        (0..50).for_each(|_| moved.step(&gradient, 0.01, 0.01, 1));
+        assert!(moved.quantized() != start.quantized(), "{name}");
+        moved.reset();
+        assert_eq!(moved.quantized(), start.quantized(), "{name}");
+    }
+}
+
+/// After large gradients of one sign, small ones of the other do not turn the steps at once.
+#[test]
+fn steps_have_momentum() {
+    let w = weight(4, 64);
+    let after = |gradients: [(usize, f32); 2]| {
+        let mut learned = learned("int4-g32", &w, 64, false);
+        for (steps, gradient) in gradients {
+            (0..steps).for_each(|_| learned.step(&vec![gradient; w.len()], 0.01, 0.0, 1));
+        }
+        learned.quantized()
+    };
+    assert_eq!(after([(20, 1.0), (5, -0.05)]), after([(20, 1.0), (5, 1.0)]));
+    assert!(after([(20, 1.0), (5, -2.0)]) != after([(20, 1.0), (5, 1.0)]));
+}
+
+#[test]
+fn a_metric_is_symmetric_and_has_the_mean_of_the_identity() {
+    let (hidden, tokens) = (5, 300);
+    let gradients: Vec<f32> =
+        (0..hidden * tokens).map(|i| (i as f32 * 0.7).sin() * (i % hidden) as f32).collect();
+    let mut moments = Hessian::new(hidden).unwrap();
+    moments.add(&gradients, 1);
+    let metric = Metric::new(&moments).unwrap();
+    let identity: Vec<f32> =
+        (0..hidden * hidden).map(|i| f32::from(u8::from(i % (hidden + 1) == 0))).collect();
+    let mut m = Vec::new();
+    metric.weigh(&identity, &mut m, 1);
+    let trace: f32 = (0..hidden).map(|i| m[i * hidden + i]).sum();
+    assert!((trace - hidden as f32).abs() < 1e-4, "{trace}");
+    assert!((0..hidden).all(|i| (0..hidden).all(|j| m[i * hidden + j] == m[j * hidden + i])));
+    // A direction in which no gradient has a part keeps a tenth of the identity.
+    assert!((m[0] - 0.1).abs() < 1e-6 && m[1].abs() < 1e-6, "{m:?}");
+    let errors: Vec<f32> = (0..1100 * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
+    let (mut one, mut three) = (Vec::new(), Vec::new());
+    metric.weigh(&errors, &mut one, 1);
+    metric.weigh(&errors, &mut three, 3);
+    assert!(one == three);
+    let expected: f32 = (0..hidden).map(|j| errors[j] * m[j * hidden + 2]).sum();
+    assert!((one[2] - expected).abs() < 1e-5, "{} {expected}", one[2]);
+    assert!(Metric::new(&Hessian::from_sum(vec![0.0; 25], hidden, 7).unwrap()).is_none());
 }

@@ -6,15 +6,17 @@
 //! code books are rounded by the same rule). s follows from the group's range times learned factors (equation 4).
 //!
 //! Gradients pass the rounding straight through. An update takes only their signs (equation 5), `v -= η·sign(∂L/∂v)`, which
-//! is what makes one step size serve all layers: every weight can reach either neighbour in the time there is.
+//! is what makes one step size serve all layers: every weight can reach either neighbour in the time there is. Here the sign is of
+//! the gradient and its decaying mean together.
 
 use std::ops::RangeInclusive;
 
 use mantissa_kernels::for_each;
 use mantissa_num::blockwise::{Decoder, Range};
-use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Rule, Scheme, code_unit};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Scheme, code_unit};
 
 use super::AutoRoundError;
+use super::levels::{Levels, Rounded, integer};
 
 /// Rows that a thread works on at a time.
 const ROWS: usize = 16;
@@ -32,6 +34,11 @@ const TRIED: usize = 19;
 /// How far learning may take a factor from where it began.
 const CLIP_REACH: f32 = 0.5;
 
+/// Decay of the momentum, and its share in a step's direction beside the gradient: β₂ and β₁ of Lion (Chen et al. 2023, "Symbolic
+/// Discovery of Optimization Algorithms", arXiv:2302.06675, algorithm 2), which takes signs as well.
+const DECAY: f32 = 0.9;
+const SHARE: f32 = 0.5;
+
 /// A weight whose rounding is learned.
 #[derive(Clone, Debug)]
 pub struct LearnedWeight {
@@ -46,19 +53,10 @@ pub struct LearnedWeight {
     w: Vec<f32>,
     /// v, `[rows, cols]`.
     offsets: Vec<f32>,
+    /// Decaying mean of the gradients so far, `[rows, cols]`.
+    momentum: Vec<f32>,
     /// `[rows, groups]`.
     groups: Vec<Group>,
-}
-
-/// The elements of a format in ascending order, with their codes.
-#[derive(Clone, Debug)]
-struct Levels {
-    values: Vec<f32>,
-    codes: Vec<u32>,
-    /// The elements are consecutive integers.
-    integers: bool,
-    /// Largest magnitude.
-    reach: f32,
 }
 
 /// What is learned of a group, and what follows from it.
@@ -89,77 +87,11 @@ impl Group {
         decoder: Decoder::scaled(1.0),
         multiplier: 1.0,
     };
-}
 
-/// Where a weight lies between two elements.
-#[derive(Clone, Copy)]
-struct Place {
-    /// `w/s + z`.
-    u: f32,
-    /// Index of the lower element.
-    below: usize,
-    /// Share of the way to the next; NaN beyond the ends.
-    t: f32,
-}
-
-impl Levels {
-    /// `None` for a format that has no such table: codecs, plain casts, and elements wider than 8 bits.
-    fn of(scheme: &Scheme) -> Option<Self> {
-        let format = &scheme.format;
-        let wide = match format {
-            Format::Affine(affine) => affine.code.bits() > 8,
-            Format::Table(_) => false,
-            _ => true,
-        };
-        if wide || format.scale().is_none() || format.has_bias() {
-            return None;
-        }
-        let low = match format {
-            // One code less under the restricted range.
-            Format::Affine(affine) if scheme.encoder.rule == Rule::Restricted => affine.code.bits(),
-            _ => 0,
-        };
-        let allowed = |value: f32| low == 0 || value > -((1u32 << (low - 1)) as f32);
-        let mut all: Vec<(f32, u32)> = (0..1u32 << format.code_bits())
-            .map(|code| sign_extended(format, code))
-            .map(|code| (format.element(code), code))
-            .filter(|(value, _)| value.is_finite() && allowed(*value))
-            .collect();
-        // Of two codes of one value (-0 and 0) the smaller is written.
-        all.sort_by(|a, b| a.0.total_cmp(&(b.0 + 0.0)).then(a.1.cmp(&b.1)));
-        all.dedup_by(|b, a| {
-            a.0 == b.0 && {
-                a.1 = a.1.min(b.1);
-                true
-            }
-        });
-        let (values, codes): (Vec<f32>, Vec<u32>) = all.into_iter().unzip();
-        let integers = values.windows(2).all(|pair| pair[1] - pair[0] == 1.0);
-        let reach = values.iter().fold(0f32, |reach, value| reach.max(value.abs()));
-        (values.len() > 1).then_some(Levels { values, codes, integers, reach })
-    }
-
-    fn place(&self, u: f32) -> Place {
-        let last = self.values.len() - 1;
-        let (low, high) = (self.values[0], self.values[last]);
-        if u.is_nan() || u <= low {
-            return Place { u, below: 0, t: if u == low { 0.0 } else { f32::NAN } };
-        }
-        if u >= high {
-            return Place { u, below: last, t: f32::NAN };
-        }
-        let below = if self.integers {
-            ((u - low) as usize).min(last - 1)
-        } else {
-            self.values.partition_point(|level| *level <= u).clamp(1, last) - 1
-        };
-        let (a, b) = (self.values[below], self.values[below + 1]);
-        Place { u, below, t: (u - a) / (b - a) }
-    }
-
-    /// Index of the element that a weight becomes.
-    fn round(&self, place: Place, offset: f32) -> usize {
-        place.below + usize::from(place.t + offset >= 0.5)
+    /// A weight in units of the scale.
+    #[inline(always)]
+    fn unit(&self, w: f32) -> f32 {
+        w / self.multiplier + self.zero as f32
     }
 }
 
@@ -169,34 +101,26 @@ fn refused(scheme: &Scheme, why: &'static str) -> AutoRoundError {
     AutoRoundError::Scheme { scheme: scheme.to_string(), why }
 }
 
-/// Whether the rounding of a weight `[rows, cols]` can be learned under `scheme`; gives the columns of a group.
+/// Whether the rounding of a weight `[rows, cols]` can be learned under `scheme`.
 ///
 /// # Errors
 /// [`AutoRoundError::Scheme`].
-pub fn check_scheme(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, AutoRoundError> {
-    if Levels::of(scheme).is_none() {
-        return Err(refused(scheme, NO_TABLE));
-    }
+pub fn check_scheme(scheme: &Scheme, rows: usize, cols: usize) -> Result<(), AutoRoundError> {
+    levels_and_group(scheme, rows, cols).map(drop)
+}
+
+/// The elements of `scheme`, and the columns of a group.
+fn levels_and_group(scheme: &Scheme, rows: usize, cols: usize) -> Result<(Levels, usize), AutoRoundError> {
+    let levels = Levels::of(scheme).ok_or_else(|| refused(scheme, NO_TABLE))?;
     if scheme.format.scale().is_some_and(|tree| tree.nested().is_some()) {
         return Err(refused(scheme, "its scales are quantized together after the weight"));
     }
     match scheme.format.blocks() {
-        Blocks::Row => Ok(cols.max(1)),
-        Blocks::Group(group) => Ok((group as usize).min(cols).max(1)),
-        Blocks::Flat(block) if cols.is_multiple_of(block as usize) => Ok(block as usize),
-        Blocks::Tensor if rows == 1 => Ok(cols.max(1)),
+        Blocks::Row => Ok((levels, cols.max(1))),
+        Blocks::Group(group) => Ok((levels, (group as usize).min(cols).max(1))),
+        Blocks::Flat(block) if cols.is_multiple_of(block as usize) => Ok((levels, block as usize)),
+        Blocks::Tensor if rows == 1 => Ok((levels, cols.max(1))),
         _ => Err(refused(scheme, "its blocks are not groups within a row")),
-    }
-}
-
-/// Two's complement integers narrower than 8 bits are stored in 8.
-fn sign_extended(format: &Format, code: u32) -> u32 {
-    match format {
-        Format::Affine(affine) => match affine.code {
-            Code::Int(bits) => u32::from((((code << (32 - bits)) as i32) >> (32 - bits)) as i8 as u8),
-            _ => code,
-        },
-        _ => code,
     }
 }
 
@@ -224,13 +148,9 @@ impl LearnedWeight {
                 return Err(AutoRoundError::Length { what, found, expected });
             }
         }
-        let (levels, group) = check_scheme(scheme, rows, cols).map(|group| (Levels::of(scheme), group))?;
-        let Some(levels) = levels else { return Err(refused(scheme, NO_TABLE)) };
+        let (levels, group) = levels_and_group(scheme, rows, cols)?;
         let narrow =
             matches!(scheme.format.scale().map(|tree| tree.code), Some(Code::Float(f)) if f.bits() <= 8);
-        let power = matches!(scheme.format.scale().map(|tree| tree.code), Some(Code::E8m0));
-        // Only integers have an element on one side that the other lacks.
-        let signed = signed && levels.integers && !narrow && !power && !scheme.format.has_zero();
         let per_row = cols.div_ceil(group);
         let mut all = LearnedWeight {
             scheme: scheme.clone(),
@@ -241,8 +161,12 @@ impl LearnedWeight {
             group,
             w: w.to_vec(),
             offsets: vec![0.0; w.len()],
+            momentum: vec![0.0; w.len()],
             groups: vec![Group::BLANK; rows * per_row],
         };
+        // Only integers have an element on one side that the other lacks.
+        let signed =
+            signed && all.levels.integers && !narrow && !all.has_powers() && !scheme.format.has_zero();
         let mut groups = std::mem::take(&mut all.groups);
         let per = ROWS * per_row.max(1);
         for_each(threads, groups.chunks_mut(per).zip(w.chunks(ROWS * cols.max(1))), |(groups, w)| {
@@ -271,8 +195,7 @@ impl LearnedWeight {
                 let clip = [sign * factor; 2];
                 let group = self.derived(Group { min, max, clip, start: clip, ..Group::BLANK });
                 let error = w.iter().zip(h).fold(0.0, |error, (&w, &h)| {
-                    let place = self.levels.place(self.unit(w, &group));
-                    let q = group.decoder.value(self.levels.values[self.levels.round(place, 0.0)]);
+                    let q = group.decoder.value(self.levels.round(group.unit(w), 0.0).level);
                     error + f64::from(h) * f64::from(q - w) * f64::from(q - w)
                 });
                 if best.as_ref().is_none_or(|(least, _)| error < *least) {
@@ -288,15 +211,11 @@ impl LearnedWeight {
         self.scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0)
     }
 
-    fn unit(&self, w: f32, group: &Group) -> f32 {
-        w / group.multiplier + group.zero as f32
-    }
-
     /// Scale and zero point of the clips, as they are stored.
     fn derived(&self, group: Group) -> Group {
         let Group { min, max, clip, .. } = group;
         let format = &self.scheme.format;
-        let (low, high) = (self.levels.values[0], self.levels.values[self.levels.values.len() - 1]);
+        let (low, high) = self.levels.ends();
         let wanted = if format.has_zero() {
             (max * clip[1] - min * clip[0]) / (high - low)
         } else {
@@ -328,6 +247,14 @@ impl LearnedWeight {
         &self.w
     }
 
+    /// Forgets what was learned: offsets and ranges are again those that [`new`](Self::new) found.
+    pub fn reset(&mut self) {
+        self.offsets.fill(0.0);
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.iter_mut().for_each(|group| *group = self.derived(Group { clip: group.start, ..*group }));
+        self.groups = groups;
+    }
+
     /// The values that the weight now has, `[rows, cols]`.
     ///
     /// # Panics
@@ -341,16 +268,31 @@ impl LearnedWeight {
         for_each(threads, pieces, |(((out, w), offsets), groups)| {
             let rows = out.chunks_mut(cols).zip(w.chunks(cols)).zip(offsets.chunks(cols));
             for (((out, w), offsets), groups) in rows.zip(groups.chunks(per_row)) {
-                for (i, group) in groups.iter().enumerate() {
-                    let span = i * self.group..((i + 1) * self.group).min(cols);
-                    let values = out[span.clone()].iter_mut().zip(&w[span.clone()]).zip(&offsets[span]);
-                    for ((out, &w), &offset) in values {
-                        let level = self.levels.round(self.levels.place(self.unit(w, group)), offset);
-                        *out = group.decoder.value(self.levels.values[level]);
-                    }
+                let spans =
+                    out.chunks_mut(self.group).zip(w.chunks(self.group)).zip(offsets.chunks(self.group));
+                for (((out, w), offsets), group) in spans.zip(groups) {
+                    self.values_of(group, w, offsets, out);
                 }
             }
         });
+    }
+
+    /// The values of a group's weights.
+    fn values_of(&self, group: &Group, w: &[f32], offsets: &[f32], out: &mut [f32]) {
+        let (zero, inner, tail) = group.decoder.parts();
+        // A factor of 1 changes no bit.
+        let tail = tail.unwrap_or(1.0);
+        let values = out.iter_mut().zip(w).zip(offsets);
+        if self.levels.integers {
+            let ends = self.levels.ends();
+            for ((out, &w), &offset) in values {
+                *out = (integer(ends, group.unit(w), offset).level - zero) * inner * tail;
+            }
+        } else {
+            for ((out, &w), &offset) in values {
+                *out = (self.levels.round(group.unit(w), offset).level - zero) * inner * tail;
+            }
+        }
     }
 
     /// One step of sign descent. `gradient` `[rows, cols]` is that of the loss with respect to the values of
@@ -362,52 +304,41 @@ impl LearnedWeight {
         assert_eq!(gradient.len(), self.w.len(), "a weight of {} values", self.w.len());
         let (cols, per_row) = (self.cols.max(1), self.cols.div_ceil(self.group));
         let (mut offsets, mut groups) = (std::mem::take(&mut self.offsets), std::mem::take(&mut self.groups));
+        let mut momentum = std::mem::take(&mut self.momentum);
         let this = &*self;
-        let pieces = offsets.chunks_mut(ROWS * cols).zip(groups.chunks_mut(ROWS * per_row.max(1)));
+        let pieces = offsets.chunks_mut(ROWS * cols).zip(momentum.chunks_mut(ROWS * cols));
+        let pieces = pieces.zip(groups.chunks_mut(ROWS * per_row.max(1)));
         let pieces = pieces.zip(this.w.chunks(ROWS * cols)).zip(gradient.chunks(ROWS * cols));
-        for_each(threads, pieces, |(((offsets, groups), w), gradient)| {
-            let rows = offsets.chunks_mut(cols).zip(groups.chunks_mut(per_row));
-            for (((offsets, groups), w), gradient) in rows.zip(w.chunks(cols)).zip(gradient.chunks(cols)) {
-                for (i, group) in groups.iter_mut().enumerate() {
-                    let span = i * this.group..((i + 1) * this.group).min(cols);
-                    *group = this.step_group(
-                        *group,
-                        &mut offsets[span.clone()],
-                        &w[span.clone()],
-                        &gradient[span],
-                        (rate, clip_rate),
-                    );
+        for_each(threads, pieces, |((((offsets, momentum), groups), w), gradient)| {
+            let rows =
+                offsets.chunks_mut(cols).zip(momentum.chunks_mut(cols)).zip(groups.chunks_mut(per_row));
+            let rows = rows.zip(w.chunks(cols)).zip(gradient.chunks(cols));
+            for ((((offsets, momentum), groups), w), gradient) in rows {
+                let spans = offsets.chunks_mut(this.group).zip(momentum.chunks_mut(this.group));
+                let spans = spans.zip(w.chunks(this.group)).zip(gradient.chunks(this.group));
+                for ((((offsets, momentum), w), gradient), group) in spans.zip(groups) {
+                    *group = this.step_group(*group, (offsets, momentum), w, gradient, (rate, clip_rate));
                 }
             }
         });
-        (self.offsets, self.groups) = (offsets, groups);
+        (self.offsets, self.groups, self.momentum) = (offsets, groups, momentum);
     }
 
-    /// The group after a step; the step of `offsets` is taken.
+    /// The group after a step; the step of its offsets is taken.
     fn step_group(
         &self,
         group: Group,
-        offsets: &mut [f32],
+        learned: (&mut [f32], &mut [f32]),
         w: &[f32],
         gradient: &[f32],
         (rate, clip_rate): (f32, f32),
     ) -> Group {
-        let (zero, sign) = (group.zero as f32, group.multiplier.signum());
-        // Of the multiplier, and of the zero point, which only clipped weights notice.
-        let (mut by_scale, mut by_zero) = (0.0f64, 0.0f64);
-        for ((offset, &w), &g) in offsets.iter_mut().zip(w).zip(gradient) {
-            let place = self.levels.place(self.unit(w, &group));
-            let level = self.levels.values[self.levels.round(place, *offset)];
-            if place.t.is_nan() {
-                by_scale += f64::from(g * (level - zero));
-                by_zero -= f64::from(g * group.multiplier);
-            } else {
-                by_scale += f64::from(g * (level - place.u));
-                if g != 0.0 {
-                    *offset = (*offset - rate * sign * g.signum()).clamp(-0.5, 0.5);
-                }
-            }
-        }
+        let (by_scale, by_zero) = if self.levels.integers {
+            let ends = self.levels.ends();
+            step_offsets(&group, learned, w, gradient, rate, |u, offset| integer(ends, u, offset))
+        } else {
+            step_offsets(&group, learned, w, gradient, rate, |u, offset| self.levels.round(u, offset))
+        };
         // A power of two that moves at all doubles or halves: it stays where the search has put it.
         if self.has_powers() {
             return group;
@@ -430,8 +361,8 @@ impl LearnedWeight {
             let gradient = by_scale * max.max(-min);
             return [gradient; 2];
         }
-        let last = self.levels.values.len() - 1;
-        let span = f64::from(self.levels.values[last] - self.levels.values[0]);
+        let (low, high) = self.levels.ends();
+        let span = f64::from(high - low);
         let multiplier = f64::from(group.multiplier);
         let clipped_min = min * f64::from(group.clip[0]);
         // z = low - min·β/s, so that s moves it as well.
@@ -450,8 +381,8 @@ impl LearnedWeight {
             for column in 0..self.cols {
                 let (i, group) =
                     (row * self.cols + column, &self.groups[row * per_row + column / self.group]);
-                let place = self.levels.place(self.unit(self.w[i], group));
-                codes.push(self.levels.codes[self.levels.round(place, self.offsets[i])]);
+                let rounded = self.levels.round(group.unit(self.w[i]), self.offsets[i]);
+                codes.push(self.levels.code(rounded.level));
             }
         }
         self.groups.iter().for_each(|group| scales.push(group.scale));
@@ -461,9 +392,36 @@ impl LearnedWeight {
         Quantized { codes, scales, zeros, outer, ..Quantized::empty(format.clone(), self.rows, self.cols) }
     }
 
-    /// Bytes that a learned weight takes beside the weight: f32 weight and offset, and a group's state.
+    /// Bytes that a learned weight takes: weight, offset and momentum in f32, and a group's state.
     pub fn bytes_needed(rows: usize, cols: usize, group: usize) -> u64 {
         let groups = rows as u64 * cols.div_ceil(group.max(1)) as u64;
-        8 * (rows * cols) as u64 + size_of::<Group>() as u64 * groups
+        12 * (rows * cols) as u64 + size_of::<Group>() as u64 * groups
     }
+}
+
+/// The step of a group's offsets and of their momentum; gives the gradients of its multiplier and of its zero point, which only
+/// clipped weights notice.
+#[inline(always)]
+fn step_offsets(
+    group: &Group,
+    (offsets, momentum): (&mut [f32], &mut [f32]),
+    w: &[f32],
+    gradient: &[f32],
+    rate: f32,
+    round: impl Fn(f32, f32) -> Rounded,
+) -> (f64, f64) {
+    let (zero, multiplier) = (group.zero as f32, group.multiplier);
+    let step = rate * multiplier.signum();
+    let (mut by_scale, mut by_zero) = (0.0f64, 0.0f64);
+    for (((offset, momentum), &w), &gradient) in offsets.iter_mut().zip(momentum).zip(w).zip(gradient) {
+        let g = SHARE * *momentum + (1.0 - SHARE) * gradient;
+        *momentum = DECAY * *momentum + (1.0 - DECAY) * gradient;
+        let u = group.unit(w);
+        let Rounded { level, inside } = round(u, *offset);
+        by_scale += f64::from(g * (level - if inside { u } else { zero }));
+        by_zero -= if inside { 0.0 } else { f64::from(g * multiplier) };
+        let moved = if inside && g != 0.0 { step * g.signum() } else { 0.0 };
+        *offset = (*offset - moved).clamp(-0.5, 0.5);
+    }
+    (by_scale, by_zero)
 }

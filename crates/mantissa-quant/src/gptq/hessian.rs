@@ -63,6 +63,16 @@ impl Hessian {
         self.tokens
     }
 
+    /// H `[cols, cols]`, both triangles.
+    pub(crate) fn to_dense(&self) -> Vec<f32> {
+        let (k, tokens) = (self.cols, self.tokens.max(1) as f64);
+        let element = |at: usize| {
+            let (i, j) = (at / k, at % k);
+            (f64::from(self.sum[i.min(j) * k + i.max(j)]) / tokens) as f32
+        };
+        (0..k * k).map(element).collect()
+    }
+
     /// `tr((a - b) H (a - b)ᵀ)` for `a` and `b` `[n, k]`, in f64: the mean over tokens of the squared error of the layer's
     /// output. Takes `n k²` multiply-adds.
     pub fn loss(&self, a: &[f32], b: &[f32]) -> f64 {

@@ -4,13 +4,25 @@ use std::ops::Range as Span;
 
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::blockwise::{Block, Decoder, Range};
-use mantissa_num::{Codes, Quantized, Scheme, code_unit};
+use mantissa_num::format::Affine;
+use mantissa_num::{Code, Codes, Format, Quantized, Scheme, code_unit};
 
-use super::{GptqOptions, GroupOrder, InverseFactor};
+use super::{GptqOptions, GroupOrder, GroupRange, InverseFactor};
 use crate::rtn::append;
 
 /// Most rows that are solved together: they share one reading of U.
 pub(super) const PANEL_ROWS: usize = 128;
+
+/// What an error of rounding counts in the search, one of clipping being 1: other columns make up for more of the first.
+const OF_ROUNDING: f64 = 0.5;
+
+/// Shares of a group's range that are tried.
+const SHARES: usize = 24;
+
+/// The largest of them, and the step to the next, for integers; and for other elements, whose largest gaps are beside the largest
+/// element, and whose scales may be powers of two.
+const OF_INTEGERS: (f32, f32) = (1.05, 0.025);
+const OF_OTHERS: (f32, f32) = (1.5, 0.04);
 
 /// Everything that the rows share.
 pub(super) struct Problem<'a> {
@@ -96,7 +108,7 @@ impl Problem<'_> {
         let (factor, n, k) = (self.factor, rows.len(), self.cols);
         let (per_row, widest) = (k.div_ceil(self.group), cuts.iter().map(Span::len).max().unwrap_or(0));
         let mut w = vec![0.0; n * k];
-        let mut groups = vec![self.parameters(Range::EMPTY); n * per_row];
+        let mut groups = vec![self.covering(Range::EMPTY); n * per_row];
         let mut codes = vec![0; n * k];
         let mut losses = vec![(0.0, 0.0); n];
         let mut errors = vec![0.0; n * widest];
@@ -131,21 +143,22 @@ impl Problem<'_> {
 
     /// Quantizes the positions `cut` of one row, writing `e` of each, and updates the row up to `cut.end`.
     fn quantize_columns(&self, row: &mut Row<'_>, cut: Span<usize>, errors: &mut [f64]) {
-        let InverseFactor { kernels, options: GptqOptions { groups, .. }, order, dead, upper, .. } =
-            self.factor;
-        let (k, format, is_static) = (self.cols, &self.scheme.format, *groups == GroupOrder::Static);
+        let factor = self.factor;
+        let InverseFactor { kernels, options: GptqOptions { groups, .. }, order, dead, upper, .. } = factor;
+        let (k, is_static) = (self.cols, *groups == GroupOrder::Static);
         // Before this block's own updates: what the published code takes a group's range from.
         let lazy = if *groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };
         for position in cut.clone() {
             let column = order[position];
             let group = if is_static { column } else { position } / self.group;
             if !is_static && position % self.group == 0 {
-                row.groups[group] = self.parameters(group_range(row.w, &lazy, position, self.group, &cut));
+                let values = group_values(row.w, &lazy, position, self.group, &cut);
+                let weights = order[position..].iter().map(|&column| factor.diagonal[column]);
+                row.groups[group] = self.parameters(&values.zip(weights).collect::<Vec<_>>());
             }
-            let Group { block, decoder } = row.groups[group];
             let index = (row.index * k + column) as u64;
-            let code = self.scheme.encode(row.w[position] as f32, &block, index);
-            let value = f64::from(decoder.value(format.element(code)));
+            let (code, value) = self.value(row.w[position] as f32, &row.groups[group], index);
+            let value = f64::from(value);
             let upper = &upper[position * k..][position..cut.end];
             let error = (row.w[position] - value) / upper[0];
             row.codes[column] = code;
@@ -162,12 +175,47 @@ impl Problem<'_> {
     fn static_groups(&self, row: usize, groups: &mut [Group]) {
         for (g, group) in groups.iter_mut().enumerate() {
             let columns = g * self.group..((g + 1) * self.group).min(self.cols);
-            let range = columns.fold(Range::EMPTY, |range, column| range.with(self.weight(row, column)));
-            *group = self.parameters(range);
+            let values = columns.map(|column| (self.weight(row, column), self.factor.diagonal[column]));
+            *group = self.parameters(&values.collect::<Vec<_>>());
         }
     }
 
-    fn parameters(&self, range: Range) -> Group {
+    /// The parameters of a group of weights, each with what its squared error weighs.
+    fn parameters(&self, values: &[(f32, f64)]) -> Group {
+        let whole = values.iter().fold(Range::EMPTY, |range, (w, _)| range.with(*w));
+        let searched = self.factor.options.range == GroupRange::Mse && self.scheme.format.scale().is_some();
+        if !searched || values.is_empty() {
+            return self.covering(whole);
+        }
+        let mut best = (f64::INFINITY, self.covering(whole));
+        let (largest, step) = if self.has_integers() { OF_INTEGERS } else { OF_OTHERS };
+        for i in 0..SHARES {
+            let share = largest - i as f32 * step;
+            let group = self.covering(Range { min: whole.min * share, max: whole.max * share, ..whole });
+            let ends = [whole.min, whole.max].map(|w| self.value(w, &group, 0).1);
+            let error = values.iter().fold(0.0, |sum, &(w, h)| {
+                let error = f64::from(w) - f64::from(self.value(w, &group, 0).1);
+                let counts = if ends[0] <= w && w <= ends[1] { OF_ROUNDING } else { 1.0 };
+                sum + counts * h * error * error
+            });
+            if error < best.0 {
+                best = (error, group);
+            }
+        }
+        best.1
+    }
+
+    fn has_integers(&self) -> bool {
+        matches!(&self.scheme.format, Format::Affine(Affine { code: Code::Int(_), .. }))
+    }
+
+    /// Code and value of a weight.
+    fn value(&self, w: f32, group: &Group, index: u64) -> (u32, f32) {
+        let code = self.scheme.encode(w, &group.block, index);
+        (code, group.decoder.value(self.scheme.format.element(code)))
+    }
+
+    fn covering(&self, range: Range) -> Group {
         let block = self.scheme.block(range, false, self.outer);
         Group { block, decoder: self.scheme.format.decoder(block.scale, block.zero, self.outer) }
     }
@@ -195,11 +243,16 @@ impl Problem<'_> {
     }
 }
 
-/// Range of the group that begins at `position`: from `lazy`, the block as it was, where there is one.
-fn group_range(w: &[f64], lazy: &[f64], position: usize, group: usize, cut: &Span<usize>) -> Range {
+/// Weights of the group that begins at `position`: from `lazy`, the block as it was, where there is one.
+fn group_values<'a>(
+    w: &'a [f64],
+    lazy: &'a [f64],
+    position: usize,
+    group: usize,
+    cut: &Span<usize>,
+) -> impl Iterator<Item = f32> + 'a {
     let end = (position + group).min(w.len());
     let split = if lazy.is_empty() { position } else { end.min(cut.end) };
     let early = lazy.get(position - cut.start..split - cut.start).unwrap_or(&[]);
-    let values = early.iter().chain(&w[split..end]);
-    values.fold(Range::EMPTY, |range, &w| range.with(w as f32))
+    early.iter().chain(&w[split..end]).map(|&w| w as f32)
 }

@@ -72,7 +72,7 @@ const SCHEMES: [&str; 14] = [
 /// The loop of the paper without blocks, on the whole matrix.
 fn textbook(scheme: &Scheme, w: &[f32], hessian: &Hessian, act_order: bool) -> Vec<f32> {
     let k = hessian.cols();
-    let options = GptqOptions { act_order, ..GptqOptions::default() };
+    let options = GptqOptions { act_order, range: GroupRange::Amax, ..GptqOptions::default() };
     let InverseFactor { order, upper: u, .. } = InverseFactor::new(hessian, options, 1).unwrap();
     // What a static group's parameters are does not depend on what becomes of its columns.
     let outer = scheme.outer_scale(kernels().amax(w)).filter(|_| scheme.has_outer_scale());
@@ -106,7 +106,8 @@ fn every_scheme_gives_the_bits_of_the_unblocked_loop() {
         for act_order in [false, true] {
             let expected = textbook(&scheme, &w, &hessian, act_order);
             for block in [1, 50, 128, 1000] {
-                let options = GptqOptions { block, act_order, ..GptqOptions::default() };
+                let options =
+                    GptqOptions { block, act_order, range: GroupRange::Amax, ..GptqOptions::default() };
                 let found = gptq(&scheme, &w, &hessian, options, None, 1).unwrap().dequantize().unwrap();
                 assert!(found == expected, "{text}, blocks of {block}, act-order {act_order}");
             }
@@ -143,7 +144,13 @@ fn current_groups_do_not_depend_on_the_block() {
         let scheme: Scheme = text.parse().unwrap();
         for act_order in [false, true] {
             let run = |block| {
-                let options = GptqOptions { block, act_order, groups: GroupOrder::Current, damp: 0.01 };
+                let options = GptqOptions {
+                    block,
+                    act_order,
+                    groups: GroupOrder::Current,
+                    damp: 0.01,
+                    range: GroupRange::Amax,
+                };
                 gptq(&scheme, &w, &hessian, options, None, 1).unwrap()
             };
             let expected = run(192);
@@ -189,6 +196,7 @@ fn a_diagonal_hessian_gives_round_to_nearest() {
         let scheme: Scheme = text.parse().unwrap();
         let expected = mantissa_num::quantize(&scheme, &w, 3, 64, Given::default()).unwrap();
         for options in options().filter(|o| !o.act_order || o.groups == GroupOrder::Static) {
+            let options = GptqOptions { range: GroupRange::Amax, ..options };
             assert_eq!(gptq(&scheme, &w, &hessian, options, None, 1).unwrap().quantized, expected, "{text}");
         }
     }
@@ -305,4 +313,22 @@ fn empty_weights_are_quantized() {
     let hessian = hessian(&[1.0; 64], 32);
     let result = gptq(&"int4-g32".parse().unwrap(), &[], &hessian, GptqOptions::default(), None, 2).unwrap();
     assert_eq!((result.quantized.rows, result.loss, result.quantized.check()), (0, 0.0, Ok(())));
+}
+
+/// Of weights with long tails a searched range loses less.
+#[test]
+fn searched_ranges_lose_less() {
+    let (rows, cols) = (16, 192);
+    let w: Vec<f32> = Random(9).values(rows * cols).into_iter().map(|v| v * v * v).collect();
+    let mut sum = vec![0.0; cols * cols];
+    (0..cols).for_each(|i| sum[i * cols + i] = 1.0 + (i % 7) as f32);
+    let hessian = Hessian::from_sum(sum, cols, 7).unwrap();
+    for text in ["int4-g32", "int3-channel", "nvfp4", "mxfp4", "nf4", "int4-g32-asym"] {
+        let scheme: Scheme = text.parse().unwrap();
+        let [mse, amax] = GROUP_RANGES.map(|(_, range)| {
+            let options = GptqOptions { range, ..GptqOptions::default() };
+            gptq(&scheme, &w, &hessian, options, None, 2).unwrap().loss
+        });
+        assert!(mse < amax, "{text}: {mse} {amax}");
+    }
 }

@@ -20,6 +20,7 @@
 //! block = 128                    # columns between two updates of the rest
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
+//! range = "mse"                  # how much of its range it covers: mse, amax
 //!
 //! [smooth]                       # optional, only with transform = "smooth"
 //! alpha = 0.5                    # 0.0 to 1.0, or "search"
@@ -34,8 +35,9 @@
 //! iterations = 200               # steps of each layer
 //! rate = 0.005                   # first step of a weight's offset; by default 1 / iterations
 //! clip_rate = 0.001              # first step of a group's range; by default a fifth of the rate
-//! batch_tokens = 2048            # tokens of a step
+//! batch_tokens = 512             # tokens of a step
 //! seed = 42                      # of the order of the windows
+//! metric = "fisher"              # of errors of a layer's output: fisher, mse
 //! ```
 
 mod file_type;

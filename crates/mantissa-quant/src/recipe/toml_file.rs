@@ -9,8 +9,8 @@ use super::{
     FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, TRANSFORMS, Transform,
     suggestion,
 };
-use crate::autoround::AutoRoundOptions;
-use crate::gptq::{GROUP_ORDERS, GptqOptions};
+use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
+use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
 use crate::input_scales::OBSERVERS;
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
@@ -33,8 +33,8 @@ const KEYS: [&str; 13] = [
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const SMOOTH_KEYS: [&str; 1] = ["alpha"];
 const ROTATE_KEYS: [&str; 4] = ["residual", "values", "online", "seed"];
-const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
-const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
+const GPTQ_KEYS: [&str; 5] = ["damp", "block", "act_order", "groups", "range"];
+const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
 const MAX_RULES: usize = 10_000;
@@ -182,6 +182,7 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
             flag.ok_or_else(|| reader.fault("act_order", value.to_string(), "true or false"))?;
     }
     options.groups = reader.one_of("groups", &GROUP_ORDERS)?.unwrap_or(options.groups);
+    options.range = reader.one_of("range", &GROUP_RANGES)?.unwrap_or(options.range);
     Ok(options)
 }
 
@@ -215,6 +216,7 @@ fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOpt
         let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
         options.seed = seed.ok_or_else(|| reader.fault("seed", value.to_string(), "an integer from 0 on"))?;
     }
+    options.metric = reader.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
     Ok(options)
 }
 
@@ -326,6 +328,7 @@ fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::autoround::ErrorMetric;
 
     #[test]
     fn a_file_says_everything_a_name_can_and_more() {
@@ -365,10 +368,10 @@ mod tests {
 
     #[test]
     fn gptq_has_its_own_table() {
-        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"";
+        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"\nrange = \"amax\"";
         let options = parse("r.toml", text).unwrap().gptq;
-        let groups = crate::gptq::GroupOrder::Original;
-        assert_eq!(options, GptqOptions { damp: 0.1, block: 64, act_order: false, groups });
+        let (groups, range) = (crate::gptq::GroupOrder::Original, crate::gptq::GroupRange::Amax);
+        assert_eq!(options, GptqOptions { damp: 0.1, block: 64, act_order: false, groups, range });
         let plain = parse("r.toml", "method = \"gptq\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.gptq, GptqOptions::default());
     }
@@ -390,10 +393,17 @@ mod tests {
 
     #[test]
     fn autoround_has_its_own_table() {
-        let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 512\nseed = 7";
+        let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 2048\nseed = 7\nmetric = \"mse\"";
         let options = parse("r.toml", text).unwrap().autoround;
-        let expected =
-            AutoRoundOptions { iterations: 50, rate: 0.01, clip_rate: 0.002, batch_tokens: 512, seed: 7 };
+        let metric = ErrorMetric::Mse;
+        let expected = AutoRoundOptions {
+            iterations: 50,
+            rate: 0.01,
+            clip_rate: 0.002,
+            batch_tokens: 2048,
+            seed: 7,
+            metric,
+        };
         assert_eq!(options, expected);
         let plain = parse("r.toml", "method = \"autoround\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.autoround, AutoRoundOptions::default());
@@ -442,6 +452,10 @@ mod tests {
             (
                 "weights = \"nf4\"\ntransform = \"rotate\"\n[rotate]\nonline = 1",
                 ["rotate.online", "true or false"],
+            ),
+            (
+                "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\nmetric = \"kl\"",
+                ["autoround.metric", "fisher, mse"],
             ),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),

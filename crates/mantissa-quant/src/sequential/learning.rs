@@ -3,13 +3,15 @@
 
 use std::collections::BTreeMap;
 
+use mantissa_kernels::kernels;
 use mantissa_model::{LinearInfo, LinearInput};
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::{LayerTrainer, Options, Policy};
 
+use super::fisher::{MetricsError, metrics};
 use super::{Sequential, dequantized, put};
-use crate::autoround::{AutoRoundError, LearnedWeight, Windows, reconstruct};
+use crate::autoround::{AutoRoundError, ErrorMetric, LearnedWeight, Metric, Windows, reconstruct};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
@@ -31,6 +33,8 @@ pub(crate) struct ToLearn<'a> {
 pub(crate) struct Learning<'a> {
     /// The windows in the original model.
     reference: Option<Calibration<'a>>,
+    /// What errors of each layer's output cost.
+    metrics: Option<Vec<Option<Metric>>>,
     /// What was learned of the layer at hand, by module.
     solved: BTreeMap<String, Solved>,
 }
@@ -54,6 +58,7 @@ impl<'a> Sequential<'a> {
 
     /// Learns the rounding of `linears`, those of layer `index` that are quantized.
     pub(crate) fn learn(&mut self, index: usize, linears: &[ToLearn<'_>], tick: &mut Tick<'_>) -> Result<()> {
+        self.metrics(tick)?;
         self.reach(index, tick)?;
         self.reference(index, tick)?;
         let mut weights = Vec::with_capacity(linears.len());
@@ -72,10 +77,13 @@ impl<'a> Sequential<'a> {
         let (Some(calibration), Some(reference)) = (&self.calibration, &self.learning.reference) else {
             return Err(CalibrateError::Empty.into());
         };
+        let metric = self.learning.metrics.as_ref().and_then(|all| all.get(index)?.as_ref());
+        let what = if metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
         let windows = Windows {
             inputs: calibration.states(),
             targets: reference.states(),
             hidden: plan.config.hidden_size,
+            metric,
         };
         let found = reconstruct(
             &mut trainer,
@@ -96,10 +104,7 @@ impl<'a> Sequential<'a> {
             if let Some(layer) = &mut self.layer {
                 put(layer, kind, dequantized(self.source.files(), linear.info, quantized.dequantize())?)?;
             }
-            let note = format!(
-                "mean squared error of the layer's output {:.4e} → {:.4e}",
-                found.before, found.after
-            );
+            let note = format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after);
             let solved = Solved {
                 quantized,
                 g_idx: None,
@@ -111,6 +116,20 @@ impl<'a> Sequential<'a> {
             };
             self.learning.solved.insert(linear.info.module.clone(), solved);
         }
+        Ok(())
+    }
+
+    /// Finds what errors of the layers' outputs cost, where that is asked for.
+    fn metrics(&mut self, tick: &mut Tick<'_>) -> Result<()> {
+        let plan = self.plan;
+        let wanted = plan.recipe.autoround.metric == ErrorMetric::Fisher && self.learning.metrics.is_none();
+        let Some(set) = plan.calibration().filter(|_| wanted) else { return Ok(()) };
+        let seed = plan.recipe.autoround.seed;
+        let found = metrics(self.source, &plan.config, set, &options(plan, set), seed, tick);
+        self.learning.metrics = Some(found.map_err(|error| match error {
+            MetricsError::Calibrate(error) => error.into(),
+            MetricsError::AutoRound(error) => autoround_error(self.source.files(), "autoround", error),
+        })?);
         Ok(())
     }
 
@@ -150,10 +169,7 @@ impl<'a> Sequential<'a> {
         let w = DenseTensor::of_linear(self.source, info)?;
         let mut scratch = Vec::new();
         let w = whole(self.source, info, &w, &mut scratch)?;
-        let outer = linear.outer.or_else(|| {
-            let amax = w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
-            linear.scheme.outer_scale(amax)
-        });
+        let outer = linear.outer.or_else(|| linear.scheme.outer_scale(kernels().amax(w)));
         let signed = plan.container.holds_signed_scales();
         LearnedWeight::new(linear.scheme, w, info.cols, h, outer, signed, plan.options.threads)
             .map_err(|error| autoround_error(self.source.files(), &info.module, error))

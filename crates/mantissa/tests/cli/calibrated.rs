@@ -113,6 +113,7 @@ fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
             assert_eq!(done["verification"]["ok"], true, "{done}");
             for layer in done["layers"].as_array().unwrap() {
                 let note = layer["notes"][0].as_str().unwrap();
+                assert!(note.starts_with("mean error under the Fisher metric"), "{note}");
                 let mut errors = note.rsplit("output ").next().unwrap().split(" → ");
                 let mut next = || errors.next().unwrap().parse::<f64>().unwrap();
                 let (before, after) = (next(), next());
@@ -122,6 +123,12 @@ fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
             assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
         }
     }
+    fs::write(&recipe, format!("{table}metric = \"mse\"\n")).unwrap();
+    let out = temp.path().join("mse");
+    let done = json(&arguments(&out, "1"));
+    let note = done["layers"][0]["notes"][0].as_str().unwrap();
+    assert!(note.starts_with("mean squared error"), "{note}");
+    assert!(first != Some(files(&out)), "what errors cost decides");
     let gemma = root().join("tests/data/tiny/gemma2");
     let out = temp.path().join("gemma");
     let refused = fail(

@@ -1,0 +1,173 @@
+//! The metrics of all layers' outputs, before the first is learned.
+
+use mantissa_kernels::kernels;
+use mantissa_model::{ModelConfig, WeightSource};
+use mantissa_train::{LayerTrainer, Options, SampledHead};
+
+use crate::autoround::{AutoRoundError, Metric};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick, go_on};
+use crate::gptq::Hessian;
+
+/// Why there are none.
+pub(super) enum MetricsError {
+    Calibrate(CalibrateError),
+    AutoRound(AutoRoundError),
+}
+
+impl From<CalibrateError> for MetricsError {
+    fn from(error: CalibrateError) -> Self {
+        MetricsError::Calibrate(error)
+    }
+}
+
+impl From<mantissa_train::TrainError> for MetricsError {
+    fn from(error: mantissa_train::TrainError) -> Self {
+        MetricsError::AutoRound(AutoRoundError::Layer(error))
+    }
+}
+
+/// How many times the median length a token's gradient may have. One whose states are almost zero (padding, whose embedding is) has a
+/// norm of almost infinite slope, and would by itself be the mean.
+const LONGEST: f64 = 10.0;
+
+/// Tokens of the calibration that the Fisher information is the mean over, unless it has fewer.
+const TOKENS: usize = 1 << 15;
+
+/// The metric of every layer's output in the model that `source` holds; `None` of a layer whose output no prediction depends on.
+/// Targets are drawn with `seed`.
+///
+/// The windows go forward through the layers, then the gradients back: the states between all layers are in memory, and one
+/// layer at a time.
+pub(super) fn metrics(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    options: &Options,
+    seed: u64,
+    tick: &mut Tick<'_>,
+) -> Result<Vec<Option<Metric>>, MetricsError> {
+    let (d, threads) = (config.hidden_size, options.threads);
+    let mut forward = Calibration::begin(source, config, enough(&set.windows), threads)?.to_the_end();
+    let mut inputs = Vec::with_capacity(config.num_hidden_layers);
+    while let Some(layer) = forward.next_layer()? {
+        inputs.push(forward.states().to_vec());
+        forward.advance(&layer, tick)?;
+    }
+    let mut gradients = forward.into_states();
+    let each = (options.max_tokens / options.max_len.max(1)).max(1);
+    let mut head = SampledHead::load(source, config, options.clone())?;
+    let mut first = 0;
+    for states in gradients.chunks_mut(each) {
+        let mut joined = states.concat();
+        head.gradients(&mut joined, first, seed)?;
+        first += (joined.len() / d) as u64;
+        part(&joined, states);
+        go_on(tick)?;
+    }
+    drop(head);
+    shorten(&mut gradients, d);
+    let mut metrics = Vec::with_capacity(config.num_hidden_layers);
+    for index in (0..config.num_hidden_layers).rev() {
+        let mut moments = Hessian::new(d).map_err(CalibrateError::Statistics)?;
+        gradients.iter().for_each(|g| moments.add(g, threads));
+        metrics.push(Metric::new(&moments));
+        // What the first layer reads is not quantized.
+        let Some(inputs) = inputs.pop().filter(|_| index > 0) else { break };
+        let mut layer = LayerTrainer::load(source, config, index, options.clone())?;
+        for (gradients, inputs) in gradients.chunks_mut(each).zip(inputs.chunks(each)) {
+            let lens: Vec<usize> = inputs.iter().map(|x| x.len() / d).collect();
+            layer.forward(&mut inputs.concat(), &lens)?;
+            let mut joined = gradients.concat();
+            layer.input_gradient(&mut joined, &lens);
+            part(&joined, gradients);
+            go_on(tick)?;
+        }
+        shorten(&mut gradients, d);
+    }
+    metrics.reverse();
+    Ok(metrics)
+}
+
+/// What finding them holds at its peak, with bytes.
+pub(crate) fn metrics_buffers(
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    options: &Options,
+) -> Vec<(&'static str, u64)> {
+    let used = CalibrationSet { name: String::new(), windows: enough(&set.windows).to_vec() };
+    let held = Calibration::held_bytes(config, &used, options.threads);
+    let states = 4 * (used.tokens() as u64).saturating_mul(config.hidden_size as u64);
+    let trained = LayerTrainer::bytes_needed(config, options).max(SampledHead::bytes_needed(config, options));
+    let batch = 4 * (options.max_tokens as u64).saturating_mul(config.hidden_size as u64);
+    vec![
+        ("states and buffers of the calibration", held),
+        ("states between all layers", states.saturating_mul(config.num_hidden_layers as u64)),
+        ("layer or head in training and what a batch saves", trained),
+        ("states and gradients of a batch", 2 * batch),
+        ("metrics", metrics_bytes(config)),
+    ]
+}
+
+/// Bytes of the metrics of all layers.
+pub(crate) fn metrics_bytes(config: &ModelConfig) -> u64 {
+    Hessian::bytes_needed(config.hidden_size).saturating_mul(config.num_hidden_layers as u64)
+}
+
+/// The first windows that hold [`TOKENS`].
+fn enough(windows: &[Vec<u32>]) -> &[Vec<u32>] {
+    let mut tokens = 0;
+    let last = windows.iter().position(|window| {
+        tokens += window.len();
+        tokens >= TOKENS
+    });
+    &windows[..last.map_or(windows.len(), |last| last + 1)]
+}
+
+/// Shortens the gradients of tokens to [`LONGEST`] medians; those that are not finite become zero.
+fn shorten(gradients: &mut [Vec<f32>], d: usize) {
+    let squares = |g: &[f32]| kernels().sum_squares_f64(g);
+    let rows = gradients.iter().flat_map(|g| g.chunks_exact(d));
+    let mut all: Vec<f64> = rows.map(squares).filter(|n| n.is_finite()).collect();
+    all.sort_unstable_by(f64::total_cmp);
+    let most = all.get(all.len() / 2).map_or(0.0, |median| median * LONGEST * LONGEST);
+    for row in gradients.iter_mut().flat_map(|g| g.chunks_exact_mut(d)) {
+        let found = squares(row);
+        if !found.is_finite() {
+            row.fill(0.0);
+        } else if found > most {
+            let factor = (most / found).sqrt();
+            row.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
+        }
+    }
+}
+
+/// Cuts `joined` into the slices that it was joined of.
+fn part(joined: &[f32], into: &mut [Vec<f32>]) {
+    let mut rest = joined;
+    for to in into {
+        let (own, others) = rest.split_at(to.len());
+        to.copy_from_slice(own);
+        rest = others;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_token_is_the_mean_by_itself() {
+        let mut gradients = vec![vec![3.0, 4.0, 1e30, 0.0], vec![0.0, -5.0, f32::NAN, 1.0, 0.0, 6.0]];
+        shorten(&mut gradients, 2);
+        // The median of 5, 5, 6 and 1e30.
+        let expected = [vec![3.0, 4.0, 60.0, 0.0], vec![0.0, -5.0, 0.0, 0.0, 0.0, 6.0]];
+        assert_eq!(gradients, expected);
+    }
+
+    #[test]
+    fn whole_windows_are_taken_until_there_are_enough() {
+        let windows = vec![vec![0; TOKENS / 2]; 5];
+        assert_eq!(enough(&windows).len(), 2);
+        assert_eq!(enough(&windows[..1]).len(), 1);
+    }
+}
