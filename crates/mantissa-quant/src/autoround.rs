@@ -33,7 +33,7 @@ use mantissa_train::{LayerTrainer, TrainError};
 pub use metric::Metric;
 pub use weight::{LearnedWeight, check_scheme};
 
-use crate::calibrate::Tick;
+use crate::calibrate::{States, Tick};
 
 /// By what length errors of a layer's output are measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -105,6 +105,9 @@ pub enum AutoRoundError {
     /// The layer cannot be run or differentiated.
     #[error("{0}; gptq needs no gradients")]
     Layer(#[from] TrainError),
+    /// Hidden states that are kept in a file.
+    #[error(transparent)]
+    States(#[from] mantissa_store::Error),
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
@@ -115,6 +118,7 @@ impl AutoRoundError {
     pub fn class(&self) -> ErrorClass {
         match self {
             AutoRoundError::Layer(error) => error.class(),
+            AutoRoundError::States(error) => error.class(),
             AutoRoundError::Interrupted => ErrorClass::Environment,
             _ => ErrorClass::Input,
         }
@@ -125,9 +129,9 @@ impl AutoRoundError {
 #[derive(Clone, Copy, Debug)]
 pub struct Windows<'a> {
     /// What the layer reads in the quantized model, `[tokens, hidden]` of each window.
-    pub inputs: &'a [Vec<f32>],
+    pub inputs: &'a States,
     /// What it gave in the original model, of the same shapes.
-    pub targets: &'a [Vec<f32>],
+    pub targets: &'a States,
     /// Width of the residual stream.
     pub hidden: usize,
     /// What an error of the output costs; without one, its square.
@@ -156,7 +160,8 @@ pub fn reconstruct(
     threads: usize,
     tick: &mut Tick<'_>,
 ) -> Result<Reconstruction, AutoRoundError> {
-    let longest = windows.inputs.iter().map(|x| x.len() / windows.hidden).max().unwrap_or(0);
+    let (count, inputs) = (windows.inputs.len(), windows.inputs);
+    let longest = (0..count).map(|i| inputs.elements(i) / windows.hidden).max().unwrap_or(0);
     let each = (options.batch_tokens / longest.max(1)).clamp(1, windows.inputs.len().max(1));
     let mut block = Block { trainer, windows, threads, values: Vec::new(), weighed: Vec::new() };
     block.put(weights);
@@ -214,13 +219,14 @@ impl Block<'_> {
 
     /// Runs some windows; gives the differences from what they should give, and the lengths.
     fn differences(&mut self, batch: &[usize]) -> Result<(Vec<f32>, Vec<usize>), AutoRoundError> {
-        let lens: Vec<usize> =
-            batch.iter().map(|&i| self.windows.inputs[i].len() / self.windows.hidden).collect();
-        let mut states: Vec<f32> = Vec::with_capacity(lens.iter().sum::<usize>() * self.windows.hidden);
-        batch.iter().for_each(|&i| states.extend_from_slice(&self.windows.inputs[i]));
+        let Windows { inputs, targets, hidden, .. } = self.windows;
+        let lens: Vec<usize> = batch.iter().map(|&i| inputs.elements(i) / hidden).collect();
+        let mut states: Vec<f32> = Vec::with_capacity(lens.iter().sum::<usize>() * hidden);
+        batch.iter().try_for_each(|&i| inputs.append_to(i, &mut states))?;
         self.trainer.forward(&mut states, &lens)?;
-        let targets = batch.iter().flat_map(|&i| &self.windows.targets[i]);
-        states.iter_mut().zip(targets).for_each(|(y, target)| *y -= target);
+        let mut expected = Vec::with_capacity(states.len());
+        batch.iter().try_for_each(|&i| targets.append_to(i, &mut expected))?;
+        states.iter_mut().zip(expected).for_each(|(y, target)| *y -= target);
         Ok((states, lens))
     }
 

@@ -10,18 +10,23 @@
 //! Windows run on several threads, a fixed number of tokens is summed at a time, and windows are added in their order:
 //! Hessians have the same bits on any number of threads.
 
+mod states;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::for_each;
 use mantissa_model::{
-    Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
-    load_embedding,
+    Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, Observer,
+    WeightSource, load_embedding,
 };
 use mantissa_num::stored::Map;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
+
+pub(crate) use states::IN_MEMORY;
+pub use states::States;
 
 use crate::gptq::{GptqError, Hessian};
 use crate::quality::TokenSet;
@@ -47,6 +52,9 @@ pub enum CalibrateError {
     /// Memory for statistics.
     #[error(transparent)]
     Statistics(#[from] GptqError),
+    /// Hidden states that are kept in a file.
+    #[error(transparent)]
+    States(#[from] mantissa_store::Error),
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
@@ -57,6 +65,7 @@ impl CalibrateError {
     pub fn class(&self) -> ErrorClass {
         match self {
             CalibrateError::Load(error) => error.class(),
+            CalibrateError::States(error) => error.class(),
             CalibrateError::Interrupted | CalibrateError::Statistics(GptqError::Memory { .. }) => {
                 ErrorClass::Environment
             }
@@ -100,7 +109,7 @@ pub struct Calibration<'a> {
     source: &'a dyn WeightSource,
     config: &'a ModelConfig,
     /// `[tokens, hidden]` of each window, before layer `next`.
-    states: Vec<Vec<f32>>,
+    states: States,
     next: usize,
     /// One per thread.
     workers: Vec<Worker>,
@@ -119,9 +128,16 @@ pub struct CalibratedLayer {
 /// What one window at a time needs.
 struct Worker {
     buffers: Buffers,
+    states: Vec<f32>,
     /// What the linear layers read, in the order of the inputs asked for.
     seen: Vec<Vec<f32>>,
-    result: Result<(), ForwardError>,
+    result: Result<(), Failed>,
+}
+
+/// What failed on a window.
+enum Failed {
+    Read(mantissa_store::Error),
+    Forward(ForwardError),
 }
 
 impl<'a> Calibration<'a> {
@@ -143,13 +159,14 @@ impl<'a> Calibration<'a> {
         let threads = threads.clamp(1, windows.len());
         let workers = (0..threads).map(|_| Worker::new(config, longest)).collect::<Result<_, _>>()?;
         let embedding = load_embedding(source, config)?;
-        let mut states = Vec::with_capacity(windows.len());
+        let lens = windows.iter().map(|tokens| tokens.len() * config.hidden_size);
+        let mut states = States::of_lens(lens, IN_MEMORY)?;
         for (window, tokens) in windows.iter().enumerate() {
             let mut embedded = vec![0.0; tokens.len() * config.hidden_size];
             embedding
                 .embed(tokens, &[tokens.len()], 0, &mut embedded)
                 .map_err(|error| CalibrateError::Forward { window, error })?;
-            states.push(embedded);
+            states.put(window, &embedded)?;
         }
         Ok(Calibration { source, config, states, next: 0, workers, threads, to_the_end: false })
     }
@@ -161,12 +178,12 @@ impl<'a> Calibration<'a> {
     }
 
     /// Hidden states of each window, `[tokens, hidden]`, as the next layer reads them.
-    pub fn states(&self) -> &[Vec<f32>] {
+    pub fn states(&self) -> &States {
         &self.states
     }
 
     /// The same, at the end.
-    pub fn into_states(self) -> Vec<Vec<f32>> {
+    pub fn into_states(self) -> States {
         self.states
     }
 
@@ -175,17 +192,19 @@ impl<'a> Calibration<'a> {
         self.next
     }
 
-    /// Bytes that the hidden states take, for all windows in f32.
-    pub fn state_bytes(&self) -> u64 {
-        self.states.iter().map(|states| 4 * states.len() as u64).sum()
+    /// Bytes of the states of `set` that are in memory: none where they are in a file.
+    pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
+        let bytes = (4 * set.tokens() as u64).saturating_mul(config.hidden_size as u64);
+        if bytes > IN_MEMORY { 0 } else { bytes }
     }
 
     /// Bytes that stay in memory from the first layer to the last: states, and what each thread works in.
     pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
-        (4 * set.tokens() as u64)
-            .saturating_mul(config.hidden_size as u64)
-            .saturating_add(Buffers::bytes_needed(config, longest, longest).saturating_mul(threads))
+        // A window, and its bytes where it is in a file.
+        let window = 8 * (longest * config.hidden_size) as u64;
+        let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(window);
+        Self::state_bytes(config, set).saturating_add(worker.saturating_mul(threads))
     }
 
     /// Bytes that statistics of one input take beside them: the Hessian, and of one window per thread its states and what
@@ -285,7 +304,7 @@ impl<'a> Calibration<'a> {
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Sample>, CalibrateError> {
         let inputs = distinct(kinds);
-        let tokens: usize = self.states.iter().map(|states| states.len() / self.config.hidden_size).sum();
+        let tokens = self.states.total() / self.config.hidden_size;
         let every = tokens.div_ceil(most.max(1)).max(1);
         let new = |&input: &LinearInput| Sample::new(self.config.input_width(input));
         let mut samples: Vec<Sample> = inputs.iter().map(new).collect();
@@ -303,15 +322,17 @@ impl<'a> Calibration<'a> {
         tick: &mut Tick<'_>,
         mut take: impl FnMut(usize, &[f32]),
     ) -> Result<(), CalibrateError> {
-        let (config, threads, mut first) = (self.config, self.threads, 0);
-        for windows in self.states.chunks(threads) {
-            let work = windows.iter().zip(&mut self.workers);
-            for_each(threads, work, |(states, worker)| worker.observe(&layer.layer, config, states, inputs));
-            for (i, worker) in self.workers[..windows.len()].iter_mut().enumerate() {
-                worker.take_result(first + i)?;
+        let (config, threads, states) = (self.config, self.threads, &self.states);
+        for first in (0..states.len()).step_by(threads) {
+            let windows = first..states.len().min(first + threads);
+            let work = windows.clone().zip(&mut self.workers);
+            for_each(threads, work, |(window, worker)| {
+                worker.observe(&layer.layer, config, states, window, inputs);
+            });
+            for (window, worker) in windows.zip(&mut self.workers) {
+                worker.take_result(window)?;
                 worker.seen.iter().enumerate().for_each(|(input, x)| take(input, x));
             }
-            first += windows.len();
             go_on(tick)?;
         }
         Ok(())
@@ -328,18 +349,17 @@ impl<'a> Calibration<'a> {
         if self.next == self.config.num_hidden_layers && !self.to_the_end {
             return Ok(());
         }
-        let (config, threads, mut first) = (self.config, self.threads, 0);
-        for windows in self.states.chunks_mut(threads) {
-            let count = windows.len();
-            let work = windows.iter_mut().zip(&mut self.workers);
-            for_each(threads, work, |(states, worker)| {
-                let lens = [states.len() / config.hidden_size];
-                worker.result = layer.layer.run(config, &lens, states, None, &mut worker.buffers);
+        let (config, threads, count) = (self.config, self.threads, self.states.len());
+        for first in (0..count).step_by(threads) {
+            let windows = first..count.min(first + threads);
+            let (states, work) = (&self.states, windows.clone().zip(&mut self.workers));
+            for_each(threads, work, |(window, worker)| {
+                worker.run(&layer.layer, config, states, window, None);
             });
-            for (i, worker) in self.workers[..count].iter_mut().enumerate() {
-                worker.take_result(first + i)?;
+            for (window, worker) in windows.zip(&mut self.workers) {
+                worker.take_result(window)?;
+                self.states.put(window, &worker.states)?;
             }
-            first += count;
             go_on(tick)?;
         }
         Ok(())
@@ -428,20 +448,45 @@ impl CalibratedLayer {
 
 impl Worker {
     fn new(config: &ModelConfig, longest: usize) -> Result<Self, LoadError> {
-        Ok(Worker { buffers: Buffers::plan(config, longest, longest)?, seen: Vec::new(), result: Ok(()) })
+        let buffers = Buffers::plan(config, longest, longest)?;
+        Ok(Worker { buffers, states: Vec::new(), seen: Vec::new(), result: Ok(()) })
     }
 
-    fn observe(&mut self, layer: &Layer, config: &ModelConfig, states: &[f32], inputs: &[LinearInput]) {
-        let mut states = states.to_vec();
-        let lens = [states.len() / config.hidden_size];
-        let seen = &mut self.seen;
+    /// Takes a window through `layer`.
+    fn run(
+        &mut self,
+        layer: &Layer,
+        config: &ModelConfig,
+        states: &States,
+        window: usize,
+        observer: Option<&mut Observer<'_>>,
+    ) {
+        self.states.clear();
+        self.result = states.append_to(window, &mut self.states).map_err(Failed::Read);
+        if self.result.is_ok() {
+            let lens = [self.states.len() / config.hidden_size];
+            let run = layer.run(config, &lens, &mut self.states, observer, &mut self.buffers);
+            self.result = run.map_err(Failed::Forward);
+        }
+    }
+
+    fn observe(
+        &mut self,
+        layer: &Layer,
+        config: &ModelConfig,
+        states: &States,
+        window: usize,
+        inputs: &[LinearInput],
+    ) {
+        let mut seen = std::mem::take(&mut self.seen);
         seen.resize(inputs.len(), Vec::new());
         seen.iter_mut().for_each(Vec::clear);
         let mut observer = |input: LinearInput, x: &[f32]| {
-            let wanted = inputs.iter().zip(&mut *seen).filter(|(wanted, _)| **wanted == input);
+            let wanted = inputs.iter().zip(&mut seen).filter(|(wanted, _)| **wanted == input);
             wanted.for_each(|(_, seen)| seen.extend_from_slice(x));
         };
-        self.result = layer.run(config, &lens, &mut states, Some(&mut observer), &mut self.buffers);
+        self.run(layer, config, states, window, Some(&mut observer));
+        self.seen = seen;
         // As the weights see it: what stands around their codes comes first.
         for (input, x) in inputs.iter().zip(&mut self.seen) {
             let reader = input.readers().find_map(|kind| layer.linear(kind));
@@ -452,6 +497,9 @@ impl Worker {
 
     fn take_result(&mut self, window: usize) -> Result<(), CalibrateError> {
         let result = std::mem::replace(&mut self.result, Ok(()));
-        result.map_err(|error| CalibrateError::Forward { window, error })
+        result.map_err(|failed| match failed {
+            Failed::Read(error) => CalibrateError::States(error),
+            Failed::Forward(error) => CalibrateError::Forward { window, error },
+        })
     }
 }

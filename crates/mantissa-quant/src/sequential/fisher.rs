@@ -5,7 +5,7 @@ use mantissa_model::{ModelConfig, WeightSource};
 use mantissa_train::{LayerTrainer, Options, SampledHead};
 
 use crate::autoround::{AutoRoundError, Metric};
-use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick, go_on};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, Tick, go_on};
 use crate::gptq::Hessian;
 
 /// Why there are none.
@@ -36,8 +36,8 @@ const TOKENS: usize = 1 << 15;
 /// The metric of every layer's output in the model that `source` holds; `None` of a layer whose output no prediction depends on.
 /// Targets are drawn with `seed`.
 ///
-/// The windows go forward through the layers, then the gradients back: the states between all layers are in memory, and one
-/// layer at a time.
+/// The windows go forward through the layers, then the gradients back: one layer at a time is in memory, and the states between
+/// all layers are, or lie in files where they are large.
 pub(super) fn metrics(
     source: &dyn WeightSource,
     config: &ModelConfig,
@@ -50,10 +50,18 @@ pub(super) fn metrics(
     let mut forward = Calibration::begin(source, config, enough(&set.windows), threads)?.to_the_end();
     let mut inputs = Vec::with_capacity(config.num_hidden_layers);
     while let Some(layer) = forward.next_layer()? {
-        inputs.push(forward.states().to_vec());
+        inputs.push(
+            forward
+                .states()
+                .copy(IN_MEMORY / config.num_hidden_layers as u64)
+                .map_err(CalibrateError::States)?,
+        );
         forward.advance(&layer, tick)?;
     }
-    let mut gradients = forward.into_states();
+    let last = forward.into_states();
+    let read = |window| last.window(window).map_err(CalibrateError::States);
+    let mut gradients = (0..last.len()).map(read).collect::<Result<Vec<_>, _>>()?;
+    drop(last);
     let each = (options.max_tokens / options.max_len.max(1)).max(1);
     let mut head = SampledHead::load(source, config, options.clone())?;
     let mut first = 0;
@@ -74,9 +82,13 @@ pub(super) fn metrics(
         // What the first layer reads is not quantized.
         let Some(inputs) = inputs.pop().filter(|_| index > 0) else { break };
         let mut layer = LayerTrainer::load(source, config, index, options.clone())?;
-        for (gradients, inputs) in gradients.chunks_mut(each).zip(inputs.chunks(each)) {
-            let lens: Vec<usize> = inputs.iter().map(|x| x.len() / d).collect();
-            layer.forward(&mut inputs.concat(), &lens)?;
+        for (batch, gradients) in gradients.chunks_mut(each).enumerate() {
+            let lens: Vec<usize> = gradients.iter().map(|x| x.len() / d).collect();
+            let (mut states, first) = (Vec::with_capacity(lens.iter().sum::<usize>() * d), batch * each);
+            (first..first + lens.len())
+                .try_for_each(|window| inputs.append_to(window, &mut states))
+                .map_err(CalibrateError::States)?;
+            layer.forward(&mut states, &lens)?;
             let mut joined = gradients.concat();
             layer.input_gradient(&mut joined, &lens);
             part(&joined, gradients);
@@ -97,11 +109,14 @@ pub(crate) fn metrics_buffers(
     let used = CalibrationSet { name: String::new(), windows: enough(&set.windows).to_vec() };
     let held = Calibration::held_bytes(config, &used, options.threads);
     let states = 4 * (used.tokens() as u64).saturating_mul(config.hidden_size as u64);
+    let layers = config.num_hidden_layers as u64;
+    let between = if states > IN_MEMORY / layers.max(1) { 0 } else { states.saturating_mul(layers) };
     let trained = LayerTrainer::bytes_needed(config, options).max(SampledHead::bytes_needed(config, options));
     let batch = 4 * (options.max_tokens as u64).saturating_mul(config.hidden_size as u64);
     vec![
         ("states and buffers of the calibration", held),
-        ("states between all layers", states.saturating_mul(config.num_hidden_layers as u64)),
+        ("states between all layers", between),
+        ("gradients of all windows", states),
         ("layer or head in training and what a batch saves", trained),
         ("states and gradients of a batch", 2 * batch),
         ("metrics", metrics_bytes(config)),
