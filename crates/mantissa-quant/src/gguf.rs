@@ -100,6 +100,7 @@ fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
     }
 }
 
+/// The same of a tensor that is no layer.
 fn fitting(wanted: &Scheme, cols: usize) -> Scheme {
     let fits = |codec: &CodecId| cols.is_multiple_of(codec.codec().elements);
     let codec = match wanted.format {

@@ -13,6 +13,7 @@ use mantissa_train::LayerTrainer;
 
 use crate::autoround::{ErrorMetric, LearnedWeight};
 use crate::calibrate::{Calibration, CalibrationSet};
+use crate::gguf;
 use crate::gptq::{self, Hessian};
 use crate::input_scales::{self, Observer};
 use crate::plan::{Plan, spec_bytes};
@@ -91,6 +92,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         let buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
         stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
     }
+    if let Some(values) = plan.gguf.as_ref().map(gguf::Layout::largest_joined).filter(|&n| n > 0) {
+        let buffers =
+            vec![("values", 4 * values), ("values of the parts", 4 * values), ("packed tensors", 4 * values)];
+        stages.push(Stage { name: "take tensors apart".to_owned(), buffers });
+    }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
             Some(set) if plan.recipe.method == Method::AutoRound => {
@@ -165,6 +171,9 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         let values = (info.rows * info.cols) as u64;
         let turns = if let StoredAs::Stacked(stack) = &info.stored { stack.turns as u64 } else { 1 };
         buffers.push(("weight in its own order and in f32", 4 * (turns + 2) * values));
+    }
+    if plan.blocks_of_ternary(scheme).is_some() {
+        buffers.push(("values, quotients and what they decode to", 12 * (info.rows * info.cols) as u64));
     }
     let searched = matches!(plan.recipe.method, Method::RtnMse | Method::Hqq);
     let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2 || searched;

@@ -8,6 +8,8 @@
 //! environment (disk full, I/O, memory), provided that a unit of work is done. After an error in source or recipe it is
 //! removed, and so is whatever another run has left for the same output.
 
+pub(crate) mod stacks;
+
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
@@ -272,7 +274,7 @@ impl Run<'_, '_> {
             if self.journal.recover(name, self.writer)?.is_some() {
                 continue;
             }
-            let bytes = dense.bytes(self.folded.files())?;
+            let bytes = dense.bytes(self.folded.files(), &self.plan.config)?;
             self.writer.write(name, &bytes)?;
             let written = vec![(name.clone(), Checksum::of(&bytes))];
             self.journal.record(name, written, bytes.len() as u64, None, self.writer)?;
@@ -305,6 +307,9 @@ impl Run<'_, '_> {
     }
 
     fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
+        if self.plan.container == Container::Mxfp4 {
+            return self.quantize_stacks();
+        }
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
             let recovered = self.journal.recover(&info.module, self.writer)?;

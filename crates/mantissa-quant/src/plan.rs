@@ -10,7 +10,7 @@ use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{
     Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, fp8,
-    gptq as gptq_files, mlx, modelopt, native, onnx,
+    gpt_oss, gptq as gptq_files, mlx, modelopt, native, onnx,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
@@ -21,6 +21,7 @@ use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::importance::Importance;
 use crate::memory;
+use crate::pipeline::stacks;
 use crate::pipeline::work_of;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Part, Recipe, Transform};
@@ -129,12 +130,18 @@ impl Plan {
             .decoder_linears()
             .map(|info| planned(source, &recipe, &config, container, &options, info))
             .collect::<Result<_>>()?;
+        if container == Container::Mxfp4 {
+            stacks::keep_others(&mut linears)?;
+        }
         if linears.iter().all(|linear| linear.scheme.is_none()) {
             return Err(QuantError::NothingToDo { recipe: recipe.name });
         }
         let fallbacks =
             if container == Container::Gguf { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
-        let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
+        let mut quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
+        if container == Container::Mxfp4 {
+            quantized = stacks::specs(&linears);
+        }
         let asked = calibration::Asked {
             source,
             recipe: &recipe,
@@ -320,6 +327,11 @@ impl Plan {
             Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Mlx => mlx::quantization(&self.groups()).map_err(fault)?,
             Container::Exl2 => exl2::quantization_config(self.linear_bits_per_weight()),
+            // As in the published models.
+            Container::Mxfp4 => serde_json::json!({
+                "quant_method": gpt_oss::QUANT_METHOD,
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+            }),
             Container::Onnx => {
                 let layers = self.quantized();
                 let shaped =
@@ -522,7 +534,7 @@ fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     container.holds_input_scales() && plan.stores_input_scale()
 }
 
-fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
+pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
     const SHOWN: usize = 6;
     let count = faults.len();
     let mut list = faults[..count.min(SHOWN)].join("; ");
@@ -580,8 +592,8 @@ fn notes(
 
 /// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
 fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
-    // GGUF has one order for all models.
-    if container == Container::Gguf {
+    // GGUF has one order for all models; the other has that of the source.
+    if [Container::Gguf, Container::Mxfp4].contains(&container) {
         return None;
     }
     let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;

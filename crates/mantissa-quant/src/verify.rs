@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
-use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig, WeightSource};
+use mantissa_model::{Batch, Buffers, Decoder, LinearInfo, ModelConfig, WeightSource, linear_weight};
 use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
@@ -38,6 +38,7 @@ use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::{Folded, Folds, Record};
+use crate::pipeline::stacks::stack_of;
 use crate::plan::model_config;
 use crate::quality::{Figures, QUALITY_NAME, check, manifest_path, quality_path};
 use crate::recipe::Method;
@@ -210,7 +211,9 @@ fn check_weights(
     let source = source.map(|source| Folded::new(source, &folds));
     let source = source.as_ref();
     let mut unjudged = 0;
-    for info in config.linears_by_rows(files) {
+    let stacked = |info: &LinearInfo| stack_of(info).is_some() && !info.is_by_rows(files);
+    let linears = config.decoder_linears().filter(|info| info.is_by_rows(files) || stacked(info));
+    for info in linears {
         let recorded = recorded.get(info.module.as_str()).copied();
         let check = WeightCheck { files, source, info: &info, recorded, errors };
         let before = found.weights;
@@ -260,7 +263,7 @@ impl WeightCheck<'_> {
 
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let LinearInfo { module, rows, cols, .. } = self.info;
-        let linear = self.files.linear(module, *rows, *cols, false)?;
+        let linear = linear_weight(self.files, &LinearInfo { bias: false, ..self.info.clone() })?;
         let Weight::Quantized(q) = &linear.weight else {
             if !linear.transforms.is_empty() {
                 found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
@@ -275,7 +278,10 @@ impl WeightCheck<'_> {
             }
         };
         found.weights += 1;
-        let ours = independent::open(self.files, module, *rows, *cols)?;
+        let ours = match stack_of(self.info).filter(|_| !self.info.is_by_rows(self.files)) {
+            Some(stack) => independent::open_stacked(self.files, module, stack, *rows, *cols)?,
+            None => independent::open(self.files, module, *rows, *cols)?,
+        };
         let source =
             self.source.map(|source| source_weight(self.files.dir(), source, self.info)).transpose()?;
         let grain = (PANEL / (*cols).max(1)).max(1);

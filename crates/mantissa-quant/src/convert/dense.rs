@@ -1,11 +1,13 @@
 //! Tensors that are not quantized, where names, order or type change.
 
-use mantissa_model::{ModelConfig, Role, TensorInfo};
+use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
+use mantissa_num::pack::transpose;
 use mantissa_num::{Codes, Quantized, Scheme};
-use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::convention::{Container, ModelFiles, Weight};
 use mantissa_store::{Dtype, TensorSpec};
 
-use crate::error::Result;
+use crate::error::{QuantError, Result};
+use crate::gguf;
 use crate::plan::PlannedLinear;
 
 /// A dense tensor of a GGUF file under its name elsewhere.
@@ -20,6 +22,7 @@ pub(crate) struct Dense {
 pub(super) fn of_gguf(
     source: &ModelFiles,
     config: &ModelConfig,
+    container: Container,
     linears: &[PlannedLinear],
     notes: &mut Vec<String>,
 ) -> Result<Vec<Dense>> {
@@ -32,16 +35,39 @@ pub(super) fn of_gguf(
         let quantized = linears.iter().any(|linear| {
             linear.scheme.is_some() && info.name.strip_suffix(".weight") == Some(linear.info.module.as_str())
         });
-        if quantized {
+        let stacked = matches!(info.role, Role::Stacked { .. }) && !info.name.ends_with("_bias");
+        let one_by_one = stacked && (container == Container::Gguf || all_quantized(linears, &info.name));
+        if quantized || one_by_one {
             continue;
         }
-        let values = source.tensor_f32(&info.name, &info.shape)?;
+        if stacked {
+            let why =
+                format!("{}: its experts stand one by one in GGUF, and are not all quantized", info.name);
+            return Err(QuantError::not_lossless(container, 1, &[why]));
+        }
+        let values = values(source, config, &info)?;
         // Vectors stay f32, as in the file.
         let narrow = matches!(info.role, Role::Embedding | Role::Head | Role::Linear { .. });
         let dtype = if narrow { narrowest(&values) } else { Dtype::F32 };
         all.push(Dense { info, dtype });
     }
     Ok(all)
+}
+
+/// Whether every layer that dense checkpoints keep in the stacked tensor `name` is quantized by itself.
+fn all_quantized(linears: &[PlannedLinear], name: &str) -> bool {
+    let of_stack = |linear: &&PlannedLinear| linear.info.dense_tensor().0 == name;
+    linears.iter().filter(of_stack).all(|linear| linear.scheme.is_some())
+}
+
+/// The values of a tensor in the order of dense checkpoints: GGUF has every layer as `[out, in]`.
+fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
+    match gguf::linear_of(config, info).filter(|linear| linear.stored == StoredAs::Columns) {
+        Some(LinearInfo { rows, cols, .. }) => {
+            Ok(transpose(&source.tensor_f32(&info.name, &[rows, cols])?, rows, cols))
+        }
+        None => Ok(source.tensor_f32(&info.name, &info.shape)?),
+    }
 }
 
 fn narrowest(values: &[f32]) -> Dtype {
@@ -62,8 +88,8 @@ impl Dense {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(crate) fn bytes(&self, source: &ModelFiles) -> Result<Vec<u8>> {
-        let values = source.tensor_f32(&self.info.name, &self.info.shape)?;
+    pub(crate) fn bytes(&self, source: &ModelFiles, config: &ModelConfig) -> Result<Vec<u8>> {
+        let values = values(source, config, &self.info)?;
         Ok(match self.dtype {
             Dtype::BF16 => values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect(),
             Dtype::F16 => {

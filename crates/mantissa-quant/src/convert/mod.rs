@@ -78,6 +78,10 @@ impl Plan {
                 container: container.name(),
             });
         }
+        if container == Container::Mxfp4 {
+            let why = "experts are stacked by mantissa quantize only".to_owned();
+            return Err(QuantError::not_lossless(container, 0, &[why]));
+        }
         let dtype = model_dtype(source);
         let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
         let mut by_group = false;
@@ -291,7 +295,7 @@ fn finish(
     let quantized = output_of_linears(&recipe, container, &linears, conversion.by_group)?;
     let mut notes = source.notes();
     let (copied, dense) = match source.gguf() {
-        Some(_) => (Vec::new(), dense::of_gguf(source, &config, &linears, &mut notes)?),
+        Some(_) => (Vec::new(), dense::of_gguf(source, &config, container, &linears, &mut notes)?),
         None => (copied(source, &linears, &mut notes), Vec::new()),
     };
     let gguf = match container {

@@ -135,6 +135,12 @@ impl Adding<'_> {
 }
 
 impl Layout {
+    /// Elements of the largest tensor that becomes several.
+    pub(crate) fn largest_joined(&self) -> u64 {
+        let elements = |cast: &JoinedCast| cast.info.shape.iter().map(|&n| n as u64).product();
+        self.joined.iter().map(elements).max().unwrap_or(0)
+    }
+
     /// Declares the parts of a tensor: biases in f32, weights under the scheme of the layer, or what stands in for it.
     pub(super) fn add_joined(
         &mut self,

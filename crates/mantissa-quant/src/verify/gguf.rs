@@ -168,6 +168,7 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             ("attention_scale", c.attention_scale.to_string()),
             ("softcapping", format!("{:?} {:?}", c.attention_softcap, c.logit_softcap)),
             ("clip_qkv", format!("{:?}", c.clip_qkv)),
+            ("latent", format!("{:?}", c.latent)),
         ]
     };
     for ((field, ours), (_, theirs)) in text(ours).into_iter().zip(text(theirs)) {

@@ -7,6 +7,7 @@ mod exl2;
 mod floats;
 mod native;
 mod onnx;
+mod stacked;
 mod strided;
 
 use std::path::Path;
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 use self::columns::Columns;
 use self::exl2::Exl2;
+pub(super) use self::stacked::open as open_stacked;
 use super::gguf_blocks::Blocks;
 
 type Result<T> = std::result::Result<T, Error>;
@@ -253,7 +255,13 @@ impl WeightSource for Source<'_> {
     }
 
     fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> std::result::Result<Weight, LoadError> {
-        Ok(self.files.expert(stack, rows, cols)?)
+        if self.files.is_dense(&stack.tensor) {
+            return Ok(self.files.expert(stack, rows, cols)?);
+        }
+        let stored = open_stacked(self.files, &stack.tensor, stack, rows, cols)?;
+        let mut values = vec![0.0; rows * cols];
+        values.chunks_exact_mut(cols.max(1)).enumerate().for_each(|(row, out)| stored.row(row, out));
+        Ok(Weight::F32(values))
     }
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {

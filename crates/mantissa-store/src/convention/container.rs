@@ -4,8 +4,8 @@ use mantissa_num::stored::Map;
 use mantissa_num::{Blocks, Code, Quantized, Rule, Scheme, Source, minifloat};
 
 use super::{
-    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, exl2, fp8, gguf, gptq, mlx, modelopt,
-    native, onnx,
+    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, exl2, fp8, gguf, gpt_oss, gptq, mlx,
+    modelopt, native, onnx,
 };
 use crate::{Dtype, TensorSpec};
 
@@ -34,6 +34,8 @@ pub enum Container {
     Exl2,
     /// Initializers with DequantizeLinear nodes, read by whatever reads ONNX.
     Onnx,
+    /// Experts stacked in MXFP4 as gpt-oss publishes them, read by transformers and vLLM.
+    Mxfp4,
 }
 
 /// What is to be stored for a linear layer.
@@ -102,7 +104,7 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 11] = [
+    pub const NAMES: [(Container, &'static str); 12] = [
         (Container::CompressedTensors, "compressed-tensors"),
         (Container::Gguf, "gguf"),
         (Container::Native, "native"),
@@ -114,6 +116,7 @@ impl Container {
         (Container::Mlx, mlx::NAME),
         (Container::Exl2, exl2::QUANT_METHOD),
         (Container::Onnx, onnx::QUANT_METHOD),
+        (Container::Mxfp4, gpt_oss::QUANT_METHOD),
     ];
 
     /// Name on the command line.
@@ -121,7 +124,8 @@ impl Container {
         Self::NAMES.iter().find(|(container, _)| *container == self).map_or("", |(_, name)| name)
     }
 
-    /// The tensors that `plan` becomes. For GGUF under the names there, blocks as rows of bytes.
+    /// The tensors that `plan` becomes. For GGUF under the names there, blocks as rows of bytes; for [`Container::Mxfp4`] an
+    /// expert's part of them.
     ///
     /// # Errors
     /// [`NotStorable`] where the container cannot hold the scheme, or not on this shape.
@@ -138,6 +142,7 @@ impl Container {
             Container::Mlx => mlx::specs(plan),
             Container::Exl2 => exl2::specs(plan),
             Container::Onnx => onnx::specs(plan),
+            Container::Mxfp4 => gpt_oss::specs(plan),
         }
     }
 
@@ -163,6 +168,7 @@ impl Container {
             Container::Mlx => mlx::tensors(plan, q),
             Container::Exl2 => exl2::tensors(plan, q),
             Container::Onnx => onnx::tensors(plan, q),
+            Container::Mxfp4 => gpt_oss::part(plan, q),
         }
     }
 

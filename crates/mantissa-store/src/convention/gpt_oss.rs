@@ -8,6 +8,7 @@
 use mantissa_num::pack::Packing;
 use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
 
+use super::container::{LinearPlan, NotStorable};
 use super::sound::{self, Names};
 use super::{ModelFiles, Stack};
 use crate::{Dtype, Result, TensorSpec};
@@ -23,7 +24,7 @@ const BLOCK: usize = 32;
 /// # Errors
 /// A tensor is missing or has another dtype or shape, columns that 32 does not divide included.
 pub fn expert(files: &ModelFiles, stack: &Stack, rows: usize, cols: usize) -> Result<Quantized> {
-    let (codes_name, scales_name) = (format!("{}_blocks", stack.tensor), format!("{}_scales", stack.tensor));
+    let [codes_name, scales_name] = names(&stack.tensor);
     if !cols.is_multiple_of(BLOCK) {
         let allowed = format!("columns in groups of {BLOCK}");
         return Err(files.fault(&codes_name, format!("{cols} columns"), allowed, ""));
@@ -49,11 +50,59 @@ pub fn expert(files: &ModelFiles, stack: &Stack, rows: usize, cols: usize) -> Re
     Ok(q)
 }
 
+/// Names of the tensors of projection `name`: codes and scales.
+pub fn names(name: &str) -> [String; 2] {
+    [format!("{name}_blocks"), format!("{name}_scales")]
+}
+
+/// The tensors of projection `name`, `[rows, cols]` for each of `experts`.
+pub fn stacked_specs(name: &str, experts: usize, rows: usize, cols: usize) -> [TensorSpec; 2] {
+    let [blocks, scales] = names(name);
+    let groups = cols / BLOCK;
+    [
+        TensorSpec::new(blocks, Dtype::U8, vec![experts, rows, groups, BLOCK / 2]),
+        TensorSpec::new(scales, Dtype::U8, vec![experts, rows, groups]),
+    ]
+}
+
+/// What one layer's part of the stacked tensors is: its codes and scales, as if it stood by itself.
+///
+/// # Errors
+/// [`NotStorable`] for another scheme than MXFP4, columns that 32 does not divide, or inputs that are to be quantized.
+pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+    let refuse = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
+    if plan.scheme.format != Scheme::mx(Code::Float(minifloat::E2M1)).format {
+        return refuse("this container holds mxfp4 only".to_owned());
+    }
+    if plan.input.is_some() {
+        return refuse("it has no quantization of inputs".to_owned());
+    }
+    if !plan.cols.is_multiple_of(BLOCK) {
+        return refuse(format!("{}: rows of {} are not multiples of {BLOCK}", plan.module, plan.cols));
+    }
+    Ok(stacked_specs(plan.module, 1, plan.rows, plan.cols).into())
+}
+
+/// The bytes of the tensors that [`specs`] declares.
+///
+/// # Errors
+/// As [`specs`].
+pub fn part(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    specs(plan)?;
+    let tensors = tensors(plan.module, std::slice::from_ref(q)).ok_or_else(|| NotStorable {
+        scheme: plan.scheme.to_string(),
+        why: format!("{}: codes of another scheme", plan.module),
+    })?;
+    Ok(tensors.into_iter().map(|(spec, bytes)| (spec.name, bytes)).collect())
+}
+
 /// The tensors of projection `name` for its experts, all of one shape and in MXFP4; `None` where one is not.
 pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8>); 2]> {
     let format = Scheme::mx(Code::Float(minifloat::E2M1)).format;
     let (rows, cols) = experts.first().map(|q| (q.rows, q.cols))?;
-    let groups = cols / BLOCK;
     let (mut blocks, mut scales) = (Vec::new(), Vec::new());
     for q in experts {
         let Codes::U8(codes) = &q.codes else { return None };
@@ -63,10 +112,6 @@ pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8
         blocks.extend(Packing::rows(4).pack(codes, cols));
         scales.extend(q.scales.to_le_bytes());
     }
-    let spec =
-        |suffix: &str, shape: Vec<usize>| TensorSpec::new(format!("{name}_{suffix}"), Dtype::U8, shape);
-    Some([
-        (spec("blocks", vec![experts.len(), rows, groups, BLOCK / 2]), blocks),
-        (spec("scales", vec![experts.len(), rows, groups]), scales),
-    ])
+    let [of_blocks, of_scales] = stacked_specs(name, experts.len(), rows, cols);
+    Some([(of_blocks, blocks), (of_scales, scales)])
 }

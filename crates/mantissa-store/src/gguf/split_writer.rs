@@ -1,4 +1,4 @@
-//! A model written to one GGUF file, or to several as llama.cpp's `gguf-split` names and numbers them ([`super::split`]).
+//! A model written to one GGUF file, or to several as llama.cpp's `gguf-split` names and numbers them ([`mod@super::split`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -162,6 +162,45 @@ fn experts_of_gpt_oss_are_carried_over_bit_for_bit() {
 }
 
 #[test]
+fn experts_are_quantized_into_the_published_layout() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let config = config("gpt-oss", &json!({"intermediate_size": 64, "swiglu_limit": 7.0}));
+    let source = model(&dir.join("dense"), &config, |name, i| noise(name, i) * 0.3);
+    let (out, again) = (dir.join("mxfp4"), dir.join("again"));
+    let quantize = |source: &Path, out: &Path| {
+        vec!["quantize", text(source), "--recipe", "rtn-mxfp4", "--format", "mxfp4", "--out", text(out)]
+            .into_iter()
+            .map(str::to_owned)
+            .chain(["--json", "--quiet"].map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    let done = run(&quantize(&source, &out));
+    assert_eq!(done["verification"]["ok"], true, "{done}");
+    assert_eq!(done["verification"]["weights"], 24, "two layers, four experts, three projections: {done}");
+    run(&quantize(&source, &again));
+    let weights = |dir: &Path| std::fs::read(dir.join("model.safetensors")).unwrap();
+    assert!(weights(&out) == weights(&again));
+    let file = File::open(&out.join("model.safetensors"));
+    let name = "model.layers.1.mlp.experts.gate_up_proj";
+    assert_eq!(file.shape(&format!("{name}_blocks")), [4, 128, 1, 16]);
+    assert_eq!(file.shape(&format!("{name}_scales")), [4, 128, 1]);
+    assert!(file.has(&format!("{name}_bias")) && !file.has(name));
+    assert!(file.has("model.layers.1.self_attn.q_proj.weight"), "attention stays as it is");
+    let written: Value = serde_json::from_slice(&std::fs::read(out.join("config.json")).unwrap()).unwrap();
+    assert_eq!(written["quantization_config"]["quant_method"], "mxfp4");
+    let found =
+        run(&["eval", text(&out), "--reference", text(&source), "--tokens", &tokens, "--json", "--quiet"]);
+    let kl = found["kl"].as_f64().unwrap();
+    assert!(kl > 0.0 && kl < 0.1, "{kl}");
+    let gguf = dir.join("m.gguf");
+    let done = run(&["convert", text(&out), "--format", "gguf", "--out", text(&gguf), "--json", "--quiet"]);
+    assert_eq!(done["lossless"], true, "{done}");
+    assert_eq!(apart(&logits(dir, &out, &tokens), &logits(dir, &gguf, &tokens)), 0.0);
+    assert!(fail(2, &quantize(&tiny("llama1-mha"), &dir.join("no"))).contains("gpt-oss"));
+}
+
+#[test]
 fn stacked_nvfp4_has_a_factor_for_each_expert() {
     let temp = TempDir::new().unwrap();
     let (dir, tokens) = (temp.path(), windows(temp.path()));
