@@ -52,18 +52,27 @@ fn gptq_from_text_has_the_same_bytes_on_any_number_of_threads() {
 
 /// Statistics, solver and rounding have one arithmetic at every level of the instruction set and any number of threads.
 #[test]
-fn gptq_has_the_same_bytes_at_every_level() {
+fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
     let temp = TempDir::new().unwrap();
     let windows = temp.path().join("w.json");
     let tokens: Vec<Vec<usize>> =
         (0..5).map(|w| (0..40).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
     fs::write(&windows, serde_json::json!(tokens).to_string()).unwrap();
-    for name in ["gemma2", "qwen3-moe", "deepseek-v3", "gpt2"] {
+    for (name, recipe) in [
+        ("gemma2", "gptq-int4-g8"),
+        ("qwen3-moe", "gptq-int4-g8"),
+        ("deepseek-v3", "gptq-int4-g8"),
+        ("gpt2", "gptq-int4-g8"),
+        ("gpt2", "awq-int4-g8-asym"),
+        ("qwen3-moe", "awq-int4-g8-asym"),
+        ("gemma", "smooth-int8-channel+int8-token"),
+        ("mixtral", "rotate-gptq-int4-channel+int4-token"),
+    ] {
         let model = root().join("tests/data/tiny").join(name);
         let mut first: Option<Vec<(String, Vec<u8>)>> = None;
         for level in mantissa_kernels::Isa::available() {
             for threads in ["1", "2"] {
-                let out = temp.path().join(format!("{name}-{level}-{threads}"));
+                let out = temp.path().join(format!("{name}-{recipe}-{level}-{threads}"));
                 let mut command = command();
                 command.env("MANTISSA_ISA", level.name()).args([
                     "quantize",
@@ -71,12 +80,12 @@ fn gptq_has_the_same_bytes_at_every_level() {
                     "--out",
                     text(&out),
                 ]);
-                command.args(["--recipe", "gptq-int4-g8", "--format", "native", "--threads", threads]);
+                command.args(["--recipe", recipe, "--format", "native", "--threads", threads]);
                 let output = command.args(["--calibration-tokens", text(&windows)]).output().unwrap();
                 assert!(output.status.success(), "{}", stderr(&output));
                 let files = files(&out);
                 let same = first.get_or_insert_with(|| files.clone()) == &files;
-                assert!(same, "{name}: {level}, {threads} threads");
+                assert!(same, "{name}, {recipe}: {level}, {threads} threads");
             }
         }
     }
