@@ -55,7 +55,7 @@ fn statistics_are_those_of_the_decoder_at_any_thread_count() {
     let (config, windows) = (decoder.config(), windows(decoder.config().vocab_size));
     for threads in [0, 1, 2, 3, 9] {
         let mut calibration = Calibration::begin(&files, config, &windows, threads).unwrap();
-        assert_eq!(calibration.state_bytes(), 76 * 4 * config.hidden_size as u64);
+        assert_eq!(calibration.states().total(), 76 * config.hidden_size);
         let mut layers = 0;
         while let Some(layer) = calibration.next_layer().unwrap() {
             let expected = direct(&decoder, &files, &windows, layer.index());
