@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
-use mantissa_model::{LinearInfo, LinearInput};
+use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::Scheme;
 use mantissa_store::convention::ModelFiles;
 use mantissa_train::{LayerTrainer, Options, Policy};
@@ -68,55 +68,49 @@ impl<'a> Sequential<'a> {
             let h = columns.get(&input).map_or(&[][..], |h| &h[..]);
             weights.push((info.kind, self.first(linear, h)?));
         }
-        let plan = self.plan;
-        let Some(set) = plan.calibration() else { return Err(CalibrateError::Empty.into()) };
-        let fault = |error| autoround_error(self.source.files(), &format!("layer {index}"), error);
-        let options = options(plan, set);
-        let mut trainer = LayerTrainer::load(self.source, &plan.config, index, options)
-            .map_err(|error| fault(AutoRoundError::Layer(error)))?;
-        let (Some(calibration), Some(reference)) = (&self.calibration, &self.learning.reference) else {
-            return Err(CalibrateError::Empty.into());
-        };
-        let metric = self.learning.metrics.as_ref().and_then(|all| all.get(index)?.as_ref());
-        let what = if metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
-        let windows = Windows {
-            inputs: calibration.states(),
-            targets: reference.states(),
-            hidden: plan.config.hidden_size,
-            metric,
-        };
-        let found = reconstruct(
-            &mut trainer,
-            &mut weights,
-            windows,
-            plan.recipe.autoround,
-            plan.options.threads,
-            tick,
-        );
-        let found = match found {
-            Err(AutoRoundError::Interrupted) => return Err(CalibrateError::Interrupted.into()),
-            found => found.map_err(fault)?,
-        };
-        drop(trainer);
+        let note = self.reconstruct(index, &mut weights, tick)?;
         for (linear, (kind, weight)) in linears.iter().zip(weights) {
             let quantized = weight.quantized();
             let stats = ErrorStats::of(weight.weight(), &quantized);
             if let Some(layer) = &mut self.layer {
                 put(layer, kind, dequantized(self.source.files(), linear.info, quantized.dequantize())?)?;
             }
-            let note = format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after);
-            let solved = Solved {
-                quantized,
-                g_idx: None,
-                stats,
-                fallback: None,
-                output_error: None,
-                input_scale: None,
-                notes: vec![note],
-            };
+            let solved = Solved { notes: vec![note.clone()], ..Solved::rounded((quantized, stats)) };
             self.learning.solved.insert(linear.info.module.clone(), solved);
         }
         Ok(())
+    }
+
+    /// Learns `weights` of layer `index`, whose windows are at hand; gives what there is to say of it.
+    fn reconstruct(
+        &self,
+        index: usize,
+        weights: &mut [(LinearKind, LearnedWeight)],
+        tick: &mut Tick<'_>,
+    ) -> Result<String> {
+        let plan = self.plan;
+        let (Some(set), Some(calibration), Some(reference)) =
+            (plan.calibration(), &self.calibration, &self.learning.reference)
+        else {
+            return Err(CalibrateError::Empty.into());
+        };
+        let fault = |error| autoround_error(self.source.files(), &format!("layer {index}"), error);
+        let mut trainer = LayerTrainer::load(self.source, &plan.config, index, options(plan, set))
+            .map_err(|error| fault(AutoRoundError::Layer(error)))?;
+        let metric = self.learning.metrics.as_ref().and_then(|all| all.get(index)?.as_ref());
+        let windows = Windows {
+            inputs: calibration.states(),
+            targets: reference.states(),
+            hidden: plan.config.hidden_size,
+            metric,
+        };
+        let (options, threads) = (plan.recipe.autoround, plan.options.threads);
+        let found = match reconstruct(&mut trainer, weights, windows, options, threads, tick) {
+            Err(AutoRoundError::Interrupted) => return Err(CalibrateError::Interrupted.into()),
+            found => found.map_err(fault)?,
+        };
+        let what = if metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
+        Ok(format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after))
     }
 
     /// Finds what errors of the layers' outputs cost, where that is asked for.
