@@ -6,6 +6,7 @@
 
 mod assess;
 pub mod autoround;
+mod cache_scales;
 pub mod calibrate;
 mod convert;
 mod dequantize;
@@ -22,13 +23,16 @@ pub mod memory;
 mod pipeline;
 mod plan;
 pub mod quality;
+mod recalibrate;
 pub mod recipe;
 mod report;
 pub mod rtn;
 mod sequential;
 mod source;
+mod unquantized;
 pub mod verify;
 
+pub use cache_scales::of_source as stored_kv_scheme;
 pub use convert::{Changes, rule_of};
 pub use error::{GateFailure, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};
@@ -38,6 +42,7 @@ pub use journal::Start;
 pub use pipeline::{Outcome, Progress, run};
 pub use plan::{Options, Plan, PlannedLinear, model_config};
 pub use quality::{Evaluation, Figures, QUALITY_NAME, Quality, TokenSet, manifest_path, quality_path};
+pub use recalibrate::Recalibration;
 pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;
 pub use source::{Source, amax};

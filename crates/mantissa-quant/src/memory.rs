@@ -78,6 +78,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         let buffers = importance_buffers(&plan.config, set, plan.options.threads);
         stages.push(Stage { name: "find the scales of inputs".to_owned(), buffers });
     }
+    if let Some(set) = plan.cache_text() {
+        stages.push(embedding_windows(plan, set));
+        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        stages.push(Stage { name: "find the scales of keys and values".to_owned(), buffers });
+    }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
             Some(set) if plan.recipe.method == Method::AutoRound => {

@@ -15,6 +15,7 @@ use mantissa_train::LayerTrainer;
 use serde_json::Value;
 
 use crate::autoround;
+use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
@@ -132,6 +133,7 @@ impl Plan {
         let fallbacks = if container == Container::Gguf { gguf::fall_back(&mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
         let calibrating = calibration_notes(source, &recipe, container, &config, &linears, &options)?;
+        let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
@@ -154,7 +156,7 @@ impl Plan {
             }
             None => {
                 let copied = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-                copied.chain(quantized).collect()
+                copied.chain(quantized).chain(cached).collect()
             }
         };
         let evaluation = None;
@@ -190,6 +192,12 @@ impl Plan {
     /// What the scales of inputs that are stored are found on, where there are such.
     pub fn input_text(&self) -> Option<&CalibrationSet> {
         self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
+    }
+
+    /// What the scales of keys and values that are stored are found on, where there are such.
+    pub fn cache_text(&self) -> Option<&CalibrationSet> {
+        let stored = self.conversion.is_none() && cache_scales::stores(&self.recipe);
+        self.options.calibration.as_ref().filter(|_| stored)
     }
 
     /// The scheme of inputs, where the container stores a scale of them that calibration finds.
@@ -289,6 +297,10 @@ impl Plan {
             // One file, whose metadata are no config.json.
             Container::Gguf => Value::Null,
         };
+        let mut quantization = quantization;
+        if let Some(kv) = &self.recipe.kv {
+            self.container.declare_kv(kv, &mut quantization);
+        }
         if let Value::Object(fields) = &mut config {
             match self.container {
                 // Where its own loader looks; hubs look at the other.
@@ -326,7 +338,7 @@ impl Plan {
             Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
             Container::Modelopt => {
                 let kept = not_linear(&self.config, &self.kept());
-                let content = modelopt::hf_quant_config(&self.groups(), &kept);
+                let content = modelopt::hf_quant_config(&self.groups(), &kept, self.recipe.kv.as_ref());
                 let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
                 Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
             }
@@ -433,7 +445,8 @@ fn calibration_notes(
         return check_windows(set, config).map(|()| Vec::new());
     }
     if !recipe.method.needs_calibration() {
-        let unused = set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
+        let unused = set.filter(|_| !cache_scales::stores(recipe));
+        let unused = unused.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method.name()));
         return Ok(unused.into_iter().collect());
     }
     if recipe.method == Method::AutoRound {
@@ -499,7 +512,7 @@ fn importance_notes(
     Ok((missing > 0).then_some(note).into_iter().collect())
 }
 
-fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
+pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
     let fault = |window: usize, found: String, allowed: String| {
         let path = std::path::Path::new(&set.name);
         QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))
@@ -557,7 +570,7 @@ fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     container.holds_input_scales() && plan.stores_input_scale()
 }
 
-fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
+pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
     const SHOWN: usize = 6;
     let count = faults.len();
     let mut list = faults[..count.min(SHOWN)].join("; ");

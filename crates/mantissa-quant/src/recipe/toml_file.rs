@@ -9,8 +9,8 @@ use super::{FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, Reci
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::{GROUP_ORDERS, GptqOptions};
 
-const KEYS: [&str; 9] =
-    ["method", "weights", "file_type", "activations", "format", "keep", "layers", "gptq", "autoround"];
+const KEYS: [&str; 10] =
+    ["method", "weights", "file_type", "activations", "kv", "format", "keep", "layers", "gptq", "autoround"];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const GPTQ_KEYS: [&str; 4] = ["damp", "block", "act_order", "groups"];
 const AUTOROUND_KEYS: [&str; 5] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed"];
@@ -55,6 +55,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         autoround: autoround_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
+        kv: reader.scheme("kv", parse_activation)?,
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,

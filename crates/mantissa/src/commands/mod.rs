@@ -11,6 +11,7 @@ mod inspect;
 mod lint;
 mod model;
 mod quantize;
+mod recalibrate;
 mod recipes;
 mod render_chat;
 mod report;
@@ -38,6 +39,7 @@ pub enum Command {
     Run(Box<run::Args>),
     Verify(verify::Args),
     Convert(convert::Args),
+    Recalibrate(recalibrate::Args),
     Lint(lint::Args),
     Doctor(doctor::Args),
     Train(train::Args),
@@ -66,6 +68,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),
+        Command::Recalibrate(args) => recalibrate::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),
         Command::Train(args) => train::run(&args, context),
