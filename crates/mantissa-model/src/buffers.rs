@@ -224,6 +224,16 @@ impl Buffers {
         total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
     }
 
+    /// Keys, rotated, and values of the `tokens` tokens of the last pass over whole sequences, `[tokens, key width]` each: those of
+    /// its last layer, as the cache would give them back.
+    ///
+    /// # Panics
+    /// If there is no room for as many tokens.
+    pub fn keys_and_values(&self, tokens: usize) -> (&[f32], &[f32]) {
+        let len = tokens * self.sizes.key;
+        (&self.k[..len], &self.v[..len])
+    }
+
     /// Whether `tokens` tokens in sequences of up to `longest` positions of this model fit.
     pub(crate) fn check(
         &self,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
+use mantissa_num::Source;
 use mantissa_num::pack::transpose;
 use mantissa_store::convention::{LinearWeight, Weight};
 
@@ -12,7 +13,7 @@ use crate::config::{Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences, SideKind, VectorKind};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, StoredAs};
-use crate::kv::KvQuantizer;
+use crate::kv::{KvPolicy, KvQuantizer};
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
 use crate::source::WeightSource;
@@ -57,12 +58,15 @@ impl Layer {
         let mut flow = LayerFlow::new(config, layer, 1);
         let (module, heads) = (config.attention_module(layer), config.num_key_value_heads);
         if let Some(quant) = source.kv_quant(&module, heads)? {
-            if config.latent.is_some() {
+            if config.latent.is_some() && quant.scheme.source == Source::Static {
                 let (scheme, given) = (quant.scheme.to_string(), "latent attention".to_owned());
                 let allowed = "a cache that is not quantized, or other attention";
                 return Err(LoadError::InputScheme { module, scheme, given, allowed });
             }
-            flow.kv = Some(KvQuantizer::stored(&module, &quant, heads, config.head_dim)?);
+            flow.kv = Some(match quant.scheme.source {
+                Source::Dynamic => KvPolicy::of(&quant.scheme).quantizer(config)?,
+                _ => KvQuantizer::stored(&module, &quant, heads, config.head_dim)?,
+            });
         }
         Ok(Layer {
             linears,

@@ -344,11 +344,46 @@ impl<'a> Calibration<'a> {
     /// # Errors
     /// [`CalibrateError::Forward`], [`CalibrateError::Interrupted`].
     pub fn advance(&mut self, layer: &CalibratedLayer, tick: &mut Tick<'_>) -> Result<(), CalibrateError> {
-        self.next = layer.index + 1;
         // Nothing reads what comes out of the last layer.
-        if self.next == self.config.num_hidden_layers && !self.to_the_end {
+        if layer.index + 1 == self.config.num_hidden_layers && !self.to_the_end {
+            self.next = layer.index + 1;
             return Ok(());
         }
+        self.run_through(layer, tick, |_, _| {})
+    }
+
+    /// [`advance`](Self::advance), through the last layer too, which finds the greatest magnitude of the keys, after their
+    /// rotation, and of the values of each key-value head.
+    ///
+    /// # Errors
+    /// As [`advance`](Self::advance).
+    pub fn advance_with_cache_peaks(
+        &mut self,
+        layer: &CalibratedLayer,
+        tick: &mut Tick<'_>,
+    ) -> Result<[Vec<f32>; 2], CalibrateError> {
+        let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim.max(1));
+        let mut peaks = [(); 2].map(|()| vec![0f32; heads]);
+        self.run_through(layer, tick, |buffers, tokens| {
+            let (keys, values) = buffers.keys_and_values(tokens);
+            for (peaks, x) in peaks.iter_mut().zip([keys, values]) {
+                for (i, head) in x.chunks_exact(width).enumerate() {
+                    let peak = &mut peaks[i % heads];
+                    *peak = head.iter().fold(*peak, |peak, v| peak.max(v.abs()));
+                }
+            }
+        })?;
+        Ok(peaks)
+    }
+
+    /// Takes the windows through `layer` and gives `ran` what each of them left behind, and its tokens.
+    fn run_through(
+        &mut self,
+        layer: &CalibratedLayer,
+        tick: &mut Tick<'_>,
+        mut ran: impl FnMut(&Buffers, usize),
+    ) -> Result<(), CalibrateError> {
+        self.next = layer.index + 1;
         let (config, threads, count) = (self.config, self.threads, self.states.len());
         for first in (0..count).step_by(threads) {
             let windows = first..count.min(first + threads);
@@ -358,6 +393,7 @@ impl<'a> Calibration<'a> {
             });
             for (window, worker) in windows.zip(&mut self.workers) {
                 worker.take_result(window)?;
+                ran(&worker.buffers, worker.states.len() / config.hidden_size);
                 self.states.put(window, &worker.states)?;
             }
             go_on(tick)?;

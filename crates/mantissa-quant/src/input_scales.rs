@@ -111,7 +111,7 @@ pub(crate) fn collect(
 
 /// The scale under which the largest code of `scheme` stands for `amax`. Inputs that were never anything but zero (an expert that saw no token)
 /// have the scale of an amax of 1.
-fn scale(scheme: &Scheme, amax: f32) -> f32 {
+pub(crate) fn scale(scheme: &Scheme, amax: f32) -> f32 {
     let amax = if amax > 0.0 { amax } else { 1.0 };
     match &scheme.format {
         Format::Affine(Affine { code: Code::Float(element), scale: Some(block), .. })

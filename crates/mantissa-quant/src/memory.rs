@@ -97,6 +97,11 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
             vec![("values", 4 * values), ("values of the parts", 4 * values), ("packed tensors", 4 * values)];
         stages.push(Stage { name: "take tensors apart".to_owned(), buffers });
     }
+    if let Some(set) = plan.cache_text() {
+        stages.push(embedding_windows(plan, set));
+        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        stages.push(Stage { name: "find the scales of keys and values".to_owned(), buffers });
+    }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
             Some(set) if plan.recipe.method == Method::AutoRound => {

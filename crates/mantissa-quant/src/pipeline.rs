@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mantissa_model::LinearInfo;
-use mantissa_num::Scheme;
+use mantissa_num::{Scheme, Source};
 use mantissa_store::convention::{Container, ModelFiles, gptq, modelopt, onnx};
 use mantissa_store::{
     Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
@@ -24,6 +24,7 @@ use mantissa_store::{
 use serde_json::{Map, Value, json};
 
 use crate::assess;
+use crate::cache_scales;
 use crate::convert;
 use crate::error::{QuantError, Result, Unfinished};
 use crate::fold::{self, Folded};
@@ -105,9 +106,10 @@ pub fn run(
     };
     let filled = transform::prepare(plan, source, &mut tick).and_then(|prepared| {
         let folded = Folded::new(source, &prepared.folds);
-        let layers = Layers::new(plan, &folded, Box::new(stored)).prepared(&prepared);
+        let layers = Layers::new(plan, &folded, Box::new(&stored)).prepared(&prepared);
         let writer = ShardedWriter::resume(staging.path(), shards, plan.metadata());
-        let job = Job { plan, source, folded: &folded, prepared: &prepared, config: &config };
+        let job =
+            Job { plan, source, folded: &folded, prepared: &prepared, config: &config, stored: &stored };
         job.fill(&mut staging, &mut journal, writer, layers, progress)
     });
     let filled = filled.and_then(|quality| {
@@ -167,6 +169,8 @@ struct Job<'a> {
     prepared: &'a Prepared,
     /// The output's.
     config: &'a Value,
+    /// Opens the output as far as it is written.
+    stored: &'a dyn Fn() -> Result<ModelFiles>,
 }
 
 impl Job<'_> {
@@ -179,13 +183,14 @@ impl Job<'_> {
         layers: Layers<'_>,
         progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
     ) -> Result<Quality> {
-        let Job { plan, source, folded, prepared, config } = *self;
+        let Job { plan, source, folded, prepared, config, stored } = *self;
         let found = SourceHashes::beside(source, plan.threads(), |hashes| {
             let mut run =
                 Run { plan, folded, layers, writer: &mut writer, journal, progress: &mut *progress, done: 0 };
             run.copy_tensors()?;
             run.write_dense()?;
             let layers = run.quantize_layers()?;
+            run.write_cache_scales(stored)?;
             drop(run);
             let weights = writer.finish()?.into_iter().collect();
             let tensors = plan.copied.iter().map(|meta| TensorReport::kept(meta, folded)).collect();
@@ -325,6 +330,34 @@ impl Run<'_, '_> {
         Ok(reports)
     }
 
+    /// Scales of keys and values, which are found with the model as it is stored.
+    fn write_cache_scales(&mut self, stored: &dyn Fn() -> Result<ModelFiles>) -> Result<()> {
+        const UNIT: &str = "scales of keys and values";
+        let plan = self.plan;
+        let Some(kv) = plan.recipe.kv.as_ref().filter(|kv| kv.source == Source::Static) else {
+            return Ok(());
+        };
+        if self.journal.recover(UNIT, self.writer)?.is_some() {
+            return self.advance(0, UNIT);
+        }
+        let (done, progress) = (self.done, &mut *self.progress);
+        let mut tick = || progress(Progress { done, tensor: UNIT, tokens: None });
+        let tensors = match cache_scales::tensors(plan, kv, self.folded.files(), stored, &mut tick) {
+            Err(QuantError::Interrupted) => {
+                self.journal.sync(self.writer)?;
+                return Err(QuantError::Interrupted);
+            }
+            tensors => tensors?,
+        };
+        let mut written = Vec::with_capacity(tensors.len());
+        for (name, bytes) in tensors {
+            self.writer.write(&name, &bytes)?;
+            written.push((name, Checksum::of(&bytes)));
+        }
+        self.journal.record(UNIT, written, 0, None, self.writer)?;
+        self.advance(0, UNIT)
+    }
+
     fn quantize_layer(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<LayerReport> {
         let (done, progress) = (self.done, &mut *self.progress);
         let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
@@ -358,7 +391,7 @@ fn write_json(staging: &mut Staging, file: &str, value: &Value) -> Result<()> {
 
 /// Copies tokenizer, generation settings, licence and the like: regular files of the source folder that are neither
 /// weights nor written by the pipeline itself. Names are sorted, so that the manifest is the same every time.
-fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
+pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
     const WEIGHTS: [&str; 9] = ["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "onnx", "h5", "msgpack"];
     let io = |error| Error::Io { path: from.to_owned(), operation: "list folder", error };
     let entries = std::fs::read_dir(from).map_err(io)?;
@@ -389,6 +422,7 @@ pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
         "method": plan.recipe.method_name(),
         "weights": plan.recipe.weights.to_string(),
         "activations": plan.recipe.activations.as_ref().map(ToString::to_string),
+        "kv": plan.recipe.kv.as_ref().map(ToString::to_string),
         "container": plan.container.name(),
     });
     match fields {

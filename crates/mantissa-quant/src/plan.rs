@@ -1,6 +1,6 @@
 //! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
 
-mod calibration;
+pub(crate) mod calibration;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +15,7 @@ use mantissa_store::convention::{
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use serde_json::Value;
 
+use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::{Conversion, named_class};
 use crate::error::{QuantError, Result};
@@ -151,6 +152,7 @@ impl Plan {
             options: &options,
         };
         let calibrating = asked.notes()?;
+        let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
         let copied = copied_tensors(source, &linears);
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
@@ -173,7 +175,7 @@ impl Plan {
             }
             None => {
                 let copied = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-                copied.chain(quantized).collect()
+                copied.chain(quantized).chain(cached).collect()
             }
         };
         let evaluation = None;
@@ -242,6 +244,12 @@ impl Plan {
     /// What the scales of inputs that are stored are found on, where there are such.
     pub fn input_text(&self) -> Option<&CalibrationSet> {
         self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
+    }
+
+    /// What the scales of keys and values that are stored are found on, where there are such.
+    pub fn cache_text(&self) -> Option<&CalibrationSet> {
+        let stored = self.conversion.is_none() && cache_scales::stores(&self.recipe);
+        self.options.calibration.as_ref().filter(|_| stored)
     }
 
     /// The scheme of inputs, where the container stores a scale of them that calibration finds.
@@ -346,7 +354,10 @@ impl Plan {
             // One file, whose metadata are no config.json.
             Container::Gguf => Value::Null,
         };
-        let quantization = self.with_rotations(quantization);
+        let mut quantization = self.with_rotations(quantization);
+        if let Some(kv) = &self.recipe.kv {
+            self.container.declare_kv(kv, &mut quantization);
+        }
         if let Value::Object(fields) = &mut config {
             if self.untied().is_some() {
                 fields.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
@@ -406,7 +417,7 @@ impl Plan {
             Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
             Container::Modelopt => {
                 let kept = not_linear(&self.config, &self.kept());
-                let content = modelopt::hf_quant_config(&self.groups(), &kept);
+                let content = modelopt::hf_quant_config(&self.groups(), &kept, self.recipe.kv.as_ref());
                 let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
                 Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
             }

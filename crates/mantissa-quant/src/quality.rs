@@ -54,6 +54,9 @@ pub struct Quality {
     pub weights: String,
     /// Scheme of their inputs.
     pub activations: Option<String>,
+    /// Scheme of keys and values in the cache, where they are not stored as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<String>,
     /// The container.
     pub container: String,
     /// Bits per weight of the quantized layers, scales and zero points counted.
@@ -182,6 +185,7 @@ impl Quality {
             method: plan.recipe.method_name(),
             weights: plan.recipe.weights.to_string(),
             activations: plan.recipe.activations.as_ref().map(ToString::to_string),
+            kv: plan.recipe.kv.as_ref().map(ToString::to_string),
             container: plan.container.name().to_owned(),
             linear_bits_per_weight: plan.linear_bits_per_weight(),
             bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
@@ -192,6 +196,7 @@ impl Quality {
                 .calibration()
                 .or(plan.transform_text())
                 .or(plan.input_text())
+                .or(plan.cache_text())
                 .map(CalibrationSet::identity),
             evaluation: None,
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),

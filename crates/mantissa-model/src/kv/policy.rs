@@ -125,6 +125,11 @@ fn scale_code(name: &str) -> Option<Code> {
 }
 
 impl KvPolicy {
+    /// Keys and values under one scheme.
+    pub fn of(scheme: &Scheme) -> Self {
+        KvPolicy { keys: Some(scheme.clone()), values: Some(scheme.clone()), ..KvPolicy::default() }
+    }
+
     /// Whether nothing is quantized.
     pub fn is_f32(&self) -> bool {
         self.keys.is_none() && self.values.is_none()

@@ -23,6 +23,7 @@ use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
 
 use crate::autoround::AutoRoundOptions;
+use crate::cache_scales;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
@@ -112,7 +113,22 @@ impl Plan {
                 }
             }
         }
-        refused.extend(of_the_whole(source, &config, &inputs, requantize)?);
+        refused.extend(of_the_whole(&inputs, requantize));
+        let kv = match cache_scales::of_source(source, &config)? {
+            Ok(kv) => kv,
+            Err(why) => {
+                refused.push(why);
+                None
+            }
+        };
+        // Rounding anew leaves out what the container cannot say; a change of container refuses.
+        let kv = match kv.map(|kv| container.check_kv(&kv).map(|()| kv)) {
+            Some(Err(error)) if requantize.is_none() => {
+                refused.insert(0, format!("KV cache: {error}"));
+                None
+            }
+            kv => kv.and_then(std::result::Result::ok),
+        };
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             refused.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
@@ -124,7 +140,7 @@ impl Plan {
             ));
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
-        let recipe = recipe(&linears, activations, container, dtype, requantize);
+        let recipe = Recipe { kv, ..recipe(&linears, activations, container, dtype, requantize) };
         let conversion = Conversion {
             requantized: requantize.is_some(),
             drops_inputs: drop_inputs,
@@ -203,26 +219,9 @@ fn scale_code(container: Container, dtype: Dtype) -> Option<Code> {
 }
 
 /// What stands against converting the model as a whole.
-fn of_the_whole(
-    source: &ModelFiles,
-    config: &ModelConfig,
-    inputs: &[Option<Scheme>],
-    requantize: Option<&Scheme>,
-) -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    if requantize.is_some() {
-        return Ok(found);
-    }
-    if inputs.windows(2).any(|pair| pair[0] != pair[1]) {
-        found.push("inputs: layers whose inputs are quantized in different ways".to_owned());
-    }
-    for layer in 0..config.num_hidden_layers {
-        let module = config.attention_module(layer);
-        if source.kv_quant(&module, config.num_key_value_heads)?.is_some() {
-            found.push(format!("{module}: scales of its KV cache are not carried over"));
-        }
-    }
-    Ok(found)
+fn of_the_whole(inputs: &[Option<Scheme>], requantize: Option<&Scheme>) -> Option<String> {
+    let differ = requantize.is_none() && inputs.windows(2).any(|pair| pair[0] != pair[1]);
+    differ.then(|| "inputs: layers whose inputs are quantized in different ways".to_owned())
 }
 
 /// The dtype of the model: what its config says, or that of its embedding.
@@ -277,6 +276,7 @@ fn recipe(
         autoround: AutoRoundOptions::default(),
         weights,
         activations,
+        kv: None,
         container: Some(container),
         file_type: None,
         layers: vec![tables],
@@ -296,7 +296,10 @@ fn finish(
     let mut notes = source.notes();
     let (copied, dense) = match source.gguf() {
         Some(_) => (Vec::new(), dense::of_gguf(source, &config, container, &linears, &mut notes)?),
-        None => (copied(source, &linears, &mut notes), Vec::new()),
+        None => {
+            let left_out = recipe.kv.is_none();
+            (copied(source, &linears, left_out, &mut notes), Vec::new())
+        }
     };
     let gguf = match container {
         Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
@@ -310,7 +313,8 @@ fn finish(
         None => {
             let copied =
                 copied.iter().map(|m| mantissa_store::TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-            copied.chain(dense.iter().map(Dense::spec)).chain(quantized).collect()
+            let cached = recipe.kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
+            copied.chain(dense.iter().map(Dense::spec)).chain(quantized).chain(cached).collect()
         }
     };
     let plan = Plan {
@@ -333,7 +337,13 @@ fn finish(
 }
 
 /// Tensors that are taken over byte by byte: all but those of the quantized layers, their biases excepted.
-fn copied(source: &ModelFiles, linears: &[PlannedLinear], notes: &mut Vec<String>) -> Vec<TensorMeta> {
+/// Scales of the KV cache are the container's, or, where it has no place for them, are told as `left_out`.
+fn copied(
+    source: &ModelFiles,
+    linears: &[PlannedLinear],
+    left_out: bool,
+    notes: &mut Vec<String>,
+) -> Vec<TensorMeta> {
     let stored: BTreeSet<&str> =
         linears.iter().filter(|l| l.scheme.is_some()).map(|l| l.info.module.as_str()).collect();
     // The parts of a weight may have dots in their names (`weight.absmax`).
@@ -343,16 +353,16 @@ fn copied(source: &ModelFiles, linears: &[PlannedLinear], notes: &mut Vec<String
     };
     let cache = |name: &str| [".k_scale", ".v_scale", ".q_scale"].iter().any(|end| name.ends_with(end));
     let mut copied: Vec<_> = Vec::new();
-    let mut left_out = 0;
+    let mut scales = 0;
     for meta in source.checkpoint().tensors().filter(|meta| !of_layer(&meta.name)) {
         if cache(&meta.name) {
-            left_out += 1;
+            scales += 1;
         } else {
             copied.push(meta.clone());
         }
     }
-    if left_out > 0 {
-        notes.push(format!("{left_out} scales of the KV cache are left out"));
+    if left_out && scales > 0 {
+        notes.push(format!("{scales} scales of the KV cache are left out"));
     }
     copied.sort_by(|a: &TensorMeta, b| a.name.cmp(&b.name));
     copied

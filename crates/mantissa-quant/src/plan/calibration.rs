@@ -9,6 +9,7 @@ use mantissa_train::LayerTrainer;
 
 use super::{Options, PlannedLinear, not_storable, stores_input_scales, weighs};
 use crate::autoround;
+use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::clip;
 use crate::error::{QuantError, Result};
@@ -53,7 +54,7 @@ impl Asked<'_> {
         if recipe.needs_calibration() || stores_input_scales(recipe, container) {
             return self.windows().map(|_| notes);
         }
-        let set = options.calibration.as_ref();
+        let set = options.calibration.as_ref().filter(|_| !cache_scales::stores(recipe));
         notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
         Ok(notes)
     }
@@ -171,7 +172,7 @@ impl Asked<'_> {
     }
 }
 
-fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
+pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
     let fault = |window: usize, found: String, allowed: String| {
         let path = Path::new(&set.name);
         QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))

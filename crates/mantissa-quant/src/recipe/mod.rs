@@ -1,4 +1,4 @@
-//! Recipes: which method, which scheme for what, which container. By name (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION]`, one of the two at least), by alias, by the name
+//! Recipes: which method, which scheme for what, which container. By name (`[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, transform or method at least), by alias, by the name
 //! of one of llama.cpp's file types (`q4_k_m`), or as a
 //! TOML file with exactly the keys below.
 //!
@@ -8,6 +8,7 @@
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate
 //! observer = "max"               # optional, of static inputs: max, percentile, mse
+//! kv = "int8-head"               # optional: scheme of keys and values in the cache
 //! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
 //! keep = ["lm_head"]             # optional: modules left as they are, by name or glob
 //!
@@ -134,6 +135,8 @@ pub struct Recipe {
     pub activations: Option<Scheme>,
     /// What the scales of inputs that are stored are taken from.
     pub observer: Observer,
+    /// Scheme of keys and values in the cache.
+    pub kv: Option<Scheme>,
     /// llama.cpp's mixture of block types, where the recipe is one: it says what becomes of every tensor.
     pub file_type: Option<FileType>,
     /// Container; `None` takes the first that holds the schemes.
@@ -237,7 +240,8 @@ impl Recipe {
                 // NVFP4's scale of all inputs is found anew for each where nothing is calibrated, which only our own holds.
                 let anew = input.is_some_and(|i| i.has_outer_scale() && i.source == Source::Dynamic);
                 let plan = LinearPlan::new("", scheme, input, (side, block_multiple(scheme, side)));
-                !anew && container.specs(&plan).is_ok()
+                let cached = self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
+                !anew && cached && container.specs(&plan).is_ok()
             };
             let mut schemes = schemes;
             let blocks = schemes.clone().any(|scheme| scheme.format.codec().is_some());

@@ -88,10 +88,14 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
-    let mut activations = None;
+    let (mut activations, mut kv) = (None, None);
     for part in parts {
-        if part.starts_with("kv-") {
-            return Err(fault(text, part, "no +kv-… (KV-cache schemes come in a later version)"));
+        if let Some(rest) = part.strip_prefix("kv-") {
+            if kv.is_some() {
+                return Err(fault(text, part, "one scheme of keys and values"));
+            }
+            kv = Some(scheme(text, "kv", rest, parse_activation)?);
+            continue;
         }
         if activations.is_some() {
             return Err(fault(text, part, "one activation scheme"));
@@ -107,6 +111,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         weights,
         activations,
         observer: Observer::Max,
+        kv,
         file_type: None,
         container: None,
         layers: Vec::new(),
@@ -124,6 +129,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         weights: Scheme::codec(file_type.base),
         activations: None,
         observer: Observer::Max,
+        kv: None,
         file_type: Some(file_type),
         container: Some(Container::Gguf),
         layers: Vec::new(),
@@ -179,6 +185,8 @@ mod tests {
         let recipe = parse("rtn-int8-channel+int8-token").unwrap();
         assert_eq!(recipe.weights.to_string(), "int8-channel");
         assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
+        let recipe = parse("rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static").unwrap();
+        assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
@@ -211,6 +219,7 @@ mod tests {
         assert!(message("rtn-int4-g0").contains("g0"));
         assert!(message("magic-int4-g128").contains("gptq-SCHEME"));
         assert!(message("rtn-int4-g32+int8-token+int8-token").contains("one activation scheme"));
-        assert!(message("rtn-int4-g32+kv-int8-head").contains("later version"));
+        assert!(message("rtn-int4-g32+kv-int8-head+kv-int8-head").contains("one scheme of keys"));
+        assert!(message("rtn-int4-g32+kv-int9-head").contains("int9-head"));
     }
 }

@@ -15,13 +15,14 @@ use crate::input_scales::OBSERVERS;
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "transform",
     "method",
     "weights",
     "file_type",
     "activations",
     "observer",
+    "kv",
     "format",
     "keep",
     "layers",
@@ -78,6 +79,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         observer: reader.one_of("observer", &OBSERVERS)?.unwrap_or_default(),
+        kv: reader.scheme("kv", parse_activation)?,
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,

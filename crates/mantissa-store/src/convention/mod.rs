@@ -5,6 +5,7 @@
 
 pub mod awq;
 pub mod bitsandbytes;
+pub mod cache;
 pub mod compressed_tensors;
 mod container;
 pub mod exl2;
@@ -248,6 +249,7 @@ impl ModelFiles {
         match &self.convention {
             Convention::CompressedTensors(config) => config.kv_quant(self, module, kv_heads),
             Convention::Modelopt(config) => config.kv_quant(self, module, kv_heads),
+            Convention::Native(config) => config.kv_quant(self, module, kv_heads),
             _ => Ok(None),
         }
     }

@@ -5,8 +5,10 @@
 //! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
 //! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
 //! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
-//! `config.json` says `quantization_config.quant_method = "mantissa"`, and lists activation schemes by module, and the order of
-//! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized.
+//! `config.json` says `quantization_config.quant_method = "mantissa"`, lists activation schemes by module, and the order of
+//! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized, and names
+//! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
+//! module.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +16,11 @@ use mantissa_num::blockwise::Nested;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Code, Codes, Hadamard, Quantized, Scheme, code_unit, parse_activation};
+use mantissa_num::{Code, Codes, Hadamard, Quantized, Scheme, Source, code_unit, parse_activation};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::{ActivationQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight};
+use super::{ActivationQuant, KvQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight, cache};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
 /// `quant_method` of this container.
@@ -29,6 +31,7 @@ pub const QUANT_METHOD: &str = "mantissa";
 pub struct Config {
     inputs: BTreeMap<String, Scheme>,
     rotations: BTreeMap<String, Hadamard>,
+    kv: Option<Scheme>,
 }
 
 /// The key under which rotations of inputs are listed.
@@ -192,7 +195,34 @@ impl Config {
             })?;
             rotations.insert(module.clone(), rotation);
         }
-        Ok(Config { inputs, rotations })
+        let kv = match quantization.and_then(|q| q.get(cache::NATIVE_KEY)).filter(|kv| !kv.is_null()) {
+            None => None,
+            Some(text) => {
+                let field = format!("quantization_config.{}", cache::NATIVE_KEY);
+                let fault = |hint: String| Error::field(&path, field, text.to_string(), "a scheme", hint);
+                let scheme = parse_activation(text.as_str().unwrap_or_default());
+                Some(scheme.map_err(|error| fault(error.to_string()))?)
+            }
+        };
+        Ok(Config { inputs, rotations, kv })
+    }
+
+    /// How the attention `module` stores keys and values.
+    ///
+    /// # Errors
+    /// A scale is there and has another shape, or is no number greater than 0; one is not there.
+    pub fn kv_quant(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
+        let Some(scheme) = &self.kv else { return Ok(None) };
+        if scheme.source == Source::Dynamic {
+            return Ok(Some(KvQuant { scheme: scheme.clone(), k_scale: Vec::new(), v_scale: Vec::new() }));
+        }
+        let scale = |suffix: &str| {
+            let name = format!("{module}.{suffix}");
+            files.meta(&name)?;
+            files.read_cache_scale(&name, kv_heads)
+        };
+        let scheme = cache::of_one_block(scheme);
+        Ok(Some(KvQuant { scheme, k_scale: scale("k_scale")?, v_scale: scale("v_scale")? }))
     }
 
     /// The weight of `module`, the quantization of its input and its rotation.

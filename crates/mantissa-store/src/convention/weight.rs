@@ -44,9 +44,9 @@ impl ActivationQuant {
 /// in the element of the scheme, times the scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvQuant {
-    /// The scheme: static, one block for all of a head's values.
+    /// The scheme: static with one block for all of a head's values; or dynamic, in the native container.
     pub scheme: Scheme,
-    /// Scales of the keys: one, or one per key-value head.
+    /// Scales of the keys: one, or one per key-value head; none of a dynamic scheme.
     pub k_scale: Vec<f32>,
     /// Scales of the values, likewise.
     pub v_scale: Vec<f32>,

@@ -58,6 +58,9 @@ struct Report {
     bits_per_weight: Option<f64>,
     /// Over the decoder's linear layers alone, scales and zero points counted; `None` where the architecture is not known.
     linear_bits_per_weight: Option<f64>,
+    /// How keys and values are stored in the cache, where the checkpoint says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_cache: Option<String>,
     by_scheme: Vec<Total>,
     notes: Vec<String>,
     warnings: Vec<String>,
@@ -93,8 +96,19 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let (Model::Known(_), Some(config)) = (&model, &config) {
         architecture::compare(config, &inventory.entries, &mut notes, &mut warnings);
     }
+    let kv_cache = match (&model, &config) {
+        (Model::Known(files), Some(config)) => match mantissa_quant::stored_kv_scheme(files, config) {
+            Ok(found) => found.map_or_else(Some, |scheme| scheme.map(|scheme| scheme.to_string())),
+            Err(error) => {
+                warnings.push(error.to_string());
+                None
+            }
+        },
+        _ => None,
+    };
     let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
     let report = assemble(args, &model, config.as_ref(), inventory, stats, notes, warnings);
+    let report = Report { kv_cache, ..report };
     context.report(&report, |out| print(args, &report, out))?;
     context.warn_all(&report.warnings)
 }
@@ -193,6 +207,7 @@ fn assemble(
         files: checkpoint.files().count(),
         bits_per_weight: bits(stored, parameters),
         linear_bits_per_weight,
+        kv_cache: None,
         by_scheme,
         notes,
         warnings,
@@ -256,6 +271,9 @@ fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     line("bits/weight", format!("{} with embedding, head and norms", shown(report.bits_per_weight)))?;
     if let Some(bits) = report.linear_bits_per_weight {
         line("", format!("{bits:.3} for decoder linears alone, scales and zero points counted"))?;
+    }
+    if let Some(kv) = &report.kv_cache {
+        line("KV cache", kv.clone())?;
     }
     report.notes.iter().try_for_each(|note| line("note", note.clone()))
 }

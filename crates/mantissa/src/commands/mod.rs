@@ -13,6 +13,7 @@ mod lint;
 mod model;
 mod outcome;
 mod quantize;
+mod recalibrate;
 mod recipes;
 mod render_chat;
 mod report;
@@ -41,6 +42,7 @@ pub enum Command {
     Run(Box<run::Args>),
     Verify(verify::Args),
     Convert(convert::Args),
+    Recalibrate(recalibrate::Args),
     Lint(lint::Args),
     Doctor(doctor::Args),
     Train(train::Args),
@@ -70,6 +72,7 @@ pub fn run(command: Command, context: &Context) -> Result<()> {
         Command::Run(args) => run::run(&args, context),
         Command::Verify(args) => verify::run(&args, context),
         Command::Convert(args) => convert::run(&args, context),
+        Command::Recalibrate(args) => recalibrate::run(&args, context),
         Command::Lint(args) => lint::run(&args, context),
         Command::Doctor(args) => doctor::run(&args, context),
         Command::Train(args) => train::run(&args, context),

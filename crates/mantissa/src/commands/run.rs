@@ -149,10 +149,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
         tokens_per_second: generated.tokens.len() as f64 / start.elapsed().as_secs_f64(),
     };
+    context.report(&report, |out| writeln!(out))?;
     if let Some(kv) = &report.kv {
         context.note(&format!("KV cache {kv}: {} bytes per token", report.kv_bytes_per_token));
     }
-    context.report(&report, |out| writeln!(out))
+    Ok(())
 }
 
 /// The conversation of the arguments as the model's template writes it.

@@ -211,7 +211,7 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("out");
     for (artifact, format, why) in [
-        ("llmc_kv_fp8_static", "native", "KV cache"),
+        ("llmc_kv_fp8_static", "gptq", "KV cache"),
         // f16 scales of a model in bf16, before its order of groups is looked at.
         ("gptqm_w4_g32_sym_descact", "compressed-tensors", "is no bf16"),
         ("bnb_int8", "compressed-tensors", "activations"),

@@ -1,9 +1,12 @@
 //! `--kv`: keys and values in any scheme.
 
+use std::path::Path;
+
+use mantissa_store::SafeTensors;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{fail, json, mantissa, root, stderr, text};
+use crate::support::{fail, json, mantissa, root, shared, stderr, succeed, text};
 
 /// `eval demo --reference demo` on a short text.
 fn eval(more: &[&str]) -> Value {
@@ -65,4 +68,142 @@ fn run_says_how_it_kept_keys_and_values() {
         let line = fail(2, &["run", "demo", "-p", "a", "-n", "2", "--kv", kv]);
         assert!(line.contains("allowed"), "{line}");
     }
+}
+
+/// Quantizes the model with cache scales of the calibration text.
+fn quantize(out: &Path, recipe: &str, more: &[&str]) {
+    let model = root().join("tests/data/tiny/llama2-gqa-tied");
+    let fixed = ["quantize", text(&model), "--recipe", recipe, "--out", text(out), "--quiet"];
+    let windows = out.with_extension("json");
+    let tokens: Vec<Vec<usize>> =
+        (0..3).map(|w| (0..24).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
+    std::fs::write(&windows, serde_json::json!(tokens).to_string()).unwrap();
+    succeed(&[&fixed[..], &["--calibration-tokens", text(&windows)], more].concat());
+}
+
+fn scale(dir: &Path, name: &str) -> Vec<f32> {
+    let file = SafeTensors::open(&dir.join("model.safetensors")).unwrap();
+    let bytes = file.read(file.get(name).unwrap()).unwrap();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// Static scales come from the calibration text, are read back, and go from one container to another.
+#[test]
+fn cache_scales_are_stored_and_carried() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    let fp8 = "rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static";
+    quantize(&at("ct"), fp8, &[]);
+    let ct = scale(&at("ct"), "model.layers.0.self_attn.k_scale");
+    assert!(ct.len() == 1 && ct[0] > 0.0 && ct[0] < 1.0, "{ct:?}");
+    let inspected = json(&["inspect", text(&at("ct")), "--json"]);
+    assert_eq!(inspected["kv_cache"], "fp8-e4m3-tensor@static");
+    let convert = |from: &str, format: &str, to: &str| {
+        succeed(&["convert", text(&at(from)), "--format", format, "--out", text(&at(to)), "--quiet"])
+    };
+    convert("ct", "modelopt", "mo");
+    assert_eq!(scale(&at("mo"), "model.layers.0.self_attn.k_proj.k_scale"), ct);
+    convert("mo", "native", "own");
+    convert("own", "compressed-tensors", "back");
+    for layer in 0..2 {
+        for side in ["k_scale", "v_scale"] {
+            let name = format!("model.layers.{layer}.self_attn.{side}");
+            assert_eq!(scale(&at("back"), &name), scale(&at("ct"), &name), "{name}");
+        }
+    }
+    let nll = |name: &str| {
+        let windows = at("ct").with_extension("json");
+        let report = json(&["eval", text(&at(name)), "--tokens", text(&windows), "--json", "--quiet"]);
+        number(&report, "nll")
+    };
+    assert!(["mo", "own", "back"].iter().all(|name| nll(name) == nll("ct")));
+    let line = fail(2, &["convert", text(&at("ct")), "--format", "deepseek-fp8", "--out", text(&at("no"))]);
+    assert!(line.contains("keys and values"), "{line}");
+}
+
+/// One per head, integers, and schemes that take scales as they write, which our own container names.
+#[test]
+fn recipes_name_schemes_of_the_cache() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    quantize(&at("heads"), "rtn-int8-channel+kv-int8-head@static", &[]);
+    let heads = scale(&at("heads"), "model.layers.1.self_attn.v_scale");
+    assert!(heads.len() > 1 && heads.iter().any(|scale| *scale != heads[0]), "{heads:?}");
+    quantize(&at("whole"), "rtn-int8-channel+kv-int8-tensor@static", &["--threads", "2"]);
+    let whole = scale(&at("whole"), "model.layers.1.self_attn.v_scale");
+    assert_eq!(whole, [heads.iter().fold(0f32, |most, scale| most.max(*scale))]);
+    quantize(&at("dynamic"), "rtn-int4-g8+kv-int8-head", &[]);
+    let inspected = json(&["inspect", text(&at("dynamic")), "--json"]);
+    assert_eq!((&inspected["kv_cache"], &inspected["convention"]), (&"int8-head".into(), &"native".into()));
+    let model = root().join("tests/data/tiny/llama2-gqa-tied");
+    for (recipe, format, why) in [
+        ("rtn-int4-g8+kv-int8-head", "compressed-tensors", "native"),
+        ("rtn-int8-channel+kv-fp8-e4m3-tensor@static", "compressed-tensors", "calibration"),
+        ("rtn-q8_0+kv-fp8-e4m3-tensor@static", "gguf", "no place"),
+    ] {
+        let out = at("none");
+        let arguments =
+            ["quantize", text(&model), "--recipe", recipe, "--format", format, "--out", text(&out)];
+        let line = fail(2, &arguments);
+        assert!(line.contains(why) && !out.exists(), "{line}");
+    }
+}
+
+/// llm-compressor's artifact with an FP8 cache: the same recipe on the same windows. Its observer averages the extremes of windows,
+/// ours takes the greatest: never below by more than rounding of weights makes, and little above.
+#[test]
+fn cache_scales_are_near_those_of_llm_compressor() {
+    let (Some(artifacts), Some(models), Some(peers)) =
+        (shared("artifacts"), shared("models"), shared("reference/peers"))
+    else {
+        return;
+    };
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("out");
+    let tokens = format!("{}:calib", peers.join("babyllama-105-tokens.json").display());
+    let model = models.join("babyllama-105");
+    let recipe = "rtn-int8-channel+kv-fp8-e4m3-tensor@static";
+    let arguments = ["quantize", text(&model), "--recipe", recipe, "--out", text(&out), "--quiet"];
+    succeed(&[&arguments[..], &["--calibration-tokens", &tokens]].concat());
+    for layer in 0..5 {
+        for side in ["k_scale", "v_scale"] {
+            let name = format!("model.layers.{layer}.self_attn.{side}");
+            let (ours, theirs) =
+                (scale(&out, &name)[0], scale(&artifacts.join("llmc_kv_fp8_static"), &name)[0]);
+            assert!((0.995..1.065).contains(&(ours / theirs)), "{name}: {ours} for {theirs}");
+        }
+    }
+}
+
+/// Scales are found anew on other windows, and nothing else is touched.
+#[test]
+fn recalibration_changes_scales_alone() {
+    let temp = TempDir::new().unwrap();
+    let (old, new, same) = (temp.path().join("old"), temp.path().join("new"), temp.path().join("same"));
+    quantize(&old, "rtn-int8-channel+int8-tensor@static+kv-fp8-e4m3-tensor@static", &[]);
+    let recalibrate = |windows: &Path, out: &Path| {
+        let arguments = ["recalibrate", text(&old), "--tokens", text(windows), "--out", text(out)];
+        json(&[&arguments[..], &["--json", "--quiet"]].concat())
+    };
+    let windows = temp.path().join("other.json");
+    std::fs::write(&windows, serde_json::json!([(3..40).collect::<Vec<usize>>()]).to_string()).unwrap();
+    let report = recalibrate(&windows, &new);
+    assert_eq!((&report["input_scales"], &report["cache_scales"]), (&14.into(), &4.into()));
+    recalibrate(&old.with_extension("json"), &same);
+    let open = |dir: &Path| SafeTensors::open(&dir.join("model.safetensors")).unwrap();
+    let (old, new, same) = (open(&old), open(&new), open(&same));
+    let mut changed = 0;
+    for meta in old.tensors() {
+        let of = |file: &SafeTensors| file.read(file.get(&meta.name).unwrap()).unwrap();
+        let is_scale = ["input_scale", "k_scale", "v_scale"].iter().any(|end| meta.name.ends_with(end));
+        assert!(is_scale || of(&old) == of(&new), "{}", meta.name);
+        changed += usize::from(of(&old) != of(&new));
+        // What quantize found on the same windows.
+        assert!(!meta.name.contains("attn.k_scale") || of(&old) == of(&same), "{}", meta.name);
+    }
+    assert!(changed >= 10, "{changed}");
+    let model = root().join("tests/data/tiny/llama2-gqa-tied");
+    let none = temp.path().join("none");
+    let line = fail(2, &["recalibrate", text(&model), "--tokens", text(&windows), "--out", text(&none)]);
+    assert!(line.contains("found") && !none.exists(), "{line}");
 }

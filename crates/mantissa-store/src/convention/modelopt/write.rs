@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::config::{Algo, QUANT_METHOD};
 use super::read::{fixed, mxfp8_input, per_token};
-use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight, scale_dtype};
+use crate::convention::{LinearPlan, LinearWeight, NotStorable, Weight, cache, scale_dtype};
 use crate::{Dtype, TensorSpec};
 
 /// The version of the convention, which loaders look at.
@@ -196,13 +196,13 @@ pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, No
     Ok(config)
 }
 
-/// The content of [`FILE_NAME`](super::FILE_NAME) for the same.
+/// The content of [`FILE_NAME`](super::FILE_NAME) for the same, with the scheme of keys and values.
 ///
 /// # Errors
 /// As [`specs`].
-pub fn hf_quant_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
+pub fn hf_quant_config(groups: &Groups, kept: &[String], kv: Option<&Scheme>) -> Result<Value, NotStorable> {
     let mut quantization = quantization(groups)?;
-    quantization["kv_cache_quant_algo"] = Value::Null;
+    quantization["kv_cache_quant_algo"] = json!(kv.map(cache::modelopt_algo));
     quantization["exclude_modules"] = json!(kept);
     // Loaders know the convention by this name.
     Ok(json!({"producer": {"name": "modelopt", "version": VERSION}, "quantization": quantization}))

@@ -1,0 +1,150 @@
+//! Scales of keys and values that are stored with a model, for a KV cache in 8 bits.
+//!
+//! The model runs over the calibration text with its weights as they are stored and nothing else quantized, and a scale follows from the greatest magnitude that the
+//! keys after their rotation, or the values, of a layer or of one of its heads had: the minmax observer of llm-compressor and the
+//! max calibration of ModelOpt. A change of container takes over the scales that are there.
+
+use mantissa_model::{KvPolicy, ModelConfig};
+use mantissa_num::{RowName, Scheme, Source};
+use mantissa_store::TensorSpec;
+use mantissa_store::convention::{Container, ModelFiles, cache};
+
+use crate::calibrate::{Calibration, CalibrationSet, Tick};
+use crate::error::{QuantError, Result};
+use crate::input_scales::scale;
+use crate::plan::calibration::check_windows;
+use crate::plan::{Options, Plan, not_storable};
+use crate::recipe::Recipe;
+use crate::unquantized::Unquantized;
+
+/// Whether the output of a recipe holds scales of keys and values.
+pub(crate) fn stores(recipe: &Recipe) -> bool {
+    recipe.kv.as_ref().is_some_and(|kv| kv.source == Source::Static)
+}
+
+/// The tensors of scales of keys and values that `recipe` stores.
+///
+/// # Errors
+/// [`QuantError::NotStorable`] where the container cannot say how keys and values are stored, [`QuantError::NoCalibration`] where
+/// scales are to be found on nothing.
+pub(crate) fn planned(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    container: Container,
+    config: &ModelConfig,
+    options: &Options,
+) -> Result<Vec<TensorSpec>> {
+    let Some(kv) = &recipe.kv else { return Ok(Vec::new()) };
+    let fault = |why: String| not_storable(container, config.num_hidden_layers, vec![why]);
+    container.check_kv(kv).map_err(|error| fault(error.to_string()))?;
+    if source.checkpoint().tensors().any(|meta| meta.name.ends_with(".k_scale")) {
+        return Err(fault("the source has scales of keys and values already".to_owned()));
+    }
+    if kv.source == Source::Dynamic {
+        // Whether heads of this width can be stored so.
+        KvPolicy::of(kv).bytes_per_token(config)?;
+        return Ok(Vec::new());
+    }
+    if config.latent.is_some() {
+        return Err(fault(format!(
+            "kv-{kv}: scales of latents are not calibrated; a scheme without @static"
+        )));
+    }
+    let set = options.calibration.as_ref();
+    let set = set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?;
+    check_windows(set, config)?;
+    Ok(specs(config, container, kv))
+}
+
+/// The tensors of all layers: their specs, and how many scales each of them has.
+pub(crate) fn specs(config: &ModelConfig, container: Container, scheme: &Scheme) -> Vec<TensorSpec> {
+    let count = cache::stored_scales(scheme, config.num_key_value_heads);
+    let layers = if count > 0 { config.num_hidden_layers } else { 0 };
+    (0..layers).flat_map(|layer| container.kv_specs(&config.attention_module(layer), count)).collect()
+}
+
+/// The tensors that [`specs`] declares, with their bytes. `stored` is the output, its layers written.
+///
+/// # Errors
+/// As [`Calibration`]; where scales that are taken over cannot be read.
+pub(crate) fn tensors(
+    plan: &Plan,
+    scheme: &Scheme,
+    source: &ModelFiles,
+    stored: impl FnOnce() -> Result<ModelFiles>,
+    tick: &mut Tick<'_>,
+) -> Result<Vec<(String, Vec<u8>)>> {
+    let scales = match (&plan.conversion, &plan.options.calibration) {
+        (Some(_), _) => taken_over(plan, source)?,
+        (None, Some(set)) => calibrated(plan, scheme, &stored()?, set, tick)?,
+        // The plan was refused.
+        (None, None) => Vec::new(),
+    };
+    let bytes = |values: &Vec<f32>| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let specs = specs(&plan.config, plan.container, scheme);
+    Ok(specs
+        .into_iter()
+        .zip(scales.iter().flatten())
+        .map(|(spec, values)| (spec.name, bytes(values)))
+        .collect())
+}
+
+/// Of each layer the scales of keys and of values.
+type Scales = Vec<[Vec<f32>; 2]>;
+
+fn calibrated(
+    plan: &Plan,
+    scheme: &Scheme,
+    stored: &ModelFiles,
+    set: &CalibrationSet,
+    tick: &mut Tick<'_>,
+) -> Result<Scales> {
+    let plain = Unquantized(stored);
+    let mut calibration = Calibration::begin(&plain, &plan.config, &set.windows, plan.options.threads)?;
+    let mut scales = Scales::new();
+    while let Some(layer) = calibration.next_layer()? {
+        let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;
+        scales.push(peaks.map(|peaks| match scheme.row {
+            RowName::Head => peaks.into_iter().map(|peak| scale(scheme, peak)).collect(),
+            _ => vec![scale(scheme, peaks.into_iter().fold(0.0, f32::max))],
+        }));
+    }
+    Ok(scales)
+}
+
+fn taken_over(plan: &Plan, source: &ModelFiles) -> Result<Scales> {
+    let heads = plan.config.num_key_value_heads;
+    let quants = (0..plan.config.num_hidden_layers)
+        .map(|layer| source.kv_quant(&plan.config.attention_module(layer), heads));
+    let scales =
+        quants.map(|quant| Ok(quant?.map_or([vec![], vec![]], |quant| [quant.k_scale, quant.v_scale])));
+    scales.collect()
+}
+
+/// The scheme under which `source` stores keys and values, where it is one in all layers.
+///
+/// # Errors
+/// As [`ModelFiles::kv_quant`]; `Ok(Err(why))` where layers differ.
+pub fn of_source(
+    source: &ModelFiles,
+    config: &ModelConfig,
+) -> Result<std::result::Result<Option<Scheme>, String>> {
+    let mut found: Vec<Option<Scheme>> = Vec::new();
+    for layer in 0..config.num_hidden_layers {
+        let quant = source.kv_quant(&config.attention_module(layer), config.num_key_value_heads)?;
+        let Some(quant) = quant else {
+            found.push(None);
+            continue;
+        };
+        let fixed = quant.scheme.source == Source::Static;
+        if fixed && quant.k_scale.len() != quant.v_scale.len() {
+            return Ok(Err("keys and values have different numbers of scales".to_owned()));
+        }
+        let by_head = fixed && quant.k_scale.len() > 1;
+        found.push(Some(if by_head { cache::by_head(&quant.scheme) } else { quant.scheme }));
+    }
+    match found.windows(2).all(|pair| pair[0] == pair[1]) {
+        true => Ok(Ok(found.pop().flatten())),
+        false => Ok(Err("layers store keys and values in different ways".to_owned())),
+    }
+}

@@ -1,0 +1,87 @@
+//! `mantissa recalibrate`: new scales for the same weights.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_quant::calibrate::{Calibration, CalibrationSet};
+use mantissa_quant::{QuantError, Recalibration, model_config};
+use serde::Serialize;
+
+use super::model::{self, ModelPath};
+use super::text::TextArgs;
+use crate::app::Context;
+use crate::error::BadInput;
+use crate::interrupt;
+use crate::progress::Unit;
+
+/// Find the stored scales of a quantized model anew on another text: static scales of inputs, NVFP4's scale of all inputs, and
+/// scales of a KV cache. Weights keep their bytes.
+///
+/// The model runs with its weights as they are stored and nothing else quantized. quality.json, whose figures are of the old
+/// scales, is not taken over.
+#[derive(clap::Args)]
+#[command(after_help = "EXAMPLES
+  mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration README.md --out demo-kv
+  mantissa recalibrate demo-kv --text other.txt --out demo-kv-2")]
+pub struct Args {
+    /// A quantized model folder
+    model: ModelPath,
+    #[command(flatten)]
+    text: TextArgs,
+    /// The folder to write
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    output: &'a Path,
+    input_scales: usize,
+    cache_scales: usize,
+    windows: usize,
+    tokens: usize,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A model or text that cannot be used; I/O.
+pub fn run(args: &Args, context: &Context) -> Result<()> {
+    let source = model::open(&args.model, context)?;
+    let config = model_config(&source)?;
+    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences = sequences
+        .ok_or_else(|| BadInput::new("recalibrate", "neither --text nor --tokens", "one of them"))?;
+    let windows = sequences.into_iter().map(|sequence| sequence.tokens).collect();
+    let set = CalibrationSet { name: args.text.name(), windows };
+    let needs = Calibration::held_bytes(&config, &set, context.threads)
+        .saturating_add(source.checkpoint().total_bytes());
+    context.require_memory("recalibrate", needs)?;
+    let progress = context.progress(0, Unit::Items("windows"));
+    let mut done = 0;
+    let tick = &mut || {
+        done += 1;
+        progress.set(done);
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let found = interrupt::orderly(
+        || Recalibration::collect(&source, &config, &set, context.threads, tick),
+        QuantError::is_interruption,
+    );
+    progress.finish();
+    let found = found?;
+    found.write(&source, &set, &args.out)?;
+    let (windows, tokens) = (set.windows.len(), set.tokens());
+    let report =
+        Report { output: &args.out, input_scales: found.inputs, cache_scales: found.cache, windows, tokens };
+    context.report(&report, |out| {
+        writeln!(
+            out,
+            "{}: {} scales of inputs and {} of keys and values found on {tokens} tokens; weights as they were",
+            args.out.display(),
+            found.inputs,
+            found.cache
+        )
+    })
+}
