@@ -166,3 +166,37 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
     quantize(&source, &offline, &out, options(1, Some(Container::Gptq)), usize::MAX).unwrap();
     assert!(verify(&out, Some(&source), 1).unwrap().ok);
 }
+
+#[test]
+fn observers_of_static_inputs_take_no_more_than_the_greatest() {
+    let temp = TempDir::new().unwrap();
+    let source = model(temp.path(), Dtype::F32, 8);
+    let scales = |observer: &str, transform: &str| -> Vec<f32> {
+        let text = format!(
+            "{transform}weights = \"int8-channel\"\nactivations = \"int8-tensor@static\"\nobserver = \"{observer}\""
+        );
+        let (recipe, out) = (file(temp.path(), &text), temp.path().join("out"));
+        quantize(&source, &recipe, &out, options(2, None), usize::MAX).unwrap();
+        let found = verify(&out, Some(&source), 1).unwrap();
+        assert!(found.ok, "{observer}: {:?}", found.faults);
+        let files = ModelFiles::open(&out).unwrap();
+        let stored = ["q_proj", "o_proj"].map(|name| {
+            let module = format!("model.layers.1.self_attn.{name}");
+            files.linear(&module, 64, 64, false).unwrap().input.unwrap().outer.unwrap()
+        });
+        fs::remove_dir_all(&out).unwrap();
+        stored.to_vec()
+    };
+    let greatest = scales("max", "");
+    for observer in ["percentile", "mse"] {
+        let found = scales(observer, "");
+        assert!(found.iter().zip(&greatest).all(|(a, b)| *a > 0.0 && a <= b), "{observer}: {found:?}");
+    }
+    // The scale is of the input as it is scaled.
+    assert_ne!(scales("max", "transform = \"smooth\"\n")[0], greatest[0]);
+    let dynamic =
+        file(temp.path(), "weights = \"int8-channel\"\nactivations = \"int8-token\"\nobserver = \"mse\"");
+    let error =
+        quantize(&source, &dynamic, &temp.path().join("out"), options(1, None), usize::MAX).unwrap_err();
+    assert!(error.to_string().contains("observer"), "{error}");
+}
