@@ -50,7 +50,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use mantissa_num::{Scheme, Source};
+use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
@@ -237,11 +237,9 @@ impl Recipe {
             let side = 1 << 24;
             let holds = |container: Container, scheme: &Scheme| {
                 let input = self.activations.as_ref();
-                // NVFP4's scale of all inputs is found anew for each where nothing is calibrated, which only our own holds.
-                let anew = input.is_some_and(|i| i.has_outer_scale() && i.source == Source::Dynamic);
                 let plan = LinearPlan::new("", scheme, input, (side, block_multiple(scheme, side)));
                 let cached = self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
-                !anew && cached && container.specs(&plan).is_ok()
+                cached && container.specs(&plan).is_ok()
             };
             let mut schemes = schemes;
             let blocks = schemes.clone().any(|scheme| scheme.format.codec().is_some());
@@ -320,17 +318,12 @@ mod tests {
             "rtn-mxfp8-e4m3",
             "rtn-int8-channel+int8-token",
             "rtn-int3-g32-asym",
+            // Whose scale of all inputs is found on a text, and stored.
+            "rtn-nvfp4+nvfp4",
         ] {
             assert_eq!(container(name), Container::CompressedTensors, "{name}");
         }
-        for name in [
-            "rtn-nf4",
-            "rtn-mxint8",
-            "rtn-nvfp4:te",
-            "rtn-mxfp6-e2m3",
-            "rtn-fp8-e5m2-channel",
-            "rtn-nvfp4+nvfp4",
-        ] {
+        for name in ["rtn-nf4", "rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel"] {
             assert_eq!(container(name), Container::Native, "{name}");
         }
     }

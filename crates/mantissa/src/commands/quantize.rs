@@ -145,7 +145,7 @@ struct Done<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// Input that cannot be quantized, before anything is written; I/O; [`QuantError::Gate`] where it loses more than --max-kl,
+/// Input that cannot be quantized, before anything is written; I/O; [`QuantError::Gate`](mantissa_quant::QuantError::Gate) where it loses more than --max-kl,
 /// [`GateFailed`] where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let recipe = Recipe::load(&args.recipe)?;
