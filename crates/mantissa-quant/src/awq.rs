@@ -75,19 +75,19 @@ pub fn search(
     for s in candidates {
         let scaled = inputs.map(|quantize| {
             let mut scaled = x.to_vec();
-            scaled.chunks_exact_mut(s.len().max(1)).for_each(|row| divide(row, s));
+            divide_columns(&mut scaled, s);
             quantize(&mut scaled);
             scaled
         });
         let mut loss = 0.0;
         for reader in readers {
             let mut weight = reader.weight.to_vec();
-            weight.chunks_exact_mut(s.len().max(1)).for_each(|row| multiply(row, s));
+            multiply_columns(&mut weight, s);
             let mut found = (reader.quantize)(&weight);
             loss += match &scaled {
                 None => {
                     // X Wᵀ - (X / s) Qᵀ = X (W - Q / s)ᵀ: one product, and exact where they agree.
-                    found.chunks_exact_mut(s.len().max(1)).for_each(|row| divide(row, s));
+                    divide_columns(&mut found, s);
                     found.iter_mut().zip(reader.weight).for_each(|(q, w)| *q = w - *q);
                     squares(&[(x, &found)], s.len(), threads)
                 }
@@ -110,12 +110,18 @@ pub fn loss(x: &[f32], reader: &Reader<'_>, weight: &[f32], cols: usize, threads
     squares(&[(x, &error)], cols, threads)
 }
 
-fn divide(row: &mut [f32], s: &[f32]) {
-    row.iter_mut().zip(s).for_each(|(v, s)| *v /= s);
+/// Divides each column of `x` (`[_, cols]`) by its scale of `s`.
+pub fn divide_columns(x: &mut [f32], s: &[f32]) {
+    for row in x.chunks_exact_mut(s.len().max(1)) {
+        row.iter_mut().zip(s).for_each(|(v, s)| *v /= s);
+    }
 }
 
-fn multiply(row: &mut [f32], s: &[f32]) {
-    row.iter_mut().zip(s).for_each(|(v, s)| *v *= s);
+/// Multiplies each column of `w` (`[_, cols]`) with its scale of `s`.
+pub fn multiply_columns(w: &mut [f32], s: &[f32]) {
+    for row in w.chunks_exact_mut(s.len().max(1)) {
+        row.iter_mut().zip(s).for_each(|(v, s)| *v *= s);
+    }
 }
 
 /// The sum of squares of `Σ xᵢ wᵢᵀ`.
@@ -238,15 +244,15 @@ mod tests {
             let found = search(&x, &[plain], &candidates, None, 2);
             let s = &candidates[found.best];
             let (mut scaled, mut inputs) = (w.clone(), x.clone());
-            scaled.chunks_exact_mut(cols).for_each(|row| multiply(row, s));
-            inputs.chunks_exact_mut(cols).for_each(|row| divide(row, s));
+            multiply_columns(&mut scaled, s);
+            divide_columns(&mut inputs, s);
             let reader = Reader { weight: &scaled, quantize: &quantize };
             let clips = clips(&inputs, &reader, cols, group, 2);
             let mut clipped = scaled.clone();
             clip_groups(&mut clipped, cols, group, |i| clips[i]);
             let better = loss(&inputs, &reader, &clipped, cols, 2) < loss(&inputs, &reader, &scaled, cols, 2);
             let mut ours = quantize(if better { &clipped } else { &scaled });
-            ours.chunks_exact_mut(cols).for_each(|row| divide(row, s));
+            divide_columns(&mut ours, s);
             // tr((W - Q) H (W - Q)ᵀ), by other code.
             let (ours, nearest) = (hessian.loss(&w, &ours), hessian.loss(&w, &quantize(&w)));
             assert!(ours < nearest, "{text}: {ours} for {nearest}");

@@ -24,6 +24,8 @@ use serde_json::Value;
 
 pub(crate) use record::{FILE_NAME, Record};
 
+use crate::awq;
+
 /// `M`, by which a vector's coordinates change.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Coordinates {
@@ -49,11 +51,7 @@ impl Coordinates {
     /// `w M⁻¹` of each row of `w` (`[_, width]`).
     fn of_readers(&self, w: &mut [f32]) {
         match self {
-            Coordinates::Divided(s) => {
-                for row in w.chunks_exact_mut(s.len().max(1)) {
-                    row.iter_mut().zip(s).for_each(|(w, s)| *w *= s);
-                }
-            }
+            Coordinates::Divided(s) => awq::multiply_columns(w, s),
             // M⁻¹ = Mᵀ, and (w Mᵀ)ᵀ = M wᵀ.
             Coordinates::Rotated(rotation) => rotation.forward(w),
         }

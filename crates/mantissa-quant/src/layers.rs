@@ -225,10 +225,9 @@ impl<'a> Layers<'a> {
     fn ternary(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
         let codec = self.plan.blocks_of_ternary(scheme).unwrap_or(CodecId::Tq2_0);
         let mut scratch = Vec::new();
-        let of_layer = |error| dense_error(self.source, info, error);
-        let w = w.elements(0..info.rows * info.cols, &mut scratch).map_err(of_layer)?;
+        let w = whole(self.source, info, w, &mut scratch)?;
         gguf::quantize_ternary(codec, w, info.rows, info.cols, self.plan.threads())
-            .map_err(|error| of_layer(error.into()))
+            .map_err(|error| dense_error(self.source, info, error.into()))
     }
 
     /// Rounded to nearest under the range of each block that loses least.

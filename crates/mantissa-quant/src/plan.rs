@@ -279,12 +279,17 @@ impl Plan {
 
     /// Bits per weight of the quantized linear layers: codes, scales and zero points.
     pub fn linear_bits_per_weight(&self) -> f64 {
-        let (mut bits, mut weights) = (0, 0);
-        for (info, scheme) in self.quantized() {
-            bits += scheme.format.total_bits(info.rows, info.cols);
-            weights += (info.rows * info.cols) as u64;
-        }
-        bits as f64 / weights.max(1) as f64
+        self.linear_bits() as f64 / self.linear_weights().max(1) as f64
+    }
+
+    /// Bits of the quantized linear layers: codes, scales and zero points.
+    pub fn linear_bits(&self) -> u64 {
+        self.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum()
+    }
+
+    /// Weights of the quantized linear layers.
+    pub fn linear_weights(&self) -> u64 {
+        self.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum()
     }
 
     /// Bytes of all tensors of the output.

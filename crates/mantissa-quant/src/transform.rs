@@ -229,12 +229,8 @@ impl Search<'_> {
             let mut weight = self.weight(info, scheme)?;
             let mut x = sample.x.clone();
             if let Some(s) = scales.get(&info.kind) {
-                for row in weight.values.chunks_exact_mut(s.len().max(1)) {
-                    row.iter_mut().zip(s).for_each(|(w, s)| *w *= s);
-                }
-                for row in x.chunks_exact_mut(s.len().max(1)) {
-                    row.iter_mut().zip(s).for_each(|(x, s)| *x /= s);
-                }
+                awq::multiply_columns(&mut weight.values, s);
+                awq::divide_columns(&mut x, s);
             }
             let quantize = quantizer(&weight, threads);
             let reader = Reader { weight: &weight.values, quantize: &quantize };

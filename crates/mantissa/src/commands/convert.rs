@@ -14,9 +14,8 @@ use serde::Serialize;
 
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
-use super::quantize::container;
+use super::quantize::{container, scheme};
 use crate::app::Context;
-use crate::error::GateFailed;
 use crate::output::bytes;
 
 /// Store a quantized model in another container, codes and scales kept: compressed-tensors, GPTQ, AWQ, ModelOpt, GGUF and others,
@@ -57,10 +56,6 @@ pub struct Args {
     measure: MeasureArgs,
 }
 
-fn scheme(text: &str) -> Result<Scheme, String> {
-    text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
-}
-
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
@@ -80,7 +75,7 @@ struct Done<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be read, or be stored without loss; I/O; [`GateFailed`] where the output does not verify.
+/// What cannot be read, or be stored without loss; I/O; [`GateFailed`](crate::error::GateFailed) where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let options = Options {
@@ -111,10 +106,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verification: verification.as_ref(),
     };
     context.report(&done, |out| human(out, &done))?;
-    match verification.filter(|v| !v.ok) {
-        Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
-        None => Ok(()),
-    }
+    verification.as_ref().map_or(Ok(()), super::verify::require)
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {

@@ -19,9 +19,9 @@ use super::calibration::CalibrationArgs;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures};
-use super::quantize::container;
+use super::quantize::{container, scheme};
 use crate::app::Context;
-use crate::error::{BadInput, GateFailed};
+use crate::error::BadInput;
 use crate::output::{Align, Table, bytes, number, written};
 use crate::progress::Unit as Progressed;
 
@@ -90,10 +90,6 @@ fn budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-fn scheme(text: &str) -> Result<Scheme, String> {
-    text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
-}
-
 /// A unit and what it costs under each scheme.
 #[derive(Serialize)]
 struct Row {
@@ -134,7 +130,7 @@ struct Done<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// A budget that no choice meets, input that cannot be quantized, I/O; [`GateFailed`] where an engine would refuse the result or it
+/// A budget that no choice meets, input that cannot be quantized, I/O; [`GateFailed`](crate::error::GateFailed) where an engine would refuse the result or it
 /// does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
@@ -186,10 +182,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verification: &verification,
     };
     context.report(&done, |out| human(out, &done))?;
-    match verification.ok {
-        true => Ok(()),
-        false => Err(GateFailed::new(format!("verify: {}", verification.faults.join("; "))).into()),
-    }
+    super::verify::require(&verification)
 }
 
 /// Every other window, up to `most` of them, and all the others. A single one serves as both.
@@ -218,13 +211,10 @@ fn schemes(args: &Args, source: &ModelFiles) -> Result<Vec<Scheme>> {
 
 /// The budget as bits of the quantized layers.
 fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
-    let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
-    let quantized: u64 =
-        plan.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum();
     match budget {
-        Budget::BitsPerWeight(bits) => Ok((bits * weights as f64) as u64),
+        Budget::BitsPerWeight(bits) => Ok((bits * plan.linear_weights() as f64) as u64),
         Budget::Bytes(all) => {
-            let kept = plan.output_bytes().saturating_sub(quantized / 8);
+            let kept = plan.output_bytes().saturating_sub(plan.linear_bits() / 8);
             let left = all.checked_sub(kept).ok_or_else(|| {
                 let allowed = format!("more than {}, which the tensors take that are kept", bytes(kept));
                 BadInput::new("--budget", bytes(all), allowed)
@@ -284,7 +274,7 @@ fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation
     let units: Vec<Vec<Choice>> = rows.iter().map(|row| row.iter().map(choice).collect()).collect();
     allocate(&units, limit).map_err(|error| match error {
         AllocateError::Budget { budget, least } => {
-            let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
+            let weights = plan.linear_weights();
             let bpw = |bits: u64| format!("{:.3} bits per weight", bits as f64 / weights.max(1) as f64);
             let allowed = format!("at least {}, all layers under the smallest scheme", bpw(least));
             BadInput::new("--budget", bpw(budget), allowed).into()

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_num::Rounding;
+use mantissa_num::{Rounding, Scheme};
 use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
@@ -20,7 +20,6 @@ use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
 use crate::app::Context;
-use crate::error::GateFailed;
 use crate::output::bytes;
 
 /// Quantize the linear layers of a model by a recipe, write it in a container that serving engines load, read it back with
@@ -104,6 +103,14 @@ pub fn container(text: &str) -> Result<Container, String> {
     found.ok_or_else(|| format!("found \"{text}\", allowed {}", names.join(", ")))
 }
 
+/// A scheme on the command line.
+///
+/// # Errors
+/// A message that says what is wrong with it.
+pub fn scheme(text: &str) -> Result<Scheme, String> {
+    text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
+}
+
 #[derive(Serialize)]
 struct DryRun<'a> {
     recipe: &'a str,
@@ -146,7 +153,7 @@ struct Done<'a> {
 ///
 /// # Errors
 /// Input that cannot be quantized, before anything is written; I/O; [`QuantError::Gate`](mantissa_quant::QuantError::Gate) where it loses more than --max-kl,
-/// [`GateFailed`] where the output does not verify.
+/// [`GateFailed`](crate::error::GateFailed) where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let recipe = Recipe::load(&args.recipe)?;
     let source = model::open(&args.model, context)?;
@@ -185,7 +192,6 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let verifying = std::time::Instant::now();
     let written = crate::output::written(&args.out, plan.container, &outcome);
     let verification = if args.verify { Some(check(args, written, context)?) } else { None };
-    let weights: u64 = plan.quantized().map(|(info, _)| (info.rows * info.cols) as u64).sum();
     let done = Done {
         output: written,
         sha256: sha256(&plan, &outcome),
@@ -193,17 +199,14 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         resumed: outcome.resumed,
         seconds,
         sync_seconds,
-        weights_per_second: weights as f64 / seconds,
+        weights_per_second: plan.linear_weights() as f64 / seconds,
         quality: &outcome.quality,
         verification: verification.as_ref(),
         verify_seconds: verification.is_some().then(|| verifying.elapsed().as_secs_f64()),
     };
     context.report(&done, |out| human(out, &done))?;
     context.warn_all(&layer_notes(&outcome.quality))?;
-    match verification.filter(|v| !v.ok) {
-        Some(v) => Err(GateFailed::new(format!("verify: {}", v.faults.join("; "))).into()),
-        None => Ok(()),
-    }
+    verification.as_ref().map_or(Ok(()), super::verify::require)
 }
 
 /// What happened to single layers: fallbacks first.

@@ -54,11 +54,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     })?;
     progress.finish();
     context.report(&found, |out| human(out, &found))?;
+    require(&found)
+}
+
+/// Fails where a verification has found a fault.
+///
+/// # Errors
+/// [`GateFailed`] with the faults.
+pub fn require(found: &Verification) -> Result<()> {
     if found.ok {
-        Ok(())
-    } else {
-        Err(GateFailed::new(format!("verify: {}", found.faults.join("; "))).into())
+        return Ok(());
     }
+    Err(GateFailed::new(format!("verify: {}", found.faults.join("; "))).into())
 }
 
 /// What a verification found, for people.
