@@ -27,6 +27,7 @@ use std::ops::ControlFlow;
 use mantissa_kernels::kernels;
 use mantissa_model::LinearKind;
 use mantissa_num::round::philox4x32_10;
+use mantissa_num::{Code, Scheme};
 use mantissa_store::ErrorClass;
 use mantissa_train::{LayerTrainer, TrainError};
 
@@ -76,6 +77,18 @@ impl Default for AutoRoundOptions {
             batch_tokens: 512,
             seed: 42,
             metric: ErrorMetric::default(),
+        }
+    }
+}
+
+impl AutoRoundOptions {
+    /// What a recipe with weights of `scheme` has where it says nothing else: the [default](Self::default), but of scales that are powers of two,
+    /// which are not learned, more steps of fewer tokens.
+    pub fn of(scheme: &Scheme) -> Self {
+        let powers = scheme.format.scale().is_some_and(|tree| tree.code == Code::E8m0);
+        match powers {
+            true => AutoRoundOptions { iterations: 600, batch_tokens: 256, ..Self::default() },
+            false => Self::default(),
         }
     }
 }
@@ -163,7 +176,7 @@ pub fn reconstruct(
     let (count, inputs) = (windows.inputs.len(), windows.inputs);
     let longest = (0..count).map(|i| inputs.elements(i) / windows.hidden).max().unwrap_or(0);
     let each = (options.batch_tokens / longest.max(1)).clamp(1, windows.inputs.len().max(1));
-    let mut block = Block { trainer, windows, threads, values: Vec::new(), weighed: Vec::new() };
+    let mut block = Block { trainer, windows, threads, weighed: Vec::new() };
     block.put(weights);
     let before = block.loss(each, tick)?;
     let rate = if options.rate > 0.0 { options.rate } else { 1.0 / options.iterations.max(1) as f32 };
@@ -202,7 +215,6 @@ struct Block<'a> {
     trainer: &'a mut LayerTrainer,
     windows: Windows<'a>,
     threads: usize,
-    values: Vec<f32>,
     /// Differences under the metric.
     weighed: Vec<f32>,
 }
@@ -211,9 +223,7 @@ impl Block<'_> {
     /// Puts the weights' present values in place.
     fn put(&mut self, weights: &[(LinearKind, LearnedWeight)]) {
         for (kind, weight) in weights {
-            self.values.resize(weight.rows() * weight.cols(), 0.0);
-            weight.fake_quantize(&mut self.values, self.threads);
-            self.trainer.set_weight(*kind, &self.values);
+            self.trainer.set_weight(*kind, |values| weight.fake_quantize(values, self.threads));
         }
     }
 

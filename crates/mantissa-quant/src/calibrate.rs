@@ -18,8 +18,8 @@ use std::ops::ControlFlow;
 use mantissa_eval::Sequence;
 use mantissa_kernels::for_each;
 use mantissa_model::{
-    Buffers, ForwardError, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, Observer,
-    WeightSource, load_embedding,
+    Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig,
+    Observer, WeightSource, load_embedding,
 };
 use mantissa_num::stored::Map;
 use mantissa_store::ErrorClass;
@@ -111,8 +111,8 @@ pub struct Calibration<'a> {
     /// `[tokens, hidden]` of each window, before layer `next`.
     states: States,
     next: usize,
-    /// One per thread.
-    workers: Vec<Worker>,
+    /// Tokens of the longest window.
+    longest: usize,
     threads: usize,
     /// Whether the states behind the last layer are wanted too.
     to_the_end: bool,
@@ -123,6 +123,8 @@ pub struct Calibration<'a> {
 pub struct CalibratedLayer {
     index: usize,
     layer: Layer,
+    /// What quantizes inputs of linear layers, of those whose weights are replaced.
+    quantizers: BTreeMap<LinearInput, InputQuantizer>,
 }
 
 /// What one window at a time needs.
@@ -156,8 +158,11 @@ impl<'a> Calibration<'a> {
         if longest == 0 {
             return Err(CalibrateError::Empty);
         }
+        let allowed = config.max_position_embeddings;
+        if longest > allowed {
+            return Err(LoadError::Context { needed: longest, allowed }.into());
+        }
         let threads = threads.clamp(1, windows.len());
-        let workers = (0..threads).map(|_| Worker::new(config, longest)).collect::<Result<_, _>>()?;
         let embedding = load_embedding(source, config)?;
         let lens = windows.iter().map(|tokens| tokens.len() * config.hidden_size);
         let mut states = States::of_lens(lens, IN_MEMORY)?;
@@ -168,7 +173,7 @@ impl<'a> Calibration<'a> {
                 .map_err(|error| CalibrateError::Forward { window, error })?;
             states.put(window, &embedded)?;
         }
-        Ok(Calibration { source, config, states, next: 0, workers, threads, to_the_end: false })
+        Ok(Calibration { source, config, states, next: 0, longest, threads, to_the_end: false })
     }
 
     /// The same, to be taken through the last layer as well.
@@ -198,13 +203,24 @@ impl<'a> Calibration<'a> {
         if bytes > IN_MEMORY { 0 } else { bytes }
     }
 
-    /// Bytes that stay in memory from the first layer to the last: states, and what each thread works in.
-    pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
+    /// Bytes of what each thread works in while the windows go through a layer. Between two passes, when weights are solved or learned,
+    /// only the [states](Self::state_bytes) are there.
+    pub(crate) fn pass_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
         // A window, and its bytes where it is in a file.
         let window = 8 * (longest * config.hidden_size) as u64;
         let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(window);
-        Self::state_bytes(config, set).saturating_add(worker.saturating_mul(threads))
+        worker.saturating_mul(threads)
+    }
+
+    /// Bytes that are held while the windows go through a layer, the layer aside: states, and what each thread works in.
+    pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
+        Self::state_bytes(config, set).saturating_add(Self::pass_bytes(config, set, threads))
+    }
+
+    /// One for each thread.
+    fn workers(&self) -> Result<Vec<Worker>, CalibrateError> {
+        (0..self.threads).map(|_| Ok(Worker::new(self.config, self.longest)?)).collect()
     }
 
     /// Bytes that statistics of one input take beside them: the Hessian, and of one window per thread its states and what
@@ -229,7 +245,7 @@ impl<'a> Calibration<'a> {
             return Ok(None);
         }
         let layer = Layer::load(self.source, self.config, self.next)?;
-        Ok(Some(CalibratedLayer { index: self.next, layer }))
+        Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new() }))
     }
 
     /// Runs the windows through `layer`, as it now is, and collects what its linear layers read: a Hessian for each of
@@ -323,13 +339,14 @@ impl<'a> Calibration<'a> {
         mut take: impl FnMut(usize, &[f32]),
     ) -> Result<(), CalibrateError> {
         let (config, threads, states) = (self.config, self.threads, &self.states);
+        let mut workers = self.workers()?;
         for first in (0..states.len()).step_by(threads) {
             let windows = first..states.len().min(first + threads);
-            let work = windows.clone().zip(&mut self.workers);
+            let work = windows.clone().zip(&mut workers);
             for_each(threads, work, |(window, worker)| {
-                worker.observe(&layer.layer, config, states, window, inputs);
+                worker.observe(layer, config, states, window, inputs);
             });
-            for (window, worker) in windows.zip(&mut self.workers) {
+            for (window, worker) in windows.zip(&mut workers) {
                 worker.take_result(window)?;
                 worker.seen.iter().enumerate().for_each(|(input, x)| take(input, x));
             }
@@ -385,13 +402,14 @@ impl<'a> Calibration<'a> {
     ) -> Result<(), CalibrateError> {
         self.next = layer.index + 1;
         let (config, threads, count) = (self.config, self.threads, self.states.len());
+        let mut workers = self.workers()?;
         for first in (0..count).step_by(threads) {
             let windows = first..count.min(first + threads);
-            let (states, work) = (&self.states, windows.clone().zip(&mut self.workers));
+            let (states, work) = (&self.states, windows.clone().zip(&mut workers));
             for_each(threads, work, |(window, worker)| {
                 worker.run(&layer.layer, config, states, window, None);
             });
-            for (window, worker) in windows.zip(&mut self.workers) {
+            for (window, worker) in windows.zip(&mut workers) {
                 worker.take_result(window)?;
                 ran(&worker.buffers, worker.states.len() / config.hidden_size);
                 self.states.put(window, &worker.states)?;
@@ -462,14 +480,21 @@ impl CalibratedLayer {
         self.layer.linear(kind)
     }
 
+    /// Says how the model that is being made quantizes inputs at run time: those of linear layers whose weights are
+    /// [replaced](Self::replace) from now on, and all of these in statistics.
+    pub fn quantize_inputs(&mut self, quantizers: BTreeMap<LinearInput, InputQuantizer>) {
+        self.quantizers = quantizers;
+    }
+
     /// Puts `weight` (`[rows, cols]` of the linear layer `kind`) in place of the one that is there, with all that stands around its codes;
-    /// its bias stays. A kind that the layer does not have is left out.
+    /// its bias stays, and its input is quantized as [told](Self::quantize_inputs). A kind that the layer does not have is left out.
     ///
     /// # Errors
     /// [`LoadError::Weight`] where the weight does not have the shape.
     pub fn replace(&mut self, kind: LinearKind, weight: Weight) -> Result<(), LoadError> {
         let Some(old) = self.layer.linear_mut(kind) else { return Ok(()) };
-        let input = old.input().map(|input| input.quant().clone());
+        let quantizer = self.quantizers.get(&kind.input()).or(old.input());
+        let input = quantizer.map(|input| input.quant().clone());
         let bias = old.bias().map(<[f32]>::to_vec);
         // The input is rotated as before.
         let mut transforms = old.transforms().clone();
@@ -508,7 +533,7 @@ impl Worker {
 
     fn observe(
         &mut self,
-        layer: &Layer,
+        layer: &CalibratedLayer,
         config: &ModelConfig,
         states: &States,
         window: usize,
@@ -521,13 +546,18 @@ impl Worker {
             let wanted = inputs.iter().zip(&mut seen).filter(|(wanted, _)| **wanted == input);
             wanted.for_each(|(_, seen)| seen.extend_from_slice(x));
         };
-        self.run(layer, config, states, window, Some(&mut observer));
+        self.run(&layer.layer, config, states, window, Some(&mut observer));
         self.seen = seen;
-        // As the weights see it: what stands around their codes comes first.
+        // As the weights see it: what stands around their codes comes first, then its rounding.
         for (input, x) in inputs.iter().zip(&mut self.seen) {
             let reader = input.readers().find_map(|kind| layer.linear(kind));
             let Some(reader) = reader else { continue };
             reader.transforms().before.iter().for_each(|map| map.apply(x, reader.cols()));
+            let quantizer = layer.quantizers.get(input).filter(|_| self.result.is_ok());
+            if let Some(Err(error)) = quantizer.map(|quantizer| quantizer.apply(x, reader.cols())) {
+                let module = reader.module().to_owned();
+                self.result = Err(Failed::Forward(ForwardError::Input { module, error }));
+            }
         }
     }
 

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{ModelConfig, WeightSource};
+use mantissa_model::{InputQuantizer, LinearInfo, LinearInput, ModelConfig, WeightSource};
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::{Code, Given, Rule, Scheme};
+use mantissa_store::convention::ActivationQuant;
 
 use crate::calibrate::{Calibration, CalibrationSet, Sample, Tick};
 use crate::error::Result;
@@ -109,16 +110,27 @@ pub(crate) fn collect(
     Ok(scales)
 }
 
+/// What the scales of `inputs` under `scheme` are that a run finds, module by module, as they quantize the inputs; none of a scheme of which
+/// a token by itself does not say how it is quantized.
+pub(crate) fn quantizers<'a>(
+    scheme: &'a Scheme,
+    scales: Option<&'a InputScales>,
+    linears: impl Iterator<Item = &'a LinearInfo>,
+) -> BTreeMap<LinearInput, InputQuantizer> {
+    let quantizer = |info: &LinearInfo| {
+        let outer = scales.and_then(|scales| scales.get(&info.module)).copied();
+        let quant = ActivationQuant::new(scheme.clone(), outer);
+        Some((info.kind.input(), InputQuantizer::new(&info.module, &quant).ok()?))
+    };
+    linears.filter_map(quantizer).collect()
+}
+
 /// The scale under which the largest code of `scheme` stands for `amax`. Inputs that were never anything but zero (an expert that saw no token)
 /// have the scale of an amax of 1.
 pub(crate) fn scale(scheme: &Scheme, amax: f32) -> f32 {
     let amax = if amax > 0.0 { amax } else { 1.0 };
     match &scheme.format {
-        Format::Affine(Affine { code: Code::Float(element), scale: Some(block), .. })
-            if scheme.has_outer_scale() =>
-        {
-            element.max() * block.code.max() / amax
-        }
+        _ if scheme.has_outer_scale() => scheme.outer_scale(amax).unwrap_or(amax),
         Format::Affine(Affine { code: Code::Int(bits), .. }) if scheme.encoder.rule == Rule::Full => {
             amax / (((1u32 << bits) - 1) as f32 / 2.0)
         }
@@ -164,6 +176,7 @@ mod tests {
             ("int8-tensor@static", 3.5 / 127.5),
             ("int8-tensor:restricted@static", 3.5 / 127.0),
             ("nvfp4", 448.0 * 6.0 / 3.5),
+            ("nvfp4:4over6", 3.5),
         ] {
             let scheme = parse_activation(text).unwrap();
             assert_eq!(scale(&scheme, 3.5), expected, "{text}");

@@ -150,26 +150,32 @@ impl<'a> Layers<'a> {
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
     }
 
-    /// The scale of a layer's inputs that is stored, where the plan has such. The first layer to ask has all of them found.
+    /// The scale of a layer's inputs that is stored, where the plan has such.
     fn input_scale(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Option<f32>> {
-        let (Some(scheme), Some(set)) = (self.plan.input_scheme(), self.plan.input_text()) else {
-            return Ok(None);
-        };
-        let scales = match self.input_scales.take() {
-            Some(scales) => scales,
-            None => {
-                let threads = self.plan.threads();
-                let observed = (scheme, self.plan.recipe.observer);
-                input_scales::collect(self.source, &self.plan.config, observed, set, threads, tick)?
-            }
-        };
-        let scale = scales.get(&info.module).copied();
-        self.input_scales = Some(scales);
-        Ok(scale)
+        self.find_input_scales(tick)?;
+        Ok(self.input_scales.as_ref().and_then(|scales| scales.get(&info.module)).copied())
+    }
+
+    /// Finds the scales of inputs that are stored, where the plan has such and they are not yet found.
+    fn find_input_scales(&mut self, tick: &mut Tick<'_>) -> Result<()> {
+        let plan = self.plan;
+        if let (Some(scheme), Some(set), None) = (plan.input_scheme(), plan.input_text(), &self.input_scales)
+        {
+            let observed = (scheme, plan.recipe.observer);
+            let found =
+                input_scales::collect(self.source, &plan.config, observed, set, plan.threads(), tick)?;
+            self.input_scales = Some(found);
+        }
+        Ok(())
     }
 
     /// The recipe's method on a layer of the source.
     fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
+        if self.sequential.is_some() && self.plan.recipe.activations.is_some() {
+            self.find_input_scales(tick)?;
+            let scales = self.input_scales.as_ref();
+            self.sequential.iter_mut().for_each(|sequential| sequential.scale_inputs(scales));
+        }
         if self.plan.recipe.method == Method::AutoRound {
             return self.learned(info, tick);
         }

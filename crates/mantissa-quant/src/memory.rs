@@ -7,7 +7,6 @@
 
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
-use mantissa_store::TensorMeta;
 use mantissa_store::convention::Container;
 use mantissa_train::LayerTrainer;
 
@@ -89,7 +88,8 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         stages.push(searching(plan, set));
     }
     if let Some(set) = plan.calibration().filter(|_| fisher(plan)) {
-        let buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
+        let options = learning_options(plan, set);
+        let buffers = metrics_buffers(&plan.config, set, &options, stored_table(plan));
         stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
     }
     if let Some(values) = plan.gguf.as_ref().map(gguf::Layout::largest_joined).filter(|&n| n > 0) {
@@ -203,13 +203,18 @@ fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
 
 fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
     let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
-    let stored = plan.copied.iter().filter(|meta| meta.numel() == table).map(|meta| meta.len).max();
     let buffers = vec![
-        ("states and buffers of the calibration", held(plan, set)),
+        ("states of the calibration", states(plan, set)),
         ("embedding", 4 * table),
-        ("embedding as it is read", stored.unwrap_or(0)),
+        ("embedding as it is read", stored_table(plan)),
     ];
     Stage { name: "embed the calibration".to_owned(), buffers }
+}
+
+/// Bytes of embedding or head as they are stored.
+fn stored_table(plan: &Plan) -> u64 {
+    let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
+    plan.copied.iter().filter(|meta| meta.numel() == table).map(|meta| meta.len).max().unwrap_or(0)
 }
 
 /// Up to `most` tokens of each input, evenly taken: fewer than that, but more than half.
@@ -249,8 +254,8 @@ pub(crate) fn importance_buffers(
     ]
 }
 
-fn held(plan: &Plan, set: &CalibrationSet) -> u64 {
-    Calibration::held_bytes(&plan.config, set, plan.options.threads)
+fn states(plan: &Plan, set: &CalibrationSet) -> u64 {
+    Calibration::state_bytes(&plan.config, set)
 }
 
 /// Statistics of a layer's input, their factor, and the solution.
@@ -258,7 +263,7 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let (threads, cols) = (plan.options.threads, info.cols as u64);
     let of_layer = plan.config.layer_linears(info.layer).into_iter();
     let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
-    let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
+    let base = [("states of the calibration", states(plan, set)), ("layer in f32", layer)];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
         let buffers = base.iter().chain(more).copied().collect();
         with_holes_of_calibration(format!("{what} {}", info.module), buffers)
@@ -276,7 +281,13 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let factor = at_once * 8 * cols * cols;
     let others = factor - 8 * cols * cols;
     [
-        stage("statistics for", &[("Hessian and inputs of a window per thread", statistics)]),
+        stage(
+            "statistics for",
+            &[
+                ("buffers of the calibration", Calibration::pass_bytes(&plan.config, set, threads)),
+                ("Hessian and inputs of a window per thread", statistics),
+            ],
+        ),
         stage(
             "factor for",
             &[("Hessian", hessian), ("factor and its scratch", gptq::factor_bytes(info.cols) + others)],
@@ -295,10 +306,9 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     ]
 }
 
-/// AutoRound on the layer that `info` is of.
+/// AutoRound on the layer that `info` is of. Before and after, when that layer is not in training, it takes less.
 fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let of_layer: Vec<_> = plan.config.layer_linears(info.layer).into_iter().collect();
-    let weights: u64 = of_layer.iter().map(|l| (l.rows * l.cols) as u64).sum();
     let group = match scheme.format.blocks() {
         Blocks::Group(group) | Blocks::Flat(group) => group as usize,
         _ => info.cols,
@@ -306,17 +316,19 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
     let learned: u64 = of_layer.iter().map(|l| LearnedWeight::bytes_needed(l.rows, l.cols, group)).sum();
     let options = learning_options(plan, set);
     let batch = 4 * options.max_tokens as u64 * plan.config.hidden_size as u64;
+    let quantized = LinearInput::PLAIN.iter().filter(|_| plan.recipe.activations.is_some());
+    let inputs =
+        quantized.map(|&input| LayerTrainer::quantized_input_bytes(&plan.config, input, &options)).sum();
     let buffers = vec![
-        ("states of the calibration, twice, and its buffers", 2 * held(plan, set)),
-        ("layer in f32", 4 * weights),
+        ("states of the calibration, twice", 2 * states(plan, set)),
         ("layer in training and what a batch saves", LayerTrainer::bytes_needed(&plan.config, &options)),
         ("rounding as it is learned", learned),
+        ("inputs as they are quantized", inputs),
         ("states and differences of a batch", 2 * batch),
         (
             "metrics, and differences under one",
             if fisher(plan) { metrics_bytes(&plan.config) + batch } else { 0 },
         ),
-        ("codes", weights),
     ];
     with_holes_of_calibration(format!("learn {}", info.module), buffers)
 }
@@ -393,9 +405,7 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
 fn comparing_logits(plan: &Plan) -> Stage {
     let linears: u64 = plan.config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
     let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
-    let stored = |meta: &&TensorMeta| meta.numel() == table;
-    let stored = plan.copied.iter().filter(stored).map(|meta| meta.len).max().unwrap_or(0);
-    let passing = stored + 8 * table;
+    let passing = stored_table(plan) + 8 * table;
     let kept = if plan.config.tie_word_embeddings { linears } else { linears + 4 * table };
     let buffers = if plan.config.tie_word_embeddings && passing > 4 * table + linears {
         vec![("embedding as it is read", passing)]

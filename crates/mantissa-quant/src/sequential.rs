@@ -6,15 +6,18 @@
 //! one another, some are asked for in one pass. An expert that no token of the calibration was routed to is rounded to
 //! nearest and reported.
 //!
+//! Where the recipe has inputs quantized at run time, the layers that are done read theirs so, and statistics and learning are of inputs
+//! as they are then.
+//!
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
 mod fisher;
 mod learning;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_model::{LinearInfo, LinearInput, LinearKind};
+use mantissa_model::{InputQuantizer, LinearInfo, LinearInput, LinearKind};
 use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
 use mantissa_store::convention::{ModelFiles, Weight};
@@ -24,6 +27,7 @@ use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::Folded;
 use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
+use crate::input_scales::{self, InputScales};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
 use crate::source::DenseTensor;
@@ -45,6 +49,8 @@ pub(crate) struct Sequential<'a> {
     solvers: Vec<(LinearInput, Solver)>,
     /// Of AutoRound.
     learning: learning::Learning<'a>,
+    /// Scales of inputs that are stored.
+    input_scales: Option<InputScales>,
 }
 
 /// Inputs of experts whose statistics are collected in one pass.
@@ -72,7 +78,25 @@ impl<'a> Sequential<'a> {
             layer: None,
             solvers: Vec::new(),
             learning: learning::Learning::default(),
+            input_scales: None,
         }
+    }
+
+    /// Says which scales the inputs of linear layers have where the model stores them: windows go through layers that are done as they
+    /// will at run time.
+    pub(crate) fn scale_inputs(&mut self, scales: Option<&InputScales>) {
+        if self.input_scales.is_none() {
+            self.input_scales = scales.cloned();
+        }
+    }
+
+    /// What quantizes the inputs of layer `index`.
+    fn quantizers(&self, index: usize) -> BTreeMap<LinearInput, InputQuantizer> {
+        let of_layer = self.plan.quantized().map(|(info, _)| info).filter(|info| info.layer == index);
+        let scheme = self.plan.recipe.activations.as_ref();
+        scheme.map_or_else(BTreeMap::new, |scheme| {
+            input_scales::quantizers(scheme, self.input_scales.as_ref(), of_layer)
+        })
     }
 
     /// A layer that is stored already.
@@ -148,7 +172,7 @@ impl<'a> Sequential<'a> {
                 self.solvers.clear();
                 self.calibration()?.advance(&done, tick)?;
             }
-            let Some(mut layer) = self.calibration()?.next_layer()? else { break };
+            let Some(mut layer) = self.next_layer()? else { break };
             let plan = self.plan;
             let of_layer = plan.quantized().map(|(info, _)| info).filter(|info| info.layer == layer.index());
             let stored: Vec<_> = of_layer.filter(|info| self.recovered.remove(&info.module)).collect();
@@ -159,6 +183,13 @@ impl<'a> Sequential<'a> {
             self.layer = Some(layer);
         }
         Ok(())
+    }
+
+    /// The layer that the windows are before, as the source has it.
+    fn next_layer(&mut self) -> Result<Option<CalibratedLayer>> {
+        let Some(mut layer) = self.calibration()?.next_layer()? else { return Ok(None) };
+        layer.quantize_inputs(self.quantizers(layer.index()));
+        Ok(Some(layer))
     }
 
     fn calibration(&mut self) -> Result<&mut Calibration<'a>> {

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use mantissa_model::{Buffers, Decoder, LinearInput, LinearKind, MapSource, load_embedding};
+use mantissa_model::{Buffers, Decoder, InputQuantizer, LinearInput, LinearKind, MapSource, load_embedding};
+use mantissa_num::parse_activation;
 use mantissa_quant::calibrate::{CalibrateError, Calibration};
 use mantissa_quant::gptq::{GptqOptions, Hessian, InverseFactor};
-use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::convention::{ActivationQuant, LinearWeight, ModelFiles, Weight};
 
 fn go_on() -> ControlFlow<()> {
     ControlFlow::Continue(())
@@ -31,6 +32,17 @@ fn windows(vocab_size: usize) -> Vec<Vec<u32>> {
 
 /// What the linear layers of `layer` read in `decoder`, window by window.
 fn direct(decoder: &Decoder, files: &ModelFiles, windows: &[Vec<u32>], layer: usize) -> Vec<Hessian> {
+    direct_quantized(decoder, files, windows, layer, None)
+}
+
+/// The same, each token quantized.
+fn direct_quantized(
+    decoder: &Decoder,
+    files: &ModelFiles,
+    windows: &[Vec<u32>],
+    layer: usize,
+    quantizer: Option<&InputQuantizer>,
+) -> Vec<Hessian> {
     let config = decoder.config();
     let embedding = load_embedding(files, config).unwrap();
     let mut buffers = Buffers::plan(config, 24, 24).unwrap();
@@ -41,7 +53,11 @@ fn direct(decoder: &Decoder, files: &ModelFiles, windows: &[Vec<u32>], layer: us
         for earlier in &decoder.layers()[..layer] {
             earlier.run(config, &[tokens.len()], &mut states, None, &mut buffers).unwrap();
         }
-        let mut observe = |input: LinearInput, x: &[f32]| hessians[input.index()].add(x, 1);
+        let mut observe = |input: LinearInput, x: &[f32]| {
+            let mut x = x.to_vec();
+            quantizer.map_or(Ok(()), |quantizer| quantizer.apply(&mut x, config.input_width(input))).unwrap();
+            hessians[input.index()].add(&x, 1);
+        };
         let lens = [tokens.len()];
         decoder.layers()[layer].run(config, &lens, &mut states, Some(&mut observe), &mut buffers).unwrap();
     }
@@ -107,6 +123,42 @@ fn later_statistics_see_the_weights_that_were_replaced() {
         assert!(hessian == *expected, "layer {layer} {input:?}");
         let before = &direct(&dense, &files, &windows, layer)[input.index()];
         assert_eq!(hessian == *before, (layer, input) == (0, LinearInput::Qkv), "layer {layer} {input:?}");
+    }
+}
+
+/// Where inputs are quantized at run time, statistics are of what they become, and the layers that are done read theirs so.
+#[test]
+fn statistics_are_those_of_quantized_inputs() {
+    let files = files();
+    let dense = Decoder::load(&files).unwrap();
+    let (config, windows) = (dense.config(), windows(dense.config().vocab_size));
+    let quant = ActivationQuant::new(parse_activation("int4-token").unwrap(), None);
+    let quantizer = InputQuantizer::new("m", &quant).unwrap();
+    let weight = |module: &str, rows, cols, bias| files.linear(module, rows, cols, bias).unwrap();
+    let linears = config.decoder_linears().map(|info| {
+        let linear = weight(&info.module, info.rows, info.cols, info.bias);
+        (info.module, LinearWeight { input: Some(quant.clone()), ..linear })
+    });
+    let read = |name: &str, shape: &[usize]| files.tensor_f32(name, shape).unwrap();
+    let tensors = config.tensors().into_iter();
+    let tensors = tensors.map(|t| (t.name.clone(), (t.shape.clone(), read(&t.name, &t.shape)))).collect();
+    let config_json = files.config().unwrap().clone();
+    let source = MapSource { config: config_json, tensors, linears: linears.collect() };
+    let quantized = Decoder::load(&source).unwrap();
+    let mut calibration = Calibration::begin(&files, config, &windows, 2).unwrap();
+    while let Some(mut layer) = calibration.next_layer().unwrap() {
+        layer.quantize_inputs(LinearInput::PLAIN.map(|input| (input, quantizer.clone())).into());
+        let expected = direct_quantized(&quantized, &files, &windows, layer.index(), Some(&quantizer));
+        for input in LinearInput::PLAIN {
+            let found = calibration.statistics(&layer, &[input], &mut go_on).unwrap().remove(0);
+            assert!(found == expected[input.index()], "layer {} {input:?}", layer.index());
+            for kind in input.readers() {
+                let Some(linear) = layer.linear(kind) else { continue };
+                let own = weight(linear.module(), linear.rows(), linear.cols(), false).weight;
+                layer.replace(kind, own).unwrap();
+            }
+        }
+        calibration.advance(&layer, &mut go_on).unwrap();
     }
 }
 

@@ -5,13 +5,16 @@
 //! at a time, with nothing else of the model in memory.
 
 use mantissa_model::flow::{LayerFlow, MIN_ROWS, NormKind, Sequences};
-use mantissa_model::{ForwardError, LinearInfo, LinearKind, ModelConfig, WeightSource};
+use mantissa_model::{
+    ForwardError, InputQuantizer, LinearInfo, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
+};
 
 use crate::arena::Parameters;
 use crate::backward::Wanted;
 use crate::error::TrainError;
 use crate::model::{Options, TrainModel};
-use crate::store::Precision;
+use crate::operand::Operand;
+use crate::store::{Precision, Store};
 
 /// A decoder layer in training.
 #[derive(Debug)]
@@ -70,14 +73,43 @@ impl LayerTrainer {
         crate::plan::Plan::new(&single(config, 0), options).bytes()
     }
 
-    /// Replaces the weight of a linear layer, `[rows, cols]`.
+    /// Bytes that one input takes beside them where it is [quantized](Self::quantize_input).
+    pub fn quantized_input_bytes(config: &ModelConfig, input: LinearInput, options: &Options) -> u64 {
+        4 * (options.max_tokens.max(MIN_ROWS) as u64).saturating_mul(config.input_width(input) as u64)
+    }
+
+    /// From now on the linear layers that read `input` read what `quantizer` makes of it, as in a model whose inputs are quantized at
+    /// run time. Gradients pass the rounding as if it were none.
+    ///
+    /// # Errors
+    /// [`TrainError::Load`] where there is not enough memory.
     ///
     /// # Panics
-    /// If the weight does not have the shape.
-    pub fn set_weight(&mut self, kind: LinearKind, weight: &[f32]) {
+    /// If it is not an input of a layer without experts.
+    pub fn quantize_input(
+        &mut self,
+        input: LinearInput,
+        quantizer: InputQuantizer,
+    ) -> Result<(), TrainError> {
+        let TrainModel { config, options, saved, .. } = &mut self.model;
+        let n = options.max_tokens.max(MIN_ROWS) * config.input_width(input);
+        let bytes = Self::quantized_input_bytes(config, input, options);
+        let memory = LoadError::Memory { what: "training", bytes };
+        saved[0].inputs[input.index()] = Operand::quantized(quantizer, n).ok_or(memory)?;
+        Ok(())
+    }
+
+    /// Replaces the weight of a linear layer, `[rows, cols]`, by what `write` makes of it in place.
+    pub fn set_weight(&mut self, kind: LinearKind, write: impl FnOnce(&mut [f32])) {
         let range = self.model.layers[0].linear(kind).weight();
-        assert_eq!(range.len(), weight.len(), "weight of {kind:?}");
-        self.model.params.set(range.start, weight);
+        match self.model.params.split_mut().1 {
+            Store::F32(values) => write(&mut values[range]),
+            narrow => {
+                let mut values = narrow.get(range.clone()).widened().into_owned();
+                write(&mut values);
+                narrow.set(range.start, &values);
+            }
+        }
     }
 
     /// Takes `states` `[tokens, hidden]` of sequences of `lens` tokens through the layer, in place, keeping what

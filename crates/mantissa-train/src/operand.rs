@@ -1,33 +1,50 @@
 //! Operands that several products read, rounded once: the input of linear layers, which their fprop and wgrad read, and the
 //! gradient of their output, which dgrad and wgrad read.
+//!
+//! Inputs can also be rounded as a quantized model's are at run time. Gradients pass that rounding as if it were none (the
+//! straight-through estimator; Bengio, Léonard & Courville 2013, arXiv:1308.3432).
 
 use std::ops::Range;
 
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
-use mantissa_model::zeros;
+use mantissa_model::{InputQuantizer, zeros};
 
 use crate::rows::{PART, rows, rows_mut};
 use crate::store::{Precision, Stored};
 
-/// Values in 16 bits beside the f32 values that they are rounded from; nothing where products share no such operand.
+/// Values in 16 bits, or those of a quantizer's codes, beside the f32 values that they are rounded from; nothing where products
+/// share no such operand.
 #[derive(Debug, Default)]
 pub(crate) struct Operand {
     precision: Precision,
     /// Empty if `precision` is f32.
     bits: Vec<u16>,
+    /// What rounds an operand that stays f32.
+    quantizer: Option<InputQuantizer>,
+    /// Empty without it.
+    values: Vec<f32>,
 }
 
 /// Some of them, to be rounded by one thread.
 pub(crate) struct OperandMut<'a> {
     precision: Precision,
     bits: &'a mut [u16],
+    /// With the width of a row.
+    quantizer: Option<(&'a InputQuantizer, usize)>,
+    values: &'a mut [f32],
 }
 
 impl Operand {
     /// For up to `n` values; `None` where there is not enough memory.
     pub(crate) fn new(precision: Precision, n: usize) -> Option<Self> {
-        Some(Operand { precision, bits: zeros(if precision == Precision::F32 { 0 } else { n })? })
+        let bits = zeros(if precision == Precision::F32 { 0 } else { n })?;
+        Some(Operand { precision, bits, ..Operand::default() })
+    }
+
+    /// For up to `n` values that `quantizer` rounds; `None` where there is not enough memory.
+    pub(crate) fn quantized(quantizer: InputQuantizer, n: usize) -> Option<Self> {
+        Some(Operand { quantizer: Some(quantizer), values: zeros(n)?, ..Operand::default() })
     }
 
     /// Bytes for up to `n` values.
@@ -38,12 +55,12 @@ impl Operand {
     /// Bytes that it takes.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
-        2 * self.bits.capacity() as u64
+        2 * self.bits.capacity() as u64 + 4 * self.values.capacity() as u64
     }
 
     /// Whether products read the rounded values.
     pub(crate) fn is_rounded(&self) -> bool {
-        self.precision != Precision::F32
+        self.precision != Precision::F32 || self.quantizer.is_some()
     }
 
     /// The operand whose rows from `first` on (`width` values each) were rounded from `values`; `values` themselves where
@@ -51,6 +68,9 @@ impl Operand {
     pub(crate) fn at_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
         let bits = || &self.bits[first * width..][..values.len()];
         match self.precision {
+            Precision::F32 if self.quantizer.is_some() => {
+                Stored::F32(&self.values[first * width..][..values.len()])
+            }
             Precision::F32 => Stored::F32(values),
             Precision::Bf16 => Stored::Bf16(bits()),
             Precision::F16 => Stored::F16(bits()),
@@ -68,10 +88,8 @@ impl Operand {
             return;
         }
         let cut = parts(values.len() / width, PART);
-        let to = rows_mut(&mut self.bits[first * width..], width, cut.clone());
-        let precision = self.precision;
-        for_each(threads, cut.zip(to), |(part, bits)| {
-            OperandMut { precision, bits }.round(rows(values, width, part));
+        for_each(threads, cut.clone().zip(self.parts_from(first, width, cut)), |(part, to)| {
+            to.round(rows(values, width, part));
         });
     }
 
@@ -79,17 +97,37 @@ impl Operand {
     pub(crate) fn parts(
         &mut self,
         width: usize,
-        cut: impl Iterator<Item = Range<usize>>,
+        cut: impl Iterator<Item = Range<usize>> + Clone,
+    ) -> impl Iterator<Item = OperandMut<'_>> {
+        self.parts_from(0, width, cut)
+    }
+
+    /// The same, from row `first` on.
+    fn parts_from(
+        &mut self,
+        first: usize,
+        width: usize,
+        cut: impl Iterator<Item = Range<usize>> + Clone,
     ) -> impl Iterator<Item = OperandMut<'_>> {
         let precision = self.precision;
-        let width = if self.is_rounded() { width } else { 0 };
-        rows_mut(&mut self.bits, width, cut).map(move |bits| OperandMut { precision, bits })
+        let quantizer = self.quantizer.as_ref().map(|quantizer| (quantizer, width));
+        let of = |used: bool| if used { width } else { 0 };
+        let (narrow, wide) = (of(precision != Precision::F32), of(quantizer.is_some()));
+        let bits = rows_mut(&mut self.bits[first * narrow..], narrow, cut.clone());
+        let values = rows_mut(&mut self.values[first * wide..], wide, cut);
+        bits.zip(values).map(move |(bits, values)| OperandMut { precision, bits, quantizer, values })
     }
 }
 
 impl OperandMut<'_> {
     /// Rounds `values` to nearest.
     pub(crate) fn round(self, values: &[f32]) {
+        if let Some((quantizer, width)) = self.quantizer {
+            self.values.copy_from_slice(values);
+            // What has no code (NaN, infinity) stays what it is, and is seen in what comes of it.
+            let _ = quantizer.apply(self.values, width);
+            return;
+        }
         match self.precision {
             Precision::F32 => {}
             Precision::Bf16 => kernels().f32_to_bf16(values, self.bits),
@@ -101,7 +139,26 @@ impl OperandMut<'_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use mantissa_num::parse_activation;
+    use mantissa_store::convention::ActivationQuant;
+
     use super::*;
+
+    #[test]
+    fn a_quantizer_rounds_each_row_by_itself() {
+        let quant = ActivationQuant::new(parse_activation("int4-token").unwrap(), None);
+        let quantizer = InputQuantizer::new("m", &quant).unwrap();
+        let values: Vec<f32> = (0..3 * 700).map(|i| (i as f32 * 0.517).sin() * (1 + i / 3) as f32).collect();
+        let mut expected = values.clone();
+        quantizer.apply(&mut expected, 3).unwrap();
+        let mut operand = Operand::quantized(quantizer, 3 * 702).unwrap();
+        operand.round(2, 3, &values, 2);
+        assert_eq!(*operand.at_row(2, 3, &values).widened(), *expected);
+        assert!(operand.is_rounded() && operand.capacity() == 4 * 3 * 702);
+        let cut = parts(700, PART);
+        operand.parts(3, cut.clone()).zip(cut).for_each(|(to, part)| to.round(rows(&values, 3, part)));
+        assert_eq!(*operand.of(&values).widened(), *expected);
+    }
 
     #[test]
     fn operands_are_rounded_where_products_share_them_and_else_left_alone() {

@@ -4,21 +4,51 @@
 //! information of the states x: the second derivative of KL(p(x) ‖ p(x + δ)) in δ (Martens 2020, "New Insights and Perspectives
 //! on the Natural Gradient Method", section 5; arXiv:1412.1193). Targets of a text would give another matrix, the "empirical" one.
 
-use mantissa_kernels::kernels;
+use std::ops::Range;
+
+use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 use mantissa_model::flow::parts;
-use mantissa_model::{ForwardError, ModelConfig, WeightSource};
+use mantissa_model::{ForwardError, LoadError, ModelConfig, WeightSource, forward_f32, zeros};
 use mantissa_num::round::random_u32;
 
-use crate::arena::Parameters;
+use crate::backward::norm_backward_part;
 use crate::error::TrainError;
-use crate::model::{Options, TrainModel};
-use crate::plan::HEAD_ROWS;
-use crate::rows::rows;
+use crate::model::Options;
+use crate::rows::{rows, take};
 
-/// The last norm and the head of a model, by themselves.
+/// Most tokens whose logits a thread holds. A part of [`parts`] has more than half of it; the cut is part of the result.
+const ROWS: usize = 128;
+
+/// The last norm and the head of a model, by themselves: without gradients of their own, which nobody asks for, and with the logits of
+/// some tokens at a time.
 #[derive(Debug)]
 pub struct SampledHead {
-    model: TrainModel,
+    hidden: usize,
+    vocab: usize,
+    eps: f32,
+    /// Most tokens of a batch.
+    planned: usize,
+    /// `[hidden]`.
+    norm: Vec<f32>,
+    /// `[vocabulary, hidden]`.
+    head: Vec<f32>,
+    /// One per thread.
+    workers: Vec<Worker>,
+}
+
+/// What some tokens need.
+#[derive(Debug)]
+struct Worker {
+    /// `[ROWS, vocabulary]`.
+    logits: Vec<f32>,
+    /// Of one token, `[vocabulary]`.
+    numerators: Vec<f32>,
+    /// `[ROWS, hidden]`.
+    normed: Vec<f32>,
+    /// Its gradient.
+    d_normed: Vec<f32>,
+    /// The gradient of the norm's weight, `[hidden]`.
+    partial: Vec<f32>,
 }
 
 impl SampledHead {
@@ -29,17 +59,31 @@ impl SampledHead {
     pub fn load(
         source: &dyn WeightSource,
         config: &ModelConfig,
-        options: Options,
+        options: &Options,
     ) -> Result<Self, TrainError> {
         crate::model::check_supported(config)?;
-        let config = without_layers(config);
-        let params = Parameters::load(source, &config)?;
-        Ok(SampledHead { model: TrainModel::new(config, params, options)? })
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let norm = source.tensor_f32(&format!("{}.weight", config.final_norm_module()), &[hidden])?;
+        // A transform may have given a model whose head was its embedding one of its own.
+        let own = format!("{}.weight", config.head_module());
+        let tied = config.tie_word_embeddings && !source.has(&own);
+        let name = if tied { format!("{}.weight", config.embedding_module()) } else { own };
+        let head = source.tensor_f32(&name, &[vocab, hidden])?;
+        let memory = || LoadError::Memory { what: "training", bytes: Self::bytes_needed(config, options) };
+        let worker = || Worker::new(hidden, vocab, options.max_tokens);
+        let workers = (0..workers(options)).map(|_| worker()).collect::<Option<_>>().ok_or_else(memory)?;
+        let eps = config.rms_norm_eps;
+        Ok(SampledHead { hidden, vocab, eps, planned: options.max_tokens, norm, head, workers })
     }
 
     /// Bytes that they take.
     pub fn bytes_needed(config: &ModelConfig, options: &Options) -> u64 {
-        crate::plan::Plan::new(&without_layers(config), options).bytes()
+        let (d, vocab, most) =
+            (config.hidden_size as u64, config.vocab_size as u64, most(options.max_tokens));
+        let worker = most as u64 * (vocab + 2 * d) + vocab + d;
+        let values =
+            (vocab + 1).saturating_mul(d).saturating_add(worker.saturating_mul(workers(options) as u64));
+        4 * values
     }
 
     /// Takes `states` `[tokens, hidden]`, what the last layer gave, to the gradients of `-ln p(y)` with respect to them, in place;
@@ -48,40 +92,72 @@ impl SampledHead {
     /// # Errors
     /// [`TrainError::Forward`] for more tokens than were planned.
     pub fn gradients(&mut self, states: &mut [f32], first: u64, seed: u64) -> Result<(), TrainError> {
-        let (d, model) = (self.model.config.hidden_size, &mut self.model);
+        let (d, planned) = (self.hidden, self.planned);
         let tokens = states.len() / d;
         if tokens * d != states.len() {
             return Err(ForwardError::Lengths { sum: tokens * d, tokens: states.len() }.into());
         }
-        let planned = model.options.max_tokens;
         if tokens > planned {
             return Err(ForwardError::Plan { what: "tokens of a batch", needed: tokens, planned }.into());
         }
-        model.scratch.residual[..states.len()].copy_from_slice(states);
-        model.final_norm(tokens);
-        let targets = draw(model, tokens, first, seed);
-        model.zero_gradients();
-        model.head_backward(&targets, 1.0);
-        states.copy_from_slice(&model.scratch.d_residual[..states.len()]);
+        let mut workers = std::mem::take(&mut self.workers);
+        let (this, mut rest) = (&*self, states);
+        let cut: Vec<Range<usize>> = parts(tokens, ROWS).collect();
+        for cut in cut.chunks(workers.len().max(1)) {
+            let pieces = cut.iter().map(|part| (part.start, take(&mut rest, part.len() * d)));
+            let pieces: Vec<_> = pieces.zip(&mut workers).collect();
+            for_each(pieces.len(), pieces, |((start, states), worker)| {
+                this.part(states, first + start as u64, seed, worker);
+            });
+        }
+        self.workers = workers;
         Ok(())
+    }
+
+    /// [`gradients`](Self::gradients) of at most [`ROWS`] tokens.
+    fn part(&self, states: &mut [f32], first: u64, seed: u64, worker: &mut Worker) {
+        let (d, vocab, n) = (self.hidden, self.vocab, states.len() / self.hidden);
+        let Worker { logits, numerators, normed, d_normed, partial } = worker;
+        let (logits, normed, d_normed) =
+            (&mut logits[..n * vocab], &mut normed[..n * d], &mut d_normed[..n * d]);
+        kernels().rms_norm(states, &self.norm, self.eps, normed);
+        forward_f32(&self.head, None, (vocab, d), normed, logits, false);
+        for (logits, index) in logits.chunks_exact_mut(vocab).zip(first..) {
+            numerators.copy_from_slice(logits);
+            kernels().softmax_numerators(numerators, 1.0);
+            let target = drawn(numerators, random_u32(seed, index));
+            kernels().cross_entropy_backward(logits, target as usize, 1.0);
+        }
+        let (dy, head) = (MatRef::new(logits, n, vocab), MatRef::new(&self.head, vocab, d));
+        kernels().gemm_nn(dy, head, MatMut::new(d_normed, n, d), false);
+        // The gradient is added to what is there; the norm's input has done its part.
+        normed.copy_from_slice(states);
+        states.fill(0.0);
+        norm_backward_part(rows(normed, d, 0..n), &self.norm, self.eps, d_normed, states, partial);
     }
 }
 
-/// A target for each of the normed states in `scratch`.
-fn draw(model: &mut TrainModel, tokens: usize, first: u64, seed: u64) -> Vec<u32> {
-    let (d, vocab, threads) = (model.config.hidden_size, model.config.vocab_size, model.options.threads);
-    let s = &mut model.scratch;
-    let mut targets = Vec::with_capacity(tokens);
-    for part in parts(tokens, HEAD_ROWS) {
-        let (logits, states) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
-        let states = s.head_input.at_row(part.start, d, states);
-        model.head.fprop(&model.params, states, logits, false, threads);
-        for (logits, index) in logits.chunks_exact_mut(vocab).zip(first + part.start as u64..) {
-            kernels().softmax_numerators(logits, 1.0);
-            targets.push(drawn(logits, random_u32(seed, index)));
-        }
+impl Worker {
+    fn new(hidden: usize, vocab: usize, max_tokens: usize) -> Option<Self> {
+        let rows = most(max_tokens);
+        Some(Worker {
+            logits: zeros(rows.checked_mul(vocab)?)?,
+            numerators: zeros(vocab)?,
+            normed: zeros(rows * hidden)?,
+            d_normed: zeros(rows * hidden)?,
+            partial: zeros(hidden)?,
+        })
     }
-    targets
+}
+
+/// Most tokens of a part of a batch.
+fn most(max_tokens: usize) -> usize {
+    max_tokens.min(ROWS)
+}
+
+/// Threads that have something to do.
+fn workers(options: &Options) -> usize {
+    options.threads.clamp(1, options.max_tokens.div_ceil(ROWS).max(1))
 }
 
 /// The first index at which the sum of `weights` so far exceeds the share `word / 2³²` of the whole.
@@ -94,11 +170,6 @@ fn drawn(weights: &[f32], word: u32) -> u32 {
         sum > threshold
     });
     reached.unwrap_or(weights.len().saturating_sub(1)) as u32
-}
-
-/// The configuration of a model that has no layers.
-fn without_layers(config: &ModelConfig) -> ModelConfig {
-    ModelConfig { num_hidden_layers: 0, ..config.clone() }
 }
 
 #[cfg(test)]

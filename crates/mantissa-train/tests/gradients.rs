@@ -5,8 +5,9 @@ mod common;
 
 use common::{batch, bits, name, options, train_model, trainable};
 use mantissa_model::load_config;
-use mantissa_model::{Batch, ForwardError};
-use mantissa_store::convention::ModelFiles;
+use mantissa_model::{Batch, Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind};
+use mantissa_num::parse_activation;
+use mantissa_store::convention::{ActivationQuant, LinearWeight, ModelFiles};
 use mantissa_train::{
     AdamW, AdamWOptions, IGNORE_TARGET, LayerTrainer, Policy, SampledHead, TrainError, TrainModel,
     next_token_targets,
@@ -208,6 +209,50 @@ fn a_layers_input_gradient_is_the_slope_of_its_output() {
     }
 }
 
+/// A layer whose inputs are quantized gives the bits of that layer in evaluation, and the gradient of a weight is of what its input has
+/// become.
+#[test]
+fn inputs_are_quantized_as_in_evaluation() {
+    let quant = ActivationQuant::new(parse_activation("int4-token").unwrap(), None);
+    for dir in trainable() {
+        let source = ModelFiles::open(&dir).unwrap();
+        let config = load_config(&source).unwrap();
+        let (d, lens) = (config.hidden_size, [30, 1, 31]);
+        let (x, c) = (wave(62 * d, 0.0), wave(62 * d, 1.0));
+        let mut layer = LayerTrainer::load(&source, &config, 0, options(2)).unwrap();
+        for input in LinearInput::PLAIN {
+            layer.quantize_input(input, InputQuantizer::new("m", &quant).unwrap()).unwrap();
+        }
+        let mut evaluated = Layer::load(&source, &config, 0).unwrap();
+        for info in config.layer_linears(0) {
+            let linear = source.linear(&info.module, info.rows, info.cols, info.bias).unwrap();
+            let linear = LinearWeight { input: Some(quant.clone()), ..linear };
+            *evaluated.linear_mut(info.kind).unwrap() = Linear::new(&info.module, linear).unwrap();
+        }
+        let mut expected = x.clone();
+        let mut buffers = Buffers::plan(&config, 62, 62).unwrap();
+        evaluated.run(&config, &lens, &mut expected, None, &mut buffers).unwrap();
+        let mut found = x.clone();
+        layer.forward(&mut found, &lens).unwrap();
+        assert!(bits(&found) == bits(&expected), "{}", name(&dir));
+        // The output is linear in the weight of the down projection.
+        layer.backward(&c, &lens);
+        let gradient = layer.gradient(LinearKind::Down).to_vec();
+        let info = config.linear(0, LinearKind::Down);
+        let weight = source.tensor_f32(&format!("{}.weight", info.module), &[info.rows, info.cols]).unwrap();
+        let mut value = |h: f32| {
+            let moved: Vec<f32> = weight.iter().zip(&gradient).map(|(w, g)| w + h * g).collect();
+            layer.set_weight(LinearKind::Down, |weight| weight.copy_from_slice(&moved));
+            let mut states = x.clone();
+            layer.forward(&mut states, &lens).unwrap();
+            states.iter().zip(&c).map(|(y, c)| f64::from(*y) * f64::from(*c)).sum::<f64>()
+        };
+        let squares = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>();
+        let slope = (value(0.1) - value(-0.1)) / 0.2;
+        assert!((slope - squares).abs() < 1e-3 * squares, "{}: {slope} for {squares}", name(&dir));
+    }
+}
+
 /// Gradients at drawn targets have the mean zero, being those of a distribution's own logarithm, and do not depend on threads.
 #[test]
 fn gradients_at_drawn_targets_have_the_mean_zero() {
@@ -217,7 +262,7 @@ fn gradients_at_drawn_targets_have_the_mean_zero() {
     let (d, n) = (config.hidden_size, 1100);
     let state = wave(d, 0.3);
     let run = |threads: usize, seed: u64| {
-        let mut head = SampledHead::load(&source, &config, options(threads)).unwrap();
+        let mut head = SampledHead::load(&source, &config, &options(threads)).unwrap();
         let mut states = state.repeat(n);
         head.gradients(&mut states, 5, seed).unwrap();
         states
@@ -231,6 +276,6 @@ fn gradients_at_drawn_targets_have_the_mean_zero() {
     let norm = mean.iter().map(|m| m * m).sum::<f64>().sqrt();
     let typical = (gradients.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() / n as f64).sqrt();
     assert!(typical > 0.0 && norm < 4.0 * typical / (n as f64).sqrt(), "{norm} of {typical}");
-    let mut head = SampledHead::load(&source, &config, options(1)).unwrap();
+    let mut head = SampledHead::load(&source, &config, &options(1)).unwrap();
     assert!(matches!(head.gradients(&mut state.repeat(1201), 0, 0), Err(TrainError::Forward(_))));
 }

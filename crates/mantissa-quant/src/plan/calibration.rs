@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mantissa_model::ModelConfig;
-use mantissa_num::Scheme;
+use mantissa_num::{Rule, Scheme};
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_train::LayerTrainer;
 
@@ -40,6 +40,7 @@ impl Asked<'_> {
         }
         self.check_method()?;
         let mut notes = self.check_transform()?;
+        notes.extend(self.inputs_of_no_server());
         if weighs(recipe, container, linears) {
             return self.importance();
         }
@@ -135,6 +136,16 @@ impl Asked<'_> {
         }
         let residual = rotate::residual_of(config).err().filter(|_| options.residual);
         Ok(residual.map(|why| format!("the residual stream is not rotated: {why}")).into_iter().collect())
+    }
+
+    /// Inputs that are quantized by a rule which servers' kernels do not have.
+    fn inputs_of_no_server(&self) -> Option<String> {
+        let scheme = self.recipe.activations.as_ref()?;
+        (scheme.encoder.rule == Rule::FourOverSix).then(|| {
+            format!(
+                "inputs under {scheme} are mantissa's alone: vLLM and SGLang map every block's largest value to 6, as +nvfp4 does"
+            )
+        })
     }
 
     /// Fewer tokens than a layer has inputs say nothing of some directions of them.

@@ -33,10 +33,10 @@
 //! seed = 0                       # of the random signs
 //!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
-//! iterations = 200               # steps of each layer
+//! iterations = 200               # steps of each layer; 600 where scales are powers of two
 //! rate = 0.005                   # first step of a weight's offset; by default 1 / iterations
 //! clip_rate = 0.001              # first step of a group's range; by default a fifth of the rate
-//! batch_tokens = 512             # tokens of a step
+//! batch_tokens = 512             # tokens of a step; 256 where scales are powers of two
 //! seed = 42                      # of the order of the windows
 //! metric = "fisher"              # of errors of a layer's output: fisher, mse
 //! ```

@@ -107,7 +107,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         transform,
         method,
         gptq: GptqOptions::default(),
-        autoround: AutoRoundOptions::default(),
+        autoround: AutoRoundOptions::of(&weights),
         weights,
         activations,
         observer: Observer::Max,
@@ -198,6 +198,8 @@ mod tests {
         );
         let recipe = parse("rotate-gptq-int4-channel+int4-token").unwrap();
         assert_eq!((recipe.method_name().as_str(), recipe.needs_calibration()), ("rotate-gptq", true));
+        let steps = |name: &str| parse(name).unwrap().autoround.iterations;
+        assert_eq!((steps("autoround-nvfp4"), steps("autoround-mxfp4:ct")), (200, 600));
         let recipe = parse("awq-int4-g128-asym").unwrap();
         assert_eq!((recipe.method, recipe.transform), (Method::Rtn, Some(Transform::Awq)));
         assert!(recipe.needs_calibration() && !parse("rotate-int4-g32").unwrap().needs_calibration());

@@ -75,7 +75,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         transform: transform(&reader)?,
         method,
         gptq: gptq_options(&reader, method)?,
-        autoround: autoround_options(&reader, method)?,
+        autoround: autoround_options(&reader, method, &weights)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         observer: reader.one_of("observer", &OBSERVERS)?.unwrap_or_default(),
@@ -188,8 +188,12 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
     Ok(options)
 }
 
-fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOptions, RecipeError> {
-    let mut options = AutoRoundOptions::default();
+fn autoround_options(
+    reader: &Reader<'_>,
+    method: Method,
+    weights: &Scheme,
+) -> Result<AutoRoundOptions, RecipeError> {
+    let mut options = AutoRoundOptions::of(weights);
     let Some(value) = reader.table.get("autoround") else { return Ok(options) };
     let table = value.as_table().ok_or_else(|| reader.fault("autoround", value.type_str(), "a table"))?;
     if method != Method::AutoRound {

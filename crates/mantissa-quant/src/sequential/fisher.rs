@@ -63,7 +63,7 @@ pub(super) fn metrics(
     let mut gradients = (0..last.len()).map(read).collect::<Result<Vec<_>, _>>()?;
     drop(last);
     let each = (options.max_tokens / options.max_len.max(1)).max(1);
-    let mut head = SampledHead::load(source, config, options.clone())?;
+    let mut head = SampledHead::load(source, config, options)?;
     let mut first = 0;
     for states in gradients.chunks_mut(each) {
         let mut joined = states.concat();
@@ -100,27 +100,39 @@ pub(super) fn metrics(
     Ok(metrics)
 }
 
-/// What finding them holds at its peak, with bytes.
+/// What finding them holds at its peak, with bytes; `table` are those of the head as it is stored.
 pub(crate) fn metrics_buffers(
     config: &ModelConfig,
     set: &CalibrationSet,
     options: &Options,
+    table: u64,
 ) -> Vec<(&'static str, u64)> {
     let used = CalibrationSet { name: String::new(), windows: enough(&set.windows).to_vec() };
-    let held = Calibration::held_bytes(config, &used, options.threads);
+    let pass = Calibration::pass_bytes(config, &used, options.threads);
+    let layer: u64 = config.layer_linears(0).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum();
     let states = 4 * (used.tokens() as u64).saturating_mul(config.hidden_size as u64);
     let layers = config.num_hidden_layers as u64;
     let between = if states > IN_MEMORY / layers.max(1) { 0 } else { states.saturating_mul(layers) };
-    let trained = LayerTrainer::bytes_needed(config, options).max(SampledHead::bytes_needed(config, options));
     let batch = 4 * (options.max_tokens as u64).saturating_mul(config.hidden_size as u64);
-    vec![
-        ("states and buffers of the calibration", held),
-        ("states between all layers", between),
-        ("gradients of all windows", states),
-        ("layer or head in training and what a batch saves", trained),
-        ("states and gradients of a batch", 2 * batch),
-        ("metrics", metrics_bytes(config)),
-    ]
+    let values = 4 * (config.vocab_size as u64).saturating_mul(config.hidden_size as u64);
+    let head = SampledHead::bytes_needed(config, options);
+    let always = [("states between all layers", between), ("gradients of all windows", states)];
+    let phases = [
+        vec![("buffers of the calibration", pass), ("layer in f32", layer)],
+        vec![("states behind the last layer", states)],
+        vec![
+            ("head as it is read or as it works", head.max(values.saturating_add(table))),
+            ("states and gradients of a batch", batch),
+        ],
+        vec![
+            ("layer in training and what a batch saves", LayerTrainer::bytes_needed(config, options)),
+            ("states and gradients of a batch", 2 * batch),
+            ("metrics", metrics_bytes(config)),
+        ],
+    ];
+    let bytes = |phase: &Vec<(_, u64)>| phase.iter().map(|(_, bytes)| *bytes).sum::<u64>();
+    let most = phases.into_iter().max_by_key(bytes).unwrap_or_default();
+    always.into_iter().chain(most).collect()
 }
 
 /// Bytes of the metrics of all layers.

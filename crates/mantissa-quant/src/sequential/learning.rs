@@ -61,6 +61,8 @@ impl<'a> Sequential<'a> {
         self.metrics(tick)?;
         self.reach(index, tick)?;
         self.reference(index, tick)?;
+        // Without what a run before this one may have finished of it, which it is not learned with.
+        self.layer = self.next_layer()?;
         let mut weights = Vec::with_capacity(linears.len());
         let columns = self.columns(linears, tick)?;
         for linear in linears {
@@ -68,7 +70,10 @@ impl<'a> Sequential<'a> {
             let h = columns.get(&input).map_or(&[][..], |h| &h[..]);
             weights.push((info.kind, self.first(linear, h)?));
         }
+        // Its weights are held as they are learned, and there is no room for them twice.
+        self.layer = None;
         let note = self.reconstruct(index, &mut weights, tick)?;
+        self.layer = self.next_layer()?;
         for (linear, (kind, weight)) in linears.iter().zip(weights) {
             let quantized = weight.quantized();
             let stats = ErrorStats::of(weight.weight(), &quantized);
@@ -97,6 +102,10 @@ impl<'a> Sequential<'a> {
         let fault = |error| autoround_error(self.source.files(), &format!("layer {index}"), error);
         let mut trainer = LayerTrainer::load(self.source, &plan.config, index, options(plan, set))
             .map_err(|error| fault(AutoRoundError::Layer(error)))?;
+        for (input, quantizer) in self.quantizers(index) {
+            let quantized = trainer.quantize_input(input, quantizer);
+            quantized.map_err(|error| fault(AutoRoundError::Layer(error)))?;
+        }
         let metric = self.learning.metrics.as_ref().and_then(|all| all.get(index)?.as_ref());
         let windows = Windows {
             inputs: calibration.states(),

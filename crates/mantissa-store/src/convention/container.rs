@@ -159,7 +159,7 @@ impl Container {
         match self {
             Container::CompressedTensors => compressed_tensors::tensors(plan, q, None),
             Container::Gguf => gguf::tensors(plan, q),
-            Container::Native => Ok(native::tensors(plan.module, q)),
+            Container::Native => native::tensors(plan, q),
             Container::Gptq => gptq::tensors(plan, q, None, plan.scheme.format.has_zero()),
             Container::Awq => awq::tensors(plan, q),
             Container::Modelopt => modelopt::tensors(plan, q),
@@ -215,7 +215,7 @@ impl Container {
             Err(NotStorable { scheme: scheme.to_string(), why })
         };
         let stored = layer.input.as_ref().is_some_and(|input| input.outer.is_some());
-        if stored && self != Container::CompressedTensors {
+        if stored && !matches!(self, Container::CompressedTensors | Container::Native) {
             return no("holds no stored scale of the inputs");
         }
         if layer.input.as_ref().is_some_and(|input| input.keep_above.is_some()) {
@@ -246,7 +246,7 @@ impl Container {
 
     /// Whether it can store a scale of the inputs that calibration finds.
     pub fn holds_input_scales(self) -> bool {
-        matches!(self, Container::CompressedTensors | Container::Modelopt)
+        matches!(self, Container::CompressedTensors | Container::Modelopt | Container::Native)
     }
 
     /// Whether readers of it multiply integers by scales of either sign. AutoRound's own files have such scales; llama.cpp's Q4_0

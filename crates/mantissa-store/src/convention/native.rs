@@ -4,7 +4,8 @@
 //! blocks of a codec; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
 //! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
 //! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
-//! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
+//! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`. `module.input_scale` F32 `[1]` is the scale of inputs that
+//! are quantized under a stored one: a static scale, or what their scheme has above its blocks.
 //! `config.json` says `quantization_config.quant_method = "mantissa"`, lists activation schemes by module, and the order of
 //! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized, and names
 //! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
@@ -138,15 +139,32 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     let bytes = packed_bytes(&plan.scheme.format, plan.rows, plan.cols);
     let mut all = vec![TensorSpec { name: format!("{n}.packed"), dtype: Dtype::U8, shape: vec![bytes] }];
     all.extend(scale_specs(&n, &plan.scheme.format, plan.rows, plan.cols));
+    if plan.stores_input_scale() {
+        all.push(TensorSpec { name: input_scale(plan.module), dtype: Dtype::F32, shape: vec![1] });
+    }
     Ok(all)
 }
 
+/// The name of the stored scale of a module's input.
+fn input_scale(module: &str) -> String {
+    format!("{module}.input_scale")
+}
+
 /// The bytes of the tensors that [`specs`] declares.
-pub fn tensors(module: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
-    let n = format!("{module}.weight");
+///
+/// # Errors
+/// [`NotStorable`] where the input has a stored scale that the plan does not give.
+pub fn tensors(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    let n = format!("{}.weight", plan.module);
     let mut all = vec![(format!("{n}.packed"), pack_codes(q))];
     all.extend(scale_tensors(&n, q));
-    all
+    if plan.stores_input_scale() {
+        all.push((input_scale(plan.module), plan.input_scale_bytes("native", false)?));
+    }
+    Ok(all)
 }
 
 /// The metadata entry of a quantized weight: its name, and its scheme and shape.
@@ -241,7 +259,14 @@ impl Config {
         }
         let transforms = Transforms { before: rotation.into_iter().collect(), ..Transforms::default() };
         let n = format!("{module}.weight");
-        let input = self.inputs.get(module).map(|scheme| ActivationQuant::new(scheme.clone(), None));
+        let name = input_scale(module);
+        let outer = if files.has(&name) {
+            let bytes = files.read_exact(&name, &[Dtype::F32], &[1])?;
+            bytes.as_chunks::<4>().0.first().map(|word| f32::from_le_bytes(*word))
+        } else {
+            None
+        };
+        let input = self.inputs.get(module).map(|scheme| ActivationQuant::new(scheme.clone(), outer));
         let packed = format!("{n}.packed");
         if !files.has(&packed) {
             return Ok(Parts { weight: files.dense(module, rows, cols)?, input, transforms });

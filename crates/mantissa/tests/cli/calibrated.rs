@@ -197,6 +197,8 @@ fn static_scales_of_inputs_are_calibrated() {
         ("rtn-int8-channel+int8-tensor@static", "compressed-tensors", "input_scale"),
         ("rtn-nvfp4+nvfp4", "compressed-tensors", "input_global_scale"),
         ("rtn-nvfp4+nvfp4", "modelopt", "input_scale"),
+        ("rtn-int8-channel+int8-tensor@static", "native", "input_scale"),
+        ("rtn-nvfp4+nvfp4:4over6", "native", "input_scale"),
     ] {
         let name = format!("{}-{format}", &recipe[4..8]);
         let quantize = |out: &Path, threads: &'static str| {
