@@ -507,6 +507,9 @@ kernels! {
         /// Panics unless `blocks` and `out` hold as many whole blocks.
         fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
 
+        /// [`Self::error_sums`] of `x` and what [`Self::decode_blocks`] makes of `blocks`, to the bit. Panics as there.
+        fn block_error_sums[simd](codec: CodecId, blocks: &[u8], x: &[f32]) -> ErrorSums;
+
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
         /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.
         fn pack_codes_le(codes: &[i8], offset: u8, bits: u32, out: &mut [u8]);
