@@ -6,6 +6,8 @@
 //! one another, some are asked for in one pass. An expert that no token of the calibration was routed to is rounded to
 //! nearest and reported.
 //!
+//! Every solution is held against rounding to nearest ([`crate::judge`]), on windows of their own that go along where some are held out.
+//!
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
@@ -23,9 +25,11 @@ use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::Folded;
-use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
+use crate::gptq::{GptqError, Hessian, InverseFactor, dequantize_by_group};
+use crate::judge::{Case, Judge};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
+use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
 pub(crate) use fisher::{metrics_buffers, metrics_bytes};
@@ -40,9 +44,13 @@ pub(crate) struct Sequential<'a> {
     recovered: BTreeSet<String>,
     /// From the first layer that is not.
     calibration: Option<Calibration<'a>>,
+    /// The windows that are held out, if any, at the same layer.
+    held_out: Option<Calibration<'a>>,
     layer: Option<CalibratedLayer>,
     /// Of the layer at hand.
     solvers: Vec<(LinearInput, Solver)>,
+    /// Of the layer at hand: by what solutions are held against rounding to nearest.
+    judges: Vec<(LinearInput, Judge)>,
     /// Of AutoRound.
     learning: learning::Learning<'a>,
 }
@@ -69,8 +77,10 @@ impl<'a> Sequential<'a> {
             stored,
             recovered: BTreeSet::new(),
             calibration: None,
+            held_out: None,
             layer: None,
             solvers: Vec::new(),
+            judges: Vec::new(),
             learning: learning::Learning::default(),
         }
     }
@@ -103,6 +113,26 @@ impl<'a> Sequential<'a> {
                 ..round_to_nearest(self.plan, self.source, info, scheme, w, outer)?
             },
             None => round_to_nearest(self.plan, self.source, info, scheme, w, outer)?,
+        };
+        self.judge(info, scheme, w, outer, solved, tick)
+    }
+
+    /// A layer that is solved, or rounded to nearest where that errs less, put in its place.
+    pub(crate) fn judge(
+        &mut self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        w: &DenseTensor<'_>,
+        outer: Option<f32>,
+        solved: Solved,
+        tick: &mut Tick<'_>,
+    ) -> Result<Solved> {
+        self.reach(info.layer, tick)?;
+        self.prepare(info.kind.input(), tick)?;
+        let case = Case { plan: self.plan, source: self.source, info, scheme, w, outer };
+        let solved = match self.judges.iter().find(|(of, _)| *of == info.kind.input()) {
+            Some((_, judge)) => judge.better(&case, solved)?,
+            None => solved,
         };
         if let Some(layer) = &mut self.layer {
             let values = dequantize_by_group(&solved.quantized, solved.g_idx.as_deref());
@@ -137,6 +167,7 @@ impl<'a> Sequential<'a> {
             g_idx: result.g_idx,
             fallback: None,
             output_error: Some(result.loss),
+            judged: None,
             notes: result.notes,
         })
     }
@@ -146,7 +177,9 @@ impl<'a> Sequential<'a> {
         while self.layer.as_ref().is_none_or(|layer| layer.index() < target) {
             if let Some(done) = self.layer.take() {
                 self.solvers.clear();
+                self.judges.clear();
                 self.calibration()?.advance(&done, tick)?;
+                self.held_out.as_mut().map_or(Ok(()), |unseen| unseen.advance(&done, tick))?;
             }
             let Some(mut layer) = self.calibration()?.next_layer()? else { break };
             let plan = self.plan;
@@ -165,44 +198,56 @@ impl<'a> Sequential<'a> {
         if self.calibration.is_none() {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
-            let begun = Calibration::begin(source, config, windows, self.plan.options.threads)?;
+            let threads = self.plan.options.threads;
+            let begun = Calibration::begin(source, config, windows, threads)?;
             self.calibration = Some(begun);
+            let unseen = &self.plan.options.held_out;
+            if !unseen.is_empty() {
+                self.held_out = Some(Calibration::begin(source, config, unseen, threads)?);
+            }
         }
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
     }
 
-    /// Makes the solver of `input`, unless it is at hand.
+    /// Makes the solver of `input` and what judges it, unless they are at hand.
     fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
-        if self.solvers.iter().any(|(of, _)| *of == input) {
+        if self.judges.iter().any(|(of, _)| *of == input) {
             return Ok(());
         }
         self.solvers.clear();
+        self.judges.clear();
         let Some(layer) = self.layer.take() else { return Ok(()) };
         let inputs = self.together(layer.index(), input);
         let hessians = self.calibration()?.statistics(&layer, &inputs, tick);
+        let unseen = self.held_out.as_mut().map(|unseen| unseen.statistics(&layer, &inputs, tick));
         let index = layer.index();
         self.layer = Some(layer);
-        let (options, threads) = (self.plan.recipe.gptq, self.plan.options.threads);
-        for (input, hessian) in inputs.into_iter().zip(hessians?) {
-            if hessian.tokens() == 0 {
-                let why = "no token of the calibration was routed to it".to_owned();
-                self.solvers.push((input, Solver::RoundToNearest(why)));
-                continue;
+        let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
+        for ((input, hessian), unseen) in inputs.into_iter().zip(hessians?).zip(unseen) {
+            if self.plan.recipe.method == Method::Gptq {
+                let solver = self.solver(&hessian, index, input)?;
+                self.solvers.push((input, solver));
             }
-            let solver = match InverseFactor::new(&hessian, options, threads) {
-                Ok(factor) if factor.dead_columns() == factor.cols() => {
-                    Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned())
-                }
-                Ok(factor) => Solver::Gptq(Box::new(factor)),
-                Err(error @ GptqError::Singular { .. }) => Solver::RoundToNearest(error.to_string()),
-                Err(error) => {
-                    let what = format!("layer {index}, input of {:?}", input.readers().collect::<Vec<_>>());
-                    return Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error });
-                }
-            };
-            self.solvers.push((input, solver));
+            self.judges.push((input, Judge::new(hessian, unseen)));
         }
         Ok(())
+    }
+
+    fn solver(&self, hessian: &Hessian, layer: usize, input: LinearInput) -> Result<Solver> {
+        if hessian.tokens() == 0 {
+            return Ok(Solver::RoundToNearest("no token of the calibration was routed to it".to_owned()));
+        }
+        match InverseFactor::new(hessian, self.plan.recipe.gptq, self.plan.options.threads) {
+            Ok(factor) if factor.dead_columns() == factor.cols() => {
+                Ok(Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned()))
+            }
+            Ok(factor) => Ok(Solver::Gptq(Box::new(factor))),
+            Err(error @ GptqError::Singular { .. }) => Ok(Solver::RoundToNearest(error.to_string())),
+            Err(error) => {
+                let what = format!("layer {layer}, input of {:?}", input.readers().collect::<Vec<_>>());
+                Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error })
+            }
+        }
     }
 
     /// The inputs whose statistics are collected with those of `input`: of experts the next few, which are of one kind and so

@@ -7,7 +7,8 @@
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate
-//! observer = "max"               # optional, of static inputs: max, percentile, mse
+//! observer = "max"               # optional, of static inputs: max, percentile, mse, kl, moving-average
+//! percentile = 99.99             # optional, only with observer = "percentile"; this is the default
 //! kv = "int8-head"               # optional: scheme of keys and values in the cache
 //! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
 //! keep = ["lm_head"]             # optional: modules left as they are, by name or glob

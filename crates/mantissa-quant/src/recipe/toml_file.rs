@@ -11,17 +11,18 @@ use super::{
 };
 use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
 use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
-use crate::input_scales::OBSERVERS;
+use crate::input_scales::{OBSERVERS, Observer, Share};
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "transform",
     "method",
     "weights",
     "file_type",
     "activations",
     "observer",
+    "percentile",
     "kv",
     "format",
     "keep",
@@ -78,13 +79,26 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         autoround: autoround_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
-        observer: reader.one_of("observer", &OBSERVERS)?.unwrap_or_default(),
+        observer: observer(&reader)?,
         kv: reader.scheme("kv", parse_activation)?,
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
+}
+
+/// What static scales of inputs are taken from, and at which percentile.
+fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
+    let observer = reader.one_of("observer", &OBSERVERS)?.unwrap_or_default();
+    let Some(value) = reader.table.get("percentile") else { return Ok(observer) };
+    if !matches!(observer, Observer::Percentile(_)) {
+        return Err(reader.fault("percentile", value.to_string(), "none without observer = \"percentile\""));
+    }
+    let percent = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
+    let share = percent.and_then(Share::of_percent);
+    let fault = || reader.fault("percentile", value.to_string(), "a number from 50 to 100");
+    share.map(Observer::Percentile).ok_or_else(fault)
 }
 
 /// A file type of llama.cpp as the mixture that `keep` and `layers` make exceptions from.
