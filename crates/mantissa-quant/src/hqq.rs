@@ -129,7 +129,9 @@ fn step(
     for_each(threads, work, |((w, grids), sum)| {
         let (mut codes, mut errors, mut shrunk) = (Vec::new(), Vec::new(), Vec::new());
         for (x, (inverse, zero)) in lines.groups(w).zip(grids) {
-            [&mut codes, &mut errors, &mut shrunk].map(|buffer: &mut Vec<f32>| buffer.resize(x.len(), 0.0));
+            for buffer in [&mut codes, &mut errors, &mut shrunk] {
+                buffer.resize(x.len(), 0f32);
+            }
             for ((q, error), &v) in codes.iter_mut().zip(&mut errors).zip(x) {
                 *q = (v * *inverse + *zero).round_ties_even().clamp(0.0, top);
                 *error = v - (*q - *zero) / *inverse;

@@ -11,6 +11,7 @@ use mantissa_model::{
 };
 use serde::Serialize;
 
+use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath, Use};
 use super::render_chat;
 use super::text::BosArg;
@@ -57,9 +58,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = BosArg::Auto)]
     bos: BosArg,
     /// Store keys and values so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,
-    /// channel-keys,pre-rope,rotate
+    /// channel-keys,pre-rope,rotate; nuq4-1% and the like find their levels on --calibration
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
 }
 
 #[derive(Serialize)]
@@ -115,7 +118,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let longest = longest.min(limit);
     let pass = prompt.len().min(mantissa_model::PREFILL);
-    let used = Use { pass, longest, threads: 1, cached: true, logits: 1, kv: args.kv.as_ref() };
+    let used = Use {
+        pass,
+        longest,
+        threads: 1,
+        cached: true,
+        logits: 1,
+        kv: args.kv.as_ref(),
+        calibration: Some(&args.calibration),
+    };
     let [model] = model::load_all([&*args.model], used, context)?;
     let start = Instant::now();
     let mut stream = tokenizer.stream();
