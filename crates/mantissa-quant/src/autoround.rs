@@ -291,7 +291,7 @@ impl Block<'_> {
 }
 
 /// The numbers below `n` in an order that follows from seed and counter alone (Fisher and Yates; Philox4x32-10).
-fn shuffled(n: usize, seed: u64, counter: u64) -> Vec<usize> {
+pub(crate) fn shuffled(n: usize, seed: u64, counter: u64) -> Vec<usize> {
     let mut all: Vec<usize> = (0..n).collect();
     for i in (1..n).rev() {
         let counter = [i as u32, (i as u64 >> 32) as u32, counter as u32, (counter >> 32) as u32];

@@ -19,10 +19,11 @@ use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
-use crate::recipe::Method;
+use crate::recipe::{Method, Transform};
 use crate::rtn;
 use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes};
 use crate::source::PANEL;
+use crate::spin;
 use crate::transform;
 use crate::verify::MAX_LOGIT_PARAMETERS;
 
@@ -87,7 +88,13 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     if let Some(set) = plan.transform_text() {
         stages.push(embedding_windows(plan, set));
-        stages.push(searching(plan, set));
+        stages.push(match plan.recipe.transform {
+            Some(Transform::Spin(options)) => {
+                let name = "learn the rotations".to_owned();
+                with_holes_of_calibration(name, spin::buffers(plan, set, options))
+            }
+            _ => searching(plan, set),
+        });
     }
     if let Some(set) = plan.calibration().filter(|_| fisher(plan)) {
         let buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));

@@ -218,10 +218,7 @@ impl Plan {
 
     /// What is rotated, where something is.
     fn rotation(&self) -> Option<RotateOptions> {
-        match self.recipe.transform {
-            Some(Transform::Rotate(options)) => Some(options),
-            _ => None,
-        }
+        self.recipe.transform.and_then(Transform::rotation)
     }
 
     /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.

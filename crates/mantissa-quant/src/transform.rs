@@ -24,6 +24,7 @@ use crate::recipe::{Method, Transform};
 use crate::rtn;
 use crate::smooth;
 use crate::source::{DenseTensor, Scratch};
+use crate::spin;
 
 /// Tokens that searches multiply.
 pub(crate) const TOKENS: usize = 512;
@@ -68,20 +69,24 @@ pub(crate) fn group_of(scheme: &Scheme, cols: usize) -> usize {
     }
 }
 
-/// Finds what the transform of `plan` does to `source`. `tick` is told the layer, and asked whether to go on.
+/// Finds what the transform of `plan` does to `source`. `tick` is told the layer or step, and asked whether to go on.
 ///
 /// # Errors
 /// As [`Calibration`], and as reading weights.
 pub(crate) fn prepare(
     plan: &Plan,
     source: &ModelFiles,
-    tick: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    tick: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Prepared> {
     let Some(transform) = plan.recipe.transform else { return Ok(Prepared::default()) };
     let record = Record::new(transform.name());
     let mut search = Search { plan, source, transform, record, found: Prepared::default() };
     match (transform, plan.transform_text()) {
         (Transform::Rotate(options), _) => search.record.rotation = Some(options),
+        (Transform::Spin(options), Some(set)) => {
+            let spin::Learned { rotations, kl } = spin::learn(plan, source, options, set, tick)?;
+            search.record.rotate(options.rotate, &rotations, kl);
+        }
         (_, Some(set)) => search.run(set, tick)?,
         _ => {}
     }
@@ -131,7 +136,7 @@ struct Weight<'a> {
 }
 
 impl Search<'_> {
-    fn run(&mut self, set: &CalibrationSet, tick: &mut dyn FnMut(usize) -> ControlFlow<()>) -> Result<()> {
+    fn run(&mut self, set: &CalibrationSet, tick: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
         let (plan, source) = (self.plan, Folded::plain(self.source));
         let mut calibration = Calibration::begin(&source, &plan.config, &set.windows, plan.threads())?;
         let unseen = &plan.options.held_out;
@@ -141,7 +146,7 @@ impl Search<'_> {
         };
         while let Some(layer) = calibration.next_layer()? {
             let index = layer.index();
-            let tick = &mut || tick(index);
+            let tick = &mut || tick(&format!("layer {index}"));
             let of_layer: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
             let kinds = of_layer.iter().map(|(info, _)| info.kind);
             let samples = calibration.samples(&layer, kinds.clone(), TOKENS, tick)?;

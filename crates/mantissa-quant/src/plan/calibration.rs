@@ -18,6 +18,7 @@ use crate::hqq;
 use crate::input_scales::Observer;
 use crate::recipe::{Method, Recipe, Transform};
 use crate::rotate;
+use crate::spin;
 
 /// What texts are for.
 impl Plan {
@@ -188,13 +189,19 @@ impl Asked<'_> {
         if matches!(container, Container::Gguf | Container::Exl2) {
             return refused("transforms go into the other containers, as norms are folded into weights");
         }
-        let Transform::Rotate(options) = transform else { return Ok(Vec::new()) };
+        let Some(options) = transform.rotation() else { return Ok(Vec::new()) };
+        let table = transform.name();
         let online = rotate::rotated_inputs(config, options).next().is_some();
         if online && !matches!(container, Container::Native | Container::CompressedTensors) {
-            return refused("it cannot say that inputs are rotated: online = false in [rotate]");
+            return refused(&format!("it cannot say that inputs are rotated: online = false in [{table}]"));
         }
         if online && recipe.method == Method::AutoRound {
-            return refused("AutoRound does not rotate inputs as it trains: online = false in [rotate]");
+            return refused(&format!(
+                "AutoRound does not rotate inputs as it trains: online = false in [{table}]"
+            ));
+        }
+        if matches!(transform, Transform::Spin(_)) {
+            spin::check(self.source, config)?;
         }
         let residual = rotate::residual_of(config).err().filter(|_| options.residual);
         Ok(residual.map(|why| format!("the residual stream is not rotated: {why}")).into_iter().collect())
