@@ -7,7 +7,10 @@ use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step};
+use crate::{
+    AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step,
+    TrellisValues,
+};
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
 
@@ -502,6 +505,19 @@ kernels! {
         /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every level.
         /// Panics unless `blocks` and `out` hold as many whole blocks.
         fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
+
+        /// One weight of a search through a trellis: into `next` the least cost of each group of states behind it, from
+        /// `costs`, those before it, and the squared distance of a state's value from `target`; into `from` what
+        /// [`TrellisValues::state`] goes back by. `scratch` is left with anything. Panics unless all have the length
+        /// [`TrellisValues::groups`].
+        fn trellis_step(
+            values: &TrellisValues,
+            target: f32,
+            costs: &[f32],
+            scratch: &mut [f32],
+            next: &mut [f32],
+            from: &mut [u8],
+        );
 
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
         /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.

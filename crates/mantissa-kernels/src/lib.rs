@@ -41,6 +41,7 @@ mod isa;
 mod mat;
 mod parallel;
 mod simd;
+mod trellis;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 mod xtx;
@@ -49,7 +50,10 @@ pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
-pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step};
+pub use generic::{
+    AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
+};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};
+pub use trellis::TrellisScratch;

@@ -84,7 +84,7 @@ impl<'a> Layers<'a> {
     ) -> Self {
         let sequential = match plan.recipe.method {
             Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => None,
-            Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
+            Method::Gptq | Method::AutoRound | Method::Qtip => Some(Sequential::new(plan, source, stored)),
         };
         Layers {
             plan,

@@ -27,6 +27,7 @@ mod layers;
 pub mod memory;
 mod pipeline;
 mod plan;
+pub mod qtip;
 pub mod quality;
 mod recalibrate;
 pub mod recipe;
