@@ -13,7 +13,7 @@ use crate::gptq::{GptqError, Hessian};
 use crate::layers::{Solved, whole};
 use crate::plan::Plan;
 use crate::qtip::RotatedInput;
-use crate::source::DenseTensor;
+use crate::source::{DenseTensor, Scratch};
 
 /// Bytes of what errors of the outputs of all layers cost.
 pub(crate) fn outputs_bytes(plan: &Plan) -> u64 {
@@ -44,7 +44,7 @@ impl Sequential<'_> {
         scheme: &Scheme,
         w: &DenseTensor<'_>,
     ) -> Result<Solved> {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         let linears = self.plan.config.layer_linears(info.layer);
         let place = linears.iter().position(|linear| linear.module == info.module);

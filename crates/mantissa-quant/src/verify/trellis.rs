@@ -8,7 +8,7 @@ use super::independent::trellis::{self, Trellis};
 use super::{WeightCheck, check, source_weight};
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
-use crate::source::Source as _;
+use crate::source::{Scratch, Source as _};
 
 use super::Verification;
 
@@ -26,7 +26,7 @@ impl WeightCheck<'_> {
         let theirs: Vec<f32> = values.iter().map(|v| F16.decode((*v).into())).collect();
         found.faults.extend(difference(module, &ours, &theirs, &linear.transforms));
         let Some(source) = self.source else { return Ok(()) };
-        let (source, mut scratch) = (source_weight(self.files.dir(), source, self.info)?, Vec::new());
+        let (source, mut scratch) = (source_weight(self.files.dir(), source, self.info)?, Scratch::default());
         let w = source.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
         let mut whole = theirs;
         linear.transforms.fold(&mut whole, rows, cols);
