@@ -300,7 +300,12 @@ impl InverseFactor {
         self.order.len()
     }
 
-    fn notes(&self) -> Vec<String> {
+    /// `U[k, k]`, upper triangular with `(H + λI)⁻¹ = Uᵀ U`, by position.
+    pub(crate) fn upper(&self) -> &[f64] {
+        &self.upper
+    }
+
+    pub(crate) fn notes(&self) -> Vec<String> {
         let (asked, used, dead) = (self.options.damp, self.damp_used, self.dead_columns());
         let mut notes = Vec::new();
         if used > asked {
@@ -375,6 +380,9 @@ pub fn check_scheme(
     if scheme.format.codec().is_some() {
         return refused("its blocks have their own search; use rtn");
     }
+    if scheme.format.trellis().is_some() {
+        return refused("its values are coded together; use qtip");
+    }
     if scheme.needs_whole_tensor() {
         return refused("its scales are quantized together after the weight; use rtn");
     }
@@ -402,8 +410,8 @@ fn check_options(options: GptqOptions) -> Result<(), GptqError> {
     Ok(())
 }
 
-/// Rows of `w`.
-fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
+/// Rows of `w`, whose values must be finite.
+pub(crate) fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
     let rows = w.len() / cols.max(1);
     if rows * cols != w.len() {
         return Err(GptqError::Length { what: "values", found: w.len(), expected: rows * cols });
@@ -418,6 +426,10 @@ fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
 /// Columns of a group; all of them where a row has one scale or none.
 fn group_columns(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, GptqError> {
     match scheme.format.blocks() {
+        _ if scheme.format.trellis().is_some() => Err(GptqError::Scheme {
+            scheme: scheme.to_string(),
+            why: "its values are coded together; use qtip",
+        }),
         _ if scheme.format.scale().is_none() => Ok(cols.max(1)),
         Blocks::Row => Ok(cols.max(1)),
         Blocks::Group(group) => Ok((group as usize).min(cols).max(1)),

@@ -30,6 +30,7 @@ pub mod memory;
 mod orthogonal;
 mod pipeline;
 mod plan;
+pub mod qtip;
 pub mod quality;
 mod recalibrate;
 pub mod recipe;

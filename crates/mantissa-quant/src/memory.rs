@@ -18,10 +18,11 @@ use crate::gptq::{self, Hessian};
 use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, spec_bytes};
+use crate::qtip;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Transform};
 use crate::rtn;
-use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes};
+use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes, outputs_bytes};
 use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
@@ -96,8 +97,14 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
             _ => searching(plan, set),
         });
     }
-    if let Some(set) = plan.calibration().filter(|_| fisher(plan)) {
-        let buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
+    if let Some(set) = plan.calibration().filter(|_| fisher(plan) || plan.weighs_outputs()) {
+        let mut buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
+        if plan.weighs_outputs() {
+            let gradient = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max();
+            buffers.retain(|(what, _)| *what != "metrics");
+            buffers.push(("second moments of gradients", outputs_bytes(plan)));
+            buffers.push(("gradient of a weight", gradient.unwrap_or(0)));
+        }
         stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
     }
     if let Some(values) = plan.gguf.as_ref().map(gguf::Layout::largest_joined).filter(|&n| n > 0) {
@@ -274,7 +281,11 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let (threads, cols) = (plan.options.threads, info.cols as u64);
     let of_layer = plan.config.layer_linears(info.layer).into_iter();
     let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
-    let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
+    let base = [
+        ("states and buffers of the calibration", held(plan, set)),
+        ("layer in f32", layer),
+        ("second moments of gradients", outputs_bytes(plan)),
+    ];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
         let buffers = base.iter().chain(more).copied().collect();
         with_holes_of_calibration(format!("{what} {}", info.module), buffers)
@@ -293,6 +304,14 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let others = factor - 8 * cols * cols;
     // Of windows that are held out there are moments as well.
     let unseen = if plan.options.held_out.is_empty() { 0 } else { hessian };
+    let solve = match scheme.format.trellis().and_then(|trellis| trellis.whole_bits()) {
+        Some(bits) => ("values and paths at work", qtip::solve_bytes(bits, info.rows, info.cols, threads)),
+        None => ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
+    };
+    let qtip = plan.recipe.method == Method::Qtip;
+    let rotated = if qtip { 2 * hessian } else { 0 };
+    // There is no rounding to nearest of a trellis.
+    let judging = if qtip { [0, 0] } else { [hessian, judging_bytes(info, &sizes)] };
     [
         stage(
             "statistics for",
@@ -304,18 +323,18 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
         stage(
             "factor for",
             &[
-                ("Hessian", hessian + unseen),
+                ("Hessian", hessian + unseen + rotated),
                 ("factor and its scratch", gptq::factor_bytes(info.cols) + others),
             ],
         ),
         stage(
             "solve",
             &[
-                ("factor", factor),
-                ("moments by which it is judged", hessian),
-                ("rounded to nearest, and errors", judging_bytes(info, &sizes)),
+                ("factor", factor + rotated / 2),
+                ("moments by which it is judged", judging[0]),
+                ("rounded to nearest, and errors", judging[1]),
                 ("weight as it is read and in f32", 2 * 4 * weights),
-                ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
+                solve,
                 ("scales", sizes.scales),
                 ("packed tensors", sizes.stored),
                 ("words as they are turned", turned(plan, &sizes)),

@@ -9,12 +9,14 @@ use mantissa_model::{LinearInfo, LoadError, ModelConfig, Role, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{
-    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, fp8,
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, exl3, fp8,
     gpt_oss, gptq as gptq_files, mlx, modelopt, native, onnx,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
+use mantissa_train::LayerTrainer;
 use serde_json::Value;
 
+use crate::autoround::ErrorMetric;
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::{Conversion, named_class};
@@ -240,6 +242,13 @@ impl Plan {
         stores_input_scales(&self.recipe, self.container).then_some(scheme)
     }
 
+    /// Whether QTIP weighs errors of outputs by what they cost, which takes a backward through the model.
+    pub(crate) fn weighs_outputs(&self) -> bool {
+        let Recipe { method, qtip, .. } = &self.recipe;
+        let wanted = *method == Method::Qtip && qtip.metric == ErrorMetric::Fisher;
+        wanted && LayerTrainer::check(&self.config).is_ok()
+    }
+
     /// Whether groups of some layer may be of columns that are no neighbours.
     fn by_group(&self) -> bool {
         match &self.conversion {
@@ -261,6 +270,14 @@ impl Plan {
     /// Bits of the quantized linear layers: codes, scales and zero points.
     pub fn linear_bits(&self) -> u64 {
         self.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum()
+    }
+
+    /// Bits of a code of the quantized linear layers that are stored in a trellis, on average.
+    fn trellis_bits(&self) -> f64 {
+        let half_bits = |(info, scheme): (&LinearInfo, &Scheme)| {
+            scheme.format.trellis().map_or(0, |trellis| trellis.half_bits() * info.rows * info.cols)
+        };
+        self.quantized().map(half_bits).sum::<usize>() as f64 / (2 * self.linear_weights().max(1)) as f64
     }
 
     /// Weights of the quantized linear layers.
@@ -316,6 +333,7 @@ impl Plan {
             Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Mlx => mlx::quantization(&self.groups()).map_err(fault)?,
             Container::Exl2 => exl2::quantization_config(self.linear_bits_per_weight()),
+            Container::Exl3 => exl3::quantization_config(self.trellis_bits(), &self.recipe.weights),
             // As in the published models.
             Container::Mxfp4 => serde_json::json!({
                 "quant_method": gpt_oss::QUANT_METHOD,
@@ -396,6 +414,10 @@ impl Plan {
     pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
         match self.container {
             Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
+            Container::Exl3 => {
+                let content = exl3::tensor_storage(&config["quantization_config"], &self.specs);
+                Ok(Some((exl3::FILE_NAME, content)))
+            }
             Container::Modelopt => {
                 let kept = not_linear(&self.config, &self.kept());
                 let content = modelopt::hf_quant_config(&self.groups(), &kept, self.recipe.kv.as_ref());

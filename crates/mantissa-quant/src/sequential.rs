@@ -13,10 +13,12 @@
 
 mod fisher;
 mod learning;
+mod rotated;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
+use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
 use mantissa_store::convention::{ModelFiles, Weight};
@@ -29,11 +31,13 @@ use crate::gptq::{GptqError, Hessian, InverseFactor, dequantize_by_group};
 use crate::judge::{Case, Judge};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
+use crate::qtip::RotatedInput;
 use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
 pub(crate) use fisher::{metrics_buffers, metrics_bytes};
 pub(crate) use learning::{ToLearn, options as learning_options};
+pub(crate) use rotated::outputs_bytes;
 
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
@@ -53,6 +57,8 @@ pub(crate) struct Sequential<'a> {
     judges: Vec<(LinearInput, Judge)>,
     /// Of AutoRound.
     learning: learning::Learning<'a>,
+    /// Of QTIP, once they are found: what errors of outputs cost, by module; of none where they count alike.
+    outputs: Option<BTreeMap<String, Hessian>>,
 }
 
 /// Inputs of experts whose statistics are collected in one pass.
@@ -61,6 +67,8 @@ pub(crate) const EXPERTS_AT_ONCE: usize = 8;
 /// What there is to solve the weights that share an input with.
 enum Solver {
     Gptq(Box<InverseFactor>),
+    /// QTIP's, and why it knows nothing of the input, where it does not.
+    Rotated(Box<RotatedInput>, Option<String>),
     /// Nothing, and why.
     RoundToNearest(String),
 }
@@ -82,6 +90,7 @@ impl<'a> Sequential<'a> {
             solvers: Vec::new(),
             judges: Vec::new(),
             learning: learning::Learning::default(),
+            outputs: None,
         }
     }
 
@@ -103,11 +112,15 @@ impl<'a> Sequential<'a> {
         outer: Option<f32>,
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
+        if self.plan.recipe.method == Method::Qtip {
+            self.find_outputs(tick)?;
+        }
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
         let input = info.kind.input();
         let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
             Some(Solver::Gptq(factor)) => self.solve(factor, info, scheme, w, outer)?,
+            Some(Solver::Rotated(input, why)) => self.solve_rotated(input, why.clone(), info, scheme, w)?,
             Some(Solver::RoundToNearest(why)) => Solved {
                 fallback: Some(why.clone()),
                 ..round_to_nearest(self.plan, self.source, info, scheme, w, outer)?
@@ -211,7 +224,8 @@ impl<'a> Sequential<'a> {
 
     /// Makes the solver of `input` and what judges it, unless they are at hand.
     fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
-        if self.judges.iter().any(|(of, _)| *of == input) {
+        let judged = self.judges.iter().map(|(of, _)| of);
+        if judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == input) {
             return Ok(());
         }
         self.solvers.clear();
@@ -224,6 +238,12 @@ impl<'a> Sequential<'a> {
         self.layer = Some(layer);
         let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
         for ((input, hessian), unseen) in inputs.into_iter().zip(hessians?).zip(unseen) {
+            if self.plan.recipe.method == Method::Qtip {
+                // There is no rounding to nearest of a trellis to hold it against.
+                let solver = self.rotated(index, input, hessian)?;
+                self.solvers.push((input, solver));
+                continue;
+            }
             if self.plan.recipe.method == Method::Gptq {
                 let solver = self.solver(&hessian, index, input)?;
                 self.solvers.push((input, solver));
@@ -288,6 +308,12 @@ fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) 
                 values
             });
             dequantized(files, info, values)?
+        }
+        // The values of a trellis, between rotations that belong to the weight.
+        Weight::F16(values) if !linear.transforms.is_empty() => {
+            let mut values: Vec<f32> = values.into_iter().map(|v| F16.decode(v.into())).collect();
+            linear.transforms.fold(&mut values, info.rows, info.cols);
+            Weight::F32(values)
         }
         weight => weight,
     };

@@ -8,7 +8,7 @@ use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_train::LayerTrainer;
 
 use super::{Options, Plan, PlannedLinear, not_storable, stores_input_scales, weighs};
-use crate::autoround;
+use crate::autoround::{self, ErrorMetric};
 use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::clip;
@@ -16,6 +16,7 @@ use crate::error::{QuantError, Result};
 use crate::gptq;
 use crate::hqq;
 use crate::input_scales::Observer;
+use crate::qtip;
 use crate::recipe::{Method, Recipe, Transform};
 use crate::rotate;
 use crate::spin;
@@ -104,6 +105,7 @@ impl Asked<'_> {
             return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
         }
         if recipe.method.needs_calibration() {
+            notes.extend(self.alike());
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
         }
@@ -137,7 +139,8 @@ impl Asked<'_> {
     /// Whether the method takes the schemes and their layout.
     fn check_method(&self) -> Result<()> {
         let Asked { source, recipe, container, options, .. } = *self;
-        if matches!(recipe.method, Method::Rtn | Method::Repacked) {
+        self.check_trellis()?;
+        if matches!(recipe.method, Method::Rtn | Method::Repacked | Method::Qtip) {
             return Ok(());
         }
         if container == Container::Exl2 {
@@ -181,13 +184,41 @@ impl Asked<'_> {
         })
     }
 
+    /// Whether those layers are stored in a trellis that are coded by its search.
+    fn check_trellis(&self) -> Result<()> {
+        let (path, method) = (self.source.dir(), self.recipe.method);
+        self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
+            let allowed = match (method, scheme.format.trellis()) {
+                (Method::Qtip, _) => match qtip::check_scheme(scheme, info.rows, info.cols) {
+                    Ok(_) => return Ok(()),
+                    Err(allowed) => allowed,
+                },
+                (_, Some(_)) => "schemes other than a trellis, which qtip writes",
+                _ => return Ok(()),
+            };
+            let (path, module, scheme) = (path.to_owned(), info.module.clone(), scheme.to_string());
+            Err(QuantError::Unsuited { path, module, method: method.name(), scheme, allowed })
+        })
+    }
+
+    /// Says that errors of outputs count alike where they were to be weighed.
+    fn alike(&self) -> Option<String> {
+        let Asked { recipe, config, .. } = *self;
+        let wanted = recipe.method == Method::Qtip && recipe.qtip.metric == ErrorMetric::Fisher;
+        let error = LayerTrainer::check(config).err().filter(|_| wanted)?;
+        Some(format!("errors of a layer's outputs count alike, as what they cost takes a backward: {error}"))
+    }
+
     /// Whether the container and the method go with the transform; what it leaves out.
     fn check_transform(&self) -> Result<Vec<String>> {
         let Asked { recipe, container, config, linears, .. } = *self;
         let Some(transform) = recipe.transform else { return Ok(Vec::new()) };
         let refused = |why: &str| Err(not_storable(container, linears.len(), vec![why.to_owned()]));
-        if matches!(container, Container::Gguf | Container::Exl2) {
+        if matches!(container, Container::Gguf | Container::Exl2 | Container::Exl3) {
             return refused("transforms go into the other containers, as norms are folded into weights");
+        }
+        if recipe.method == Method::Qtip {
+            return refused("qtip rotates each weight itself: no transform goes before it");
         }
         let Some(options) = transform.rotation() else { return Ok(Vec::new()) };
         let table = transform.name();

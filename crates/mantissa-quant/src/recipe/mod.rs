@@ -3,7 +3,7 @@
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround
+//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround, qtip
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
@@ -67,6 +67,7 @@ pub use transform::{TRANSFORMS, Transform};
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 use crate::input_scales::Observer;
+use crate::qtip::QtipOptions;
 
 /// Why a recipe cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +137,8 @@ pub struct Recipe {
     pub gptq: GptqOptions,
     /// How AutoRound works, where it is the method.
     pub autoround: AutoRoundOptions,
+    /// How QTIP works, where it is the method.
+    pub qtip: QtipOptions,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
     /// Scheme of their inputs at run time.

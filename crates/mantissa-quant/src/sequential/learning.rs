@@ -17,6 +17,7 @@ use crate::autoround::{
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::fold::Folded;
 use crate::judge::{self, Judgement, Output};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
@@ -189,10 +190,7 @@ impl<'a> Sequential<'a> {
         let Some(set) = plan.calibration().filter(|_| wanted) else { return Ok(()) };
         let seed = plan.recipe.autoround.seed;
         let found = metrics(self.source, &plan.config, set, &options(plan, set), seed, tick);
-        self.learning.metrics = Some(found.map_err(|error| match error {
-            MetricsError::Calibrate(error) => error.into(),
-            MetricsError::AutoRound(error) => autoround_error(self.source.files(), "autoround", error),
-        })?);
+        self.learning.metrics = Some(found.map_err(|error| metrics_error(self.source, "autoround", error))?);
         Ok(())
     }
 
@@ -242,6 +240,14 @@ impl<'a> Sequential<'a> {
         let signed = plan.container.holds_signed_scales();
         LearnedWeight::new(linear.scheme, w, info.cols, h, outer, signed, plan.options.threads)
             .map_err(|error| autoround_error(self.source.files(), &info.module, error))
+    }
+}
+
+/// An error of what `method` finds on the way back.
+pub(super) fn metrics_error(source: &Folded<'_>, method: &str, error: MetricsError) -> QuantError {
+    match error {
+        MetricsError::Calibrate(error) => error.into(),
+        MetricsError::AutoRound(error) => autoround_error(source.files(), method, error),
     }
 }
 
