@@ -118,6 +118,15 @@ pub struct Calibration<'a> {
     to_the_end: bool,
 }
 
+/// What is summed over the tokens of an input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Squares {
+    /// Of the squares of each column.
+    pub sums: Vec<f64>,
+    /// How many tokens there were: of an expert those that were routed to it.
+    pub tokens: u64,
+}
+
 /// A layer on its way from the source to the output.
 #[derive(Debug)]
 pub struct CalibratedLayer {
@@ -260,11 +269,12 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
         tick: &mut Tick<'_>,
-    ) -> Result<BTreeMap<LinearInput, Vec<f64>>, CalibrateError> {
-        let zeros = |width| vec![0.0; width];
-        self.fold(layer, kinds, tick, zeros, |sums: &mut Vec<f64>, x| {
+    ) -> Result<BTreeMap<LinearInput, Squares>, CalibrateError> {
+        let none = |width| Squares { sums: vec![0.0; width], tokens: 0 };
+        self.fold(layer, kinds, tick, none, |Squares { sums, tokens }, x| {
             for row in x.chunks_exact(sums.len().max(1)) {
                 sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+                *tokens += 1;
             }
         })
     }

@@ -21,11 +21,12 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
-use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::convention::{Container, ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::exl2;
 use crate::fold::Folded;
 use crate::gptq::{GptqError, Hessian, InverseFactor, dequantize_by_group};
 use crate::judge::{Case, Judge};
@@ -164,7 +165,15 @@ impl<'a> Sequential<'a> {
     ) -> Result<Solved> {
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
-        let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
+        let threads = self.plan.options.threads;
+        let result = if self.plan.container == Container::Exl2 {
+            let (scheme, shape) = (exl2::with_f16_scales(scheme), (info.rows, info.cols));
+            let scales = exl2::searched_scales(&scheme, w, shape, factor.diagonal(), threads);
+            let scales = scales.ok_or_else(|| exl2::out_of_reach(self.source, info))?;
+            factor.quantize_under(&scheme, w, &scales, threads)
+        } else {
+            factor.quantize(scheme, w, outer, threads)
+        };
         let result = result.map_err(|error| self.gptq_error(info, error))?;
         let stats = match &result.g_idx {
             None => ErrorStats::of(w, &result.quantized),
