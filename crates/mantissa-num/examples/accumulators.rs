@@ -7,10 +7,13 @@ use mantissa_num::{Accumulator, AccumulatorError};
 
 const UNITS: [&str; 4] = ["f32", "hopper", "hopper-128", "hopper-32"];
 
+/// A factor from a seed and its place.
+type Draw = fn(u64, u64) -> f64;
+
 fn main() -> Result<(), AccumulatorError> {
     let units = UNITS.map(str::parse::<Accumulator>);
     println!("factors, K: {}", UNITS.join(", "));
-    let kinds: [(&str, fn(u64, u64) -> f64); 2] =
+    let kinds: [(&str, Draw); 2] =
         [("of one sign", |seed, i| 448.0 * uniform(seed, i)), ("normal", |seed, i| 64.0 * normal(seed, i))];
     for (name, draw) in kinds {
         for k in [256, 1024, 4096, 16_384, 65_536] {
