@@ -54,4 +54,4 @@ pub use element::Element;
 pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
-pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};
+pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed};
