@@ -7,7 +7,7 @@ use mantissa_num::{Accumulator, AccumulatorError};
 
 const UNITS: [&str; 4] = ["f32", "hopper", "hopper-128", "hopper-32"];
 
-/// A factor of a product, by the product's seed and its place.
+/// A factor from a seed and its place.
 type Draw = fn(u64, u64) -> f64;
 
 fn main() -> Result<(), AccumulatorError> {

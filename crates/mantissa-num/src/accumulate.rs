@@ -102,15 +102,18 @@ fn hopper_chain(a: &[f32], b: &[f32]) -> f32 {
 
 /// One step: `sum` and 32 products.
 fn hopper_step(sum: f32, a: &[f32; HOPPER_STEP], b: &[f32; HOPPER_STEP]) -> f32 {
-    // The greatest power of two that a term stands at: as bits, which are ordered as magnitudes are and compared faster. A product
-    // of zero has none: its factor's exponent bits are 0.
-    let power_of = |a: &f32, b: &f32| ((power(*a) * power(*b)).to_bits() & MAGNITUDE) as i32;
-    let top = a.iter().zip(b).fold(power(sum).to_bits() as i32, |top, (a, b)| top.max(power_of(a, b)));
+    // The greatest power of two that a term stands at, and the greatest factor: as bits, which are ordered as magnitudes are and
+    // compared faster. A product of zero stands nowhere: its factor's exponent bits are 0.
+    let (mut top, mut greatest) = (power(sum).to_bits() as i32, sum.to_bits() & MAGNITUDE);
+    for (a, b) in a.iter().zip(b) {
+        top = top.max((power(*a) * power(*b)).to_bits() as i32);
+        greatest = greatest.max(a.to_bits() & MAGNITUDE).max(b.to_bits() & MAGNITUDE);
+    }
     let top = f32::from_bits(top as u32);
-    if top == 0.0 {
+    if top == 0.0 && f32::from_bits(greatest).is_finite() {
         return sum;
     }
-    if !(LEAST..=GREATEST).contains(&top) {
+    if !f32::from_bits(greatest).is_finite() || !(LEAST..=GREATEST).contains(&top) {
         // A term is infinite or NaN, or beyond what 8-bit floats reach.
         return a.iter().zip(b).fold(sum, |sum, (a, b)| sum + a * b);
     }
