@@ -16,7 +16,7 @@ use crate::gptq::{Hessian, dequantize_by_group};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
 use crate::quality::null_is_nan;
-use crate::source::DenseTensor;
+use crate::source::{DenseTensor, Scratch};
 
 /// Rows of a weight whose errors are weighed at a time.
 const ROWS: usize = 2048;
@@ -133,7 +133,7 @@ impl Judge {
             return Ok(solved);
         }
         let Case { plan, source, info, scheme, w, outer } = *case;
-        let (mut scratch, threads) = (Vec::new(), plan.threads());
+        let (mut scratch, threads) = (Scratch::default(), plan.threads());
         let nearest = round_to_nearest(plan, source, info, scheme, w, outer)?;
         let values = whole(source, info, w, &mut scratch)?;
         let error = |of: &Solved| {
