@@ -127,12 +127,10 @@ fn step(
     let mut sums = vec![0.0; grids.len().div_ceil(groups)];
     let work = w.chunks(values).zip(grids.chunks_mut(groups)).zip(&mut sums);
     for_each(threads, work, |((w, grids), sum)| {
-        let (mut codes, mut errors, mut shrunk) = (Vec::new(), Vec::new(), Vec::new());
+        let [mut codes, mut errors, mut shrunk] = [(); 3].map(|()| vec![0f32; lines.group]);
         for (x, (inverse, zero)) in lines.groups(w).zip(grids) {
-            for buffer in [&mut codes, &mut errors, &mut shrunk] {
-                buffer.resize(x.len(), 0f32);
-            }
-            for ((q, error), &v) in codes.iter_mut().zip(&mut errors).zip(x) {
+            let (codes, errors) = (&mut codes[..x.len()], &mut errors[..x.len()]);
+            for ((q, error), &v) in codes.iter_mut().zip(&mut *errors).zip(x) {
                 *q = (v * *inverse + *zero).round_ties_even().clamp(0.0, top);
                 *error = v - (*q - *zero) / *inverse;
             }
