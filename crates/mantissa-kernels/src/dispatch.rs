@@ -234,6 +234,10 @@ kernels! {
         /// Replaces each `x[i]` by `e^x[i]`, within 1 ulp.
         fn exp_inplace(x: &mut [f32]);
 
+        /// Replaces each `x[i]`, at least 0, by `x[i]^exponent` computed in f64 (for `|exponent| <= 8` within 2^-40 before it is
+        /// rounded to f32); NaN for NaN and below 0.
+        fn pow_inplace(x: &mut [f32], exponent: f32);
+
         /// Softmax of one row in place.
         fn softmax[simd](row: &mut [f32]);
 
@@ -502,6 +506,9 @@ kernels! {
         /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every level.
         /// Panics unless `blocks` and `out` hold as many whole blocks.
         fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
+
+        /// [`Self::error_sums`] of `x` and what [`Self::decode_blocks`] makes of `blocks`, to the bit. Panics as there.
+        fn block_error_sums[simd](codec: CodecId, blocks: &[u8], x: &[f32]) -> ErrorSums;
 
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
         /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.

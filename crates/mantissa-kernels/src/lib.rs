@@ -52,4 +52,4 @@ pub use dispatch::{Kernels, init, kernels};
 pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
-pub use parallel::{available_threads, for_each, for_each_range, map_reduce_fixed};
+pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed};

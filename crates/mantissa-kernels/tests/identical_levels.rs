@@ -128,6 +128,11 @@ fn element_wise() {
         y.copy_from_slice(&a);
         k.exp_inplace(&mut y);
         all.extend(bits(&y));
+        for exponent in [2.4, -0.3] {
+            y.iter_mut().zip(&a).for_each(|(y, a)| *y = a.abs());
+            k.pow_inplace(&mut y, exponent);
+            all.extend(bits(&y));
+        }
         y.copy_from_slice(&a);
         k.softmax(&mut y);
         all.extend(bits(&y));
@@ -423,6 +428,28 @@ fn error_sums() {
         all.extend(bits(&[sums.max_error]));
         all
     });
+}
+
+/// Of random blocks, whose scales may be infinite or NaN, at a length of which no power of two is a part.
+#[test]
+fn error_sums_of_blocks_are_those_of_their_values() {
+    let mut random = Random(19);
+    for id in CodecId::ALL {
+        let codec = id.codec();
+        let blocks = random.bytes(37 * codec.bytes);
+        let x: Vec<f32> = (0..37 * codec.elements).map(|_| random.unit()).collect();
+        let mut values = vec![0.0; x.len()];
+        codec.decode(&blocks, &mut values);
+        for isa in Isa::available() {
+            let kernels = Kernels::new(isa).unwrap();
+            let (found, expected) =
+                (kernels.block_error_sums(id, &blocks, &x), kernels.error_sums(&x, &values));
+            let all = |sums: mantissa_kernels::ErrorSums| {
+                [bits64(sums.squared_error), bits64(sums.squared_value), u64::from(sums.max_error.to_bits())]
+            };
+            assert_eq!(all(found), all(expected), "{} at {isa}", codec.name);
+        }
+    }
 }
 
 /// Against the codec itself, whose loops are compiled for no level: finite values of all magnitudes, a row of zeros, blocks

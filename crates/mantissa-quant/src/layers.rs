@@ -23,7 +23,7 @@ use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
-use crate::source::{self, DenseError, DenseTensor, Source as _};
+use crate::source::{self, DenseError, DenseTensor, Scratch, Source as _};
 use crate::transform::{self, Prepared};
 
 /// The tensors that a layer becomes, by name, and its error.
@@ -211,7 +211,7 @@ impl<'a> Layers<'a> {
 
     /// Rounded to nearest under scales that are squares times one f16 for all rows of a group.
     fn squares(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         let quantized = exl2::quantize(scheme, w, info.rows, info.cols).ok_or_else(|| {
             let found = "values that are no numbers, or beyond what f16 scales reach";
@@ -224,7 +224,7 @@ impl<'a> Layers<'a> {
     /// A factor and blocks of what is left, as ternary weights are stored in GGUF.
     fn ternary(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
         let codec = self.plan.blocks_of_ternary(scheme).unwrap_or(CodecId::Tq2_0);
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         gguf::quantize_ternary(codec, w, info.rows, info.cols, self.plan.threads())
             .map_err(|error| dense_error(self.source, info, error.into()))
@@ -238,7 +238,7 @@ impl<'a> Layers<'a> {
         w: &DenseTensor<'_>,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let (mut scratch, threads) = (Vec::new(), self.plan.options.threads);
+        let (mut scratch, threads) = (Scratch::default(), self.plan.options.threads);
         let w = whole(self.source, info, w, &mut scratch)?;
         let found = clip::quantize(scheme, w, info.rows, info.cols, outer, threads);
         found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error.into()))
@@ -258,7 +258,7 @@ impl<'a> Layers<'a> {
         w: &DenseTensor<'_>,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         let mut clipped = w.to_vec();
         let group = transform::group_of(scheme, info.cols);
@@ -272,7 +272,7 @@ impl<'a> Layers<'a> {
 
     /// What HQQ makes of a layer, unless rounding to nearest under its own grids is nearer to it.
     fn half_quadratic(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let (mut scratch, threads) = (Vec::new(), self.plan.options.threads);
+        let (mut scratch, threads) = (Scratch::default(), self.plan.options.threads);
         let values = whole(self.source, info, w, &mut scratch)?;
         let solved = hqq::quantize(scheme, values, info.cols, HqqOptions::default(), threads);
         match solved {
@@ -298,11 +298,28 @@ impl<'a> Layers<'a> {
         let weights = importance.of(info)?;
         let threads = self.plan.options.threads;
         let found = rtn::quantize_blocks(codec, w, info.rows, info.cols, weights.as_deref(), threads);
-        let mut solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
-        if weights.is_none() {
-            solved.notes.push(format!("no importance in {}", importance.name));
-        }
-        Ok(solved)
+        let solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
+        let notes = not_weighed(importance, weights.is_none());
+        Ok(Solved { notes, ..solved })
+    }
+
+    /// [`quantize`](Self::quantize) of a layer that [becomes blocks panel by panel](Plan::streamed), which go to `sink`.
+    pub(crate) fn stream(
+        &mut self,
+        info: &LinearInfo,
+        (scheme, codec): (&Scheme, &'static Codec),
+        sink: &rtn::Sink<'_, DenseError>,
+    ) -> Result<LayerReport> {
+        let (plan, shape) = (self.plan, (info.rows, info.cols));
+        let w = DenseTensor::of_linear(self.source, info)?;
+        let importance = self.importance.filter(|_| codec.takes_importance());
+        let weights = importance.map(|importance| importance.of(info)).transpose()?.flatten();
+        let stats = rtn::stream_blocks(codec, &w, shape, weights.as_deref(), plan.options.threads, sink);
+        let stats = stats.map_err(|error| dense_error(self.source, info, error))?;
+        let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);
+        let notes = importance.map_or_else(Vec::new, |given| not_weighed(given, weights.is_none()));
+        let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
+        Ok(LayerReport::new(plan, info, scheme, plan.recipe.method.name(), solved))
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.
@@ -344,12 +361,17 @@ impl<'a> Layers<'a> {
     }
 }
 
+/// What is said of a layer whose importance is `unknown`.
+fn not_weighed(importance: &Importance, unknown: bool) -> Vec<String> {
+    Vec::from_iter(unknown.then(|| format!("no importance in {}", importance.name)))
+}
+
 /// All of a weight, in f32.
 pub(crate) fn whole<'w>(
     source: &Folded<'_>,
     info: &LinearInfo,
     w: &'w DenseTensor<'_>,
-    scratch: &'w mut Vec<f32>,
+    scratch: &'w mut Scratch,
 ) -> Result<&'w [f32]> {
     w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
 }

@@ -175,6 +175,9 @@ impl Sizes {
 
 fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
+    if plan.streamed(info, scheme).is_some() {
+        return with_holes(plan, format!("quantize {}", info.module), Vec::new(), sizes.panels);
+    }
     let mut buffers =
         vec![("codes", sizes.codes), ("scales", sizes.scales), ("packed tensors", sizes.stored)];
     buffers.push(("words as they are turned", turned(plan, &sizes)));

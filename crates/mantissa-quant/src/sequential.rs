@@ -26,7 +26,7 @@ use crate::fold::Folded;
 use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
-use crate::source::DenseTensor;
+use crate::source::{DenseTensor, Scratch};
 
 pub(crate) use fisher::{metrics_buffers, metrics_bytes};
 pub(crate) use learning::{ToLearn, options as learning_options};
@@ -119,7 +119,7 @@ impl<'a> Sequential<'a> {
         w: &DenseTensor<'_>,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
         let result = result.map_err(|error| self.gptq_error(info, error))?;

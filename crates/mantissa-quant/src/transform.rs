@@ -22,7 +22,7 @@ use crate::plan::Plan;
 use crate::recipe::{Method, Transform};
 use crate::rtn;
 use crate::smooth;
-use crate::source::DenseTensor;
+use crate::source::{DenseTensor, Scratch};
 use crate::spin;
 
 /// Tokens that searches multiply.
@@ -255,7 +255,7 @@ impl Search<'_> {
     fn weight<'w>(&self, info: &'w LinearInfo, scheme: &'w Scheme) -> Result<Weight<'w>> {
         let source = Folded::plain(self.source);
         let w = DenseTensor::of_linear(&source, info)?;
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let values = whole(&source, info, &w, &mut scratch)?.to_vec();
         Ok(Weight { info, scheme, values })
     }

@@ -43,7 +43,7 @@ use crate::plan::model_config;
 use crate::quality::{Figures, QUALITY_NAME, check, manifest_path, quality_path};
 use crate::recipe::Method;
 use crate::report::LayerReport;
-use crate::source::{DenseError, DenseTensor, PANEL, Source};
+use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
 pub(crate) const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;
@@ -315,7 +315,7 @@ impl WeightCheck<'_> {
         source: Option<&DenseTensor<'_>>,
     ) -> Result<Rows> {
         let cols = self.info.cols;
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = match source {
             Some(source) => {
                 let range = rows.start * cols..rows.end * cols;

@@ -17,7 +17,7 @@ use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::layers::{Solved, whole};
 use crate::plan::Plan;
-use crate::source::DenseTensor;
+use crate::source::{DenseTensor, Scratch};
 
 /// A linear layer whose rounding is to be learned.
 #[derive(Clone, Copy)]
@@ -161,7 +161,7 @@ impl<'a> Sequential<'a> {
     fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
         let (plan, info) = (self.plan, linear.info);
         let w = DenseTensor::of_linear(self.source, info)?;
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, &w, &mut scratch)?;
         let outer = linear.outer.or_else(|| linear.scheme.outer_scale(kernels().amax(w)));
         let signed = plan.container.holds_signed_scales();
