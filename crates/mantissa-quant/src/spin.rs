@@ -4,17 +4,17 @@
 //!
 //! What is learned on is the folded model itself, whole, with inputs of linear layers rounded as the recipe has them at run time, and
 //! weights as they are: whoever rounds them comes after. Where a recipe leaves inputs as they are, weights are rounded to nearest
-//! instead. The input of the down projection is rotated by a matrix that is not
-//! learned, and what rounding does to it is, in the original coordinates, the same whatever the others are; it is left as it is.
+//! instead. The input of the down projection is rotated by a matrix that is not learned, and what rounding does to it is, in the original
+//! coordinates, the same whatever the others are; it is left as it is.
 //!
 //! Four things differ from the paper:
-//! * The gradient that counts is that of the ranges: the error of a block is as large as its greatest magnitude, which a rotation changes
-//!   (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, has this derivative). The paper lets gradients pass the rounding
-//!   as if it were none, and holds the range; to that gradient errors are fixed vectors to be turned to where they do no harm, but the
-//!   next rounding draws them anew, in all directions alike: nothing is gained.
+//! * The gradient has a part by way of the ranges: errors of a block are as large as its greatest magnitude, which a rotation changes
+//!   (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, has this derivative). The paper's lets gradients pass the
+//!   rounding as if it were none, and holds ranges; by itself it takes errors for vectors that turn with the values to where they do less
+//!   harm, but the next rounding draws them anew, with one range for a whole token in all directions alike.
 //! * The loss is the divergence from the model's own unrounded predictions, not the likelihood of the text: it is nothing but what
 //!   rounding costs, and its gradient has less noise.
-//! * A step has a given length, the root mean square of the angles by which it turns; 0.9 of its direction is that of the last one.
+//! * A step has a given length, the root mean square of the angles by which it turns; 0.9 of the last direction stays in the next.
 //! * One window of the calibration in sixteen is not learned on: if it is not better off at the end, the rotations stay as they were.
 
 use std::ops::ControlFlow;
