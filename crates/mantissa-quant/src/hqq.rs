@@ -135,9 +135,10 @@ fn step(
                 *error = v - (*q - *zero) / *inverse;
             }
             *sum += errors.iter().map(|error| f64::from(error.abs())).sum::<f64>();
-            shrink(&errors, options, &mut shrunk);
+            let shrunk = &mut shrunk[..x.len()];
+            shrink(errors, options, shrunk);
             let offsets =
-                codes.iter().zip(x).zip(&shrunk).map(|((q, v), e)| f64::from(q - (v - e) * *inverse));
+                codes.iter().zip(x).zip(&*shrunk).map(|((q, v), e)| f64::from(q - (v - e) * *inverse));
             let offset: f64 = offsets.sum();
             *zero = (offset / x.len() as f64) as f32;
         }
