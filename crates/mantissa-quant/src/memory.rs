@@ -174,7 +174,11 @@ impl Sizes {
         let threads = (plan.options.threads as u64).min(weights.div_ceil(panel)).max(1);
         let stored = format.total_bits(info.rows, info.cols).div_ceil(8);
         Sizes {
-            codes: if format.codec().is_some() { stored } else { weights * unit },
+            codes: if format.codec().is_some() || format.trellis().is_some() {
+                stored
+            } else {
+                weights * unit
+            },
             scales: blocks * scale + zeros * 4,
             stored,
             blocks,
@@ -410,7 +414,11 @@ fn from_heap(stage: &Stage) -> u64 {
 
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
+    let weights = (info.rows * info.cols) as u64;
+    // Values between the rotations in f16 and twice in f32, the weight that they make and the source.
+    let values = if scheme.format.trellis().is_some() { (2 + 2 * 4 + 4 + 4) * weights } else { 0 };
     let buffers = vec![
+        ("values of both readers and the source", values),
         ("codes of the ordinary reader", sizes.codes),
         ("scales of the ordinary reader", sizes.scales),
         ("packed tensors of the independent reader", sizes.stored),

@@ -1,7 +1,7 @@
 //! mantissa's own container, for whatever no public convention holds.
 //!
 //! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out, or the
-//! blocks of a codec, or the tiles of a trellis ([`trellis`]); `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
+//! blocks of a codec, or the tiles of a trellis; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
 //! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
 //! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
 //! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
