@@ -142,7 +142,7 @@ mod tests {
                     let error = |(a, b): (&f32, &f32)| ((a - b) / b).abs();
                     errors.push(found.iter().zip(&exact).map(error).fold(0f32, f32::max));
                 }
-                assert!(errors[0] < 0.05 && errors[1] < 0.005, "{weight} {input}: {errors:?}");
+                assert!(errors[0] < 0.1 && errors[1] < 5e-4, "{weight} {input}: {errors:?}");
                 assert!(
                     errors[0] > 1e-5 && errors[1] > 0.0 && errors[0] > errors[1],
                     "{weight} {input}: {errors:?}"
