@@ -118,6 +118,15 @@ pub struct Calibration<'a> {
     to_the_end: bool,
 }
 
+/// What is summed over the tokens of an input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Squares {
+    /// Of the squares of each column.
+    pub sums: Vec<f64>,
+    /// How many tokens there were: of an expert those that were routed to it.
+    pub tokens: u64,
+}
+
 /// A layer on its way from the source to the output.
 #[derive(Debug)]
 pub struct CalibratedLayer {
@@ -260,16 +269,19 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
         tick: &mut Tick<'_>,
-    ) -> Result<BTreeMap<LinearInput, Vec<f64>>, CalibrateError> {
+    ) -> Result<BTreeMap<LinearInput, Squares>, CalibrateError> {
         let inputs = distinct(kinds);
-        let mut sums: Vec<Vec<f64>> =
-            inputs.iter().map(|&input| vec![0.0; self.config.input_width(input)]).collect();
+        let none =
+            |&input: &LinearInput| Squares { sums: vec![0.0; self.config.input_width(input)], tokens: 0 };
+        let mut squares: Vec<Squares> = inputs.iter().map(none).collect();
         self.observe(layer, &inputs, tick, |i, x| {
-            for row in x.chunks_exact(sums[i].len().max(1)) {
-                sums[i].iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+            let Squares { sums, tokens } = &mut squares[i];
+            for row in x.chunks_exact(sums.len().max(1)) {
+                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+                *tokens += 1;
             }
         })?;
-        Ok(inputs.into_iter().zip(sums).collect())
+        Ok(inputs.into_iter().zip(squares).collect())
     }
 
     /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers `kinds` read.

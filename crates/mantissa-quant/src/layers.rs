@@ -180,7 +180,6 @@ impl<'a> Layers<'a> {
         }
         match &mut self.sequential {
             Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
-            None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
             None if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
             None if self.plan.recipe.method == Method::RtnMse => self.clipped(info, scheme, &w, outer),
             None if self.plan.recipe.method == Method::Hqq => self.half_quadratic(info, scheme, &w),
@@ -207,18 +206,6 @@ impl<'a> Layers<'a> {
         let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };
         sequential.learn(info.layer, &linears, tick)?;
         sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
-    }
-
-    /// Rounded to nearest under scales that are squares times one f16 for all rows of a group.
-    fn squares(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let mut scratch = Scratch::default();
-        let w = whole(self.source, info, w, &mut scratch)?;
-        let quantized = exl2::quantize(scheme, w, info.rows, info.cols).ok_or_else(|| {
-            let found = "values that are no numbers, or beyond what f16 scales reach";
-            Error::field(self.source.path(), &info.module, found, "weights whose scales are f16", "")
-        })?;
-        let stats = ErrorStats::of(w, &quantized);
-        Ok(Solved::rounded((quantized, stats)))
     }
 
     /// A factor and blocks of what is left, as ternary weights are stored in GGUF.
@@ -376,7 +363,7 @@ pub(crate) fn whole<'w>(
     w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
 }
 
-/// Rounds a weight to nearest.
+/// Rounds a weight to nearest, under the scales that its container has.
 pub(crate) fn round_to_nearest(
     plan: &Plan,
     source: &Folded<'_>,
@@ -385,6 +372,14 @@ pub(crate) fn round_to_nearest(
     w: &DenseTensor<'_>,
     outer: Option<f32>,
 ) -> Result<Solved> {
+    if plan.container == Container::Exl2 {
+        let mut scratch = Scratch::default();
+        let w = whole(source, info, w, &mut scratch)?;
+        let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
+        let quantized = quantized.ok_or_else(|| exl2::out_of_reach(source, info))?;
+        let stats = ErrorStats::of(w, &quantized);
+        return Ok(Solved::rounded((quantized, stats)));
+    }
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
     if !solved.stats.is_finite() {

@@ -22,6 +22,7 @@ use mantissa_store::convention::{ModelFiles, Weight};
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::exl2;
 use crate::fold::Folded;
 use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
 use crate::layers::{Solved, round_to_nearest, whole};
@@ -121,7 +122,15 @@ impl<'a> Sequential<'a> {
     ) -> Result<Solved> {
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
-        let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
+        let threads = self.plan.options.threads;
+        let result = if self.plan.container == Container::Exl2 {
+            let (scheme, shape) = (exl2::with_f16_scales(scheme), (info.rows, info.cols));
+            let scales = exl2::searched_scales(&scheme, w, shape, factor.diagonal(), threads);
+            let scales = scales.ok_or_else(|| exl2::out_of_reach(self.source, info))?;
+            factor.quantize_under(&scheme, w, &scales, threads)
+        } else {
+            factor.quantize(scheme, w, outer, threads)
+        };
         let result = result.map_err(|error| self.gptq_error(info, error))?;
         let stats = match &result.g_idx {
             None => ErrorStats::of(w, &result.quantized),

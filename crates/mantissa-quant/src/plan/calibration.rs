@@ -13,7 +13,7 @@ use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::clip;
 use crate::error::{QuantError, Result};
-use crate::gptq;
+use crate::gptq::{self, GroupOrder};
 use crate::hqq;
 use crate::input_scales::Observer;
 use crate::recipe::{Method, Recipe, Transform};
@@ -76,9 +76,10 @@ impl Asked<'_> {
         if matches!(recipe.method, Method::Rtn | Method::Repacked) {
             return Ok(());
         }
-        if container == Container::Exl2 {
-            let why =
-                "exl2 has scales that rows of a group share, which only rounding to nearest knows: use rtn-";
+        let own_scales = recipe.method == Method::Gptq && recipe.gptq.groups == GroupOrder::Static;
+        if container == Container::Exl2 && !own_scales {
+            let why = "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
+                 use rtn- or gptq-";
             return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
         }
         let path = || source.dir().to_owned();

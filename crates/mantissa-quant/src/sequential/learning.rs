@@ -12,7 +12,7 @@ use mantissa_train::{LayerTrainer, Options, Policy};
 use super::fisher::{MetricsError, metrics};
 use super::{Sequential, dequantized, put};
 use crate::autoround::{AutoRoundError, ErrorMetric, LearnedWeight, Metric, Windows, reconstruct};
-use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::layers::{Solved, whole};
@@ -155,7 +155,8 @@ impl<'a> Sequential<'a> {
         self.layer = Some(layer);
         let tokens = self.plan.calibration().map_or(1, CalibrationSet::tokens).max(1) as f64;
         let mean = |sum: f64| (sum / tokens) as f32;
-        Ok(sums?.into_iter().map(|(input, sums)| (input, sums.into_iter().map(mean).collect())).collect())
+        let means = |squares: Squares| squares.sums.into_iter().map(mean).collect();
+        Ok(sums?.into_iter().map(|(input, squares)| (input, means(squares))).collect())
     }
 
     fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
