@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
-use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::convention::{Container, ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
