@@ -234,6 +234,10 @@ kernels! {
         /// Replaces each `x[i]` by `e^x[i]`, within 1 ulp.
         fn exp_inplace(x: &mut [f32]);
 
+        /// Replaces each `x[i]`, at least 0, by `x[i]^exponent` computed in f64 (for `|exponent| <= 8` within 2^-40 before it is
+        /// rounded to f32); NaN for NaN and below 0.
+        fn pow_inplace(x: &mut [f32], exponent: f32);
+
         /// Softmax of one row in place.
         fn softmax[simd](row: &mut [f32]);
 

@@ -128,6 +128,11 @@ fn element_wise() {
         y.copy_from_slice(&a);
         k.exp_inplace(&mut y);
         all.extend(bits(&y));
+        for exponent in [2.4, -0.3] {
+            y.iter_mut().zip(&a).for_each(|(y, a)| *y = a.abs());
+            k.pow_inplace(&mut y, exponent);
+            all.extend(bits(&y));
+        }
         y.copy_from_slice(&a);
         k.softmax(&mut y);
         all.extend(bits(&y));

@@ -339,7 +339,7 @@ pub(crate) fn run(
     let text = quality.to_json()?;
     let mut files = weights;
     files.insert(format!("{}.{QUALITY_NAME}", output.names()[0]), FileDigest::of(text.as_bytes()));
-    let manifest = Manifest::new(files, pipeline::run_fields(plan));
+    let manifest = Manifest::new(files, pipeline::run_fields(plan, source)?);
     let path = output.first().to_owned();
     output.publish(text.as_bytes(), manifest.to_json().as_bytes())?;
     let committed = Committed { path, manifest, leftover: None };

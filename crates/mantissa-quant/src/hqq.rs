@@ -14,7 +14,7 @@
 //! until the mean of `|W - s (q - z)|` over the weight no longer falls. `z` is no integer: with `s` it is stored as the value
 //! of the lowest code ([`Offset::Bias`]). Where the format has integer zero points ([`Offset::Zero`]), it is rounded at the end.
 
-use mantissa_kernels::{for_each, map_reduce_fixed};
+use mantissa_kernels::{for_each, kernels, map_reduce_fixed};
 use mantissa_num::format::{Affine, Offset};
 use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Rule, Scheme};
 
@@ -95,25 +95,32 @@ fn step(
     let mut sums = vec![0.0; grids.len().div_ceil(groups)];
     let work = w.chunks(groups * group).zip(grids.chunks_mut(groups)).zip(&mut sums);
     for_each(threads, work, |((w, grids), sum)| {
+        let (mut codes, mut errors, mut shrunk) = (vec![0f32; group], vec![0f32; group], vec![0f32; group]);
         for (x, (inverse, zero)) in w.chunks(group).zip(grids) {
-            let mut offset = 0.0;
-            for &v in x {
-                let q = (v * *inverse + *zero).round_ties_even().clamp(0.0, top);
-                let error = v - (q - *zero) / *inverse;
-                *sum += f64::from(error.abs());
-                offset += f64::from(q - (v - shrink(error, options)) * *inverse);
+            let (codes, errors) = (&mut codes[..x.len()], &mut errors[..x.len()]);
+            for ((q, error), &v) in codes.iter_mut().zip(&mut *errors).zip(x) {
+                *q = (v * *inverse + *zero).round_ties_even().clamp(0.0, top);
+                *error = v - (*q - *zero) / *inverse;
             }
+            *sum += errors.iter().map(|error| f64::from(error.abs())).sum::<f64>();
+            let shrunk = &mut shrunk[..x.len()];
+            shrink(errors, options, shrunk);
+            let offsets =
+                codes.iter().zip(x).zip(&*shrunk).map(|((q, v), e)| f64::from(q - (v - e) * *inverse));
+            let offset: f64 = offsets.sum();
             *zero = (offset / x.len() as f64) as f32;
         }
     });
     sums.iter().sum()
 }
 
-/// The proximal operator of the norm (Badri & Shaji 2023, equation 4).
-fn shrink(error: f32, HqqOptions { norm, beta, .. }: HqqOptions) -> f32 {
-    let magnitude = error.abs();
-    let cut = (magnitude - magnitude.powf(norm - 1.0) / beta).max(0.0);
-    cut.copysign(error)
+/// The proximal operator of the norm for each of `errors` (Badri & Shaji 2023, equation 4).
+fn shrink(errors: &[f32], HqqOptions { norm, beta, .. }: HqqOptions, shrunk: &mut [f32]) {
+    shrunk.iter_mut().zip(errors).for_each(|(cut, error)| *cut = error.abs());
+    kernels().pow_inplace(shrunk, norm - 1.0);
+    for (cut, error) in shrunk.iter_mut().zip(errors) {
+        *cut = (error.abs() - *cut / beta).max(0.0).copysign(*error);
+    }
 }
 
 /// The scheme that HQQ makes of one that says no offset: its own, with a float zero point.

@@ -12,9 +12,10 @@ use mantissa_num::minifloat::{self, MiniFloat, Overflow};
 use mantissa_num::{Rounding, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{
-    Committed, Dtype, Error, FileDigest, SafeTensors, SafetensorsWriter, Staging, TensorSpec, refuse_overlap,
+    Committed, Dtype, Error, FileDigest, Manifest, SafeTensors, SafetensorsWriter, Staging, TensorSpec,
+    refuse_overlap,
 };
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use crate::cache_scales;
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
@@ -134,8 +135,8 @@ impl Recalibration {
             "command": "recalibrate", "calibration": set.name, "windows": set.windows.len(), "tokens": set.tokens(),
             "input_scales": self.inputs, "cache_scales": self.cache,
         });
-        let fields = if let Value::Object(fields) = fields { fields } else { Map::new() };
-        Ok(staging.commit(fields)?)
+        let fields = fields.as_object().cloned().unwrap_or_default();
+        Ok(staging.commit(Manifest::run_after(source.dir(), fields)?)?)
     }
 
     /// Writes one file of weights, its changed tensors replaced.

@@ -38,7 +38,7 @@ pub use encode::{IntGrid, MinifloatLayout, Step};
 pub(crate) use encode::{book_codes, int_codes, minifloat_codes};
 pub use error::ErrorSums;
 pub(crate) use error::{error_sums, group_amax, group_min_max};
-pub(crate) use exp::exp_inplace;
+pub(crate) use exp::{exp_inplace, pow_inplace};
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub use gemm_packed::Operand;
 pub(crate) use gemm_packed::{DEPTH as GEMM_DEPTH, gemm_bf16, gemm_f16, gemm_f32};
