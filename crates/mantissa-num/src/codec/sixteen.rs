@@ -1,5 +1,5 @@
 //! Q4_0 and Q8_0 by their formulas, sixteen blocks at a time: scales, their inverses and their f16 bits take a lane per block,
-//! codes a lane per element. The bytes are those of [`legacy`], block by block.
+//! codes a lane per element. The bytes are those of [`super::legacy`], block by block.
 
 use super::{CodecId, signed_amax};
 use crate::lanes::{LANES, Lanes};
