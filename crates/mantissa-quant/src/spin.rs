@@ -1,6 +1,6 @@
 //! SpinQuant (Liu, Zhao, Fedorov, Soran, Choudhary, Krishnamoorthi, Chandra, Tian & Blankevoort 2024, "SpinQuant: LLM Quantization with
 //! Learned Rotations", arXiv:2405.16406, section 3): QuaRot's rotations of the residual stream (R1) and of values within each head (R2),
-//! from the randomized Hadamard matrices on learned by descent on the orthogonal matrices ([`crate::orthogonal`]).
+//! from the randomized Hadamard matrices on learned by descent on the orthogonal matrices (`orthogonal.rs`).
 //!
 //! What is learned on is the folded model itself, whole, with inputs of linear layers rounded as the recipe has them at run time, and
 //! weights as they are: whoever rounds them comes after. Where a recipe leaves inputs as they are, weights are rounded to nearest
@@ -8,10 +8,10 @@
 //! coordinates, the same whatever the others are; it is left as it is.
 //!
 //! Four things differ from the paper:
-//! * The gradient has a part by way of the ranges: errors of a block are as large as its greatest magnitude, which a rotation changes
-//!   (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, has this derivative). The paper's lets gradients pass the
-//!   rounding as if it were none, and holds ranges; by itself it takes errors for vectors that turn with the values to where they do less
-//!   harm, but the next rounding draws them anew, with one range for a whole token in all directions alike.
+//! * The gradient may be that by way of the ranges ([`Gradient`]): errors of a block are as large as its greatest magnitude, which a
+//!   rotation changes (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, has this derivative). The paper's passes the
+//!   rounding as if it were none, and holds ranges; it takes errors for vectors that turn with the values to where they do less harm, but
+//!   the next rounding draws them anew, with one range for a whole token in all directions alike.
 //! * The loss is the divergence from the model's own unrounded predictions, not the likelihood of the text: it is nothing but what
 //!   rounding costs, and its gradient has less noise.
 //! * A step has a given length, the root mean square of the angles by which it turns; 0.9 of the last direction stays in the next.
@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use mantissa_model::{Batch, InputQuantizer, LinearInfo, LinearInput, ModelConfig};
-use mantissa_num::Source;
+use mantissa_num::{Blocks, Source};
 use mantissa_store::convention::{ActivationQuant, ModelFiles};
 use mantissa_train::{Policy, TrainError, TrainModel};
 
@@ -46,8 +46,9 @@ pub struct SpinOptions {
     pub rate: f32,
     /// Tokens of a step: whole windows, one at least.
     pub batch_tokens: usize,
-    /// What a step follows.
-    pub gradient: Gradient,
+    /// What a step follows; `None` for what has proved best: the ranges where one is that of a whole row, the errors where it is that of a
+    /// group.
+    pub gradient: Option<Gradient>,
 }
 
 /// How the loss changes as a rotation turns: as far as is looked at.
@@ -72,7 +73,7 @@ impl SpinOptions {
         iterations: 100,
         rate: 0.03,
         batch_tokens: 2048,
-        gradient: Gradient::Both,
+        gradient: None,
     };
 }
 
@@ -254,7 +255,10 @@ impl<'a> Learner<'a> {
             }
         }
         let unrounded = plan.recipe.activations.is_none().then(Vec::new);
-        let (directions, gradient) = (Vec::new(), options.gradient);
+        let rounded = plan.recipe.activations.as_ref().unwrap_or(&plan.recipe.weights);
+        let in_groups = matches!(rounded.format.blocks(), Blocks::Group(_));
+        let best = if in_groups { Gradient::StraightThrough } else { Gradient::Ranges };
+        let (directions, gradient) = (Vec::new(), options.gradient.unwrap_or(best));
         let mut learner =
             Learner { plan, source, folded_by, rotations, folds, directions, model, unrounded, gradient };
         learner.refold()?;

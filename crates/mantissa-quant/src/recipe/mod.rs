@@ -37,7 +37,7 @@
 //! iterations = 100               # steps
 //! rate = 0.03                    # root mean square of the angles of the first, in radians
 //! batch_tokens = 2048            # tokens of a step
-//! gradient = "both"              # what a step follows: both, ranges, straight-through
+//! gradient = "ranges"            # what a step follows: both, ranges, straight-through; by default by the scheme
 //!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
 //! iterations = 200               # steps of each layer

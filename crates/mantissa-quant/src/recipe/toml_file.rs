@@ -183,7 +183,7 @@ fn spin_options(reader: &Reader<'_>, mut options: SpinOptions) -> Result<SpinOpt
     options.iterations = reader.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
     options.batch_tokens = reader.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
     options.rate = reader.number("rate", 1.0)?.unwrap_or(options.rate);
-    options.gradient = reader.one_of("gradient", &GRADIENTS)?.unwrap_or(options.gradient);
+    options.gradient = reader.one_of("gradient", &GRADIENTS)?.or(options.gradient);
     Ok(options)
 }
 
