@@ -7,7 +7,10 @@ use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step};
+use crate::{
+    AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step,
+    TrellisValues,
+};
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
 
@@ -233,6 +236,10 @@ kernels! {
 
         /// Replaces each `x[i]` by `e^x[i]`, within 1 ulp.
         fn exp_inplace(x: &mut [f32]);
+
+        /// Replaces each `x[i]`, at least 0, by `x[i]^exponent` computed in f64 (for `|exponent| <= 8` within 2^-40 before it is
+        /// rounded to f32); NaN for NaN and below 0.
+        fn pow_inplace(x: &mut [f32], exponent: f32);
 
         /// Softmax of one row in place.
         fn softmax[simd](row: &mut [f32]);
@@ -502,6 +509,22 @@ kernels! {
         /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every level.
         /// Panics unless `blocks` and `out` hold as many whole blocks.
         fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
+
+        /// One weight of a search through a trellis: into `next` the least cost of each group of states behind it, from
+        /// `costs`, those before it, and the squared distance of a state's value from `target`; into `from` what
+        /// [`TrellisValues::state`] goes back by. `scratch` is left with anything. Panics unless all have the length
+        /// [`TrellisValues::groups`].
+        fn trellis_step(
+            values: &TrellisValues,
+            target: f32,
+            costs: &[f32],
+            scratch: &mut [f32],
+            next: &mut [f32],
+            from: &mut [u8],
+        );
+
+        /// [`Self::error_sums`] of `x` and what [`Self::decode_blocks`] makes of `blocks`, to the bit. Panics as there.
+        fn block_error_sums[simd](codec: CodecId, blocks: &[u8], x: &[f32]) -> ErrorSums;
 
         /// Packs `codes[i] + offset` as a little-endian stream of `bits` (1 to 8) each; bytes of `out` beyond
         /// the stream become 0. Panics if `out` is too short or a sum does not fit `bits`.

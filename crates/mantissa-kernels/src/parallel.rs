@@ -26,10 +26,23 @@ where
     I::IntoIter: Send,
     F: Fn(I::Item) + Sync,
 {
+    for_each_with(threads, || (), items, |(), item| f(item));
+}
+
+/// [`for_each`] where every thread has a value of `new` by itself, such as buffers that it uses again: the results must not
+/// depend on what an earlier item has left in it.
+pub fn for_each_with<T, N, I, F>(threads: usize, new: N, items: I, f: F)
+where
+    N: Fn() -> T + Sync,
+    I: IntoIterator,
+    I::IntoIter: Send,
+    F: Fn(&mut T, I::Item) + Sync,
+{
     let items = items.into_iter();
     let threads = threads.min(items.size_hint().1.unwrap_or(usize::MAX));
     if threads <= 1 {
-        return items.for_each(f);
+        let mut own = new();
+        return items.for_each(|item| f(&mut own, item));
     }
     let items = Mutex::new(Some(items.fuse()));
     // The lock is released before `f` runs; an iterator that panicked while it was held hands out nothing
@@ -37,8 +50,9 @@ where
     let take = || items.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(Iterator::next);
     run_on(threads, || {
         let stop = StopOnPanic(|| *items.lock().unwrap_or_else(PoisonError::into_inner) = None);
+        let mut own = new();
         while let Some(item) = take() {
-            f(item);
+            f(&mut own, item);
         }
         std::mem::forget(stop);
     });
@@ -152,6 +166,25 @@ mod tests {
         let mut out = vec![0_usize; 1003];
         for_each(3, out.chunks_mut(10).enumerate(), |(i, chunk)| chunk.fill(i + 1));
         assert!(out.iter().enumerate().all(|(i, &v)| v == i / 10 + 1));
+    }
+
+    #[test]
+    fn what_a_thread_keeps_is_its_own() {
+        for threads in [1, 2, 4] {
+            let made = AtomicUsize::new(0);
+            let mut out = vec![0_usize; 500];
+            let new = || {
+                made.fetch_add(1, Ordering::Relaxed);
+                Vec::new()
+            };
+            for_each_with(threads, new, out.iter_mut().enumerate(), |seen: &mut Vec<usize>, (i, out)| {
+                assert!(seen.last().is_none_or(|last| *last < i));
+                seen.push(i);
+                *out = i;
+            });
+            assert!(out.iter().enumerate().all(|(i, &v)| v == i));
+            assert!((1..=threads).contains(&made.load(Ordering::Relaxed)));
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use mantissa_kernels::{AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step};
+use mantissa_kernels::{
+    AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step, TrellisScratch, TrellisValues,
+};
 use mantissa_num::CodecId;
 
 /// Lengths around every vector width, unroll and group boundary.
@@ -128,6 +130,11 @@ fn element_wise() {
         y.copy_from_slice(&a);
         k.exp_inplace(&mut y);
         all.extend(bits(&y));
+        for exponent in [2.4, -0.3] {
+            y.iter_mut().zip(&a).for_each(|(y, a)| *y = a.abs());
+            k.pow_inplace(&mut y, exponent);
+            all.extend(bits(&y));
+        }
         y.copy_from_slice(&a);
         k.softmax(&mut y);
         all.extend(bits(&y));
@@ -425,6 +432,28 @@ fn error_sums() {
     });
 }
 
+/// Of random blocks, whose scales may be infinite or NaN, at a length of which no power of two is a part.
+#[test]
+fn error_sums_of_blocks_are_those_of_their_values() {
+    let mut random = Random(19);
+    for id in CodecId::ALL {
+        let codec = id.codec();
+        let blocks = random.bytes(37 * codec.bytes);
+        let x: Vec<f32> = (0..37 * codec.elements).map(|_| random.unit()).collect();
+        let mut values = vec![0.0; x.len()];
+        codec.decode(&blocks, &mut values);
+        for isa in Isa::available() {
+            let kernels = Kernels::new(isa).unwrap();
+            let (found, expected) =
+                (kernels.block_error_sums(id, &blocks, &x), kernels.error_sums(&x, &values));
+            let all = |sums: mantissa_kernels::ErrorSums| {
+                [bits64(sums.squared_error), bits64(sums.squared_value), u64::from(sums.max_error.to_bits())]
+            };
+            assert_eq!(all(found), all(expected), "{} at {isa}", codec.name);
+        }
+    }
+}
+
 /// Against the codec itself, whose loops are compiled for no level: finite values of all magnitudes, a row of zeros, blocks
 /// whose extremes are opposites.
 #[test]
@@ -489,6 +518,33 @@ fn decoders_of_blocks_give_the_reference_at_every_level() {
             Kernels::new(isa).unwrap().decode_blocks(id, &blocks, &mut found);
             let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{} at {isa}", codec.name);
+        }
+    }
+}
+
+#[test]
+fn trellis_rings() {
+    let table: Vec<f32> = {
+        let f16 = mantissa_num::minifloat::F16;
+        let book = mantissa_num::trellis::TrellisBook::Mcg.table();
+        book.into_iter().map(|v| f16.decode(v.into())).collect()
+    };
+    let scalar = Kernels::new(Isa::Scalar).unwrap();
+    for bits in 1..=8 {
+        let values = TrellisValues::new(bits, &table).unwrap();
+        let mut scratch = TrellisScratch::new(&values, 48);
+        let mut random = Random(u64::from(bits));
+        for kind in [Kind::Ordinary, Kind::Special] {
+            let targets = random.floats(kind, 48);
+            let mut states = |k: &Kernels| {
+                let mut states = vec![0; targets.len()];
+                k.trellis_ring(&values, &targets, &mut scratch, &mut states);
+                states
+            };
+            let expected = states(&scalar);
+            for isa in Isa::available() {
+                assert_eq!(states(&Kernels::new(isa).unwrap()), expected, "{bits} bits at {isa}, {kind:?}");
+            }
         }
     }
 }

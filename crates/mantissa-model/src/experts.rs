@@ -112,8 +112,9 @@ impl LayerFlow {
         }
         let gates = &mut a.extra.logits[..rows];
         operators.side(SideKind::SharedGate, x, gates);
+        sigmoid(gates);
         for ((gate, result), sum) in gates.iter().zip(result.chunks_exact(d)).zip(sum.chunks_exact_mut(d)) {
-            kernels().axpy(sigmoid(*gate), result, sum);
+            kernels().axpy(*gate, result, sum);
         }
         Ok(())
     }
@@ -152,7 +153,7 @@ fn route(
 ) {
     match routing.scores {
         Scores::Softmax => kernels().softmax(logits),
-        Scores::Sigmoid => logits.iter_mut().for_each(|x| *x = sigmoid(*x)),
+        Scores::Sigmoid => sigmoid(logits),
         Scores::SoftmaxOfChosen => {}
     }
     let corrected = |e: usize| logits[e] + correction.map_or(0.0, |correction| correction[e]);
@@ -171,7 +172,9 @@ fn route(
     let chosen = &mut choices[first..];
     if routing.scores == Scores::SoftmaxOfChosen {
         let max = chosen.iter().fold(f32::NEG_INFINITY, |max, choice| max.max(choice.weight));
-        chosen.iter_mut().for_each(|choice| choice.weight = (choice.weight - max).exp());
+        let mut weights: Vec<f32> = chosen.iter().map(|choice| choice.weight - max).collect();
+        kernels().exp_inplace(&mut weights);
+        chosen.iter_mut().zip(weights).for_each(|(choice, weight)| choice.weight = weight);
     }
     if routing.normalize || routing.scores == Scores::SoftmaxOfChosen {
         let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
@@ -206,8 +209,11 @@ fn allowed_groups(
     Some((each, order.into_iter().take(groups.chosen).map(|(group, _)| group).collect()))
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
+/// Replaces each of `x` by `1 / (1 + e^-x)`, the same on every platform.
+fn sigmoid(x: &mut [f32]) {
+    x.iter_mut().for_each(|x| *x = -*x);
+    kernels().exp_inplace(x);
+    x.iter_mut().for_each(|x| *x = 1.0 / (1.0 + *x));
 }
 
 #[cfg(test)]

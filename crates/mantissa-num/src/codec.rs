@@ -12,6 +12,7 @@ mod k_quants;
 mod legacy;
 mod nibbles;
 mod search;
+mod sixteen;
 mod ternary;
 
 pub use nibbles::Nibbles;
@@ -238,6 +239,10 @@ impl Codec {
 #[inline(always)]
 pub fn encode_with<L: Lanes>(l: L, codec: &Codec, x: &[f32], importance: Option<&[f32]>, blocks: &mut [u8]) {
     let n = codec.elements;
+    let (x, blocks) = match importance.filter(|_| codec.takes_importance()) {
+        None => sixteen::encode(l, codec.id, x, blocks),
+        Some(_) => (x, blocks),
+    };
     let mut weights = importance.map(|all| all.chunks_exact(n).cycle());
     for (x, block) in x.chunks_exact(n).zip(blocks.chunks_exact_mut(codec.bytes)) {
         let weights = weights.as_mut().and_then(Iterator::next);
@@ -320,7 +325,7 @@ fn put_f16(block: &mut [u8], at: usize, x: f32) {
 
 /// The nearest f16, even at ties. Most scales are normal in f16, and for those the integers do it.
 #[inline]
-fn f16_bits(x: f32) -> u16 {
+pub(crate) fn f16_bits(x: f32) -> u16 {
     const DROPPED: u32 = 23 - 10;
     const REBIAS: u32 = (127 - 15) << 23;
     let (bits, magnitude) = (x.to_bits(), x.abs());

@@ -29,6 +29,10 @@ pub trait Lanes: Copy {
     fn sub_mul(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a / b`.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `|a|`.
+    fn abs(self, a: Self::V) -> Self::V;
+    /// `a` without its fraction.
+    fn trunc(self, a: Self::V) -> Self::V;
     /// `if b > a { b } else { a }`.
     fn greater(self, a: Self::V, b: Self::V) -> Self::V;
     /// `if b < a { b } else { a }`.
@@ -39,6 +43,16 @@ pub trait Lanes: Copy {
     fn swap_halves(self, a: Self::V) -> Self::V;
     /// The first lane of the least value, and the value; no lane is NaN.
     fn least(self, a: Self::V) -> (usize, f32);
+    /// The greatest value; no lane is NaN.
+    fn greatest(self, a: Self::V) -> f32;
+    /// The low byte of each lane [without its fraction](Self::trunc), in two's complement; no magnitude reaches 2^22.
+    fn bytes(self, a: Self::V) -> [u8; LANES];
+
+    /// The bits of the f16 nearest to each lane, ties to even, infinite where none is near; no lane is NaN.
+    #[inline(always)]
+    fn halves(self, a: Self::V) -> [u16; LANES] {
+        self.to_array(a).map(crate::codec::f16_bits)
+    }
 }
 
 /// Arrays, and whatever the compiler makes of them.
@@ -94,6 +108,16 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn abs(self, a: [f32; LANES]) -> [f32; LANES] {
+        a.map(f32::abs)
+    }
+
+    #[inline(always)]
+    fn trunc(self, a: [f32; LANES]) -> [f32; LANES] {
+        a.map(f32::trunc)
+    }
+
+    #[inline(always)]
     fn greater(self, a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         std::array::from_fn(|i| if b[i] > a[i] { b[i] } else { a[i] })
     }
@@ -122,5 +146,18 @@ impl Lanes for Portable {
             }
         }
         best
+    }
+
+    #[inline(always)]
+    fn greatest(self, a: [f32; LANES]) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, |most, v| if v > most { v } else { most })
+    }
+
+    #[inline(always)]
+    fn bytes(self, a: [f32; LANES]) -> [u8; LANES] {
+        // Leaves an integer in the low bits, in two's complement: a conversion that compilers vectorize, as they do not a
+        // saturating cast.
+        const INTEGERS: f32 = 12_582_912.0; // 1.5 · 2^23
+        a.map(|v| (v.trunc() + INTEGERS).to_bits() as u8)
     }
 }

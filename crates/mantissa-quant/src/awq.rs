@@ -53,7 +53,9 @@ pub struct Found {
 pub fn candidates(means: &[f32]) -> Vec<Vec<f32>> {
     let of_ratio = |k: usize| {
         let ratio = k as f32 / RATIOS as f32;
-        let raw: Vec<f32> = means.iter().map(|mean| mean.powf(ratio).max(LEAST)).collect();
+        let mut raw = means.to_vec();
+        kernels().pow_inplace(&mut raw, ratio);
+        raw.iter_mut().for_each(|s| *s = s.max(LEAST));
         let (low, high) =
             raw.iter().fold((f32::INFINITY, 0f32), |(low, high), s| (low.min(*s), high.max(*s)));
         let middle = (f64::from(low) * f64::from(high)).sqrt() as f32;

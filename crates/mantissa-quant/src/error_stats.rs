@@ -51,9 +51,13 @@ impl ErrorStats {
 
     /// Of `w` against `approximation`, element by element. Panics if the lengths differ.
     pub fn of_values(w: &[f32], approximation: &[f32]) -> Self {
-        let sums = kernels().error_sums(w, approximation);
+        Self::of_sums(w.len(), kernels().error_sums(w, approximation))
+    }
+
+    /// Of the sums over `count` elements.
+    pub(crate) fn of_sums(count: usize, sums: ErrorSums) -> Self {
         let ErrorSums { squared_error, squared_value, max_error } = sums;
-        ErrorStats { count: w.len() as u64, squared_error, squared_value, max_error }
+        ErrorStats { count: count as u64, squared_error, squared_value, max_error }
     }
 
     /// Adds the sums of another part.

@@ -6,6 +6,7 @@
 mod architecture;
 mod parameters;
 mod publish;
+mod stream;
 mod ternary;
 
 use std::borrow::Cow;
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use mantissa_kernels::kernels;
-use mantissa_model::{LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::gguf::{self, Architecture, Place, RowOrder, block_type};
 use mantissa_store::convention::{LinearPlan, ModelFiles};
@@ -338,7 +339,7 @@ pub(crate) fn run(
     let text = quality.to_json()?;
     let mut files = weights;
     files.insert(format!("{}.{QUALITY_NAME}", output.names()[0]), FileDigest::of(text.as_bytes()));
-    let manifest = Manifest::new(files, pipeline::run_fields(plan));
+    let manifest = Manifest::new(files, pipeline::run_fields(plan, source)?);
     let path = output.first().to_owned();
     output.publish(text.as_bytes(), manifest.to_json().as_bytes())?;
     let committed = Committed { path, manifest, leftover: None };
@@ -402,13 +403,10 @@ impl Run<'_, '_> {
         let mut layers = Layers::new(self.plan, &plain, Box::new(none)).weighed(self.importance);
         let mut reports = Vec::new();
         for (info, scheme) in self.plan.quantized() {
-            let (done, progress) = (self.done, &mut *self.progress);
-            let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
-            let (tensors, report) = layers.quantize(info, scheme, &mut tick)?;
-            for (name, bytes) in tensors {
-                self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
-            }
-            reports.push(report);
+            reports.push(match self.plan.streamed(info, scheme) {
+                Some(codec) => self.stream_layer(&mut layers, info, (scheme, codec))?,
+                None => self.write_layer(&mut layers, info, scheme)?,
+            });
             self.advance(work_of(info), &info.module)?;
         }
         for (name, factors) in &self.layout.rope_factors {
@@ -416,6 +414,21 @@ impl Run<'_, '_> {
             self.writer.write(name, &bytes)?;
         }
         Ok((reports, tensors))
+    }
+
+    fn write_layer(
+        &mut self,
+        layers: &mut Layers<'_>,
+        info: &LinearInfo,
+        scheme: &Scheme,
+    ) -> Result<LayerReport> {
+        let (done, progress) = (self.done, &mut *self.progress);
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let (tensors, report) = layers.quantize(info, scheme, &mut tick)?;
+        for (name, bytes) in tensors {
+            self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
+        }
+        Ok(report)
     }
 
     fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
@@ -483,6 +496,13 @@ impl Run<'_, '_> {
             return Ok((meta.len, report(Some(error))));
         }
         let source = DenseTensor::open(self.source, &info.name, &info.shape)?;
+        if let Some(codec) = scheme.format.codec() {
+            let module = info.name.trim_end_matches(".weight");
+            let linear = LinearPlan::new(module, scheme, None, (rows, cols));
+            let error = self.stream_matrix(&linear, codec, &source)?;
+            let error = error.map_err(|error| error.of(self.source, &info.name, &info.name))?;
+            return Ok((meta.len, report(Some(error))));
+        }
         let (panel, mut written, mut error) = ((CAST / cols.max(1)).max(1), 0, ErrorStats::default());
         for first in (0..rows).step_by(panel) {
             let rest = Tail { source: &source, first: first * cols };

@@ -18,12 +18,13 @@ use crate::gguf;
 use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
+use crate::judge::Judgement;
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
-use crate::source::{self, DenseError, DenseTensor, Source as _};
+use crate::source::{self, DenseError, DenseTensor, Scratch, Source as _};
 use crate::transform::{self, Prepared};
 
 /// The tensors that a layer becomes, by name, and its error.
@@ -41,6 +42,8 @@ pub(crate) struct Solved {
     pub(crate) fallback: Option<String>,
     /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
     pub(crate) output_error: Option<f64>,
+    /// How it did against rounding to nearest, where that was measured.
+    pub(crate) judged: Option<Judgement>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -54,6 +57,7 @@ impl Solved {
             stats,
             fallback: None,
             output_error: None,
+            judged: None,
             notes: Vec::new(),
         }
     }
@@ -82,10 +86,8 @@ impl<'a> Layers<'a> {
         source: &'a Folded<'a>,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
-        let sequential = match plan.recipe.method {
-            Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => None,
-            Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
-        };
+        let calibrates = plan.calibration().or(plan.judging_text()).is_some();
+        let sequential = calibrates.then(|| Sequential::new(plan, source, stored));
         Layers {
             plan,
             source,
@@ -122,8 +124,10 @@ impl<'a> Layers<'a> {
             }
             None => self.solve(info, scheme, tick)?,
         };
-        let uncovered = self.prepared.and_then(|prepared| prepared.uncovered.get(&info.module));
-        solved.notes.extend(uncovered.cloned());
+        if let Some(prepared) = self.prepared {
+            solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
+            prepared.judge(&info.module, self.plan.recipe.method, &mut solved);
+        }
         let input_scale = match solved.input_scale {
             None => self.input_scale(info, tick)?,
             scale => scale,
@@ -143,8 +147,8 @@ impl<'a> Layers<'a> {
             )
         })?;
         let method = match self.clips(info) {
-            _ if solved.fallback.is_some() => Method::Rtn.name(),
             Some(_) => "awq",
+            None if solved.fallback.is_some() => Method::Rtn.name(),
             None => self.plan.recipe.method.name(),
         };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
@@ -184,13 +188,26 @@ impl<'a> Layers<'a> {
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
-        match &mut self.sequential {
-            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
-            None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
-            None if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
-            None if self.plan.recipe.method == Method::RtnMse => self.clipped(info, scheme, &w, outer),
-            None if self.plan.recipe.method == Method::Hqq => self.half_quadratic(info, scheme, &w),
-            None => match (scheme.format.codec(), self.importance) {
+        match self.plan.recipe.method {
+            Method::Gptq | Method::Qtip => {
+                let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
+                sequential.quantize(info, scheme, &w, outer, tick)
+            }
+            _ if self.plan.container == Container::Exl2 => {
+                round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
+            }
+            _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
+            method @ (Method::RtnMse | Method::Hqq) => {
+                let solved = match method {
+                    Method::Hqq => self.half_quadratic(info, scheme, &w)?,
+                    _ => self.clipped(info, scheme, &w, outer)?,
+                };
+                match &mut self.sequential {
+                    Some(sequential) => sequential.judge(info, scheme, &w, outer, solved, tick),
+                    None => Ok(solved),
+                }
+            }
+            _ => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
                 }
@@ -215,22 +232,10 @@ impl<'a> Layers<'a> {
         sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
     }
 
-    /// Rounded to nearest under scales that are squares times one f16 for all rows of a group.
-    fn squares(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let mut scratch = Vec::new();
-        let w = whole(self.source, info, w, &mut scratch)?;
-        let quantized = exl2::quantize(scheme, w, info.rows, info.cols).ok_or_else(|| {
-            let found = "values that are no numbers, or beyond what f16 scales reach";
-            Error::field(self.source.path(), &info.module, found, "weights whose scales are f16", "")
-        })?;
-        let stats = ErrorStats::of(w, &quantized);
-        Ok(Solved::rounded((quantized, stats)))
-    }
-
     /// A factor and blocks of what is left, as ternary weights are stored in GGUF.
     fn ternary(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
         let codec = self.plan.blocks_of_ternary(scheme).unwrap_or(CodecId::Tq2_0);
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         gguf::quantize_ternary(codec, w, info.rows, info.cols, self.plan.threads())
             .map_err(|error| dense_error(self.source, info, error.into()))
@@ -244,7 +249,7 @@ impl<'a> Layers<'a> {
         w: &DenseTensor<'_>,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let (mut scratch, threads) = (Vec::new(), self.plan.options.threads);
+        let (mut scratch, threads) = (Scratch::default(), self.plan.options.threads);
         let w = whole(self.source, info, w, &mut scratch)?;
         let found = clip::quantize(scheme, w, info.rows, info.cols, outer, threads);
         found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error.into()))
@@ -264,7 +269,7 @@ impl<'a> Layers<'a> {
         w: &DenseTensor<'_>,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         let mut clipped = w.to_vec();
         let group = transform::group_of(scheme, info.cols);
@@ -278,7 +283,7 @@ impl<'a> Layers<'a> {
 
     /// What HQQ makes of a layer, unless rounding to nearest under its own grids is nearer to it.
     fn half_quadratic(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let (mut scratch, threads) = (Vec::new(), self.plan.options.threads);
+        let (mut scratch, threads) = (Scratch::default(), self.plan.options.threads);
         let values = whole(self.source, info, w, &mut scratch)?;
         let solved = hqq::quantize(scheme, values, info.cols, HqqOptions::default(), threads);
         match solved {
@@ -304,11 +309,28 @@ impl<'a> Layers<'a> {
         let weights = importance.of(info)?;
         let threads = self.plan.options.threads;
         let found = rtn::quantize_blocks(codec, w, info.rows, info.cols, weights.as_deref(), threads);
-        let mut solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
-        if weights.is_none() {
-            solved.notes.push(format!("no importance in {}", importance.name));
-        }
-        Ok(solved)
+        let solved = found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error))?;
+        let notes = not_weighed(importance, weights.is_none());
+        Ok(Solved { notes, ..solved })
+    }
+
+    /// [`quantize`](Self::quantize) of a layer that [becomes blocks panel by panel](Plan::streamed), which go to `sink`.
+    pub(crate) fn stream(
+        &mut self,
+        info: &LinearInfo,
+        (scheme, codec): (&Scheme, &'static Codec),
+        sink: &rtn::Sink<'_, DenseError>,
+    ) -> Result<LayerReport> {
+        let (plan, shape) = (self.plan, (info.rows, info.cols));
+        let w = DenseTensor::of_linear(self.source, info)?;
+        let importance = self.importance.filter(|_| codec.takes_importance());
+        let weights = importance.map(|importance| importance.of(info)).transpose()?.flatten();
+        let stats = rtn::stream_blocks(codec, &w, shape, weights.as_deref(), plan.options.threads, sink);
+        let stats = stats.map_err(|error| dense_error(self.source, info, error))?;
+        let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);
+        let notes = importance.map_or_else(Vec::new, |given| not_weighed(given, weights.is_none()));
+        let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
+        Ok(LayerReport::new(plan, info, scheme, plan.recipe.method.name(), solved))
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.
@@ -350,17 +372,22 @@ impl<'a> Layers<'a> {
     }
 }
 
+/// What is said of a layer whose importance is `unknown`.
+fn not_weighed(importance: &Importance, unknown: bool) -> Vec<String> {
+    Vec::from_iter(unknown.then(|| format!("no importance in {}", importance.name)))
+}
+
 /// All of a weight, in f32.
 pub(crate) fn whole<'w>(
     source: &Folded<'_>,
     info: &LinearInfo,
     w: &'w DenseTensor<'_>,
-    scratch: &'w mut Vec<f32>,
+    scratch: &'w mut Scratch,
 ) -> Result<&'w [f32]> {
     w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
 }
 
-/// Rounds a weight to nearest.
+/// Rounds a weight to nearest, under the scales that its container has.
 pub(crate) fn round_to_nearest(
     plan: &Plan,
     source: &Folded<'_>,
@@ -369,6 +396,14 @@ pub(crate) fn round_to_nearest(
     w: &DenseTensor<'_>,
     outer: Option<f32>,
 ) -> Result<Solved> {
+    if plan.container == Container::Exl2 {
+        let mut scratch = Scratch::default();
+        let w = whole(source, info, w, &mut scratch)?;
+        let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
+        let quantized = quantized.ok_or_else(|| exl2::out_of_reach(source, info))?;
+        let stats = ErrorStats::of(w, &quantized);
+        return Ok(Solved::rounded((quantized, stats)));
+    }
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
     if !solved.stats.is_finite() {

@@ -18,8 +18,8 @@ use mantissa_model::LinearInfo;
 use mantissa_num::{Scheme, Source};
 use mantissa_store::convention::{Container, ModelFiles, gptq, modelopt, onnx};
 use mantissa_store::{
-    Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta,
-    refuse_overlap,
+    Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, Manifest, ShardPlan, ShardedWriter, Staging,
+    TensorMeta, refuse_overlap,
 };
 use serde_json::{Map, Value, json};
 
@@ -100,8 +100,8 @@ pub fn run(
     let (dir, names) = (staging.path().to_owned(), shards.shards().iter().map(|s| s.file_name.clone()));
     let names: Vec<_> = names.collect();
     let stored = || Ok(ModelFiles::unfinished(&dir, names.iter().map(String::as_str), config.clone())?);
-    let mut tick = |layer: usize| {
-        let tensor = format!("{} of layer {layer}", plan.recipe.method_name());
+    let mut tick = |stage: &str| {
+        let tensor = format!("{}: {stage}", plan.recipe.method_name());
         progress(Progress { done: 0, tensor: &tensor, tokens: None })
     };
     let filled = transform::prepare(plan, source, &mut tick).and_then(|prepared| {
@@ -117,11 +117,10 @@ pub fn run(
         assess::gate(plan, &quality, out, Some(staging.path()))?;
         Ok(quality)
     });
-    match filled {
-        Ok(quality) => {
+    match filled.and_then(|quality| Ok((quality, run_fields(plan, source)?))) {
+        Ok((quality, run)) => {
             let kept = staging.path().to_owned();
-            let committed =
-                staging.commit(run_fields(plan)).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
+            let committed = staging.commit(run).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
             Ok(Outcome { quality, committed, resumed: journal.recovered(), synced: None })
         }
         // The next run with the same plan may be allowed to lose more.
@@ -414,8 +413,11 @@ pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
     Ok(())
 }
 
-/// What the manifest says of the run.
-pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
+/// What the manifest says of the run that carries out `plan` on `source`, and of those that made `source`.
+///
+/// # Errors
+/// A malformed manifest of `source`.
+pub(crate) fn run_fields(plan: &Plan, source: &ModelFiles) -> Result<Map<String, Value>> {
     let fields = json!({
         "command": if plan.conversion.is_some() { "convert" } else { "quantize" },
         "recipe": plan.recipe.label(),
@@ -425,8 +427,6 @@ pub(crate) fn run_fields(plan: &Plan) -> Map<String, Value> {
         "kv": plan.recipe.kv.as_ref().map(ToString::to_string),
         "container": plan.container.name(),
     });
-    match fields {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    }
+    let fields = fields.as_object().cloned().unwrap_or_default();
+    Ok(Manifest::run_after(source.dir(), fields)?)
 }

@@ -7,15 +7,17 @@
 //! not depend on how many. A panel goes through the kernels where they have its elements and all values are finite, and
 //! through the reference otherwise; the bits are the same.
 
+mod blocks;
 mod panel;
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::for_each_with;
 use mantissa_num::blockwise::{self, Block};
-use mantissa_num::codec::Codec;
-use mantissa_num::{Blocks, Codes, Format, Given, Quantized, Scheme, TensorError, code_unit, minifloat};
+use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit};
 
 use crate::error_stats::ErrorStats;
-use crate::source::{self, PANEL, Source};
+use crate::source::{self, PANEL, Scratch, Source};
+pub use blocks::quantize_blocks;
+pub(crate) use blocks::{Sink, stream_blocks};
 use panel::Elements;
 
 /// Quantizes `w` (`[rows, cols]`, row-major) and measures the error. `outer` is the tensor-wide scale where fused partners
@@ -71,84 +73,13 @@ pub fn quantize_source<S: Source + ?Sized>(
         job.fixed = range.map(|range| scheme.block(range, false, outer));
     }
     if rows * cols == 0 || (one_block && job.fixed.is_none()) || !in_panels(scheme) {
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let x = source.elements(0..rows * cols, &mut scratch)?;
         let q = job.reference(x, rows, 0)?;
         let stats = ErrorStats::of(x, &q);
         return Ok((q, stats));
     }
     job.panels(source, rows, threads)
-}
-
-/// [`quantize_source`] into the blocks of `codec`, which are searched for by what they lose under `importance`, one weight
-/// per column, where the codec is [searched](Codec::is_searched).
-///
-/// # Errors
-/// Those of `source`; [`TensorError::Ragged`], [`TensorError::Length`] of `importance`, [`TensorError::NonFinite`],
-/// [`TensorError::ScaleOverflow`].
-pub fn quantize_blocks<S: Source + ?Sized>(
-    codec: &'static Codec,
-    source: &S,
-    rows: usize,
-    cols: usize,
-    importance: Option<&[f32]>,
-    threads: usize,
-) -> Result<(Quantized, ErrorStats), S::Error> {
-    let format = Format::Codec(codec.id);
-    let ragged = TensorError::Ragged { cols, block: codec.elements, codec: codec.name };
-    let bytes = codec.total_bytes(rows, cols).ok_or(ragged)?;
-    if let Some(found) = importance.map(<[f32]>::len).filter(|len| *len != cols) {
-        return Err(TensorError::Length { what: "importance", found, expected: cols, rows, cols }.into());
-    }
-    let mut blocks = vec![0; bytes];
-    let grain = (PANEL / cols.max(1)).max(1);
-    let row_bytes = cols / codec.elements * codec.bytes;
-    let panels = if bytes == 0 { 0 } else { rows.div_ceil(grain) };
-    let mut results: Vec<Result<ErrorStats, S::Error>> =
-        (0..panels).map(|_| Ok(ErrorStats::default())).collect();
-    let parts = pieces_of(&mut blocks, grain * row_bytes, panels).into_iter().zip(&mut results);
-    for_each(threads, parts.enumerate(), |(i, (blocks, result))| {
-        let range = i * grain * cols..rows.min((i + 1) * grain) * cols;
-        let mut scratch = Vec::new();
-        *result = source.elements(range.clone(), &mut scratch).and_then(|x| {
-            encode_panel(codec, x, importance, blocks).map_err(|error| error.shifted(range.start).into())
-        });
-    });
-    let mut stats = ErrorStats::default();
-    for result in results {
-        match result {
-            Ok(part) => stats.merge(&part),
-            // A panel knows of its own elements; the message is about the whole tensor.
-            Err(error) => {
-                let mut scratch = Vec::new();
-                let whole = source.elements(0..rows * cols, &mut scratch)?;
-                mantissa_num::quantize(&Scheme::codec(codec.id), whole, rows, cols, Given::default())?;
-                return Err(error);
-            }
-        }
-    }
-    let codes = Codes::Packed(blocks);
-    Ok((Quantized { codes, ..Quantized::empty(format, rows, cols) }, stats))
-}
-
-fn encode_panel(
-    codec: &Codec,
-    x: &[f32],
-    importance: Option<&[f32]>,
-    blocks: &mut [u8],
-) -> Result<ErrorStats, TensorError> {
-    let amax = kernels().amax(x);
-    if !amax.is_finite() {
-        let index = x.iter().position(|v| !v.is_finite()).unwrap_or(0);
-        return Err(TensorError::NonFinite { count: 1, index, value: x[index] });
-    }
-    kernels().encode_blocks(codec.id, x, importance, blocks);
-    if amax > minifloat::F16.max() {
-        codec.check_scales(x, blocks)?;
-    }
-    let mut values = vec![0.0; x.len()];
-    kernels().decode_blocks(codec.id, blocks, &mut values);
-    Ok(ErrorStats::of_values(x, &values))
 }
 
 /// Whether panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
@@ -192,10 +123,10 @@ impl Job<'_> {
         let scales = pieces(&mut q.scales, blocks, panels);
         let zeros = pieces_of(&mut q.zeros, blocks, panels);
         let parts = codes.into_iter().zip(scales).zip(zeros).zip(&mut results);
-        for_each(threads, parts.enumerate(), |(i, (((codes, scales), zeros), result))| {
+        for_each_with(threads, Scratch::default, parts.enumerate(), |scratch, (i, part)| {
+            let (((codes, scales), zeros), result) = part;
             let (first, last) = (i * grain, rows.min((i + 1) * grain));
-            let mut scratch = Vec::new();
-            *result = source.elements(first * cols..last * cols, &mut scratch).and_then(|x| {
+            *result = source.elements(first * cols..last * cols, scratch).and_then(|x| {
                 let part = self.panel(x, first)?;
                 codes.copy_from(&part.codes);
                 // A single block for all is the same in every panel.
@@ -321,6 +252,7 @@ fn pieces_of<T>(mut all: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use mantissa_num::codec::Codec;
     use mantissa_num::grammar::catalogue;
     use mantissa_num::{Code, Rounding};
 

@@ -10,6 +10,8 @@
 //!
 //! so that both become about as hard to quantize at α = 1/2. The division is folded into the norm before the layer.
 
+use mantissa_kernels::kernels;
+
 /// The smallest magnitude of a column of the weight, and the smallest scale.
 const LEAST: f32 = 1e-5;
 
@@ -35,8 +37,12 @@ impl Default for SmoothOptions {
 /// If the lengths differ.
 pub fn scales(inputs: &[f32], weights: &[f32], alpha: f32) -> Vec<f32> {
     assert_eq!(inputs.len(), weights.len(), "channels of inputs and weights");
-    let scale = |(x, w): (&f32, &f32)| (x.powf(alpha) / w.max(LEAST).powf(1.0 - alpha)).max(LEAST);
-    inputs.iter().zip(weights).map(scale).collect()
+    let mut scales = inputs.to_vec();
+    kernels().pow_inplace(&mut scales, alpha);
+    let mut divisors: Vec<f32> = weights.iter().map(|w| w.max(LEAST)).collect();
+    kernels().pow_inplace(&mut divisors, 1.0 - alpha);
+    scales.iter_mut().zip(divisors).for_each(|(scale, divisor)| *scale = (*scale / divisor).max(LEAST));
+    scales
 }
 
 /// The largest magnitude of each column of `w` (`[_, cols]`), or of `all` where that is larger.

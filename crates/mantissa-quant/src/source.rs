@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use mantissa_kernels::{for_each, kernels};
+use mantissa_kernels::{for_each_with, kernels};
 use mantissa_model::{LinearInfo, StoredAs};
 use mantissa_num::TensorError;
 use mantissa_num::pack::transpose;
@@ -17,6 +17,13 @@ use crate::fold::Folded;
 /// an allocator takes from the system anew every time.
 pub(crate) const PANEL: usize = 1 << 15;
 
+/// What a thread reads and widens a panel in; used again, it costs neither zeros nor pages.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+}
+
 /// A flattened tensor that can be read in pieces, by several threads at once.
 pub trait Source: Sync {
     /// Why it could not be read, or its values not be quantized.
@@ -29,14 +36,14 @@ pub trait Source: Sync {
     fn elements<'a>(
         &'a self,
         range: Range<usize>,
-        scratch: &'a mut Vec<f32>,
+        scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], Self::Error>;
 }
 
 impl Source for [f32] {
     type Error = TensorError;
 
-    fn elements<'a>(&'a self, range: Range<usize>, _: &'a mut Vec<f32>) -> Result<&'a [f32], TensorError> {
+    fn elements<'a>(&'a self, range: Range<usize>, _: &'a mut Scratch) -> Result<&'a [f32], TensorError> {
         Ok(&self[range])
     }
 }
@@ -50,7 +57,7 @@ pub(crate) struct Tail<'a, S: ?Sized> {
 impl<S: Source + ?Sized> Source for Tail<'_, S> {
     type Error = S::Error;
 
-    fn elements<'a>(&'a self, range: Range<usize>, scratch: &'a mut Vec<f32>) -> Result<&'a [f32], S::Error> {
+    fn elements<'a>(&'a self, range: Range<usize>, scratch: &'a mut Scratch) -> Result<&'a [f32], S::Error> {
         self.source.elements(self.first + range.start..self.first + range.end, scratch)
     }
 }
@@ -88,10 +95,9 @@ fn map_panels<S: Source + ?Sized, T: Send>(
     f: impl Fn(&[f32]) -> T + Sync,
 ) -> Result<Vec<T>, S::Error> {
     let mut parts: Vec<Option<Result<T, S::Error>>> = (0..len.div_ceil(PANEL)).map(|_| None).collect();
-    for_each(threads, parts.iter_mut().enumerate(), |(i, part)| {
-        let mut scratch = Vec::new();
+    for_each_with(threads, Scratch::default, parts.iter_mut().enumerate(), |scratch, (i, part)| {
         let range = i * PANEL..len.min((i + 1) * PANEL);
-        *part = Some(source.elements(range, &mut scratch).map(&f));
+        *part = Some(source.elements(range, scratch).map(&f));
     });
     parts.into_iter().flatten().collect()
 }
@@ -226,28 +232,29 @@ impl Source for DenseTensor<'_> {
     fn elements<'a>(
         &'a self,
         range: Range<usize>,
-        scratch: &'a mut Vec<f32>,
+        scratch: &'a mut Scratch,
     ) -> Result<&'a [f32], DenseError> {
         let (files, name, dtype) = match &self.0 {
             Values::Memory(values) => return Ok(&values[range]),
             Values::File { files, name, dtype } => (files, name, *dtype),
         };
         let size = if dtype == Dtype::F32 { 4 } else { 2 };
-        let mut bytes = vec![0; range.len() * size];
+        let Scratch { bytes, values } = scratch;
+        bytes.resize(range.len() * size, 0);
         let start = (range.start * size) as u64;
-        files.checkpoint().read_range(name, start, &mut bytes).map_err(DenseError::Store)?;
+        files.checkpoint().read_range(name, start, bytes).map_err(DenseError::Store)?;
         let mut numbers = FiniteScan::new(dtype);
-        numbers.update(&bytes);
+        numbers.update(bytes);
         numbers.finish(files.dir(), name).map_err(DenseError::Store)?;
-        scratch.resize(range.len(), 0.0);
+        values.resize(range.len(), 0.0);
         match dtype {
-            Dtype::BF16 => kernels().bf16_le_to_f32(&bytes, scratch),
-            Dtype::F16 => kernels().f16_le_to_f32(&bytes, scratch),
-            _ => scratch
-                .iter_mut()
-                .zip(bytes.as_chunks::<4>().0)
-                .for_each(|(v, b)| *v = f32::from_le_bytes(*b)),
+            Dtype::BF16 => kernels().bf16_le_to_f32(bytes, values),
+            Dtype::F16 => kernels().f16_le_to_f32(bytes, values),
+            _ => {
+                let bytes = bytes.as_chunks::<4>().0;
+                values.iter_mut().zip(bytes).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+            }
         }
-        Ok(scratch)
+        Ok(values)
     }
 }

@@ -19,6 +19,7 @@ mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
 pub mod independent;
+mod trellis;
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -43,7 +44,7 @@ use crate::plan::model_config;
 use crate::quality::{Figures, QUALITY_NAME, check, manifest_path, quality_path};
 use crate::recipe::Method;
 use crate::report::LayerReport;
-use crate::source::{DenseError, DenseTensor, PANEL, Source};
+use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
 pub(crate) const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;
@@ -265,10 +266,7 @@ impl WeightCheck<'_> {
         let LinearInfo { module, rows, cols, .. } = self.info;
         let linear = linear_weight(self.files, &LinearInfo { bias: false, ..self.info.clone() })?;
         let Weight::Quantized(q) = &linear.weight else {
-            if !linear.transforms.is_empty() {
-                found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
-            }
-            return Ok(());
+            return if linear.transforms.is_empty() { Ok(()) } else { self.trellis(&linear, found) };
         };
         let order = match column_order(&linear.transforms) {
             Ok(order) => order,
@@ -315,7 +313,7 @@ impl WeightCheck<'_> {
         source: Option<&DenseTensor<'_>>,
     ) -> Result<Rows> {
         let cols = self.info.cols;
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let w = match source {
             Some(source) => {
                 let range = rows.start * cols..rows.end * cols;

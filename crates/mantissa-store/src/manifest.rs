@@ -20,6 +20,9 @@ pub const MANIFEST_NAME: &str = "mantissa-manifest.json";
 /// Longest manifest read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 64 << 20;
 
+/// The field of a run that holds the runs before it.
+const HISTORY: &str = "history";
+
 /// The layout version that this crate writes, and the only one it reads.
 const VERSION: u64 = 1;
 
@@ -56,6 +59,54 @@ impl Manifest {
     pub fn read_file(path: &Path) -> Result<Self> {
         let value = json::read_strict(path, MAX_MANIFEST_BYTES, "a manifest (mantissa-manifest.json)")?;
         Self::from_value(path, &value)
+    }
+
+    /// What made the model at `model`, a folder or a single file: the runs that its manifest records, oldest first, the last of them
+    /// its own. Each has the fields of the run (`command` and so on), `tool`, and under `weights` the SHA-256 of each weight file that
+    /// it wrote, by which a reader sees whether the next run found them unchanged. Empty where there is no manifest.
+    ///
+    /// # Errors
+    /// As [`Self::read`], but for a manifest that is not there.
+    pub fn history(model: &Path) -> Result<Vec<Value>> {
+        let path = if model.is_dir() {
+            model.join(MANIFEST_NAME)
+        } else {
+            let mut name = model.as_os_str().to_owned();
+            name.push(format!(".{MANIFEST_NAME}"));
+            name.into()
+        };
+        match Self::read_file(&path) {
+            Ok(manifest) => Ok(manifest.into_history()),
+            Err(Error::Missing { .. }) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The fields `run` of what is made of the model at `source`: with what made that, under `history`, where it is known. So a
+    /// model that was fine-tuned and then quantized is told from one that was quantized and then fine-tuned.
+    ///
+    /// # Errors
+    /// As [`Self::history`].
+    pub fn run_after(source: &Path, mut run: Map<String, Value>) -> Result<Map<String, Value>> {
+        let history = Self::history(source)?;
+        if !history.is_empty() {
+            run.insert(HISTORY.to_owned(), history.into());
+        }
+        Ok(run)
+    }
+
+    fn into_history(mut self) -> Vec<Value> {
+        let mut runs = match self.run.remove(HISTORY) {
+            Some(Value::Array(runs)) => runs,
+            _ => Vec::new(),
+        };
+        let is_weights = |name: &str| name.ends_with(".safetensors") || name.ends_with(".gguf");
+        let weights = self.files.iter().filter(|(name, _)| is_weights(name));
+        let weights: Map<_, _> = weights.map(|(name, digest)| (name.clone(), digest.hex().into())).collect();
+        self.run.insert("tool".to_owned(), self.tool.into());
+        self.run.insert("weights".to_owned(), weights.into());
+        runs.push(self.run.into());
+        runs
     }
 
     /// Compares the files that it lists with those in the folder `dir`; empty when nothing differs.
@@ -232,6 +283,29 @@ mod tests {
         let manifest = sample();
         let value = serde_json::from_str(&manifest.to_json()).unwrap();
         assert_eq!(Manifest::from_value(Path::new("m"), &value).unwrap(), manifest);
+    }
+
+    #[test]
+    fn a_run_keeps_those_before_it_in_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let command = |name: &str| Map::from_iter([("command".to_owned(), json!(name))]);
+        assert_eq!(Manifest::run_after(dir.path(), command("train")).unwrap(), command("train"));
+        let weights = BTreeMap::from([("model.safetensors".to_owned(), FileDigest::of(b"w"))]);
+        let mut run = command("train");
+        for next in ["quantize", "convert"] {
+            let text = Manifest::new(weights.clone(), run).to_json();
+            fs::write(dir.path().join(MANIFEST_NAME), text).unwrap();
+            run = Manifest::run_after(dir.path(), command(next)).unwrap();
+        }
+        let text = Manifest::new(BTreeMap::new(), run).to_json();
+        fs::write(dir.path().join(format!("m.gguf.{MANIFEST_NAME}")), text).unwrap();
+        let history = Manifest::history(&dir.path().join("m.gguf")).unwrap();
+        let commands: Vec<_> = history.iter().map(|run| run["command"].as_str().unwrap()).collect();
+        assert_eq!(commands, ["train", "quantize", "convert"]);
+        assert_eq!(history[1]["weights"]["model.safetensors"], FileDigest::of(b"w").hex());
+        assert!(history.iter().all(|run| run.get(HISTORY).is_none()));
+        fs::write(dir.path().join(MANIFEST_NAME), "{").unwrap();
+        assert!(Manifest::history(dir.path()).is_err());
     }
 
     #[test]

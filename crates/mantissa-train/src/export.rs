@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use mantissa_store::{Dtype, SafetensorsWriter, Staging, TensorSpec};
-use serde_json::{Map, Value, json};
+use mantissa_store::{Dtype, Manifest, SafetensorsWriter, Staging, TensorSpec};
+use serde_json::{Value, json};
 
 use crate::error::TrainError;
 use crate::store::Precision;
@@ -14,11 +14,18 @@ const PIECE: usize = 1 << 18;
 
 impl Trainer {
     /// Writes the model into the folder `out`, which appears complete or not at all: weights as they are stored, `config` as
-    /// `config.json`, and the files of the folder `tokenizer`.
+    /// `config.json`, and the files of the folder `tokenizer`. `init` is the model that training began with, if any: what made
+    /// it is recorded with this run.
     ///
     /// # Errors
     /// [`TrainError::Store`].
-    pub fn export(&self, out: &Path, config: &Value, tokenizer: &Path) -> Result<(), TrainError> {
+    pub fn export(
+        &self,
+        out: &Path,
+        config: &Value,
+        tokenizer: &Path,
+        init: Option<&Path>,
+    ) -> Result<(), TrainError> {
         let params = self.model().parameters();
         let (dtype, name) = match params.precision() {
             Precision::F32 => (Dtype::F32, "float32"),
@@ -52,7 +59,11 @@ impl Trainer {
             }
         }
         let fields = json!({ "command": "train", "steps": self.progress().steps });
-        staging.commit(fields.as_object().cloned().unwrap_or_else(Map::new))?;
+        let run = fields.as_object().cloned().unwrap_or_default();
+        staging.commit(match init {
+            Some(init) => Manifest::run_after(init, run)?,
+            None => run,
+        })?;
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 use mantissa_model::{InputQuantizer, zeros};
+use mantissa_num::Blocks;
 
 use crate::rows::{PART, rows, rows_mut};
 use crate::store::{Precision, Stored};
@@ -24,6 +25,19 @@ pub(crate) struct Operand {
     quantizer: Option<InputQuantizer>,
     /// Empty without it.
     values: Vec<f32>,
+    /// How a loss changes as the operand is rotated.
+    slopes: Option<Slopes>,
+}
+
+/// What a loss says of rotations of an operand under whose blocks' ranges it is quantized.
+#[derive(Debug)]
+struct Slopes {
+    /// Values of a block; 0 for the whole row.
+    block: usize,
+    /// Length of the runs that are rotated.
+    order: usize,
+    /// `[order, order]`.
+    sum: Vec<f32>,
 }
 
 /// Some of them, to be rounded by one thread.
@@ -45,6 +59,62 @@ impl Operand {
     /// For up to `n` values that `quantizer` rounds; `None` where there is not enough memory.
     pub(crate) fn quantized(quantizer: InputQuantizer, n: usize) -> Option<Self> {
         Some(Operand { quantizer: Some(quantizer), values: zeros(n)?, ..Operand::default() })
+    }
+
+    /// The same, which keeps how a loss changes as each run of `order` values of a row is rotated. A scheme whose ranges are no blocks'
+    /// greatest magnitudes keeps nothing.
+    pub(crate) fn rotated(quantizer: InputQuantizer, n: usize, order: usize) -> Option<Self> {
+        let format = &quantizer.quant().scheme.format;
+        let block = match format.blocks() {
+            _ if format.scale().is_none() || format.has_zero() => None,
+            Blocks::Row => Some(0),
+            Blocks::Group(group) => Some(group as usize),
+            _ => None,
+        };
+        let slopes = match block {
+            Some(block) => Some(Slopes { block, order, sum: zeros(order.checked_mul(order)?)? }),
+            None => None,
+        };
+        Some(Operand { slopes, ..Self::quantized(quantizer, n)? })
+    }
+
+    /// Whether the values themselves are read in the backward.
+    pub(crate) fn needs_values(&self) -> bool {
+        !self.is_rounded() || self.slopes.is_some()
+    }
+
+    /// How the loss changes as the rows turn from x to `x + A x`, run by run: by `Σ S[i, j] A[i, j]`. `None` where it is not kept.
+    pub(crate) fn slopes(&self) -> Option<&[f32]> {
+        self.slopes.as_ref().map(|slopes| &slopes.sum[..])
+    }
+
+    pub(crate) fn forget_slopes(&mut self) {
+        self.slopes.iter_mut().for_each(|slopes| slopes.sum.fill(0.0));
+    }
+
+    /// Adds to the slopes: `x`, rows of `width` values, are what was quantized, `g` the loss's gradient with respect to what it became.
+    ///
+    /// `q = s round(x / s)` with `s` in proportion to the greatest magnitude `|x[m]|` of a block: where it changes, `q` changes by
+    /// `(q - x) / x[m]` of that, codes as they are (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
+    /// What else a rotation does to the error, which is nearly the same in all directions, is nothing on average.
+    pub(crate) fn add_slopes(&mut self, x: &[f32], g: &[f32], width: usize) {
+        let Some(slopes) = &mut self.slopes else { return };
+        let (n, block) = (slopes.order, if slopes.block == 0 { width } else { slopes.block });
+        for ((x, q), g) in
+            x.chunks_exact(width).zip(self.values.chunks_exact(width)).zip(g.chunks_exact(width))
+        {
+            for first in (0..width).step_by(block) {
+                let span = first..width.min(first + block);
+                let greatest = |m: usize, i: usize| if x[i].abs() > x[m].abs() { i } else { m };
+                let m = span.clone().fold(first, greatest);
+                let error: f64 = span.map(|i| f64::from(g[i]) * (f64::from(q[i]) - f64::from(x[i]))).sum();
+                let factor = (error / f64::from(x[m])) as f32;
+                if factor.is_finite() {
+                    let run = &x[m / n * n..][..n];
+                    kernels().axpy(factor, run, &mut slopes.sum[m % n * n..][..n]);
+                }
+            }
+        }
     }
 
     /// Bytes for up to `n` values.
@@ -177,6 +247,45 @@ mod tests {
                 to.round(rows(&values, 3, part));
             }
             assert_eq!(*operand.of(&values).widened(), *expected);
+        }
+    }
+
+    /// Codes as they are, a turn changes the loss by what the ranges of the blocks become.
+    #[test]
+    fn slopes_are_those_of_the_ranges() {
+        for (scheme, block, order) in [("int4-token", 24, 8), ("int4-token", 24, 24), ("int4-g8", 8, 24)] {
+            let quant = ActivationQuant::new(parse_activation(scheme).unwrap(), None);
+            let quantizer = InputQuantizer::new("m", &quant).unwrap();
+            let wave =
+                |phase: f32| -> Vec<f32> { (0..5 * 24).map(|i| (i as f32 * 0.7 + phase).sin()).collect() };
+            let (x, g) = (wave(0.3), wave(2.0));
+            let mut operand = Operand::rotated(quantizer, 5 * 24, order).unwrap();
+            operand.round(0, 24, &x, 1);
+            operand.add_slopes(&x, &g, 24);
+            let q = operand.at_row(0, 24, &x).widened().into_owned();
+            let amax = |x: &[f64]| x.iter().fold(0f64, |most, v| most.max(v.abs()));
+            let wide: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+            let slopes = operand.slopes().unwrap();
+            let mut counted = 0;
+            for (i, j) in (0..8).flat_map(|i| (0..i).map(move |j| (i, j))) {
+                let (step, mut turned) = (1e-7, wide.clone());
+                for run in turned.chunks_exact_mut(order) {
+                    (run[i], run[j]) = (run[i] + step * run[j], run[j] - step * run[i]);
+                }
+                let errors =
+                    q.iter().zip(&wide).zip(&g).map(|((q, x), g)| f64::from(*g) * (f64::from(*q) - x));
+                let errors: Vec<f64> = errors.collect();
+                let blocks = wide.chunks(block).zip(turned.chunks(block)).zip(errors.chunks(block));
+                let change =
+                    blocks.map(|((x, turned), e)| e.iter().sum::<f64>() * (amax(turned) / amax(x) - 1.0));
+                let (expected, found) =
+                    (change.sum::<f64>() / step, f64::from(slopes[i * order + j] - slopes[j * order + i]));
+                assert!((found - expected).abs() < 1e-4, "{scheme} {order}: {found} {expected}");
+                counted += usize::from(expected.abs() > 1e-2);
+            }
+            assert!(counted > 3, "{scheme} {order}: {counted}");
+            operand.forget_slopes();
+            assert!(operand.slopes().unwrap().iter().all(|v| *v == 0.0) && operand.needs_values());
         }
     }
 }

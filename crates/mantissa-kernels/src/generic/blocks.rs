@@ -4,6 +4,13 @@ use mantissa_num::CodecId;
 use mantissa_num::codec::{Codec, encode_with};
 use mantissa_num::lanes::Lanes;
 
+use super::ErrorSums;
+use super::error::Running;
+use crate::simd::Simd;
+
+/// Elements decoded between two looks at them: whole blocks of every codec, little enough for the nearest cache.
+const PIECE: usize = 512;
+
 #[inline(always)]
 pub(crate) fn encode_blocks<L: Lanes>(
     simd: L,
@@ -27,6 +34,21 @@ pub(crate) fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]) {
     let sizes = codec.codec();
     require_whole(sizes, out.len(), blocks.len());
     sizes.decode(blocks, out);
+}
+
+#[inline(always)]
+pub(crate) fn block_error_sums<S: Simd>(simd: S, codec: CodecId, blocks: &[u8], x: &[f32]) -> ErrorSums {
+    let sizes = codec.codec();
+    require_whole(sizes, x.len(), blocks.len());
+    let mut values = [0.0; PIECE];
+    let mut sums = Running::new(simd);
+    let pieces = blocks.chunks(PIECE / sizes.elements * sizes.bytes);
+    for (x, blocks) in x.chunks(PIECE).zip(pieces) {
+        let values = &mut values[..x.len()];
+        sizes.decode(blocks, values);
+        sums.add(simd, x, values);
+    }
+    sums.finish(simd)
 }
 
 fn require_whole(codec: &Codec, elements: usize, bytes: usize) {

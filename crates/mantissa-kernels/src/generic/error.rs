@@ -15,56 +15,64 @@ pub struct ErrorSums {
     pub max_error: f32,
 }
 
-/// Elements whose terms are computed together before they are added to the lanes.
-const BLOCK: usize = 128;
-
 #[inline(always)]
 pub(crate) fn error_sums<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> ErrorSums {
     assert_eq!(x.len(), y.len(), "error_sums: lengths differ");
-    let (mut errors, mut values) = (simd.splat_f64(0.0), simd.splat_f64(0.0));
-    let mut max = simd.splat(0.0);
-    let mut terms = Terms { error: [0.0; BLOCK], value: [0.0; BLOCK], magnitude: [0.0; BLOCK] };
-    for (x, y) in x.chunks(BLOCK).zip(y.chunks(BLOCK)) {
-        let used = x.len().div_ceil(LANES);
-        terms.fill(x, y);
-        for chunk in &terms.error.as_chunks::<LANES>().0[..used] {
-            errors = simd.add_f64(errors, simd.load_f64(chunk));
-        }
-        for chunk in &terms.value.as_chunks::<LANES>().0[..used] {
-            values = simd.add_f64(values, simd.load_f64(chunk));
-        }
-        for chunk in &terms.magnitude.as_chunks::<LANES>().0[..used] {
-            max = simd.max_abs(max, simd.load(chunk));
-        }
-    }
-    ErrorSums {
-        squared_error: tree(simd.to_array_f64(errors), |a, b| a + b),
-        squared_value: tree(simd.to_array_f64(values), |a, b| a + b),
-        max_error: simd.max_lane(max),
-    }
+    let mut sums = Running::new(simd);
+    sums.add(simd, x, y);
+    sums.finish(simd)
 }
 
-struct Terms {
-    error: [f64; BLOCK],
-    value: [f64; BLOCK],
-    magnitude: [f32; BLOCK],
+/// [`ErrorSums`] on their way, in lanes.
+pub(super) struct Running<S: Simd> {
+    error: S::F64,
+    value: S::F64,
+    /// Of the differences in f64: rounded to f32 the greatest stays the greatest.
+    max: S::F64,
 }
 
-impl Terms {
-    /// What a short block leaves over is 0, which changes no sum.
+impl<S: Simd> Running<S> {
     #[inline(always)]
-    fn fill(&mut self, x: &[f32], y: &[f32]) {
-        let n = x.len();
-        let terms = self.error.iter_mut().zip(&mut self.value).zip(&mut self.magnitude);
-        for (((error, value), magnitude), (&x, &y)) in terms.zip(x.iter().zip(y)) {
-            let difference = f64::from(x) - f64::from(y);
-            *error = difference * difference;
-            *value = f64::from(x) * f64::from(x);
-            *magnitude = difference as f32;
+    pub(super) fn new(simd: S) -> Self {
+        let zero = simd.splat_f64(0.0);
+        Running { error: zero, value: zero, max: zero }
+    }
+
+    /// Adds elements, the first of them in lane 0: all slices but the last have whole lanes.
+    #[inline(always)]
+    pub(super) fn add(&mut self, simd: S, x: &[f32], y: &[f32]) {
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+        for (x, y) in x.iter().zip(y) {
+            self.add_lanes(simd, x, y);
         }
-        self.error[n..].fill(0.0);
-        self.value[n..].fill(0.0);
-        self.magnitude[n..].fill(0.0);
+        if !x_rest.is_empty() {
+            // What is missing is 0, which changes no sum.
+            let (mut x, mut y) = ([0.0; LANES], [0.0; LANES]);
+            x[..x_rest.len()].copy_from_slice(x_rest);
+            y[..y_rest.len()].copy_from_slice(y_rest);
+            self.add_lanes(simd, &x, &y);
+        }
+    }
+
+    #[inline(always)]
+    fn add_lanes(&mut self, simd: S, x: &[f32; LANES], y: &[f32; LANES]) {
+        let (x, y) = (simd.load_wide(x), simd.load_wide(y));
+        let difference = simd.sub_f64(x, y);
+        self.error = simd.add_f64(self.error, simd.mul_f64(difference, difference));
+        self.value = simd.add_f64(self.value, simd.mul_f64(x, x));
+        self.max = simd.max_abs_f64(self.max, difference);
+    }
+
+    #[inline(always)]
+    pub(super) fn finish(self, simd: S) -> ErrorSums {
+        let squared_error = tree(simd.to_array_f64(self.error), |a, b| a + b);
+        let max = simd.to_array_f64(self.max).into_iter().fold(0.0, |max: f64, v| max.max(v));
+        ErrorSums {
+            squared_error,
+            squared_value: tree(simd.to_array_f64(self.value), |a, b| a + b),
+            // Squares have no sign that could cancel: their sum is NaN where a difference is.
+            max_error: if squared_error.is_nan() { f32::NAN } else { max as f32 },
+        }
     }
 }
 

@@ -20,13 +20,14 @@ mod quant;
 mod reduce;
 mod rope;
 mod softmax;
+mod trellis;
 mod xtx;
 
 use crate::simd::LANES;
 pub(crate) use activation::{
     gelu_mul, gelu_tanh_mul, limited_swiglu_mul, relu2_mul, silu_mul, silu_mul_backward, softcap,
 };
-pub(crate) use blocks::{decode_blocks, encode_blocks};
+pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks};
 pub(crate) use convert::{
     bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
     f32_to_f16_le,
@@ -38,7 +39,7 @@ pub use encode::{IntGrid, MinifloatLayout, Step};
 pub(crate) use encode::{book_codes, int_codes, minifloat_codes};
 pub use error::ErrorSums;
 pub(crate) use error::{error_sums, group_amax, group_min_max};
-pub(crate) use exp::exp_inplace;
+pub(crate) use exp::{exp_inplace, pow_inplace};
 pub(crate) use gemm_f64::{gemm_sub_f64, sub_axpy_f64};
 pub use gemm_packed::Operand;
 pub(crate) use gemm_packed::{DEPTH as GEMM_DEPTH, gemm_bf16, gemm_f16, gemm_f32};
@@ -58,6 +59,8 @@ pub(crate) use softmax::{
     cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_numerators,
     softmax_numerators_max,
 };
+pub use trellis::TrellisValues;
+pub(crate) use trellis::trellis_step;
 pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};
 
 /// The last, short chunk of a row, filled up with a value that changes no lane.

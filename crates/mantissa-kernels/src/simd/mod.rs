@@ -42,6 +42,12 @@ pub(crate) trait Simd: Copy {
 
     fn splat_f64(self, x: f64) -> Self::F64;
     fn load_f64(self, x: &[f64; LANES]) -> Self::F64;
+    /// As f64.
+    fn load_wide(self, x: &[f32; LANES]) -> Self::F64;
+    fn sub_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
+    fn mul_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
+    /// The greater of `a` and `|b|`: NaN in `b` is passed over.
+    fn max_abs_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
     fn add_f64(self, a: Self::F64, b: Self::F64) -> Self::F64;
     /// `c - a * b`, rounded once.
     fn sub_mul_f64(self, a: Self::F64, b: Self::F64, c: Self::F64) -> Self::F64;
@@ -118,6 +124,26 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_f64(self, x: &[f64; LANES]) -> [f64; LANES] {
         *x
+    }
+
+    #[inline(always)]
+    fn load_wide(self, x: &[f32; LANES]) -> [f64; LANES] {
+        x.map(f64::from)
+    }
+
+    #[inline(always)]
+    fn sub_f64(self, a: [f64; LANES], b: [f64; LANES]) -> [f64; LANES] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul_f64(self, a: [f64; LANES], b: [f64; LANES]) -> [f64; LANES] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn max_abs_f64(self, a: [f64; LANES], b: [f64; LANES]) -> [f64; LANES] {
+        std::array::from_fn(|i| if b[i].abs() > a[i] { b[i].abs() } else { a[i] })
     }
 
     #[inline(always)]

@@ -85,6 +85,39 @@ impl Simd for Avx2 {
                 _mm256_loadu_pd(x.as_ptr().add(12)),
             ]
         }
+        fn load_wide(self, x: &[f32; LANES]) -> [__m256d; 4] {
+            [
+                _mm256_cvtps_pd(_mm_loadu_ps(x.as_ptr())),
+                _mm256_cvtps_pd(_mm_loadu_ps(x.as_ptr().add(4))),
+                _mm256_cvtps_pd(_mm_loadu_ps(x.as_ptr().add(8))),
+                _mm256_cvtps_pd(_mm_loadu_ps(x.as_ptr().add(12))),
+            ]
+        }
+        fn sub_f64(self, a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
+            [
+                _mm256_sub_pd(a[0], b[0]),
+                _mm256_sub_pd(a[1], b[1]),
+                _mm256_sub_pd(a[2], b[2]),
+                _mm256_sub_pd(a[3], b[3]),
+            ]
+        }
+        fn mul_f64(self, a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
+            [
+                _mm256_mul_pd(a[0], b[0]),
+                _mm256_mul_pd(a[1], b[1]),
+                _mm256_mul_pd(a[2], b[2]),
+                _mm256_mul_pd(a[3], b[3]),
+            ]
+        }
+        // The instruction returns its second operand where one is NaN.
+        fn max_abs_f64(self, a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
+            [
+                _mm256_max_pd(_mm256_andnot_pd(_mm256_set1_pd(-0.0), b[0]), a[0]),
+                _mm256_max_pd(_mm256_andnot_pd(_mm256_set1_pd(-0.0), b[1]), a[1]),
+                _mm256_max_pd(_mm256_andnot_pd(_mm256_set1_pd(-0.0), b[2]), a[2]),
+                _mm256_max_pd(_mm256_andnot_pd(_mm256_set1_pd(-0.0), b[3]), a[3]),
+            ]
+        }
         fn add_f64(self, a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
             [
                 _mm256_add_pd(a[0], b[0]),
@@ -175,6 +208,22 @@ impl Simd for Avx512 {
         fn load_f64(self, x: &[f64; LANES]) -> [__m512d; 2] {
             [_mm512_loadu_pd(x.as_ptr()), _mm512_loadu_pd(x.as_ptr().add(8))]
         }
+        fn load_wide(self, x: &[f32; LANES]) -> [__m512d; 2] {
+            [
+                _mm512_cvtps_pd(_mm256_loadu_ps(x.as_ptr())),
+                _mm512_cvtps_pd(_mm256_loadu_ps(x.as_ptr().add(8))),
+            ]
+        }
+        fn sub_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
+            [_mm512_sub_pd(a[0], b[0]), _mm512_sub_pd(a[1], b[1])]
+        }
+        fn mul_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
+            [_mm512_mul_pd(a[0], b[0]), _mm512_mul_pd(a[1], b[1])]
+        }
+        // The instruction returns its second operand where one is NaN.
+        fn max_abs_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
+            [_mm512_max_pd(_mm512_abs_pd(b[0]), a[0]), _mm512_max_pd(_mm512_abs_pd(b[1]), a[1])]
+        }
         fn add_f64(self, a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
             [_mm512_add_pd(a[0], b[0]), _mm512_add_pd(a[1], b[1])]
         }
@@ -239,8 +288,40 @@ impl Lanes for Avx2 {
                 _mm256_blendv_ps(y[1], x[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
             ]
         }
+        fn abs(self, a: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_andnot_ps(_mm256_set1_ps(-0.0), a[0]), _mm256_andnot_ps(_mm256_set1_ps(-0.0), a[1])]
+        }
+        fn trunc(self, a: [__m256; 2]) -> [__m256; 2] {
+            [_mm256_round_ps::<TOWARD_ZERO>(a[0]), _mm256_round_ps::<TOWARD_ZERO>(a[1])]
+        }
         fn least(self, a: [__m256; 2]) -> (usize, f32) { least_256(a) }
+        fn greatest(self, a: [__m256; 2]) -> f32 { greatest_256(a) }
+        fn bytes(self, a: [__m256; 2]) -> [u8; LANES] { std::mem::transmute(bytes_256(a)) }
     }
+}
+
+/// Rounding toward zero, without an exception for what is dropped.
+const TOWARD_ZERO: i32 = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+
+/// The greatest of 16 lanes; none is NaN.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn greatest_256(a: [__m256; 2]) -> f32 {
+    let eight = _mm256_max_ps(a[0], a[1]);
+    let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// The low bytes of 16 lanes without their fractions.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bytes_256(a: [__m256; 2]) -> __m128i {
+    let low = _mm256_set1_epi32(0xff);
+    let a = a.map(|a| _mm256_and_si256(_mm256_cvttps_epi32(a), low));
+    // Packing takes halves of both operands in turn.
+    let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a[0], a[1]));
+    _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words))
 }
 
 /// The first of 16 lanes with the least value, and the value; no lane is NaN.
@@ -285,6 +366,15 @@ impl Lanes for Avx512 {
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x)
         }
         fn swap_halves(self, a: __m512) -> __m512 { _mm512_shuffle_f32x4::<0b01_00_11_10>(a, a) }
+        fn abs(self, a: __m512) -> __m512 { _mm512_abs_ps(a) }
+        fn trunc(self, a: __m512) -> __m512 { _mm512_roundscale_ps::<TOWARD_ZERO>(a) }
         fn least(self, a: __m512) -> (usize, f32) { least_512(a) }
+        fn greatest(self, a: __m512) -> f32 { _mm512_reduce_max_ps(a) }
+        fn bytes(self, a: __m512) -> [u8; LANES] {
+            std::mem::transmute(_mm512_cvtepi32_epi8(_mm512_cvttps_epi32(a)))
+        }
+        fn halves(self, a: __m512) -> [u16; LANES] {
+            std::mem::transmute(_mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a))
+        }
     }
 }

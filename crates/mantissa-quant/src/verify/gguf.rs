@@ -23,7 +23,7 @@ use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::gguf::{dense_name, linear_of, parameters};
 use crate::plan::model_config;
-use crate::source::{DenseError, DenseTensor, PANEL, Source};
+use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
 
 /// Tensors of rotary factors, which the configuration holds.
 const ROPE_FACTORS: [&str; 3] =
@@ -518,7 +518,7 @@ impl TensorCheck<'_> {
             ));
         }
         let Some(source) = source else { return Ok(found) };
-        let mut scratch = Vec::new();
+        let mut scratch = Scratch::default();
         let elements = range.start * cols..range.end * cols;
         let mut w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
         let raised: Vec<f32>;

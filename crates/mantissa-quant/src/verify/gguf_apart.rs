@@ -12,7 +12,7 @@ use super::gguf_file::Tensor;
 use super::{Verification, Worst};
 use crate::error::Result;
 use crate::gguf::heads;
-use crate::source::Source as _;
+use crate::source::{Scratch, Source as _};
 
 /// A tensor that is several in the file.
 #[derive(Clone, Debug)]
@@ -141,7 +141,7 @@ impl TensorCheck<'_> {
         }
         found.weights += 1;
         let Some(source) = self.source else { return Ok(()) };
-        let (dense, mut scratch) = (self.dense(source)?, Vec::new());
+        let (dense, mut scratch) = (self.dense(source)?, Scratch::default());
         let w = dense.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
         let mut expected: Vec<Vec<f32>> = parts.iter().map(|(_, values)| vec![0.0; values.len()]).collect();
         for (i, w) in w.iter().enumerate() {

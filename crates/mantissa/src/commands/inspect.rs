@@ -11,8 +11,9 @@ use anyhow::Result;
 use mantissa_model::ModelConfig;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
-use mantissa_store::{Checkpoint, Error};
+use mantissa_store::{Checkpoint, Error, Manifest};
 use serde::Serialize;
+use serde_json::Value;
 
 use self::architecture::Architecture;
 use self::inventory::{Entry, Inventory};
@@ -62,6 +63,9 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_cache: Option<String>,
     by_scheme: Vec<Total>,
+    /// The runs that made it, oldest first, as its manifest records them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    history: Vec<Value>,
     notes: Vec<String>,
     warnings: Vec<String>,
     tensors: Vec<TensorReport>,
@@ -108,7 +112,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
     let report = assemble(args, &model, config.as_ref(), inventory, stats, notes, warnings);
-    let report = Report { kv_cache, ..report };
+    let history = Manifest::history(&args.model)?;
+    let report = Report { kv_cache, history, ..report };
     context.report(&report, |out| print(args, &report, out))?;
     context.warn_all(&report.warnings)
 }
@@ -209,6 +214,7 @@ fn assemble(
         linear_bits_per_weight,
         kv_cache: None,
         by_scheme,
+        history: Vec::new(),
         notes,
         warnings,
         tensors: tensors.collect(),
@@ -275,7 +281,20 @@ fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if let Some(kv) = &report.kv_cache {
         line("KV cache", kv.clone())?;
     }
+    if !report.history.is_empty() {
+        line("made by", report.history.iter().map(made_by).collect::<Vec<_>>().join(", then "))?;
+    }
     report.notes.iter().try_for_each(|note| line("note", note.clone()))
+}
+
+/// One run of the history: its command, and its recipe or steps.
+fn made_by(run: &Value) -> String {
+    let command = Shown(run["command"].as_str().unwrap_or("another run")).to_string();
+    match (run["recipe"].as_str(), run["steps"].as_u64()) {
+        (Some(recipe), _) => format!("{command} {}", Shown(recipe)),
+        (None, Some(steps)) => format!("{command} ({})", plural(steps as usize, "step")),
+        (None, None) => command,
+    }
 }
 
 fn plural(n: usize, name: &str) -> String {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::write_file_atomic;
 use mantissa_train::config::RunConfig;
 use mantissa_train::{StepReport, TrainError, Trainer};
@@ -117,7 +118,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let (written, loss) = (about.write(&run), outcome?);
     written?;
     let (trainer, model) = (&course.trainer, run.join("model"));
-    trainer.export(&model, &setup.config_json, &setup.tokenizer_dir)?;
+    trainer.export(
+        &model,
+        &setup.config_json,
+        &setup.tokenizer_dir,
+        setup.init.as_ref().map(ModelFiles::dir),
+    )?;
     let progress = trainer.progress();
     let done = Done {
         run: &run,

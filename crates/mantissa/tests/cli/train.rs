@@ -88,6 +88,40 @@ fn a_run_learns_keeps_its_last_checkpoints_and_gives_a_model() {
     assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
 }
 
+/// A model says what made it, and in which order.
+#[test]
+fn the_runs_that_made_a_model_are_recorded_in_their_order() {
+    let temp = TempDir::new().unwrap();
+    let config = settings(temp.path(), "fp32", "f32");
+    let train = |more: &[&str]| {
+        let few =
+            ["train", text(&config), "--set", "schedule.steps=2", "--set", "schedule.warmup=1", "--quiet"];
+        succeed(&[&few[..], more].concat());
+    };
+    train(&[]);
+    let (trained, quantized) = (temp.path().join("run/model"), temp.path().join("quantized"));
+    succeed(&[
+        "quantize",
+        text(&trained),
+        "--recipe",
+        "rtn-int8-channel",
+        "--out",
+        text(&quantized),
+        "--quiet",
+    ]);
+    let summary = succeed(&["inspect", text(&quantized)]);
+    assert!(summary.contains("train (2 steps), then quantize rtn-int8-channel\n"), "{summary}");
+    let history = |model: &Path| json(&["inspect", text(model), "--json"])["history"].clone();
+    train(&["--set", "model.init=run/model", "--set", "out=again"]);
+    let twice = history(&temp.path().join("again/model"));
+    let commands: Vec<_> = twice.as_array().unwrap().iter().map(|run| &run["command"]).collect();
+    assert_eq!(commands, ["train", "train"]);
+    // What the second run found is what the first wrote.
+    let quality: Value = serde_json::from_slice(&fs::read(quantized.join("quality.json")).unwrap()).unwrap();
+    let weights = &history(&quantized)[0]["weights"]["model.safetensors"];
+    assert_eq!(&quality["hashes"]["source"]["model.safetensors"]["sha256"], weights);
+}
+
 #[test]
 fn killed_at_any_time_a_run_goes_on_to_the_same_bits() {
     for (i, (policy, moments)) in

@@ -32,7 +32,7 @@ pub(super) struct Setup {
     pub(super) config_json: Value,
     pub(super) tokenizer: Tokenizer,
     pub(super) tokenizer_dir: PathBuf,
-    init: Option<ModelFiles>,
+    pub(super) init: Option<ModelFiles>,
     options: Options,
     pub(super) policy: Policy,
     /// Bytes by name, predicted.
