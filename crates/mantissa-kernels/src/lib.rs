@@ -42,6 +42,7 @@ mod isa;
 mod mat;
 mod parallel;
 mod simd;
+mod trellis;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 mod xtx;
@@ -51,7 +52,10 @@ pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
 pub use element::Element;
-pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step};
+pub use generic::{
+    AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
+};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed};
+pub use trellis::TrellisScratch;

@@ -190,6 +190,21 @@ fn recalibration_changes_scales_alone() {
     let report = recalibrate(&windows, &new);
     assert_eq!((&report["input_scales"], &report["cache_scales"]), (&14.into(), &4.into()));
     recalibrate(&old.with_extension("json"), &same);
+    // Its report goes along, without what was measured.
+    assert_eq!(json(&["verify", text(&new), "--json", "--quiet"])["ok"], true);
+    let quality: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(new.join("quality.json")).unwrap()).unwrap();
+    assert_eq!((&quality["calibration"]["name"], &quality["evaluation"]), (&"other.json".into(), &().into()));
+    let clipped = temp.path().join("clipped");
+    let arguments = ["recalibrate", text(&old), "--tokens", text(&windows), "--out", text(&clipped)];
+    json(&[&arguments[..], &["--observer", "percentile-90", "--json", "--quiet"]].concat());
+    let scale = |dir: &Path| {
+        crate::support::File::open(&dir.join("model.safetensors"))
+            .f32("model.layers.1.mlp.down_proj.input_scale")[0]
+    };
+    assert!(scale(&clipped) < 0.9 * scale(&new) && scale(&clipped) > 0.0);
+    let misspelt = [&arguments[..], &["--observer", "percentile-9"]].concat();
+    assert!(fail(2, &misspelt).contains("percentile-P with P from 50 to 100"));
     let open = |dir: &Path| SafeTensors::open(&dir.join("model.safetensors")).unwrap();
     let (old, new, same) = (open(&old), open(&new), open(&same));
     let mut changed = 0;
