@@ -332,12 +332,17 @@ impl InverseFactor {
         self.order.len()
     }
 
+    /// `U[k, k]`, upper triangular with `(H + λI)⁻¹ = Uᵀ U`, by position.
+    pub(crate) fn upper(&self) -> &[f64] {
+        &self.upper
+    }
+
     /// The diagonal of the Hessian, which says what a squared error in each column counts.
     pub(crate) fn diagonal(&self) -> &[f64] {
         &self.diagonal
     }
 
-    fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let (asked, used, dead) = (self.options.damp, self.damp_used, self.dead_columns());
         let mut notes = Vec::new();
         if used > asked {
@@ -412,6 +417,9 @@ pub fn check_scheme(
     if scheme.format.codec().is_some() {
         return refused("its blocks have their own search; use rtn");
     }
+    if scheme.format.trellis().is_some() {
+        return refused("its values are coded together; use qtip");
+    }
     if scheme.needs_whole_tensor() {
         return refused("its scales are quantized together after the weight; use rtn");
     }
@@ -439,8 +447,8 @@ fn check_options(options: GptqOptions) -> Result<(), GptqError> {
     Ok(())
 }
 
-/// Rows of `w`.
-fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
+/// Rows of `w`, whose values must be finite.
+pub(crate) fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
     let rows = w.len() / cols.max(1);
     if rows * cols != w.len() {
         return Err(GptqError::Length { what: "values", found: w.len(), expected: rows * cols });
@@ -455,6 +463,10 @@ fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
 /// Columns of a group; all of them where a row has one scale or none.
 fn group_columns(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, GptqError> {
     match scheme.format.blocks() {
+        _ if scheme.format.trellis().is_some() => Err(GptqError::Scheme {
+            scheme: scheme.to_string(),
+            why: "its values are coded together; use qtip",
+        }),
         _ if scheme.format.scale().is_none() => Ok(cols.max(1)),
         Blocks::Row => Ok(cols.max(1)),
         Blocks::Group(group) => Ok((group as usize).min(cols).max(1)),

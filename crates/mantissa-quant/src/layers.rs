@@ -18,6 +18,7 @@ use crate::gguf;
 use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
+use crate::judge::Judgement;
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
@@ -41,6 +42,8 @@ pub(crate) struct Solved {
     pub(crate) fallback: Option<String>,
     /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
     pub(crate) output_error: Option<f64>,
+    /// How it did against rounding to nearest, where that was measured.
+    pub(crate) judged: Option<Judgement>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -54,6 +57,7 @@ impl Solved {
             stats,
             fallback: None,
             output_error: None,
+            judged: None,
             notes: Vec::new(),
         }
     }
@@ -82,10 +86,8 @@ impl<'a> Layers<'a> {
         source: &'a Folded<'a>,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
-        let sequential = match plan.recipe.method {
-            Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => None,
-            Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
-        };
+        let calibrates = plan.calibration().or(plan.judging_text()).is_some();
+        let sequential = calibrates.then(|| Sequential::new(plan, source, stored));
         Layers {
             plan,
             source,
@@ -122,8 +124,10 @@ impl<'a> Layers<'a> {
             }
             None => self.solve(info, scheme, tick)?,
         };
-        let uncovered = self.prepared.and_then(|prepared| prepared.uncovered.get(&info.module));
-        solved.notes.extend(uncovered.cloned());
+        if let Some(prepared) = self.prepared {
+            solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
+            prepared.judge(&info.module, self.plan.recipe.method, &mut solved);
+        }
         let input_scale = match solved.input_scale {
             None => self.input_scale(info, tick)?,
             scale => scale,
@@ -143,8 +147,8 @@ impl<'a> Layers<'a> {
             )
         })?;
         let method = match self.clips(info) {
-            _ if solved.fallback.is_some() => Method::Rtn.name(),
             Some(_) => "awq",
+            None if solved.fallback.is_some() => Method::Rtn.name(),
             None => self.plan.recipe.method.name(),
         };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
@@ -178,12 +182,26 @@ impl<'a> Layers<'a> {
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
-        match &mut self.sequential {
-            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
-            None if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
-            None if self.plan.recipe.method == Method::RtnMse => self.clipped(info, scheme, &w, outer),
-            None if self.plan.recipe.method == Method::Hqq => self.half_quadratic(info, scheme, &w),
-            None => match (scheme.format.codec(), self.importance) {
+        match self.plan.recipe.method {
+            Method::Gptq | Method::Qtip => {
+                let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
+                sequential.quantize(info, scheme, &w, outer, tick)
+            }
+            _ if self.plan.container == Container::Exl2 => {
+                round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
+            }
+            _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
+            method @ (Method::RtnMse | Method::Hqq) => {
+                let solved = match method {
+                    Method::Hqq => self.half_quadratic(info, scheme, &w)?,
+                    _ => self.clipped(info, scheme, &w, outer)?,
+                };
+                match &mut self.sequential {
+                    Some(sequential) => sequential.judge(info, scheme, &w, outer, solved, tick),
+                    None => Ok(solved),
+                }
+            }
+            _ => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
                 }
