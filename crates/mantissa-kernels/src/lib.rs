@@ -34,6 +34,7 @@ mod attention;
 mod attention_backward;
 mod cholesky;
 mod dispatch;
+mod element;
 mod gemm;
 mod gemm_half;
 mod generic;
@@ -50,6 +51,7 @@ pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
+pub use element::Element;
 pub use generic::{
     AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
 };

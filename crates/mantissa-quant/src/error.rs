@@ -144,6 +144,14 @@ pub enum QuantError {
         /// What is wrong.
         error: Box<AutoRoundError>,
     },
+    /// Rotations cannot be learned.
+    #[error("{}: spin: {error}; rotate needs no gradients", .path.display())]
+    Spin {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        error: Box<mantissa_train::TrainError>,
+    },
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Interrupted,
@@ -261,6 +269,7 @@ impl QuantError {
             }
             QuantError::Calibrate(e) => e.class(),
             QuantError::AutoRound { error, .. } => error.class(),
+            QuantError::Spin { error, .. } => error.class(),
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {

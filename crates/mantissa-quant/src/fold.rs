@@ -13,7 +13,9 @@ pub(crate) mod sites;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
+use mantissa_kernels::{MatMut, MatRef, kernels};
 use mantissa_model::{LinearInfo, LoadError, StoredAs, WeightSource};
 use mantissa_num::Hadamard;
 use mantissa_num::pack::transpose;
@@ -25,6 +27,7 @@ use serde_json::Value;
 pub(crate) use record::{FILE_NAME, Record};
 
 use crate::awq;
+use crate::orthogonal::Orthogonal;
 
 /// `M`, by which a vector's coordinates change.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,11 +36,15 @@ pub(crate) enum Coordinates {
     Divided(Vec<f32>),
     /// [`Hadamard::forward`] of each run of its length.
     Rotated(Hadamard),
+    /// [`Orthogonal::forward`] of each run of its length.
+    Turned(Arc<Orthogonal>),
+    /// Mirrored along this vector of length 1: `x - 2 (v·x) v` of each run of its length (Householder).
+    Mirrored(Vec<f32>),
 }
 
 impl Coordinates {
     /// `M x` of each row of `x` (`[_, width]`).
-    fn of_vectors(&self, x: &mut [f32]) {
+    pub(crate) fn of_vectors(&self, x: &mut [f32]) {
         match self {
             Coordinates::Divided(s) => {
                 for row in x.chunks_exact_mut(s.len().max(1)) {
@@ -45,6 +52,8 @@ impl Coordinates {
                 }
             }
             Coordinates::Rotated(rotation) => rotation.forward(x),
+            Coordinates::Turned(matrix) => matrix.forward(x),
+            Coordinates::Mirrored(v) => x.chunks_exact_mut(v.len().max(1)).for_each(|x| mirror(x, v)),
         }
     }
 
@@ -53,9 +62,15 @@ impl Coordinates {
         match self {
             Coordinates::Divided(s) => awq::multiply_columns(w, s),
             // M⁻¹ = Mᵀ, and (w Mᵀ)ᵀ = M wᵀ.
-            Coordinates::Rotated(rotation) => rotation.forward(w),
+            Coordinates::Rotated(_) | Coordinates::Turned(_) | Coordinates::Mirrored(_) => self.of_vectors(w),
         }
     }
+}
+
+/// `x - 2 (v·x) v`.
+fn mirror(x: &mut [f32], v: &[f32]) {
+    let dot: f64 = x.iter().zip(v).map(|(x, v)| f64::from(*x) * f64::from(*v)).sum();
+    x.iter_mut().zip(v).for_each(|(x, v)| *x = (f64::from(*x) - 2.0 * dot * f64::from(*v)) as f32);
 }
 
 /// What becomes of a tensor.
@@ -179,6 +194,46 @@ impl Folds {
             config["tie_word_embeddings"] = Value::Bool(false);
             config
         });
+    }
+
+    /// How a loss changes where the coordinates `of` turn a little further: with `M` become `(1 + A) M` by `Σ S[i, j] A[i, j]`, to first
+    /// order in a small skew-symmetric `A`; `S` is `[n, n]`. `tensor` gives the values of a tensor that this changes, and the loss's
+    /// gradient with respect to them.
+    ///
+    /// A vector x that is held turns to `x + A x`, so that `S` is the sum of `g xᵀ` over all vectors; what reads one turns likewise.
+    pub(crate) fn turning<'t>(
+        &self,
+        of: &Arc<Orthogonal>,
+        tensor: impl Fn(&str) -> Option<(&'t [f32], &'t [f32])>,
+    ) -> Vec<f32> {
+        let n = of.order();
+        let mut sum = vec![0.0; n * n];
+        let mut add = |values: &[f32], gradient: &[f32]| {
+            let rows = values.len() / n;
+            let (g, x) = (MatRef::new(gradient, rows, n), MatRef::new(values, rows, n));
+            kernels().gemm_tn(g, x, MatMut::new(&mut sum, n, n), true);
+        };
+        for (name, change) in &self.changes {
+            for step in &change.steps {
+                let (coordinates, columns) = match step {
+                    Step::Reads(coordinates) | Step::Holds(coordinates) => (coordinates, change.transposed),
+                    Step::Gives(coordinates) => (coordinates, !change.transposed),
+                };
+                let turned = matches!(coordinates, Coordinates::Turned(matrix) if Arc::ptr_eq(matrix, of));
+                let Some((values, gradient)) = tensor(name).filter(|_| turned) else { continue };
+                if columns {
+                    let (rows, cols) = if change.transposed {
+                        (change.cols, change.rows)
+                    } else {
+                        (change.rows, change.cols)
+                    };
+                    add(&transpose(values, rows, cols), &transpose(gradient, rows, cols));
+                } else {
+                    add(values, gradient);
+                }
+            }
+        }
+        sum
     }
 
     /// Whether the tensor `name` changes.

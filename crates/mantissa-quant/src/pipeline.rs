@@ -100,8 +100,8 @@ pub fn run(
     let (dir, names) = (staging.path().to_owned(), shards.shards().iter().map(|s| s.file_name.clone()));
     let names: Vec<_> = names.collect();
     let stored = || Ok(ModelFiles::unfinished(&dir, names.iter().map(String::as_str), config.clone())?);
-    let mut tick = |layer: usize| {
-        let tensor = format!("{} of layer {layer}", plan.recipe.method_name());
+    let mut tick = |stage: &str| {
+        let tensor = format!("{}: {stage}", plan.recipe.method_name());
         progress(Progress { done: 0, tensor: &tensor, tokens: None })
     };
     let filled = transform::prepare(plan, source, &mut tick).and_then(|prepared| {

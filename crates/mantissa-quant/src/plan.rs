@@ -20,6 +20,7 @@ use crate::autoround::ErrorMetric;
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::{Conversion, named_class};
+use crate::coverage::Coverage;
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::importance::Importance;
@@ -45,6 +46,8 @@ pub struct Options {
     pub rounding: Rounding,
     /// What a method that needs it calibrates on, and what importance is found on.
     pub calibration: Option<CalibrationSet>,
+    /// Windows of the calibration that methods do not see: what they make of a layer is held against rounding to nearest on them.
+    pub held_out: Vec<Vec<u32>>,
     /// What searched blocks are weighed by.
     pub importance: Option<Importance>,
 }
@@ -58,6 +61,7 @@ impl Default for Options {
             max_gguf_bytes: None,
             rounding: Rounding::NearestEven,
             calibration: None,
+            held_out: Vec::new(),
             importance: None,
         }
     }
@@ -108,6 +112,8 @@ pub struct Plan {
     pub fallbacks: BTreeMap<String, String>,
     /// What the output is evaluated on before it is put in place.
     pub evaluation: Option<Evaluation>,
+    /// What the calibration shows of the model, where that was found.
+    pub coverage: Option<Coverage>,
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
@@ -191,6 +197,7 @@ impl Plan {
             notes,
             fallbacks,
             evaluation,
+            coverage: None,
             options,
             gguf,
             conversion: None,
@@ -211,23 +218,9 @@ impl Plan {
         self.options.threads
     }
 
-    /// What is calibrated on, where the method does.
-    pub fn calibration(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
-    }
-
-    /// What the transform of the model calibrates on, where it does.
-    pub fn transform_text(&self) -> Option<&CalibrationSet> {
-        let wanted = self.recipe.transform.is_some_and(Transform::needs_calibration);
-        self.options.calibration.as_ref().filter(|_| wanted)
-    }
-
     /// What is rotated, where something is.
     fn rotation(&self) -> Option<RotateOptions> {
-        match self.recipe.transform {
-            Some(Transform::Rotate(options)) => Some(options),
-            _ => None,
-        }
+        self.recipe.transform.and_then(Transform::rotation)
     }
 
     /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
@@ -241,17 +234,6 @@ impl Plan {
         let untied = self.rotation().is_some_and(|options| rotate::unties(&self.config, options));
         let name = |module: &str| format!("{module}.weight");
         untied.then(|| (name(self.config.head_module()), name(&self.config.embedding_module())))
-    }
-
-    /// What the scales of inputs that are stored are found on, where there are such.
-    pub fn input_text(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
-    }
-
-    /// What the scales of keys and values that are stored are found on, where there are such.
-    pub fn cache_text(&self) -> Option<&CalibrationSet> {
-        let stored = self.conversion.is_none() && cache_scales::stores(&self.recipe);
-        self.options.calibration.as_ref().filter(|_| stored)
     }
 
     /// The scheme of inputs, where the container stores a scale of them that calibration finds.
@@ -273,12 +255,6 @@ impl Plan {
             Some(conversion) => conversion.by_group(),
             None => follows_order(&self.recipe),
         }
-    }
-
-    /// What the importance of searched blocks is found on, where it is: a calibration set, and no importance given.
-    pub fn importance_text(&self) -> Option<&CalibrationSet> {
-        let wanted = self.options.importance.is_none() && weighs(&self.recipe, self.container, &self.linears);
-        self.options.calibration.as_ref().filter(|_| wanted)
     }
 
     /// The layers that are quantized, with their schemes.

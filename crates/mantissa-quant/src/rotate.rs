@@ -3,8 +3,10 @@
 //!
 //! * The residual stream is rotated by a randomized Hadamard matrix: the embedding gives it so, attention and MLP add to it so,
 //!   and what reads it through a norm reads it so. An RMSNorm without weights commutes with a rotation, so the weights of norms
-//!   are folded into what reads them first. A LayerNorm does not commute, nor does a norm of what is added: such models keep
-//!   their residual stream. Embeddings are not centred.
+//!   are folded into what reads them first. A LayerNorm takes the mean away, and commutes with the rotations that keep the vector of
+//!   ones: a mirror after the Hadamard matrix takes that vector, wherever it went, back to its place; biases of norms are rotated with
+//!   what the norms give. So nothing is centred, which would be another function where norms are RMSNorms. A norm of what is added does
+//!   not commute: such models keep their residual stream.
 //! * Values are rotated within each head, and the output projection reads them so.
 //! * The input of the down projection lies behind a product of two vectors, through which nothing can be folded: it is rotated as the
 //!   model runs, by Sylvester's matrix in runs of the largest power of two that divides its width.
@@ -13,11 +15,12 @@ use mantissa_model::config::{NormForm, NormPlaces};
 use mantissa_model::flow::NormKind;
 use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, Role, StoredAs};
 use mantissa_num::Hadamard;
+use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::fold::sites::{norm_parts, values};
+use crate::fold::sites::{Giver, norm_parts, values};
 use crate::fold::{Coordinates, Folds};
 
 /// What is rotated.
@@ -45,9 +48,6 @@ const LEAST_ORDER: usize = 4;
 
 /// Whether the residual stream of the model can be rotated; if not, why.
 pub(crate) fn residual_of(config: &ModelConfig) -> std::result::Result<Hadamard, &'static str> {
-    if !matches!(config.norm, NormForm::Rms | NormForm::RmsPlusOne) {
-        return Err("a LayerNorm does not commute with rotations");
-    }
     if matches!(config.norm_places, NormPlaces::After | NormPlaces::Both) {
         return Err("what is added to it is normed, which does not commute with rotations");
     }
@@ -88,27 +88,66 @@ pub(crate) fn rotated_inputs(
     })
 }
 
-/// The changes of all tensors.
+/// By what a model's vectors are multiplied.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Rotations {
+    /// The residual stream, one after the other; by none where it stays as it is.
+    pub(crate) residual: Vec<Coordinates>,
+    /// Values within each head, layer by layer.
+    pub(crate) values: Vec<Option<Coordinates>>,
+}
+
+impl Rotations {
+    /// Randomized Hadamard matrices.
+    pub(crate) fn random(config: &ModelConfig, options: RotateOptions) -> Self {
+        let matrix = residual_of(config).ok().filter(|_| options.residual);
+        let matrix = matrix.map(|matrix| matrix.randomized(options.seed));
+        let mut residual: Vec<_> = matrix.clone().into_iter().map(Coordinates::Rotated).collect();
+        if matches!(config.norm, NormForm::Layer | NormForm::LayerPlain) {
+            residual.extend(matrix.and_then(|matrix| back_to_ones(&matrix, config.hidden_size)));
+        }
+        let values = (0..config.num_hidden_layers).map(|layer| {
+            values(config, &config.layer_linears(layer)).filter(|_| options.values)?;
+            let seed = options.seed.wrapping_add(1 + layer as u64);
+            Some(Coordinates::Rotated(order_of(config.head_dim)?.randomized(seed)))
+        });
+        Rotations { residual, values: values.collect() }
+    }
+}
+
+/// The mirror that takes what `matrix` makes of the vector of ones back to it.
+fn back_to_ones(matrix: &Hadamard, width: usize) -> Option<Coordinates> {
+    let one = 1.0 / (width as f64).sqrt();
+    let mut across = vec![one; width];
+    matrix.forward(&mut across);
+    across.iter_mut().for_each(|v| *v -= one);
+    let length = across.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let unit = || across.iter().map(|v| (v / length) as f32).collect();
+    (length > 1e-9).then(|| Coordinates::Mirrored(unit()))
+}
+
+/// The changes of all tensors under `rotations`, and those of inputs that are rotated as the model runs.
 ///
 /// # Errors
-/// A norm of the source cannot be read.
-pub(crate) fn folds(source: &ModelFiles, config: &ModelConfig, options: RotateOptions) -> Result<Folds> {
+/// A norm of the source cannot be read, or has weights that cannot be folded into what reads it.
+pub(crate) fn folds(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    options: RotateOptions,
+    rotations: &Rotations,
+) -> Result<Folds> {
     let mut folds = Folds::default();
-    if let Ok(matrix) = residual_of(config)
-        && options.residual
-    {
-        residual(source, config, &matrix.randomized(options.seed), &mut folds)?;
+    if !rotations.residual.is_empty() {
+        residual(source, config, &rotations.residual, &mut folds)?;
     }
-    if options.values {
-        for layer in 0..config.num_hidden_layers {
-            let Some(site) = values(config, &config.layer_linears(layer)) else { continue };
-            let Some(matrix) = order_of(config.head_dim) else { continue };
-            let matrix = Coordinates::Rotated(matrix.randomized(options.seed.wrapping_add(1 + layer as u64)));
-            if let crate::fold::sites::Giver::Linear(v, _) = &site.giver {
-                folds.gives(v, &matrix);
-            }
-            site.readers.iter().for_each(|o| folds.reads(o, &matrix));
+    for (layer, matrix) in rotations.values.iter().enumerate() {
+        let Some((matrix, site)) = matrix.as_ref().zip(values(config, &config.layer_linears(layer))) else {
+            continue;
+        };
+        if let Giver::Linear(v, _) = &site.giver {
+            folds.gives(v, matrix);
         }
+        site.readers.iter().for_each(|o| folds.reads(o, matrix));
     }
     for (info, matrix) in rotated_inputs(config, options) {
         folds.rotate_input(&info, &matrix);
@@ -116,14 +155,20 @@ pub(crate) fn folds(source: &ModelFiles, config: &ModelConfig, options: RotateOp
     Ok(folds)
 }
 
-fn residual(source: &ModelFiles, config: &ModelConfig, matrix: &Hadamard, folds: &mut Folds) -> Result<()> {
+fn residual(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    rotated: &[Coordinates],
+    folds: &mut Folds,
+) -> Result<()> {
     let d = config.hidden_size;
-    let rotated = Coordinates::Rotated(matrix.clone());
     let embedding = format!("{}.weight", config.embedding_module());
-    folds.holds(embedding.clone(), (config.vocab_size, d), &rotated);
-    if config.learned_positions {
-        let positions = format!("{}.weight", config.positions_module());
-        folds.holds(positions, (config.max_position_embeddings, d), &rotated);
+    let positions = format!("{}.weight", config.positions_module());
+    for rotated in rotated {
+        folds.holds(embedding.clone(), (config.vocab_size, d), rotated);
+        if config.learned_positions {
+            folds.holds(positions.clone(), (config.max_position_embeddings, d), rotated);
+        }
     }
     let sides: Vec<_> = config.tensors().into_iter().collect();
     for layer in 0..config.num_hidden_layers {
@@ -141,17 +186,13 @@ fn residual(source: &ModelFiles, config: &ModelConfig, matrix: &Hadamard, folds:
             if readers.is_empty() {
                 continue;
             }
-            let weights = norm_weights(source, config, &config.norm_module(layer, kind), folds)?;
-            for info in readers {
-                folds.reads(info, &weights);
-                folds.reads(info, &rotated);
-            }
+            let weights = norm_weights(source, config, &config.norm_module(layer, kind), rotated, folds)?;
+            let read = || weights.iter().chain(rotated);
+            readers.into_iter().for_each(|info| read().for_each(|by| folds.reads(info, by)));
             for side in sides.iter().filter(|t| matches!(t.role, Role::Side { layer: of, .. } if of == layer))
             {
                 if kind == NormKind::Post {
-                    let shape = (side.shape[0], d);
-                    folds.reads_rows(side.name.clone(), shape, &weights);
-                    folds.reads_rows(side.name.clone(), shape, &rotated);
+                    read().for_each(|by| folds.reads_rows(side.name.clone(), (side.shape[0], d), by));
                 }
             }
         }
@@ -159,12 +200,12 @@ fn residual(source: &ModelFiles, config: &ModelConfig, matrix: &Hadamard, folds:
             use LinearKind as L;
             matches!(info.kind, L::O | L::Down | L::SharedDown | L::ExpertDown(_))
         };
-        linears.iter().filter(adds).for_each(|info| folds.gives(info, &rotated));
+        linears.iter().filter(adds).for_each(|info| rotated.iter().for_each(|by| folds.gives(info, by)));
     }
-    let weights = norm_weights(source, config, &config.final_norm_module(), folds)?;
+    let weights = norm_weights(source, config, &config.final_norm_module(), rotated, folds)?;
     let head = format!("{}.weight", config.head_module());
-    for coordinates in [&weights, &rotated] {
-        folds.reads_rows(head.clone(), (config.vocab_size, d), coordinates);
+    for by in weights.iter().chain(rotated) {
+        folds.reads_rows(head.clone(), (config.vocab_size, d), by);
     }
     if config.tie_word_embeddings {
         folds.untie(head, embedding, source.config());
@@ -177,19 +218,33 @@ fn of_mlp(input: LinearInput) -> bool {
     matches!(input, LinearInput::GateUp | LinearInput::Expert(_))
 }
 
-/// Sets the weights of a norm to 1, and gives them for what reads it.
+/// Sets the weights of a norm to 1, rotates its bias, and gives the weights for what reads it; `None` of a norm that has neither.
 fn norm_weights(
     source: &ModelFiles,
     config: &ModelConfig,
     module: &str,
+    rotated: &[Coordinates],
     folds: &mut Folds,
-) -> Result<Coordinates> {
+) -> Result<Option<Coordinates>> {
+    if config.norm == NormForm::LayerPlain {
+        return Ok(None);
+    }
     let (width, parts) = (config.hidden_size, norm_parts(config));
-    let mut weights = source.tensor_f32(&format!("{module}.weight"), &[width])?;
+    let (name, bias) = (format!("{module}.weight"), format!("{module}.bias"));
+    let mut weights = source.tensor_f32(&name, &[width])?;
     if parts.plus_one {
         weights.iter_mut().for_each(|w| *w += 1.0);
     }
+    // What reads a channel of weight 0 would have to read its bias all the same.
+    if let Some(channel) = weights.iter().position(|w| *w == 0.0).filter(|_| parts.bias) {
+        let allowed = "others, where there is a bias and the residual stream is rotated";
+        let cure = "residual = false in [rotate]";
+        return Err(Error::field(source.dir(), format!("{name}[{channel}]"), "0", allowed, cure).into());
+    }
     let weights = Coordinates::Divided(weights);
     folds.norm(module, width, parts, &weights);
-    Ok(weights)
+    if parts.bias {
+        rotated.iter().for_each(|by| folds.holds(bias.clone(), (1, width), by));
+    }
+    Ok(Some(weights))
 }

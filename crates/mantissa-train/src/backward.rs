@@ -153,6 +153,8 @@ impl LayerBackward<'_> {
         norm.run(tokens, s, self.grads, threads, profile, through);
         look.gradient(Operator::Norm(self.layer.index, NormKind::Post), &s.d_residual[..tokens * d]);
         s.rounded = [of_residual, of_gate, of_up];
+        let read = &mut self.saved.inputs[LinearInput::GateUp.index()];
+        read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
     }
 
     /// From the output projection to the inner ones, whose gradients take the place of their values; what the
@@ -166,7 +168,7 @@ impl LayerBackward<'_> {
         let [of_residual, of_gate, of_up] = &mut s.rounded;
         let d_residual = &s.d_residual[..self.tokens * d];
         profile.time(Part::Rounding, || of_residual.round(0, d, d_residual, self.threads));
-        let kept = saved.inputs[LinearInput::GateUp.index()].is_rounded();
+        let made = saved.inputs[LinearInput::GateUp.index()].needs_values();
         let dy = of_residual.of(d_residual);
         let pieces = cut.clone().zip(rows_mut(&mut saved.gate, ffn, cut.clone()));
         let pieces = pieces.zip(rows_mut(&mut saved.up, ffn, cut.clone()));
@@ -185,7 +187,7 @@ impl LayerBackward<'_> {
                 rounded.0.round(gate);
                 rounded.1.round(up);
             });
-            if !kept {
+            if made {
                 profile.time(Part::Norm, || kernels().rms_norm(rows(middle, d, part), &norm, eps, normed));
             }
         });
@@ -205,6 +207,8 @@ impl LayerBackward<'_> {
         let dy = of_residual.of(d_residual);
         self.profile.time(Part::Dgrad, || o.dgrad(params, dy, d_attended, false, threads));
         look.dx(LinearKind::O, d_attended);
+        let read = &mut self.saved.inputs[LinearInput::O.index()];
+        read.add_slopes(&self.saved.attended[..tokens * query], d_attended, query);
         let attended = self.saved.inputs[LinearInput::O.index()].of(&self.saved.attended[..tokens * query]);
         if self.wanted.weights() {
             self.profile.time(Part::Wgrad, || {
@@ -217,7 +221,7 @@ impl LayerBackward<'_> {
 
         let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
         let normed = &mut saved.inputs[LinearInput::Qkv.index()];
-        if !normed.is_rounded() {
+        if normed.needs_values() {
             let (x, to) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
             let weight = params.f32(&self.layer.input_norm);
             profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, to, normed, threads));
@@ -249,6 +253,8 @@ impl LayerBackward<'_> {
                 NormBackward { x: &saved.residual, weight: &self.layer.input_norm, params, eps: self.eps };
             norm.run(tokens, s, self.grads, threads, profile, through);
             look.gradient(Operator::Norm(index, NormKind::Input), &s.d_residual[..tokens * d]);
+            let read = &mut saved.inputs[LinearInput::Qkv.index()];
+            read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
         }
         (s.dq, s.dk, s.dv, s.rounded) = (dq, dk, dv, rounded);
     }

@@ -1,6 +1,8 @@
 //! Last norm, head and softmax cross-entropy with their backward, some tokens at a time, so that logits and
 //! their gradients are never held for all.
 
+use std::ops::Range;
+
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
 
@@ -15,22 +17,34 @@ impl TrainModel {
     /// From the states in `scratch`: the loss, the gradients of head and last norm, and in `d_residual` that of
     /// what the last norm reads.
     pub(crate) fn head_backward(&mut self, targets: &[u32], scale: f32) -> Loss {
+        let (mut loss, threads) = (Loss::default(), self.options.threads);
+        self.head_backward_of(targets.len(), |_, part, logits| {
+            cross_entropy(&targets[part], scale, logits, &mut loss, threads);
+        });
+        loss
+    }
+
+    /// The same for any loss: `differentiate` is given the product by the head, some of the `tokens` tokens and their logits, which it
+    /// replaces by the loss's gradient.
+    pub(crate) fn head_backward_of(
+        &mut self,
+        tokens: usize,
+        mut differentiate: impl FnMut(&dyn Fn(&[f32], &mut [f32]), Range<usize>, &mut [f32]),
+    ) {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
-        let tokens = targets.len();
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
         let (watch, policy, at) = (&self.watch, &self.options.policy, Operator::Head);
         // One sum over all tokens, which is rounded once where gradients are.
-        let loss = self.grads.add(head.weight(), |dw| {
-            let mut loss = Loss::default();
+        self.grads.add(head.weight(), |dw| {
             for part in parts(tokens, HEAD_ROWS) {
-                let (n, targets) = (part.len(), &targets[part.clone()]);
-                let (logits, states) = (&mut s.logits[..n * vocab], rows(&s.normed, d, part.clone()));
+                let (logits, states) =
+                    (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
                 watch.operand(at, OperandKind::X, policy, states);
                 let states = s.head_input.at_row(part.start, d, states);
                 profile.time(Part::Head, || head.fprop(params, states, logits, false, threads));
                 watch.result(at, "fprop y", logits);
-                profile
-                    .time(Part::CrossEntropy, || cross_entropy(targets, scale, logits, &mut loss, threads));
+                let multiply = |x: &[f32], out: &mut [f32]| head.fprop_f32(params, x, out, threads);
+                profile.time(Part::CrossEntropy, || differentiate(&multiply, part.clone(), logits));
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
                 watch.result(Operator::Loss, "gradient", logits);
                 watch.operand(at, OperandKind::Dy, policy, logits);
@@ -43,7 +57,6 @@ impl TrainModel {
                 watch.result(at, "dgrad dx", d_normed);
                 watch.result(at, "wgrad dw", dw);
             }
-            loss
         });
         let eps = self.config.rms_norm_eps;
         let weight = params.f32(&self.final_norm);
@@ -62,7 +75,6 @@ impl TrainModel {
             });
         });
         watch.result(Operator::FinalNorm, "gradient", &s.d_residual[..tokens * d]);
-        loss
     }
 }
 

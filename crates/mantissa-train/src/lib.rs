@@ -22,6 +22,7 @@ pub mod blockwise;
 mod checkpoint;
 pub mod config;
 pub mod data;
+mod distill;
 mod error;
 mod export;
 mod forward;

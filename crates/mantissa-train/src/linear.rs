@@ -139,6 +139,14 @@ impl LinearOp {
         });
     }
 
+    /// [`fprop`](Self::fprop) of values in f32, into `out`.
+    ///
+    /// # Panics
+    /// As there.
+    pub(crate) fn fprop_f32(&self, params: &Parameters, x: &[f32], out: &mut [f32], threads: usize) {
+        self.fprop(params, Stored::F32(x), out, false, threads);
+    }
+
     /// `dx = dy W`, or `dx += dy W` if `accumulate`; `dy` `[t, rows]`, `dx` `[t, cols]`.
     ///
     /// # Panics

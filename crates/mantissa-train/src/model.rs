@@ -284,7 +284,7 @@ impl TrainModel {
         Ok(())
     }
 
-    fn check(&self, batch: &Batch<'_>) -> Result<(), ForwardError> {
+    pub(crate) fn check(&self, batch: &Batch<'_>) -> Result<(), ForwardError> {
         let tokens = batch.tokens.len();
         let sum = batch.lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
         if sum != tokens {
@@ -328,7 +328,7 @@ impl TrainModel {
     }
 
     /// Takes the gradient in `d_residual` from the last layer to the embedding.
-    fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
+    pub(crate) fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         for i in (0..self.layers.len()).rev() {
             self.go_on()?;
             self.layer_backward(i, batch.lens, Wanted::All);

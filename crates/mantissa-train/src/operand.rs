@@ -1,33 +1,120 @@
 //! Operands that several products read, rounded once: the input of linear layers, which their fprop and wgrad read, and the
 //! gradient of their output, which dgrad and wgrad read.
+//!
+//! Inputs can also be rounded as a quantized model's are at run time. Gradients pass that rounding as if it were none (the
+//! straight-through estimator; Bengio, Léonard & Courville 2013, arXiv:1308.3432).
 
 use std::ops::Range;
 
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::parts;
-use mantissa_model::zeros;
+use mantissa_model::{InputQuantizer, zeros};
+use mantissa_num::Blocks;
 
 use crate::rows::{PART, rows, rows_mut};
 use crate::store::{Precision, Stored};
 
-/// Values in 16 bits beside the f32 values that they are rounded from; nothing where products share no such operand.
+/// Values in 16 bits, or those of a quantizer's codes, beside the f32 values that they are rounded from; nothing where products
+/// share no such operand.
 #[derive(Debug, Default)]
 pub(crate) struct Operand {
     precision: Precision,
     /// Empty if `precision` is f32.
     bits: Vec<u16>,
+    /// What rounds an operand that stays f32.
+    quantizer: Option<InputQuantizer>,
+    /// Empty without it.
+    values: Vec<f32>,
+    /// How a loss changes as the operand is rotated.
+    slopes: Option<Slopes>,
+}
+
+/// What a loss says of rotations of an operand under whose blocks' ranges it is quantized.
+#[derive(Debug)]
+struct Slopes {
+    /// Values of a block; 0 for the whole row.
+    block: usize,
+    /// Length of the runs that are rotated.
+    order: usize,
+    /// `[order, order]`.
+    sum: Vec<f32>,
 }
 
 /// Some of them, to be rounded by one thread.
 pub(crate) struct OperandMut<'a> {
     precision: Precision,
     bits: &'a mut [u16],
+    /// With the width of a row.
+    quantizer: Option<(&'a InputQuantizer, usize)>,
+    values: &'a mut [f32],
 }
 
 impl Operand {
     /// For up to `n` values; `None` where there is not enough memory.
     pub(crate) fn new(precision: Precision, n: usize) -> Option<Self> {
-        Some(Operand { precision, bits: zeros(if precision == Precision::F32 { 0 } else { n })? })
+        let bits = zeros(if precision == Precision::F32 { 0 } else { n })?;
+        Some(Operand { precision, bits, ..Operand::default() })
+    }
+
+    /// For up to `n` values that `quantizer` rounds; `None` where there is not enough memory.
+    pub(crate) fn quantized(quantizer: InputQuantizer, n: usize) -> Option<Self> {
+        Some(Operand { quantizer: Some(quantizer), values: zeros(n)?, ..Operand::default() })
+    }
+
+    /// The same, which keeps how a loss changes as each run of `order` values of a row is rotated. A scheme whose ranges are no blocks'
+    /// greatest magnitudes keeps nothing.
+    pub(crate) fn rotated(quantizer: InputQuantizer, n: usize, order: usize) -> Option<Self> {
+        let format = &quantizer.quant().scheme.format;
+        let block = match format.blocks() {
+            _ if format.scale().is_none() || format.has_zero() => None,
+            Blocks::Row => Some(0),
+            Blocks::Group(group) => Some(group as usize),
+            _ => None,
+        };
+        let slopes = match block {
+            Some(block) => Some(Slopes { block, order, sum: zeros(order.checked_mul(order)?)? }),
+            None => None,
+        };
+        Some(Operand { slopes, ..Self::quantized(quantizer, n)? })
+    }
+
+    /// Whether the values themselves are read in the backward.
+    pub(crate) fn needs_values(&self) -> bool {
+        !self.is_rounded() || self.slopes.is_some()
+    }
+
+    /// How the loss changes as the rows turn from x to `x + A x`, run by run: by `Σ S[i, j] A[i, j]`. `None` where it is not kept.
+    pub(crate) fn slopes(&self) -> Option<&[f32]> {
+        self.slopes.as_ref().map(|slopes| &slopes.sum[..])
+    }
+
+    pub(crate) fn forget_slopes(&mut self) {
+        self.slopes.iter_mut().for_each(|slopes| slopes.sum.fill(0.0));
+    }
+
+    /// Adds to the slopes: `x`, rows of `width` values, are what was quantized, `g` the loss's gradient with respect to what it became.
+    ///
+    /// `q = s round(x / s)` with `s` in proportion to the greatest magnitude `|x[m]|` of a block: where it changes, `q` changes by
+    /// `(q - x) / x[m]` of that, codes as they are (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
+    /// What else a rotation does to the error, which is nearly the same in all directions, is nothing on average.
+    pub(crate) fn add_slopes(&mut self, x: &[f32], g: &[f32], width: usize) {
+        let Some(slopes) = &mut self.slopes else { return };
+        let (n, block) = (slopes.order, if slopes.block == 0 { width } else { slopes.block });
+        for ((x, q), g) in
+            x.chunks_exact(width).zip(self.values.chunks_exact(width)).zip(g.chunks_exact(width))
+        {
+            for first in (0..width).step_by(block) {
+                let span = first..width.min(first + block);
+                let greatest = |m: usize, i: usize| if x[i].abs() > x[m].abs() { i } else { m };
+                let m = span.clone().fold(first, greatest);
+                let error: f64 = span.map(|i| f64::from(g[i]) * (f64::from(q[i]) - f64::from(x[i]))).sum();
+                let factor = (error / f64::from(x[m])) as f32;
+                if factor.is_finite() {
+                    let run = &x[m / n * n..][..n];
+                    kernels().axpy(factor, run, &mut slopes.sum[m % n * n..][..n]);
+                }
+            }
+        }
     }
 
     /// Bytes for up to `n` values.
@@ -38,12 +125,12 @@ impl Operand {
     /// Bytes that it takes.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
-        2 * self.bits.capacity() as u64
+        2 * self.bits.capacity() as u64 + 4 * self.values.capacity() as u64
     }
 
     /// Whether products read the rounded values.
     pub(crate) fn is_rounded(&self) -> bool {
-        self.precision != Precision::F32
+        self.precision != Precision::F32 || self.quantizer.is_some()
     }
 
     /// The operand whose rows from `first` on (`width` values each) were rounded from `values`; `values` themselves where
@@ -51,6 +138,9 @@ impl Operand {
     pub(crate) fn at_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
         let bits = || &self.bits[first * width..][..values.len()];
         match self.precision {
+            Precision::F32 if self.quantizer.is_some() => {
+                Stored::F32(&self.values[first * width..][..values.len()])
+            }
             Precision::F32 => Stored::F32(values),
             Precision::Bf16 => Stored::Bf16(bits()),
             Precision::F16 => Stored::F16(bits()),
@@ -68,10 +158,8 @@ impl Operand {
             return;
         }
         let cut = parts(values.len() / width, PART);
-        let to = rows_mut(&mut self.bits[first * width..], width, cut.clone());
-        let precision = self.precision;
-        for_each(threads, cut.zip(to), |(part, bits)| {
-            OperandMut { precision, bits }.round(rows(values, width, part));
+        for_each(threads, cut.clone().zip(self.parts_from(first, width, cut)), |(part, to)| {
+            to.round(rows(values, width, part));
         });
     }
 
@@ -79,17 +167,37 @@ impl Operand {
     pub(crate) fn parts(
         &mut self,
         width: usize,
-        cut: impl Iterator<Item = Range<usize>>,
+        cut: impl Iterator<Item = Range<usize>> + Clone,
+    ) -> impl Iterator<Item = OperandMut<'_>> {
+        self.parts_from(0, width, cut)
+    }
+
+    /// The same, from row `first` on.
+    fn parts_from(
+        &mut self,
+        first: usize,
+        width: usize,
+        cut: impl Iterator<Item = Range<usize>> + Clone,
     ) -> impl Iterator<Item = OperandMut<'_>> {
         let precision = self.precision;
-        let width = if self.is_rounded() { width } else { 0 };
-        rows_mut(&mut self.bits, width, cut).map(move |bits| OperandMut { precision, bits })
+        let quantizer = self.quantizer.as_ref().map(|quantizer| (quantizer, width));
+        let of = |used: bool| if used { width } else { 0 };
+        let (narrow, wide) = (of(precision != Precision::F32), of(quantizer.is_some()));
+        let bits = rows_mut(&mut self.bits[first * narrow..], narrow, cut.clone());
+        let values = rows_mut(&mut self.values[first * wide..], wide, cut);
+        bits.zip(values).map(move |(bits, values)| OperandMut { precision, bits, quantizer, values })
     }
 }
 
 impl OperandMut<'_> {
     /// Rounds `values` to nearest.
     pub(crate) fn round(self, values: &[f32]) {
+        if let Some((quantizer, width)) = self.quantizer {
+            self.values.copy_from_slice(values);
+            // What has no code (NaN, infinity) stays what it is, and is seen in what comes of it.
+            let _ = quantizer.apply(self.values, width);
+            return;
+        }
         match self.precision {
             Precision::F32 => {}
             Precision::Bf16 => kernels().f32_to_bf16(values, self.bits),
@@ -101,7 +209,26 @@ impl OperandMut<'_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use mantissa_num::parse_activation;
+    use mantissa_store::convention::ActivationQuant;
+
     use super::*;
+
+    #[test]
+    fn a_quantizer_rounds_each_row_by_itself() {
+        let quant = ActivationQuant::new(parse_activation("int4-token").unwrap(), None);
+        let quantizer = InputQuantizer::new("m", &quant).unwrap();
+        let values: Vec<f32> = (0..3 * 700).map(|i| (i as f32 * 0.517).sin() * (1 + i / 3) as f32).collect();
+        let mut expected = values.clone();
+        quantizer.apply(&mut expected, 3).unwrap();
+        let mut operand = Operand::quantized(quantizer, 3 * 702).unwrap();
+        operand.round(2, 3, &values, 2);
+        assert_eq!(*operand.at_row(2, 3, &values).widened(), *expected);
+        assert!(operand.is_rounded() && operand.capacity() == 4 * 3 * 702);
+        let cut = parts(700, PART);
+        operand.parts(3, cut.clone()).zip(cut).for_each(|(to, part)| to.round(rows(&values, 3, part)));
+        assert_eq!(*operand.of(&values).widened(), *expected);
+    }
 
     #[test]
     fn operands_are_rounded_where_products_share_them_and_else_left_alone() {
@@ -120,6 +247,45 @@ mod tests {
                 to.round(rows(&values, 3, part));
             }
             assert_eq!(*operand.of(&values).widened(), *expected);
+        }
+    }
+
+    /// Codes as they are, a turn changes the loss by what the ranges of the blocks become.
+    #[test]
+    fn slopes_are_those_of_the_ranges() {
+        for (scheme, block, order) in [("int4-token", 24, 8), ("int4-token", 24, 24), ("int4-g8", 8, 24)] {
+            let quant = ActivationQuant::new(parse_activation(scheme).unwrap(), None);
+            let quantizer = InputQuantizer::new("m", &quant).unwrap();
+            let wave =
+                |phase: f32| -> Vec<f32> { (0..5 * 24).map(|i| (i as f32 * 0.7 + phase).sin()).collect() };
+            let (x, g) = (wave(0.3), wave(2.0));
+            let mut operand = Operand::rotated(quantizer, 5 * 24, order).unwrap();
+            operand.round(0, 24, &x, 1);
+            operand.add_slopes(&x, &g, 24);
+            let q = operand.at_row(0, 24, &x).widened().into_owned();
+            let amax = |x: &[f64]| x.iter().fold(0f64, |most, v| most.max(v.abs()));
+            let wide: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+            let slopes = operand.slopes().unwrap();
+            let mut counted = 0;
+            for (i, j) in (0..8).flat_map(|i| (0..i).map(move |j| (i, j))) {
+                let (step, mut turned) = (1e-7, wide.clone());
+                for run in turned.chunks_exact_mut(order) {
+                    (run[i], run[j]) = (run[i] + step * run[j], run[j] - step * run[i]);
+                }
+                let errors =
+                    q.iter().zip(&wide).zip(&g).map(|((q, x), g)| f64::from(*g) * (f64::from(*q) - x));
+                let errors: Vec<f64> = errors.collect();
+                let blocks = wide.chunks(block).zip(turned.chunks(block)).zip(errors.chunks(block));
+                let change =
+                    blocks.map(|((x, turned), e)| e.iter().sum::<f64>() * (amax(turned) / amax(x) - 1.0));
+                let (expected, found) =
+                    (change.sum::<f64>() / step, f64::from(slopes[i * order + j] - slopes[j * order + i]));
+                assert!((found - expected).abs() < 1e-4, "{scheme} {order}: {found} {expected}");
+                counted += usize::from(expected.abs() > 1e-2);
+            }
+            assert!(counted > 3, "{scheme} {order}: {counted}");
+            operand.forget_slopes();
+            assert!(operand.slopes().unwrap().iter().all(|v| *v == 0.0) && operand.needs_values());
         }
     }
 }

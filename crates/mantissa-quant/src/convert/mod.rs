@@ -329,6 +329,7 @@ fn finish(
         notes,
         fallbacks: Default::default(),
         evaluation: None,
+        coverage: None,
         options,
         gguf,
         conversion: Some(Conversion { dense, ..conversion }),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 use mantissa_model::ModelConfig;
 use mantissa_store::convention::ModelFiles;
@@ -11,9 +12,10 @@ use mantissa_store::{Dtype, Error};
 use serde::{Deserialize, Serialize};
 
 use super::sites::{Giver, Site, norm_parts, sites};
-use super::{Folds, rounded};
+use super::{Coordinates, Folds, rounded};
 use crate::error::Result;
-use crate::rotate::{self, RotateOptions};
+use crate::orthogonal::Orthogonal;
+use crate::rotate::{self, RotateOptions, Rotations};
 
 /// Name of the file. Loaders of models take no notice of it.
 pub(crate) const FILE_NAME: &str = "mantissa-transform.json";
@@ -36,12 +38,29 @@ pub(crate) struct Record {
     /// What was rotated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rotation: Option<RotateOptions>,
+    /// The rotations, where they were learned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    learned: Option<Learned>,
+}
+
+/// Rotations that were learned, by [`Orthogonal::digits`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Learned {
+    /// Of the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    residual: Option<String>,
+    /// Of values within each head, by layer.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    values: BTreeMap<usize, String>,
+    /// KL of the model to itself with what the learning rounds, on windows that nothing was learned on: before, and after.
+    kl: [String; 2],
 }
 
 impl Record {
     pub(crate) fn new(transform: &str) -> Self {
         let (transform, scales) = (transform.to_owned(), BTreeMap::new());
-        Record { version: VERSION, transform, scales, rotation: None }
+        Record { version: VERSION, transform, scales, rotation: None, learned: None }
     }
 
     /// What lies beside the model.
@@ -63,6 +82,43 @@ impl Record {
     pub(crate) fn divide(&mut self, site: &Site, s: &[f32]) {
         let digits = s.iter().map(|s| format!("{:08x}", s.to_bits())).collect();
         self.scales.insert(site.name().to_owned(), digits);
+    }
+
+    /// Notes what was rotated, by what, and the KL before and after that was learned.
+    pub(crate) fn rotate(&mut self, options: RotateOptions, rotations: &Rotations, kl: [f64; 2]) {
+        let digits = |by: &Coordinates| match by {
+            Coordinates::Turned(matrix) => Some(matrix.digits()),
+            _ => None,
+        };
+        let values = rotations.values.iter().enumerate();
+        let values = values.filter_map(|(layer, by)| Some((layer, digits(by.as_ref()?)?))).collect();
+        let residual = rotations.residual.iter().find_map(digits);
+        self.learned = Some(Learned { residual, values, kl: kl.map(|kl| format!("{kl:.4e}")) });
+        self.rotation = Some(options);
+    }
+
+    /// By what the model's vectors are rotated.
+    fn rotations(&self, config: &ModelConfig, options: RotateOptions) -> Result<Rotations> {
+        let mut rotations = Rotations::random(config, options);
+        let Some(learned) = &self.learned else { return Ok(rotations) };
+        let matrix = |field: String, digits: &str, n: usize| {
+            let fault = || {
+                let allowed = format!("those of an orthogonal matrix of {n} rows");
+                Error::field(Path::new(FILE_NAME), field, format!("{} digits", digits.len()), allowed, "")
+            };
+            let matrix = Orthogonal::from_digits(digits, n).ok_or_else(fault)?;
+            Result::Ok(Coordinates::Turned(Arc::new(matrix)))
+        };
+        if let Some(digits) = &learned.residual {
+            rotations.residual = vec![matrix("learned.residual".to_owned(), digits, config.hidden_size)?];
+        }
+        for (layer, digits) in &learned.values {
+            let field = format!("learned.values.{layer}");
+            let by = matrix(field.clone(), digits, config.head_dim)?;
+            let fault = || Error::field(Path::new(FILE_NAME), field, "a layer", "those of this model", "");
+            *rotations.values.get_mut(*layer).ok_or_else(fault)? = Some(by);
+        }
+        Ok(rotations)
     }
 
     /// The record beside the model at `dir`; `None` where nothing was folded.
@@ -96,7 +152,7 @@ impl Record {
     /// [`Error::Field`] where it is of another model; as reading the source's norms.
     pub(crate) fn folds(&self, source: &ModelFiles, config: &ModelConfig) -> Result<Folds> {
         let mut folds = match self.rotation {
-            Some(options) => rotate::folds(source, config, options)?,
+            Some(options) => rotate::folds(source, config, options, &self.rotations(config, options)?)?,
             None => Folds::default(),
         };
         let mut known = 0;

@@ -112,6 +112,17 @@ impl Hessian {
         self.tokens
     }
 
+    /// The sum `XᵀX` `[cols, cols]`, both triangles, in the place of the one.
+    pub(crate) fn into_symmetric(mut self) -> Vec<f32> {
+        let k = self.cols;
+        for i in 1..k {
+            for j in 0..i {
+                self.sum[i * k + j] = self.sum[j * k + i];
+            }
+        }
+        self.sum
+    }
+
     /// H `[cols, cols]`, both triangles.
     pub(crate) fn to_dense(&self) -> Vec<f32> {
         let (k, tokens) = (self.cols, self.tokens.max(1) as f64);

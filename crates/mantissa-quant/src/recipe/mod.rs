@@ -6,8 +6,9 @@
 //! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround, qtip
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
-//! transform = "smooth"           # optional, before the method: smooth, awq, rotate
-//! observer = "max"               # optional, of static inputs: max, percentile, mse
+//! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
+//! observer = "max"               # optional, of static inputs: max, percentile, mse, kl, moving-average
+//! percentile = 99.99             # optional, only with observer = "percentile"; this is the default
 //! kv = "int8-head"               # optional: scheme of keys and values in the cache
 //! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
 //! keep = ["lm_head"]             # optional: modules left as they are, by name or glob
@@ -31,6 +32,12 @@
 //! values = true                  # values within each head
 //! online = true                  # inputs of down projections, as the model runs
 //! seed = 0                       # of the random signs
+//!
+//! [spin]                         # optional, only with transform = "spin"; the keys of [rotate], and
+//! iterations = 100               # steps
+//! rate = 0.03                    # root mean square of the angles of the first, in radians
+//! batch_tokens = 2048            # tokens of a step
+//! gradient = "ranges"            # what a step follows: both, ranges, straight-through; by default by the scheme
 //!
 //! [autoround]                    # optional, only with method = "autoround"; these are the defaults
 //! iterations = 200               # steps of each layer

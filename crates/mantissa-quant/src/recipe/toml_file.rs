@@ -11,24 +11,27 @@ use super::{
 };
 use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
 use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
-use crate::input_scales::OBSERVERS;
+use crate::input_scales::{OBSERVERS, Observer, Share};
 use crate::qtip::QtipOptions;
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
+use crate::spin::{GRADIENTS, SpinOptions};
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "transform",
     "method",
     "weights",
     "file_type",
     "activations",
     "observer",
+    "percentile",
     "kv",
     "format",
     "keep",
     "layers",
     "smooth",
     "rotate",
+    "spin",
     "gptq",
     "autoround",
     "qtip",
@@ -36,6 +39,8 @@ const KEYS: [&str; 15] = [
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const SMOOTH_KEYS: [&str; 1] = ["alpha"];
 const ROTATE_KEYS: [&str; 4] = ["residual", "values", "online", "seed"];
+const SPIN_KEYS: [&str; 8] =
+    ["residual", "values", "online", "seed", "iterations", "rate", "batch_tokens", "gradient"];
 const GPTQ_KEYS: [&str; 5] = ["damp", "block", "act_order", "groups", "range"];
 const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
 
@@ -83,13 +88,26 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         qtip: qtip_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
-        observer: reader.one_of("observer", &OBSERVERS)?.unwrap_or_default(),
+        observer: observer(&reader)?,
         kv: reader.scheme("kv", parse_activation)?,
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
+}
+
+/// What static scales of inputs are taken from, and at which percentile.
+fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
+    let observer = reader.one_of("observer", &OBSERVERS)?.unwrap_or_default();
+    let Some(value) = reader.table.get("percentile") else { return Ok(observer) };
+    if !matches!(observer, Observer::Percentile(_)) {
+        return Err(reader.fault("percentile", value.to_string(), "none without observer = \"percentile\""));
+    }
+    let percent = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
+    let share = percent.and_then(Share::of_percent);
+    let fault = || reader.fault("percentile", value.to_string(), "a number from 50 to 100");
+    share.map(Observer::Percentile).ok_or_else(fault)
 }
 
 /// A file type of llama.cpp as the mixture that `keep` and `layers` make exceptions from.
@@ -112,6 +130,7 @@ fn transform(reader: &Reader<'_>) -> Result<Option<Transform>, RecipeError> {
     for (key, fits) in [
         ("smooth", matches!(named, Some(Transform::Smooth(_)))),
         ("rotate", matches!(named, Some(Transform::Rotate(_)))),
+        ("spin", matches!(named, Some(Transform::Spin(_)))),
     ] {
         if !fits && reader.table.contains_key(key) {
             return Err(reader.fault(key, "a table", format!("none with {allowed}")));
@@ -119,7 +138,11 @@ fn transform(reader: &Reader<'_>) -> Result<Option<Transform>, RecipeError> {
     }
     Ok(match named {
         Some(Transform::Smooth(options)) => Some(Transform::Smooth(smooth_options(reader, options)?)),
-        Some(Transform::Rotate(options)) => Some(Transform::Rotate(rotate_options(reader, options)?)),
+        Some(Transform::Rotate(options)) => {
+            let table = reader.sub_table("rotate", &ROTATE_KEYS)?;
+            Some(Transform::Rotate(table.map_or(Ok(options), |table| rotate_options(&table, options))?))
+        }
+        Some(Transform::Spin(options)) => Some(Transform::Spin(spin_options(reader, options)?)),
         other => other,
     })
 }
@@ -140,7 +163,6 @@ fn smooth_options(reader: &Reader<'_>, mut options: SmoothOptions) -> Result<Smo
 }
 
 fn rotate_options(reader: &Reader<'_>, mut options: RotateOptions) -> Result<RotateOptions, RecipeError> {
-    let Some(reader) = reader.sub_table("rotate", &ROTATE_KEYS)? else { return Ok(options) };
     for (key, to) in [
         ("residual", &mut options.residual),
         ("values", &mut options.values),
@@ -151,10 +173,17 @@ fn rotate_options(reader: &Reader<'_>, mut options: RotateOptions) -> Result<Rot
             *to = flag.ok_or_else(|| reader.fault(key, value.to_string(), "true or false"))?;
         }
     }
-    if let Some(value) = reader.table.get("seed") {
-        let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
-        options.seed = seed.ok_or_else(|| reader.fault("seed", value.to_string(), "an integer from 0 on"))?;
-    }
+    options.seed = reader.seed()?.unwrap_or(options.seed);
+    Ok(options)
+}
+
+fn spin_options(reader: &Reader<'_>, mut options: SpinOptions) -> Result<SpinOptions, RecipeError> {
+    let Some(reader) = reader.sub_table("spin", &SPIN_KEYS)? else { return Ok(options) };
+    options.rotate = rotate_options(&reader, options.rotate)?;
+    options.iterations = reader.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
+    options.batch_tokens = reader.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
+    options.rate = reader.number("rate", 1.0)?.unwrap_or(options.rate);
+    options.gradient = reader.one_of("gradient", &GRADIENTS)?.or(options.gradient);
     Ok(options)
 }
 
@@ -202,27 +231,11 @@ fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOpt
     }
     let reader = Reader { file: reader.file, table, at: "autoround.".to_owned() };
     reader.refuse_unknown(&AUTOROUND_KEYS)?;
-    for (key, to, most) in [
-        ("iterations", &mut options.iterations, 1_000_000),
-        ("batch_tokens", &mut options.batch_tokens, 1 << 24),
-    ] {
-        if let Some(value) = table.get(key) {
-            let n =
-                value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
-            *to = n.ok_or_else(|| reader.fault(key, value.to_string(), format!("1 to {most}")))?;
-        }
-    }
-    for (key, to) in [("rate", &mut options.rate), ("clip_rate", &mut options.clip_rate)] {
-        if let Some(value) = table.get(key) {
-            let rate = value.as_float().filter(|rate| (0.0..=0.5).contains(rate));
-            *to =
-                rate.ok_or_else(|| reader.fault(key, value.to_string(), "a number from 0.0 to 0.5"))? as f32;
-        }
-    }
-    if let Some(value) = table.get("seed") {
-        let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
-        options.seed = seed.ok_or_else(|| reader.fault("seed", value.to_string(), "an integer from 0 on"))?;
-    }
+    options.iterations = reader.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
+    options.batch_tokens = reader.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
+    options.rate = reader.number("rate", 0.5)?.unwrap_or(options.rate);
+    options.clip_rate = reader.number("clip_rate", 0.5)?.unwrap_or(options.clip_rate);
+    options.seed = reader.seed()?.unwrap_or(options.seed);
     options.metric = reader.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
     Ok(options)
 }
@@ -283,6 +296,27 @@ impl<'a> Reader<'a> {
         let reader = Reader { file: self.file, table, at: format!("{key}.") };
         reader.refuse_unknown(known)?;
         Ok(Some(reader))
+    }
+
+    /// An integer from 1 to `most`.
+    fn count(&self, key: &str, most: usize) -> Result<Option<usize>, RecipeError> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let n = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
+        n.map(Some).ok_or_else(|| self.fault(key, value.to_string(), format!("1 to {most}")))
+    }
+
+    /// A number from 0 to `most`.
+    fn number(&self, key: &str, most: f64) -> Result<Option<f32>, RecipeError> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let rate = value.as_float().filter(|rate| (0.0..=most).contains(rate));
+        let fault = || self.fault(key, value.to_string(), format!("a number from 0.0 to {most:?}"));
+        rate.map(|rate| Some(rate as f32)).ok_or_else(fault)
+    }
+
+    fn seed(&self) -> Result<Option<u64>, RecipeError> {
+        let Some(value) = self.table.get("seed") else { return Ok(None) };
+        let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
+        seed.map(Some).ok_or_else(|| self.fault("seed", value.to_string(), "an integer from 0 on"))
     }
 
     fn refuse_unknown(&self, known: &[&'static str]) -> Result<(), RecipeError> {
@@ -413,6 +447,10 @@ mod tests {
         let options = RotateOptions { residual: false, values: true, online: false, seed: 9 };
         let text = "transform = \"rotate\"\n[rotate]\nresidual = false\nonline = false\nseed = 9";
         assert_eq!(transform(text), Some(Transform::Rotate(options)));
+        let text = "transform = \"spin\"\n[spin]\nonline = false\nseed = 9\nrate = 0.1\niterations = 7";
+        let rotate = RotateOptions { online: false, seed: 9, ..RotateOptions::default() };
+        let options = SpinOptions { rotate, rate: 0.1, iterations: 7, ..SpinOptions::default() };
+        assert_eq!(transform(text), Some(Transform::Spin(options)));
         assert_eq!(transform(""), None);
     }
 
@@ -466,12 +504,16 @@ mod tests {
                 "method = \"autoround\"\nweights = \"nf4\"\n[autoround]\niteration = 1",
                 ["autoround.iteration", "\"iterations\"?"],
             ),
-            ("weights = \"nf4\"\ntransform = \"magic\"", ["transform", "smooth, awq, rotate"]),
+            ("weights = \"nf4\"\ntransform = \"magic\"", ["transform", "smooth, awq, rotate, spin"]),
             ("weights = \"nf4\"\nobserver = \"min\"", ["observer", "max, percentile, mse"]),
             ("weights = \"nf4\"\n[smooth]\nalpha = 0.5", ["smooth", "none with no transform"]),
             (
                 "weights = \"nf4\"\ntransform = \"awq\"\n[rotate]\nseed = 1",
                 ["rotate", "none with transform \"awq\""],
+            ),
+            (
+                "weights = \"nf4\"\ntransform = \"spin\"\n[spin]\nrate = 2.0",
+                ["spin.rate", "a number from 0.0 to 1.0"],
             ),
             ("weights = \"nf4\"\ntransform = \"smooth\"\n[smooth]\nalpha = 2.0", ["smooth.alpha", "search"]),
             (

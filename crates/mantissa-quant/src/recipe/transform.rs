@@ -2,6 +2,7 @@
 
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
+use crate::spin::SpinOptions;
 
 /// A change of the dense model that leaves what it computes as it is, and makes it easier to quantize.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,13 +14,16 @@ pub enum Transform {
     Awq,
     /// QuaRot: Hadamard rotations spread outliers.
     Rotate(RotateOptions),
+    /// SpinQuant: the same rotations, learned.
+    Spin(SpinOptions),
 }
 
 /// Transforms by name, with their defaults.
-pub const TRANSFORMS: [(&str, Transform); 3] = [
+pub const TRANSFORMS: [(&str, Transform); 4] = [
     ("smooth", Transform::Smooth(SmoothOptions { alpha: Some(crate::smooth::ALPHA) })),
     ("awq", Transform::Awq),
     ("rotate", Transform::Rotate(RotateOptions { residual: true, values: true, online: true, seed: 0 })),
+    ("spin", Transform::Spin(SpinOptions::DEFAULT)),
 ];
 
 impl Transform {
@@ -29,6 +33,17 @@ impl Transform {
             Transform::Smooth(_) => "smooth",
             Transform::Awq => "awq",
             Transform::Rotate(_) => "rotate",
+            Transform::Spin(_) => "spin",
+        }
+    }
+
+    /// What is rotated, where something is.
+    pub const fn rotation(self) -> Option<RotateOptions> {
+        match self {
+            Transform::Rotate(options) | Transform::Spin(SpinOptions { rotate: options, .. }) => {
+                Some(options)
+            }
+            Transform::Smooth(_) | Transform::Awq => None,
         }
     }
 

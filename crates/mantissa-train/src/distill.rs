@@ -1,0 +1,203 @@
+//! Training towards another model: the divergence of its predictions from a teacher's, in place of the likelihood of a text.
+//!
+//! `KL(teacher ‖ model) = Σ p (ln p - ln q)` has the gradient `q - p` with respect to the model's logits. It is zero where the two
+//! agree, whereas a text's gradient is not, so that little text says much of small differences (Hinton, Vinyals & Dean 2015,
+//! arXiv:1503.02531).
+
+use mantissa_kernels::{for_each, kernels};
+use mantissa_model::flow::{MIN_ROWS, parts};
+use mantissa_model::{Batch, ForwardError, InputQuantizer, LinearInput, LoadError, zeros};
+
+use crate::backward::Wanted;
+use crate::error::TrainError;
+use crate::model::TrainModel;
+use crate::operand::Operand;
+use crate::plan::HEAD_ROWS;
+use crate::rows::rows;
+
+impl TrainModel {
+    /// Sum over the tokens of a batch of `KL(teacher ‖ model)` in nats. `scale` times its gradient goes back through the layers: to their
+    /// weights, if `weights`, added to the gradients, and to the [slopes](Self::slopes) of inputs, which it replaces. The teacher has this
+    /// model's last norm and head; `states` `[tokens, hidden]` is what its last layer gave.
+    ///
+    /// # Errors
+    /// As [`forward_backward`](Self::forward_backward); [`TrainError::Load`] where there is no memory for the teacher's predictions.
+    pub fn distill(
+        &mut self,
+        batch: &Batch<'_>,
+        states: &[f32],
+        scale: f32,
+        weights: bool,
+    ) -> Result<f64, TrainError> {
+        let mut teacher = self.teacher(batch, states)?;
+        self.forward_saving(batch)?;
+        let (mut sum, threads) = (0.0, self.options.threads);
+        self.head_backward_of(batch.tokens.len(), |multiply, part, logits| {
+            sum += teacher.divergence(multiply, part.start, logits, scale, threads);
+        });
+        let inputs = self.saved.iter_mut().flat_map(|saved| &mut saved.inputs);
+        inputs.for_each(Operand::forget_slopes);
+        if weights {
+            return self.backward(batch).map(|()| sum);
+        }
+        (0..self.layers.len()).rev().for_each(|i| self.layer_backward(i, batch.lens, Wanted::Input));
+        Ok(sum)
+    }
+
+    /// The same sum, without gradients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn divergence(&mut self, batch: &Batch<'_>, states: &[f32]) -> Result<f64, TrainError> {
+        let mut teacher = self.teacher(batch, states)?;
+        self.forward_saving(batch)?;
+        let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
+        let (s, params, head) = (&mut self.scratch, &self.params, &self.head);
+        let mut sum = 0.0;
+        for part in parts(batch.tokens.len(), HEAD_ROWS) {
+            let (logits, normed) = (&mut s.logits[..part.len() * vocab], rows(&s.normed, d, part.clone()));
+            let normed = s.head_input.at_row(part.start, d, normed);
+            head.fprop(params, normed, logits, false, threads);
+            let multiply = |x: &[f32], out: &mut [f32]| head.fprop_f32(params, x, out, threads);
+            sum += teacher.divergence(&multiply, part.start, logits, 0.0, threads);
+        }
+        Ok(sum)
+    }
+
+    /// From now on the linear layers of layer `layer` that read `input` read what `quantizer` makes of it, as in a model whose inputs
+    /// are quantized at run time. Gradients pass the rounding as if it were none. With `order`, the [slopes](Self::slopes) of rotations of
+    /// that order are kept.
+    ///
+    /// # Errors
+    /// [`TrainError::Load`] where there is not enough memory.
+    ///
+    /// # Panics
+    /// If there is no such layer, or it has not this input.
+    pub fn quantize_input(
+        &mut self,
+        layer: usize,
+        input: LinearInput,
+        quantizer: InputQuantizer,
+        order: Option<usize>,
+    ) -> Result<(), TrainError> {
+        let n = self.options.max_tokens.max(MIN_ROWS).saturating_mul(self.config.input_width(input));
+        let slopes = order.map_or(0, |order| order.saturating_mul(order));
+        let memory =
+            LoadError::Memory { what: "training", bytes: 4 * (n as u64).saturating_add(slopes as u64) };
+        let operand = match order {
+            Some(order) => Operand::rotated(quantizer, n, order),
+            None => Operand::quantized(quantizer, n),
+        };
+        self.saved[layer].inputs[input.index()] = operand.ok_or(memory)?;
+        Ok(())
+    }
+
+    /// How the loss of the last [`distill`](Self::distill) changes where the quantized `input` of layer `layer` turns from x to `x + A x`
+    /// before it is rounded, each run of the order by itself, and what reads it turns with it: by `Σ S[i, j] A[i, j]`, as far as the ranges
+    /// of its blocks change. `None` where that is not kept.
+    ///
+    /// # Panics
+    /// As [`quantize_input`](Self::quantize_input).
+    pub fn slopes(&self, layer: usize, input: LinearInput) -> Option<&[f32]> {
+        self.saved[layer].inputs[input.index()].slopes()
+    }
+
+    fn teacher(&self, batch: &Batch<'_>, states: &[f32]) -> Result<Teacher, TrainError> {
+        self.check(batch)?;
+        let (d, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let tokens = batch.tokens.len();
+        if states.len() != tokens * d {
+            return Err(ForwardError::Lengths { sum: states.len() / d, tokens }.into());
+        }
+        let values = tokens.min(HEAD_ROWS) * vocab;
+        let memory = || LoadError::Memory { what: "training", bytes: 4 * (values + states.len()) as u64 };
+        let mut normed = zeros(states.len()).ok_or_else(memory)?;
+        let logits = zeros(values).ok_or_else(memory)?;
+        let weight = self.params.f32(&self.final_norm);
+        kernels().rms_norm(states, &weight, self.config.rms_norm_eps, &mut normed);
+        Ok(Teacher { hidden: d, vocab, normed, logits })
+    }
+}
+
+/// What the other model predicts.
+struct Teacher {
+    hidden: usize,
+    vocab: usize,
+    /// What its head reads, `[tokens, hidden]`.
+    normed: Vec<f32>,
+    /// Of some tokens.
+    logits: Vec<f32>,
+}
+
+impl Teacher {
+    /// The divergence of `logits`, those of the tokens from `first` on, which become `scale` times its gradient. `multiply` is the head.
+    fn divergence(
+        &mut self,
+        multiply: &dyn Fn(&[f32], &mut [f32]),
+        first: usize,
+        logits: &mut [f32],
+        scale: f32,
+        threads: usize,
+    ) -> f64 {
+        let tokens = logits.len() / self.vocab;
+        let own = &mut self.logits[..logits.len()];
+        multiply(rows(&self.normed, self.hidden, first..first + tokens), own);
+        let mut found = vec![0.0; tokens];
+        let most = tokens.div_ceil(threads.max(1)).max(1);
+        let pieces = own.chunks_mut(most * self.vocab).zip(logits.chunks_mut(most * self.vocab));
+        for_each(threads, pieces.zip(found.chunks_mut(most)), |((own, logits), found)| {
+            let mut p = vec![0.0; self.vocab];
+            let rows = own.chunks_exact(self.vocab).zip(logits.chunks_exact_mut(self.vocab));
+            for ((own, logits), found) in rows.zip(found) {
+                *found = divergence(own, logits, &mut p, scale);
+            }
+        });
+        found.iter().sum()
+    }
+}
+
+/// KL of one token; `logits` become `scale` times its gradient. `p` is scratch.
+fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], scale: f32) -> f64 {
+    let [of_teacher, of_model] = [teacher, &*logits].map(|row| kernels().log_softmax_stats(row));
+    p.copy_from_slice(teacher);
+    let sum = kernels().softmax_numerators(p, 1.0);
+    let gaps = p.iter().zip(teacher.iter().zip(&*logits));
+    let gap: f64 = gaps.map(|(p, (t, q))| f64::from(*p) * (f64::from(*t) - f64::from(*q))).sum();
+    let own = kernels().softmax_numerators(logits, 1.0);
+    logits.iter_mut().zip(&*p).for_each(|(q, p)| *q = scale * (*q / own - p / sum));
+    // ln of both sums of exponentials, by way of their nll at 0.
+    gap / f64::from(sum) + of_model.nll(0.0) - of_teacher.nll(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gradient_is_that_of_the_divergence() {
+        let teacher = [0.3, -1.0, 2.0, 0.5];
+        let logits = [0.1f32, 0.4, 1.0, -2.0];
+        let at = |logits: &[f32]| {
+            let mut logits = logits.to_vec();
+            divergence(&teacher, &mut logits, &mut [0.0; 4], 1.0)
+        };
+        let mut gradient = logits;
+        let found = divergence(&teacher, &mut gradient, &mut [0.0; 4], 1.0);
+        let softmax = |z: &[f32]| {
+            let e: Vec<f64> = z.iter().map(|z| f64::from(*z).exp()).collect();
+            e.iter().map(|v| v / e.iter().sum::<f64>()).collect::<Vec<_>>()
+        };
+        let (p, q) = (softmax(&teacher), softmax(&logits));
+        let expected: f64 = p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum();
+        assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
+        for i in 0..4 {
+            let (mut up, mut down) = (logits, logits);
+            (up[i], down[i]) = (up[i] + 1e-2, down[i] - 1e-2);
+            let slope = (at(&up) - at(&down)) / 2e-2;
+            assert!((f64::from(gradient[i]) - slope).abs() < 1e-4, "{i}: {} for {slope}", gradient[i]);
+        }
+        let mut same = teacher;
+        assert!(divergence(&teacher, &mut same, &mut [0.0; 4], 1.0).abs() < 1e-9);
+        assert_eq!(same, [0.0; 4]);
+    }
+}
