@@ -12,7 +12,7 @@
 //! the rows of the result.
 
 use crate::generic::ln;
-use crate::{Kernels, MatMut, MatRef};
+use crate::{Element, Kernels, MatMut, MatRef};
 
 /// Positions per score matrix: with the stacked heads, enough rows for the GEMM to run at full speed; few
 /// enough to keep the scores in cache.
@@ -40,6 +40,10 @@ pub struct ScoreRules<'a> {
     pub softcap: Option<f32>,
     /// One score for each query head that takes its share of the softmax and has no value (gpt-oss; Xiao et al. 2023).
     pub sinks: Option<&'a [f32]>,
+    /// What the weights are rounded to before the values are weighted. They are `exp(score - greatest)`, in [0, 1], and 1
+    /// becomes the greatest element: one scale for all, as in SageAttention2 (Zhang et al. 2024, arXiv 2411.10958, sec. 3.3).
+    /// Their sum is that of the unrounded ones.
+    pub weights: Option<Element>,
 }
 
 impl CausalAttention {
@@ -201,6 +205,9 @@ impl Kernels {
                 self.exp_inplace(&mut sink);
                 *sum += sink[0];
             }
+            if let Some(element) = rules.weights {
+                element.round_scaled(row, 1.0 / element.max());
+            }
             if let Some(lse) = &mut lse {
                 let at = r / group * shape.heads + kv_head * group + r % group;
                 lse[at] = (f64::from(max) + ln(f64::from(*sum))) as f32;
@@ -336,7 +343,7 @@ mod tests {
         let sinks = [0.5, -1.0, 2.0, 100.0];
         let (mut out, mut scratch) = (vec![0.0; 32], vec![0.0; shape.scratch_len(1, 9)]);
         for (softcap, sinks) in [(Some(1.5), None), (None, Some(&sinks[..])), (Some(1.5), Some(&sinks[..]))] {
-            let rules = ScoreRules { softcap, sinks };
+            let rules = ScoreRules { softcap, sinks, weights: None };
             kernels().attention_causal_with(&shape, rules, &q, &k, &v, &mut out, &mut scratch);
             for h in 0..4 {
                 let at = |kv: &[f32], j: usize, i: usize| f64::from(kv[j * 16 + h / 2 * 8 + i]);

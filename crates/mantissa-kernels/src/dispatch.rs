@@ -7,7 +7,10 @@ use crate::isa::{Isa, IsaError};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::x86;
-use crate::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step};
+use crate::{
+    AdamWStep, ErrorSums, IntGrid, LogSumExp, MatMut, MinifloatLayout, NonFinite, Operand, Step,
+    TrellisValues,
+};
 use mantissa_num::CodecId;
 use std::sync::OnceLock;
 
@@ -506,6 +509,19 @@ kernels! {
         /// [`Codec::decode`](mantissa_num::codec::Codec::decode) of whole blocks of `codec`, the same values at every level.
         /// Panics unless `blocks` and `out` hold as many whole blocks.
         fn decode_blocks(codec: CodecId, blocks: &[u8], out: &mut [f32]);
+
+        /// One weight of a search through a trellis: into `next` the least cost of each group of states behind it, from
+        /// `costs`, those before it, and the squared distance of a state's value from `target`; into `from` what
+        /// [`TrellisValues::state`] goes back by. `scratch` is left with anything. Panics unless all have the length
+        /// [`TrellisValues::groups`].
+        fn trellis_step(
+            values: &TrellisValues,
+            target: f32,
+            costs: &[f32],
+            scratch: &mut [f32],
+            next: &mut [f32],
+            from: &mut [u8],
+        );
 
         /// [`Self::error_sums`] of `x` and what [`Self::decode_blocks`] makes of `blocks`, to the bit. Panics as there.
         fn block_error_sums[simd](codec: CodecId, blocks: &[u8], x: &[f32]) -> ErrorSums;

@@ -34,6 +34,7 @@ mod attention;
 mod attention_backward;
 mod cholesky;
 mod dispatch;
+mod element;
 mod gemm;
 mod gemm_half;
 mod generic;
@@ -41,6 +42,7 @@ mod isa;
 mod mat;
 mod parallel;
 mod simd;
+mod trellis;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 mod xtx;
@@ -49,7 +51,11 @@ pub use attention::{CausalAttention, ScoreRules};
 pub use attention_backward::{AttentionGrads, AttentionSaved};
 pub use cholesky::NotPositiveDefinite;
 pub use dispatch::{Kernels, init, kernels};
-pub use generic::{AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step};
+pub use element::Element;
+pub use generic::{
+    AdamWStep, ErrorSums, IntGrid, LogSumExp, MinifloatLayout, NonFinite, Operand, Step, TrellisValues,
+};
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
 pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed};
+pub use trellis::TrellisScratch;

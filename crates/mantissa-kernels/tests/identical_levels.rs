@@ -1,7 +1,9 @@
 //! Every kernel at every available level against the scalar level, bit for bit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use mantissa_kernels::{AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step};
+use mantissa_kernels::{
+    AdamWStep, IntGrid, Isa, Kernels, MatMut, MatRef, MinifloatLayout, Step, TrellisScratch, TrellisValues,
+};
 use mantissa_num::CodecId;
 
 /// Lengths around every vector width, unroll and group boundary.
@@ -516,6 +518,33 @@ fn decoders_of_blocks_give_the_reference_at_every_level() {
             Kernels::new(isa).unwrap().decode_blocks(id, &blocks, &mut found);
             let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{} at {isa}", codec.name);
+        }
+    }
+}
+
+#[test]
+fn trellis_rings() {
+    let table: Vec<f32> = {
+        let f16 = mantissa_num::minifloat::F16;
+        let book = mantissa_num::trellis::TrellisBook::Mcg.table();
+        book.into_iter().map(|v| f16.decode(v.into())).collect()
+    };
+    let scalar = Kernels::new(Isa::Scalar).unwrap();
+    for bits in 1..=8 {
+        let values = TrellisValues::new(bits, &table).unwrap();
+        let mut scratch = TrellisScratch::new(&values, 48);
+        let mut random = Random(u64::from(bits));
+        for kind in [Kind::Ordinary, Kind::Special] {
+            let targets = random.floats(kind, 48);
+            let mut states = |k: &Kernels| {
+                let mut states = vec![0; targets.len()];
+                k.trellis_ring(&values, &targets, &mut scratch, &mut states);
+                states
+            };
+            let expected = states(&scalar);
+            for isa in Isa::available() {
+                assert_eq!(states(&Kernels::new(isa).unwrap()), expected, "{bits} bits at {isa}, {kind:?}");
+            }
         }
     }
 }

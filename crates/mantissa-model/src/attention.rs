@@ -11,6 +11,7 @@ use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
 use crate::graph::{LinearInput, LinearKind};
+use crate::operands::OperandRounding;
 
 /// The sequences of one thread: their queries, keys, values and results, and where they are rotated and scored.
 struct Group<'a> {
@@ -28,10 +29,11 @@ impl LayerFlow {
         &self,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,
+        cached: bool,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         if let Some(latent) = self.latent {
-            return self.project_latent(latent, operators, seqs, a);
+            return self.project_latent(latent, operators, seqs, cached, a);
         }
         let (q_width, kv_width) = self.widths();
         let (rows, accumulate) = (seqs.rows, false);
@@ -132,7 +134,7 @@ impl LayerFlow {
             }
         });
         let (cos, sin) = (a.cos, a.sin);
-        let rules = ScoreRules { softcap: self.softcap, sinks };
+        let rules = self.score_rules(sinks);
         for_each(threads, groups, |group| self.attend_group(seqs.start, group, rules, cos, sin));
     }
 
@@ -144,6 +146,10 @@ impl LayerFlow {
             let (this_v, out) = (first(&mut v, len * kv_width), first(&mut out, len * q_width));
             self.rotate(start, q, self.attention.heads, cos, sin);
             self.rotate_and_store(start, k, this_v, cos, sin);
+            if let Some(operands) = &self.operands {
+                operands.queries(q);
+                operands.keys_and_values(k, this_v);
+            }
             match lse.as_mut().map(|lse| first(lse, len * self.attention.heads)) {
                 Some(lse) => {
                     kernels().attention_causal_saving(&self.attention, q, k, this_v, out, lse, scores);
@@ -178,15 +184,31 @@ impl LayerFlow {
         if before_rope {
             self.rotate(0, k, kv_heads, a.cos, a.sin);
         }
+        // What is cached stays as it is.
+        let mut rounded = None;
+        if let Some(operands) = &self.operands {
+            operands.queries(q);
+            if operands.rounds_past() {
+                let (k, v) = rounded.insert((k.to_vec(), v.to_vec()));
+                operands.keys_and_values(k, v);
+            }
+        }
+        let (k, v) = rounded.as_ref().map_or((&*k, &*v), |(k, v)| (k, v));
         let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
-        let rules = ScoreRules { softcap: self.softcap, sinks };
+        let rules = self.score_rules(sinks);
         kernels().attention_causal_with(&self.attention, rules, q, k, v, out, a.scores);
         padding.fill(0.0);
         Ok(())
     }
 
+    /// What becomes of the scores before the softmax, and of the weights behind it.
+    pub(crate) fn score_rules<'s>(&self, sinks: Option<&'s [f32]>) -> ScoreRules<'s> {
+        let weights = self.operands.as_ref().and_then(OperandRounding::weights);
+        ScoreRules { softcap: self.softcap, sinks, weights }
+    }
+
     /// Rotates heads of consecutive tokens, `[tokens, heads · head_dim]`, of which the first stands at position `start`.
-    fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
+    pub(crate) fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
         let (head_dim, half) = (self.attention.head_dim, self.half);
         if half > 0 {
             let angles = start * half..(start + x.len() / (heads * head_dim)) * half;

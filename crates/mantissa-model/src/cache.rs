@@ -1,5 +1,7 @@
-//! Keys and values of the tokens so far, for generation: per layer `[capacity, key width]` in f32, or quantized.
+//! Keys and values of the tokens so far, for generation: per layer `[capacity, key width]` in f32, or quantized, or the latents
+//! that they are made of.
 
+mod latent;
 mod packed;
 
 use crate::buffers::{check_context, zeros};
@@ -8,6 +10,8 @@ use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
 use crate::kv::KvQuantizer;
 
+use self::latent::LatentCache;
+pub(crate) use self::latent::{LATENT_QUERIES, LatentScratch};
 use self::packed::{Scratch, SideCache};
 
 /// The KV cache of one sequence.
@@ -16,6 +20,8 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     /// Where quantized layers are read from.
     scratch: Option<Scratch>,
+    /// The same for latents.
+    latent: Option<Box<LatentScratch>>,
     len: usize,
     capacity: usize,
     width: usize,
@@ -26,6 +32,7 @@ pub struct KvCache {
 enum LayerCache {
     Exact { keys: Vec<f32>, values: Vec<f32> },
     Quantized { keys: Box<SideCache>, values: Box<SideCache> },
+    Latent(Box<LatentCache>),
 }
 
 /// One layer's part with what reading it takes.
@@ -33,6 +40,7 @@ enum LayerCache {
 pub(crate) struct Past<'a> {
     layer: &'a mut LayerCache,
     scratch: Option<&'a mut Scratch>,
+    latent: Option<&'a mut LatentScratch>,
 }
 
 /// The keys and the values of all tokens, `[tokens, width]` each.
@@ -68,6 +76,19 @@ impl KvCache {
             what: "KV cache",
             bytes: (0..count).map(|layer| layer_bytes(config, capacity, quantizer(layer))).sum(),
         };
+        if let Some(latent) = &config.latent {
+            let layer = |layer| LatentCache::plan(latent, quantizer(layer), capacity).map(Box::new);
+            let layers = (0..count).map(|index| layer(index).map(LayerCache::Latent));
+            let scratch = LatentScratch::plan(latent, config, capacity).ok_or_else(memory)?;
+            return Ok(KvCache {
+                layers: layers.collect::<Option<_>>().ok_or_else(memory)?,
+                scratch: None,
+                latent: Some(Box::new(scratch)),
+                len: 0,
+                capacity,
+                width: config.key_value_width(),
+            });
+        }
         let width = config.key_value_width();
         let len = capacity.checked_mul(width).ok_or_else(memory)?;
         let layer = |layer| match quantizer(layer).filter(|quantizer| quantizer.stores_heads()) {
@@ -87,12 +108,13 @@ impl KvCache {
             true => Some(Scratch::plan(len).ok_or_else(memory)?),
             false => None,
         };
-        Ok(KvCache { layers, scratch, len: 0, capacity, width })
+        Ok(KvCache { layers, scratch, latent: None, len: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
     pub fn bytes_needed(config: &ModelConfig, capacity: usize) -> u64 {
-        layer_bytes(config, capacity, None).saturating_mul(config.num_hidden_layers as u64)
+        let layers = layer_bytes(config, capacity, None).saturating_mul(config.num_hidden_layers as u64);
+        layers.saturating_add(latent_scratch(config, capacity))
     }
 
     /// Bytes that [`for_decoder`](Self::for_decoder) allocates for a decoder under `policy`.
@@ -107,6 +129,7 @@ impl KvCache {
         let quantizer = policy.quantizer(config)?;
         let layers = layer_bytes(config, capacity, Some(&quantizer));
         let scratch = if quantizer.stores_heads() { layer_bytes(config, capacity, None) } else { 0 };
+        let scratch = scratch.saturating_add(latent_scratch(config, capacity));
         Ok(layers.saturating_mul(config.num_hidden_layers as u64).saturating_add(scratch))
     }
 
@@ -129,9 +152,13 @@ impl KvCache {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         for layer in &mut self.layers {
-            if let LayerCache::Quantized { keys, values } = layer {
-                keys.truncate(self.len);
-                values.truncate(self.len);
+            match layer {
+                LayerCache::Quantized { keys, values } => {
+                    keys.truncate(self.len);
+                    values.truncate(self.len);
+                }
+                LayerCache::Latent(latents) => latents.truncate(self.len),
+                LayerCache::Exact { .. } => {}
             }
         }
     }
@@ -153,7 +180,8 @@ impl KvCache {
     }
 
     pub(crate) fn layer(&mut self, layer: usize) -> Past<'_> {
-        Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut() }
+        let latent = self.latent.as_deref_mut();
+        Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut(), latent }
     }
 
     /// Makes the tokens that every layer has written since the last call part of the cache.
@@ -162,8 +190,16 @@ impl KvCache {
     }
 }
 
+/// Bytes of what latents are read into.
+fn latent_scratch(config: &ModelConfig, capacity: usize) -> u64 {
+    config.latent.map_or(0, |latent| LatentScratch::bytes_needed(&latent, config, capacity))
+}
+
 /// Bytes of one layer for `capacity` tokens.
 fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> u64 {
+    if let Some(latent) = &config.latent {
+        return LatentCache::bytes_needed(latent, quantizer, capacity);
+    }
     let width = config.key_value_width();
     match quantizer.filter(|quantizer| quantizer.stores_heads()) {
         None => (8 * width as u64).saturating_mul(capacity as u64),
@@ -177,7 +213,7 @@ fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuant
     }
 }
 
-impl Past<'_> {
+impl<'a> Past<'a> {
     /// Writes the new keys and values (`[t, width]`) behind the `start` tokens held, and returns all of them: the new ones as
     /// they came, quantized ones by their values.
     ///
@@ -203,8 +239,30 @@ impl Past<'_> {
                 values[start * width..end].copy_from_slice(v);
                 Ok((&mut keys[..end], &mut values[..end]))
             }
-            // A cache with quantized layers has scratch.
-            (LayerCache::Quantized { .. }, None) => Err(ForwardError::OtherModel { what: "KV cache" }),
+            // A cache with quantized layers has scratch, and heads are not what latents are.
+            (LayerCache::Quantized { .. }, None) | (LayerCache::Latent(_), _) => {
+                Err(ForwardError::OtherModel { what: "KV cache" })
+            }
+        }
+    }
+
+    /// Writes new latents `[t, kv_rank]` and the rotated parts of their keys `[t, rotated]` behind the tokens held, and returns
+    /// where all of them are then, quantized ones by their values.
+    ///
+    /// # Errors
+    /// [`ForwardError::Cache`] where one has no code.
+    pub(crate) fn append_latents(
+        self,
+        latents: &[f32],
+        rotated: &[f32],
+    ) -> Result<&'a mut LatentScratch, ForwardError> {
+        match (self.layer, self.latent) {
+            (LayerCache::Latent(cache), Some(scratch)) => {
+                let fault = |error| ForwardError::Cache { what: "latents", error };
+                cache.append(latents, rotated, scratch).map_err(fault)?;
+                Ok(scratch)
+            }
+            _ => Err(ForwardError::OtherModel { what: "KV cache" }),
         }
     }
 }

@@ -3,16 +3,18 @@
 use std::ops::Range;
 
 use mantissa_kernels::kernels;
+use mantissa_num::Accumulator;
 
 use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{MIN_ROWS, Sequences};
-use crate::kv::KvPolicy;
+use crate::kv::{KvCalibrationError, KvPolicy, books};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
+use crate::operands::AttentionOperands;
 use crate::source::WeightSource;
 
 /// A model ready to run. `Sync`: any number of threads may run passes, each with its own [`Buffers`].
@@ -87,12 +89,56 @@ impl Decoder {
     /// stores what leaves the window, behind the pass that brought it.
     ///
     /// # Errors
-    /// [`LoadError::KvScheme`] where the model's heads cannot be stored so.
+    /// [`LoadError::KvScheme`] where the model's heads cannot be stored so, or levels are to be found on a text.
     pub fn set_kv(&mut self, policy: &KvPolicy) -> Result<(), LoadError> {
+        if policy.is_calibrated() {
+            let allowed = "a text that its levels are found on (--calibration, --calibration-tokens)";
+            return Err(LoadError::KvScheme { scheme: policy.to_string(), allowed });
+        }
         let quantizer = policy.quantizer(&self.config)?;
         let quantizer = (!policy.is_f32()).then_some(quantizer);
         self.layers.iter_mut().for_each(|layer| layer.set_kv(quantizer.clone()));
         Ok(())
+    }
+
+    /// [`set_kv`](Self::set_kv) of a policy whose levels are found on a text, `windows` of tokens; the model runs over it with
+    /// its keys and values in f32. Of any other policy, the same as there.
+    ///
+    /// # Errors
+    /// [`KvCalibrationError`].
+    pub fn set_kv_calibrated(
+        &mut self,
+        policy: &KvPolicy,
+        windows: &[Vec<u32>],
+    ) -> Result<(), KvCalibrationError> {
+        if !policy.is_calibrated() {
+            return Ok(self.set_kv(policy)?);
+        }
+        // Whether the heads can be stored so.
+        policy.quantizer(&self.config)?;
+        self.layers.iter_mut().for_each(|layer| layer.set_kv(None));
+        let books = books(policy, &self.config, &self.embedding, &self.layers, windows)?;
+        for (layer, books) in self.layers.iter_mut().zip(&books) {
+            layer.set_kv(Some(policy.quantizer_with(&self.config, books)?));
+        }
+        Ok(())
+    }
+
+    /// Rounds the operands of every layer's attention as `operands` says.
+    ///
+    /// # Errors
+    /// [`LoadError::AttentionOperands`] where the model's heads cannot be rounded so.
+    pub fn set_attention_operands(&mut self, operands: &AttentionOperands) -> Result<(), LoadError> {
+        let rounding = operands.rounding(&self.config)?;
+        self.layers.iter_mut().for_each(|layer| layer.set_operands(Some(rounding.clone())));
+        Ok(())
+    }
+
+    /// Adds the products of linear layers whose weights and inputs are floats of 8 bits as `accumulator` does, and returns how
+    /// many such layers there are. Their weights are then held in four more bytes per element.
+    pub fn set_accumulator(&mut self, accumulator: Accumulator) -> usize {
+        let linears = self.layers.iter_mut().flat_map(Layer::linears_mut).chain(&mut self.head);
+        linears.map(|linear| linear.set_accumulator(accumulator)).filter(|set| *set).count()
     }
 
     /// Whether keys and values of recent tokens are in f32, which passes over whole sequences do not show.
@@ -102,7 +148,8 @@ impl Decoder {
 
     /// Bytes that a token beyond window and sinks takes in the cache.
     pub fn kv_bytes_per_token(&self) -> f64 {
-        let exact = 8.0 * self.config.key_value_width() as f64;
+        let heads = 8.0 * self.config.key_value_width() as f64;
+        let exact = self.config.latent.map_or(heads, |latent| latent.bytes_per_token());
         self.layers.iter().map(|l| l.kv().map_or(exact, |kv| kv.bytes_per_token(&self.config))).sum()
     }
 

@@ -75,6 +75,14 @@ pub enum LoadError {
         /// What could be done.
         allowed: &'static str,
     },
+    /// Operands of attention cannot be rounded so.
+    #[error("attention operands: found {operands}, allowed {allowed}")]
+    AttentionOperands {
+        /// The operands.
+        operands: String,
+        /// What could be done.
+        allowed: &'static str,
+    },
     /// Keys or values cannot be cached so.
     #[error("KV cache: found {scheme}, allowed {allowed}")]
     KvScheme {

@@ -17,6 +17,7 @@ use crate::config::{
 use crate::error::ForwardError;
 use crate::graph::{LinearInput, LinearKind};
 use crate::kv::KvQuantizer;
+use crate::operands::OperandRounding;
 
 /// Least number of rows of a whole-sequence pass: shorter ones are padded. Products of up to 64 rows may be
 /// summed in another order, and a sequence is to have the same bits alone and in a batch.
@@ -120,6 +121,15 @@ pub trait Operators {
     /// `out = x Wᵀ + b` of a layer beside the experts; nothing where models with experts are refused.
     fn side(&mut self, _: SideKind, _x: &[f32], _out: &mut [f32]) {}
 
+    /// Brings inputs of a linear layer, `x` `[t, in]`, to what `weight` `[out, in]`, which is written, is to be multiplied by:
+    /// `x Wᵀ` is then the layer's result without its bias.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`]; [`ForwardError::OtherModel`] of who has no cache.
+    fn apart(&mut self, _: LinearKind, _x: &mut [f32], _weight: &mut [f32]) -> Result<(), ForwardError> {
+        Err(ForwardError::OtherModel { what: "KV cache" })
+    }
+
     /// A vector, where the layer has it.
     fn vector(&self, _: VectorKind) -> Option<&[f32]> {
         None
@@ -210,6 +220,8 @@ pub struct LayerFlow {
     pub(crate) threads: usize,
     /// How keys and values enter the cache; whole sequences see them so too.
     pub(crate) kv: Option<KvQuantizer>,
+    /// What attention's operands are rounded to.
+    pub(crate) operands: Option<OperandRounding>,
     pub(crate) places: NormPlaces,
     pub(crate) qkv: QkvForm,
     pub(crate) mlp: MlpForm,
@@ -265,6 +277,7 @@ impl LayerFlow {
                 }
             }),
             kv: None,
+            operands: None,
         }
     }
 
@@ -326,9 +339,10 @@ impl LayerFlow {
     ) -> Result<(), ForwardError> {
         let len = seqs.rows * self.hidden;
         self.enter(operators, NormKind::Input, len, a);
-        self.project(operators, seqs, a)?;
+        self.project(operators, seqs, past.is_some(), a)?;
         self.norm_heads(operators, seqs.rows, a);
         match past {
+            Some(past) if self.latent.is_some() => self.attend_latents(operators, seqs, past, a)?,
             Some(past) => self.attend_cached(seqs, past, operators.vector(VectorKind::Sinks), a)?,
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }

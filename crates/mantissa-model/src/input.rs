@@ -6,14 +6,17 @@
 //! product back) and so the same values, zeros aside, which may differ in sign. Other schemes run the
 //! reference.
 
-use mantissa_kernels::kernels;
+use mantissa_kernels::{Element, kernels};
 use mantissa_num::blockwise::Range;
 use mantissa_num::{
     Affine, Blocks, Code, Format, Given, Offset, Rounding, Rule, Scheme, Source, TensorError, fake_quantize,
+    quantize,
 };
 use mantissa_store::convention::ActivationQuant;
 
 use crate::error::LoadError;
+use crate::packed::Packed;
+use crate::simulated::Factored;
 
 /// Quantizes inputs as a checkpoint asks for. Two are equal when they give equal results.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,25 +29,6 @@ pub struct InputQuantizer {
 enum Path {
     Fast(Element),
     Reference,
-}
-
-/// What a scaled value is rounded to.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Element {
-    Int { low: f32, high: f32 },
-    Float { mantissa_bits: u32, min_normal: f32, max: f32 },
-}
-
-impl Element {
-    /// The nearest element, ties to even.
-    pub(crate) fn round(self, x: f32) -> f32 {
-        match self {
-            Element::Int { low, high } => round_int(x, low, high),
-            Element::Float { mantissa_bits, min_normal, max } => {
-                round_float(x, min_normal.to_bits(), (23 - mantissa_bits) << 23, max)
-            }
-        }
-    }
 }
 
 impl InputQuantizer {
@@ -113,6 +97,17 @@ impl InputQuantizer {
         quantized
     }
 
+    /// The quantized values of `x` (`[tokens, width]`), which may be quantized already, as elements and factors; `None` where
+    /// elements are no floats of 8 bits.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub(crate) fn factored(&self, x: &[f32], width: usize) -> Result<Option<Factored>, TensorError> {
+        let given = Given { outer: self.quant.outer, first_index: 0 };
+        let q = quantize(&self.quant.scheme, x, x.len() / width.max(1), width, given)?;
+        Ok(Packed::new(&q).and_then(|packed| packed.factored()))
+    }
+
     /// [`apply`](Self::apply) to every value.
     fn quantize(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
         /// Close to the limit of f32 the reference holds scales back so that no code decodes to infinity.
@@ -140,15 +135,7 @@ impl InputQuantizer {
             f32::from_bits(x.iter().map(|x| (x.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max) as u32);
         let block = scheme.block(Range { min: -amax, max: amax, ..Range::EMPTY }, false, outer);
         let scale = scheme.format.decoder(block.scale, 0, outer).value(1.0);
-        match element {
-            Element::Int { low, high } => {
-                x.iter_mut().for_each(|x| *x = round_int(*x / scale, low, high) * scale);
-            }
-            Element::Float { mantissa_bits, min_normal, max } => {
-                let (least, shift) = (min_normal.to_bits(), (23 - mantissa_bits) << 23);
-                x.iter_mut().for_each(|x| *x = round_float(*x / scale, least, shift, max) * scale);
-            }
-        }
+        element.round_scaled(x, scale);
     }
 
     fn reference(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
@@ -191,23 +178,6 @@ pub(crate) fn fast_element(scheme: &Scheme) -> Option<Element> {
         }
         _ => None,
     }
-}
-
-/// The nearest integer, ties to even, between `low` and `high`.
-fn round_int(x: f32, low: f32, high: f32) -> f32 {
-    // Adding and taking away 1.5·2^23 rounds to an integer anything below 2^22.
-    const ROUND: f32 = 12_582_912.0;
-    (x.clamp(low, high) + ROUND) - ROUND
-}
-
-/// The nearest element, ties to even. `least` is the bit pattern of the smallest normal element, `shift` the
-/// difference of f32's and the element's mantissa widths in the place of f32's exponent.
-fn round_float(x: f32, least: u32, shift: u32, max: f32) -> f32 {
-    let magnitude = x.abs().min(max);
-    // The power of two whose f32 ulp is the distance of elements around `magnitude`: adding it and taking it
-    // away rounds to one.
-    let step = f32::from_bits((magnitude.to_bits() & 0x7f80_0000).max(least) + shift);
-    ((magnitude + step) - step).copysign(x)
 }
 
 #[cfg(test)]

@@ -1,14 +1,21 @@
 //! Quantization of keys and values as they enter the cache: with scales that a checkpoint stores, or as a [`KvPolicy`] says.
 
+mod book;
+mod calibrate;
 mod codec;
 pub mod policy;
+mod rows;
+pub mod scheme;
 mod side;
 
 use mantissa_store::convention::KvQuant;
 
+pub use self::calibrate::KvCalibrationError;
+pub(crate) use self::calibrate::books;
 pub use self::policy::{KvParseError, KvPolicy};
+pub use self::scheme::KvScheme;
 
-use self::codec::RowCodec;
+pub(crate) use self::codec::{RowCodec, is_by_head};
 pub(crate) use self::side::Side;
 use crate::config::ModelConfig;
 use crate::error::LoadError;
@@ -107,6 +114,11 @@ impl KvQuantizer {
 
     /// Bytes of a quantized token of this layer.
     pub(crate) fn bytes_per_token(&self, config: &ModelConfig) -> f64 {
+        if let Some(latent) = &config.latent {
+            let exact = latent.bytes_per_token();
+            let saved = |side: &Side| 4.0 * latent.kv_rank as f64 - side.chunk_bytes() as f64;
+            return exact - self.parts.latent.as_ref().map_or(0.0, saved);
+        }
         let bytes = |side: &Option<Side>| match side {
             Some(side) => side.chunk_bytes() as f64 / side.span() as f64,
             None => 4.0 * config.key_value_width() as f64,

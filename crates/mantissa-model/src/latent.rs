@@ -1,10 +1,15 @@
 //! Multi-head latent attention (DeepSeek-V2, sec. 2.1.2 and 2.1.3): queries, keys and values are made of narrow latents,
-//! here spread out into ordinary heads, so that masks, caches and kernels are those of any other model.
+//! here spread out into ordinary heads, so that masks and kernels are those of any other model. Through a cache the latents
+//! stay what they are: the matrix that makes heads of them is multiplied to the queries and to the weighted latents (sec. 2.1.2,
+//! "absorbed"), and attention reads one vector of a token, its latent and the rotated part of its keys.
 //!
 //! A head of queries and keys is laid out as its rotated part, then the other, then zeros up to the common width of heads;
 //! one of values as its values, then zeros. Zeros change no score, and the order of a head's elements none either as long
 //! as queries and keys agree; with the rotated part first and its pairs half of it apart the ordinary rotation fits.
 
+use mantissa_kernels::kernels;
+
+use crate::cache::{LATENT_QUERIES, LatentScratch, Past};
 use crate::config::Latent;
 use crate::error::ForwardError;
 use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
@@ -29,22 +34,44 @@ impl Latent {
     }
 }
 
+/// The scratch of a pass: what its projections give.
+struct LatentRows<'a> {
+    /// `[rows, heads · head]`.
+    queries: &'a mut [f32],
+    /// Keys and values made of the latents, `[rows, heads · (unrotated + value)]`.
+    spread: &'a mut [f32],
+    /// Latents and rotated parts of keys, `[rows, kv_rank + rotated]`.
+    compressed: &'a mut [f32],
+    /// The latents, normed, `[rows, kv_rank]`.
+    kv_latent: &'a mut [f32],
+    rest: &'a mut [f32],
+}
+
+impl<'a> LatentRows<'a> {
+    fn of(latent: &Latent, rows: usize, heads: usize, wide: &'a mut [f32]) -> Self {
+        let (queries, rest) = wide.split_at_mut(rows * heads * latent.head());
+        let (spread, rest) = rest.split_at_mut(rows * heads * (latent.unrotated + latent.value));
+        let (compressed, rest) = rest.split_at_mut(rows * (latent.kv_rank + latent.rotated));
+        let (kv_latent, rest) = rest.split_at_mut(rows * latent.kv_rank);
+        LatentRows { queries, spread, compressed, kv_latent, rest }
+    }
+}
+
 impl LayerFlow {
-    /// Queries, keys and values of latent attention, not yet rotated.
+    /// Queries, keys and values of latent attention, not yet rotated; where latents are `cached`, the queries alone.
     pub(crate) fn project_latent(
         &self,
         latent: Latent,
         operators: &mut impl Operators,
         seqs: &Sequences<'_>,
+        cached: bool,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
         let (rows, tokens, heads) = (seqs.rows, seqs.tokens(), self.attention.heads);
         let x = &a.normed[..rows * self.hidden];
         let rank = latent.q_rank.unwrap_or(0);
-        let (queries, rest) = a.extra.wide.split_at_mut(rows * heads * latent.head());
-        let (spread, rest) = rest.split_at_mut(rows * heads * (latent.unrotated + latent.value));
-        let (compressed, rest) = rest.split_at_mut(rows * (latent.kv_rank + latent.rotated));
-        let (kv_latent, rest) = rest.split_at_mut(rows * latent.kv_rank);
+        let LatentRows { compressed, kv_latent, queries, spread, rest } =
+            LatentRows::of(&latent, rows, heads, a.extra.wide);
         let (q_latent, rest) = rest.split_at_mut(rows * rank);
         let accumulate = false;
         let from_states = match latent.q_rank {
@@ -64,33 +91,115 @@ impl LayerFlow {
         for (row, normed) in compressed.chunks_exact(stride).zip(kv_latent.chunks_exact_mut(latent.kv_rank)) {
             operators.norm(NormKind::KvLatent, &row[..latent.kv_rank], normed);
         }
+        self.lay_out_queries(&latent, queries, a.q);
+        if cached {
+            return Ok(());
+        }
         if let Some(kv) = &self.kv {
             kv.latents(&mut kv_latent[..tokens * latent.kv_rank]);
         }
         let mut jobs = [Job { kind: LinearKind::KvB, out: &mut *spread, accumulate }];
         operators.linears(LinearInput::KvLatent, kv_latent, tokens, &mut jobs)?;
-        self.lay_out(&latent, queries, spread, compressed, a.q, a.k, a.v);
+        self.lay_out(&latent, spread, compressed, a.k, a.v);
         Ok(())
     }
 
-    /// Lays heads out as the module says.
-    fn lay_out(
+    /// Attends to the latents of all tokens, those in `past` and the new ones, which it takes up.
+    pub(crate) fn attend_latents(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        past: Past<'_>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        let Some(latent) = &self.latent else { return Ok(()) };
+        let (tokens, heads, (q_width, _)) = (seqs.tokens(), self.attention.heads, self.widths());
+        let parts = LatentRows::of(latent, seqs.rows, heads, a.extra.wide);
+        let mut rotated = vec![0.0; tokens * latent.rotated];
+        let compressed = parts.compressed.chunks_exact(latent.kv_rank + latent.rotated);
+        for (row, rotated) in compressed.zip(rotated.chunks_exact_mut(latent.rotated)) {
+            latent.rotated_part(&row[latent.kv_rank..], rotated);
+        }
+        let angles = seqs.start * self.half..(seqs.start + tokens) * self.half;
+        kernels().rope_rotate(&mut rotated, 1, latent.rotated, &a.cos[angles.clone()], &a.sin[angles]);
+        let scratch = past.append_latents(&parts.kv_latent[..tokens * latent.kv_rank], &rotated)?;
+        let all = seqs.start + tokens;
+        operators.apart(
+            LinearKind::KvB,
+            &mut scratch.latents[..all * latent.kv_rank],
+            &mut scratch.weight,
+        )?;
+        scratch.join(latent, all);
+        let q = &mut a.q[..tokens * q_width];
+        self.rotate(seqs.start, q, heads, a.cos, a.sin);
+        let (out, padding) = a.attended[..seqs.rows * q_width].split_at_mut(tokens * q_width);
+        padding.fill(0.0);
+        let parts = q.chunks(LATENT_QUERIES * q_width).zip(out.chunks_mut(LATENT_QUERIES * q_width));
+        let mut seen = seqs.start;
+        for (q, out) in parts {
+            seen += q.len() / q_width;
+            self.attend_absorbed(latent, seen, q, out, scratch);
+        }
+        Ok(())
+    }
+
+    /// Heads of some consecutive queries `q`, rotated, over the first `seen` tokens in `scratch`, of which the last is the last
+    /// query's; `out` like `q`.
+    fn attend_absorbed(
         &self,
         latent: &Latent,
-        queries: &[f32],
-        spread: &[f32],
-        compressed: &[f32],
-        q: &mut [f32],
-        k: &mut [f32],
-        v: &mut [f32],
+        seen: usize,
+        q: &[f32],
+        out: &mut [f32],
+        scratch: &mut LatentScratch,
     ) {
-        let (d, heads, whole) = (self.attention.head_dim, self.attention.heads, latent.head());
+        let (d, heads, rank) = (self.attention.head_dim, self.attention.heads, latent.kv_rank);
+        let (joined, each) = (rank + latent.rotated, latent.unrotated + latent.value);
+        let len = q.len() / d * joined;
+        let (queries, weighted) = (&mut scratch.queries[..len], &mut scratch.weighted[..len]);
+        let weights = |head: usize| {
+            let rows = &scratch.weight[head * each * rank..(head + 1) * each * rank];
+            rows.split_at(latent.unrotated * rank)
+        };
+        for (i, (q, query)) in q.chunks_exact(d).zip(queries.chunks_exact_mut(joined)).enumerate() {
+            let (query, rotated) = query.split_at_mut(rank);
+            rotated.copy_from_slice(&q[..latent.rotated]);
+            query.fill(0.0);
+            let of_keys = weights(i % heads).0.chunks_exact(rank);
+            q[latent.rotated..].iter().zip(of_keys).for_each(|(x, row)| kernels().axpy(*x, row, query));
+        }
+        let (shape, rules) = (latent.attention(heads, self.attention.scale), self.score_rules(None));
+        let tokens = &scratch.joined[..seen * joined];
+        kernels().attention_causal_with(
+            &shape,
+            rules,
+            queries,
+            tokens,
+            tokens,
+            weighted,
+            &mut scratch.scores,
+        );
+        for (i, (weighted, out)) in weighted.chunks_exact(joined).zip(out.chunks_exact_mut(d)).enumerate() {
+            let of_values = weights(i % heads).1.chunks_exact(rank);
+            out[latent.value..].fill(0.0);
+            out.iter_mut().zip(of_values).for_each(|(x, row)| *x = kernels().dot(row, &weighted[..rank]));
+        }
+    }
+
+    /// Lays queries out as the module says.
+    fn lay_out_queries(&self, latent: &Latent, queries: &[f32], q: &mut [f32]) {
+        let (d, whole) = (self.attention.head_dim, latent.head());
         for (from, to) in queries.chunks_exact(whole).zip(q.chunks_exact_mut(d)) {
             let (unrotated, rotated) = from.split_at(latent.unrotated);
             latent.rotated_part(rotated, &mut to[..latent.rotated]);
             to[latent.rotated..whole].copy_from_slice(unrotated);
             to[whole..].fill(0.0);
         }
+    }
+
+    /// Lays keys and values out as the module says.
+    fn lay_out(&self, latent: &Latent, spread: &[f32], compressed: &[f32], k: &mut [f32], v: &mut [f32]) {
+        let (d, heads, whole) = (self.attention.head_dim, self.attention.heads, latent.head());
         let each = latent.unrotated + latent.value;
         let rows =
             spread.chunks_exact(heads * each).zip(compressed.chunks_exact(latent.kv_rank + latent.rotated));

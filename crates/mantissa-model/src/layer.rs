@@ -16,6 +16,7 @@ use crate::graph::{LinearInfo, LinearInput, LinearKind, StoredAs};
 use crate::kv::{KvPolicy, KvQuantizer};
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
+use crate::operands::OperandRounding;
 use crate::source::WeightSource;
 
 /// Told what the linear layers of a decoder layer read: which input, and its values `[tokens, width]`, padding aside and
@@ -77,6 +78,11 @@ impl Layer {
         })
     }
 
+    /// Its architecture.
+    pub(crate) fn flow(&self) -> &LayerFlow {
+        &self.flow
+    }
+
     /// How it stores keys and values, where not in f32.
     pub(crate) fn kv(&self) -> Option<&KvQuantizer> {
         self.flow.kv.as_ref()
@@ -87,6 +93,11 @@ impl Layer {
         self.flow.kv = quantizer;
     }
 
+    /// Rounds the operands of its attention.
+    pub(crate) fn set_operands(&mut self, rounding: Option<OperandRounding>) {
+        self.flow.operands = rounding;
+    }
+
     /// One of its linear layers; `None` where it has no such.
     pub fn linear(&self, kind: LinearKind) -> Option<&Linear> {
         self.linears.get(&kind)
@@ -95,6 +106,11 @@ impl Layer {
     /// The same, to put another one in its place.
     pub fn linear_mut(&mut self, kind: LinearKind) -> Option<&mut Linear> {
         self.linears.get_mut(&kind)
+    }
+
+    /// All of its linear layers, to be changed.
+    pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.linears.values_mut()
     }
 
     /// All of its linear layers.
@@ -199,6 +215,13 @@ impl Operators for Evaluate<'_, '_> {
             } else {
                 linear.forward(x, out, false, self.panel);
             }
+        }
+    }
+
+    fn apart(&mut self, kind: LinearKind, x: &mut [f32], weight: &mut [f32]) -> Result<(), ForwardError> {
+        match self.layer.linear(kind) {
+            Some(linear) => linear.apart(x, weight),
+            None => Err(ForwardError::OtherModel { what: "KV cache" }),
         }
     }
 

@@ -10,13 +10,14 @@ use std::ops::Range;
 use mantissa_kernels::{MatMut, MatRef, kernels};
 use mantissa_num::codec::Codec;
 use mantissa_num::stored::Transforms;
-use mantissa_num::{Codes, Quantized};
+use mantissa_num::{Accumulator, Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::error::{ForwardError, LoadError};
 use crate::flow::parts;
 use crate::input::InputQuantizer;
 use crate::packed::Packed;
+use crate::simulated::{Factored, Simulated};
 
 /// f32 values that a panel holds, about what a core's second-level cache does.
 const PANEL: usize = 1 << 17;
@@ -36,6 +37,8 @@ pub struct Linear {
     bias: Option<Vec<f32>>,
     input: Option<InputQuantizer>,
     transforms: Transforms,
+    /// How products of 8-bit floats are added, where not in f32.
+    simulated: Option<Box<Simulated>>,
 }
 
 #[derive(Clone, Debug)]
@@ -82,7 +85,7 @@ impl Linear {
         let input = input.map(|quant| InputQuantizer::new(module, &quant)).transpose()?;
         let misfit = |error| LoadError::Transform { module: module.into(), error };
         transforms.check(rows, cols).map_err(misfit)?;
-        Ok(Linear { module: module.into(), rows, cols, storage, bias, input, transforms })
+        Ok(Linear { module: module.into(), rows, cols, storage, bias, input, transforms, simulated: None })
     }
 
     /// The same layer with what stands around its codes folded into an f32 weight; itself where nothing does.
@@ -139,9 +142,48 @@ impl Linear {
         panel_rows(cols).min(rows).saturating_mul(cols)
     }
 
+    /// Adds the products of the codes as `accumulator` does, and says whether weight and input are floats of 8 bits, which
+    /// alone are added otherwise than in f32.
+    pub(crate) fn set_accumulator(&mut self, accumulator: Accumulator) -> bool {
+        let simulated = Simulated::new(self, accumulator);
+        let fits = simulated.is_some();
+        self.simulated = simulated.filter(|_| accumulator != Accumulator::F32).map(Box::new);
+        fits
+    }
+
+    /// The codes as elements and factors, where elements are floats of 8 bits.
+    pub(crate) fn factored(&self) -> Option<Factored> {
+        match &self.storage {
+            Storage::Packed(packed) => packed.factored(),
+            _ => None,
+        }
+    }
+
     /// What stands around the codes.
     pub fn transforms(&self) -> &Transforms {
         &self.transforms
+    }
+
+    /// Brings inputs `x` `[t, cols]` to what `weight` `[rows, cols]`, which is written, is to be multiplied by: mapped and
+    /// quantized where the input is quantized, else as they are. What stands beside the codes is folded into the weight; a part
+    /// that reads the input as it came reads it so.
+    ///
+    /// # Errors
+    /// [`ForwardError::Input`].
+    pub(crate) fn apart(&self, x: &mut [f32], weight: &mut [f32]) -> Result<(), ForwardError> {
+        for (row, out) in weight.chunks_exact_mut(self.cols.max(1)).enumerate() {
+            self.row(row, out);
+        }
+        let mut around = self.transforms.clone();
+        if let Some(input) = &self.input {
+            around.before.drain(..).for_each(|map| map.apply(x, self.cols));
+            let fault = |error| ForwardError::Input { module: self.module.clone(), error };
+            input.apply(x, self.cols).map_err(fault)?;
+        }
+        if !around.is_empty() {
+            around.fold(weight, self.rows, self.cols);
+        }
+        Ok(())
     }
 
     /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`, `W` with all that
@@ -171,22 +213,35 @@ impl Linear {
             return;
         }
         match self.transforms.before.as_slice() {
-            [] => self.product(x, x, out, accumulate, scratch),
+            [] => self.product(x, None, x, out, accumulate, scratch),
             maps => {
                 let mut mapped = x.to_vec();
                 maps.iter().for_each(|map| map.apply(&mut mapped, self.cols));
-                self.product(&mapped, x, out, accumulate, scratch);
+                self.product(&mapped, None, x, out, accumulate, scratch);
             }
         }
     }
 
-    /// [`forward`](Self::forward) from the input of the codes, `ready`: mapped and quantized; `raw` is the input as it came.
-    fn product(&self, ready: &[f32], raw: &[f32], out: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
+    /// [`forward`](Self::forward) from the input of the codes, `ready`: mapped and quantized; `raw` is the input as it came,
+    /// and `factored` the one of the codes where their products are added otherwise than in f32.
+    fn product(
+        &self,
+        ready: &[f32],
+        factored: Option<&Factored>,
+        raw: &[f32],
+        out: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
+        let codes = |out: &mut [f32], accumulate, scratch: &mut [f32]| match (&self.simulated, factored) {
+            (Some(simulated), Some(x)) => simulated.product(x, out, accumulate),
+            _ => self.codes(ready, out, accumulate, scratch),
+        };
         if self.transforms.after.is_empty() {
-            self.codes(ready, out, accumulate, scratch);
+            codes(out, accumulate, scratch);
         } else {
             let mut y = vec![0.0; out.len()];
-            self.codes(ready, &mut y, false, scratch);
+            codes(&mut y, false, scratch);
             self.transforms.after.iter().for_each(|map| map.apply(&mut y, self.rows));
             match accumulate {
                 true => out.iter_mut().zip(&y).for_each(|(out, y)| *out += y),
@@ -255,6 +310,10 @@ pub(crate) fn forward_fused<'a>(
     scratch: &mut [f32],
 ) -> Result<(), ForwardError> {
     let quantized = &mut quantized[..x.len()];
+    let fault = |linear: &Linear| {
+        let module = linear.module().to_owned();
+        move |error| ForwardError::Input { module, error }
+    };
     let mut held: Option<&Linear> = None;
     for Job { linear, out, accumulate } in jobs {
         if linear.rows == 0
@@ -268,12 +327,15 @@ pub(crate) fn forward_fused<'a>(
             quantized.copy_from_slice(x);
             linear.transforms.before.iter().for_each(|map| map.apply(quantized, linear.cols));
             if let Some(input) = &linear.input {
-                let fault = |error| ForwardError::Input { module: linear.module().into(), error };
-                input.apply(quantized, linear.cols).map_err(fault)?;
+                input.apply(quantized, linear.cols).map_err(fault(linear))?;
             }
             held = Some(linear);
         }
-        linear.product(quantized, x, out, accumulate, scratch);
+        let factored = match (&linear.simulated, &linear.input) {
+            (Some(_), Some(input)) => input.factored(quantized, linear.cols).map_err(fault(linear))?,
+            _ => None,
+        };
+        linear.product(quantized, factored.as_ref(), x, out, accumulate, scratch);
     }
     Ok(())
 }

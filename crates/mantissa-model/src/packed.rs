@@ -4,6 +4,8 @@
 use mantissa_kernels::kernels;
 use mantissa_num::{Affine, Blocks, Code, Codes, Format, Quantized, Sense};
 
+use crate::simulated::{Factored, is_float8};
+
 /// Codes of at most 8 bits, `[rows, cols]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
@@ -14,6 +16,8 @@ pub(crate) struct Packed {
     scales: Vec<f32>,
     /// A second factor of every value, where the format multiplies twice (Transformer Engine's NVFP4).
     tail: Option<f32>,
+    /// Whether elements are floats of 8 bits.
+    float8: bool,
 }
 
 /// Codes and what they stand for before they are scaled. Nibbles: two codes per byte, the first in the low
@@ -71,7 +75,7 @@ impl Packed {
             }
         };
         let (scales, tail) = decoded_scales(q);
-        Some(Packed { cols: q.cols, data, blocks, scales, tail })
+        Some(Packed { cols: q.cols, data, blocks, scales, tail, float8: is_float8(&q.format) })
     }
 
     /// Bytes held.
@@ -83,6 +87,19 @@ impl Packed {
             }
         };
         data + 4 * self.scales.len()
+    }
+
+    /// Elements and factors apart, where elements are floats of 8 bits.
+    pub(crate) fn factored(&self) -> Option<Factored> {
+        match &self.data {
+            Data::Bytes { codes, table } if self.float8 && self.tail.is_none() => Some(Factored {
+                cols: self.cols,
+                elements: codes.iter().map(|code| table[usize::from(*code)]).collect(),
+                blocks: self.blocks,
+                factors: self.scales.clone(),
+            }),
+            _ => None,
+        }
     }
 
     /// Dequantizes row `row` into `out` (`[cols]`).

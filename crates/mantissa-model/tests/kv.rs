@@ -4,9 +4,14 @@
 mod common;
 
 use common::{expected, load, logits, max_difference, tiny};
-use mantissa_model::{Buffers, Decoder, ForwardError, KvCache, KvPolicy};
+use mantissa_model::{
+    AttentionOperands, Buffers, Decoder, ForwardError, KvCache, KvPolicy, Linear, LinearKind,
+};
+use mantissa_num::parse_activation;
+use mantissa_store::convention::{ActivationQuant, LinearWeight, Weight};
 
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 7] = [
+    "turbo8",
     "int8-head",
     "fp8-e4m3-head",
     "int8-head-asym:minmax,rotate,sinks=2",
@@ -92,4 +97,99 @@ fn cached_logits(decoder: &Decoder, cache: &mut KvCache, buffers: &mut Buffers, 
     let mut out = vec![0.0; decoder.config().vocab_size];
     decoder.forward_cached(&[token], cache, buffers).unwrap().logits(0..1, &mut out).unwrap();
     out
+}
+
+/// Levels found on the very text cost little at 6 bits, less with outliers kept, and are not there without a text.
+#[test]
+fn levels_of_a_text_store_its_keys_and_values() {
+    for dir in tiny() {
+        let (sequences, _) = expected(&dir);
+        let exact = load(&dir);
+        if exact.config().latent.is_some() {
+            continue;
+        }
+        let reference = logits(&exact, &sequences[..1]);
+        let largest = reference.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let difference = |text: &str| {
+            let (policy, mut decoder): (KvPolicy, _) = (text.parse().unwrap(), load(&dir));
+            assert!(decoder.set_kv(&policy).unwrap_err().to_string().contains("--calibration"));
+            decoder.set_kv_calibrated(&policy, &sequences[..1]).unwrap();
+            let whole = max_difference(&logits(&decoder, &sequences[..1]), &reference);
+            (whole, max_difference(&cached(&decoder, &sequences[0]), &reference))
+        };
+        for text in ["nuq6-2%,pre-rope", "nuq6"] {
+            let (whole, stepped) = difference(text);
+            let name = format!("{} {text}: {whole} {stepped} of {largest}", dir.display());
+            assert!(
+                whole < 0.3 * largest && stepped < 0.3 * largest && whole > 0.0 && stepped > 0.0,
+                "{name}"
+            );
+        }
+        let none = load(&dir).set_kv_calibrated(&"nuq4,rotate".parse().unwrap(), &sequences[..1]);
+        assert!(none.unwrap_err().to_string().contains("without rotate"));
+    }
+}
+
+/// What is cached of latent attention is a latent and a rotated part, whatever the matrix behind the latent reads.
+#[test]
+fn latents_are_cached_as_such() {
+    let mut models = 0;
+    for dir in tiny() {
+        let mut decoder = load(&dir);
+        let config = decoder.config().clone();
+        let Some(latent) = config.latent else { continue };
+        models += 1;
+        let layers = config.num_hidden_layers as f64;
+        assert_eq!(decoder.kv_bytes_per_token(), layers * 4.0 * (latent.kv_rank + latent.rotated) as f64);
+        let heads = 8 * (config.key_value_width() * config.num_hidden_layers * 512) as u64;
+        assert!(KvCache::bytes_needed(&config, 512) < heads, "{}", dir.display());
+        // A matrix whose input is quantized reads latents so, of earlier tokens too.
+        for layer in decoder.layers_mut() {
+            let stored = layer.linear_mut(LinearKind::KvB).unwrap();
+            let (rows, cols) = (stored.rows(), stored.cols());
+            let mut values = vec![0.0; rows * cols];
+            values.chunks_exact_mut(cols).enumerate().for_each(|(r, out)| stored.row(r, out));
+            let input = Some(ActivationQuant::new(parse_activation("int8-token").unwrap(), None));
+            let weight = Weight::F32(values);
+            let weight =
+                LinearWeight { rows, cols, weight, bias: None, input, transforms: Default::default() };
+            *stored = Linear::new("kv_b", weight).unwrap();
+        }
+        let (sequences, _) = expected(&dir);
+        let whole = logits(&decoder, &sequences[..1]);
+        let exact = max_difference(&whole, &logits(&load(&dir), &sequences[..1]));
+        let stepped = max_difference(&cached(&decoder, &sequences[0]), &whole);
+        assert!(exact > 1e-4 && stepped < 0.1 * exact, "{}: {stepped} of {exact}", dir.display());
+        decoder.set_kv(&"int8-token".parse().unwrap()).unwrap();
+        let bytes = layers * (latent.kv_rank as f64 + 4.0 + 4.0 * latent.rotated as f64);
+        assert_eq!(decoder.kv_bytes_per_token(), bytes);
+        assert!(decoder.set_attention_operands(&"int8".parse().unwrap()).is_err());
+    }
+    assert!(models > 0);
+}
+
+/// Operands in 8 bits cost little and in 4 more, in whole windows and through the cache, and what is cached stays exact.
+#[test]
+fn operands_of_attention_are_rounded() {
+    for dir in tiny() {
+        let (sequences, _) = expected(&dir);
+        let exact = load(&dir);
+        let reference = logits(&exact, &sequences[..1]);
+        let largest = reference.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let run = |text: &str| {
+            let mut decoder = load(&dir);
+            decoder.set_attention_operands(&text.parse::<AttentionOperands>().unwrap()).ok()?;
+            let whole = max_difference(&logits(&decoder, &sequences[..1]), &reference);
+            Some((whole, max_difference(&cached(&decoder, &sequences[0]), &reference)))
+        };
+        for text in ["int8,smooth", "fp8,rotate", "p=int8", "q=int8-head"] {
+            // Heads without a Hadamard matrix, and latents, are refused.
+            let Some((whole, stepped)) = run(text) else { continue };
+            let name = format!("{} {text}: {whole} {stepped} of {largest}", dir.display());
+            assert!(
+                whole > 0.0 && stepped > 0.0 && whole < 0.5 * largest && stepped < 0.5 * largest,
+                "{name}"
+            );
+        }
+    }
 }

@@ -163,26 +163,26 @@ impl Step {
 }
 
 impl Format {
-    /// The element that `code` stands for, before scaling. NaN in a codec, which has no codes.
+    /// The element that `code` stands for, before scaling. NaN in a codec or trellis, which have no codes of elements.
     pub fn element(&self, code: u32) -> f32 {
         match self {
             Format::Affine(a) => a.code.decode(code),
             Format::Table(t) => t.book.level(code),
-            Format::Codec(_) => f32::NAN,
+            Format::Codec(_) | Format::Trellis(_) => f32::NAN,
         }
     }
 
     /// The most, in units of the scale, by which any rule here may miss a finite value: the largest distance between
     /// neighbouring elements, or, under power-of-two scales, what lies between the largest element and the next power of
     /// two (OCP's floor rule clips it). Infinite where a rule clips without bound (ternary) and where there is no scale to
-    /// measure in (a codec).
+    /// measure in (a codec, a trellis).
     pub fn error_bound(&self) -> f32 {
         let affine = match self {
             Format::Affine(affine) => affine,
             // All negative values become the lowest level, 0.
             Format::Table(t) if t.book.level(0) == 0.0 && t.book.is_state_map() => return 1.0,
             Format::Table(_) => return self.largest_gap(),
-            Format::Codec(_) => return f32::INFINITY,
+            Format::Codec(_) | Format::Trellis(_) => return f32::INFINITY,
         };
         match (affine.code, &affine.scale) {
             (Code::Int(_), _) => 1.0,
@@ -273,12 +273,14 @@ impl Scheme {
 
     /// Chooses scale, zero point and bias of a block. `short` says that the block has fewer elements than the format's block
     /// size (only code books care); `outer` is the tensor-wide scale as stored. [`Rule::FourOverSix`] looks at the values
-    /// themselves: [`block_of`](Self::block_of). A codec has no such block: this is one that does nothing.
+    /// themselves: [`block_of`](Self::block_of). A codec or trellis has no such block: this is one that does nothing.
     pub fn block(&self, range: Range, short: bool, outer: Option<f32>) -> Block {
         let rule = self.encoder.rule;
         let head = self.row == RowName::Head;
         match &self.format {
-            Format::Codec(_) | Format::Affine(Affine { scale: None, .. }) => Block::new(0, Step::Unit),
+            Format::Codec(_) | Format::Trellis(_) | Format::Affine(Affine { scale: None, .. }) => {
+                Block::new(0, Step::Unit)
+            }
             Format::Table(table) => rules::table(rule, table, range, short),
             Format::Affine(Affine { code, blocks, scale: Some(tree), offset }) => {
                 match (code, offset, tree.code) {
@@ -343,7 +345,7 @@ impl Scheme {
                     table.book.encode(v)
                 }
             }
-            Format::Codec(_) => 0,
+            Format::Codec(_) | Format::Trellis(_) => 0,
         }
     }
 

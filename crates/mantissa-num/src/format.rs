@@ -6,6 +6,7 @@ use crate::codebook::Book;
 use crate::codec::{Codec, CodecId};
 use crate::e8m0;
 use crate::minifloat::MiniFloat;
+use crate::trellis::Trellis;
 
 /// A code: some bits that stand for one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -275,6 +276,8 @@ pub enum Format {
     Table(Table),
     /// Blocks of bytes without a code per element.
     Codec(CodecId),
+    /// Tiles of states of a trellis, between two rotations.
+    Trellis(Trellis),
 }
 
 impl Format {
@@ -289,6 +292,7 @@ impl Format {
             Format::Affine(a) => a.blocks,
             Format::Table(t) => t.blocks,
             Format::Codec(id) => Blocks::Group(id.codec().elements as u32),
+            Format::Trellis(_) => Blocks::Tensor,
         }
     }
 
@@ -297,16 +301,16 @@ impl Format {
         match self {
             Format::Affine(a) => a.scale.as_ref(),
             Format::Table(t) => Some(&t.scale),
-            Format::Codec(_) => None,
+            Format::Codec(_) | Format::Trellis(_) => None,
         }
     }
 
-    /// Bits of an element's code; 0 where elements have none (a codec).
+    /// Bits of an element's code; 0 where elements have none (a codec, a trellis).
     pub const fn code_bits(&self) -> u32 {
         match self {
             Format::Affine(a) => a.code.bits(),
             Format::Table(t) => t.book.bits(),
-            Format::Codec(_) => 0,
+            Format::Codec(_) | Format::Trellis(_) => 0,
         }
     }
 
@@ -328,6 +332,14 @@ impl Format {
         }
     }
 
+    /// The trellis, where the format is one.
+    pub const fn trellis(&self) -> Option<Trellis> {
+        match self {
+            Format::Trellis(trellis) => Some(*trellis),
+            _ => None,
+        }
+    }
+
     /// The same format with its innermost scale stored as `code`. A convention that keeps scales in the model's dtype
     /// (compressed-tensors) uses this before the codes are chosen. Formats without a scale are returned unchanged.
     pub fn with_scale_code(mut self, code: Code) -> Self {
@@ -335,7 +347,7 @@ impl Format {
             Format::Affine(Affine { scale: Some(scale), .. }) => scale.code = code,
             Format::Affine(_) => {}
             Format::Table(t) => t.scale.code = code,
-            Format::Codec(_) => {}
+            Format::Codec(_) | Format::Trellis(_) => {}
         }
         self
     }
@@ -344,6 +356,9 @@ impl Format {
     /// bits of a code, a bias 32.
     pub fn total_bits(&self, rows: usize, cols: usize) -> u64 {
         let blocks = self.blocks().count(rows, cols);
+        if let Format::Trellis(trellis) = self {
+            return 8 * trellis.code_bytes(rows, cols) as u64 + trellis.scale_bits(rows, cols);
+        }
         if let Some(codec) = self.codec() {
             return blocks as u64 * codec.bytes as u64 * 8;
         }

@@ -10,6 +10,7 @@ use crate::codec::CodecId;
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Table};
 use crate::minifloat::{self, MiniFloat};
 use crate::scheme::{self, RowName, Rule, Scheme, Source};
+use crate::trellis::{Trellis, TrellisBook};
 
 /// Why a text is not a scheme.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +68,12 @@ const BOOKS: [Book; 7] =
 const INTS: [(&str, u32); 7] =
     [("int8", 8), ("int7", 7), ("int6", 6), ("int5", 5), ("int4", 4), ("int3", 3), ("int2", 2)];
 
+/// What a trellis is called before its bits.
+const TRELLIS: &str = "trellis";
+
+/// What follows where each channel has a scale.
+const CHANNELS: &str = "channel";
+
 /// Largest group or tile side the grammar takes: far above any in use, far below overflow.
 const MAX_GROUP: u32 = 1 << 24;
 
@@ -91,6 +98,9 @@ pub fn catalogue() -> Vec<Scheme> {
 /// As [`Scheme::from_str`].
 pub fn parse_activation(text: &str) -> Result<Scheme, ParseError> {
     let mut scheme: Scheme = text.parse()?;
+    if scheme.format.trellis().is_some() {
+        return Err(part(text, text, "a scheme that values can be stored by as they come"));
+    }
     if scheme.row == RowName::Channel && scheme.format.blocks() == Blocks::Row {
         scheme.row = RowName::Token;
     }
@@ -143,7 +153,7 @@ fn element_names() -> String {
     let books = BOOKS.iter().map(|b| b.name());
     let codecs = CodecId::ALL.iter().map(|id| id.name());
     let names = wide.chain(floats).chain(ints).chain(["ternary"]).chain(books).chain(["nf4-dq"]);
-    names.chain(mx).chain(["nvfp4"]).chain(codecs).collect::<Vec<_>>().join(", ")
+    names.chain(mx).chain(["nvfp4", "trellis1 to trellis8"]).chain(codecs).collect::<Vec<_>>().join(", ")
 }
 
 fn part(text: &str, part: &str, allowed: impl Into<String>) -> ParseError {
@@ -156,6 +166,9 @@ fn parse_body(text: &str, body: &str) -> Result<Scheme, ParseError> {
     }
     if let Some(&(_, code)) = MX.iter().find(|(name, _)| *name == body) {
         return Ok(Scheme::mx(code));
+    }
+    if let Some(rest) = body.strip_prefix(TRELLIS) {
+        return parse_trellis(text, rest);
     }
     if let Some(&id) = CodecId::ALL.iter().find(|id| id.name() == body) {
         return Ok(Scheme::codec(id));
@@ -191,6 +204,38 @@ fn parse_body(text: &str, body: &str) -> Result<Scheme, ParseError> {
         }
     }
     Err(ParseError::Element { text: text.into() })
+}
+
+/// `BITS[-channel][-BOOK]`.
+fn parse_trellis(text: &str, rest: &str) -> Result<Scheme, ParseError> {
+    let mut parts = rest.split('-').peekable();
+    let bits = parts.next().unwrap_or_default();
+    let channels = parts.next_if_eq(&CHANNELS).is_some();
+    let book = match parts.next() {
+        None => Some(TrellisBook::NAMES[0].0),
+        Some(name) => TrellisBook::NAMES.iter().find(|(_, known)| *known == name).map(|(book, _)| *book),
+    };
+    let (whole, half) = bits.strip_suffix(".5").map_or((bits, 0), |whole| (whole, 1));
+    let half_bits = parse_size(whole).and_then(|bits| u8::try_from(2 * bits + half).ok());
+    let trellis = half_bits.zip(book).and_then(|(bits, book)| Trellis::new(bits, book, channels));
+    trellis
+        .filter(|_| parts.next().is_none())
+        .map(|trellis| Scheme::new(Format::Trellis(trellis), Rule::Amax))
+        .ok_or_else(|| {
+            let books: Vec<_> = TrellisBook::NAMES.iter().map(|(_, name)| format!("-{name}")).collect();
+            part(text, rest, format!("1 to 8 bits, then -channel, then {}", books.join(", ")))
+        })
+}
+
+fn write_trellis(f: &mut fmt::Formatter<'_>, trellis: &Trellis) -> fmt::Result {
+    match trellis.whole_bits() {
+        Some(bits) => write!(f, "{TRELLIS}{bits}")?,
+        None => write!(f, "{TRELLIS}{}.5", trellis.half_bits() / 2)?,
+    }
+    if trellis.channels {
+        write!(f, "-{CHANNELS}")?;
+    }
+    if trellis.book == TrellisBook::NAMES[0].0 { Ok(()) } else { write!(f, "-{}", trellis.book.name()) }
 }
 
 fn plain_only(text: &str, rest: &str, code: Code) -> Result<Scheme, ParseError> {
@@ -285,6 +330,7 @@ fn write_body(f: &mut fmt::Formatter<'_>, scheme: &Scheme) -> fmt::Result {
         Format::Affine(affine) => affine,
         Format::Table(table) => return write_table(f, table),
         Format::Codec(id) => return f.write_str(id.name()),
+        Format::Trellis(trellis) => return write_trellis(f, trellis),
     };
     match affine {
         Affine {
@@ -407,6 +453,10 @@ mod tests {
             "q6_k",
             "iq2_xxs",
             "gguf-mxfp4",
+            "trellis2",
+            "trellis8-channel",
+            "trellis2.5-channel-mul1",
+            "trellis1-3inst",
         ] {
             assert_eq!(canonical(text), text);
         }
@@ -424,6 +474,7 @@ mod tests {
             ("dyn8-g256:nearest", "dyn8"),
             ("ternary-channel:absmean", "ternary-channel"),
             ("int8-token@dynamic", "int8-token"),
+            ("trellis3-channel-mcg", "trellis3-channel"),
         ];
         for (long, short) in cases {
             assert_eq!(canonical(long), short);
@@ -448,6 +499,11 @@ mod tests {
             ("bf16-tensor", "tensor"),
             ("int8-token@later", "later"),
             ("fp8-e4m3-tensor:ct", "ct"),
+            ("trellis", ""),
+            ("trellis9", "9"),
+            ("trellis8.5", "8.5"),
+            ("trellis2-mcg-channel", "2-mcg-channel"),
+            ("trellis2-g32", "2-g32"),
         ] {
             let error = text.parse::<Scheme>().unwrap_err();
             assert!(

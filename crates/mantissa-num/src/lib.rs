@@ -15,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod accumulate;
 pub mod blockwise;
 pub mod codebook;
 pub mod codec;
@@ -23,6 +24,7 @@ pub mod format;
 pub mod grammar;
 pub mod hadamard;
 pub mod lanes;
+pub mod lloyd;
 pub mod minifloat;
 pub mod pack;
 pub mod round;
@@ -32,6 +34,7 @@ pub mod swizzle;
 mod tensor;
 pub mod trellis;
 
+pub use accumulate::{Accumulator, AccumulatorError};
 pub use blockwise::Nested;
 pub use codec::CodecId;
 pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};

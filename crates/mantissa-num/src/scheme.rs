@@ -238,7 +238,7 @@ impl Scheme {
         match &self.format {
             Format::Affine(affine) => affine_rules(affine),
             Format::Table(Table { book, .. }) if book.is_state_map() => &[Rule::Nearest, Rule::Cpu],
-            Format::Table(_) | Format::Codec(_) => &[Rule::Amax],
+            Format::Table(_) | Format::Codec(_) | Format::Trellis(_) => &[Rule::Amax],
         }
     }
 
@@ -276,7 +276,7 @@ impl Scheme {
     /// Everywhere else they are an error.
     pub fn accepts_non_finite(&self) -> bool {
         match (&self.format, self.format.scale()) {
-            (Format::Codec(_), _) => false,
+            (Format::Codec(_) | Format::Trellis(_), _) => false,
             (_, None) => true,
             (_, Some(scale)) => scale.code == Code::E8m0 && self.format.blocks() == Blocks::Group(32),
         }

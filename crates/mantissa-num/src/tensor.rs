@@ -6,6 +6,7 @@ use crate::blockwise::{Block, Decoder, Nested, Range, nest};
 use crate::codec::Codec;
 use crate::format::{Blocks, Code, Format};
 use crate::scheme::{Rule, Scheme};
+use crate::trellis::Trellis;
 
 /// A list of codes, each in the smallest unit that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub enum Codes {
     /// Bit patterns of f64. [`get`](Codes::get) and [`push`](Codes::push) give and take the f32 pattern of the same value,
     /// nearest-even where a file holds more digits.
     U64(Vec<u64>),
-    /// Whole blocks of a codec, row by row: bytes, not codes of elements.
+    /// Whole blocks of a codec, row by row, or the tiles of a trellis: bytes, not codes of elements.
     Packed(Vec<u8>),
 }
 
@@ -104,9 +105,10 @@ pub struct Quantized {
     pub rows: usize,
     /// Last axis.
     pub cols: usize,
-    /// One per element. Integers are sign-extended to 8 bits. Of a codec, [`Codes::Packed`].
+    /// One per element. Integers are sign-extended to 8 bits. Of a codec or trellis, [`Codes::Packed`].
     pub codes: Codes,
-    /// Stored block scales, in the order of [`Blocks::grid`]; empty for a plain cast.
+    /// Stored block scales, in the order of [`Blocks::grid`]; empty for a plain cast. Of a trellis, f16 patterns of the inputs and then of
+    /// the outputs ([`crate::trellis`]).
     pub scales: Codes,
     /// Tensor-wide scale as stored, where the format has one.
     pub outer: Option<f32>,
@@ -147,6 +149,22 @@ pub enum TensorError {
         rows: usize,
         /// Columns of the tensor.
         cols: usize,
+    },
+    /// The tiles of a trellis do not divide the tensor.
+    #[error("found [{rows}, {cols}], allowed multiples of 16 for tiles of a trellis")]
+    Tiles {
+        /// Rows of the tensor.
+        rows: usize,
+        /// Columns of the tensor.
+        cols: usize,
+    },
+    /// Values that are coded together, by a search.
+    #[error(
+        "found {scheme}, whose values are coded together; allowed schemes of elements or blocks, or the method qtip"
+    )]
+    Searched {
+        /// The scheme.
+        scheme: String,
     },
     /// A codec's blocks do not divide a row.
     #[error("found rows of {cols} elements, allowed multiples of {block} for {codec}")]
@@ -215,8 +233,8 @@ pub struct Given {
 ///
 /// # Errors
 /// [`TensorError::NonFinite`] unless the scheme [accepts](Scheme::accepts_non_finite) such values,
-/// [`TensorError::Length`] when `x` does not match the shape, and of a codec [`TensorError::Ragged`] and
-/// [`TensorError::ScaleOverflow`].
+/// [`TensorError::Length`] when `x` does not match the shape, of a codec [`TensorError::Ragged`] and
+/// [`TensorError::ScaleOverflow`], and of a trellis [`TensorError::Searched`].
 pub fn quantize(
     scheme: &Scheme,
     x: &[f32],
@@ -275,9 +293,9 @@ pub fn fake_quantize(
 impl Quantized {
     /// Without codes or scales yet: what a reader or writer of `format` fills in.
     pub fn empty(format: Format, rows: usize, cols: usize) -> Self {
-        let codes = match format.codec() {
-            Some(_) => Codes::Packed(Vec::new()),
-            None => Codes::with_capacity(code_unit(&format), rows.saturating_mul(cols).min(MAX_RESERVED)),
+        let codes = match format {
+            Format::Codec(_) | Format::Trellis(_) => Codes::Packed(Vec::new()),
+            _ => Codes::with_capacity(code_unit(&format), rows.saturating_mul(cols).min(MAX_RESERVED)),
         };
         let scales = Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), 0);
         let (zeros, biases) = (Vec::new(), Vec::new());
@@ -290,15 +308,23 @@ impl Quantized {
     /// [`TensorError::Length`] when codes, scales or zero points do not match the shape.
     pub fn dequantize(&self) -> Result<Vec<f32>, TensorError> {
         self.check()?;
+        if let Format::Trellis(trellis) = &self.format {
+            return Ok(self.folded(trellis));
+        }
         let mut out = vec![0.0; self.rows * self.cols];
         self.dequantize_rows(0..self.rows, &mut out);
         Ok(out)
     }
 
-    /// Dequantizes some rows into `out` (`[rows.len(), cols]`). The tensor must have passed [`check`](Self::check).
+    /// Dequantizes some rows into `out` (`[rows.len(), cols]`), of a trellis from all of them. The tensor must have passed
+    /// [`check`](Self::check).
     pub fn dequantize_rows(&self, rows: Rows<usize>, out: &mut [f32]) {
         if let Some(codec) = self.format.codec() {
             return self.decode_blocks(codec, rows, out);
+        }
+        if let Format::Trellis(trellis) = &self.format {
+            let whole = self.folded(trellis);
+            return out.copy_from_slice(&whole[rows.start * self.cols..rows.end * self.cols]);
         }
         let blocks = self.format.blocks();
         for (row, out) in rows.zip(out.chunks_exact_mut(self.cols.max(1))) {
@@ -320,16 +346,21 @@ impl Quantized {
     /// Whether all lists match the shape and the format.
     ///
     /// # Errors
-    /// [`TensorError::Length`] names the first list that does not, [`TensorError::Ragged`] a codec that does not divide rows.
+    /// [`TensorError::Length`] names the first list that does not, [`TensorError::Ragged`] a codec that does not divide rows,
+    /// [`TensorError::Tiles`] a trellis that does not divide the tensor.
     pub fn check(&self) -> Result<(), TensorError> {
         let blocks = self.format.blocks().count(self.rows, self.cols);
         let per_block = |present: bool| if present { blocks } else { 0 };
         let scale = self.format.scale();
         let outer = usize::from(scale.is_some_and(|s| s.tensor_wide().is_some()));
         let nested = scale.and_then(|s| s.nested()).map_or(0, |(b, _)| b.count(1, blocks));
+        let scales = match &self.format {
+            Format::Trellis(_) => self.rows + self.cols,
+            _ => per_block(scale.is_some()),
+        };
         let lists = [
             ("codes", self.codes.len(), self.code_count()?),
-            ("scales", self.scales.len(), per_block(scale.is_some())),
+            ("scales", self.scales.len(), scales),
             ("zero points", self.zeros.len(), per_block(self.format.has_zero())),
             ("biases", self.biases.len(), per_block(self.format.has_bias())),
             ("tensor-wide scales", usize::from(self.outer.is_some()), outer),
@@ -345,9 +376,16 @@ impl Quantized {
 
     /// Codes, or bytes of a codec, that the shape requires.
     fn code_count(&self) -> Result<usize, TensorError> {
-        match self.format.codec() {
-            None => Ok(self.rows * self.cols),
-            Some(codec) => codec.total_bytes(self.rows, self.cols).ok_or_else(|| ragged(codec, self.cols)),
+        let (rows, cols) = (self.rows, self.cols);
+        match &self.format {
+            Format::Trellis(_) if !Trellis::fits(rows, cols) => Err(TensorError::Tiles { rows, cols }),
+            Format::Trellis(trellis) => Ok(trellis.code_bytes(rows, cols)),
+            _ => match self.format.codec() {
+                None => Ok(self.rows * self.cols),
+                Some(codec) => {
+                    codec.total_bytes(self.rows, self.cols).ok_or_else(|| ragged(codec, self.cols))
+                }
+            },
         }
     }
 
@@ -384,7 +422,7 @@ fn encode_blocks(codec: &Codec, x: &[f32], rows: usize, cols: usize) -> Result<V
 pub fn code_unit(format: &Format) -> usize {
     match format {
         Format::Affine(a) => a.code.unit_bytes(),
-        Format::Table(_) | Format::Codec(_) => Code::Int(8).unit_bytes(),
+        Format::Table(_) | Format::Codec(_) | Format::Trellis(_) => Code::Int(8).unit_bytes(),
     }
 }
 
@@ -401,6 +439,9 @@ struct Plan {
 impl Plan {
     fn new(scheme: &Scheme, x: &[f32], rows: usize, cols: usize, given: Given) -> Result<Self, TensorError> {
         check_length(x, rows, cols)?;
+        if scheme.format.trellis().is_some() {
+            return Err(TensorError::Searched { scheme: scheme.to_string() });
+        }
         if !scheme.accepts_non_finite() {
             check_finite(x)?;
         }

@@ -5,8 +5,12 @@
 //! `⌊(i + 1) · b⌋`: at half-integer rates every second weight has a bit more; its value comes from a few integer operations, the *code book*. Source: `exllamav3_ext/quant/codebook.cuh`,
 //! `pack.cu`, and `exl3_lib/quantize.py` for the order of weights.
 
+mod format;
+
 use crate::minifloat::{F16, Overflow};
 use crate::round::Rounding;
+
+pub use format::{Trellis, order, rotation};
 
 /// Rows and columns of a tile.
 pub const TILE: usize = 16;
@@ -26,6 +30,15 @@ pub enum TrellisBook {
 }
 
 impl TrellisBook {
+    /// Every code book with its name in the Scheme grammar, the default first.
+    pub const NAMES: [(TrellisBook, &'static str); 3] =
+        [(TrellisBook::Mcg, "mcg"), (TrellisBook::Mul1, "mul1"), (TrellisBook::ThreeInst, "3inst")];
+
+    /// Name in the Scheme grammar.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(book, _)| *book == self).map_or("", |(_, name)| name)
+    }
+
     /// The multiplier, by which a file names its book.
     pub const fn multiplier(self) -> u32 {
         match self {
@@ -89,10 +102,38 @@ pub fn states(words: &[u32], half_bits: usize) -> Option<[u16; TILE_WEIGHTS]> {
     }))
 }
 
+/// The words of a tile with the states `states`, of which only the bits that each adds to the ring count: the inverse of [`states`]
+/// where each begins with what the one before it ends with, all around. `None` for other than 1 to 8 bits.
+pub fn words(states: &[u16; TILE_WEIGHTS], half_bits: usize) -> Option<Vec<u32>> {
+    if !(2..=16).contains(&half_bits) {
+        return None;
+    }
+    let mut words = vec![0; 4 * half_bits];
+    for (i, state) in states.iter().enumerate() {
+        let (start, end) = (i * half_bits / 2, (i + 1) * half_bits / 2);
+        for at in start..end {
+            words[at / 32] |= u32::from(state >> (end - 1 - at) & 1) << (31 - at % 32);
+        }
+    }
+    Some(words)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_hold_what_states_read() {
+        for half_bits in 2..=16 {
+            let words: Vec<u32> = (0..4 * half_bits as u64).map(|i| crate::round::random_u32(5, i)).collect();
+            let states = states(&words, half_bits).unwrap();
+            assert_eq!(super::words(&states, half_bits).unwrap(), words, "{half_bits}");
+        }
+        assert!(
+            super::words(&[0; TILE_WEIGHTS], 1).is_none() && super::words(&[0; TILE_WEIGHTS], 17).is_none()
+        );
+    }
 
     #[test]
     fn states_are_windows_of_the_ring() {

@@ -31,6 +31,7 @@ use mantissa_store::ErrorClass;
 use mantissa_train::{LayerTrainer, TrainError};
 
 pub use metric::Metric;
+pub(crate) use metric::weigh;
 pub use weight::{LearnedWeight, check_scheme};
 
 use crate::calibrate::{States, Tick};
@@ -138,6 +139,15 @@ pub struct Windows<'a> {
     pub metric: Option<&'a Metric>,
 }
 
+impl Windows<'_> {
+    /// How many of them a step takes.
+    fn at_once(&self, options: AutoRoundOptions) -> usize {
+        let (count, inputs) = (self.inputs.len(), self.inputs);
+        let longest = (0..count).map(|i| inputs.elements(i) / self.hidden).max().unwrap_or(0);
+        (options.batch_tokens / longest.max(1)).clamp(1, count.max(1))
+    }
+}
+
 /// Mean squared errors of a layer's output over all windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reconstruction {
@@ -160,9 +170,7 @@ pub fn reconstruct(
     threads: usize,
     tick: &mut Tick<'_>,
 ) -> Result<Reconstruction, AutoRoundError> {
-    let (count, inputs) = (windows.inputs.len(), windows.inputs);
-    let longest = (0..count).map(|i| inputs.elements(i) / windows.hidden).max().unwrap_or(0);
-    let each = (options.batch_tokens / longest.max(1)).clamp(1, windows.inputs.len().max(1));
+    let each = windows.at_once(options);
     let mut block = Block { trainer, windows, threads, values: Vec::new(), weighed: Vec::new() };
     block.put(weights);
     let before = block.loss(each, tick)?;
@@ -188,6 +196,24 @@ pub fn reconstruct(
     }
     weights.iter_mut().for_each(|(_, weight)| weight.reset());
     Ok(Reconstruction { before, after: before })
+}
+
+/// The error that [`reconstruct`] minimises with `values` as the weights of the layer in `trainer`, which hold them afterwards. `tick` is
+/// asked after every batch.
+///
+/// # Errors
+/// [`AutoRoundError`].
+pub fn reconstruction_error(
+    trainer: &mut LayerTrainer,
+    values: &[(LinearKind, Vec<f32>)],
+    windows: Windows<'_>,
+    options: AutoRoundOptions,
+    threads: usize,
+    tick: &mut Tick<'_>,
+) -> Result<f64, AutoRoundError> {
+    values.iter().for_each(|(kind, values)| trainer.set_weight(*kind, values));
+    let mut block = Block { trainer, windows, threads, values: Vec::new(), weighed: Vec::new() };
+    block.loss(windows.at_once(options), tick)
 }
 
 fn go_on(tick: &mut Tick<'_>) -> Result<(), AutoRoundError> {

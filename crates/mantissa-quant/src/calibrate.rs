@@ -118,6 +118,15 @@ pub struct Calibration<'a> {
     to_the_end: bool,
 }
 
+/// What is summed over the tokens of an input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Squares {
+    /// Of the squares of each column.
+    pub sums: Vec<f64>,
+    /// How many tokens there were: of an expert those that were routed to it.
+    pub tokens: u64,
+}
+
 /// A layer on its way from the source to the output.
 #[derive(Debug)]
 pub struct CalibratedLayer {
@@ -260,16 +269,14 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
         tick: &mut Tick<'_>,
-    ) -> Result<BTreeMap<LinearInput, Vec<f64>>, CalibrateError> {
-        let inputs = distinct(kinds);
-        let mut sums: Vec<Vec<f64>> =
-            inputs.iter().map(|&input| vec![0.0; self.config.input_width(input)]).collect();
-        self.observe(layer, &inputs, tick, |i, x| {
-            for row in x.chunks_exact(sums[i].len().max(1)) {
-                sums[i].iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+    ) -> Result<BTreeMap<LinearInput, Squares>, CalibrateError> {
+        let none = |width| Squares { sums: vec![0.0; width], tokens: 0 };
+        self.fold(layer, kinds, tick, none, |Squares { sums, tokens }, x| {
+            for row in x.chunks_exact(sums.len().max(1)) {
+                sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
+                *tokens += 1;
             }
-        })?;
-        Ok(inputs.into_iter().zip(sums).collect())
+        })
     }
 
     /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers `kinds` read.
@@ -283,12 +290,61 @@ impl<'a> Calibration<'a> {
         kinds: impl IntoIterator<Item = LinearKind>,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, f32>, CalibrateError> {
+        self.fold(
+            layer,
+            kinds,
+            tick,
+            |_| 0f32,
+            |peak, x| {
+                *peak = x.iter().fold(*peak, |peak, v| peak.max(v.abs()));
+            },
+        )
+    }
+
+    /// Runs the windows through `layer`, as it now is, and adds what its linear layers `kinds` read, window after window in their order,
+    /// to what `begin` makes for the width of each input. `tick` is asked as in [`statistics`](Self::statistics).
+    ///
+    /// # Errors
+    /// [`CalibrateError`].
+    pub(crate) fn fold<T>(
+        &mut self,
+        layer: &CalibratedLayer,
+        kinds: impl IntoIterator<Item = LinearKind>,
+        tick: &mut Tick<'_>,
+        begin: impl Fn(usize) -> T,
+        add: impl FnMut(&mut T, &[f32]),
+    ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
+        self.folded(layer, kinds, tick, false, (begin, add))
+    }
+
+    /// [`fold`](Self::fold) and [`advance`](Self::advance) in one pass, through the last layer too.
+    ///
+    /// # Errors
+    /// [`CalibrateError`].
+    pub(crate) fn fold_through<T>(
+        &mut self,
+        layer: &CalibratedLayer,
+        kinds: impl IntoIterator<Item = LinearKind>,
+        tick: &mut Tick<'_>,
+        begin: impl Fn(usize) -> T,
+        add: impl FnMut(&mut T, &[f32]),
+    ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
+        self.next = layer.index + 1;
+        self.folded(layer, kinds, tick, true, (begin, add))
+    }
+
+    fn folded<T>(
+        &mut self,
+        layer: &CalibratedLayer,
+        kinds: impl IntoIterator<Item = LinearKind>,
+        tick: &mut Tick<'_>,
+        through: bool,
+        (begin, mut add): (impl Fn(usize) -> T, impl FnMut(&mut T, &[f32])),
+    ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
         let inputs = distinct(kinds);
-        let mut peaks = vec![0f32; inputs.len()];
-        self.observe(layer, &inputs, tick, |i, x| {
-            peaks[i] = x.iter().fold(peaks[i], |peak, v| peak.max(v.abs()));
-        })?;
-        Ok(inputs.into_iter().zip(peaks).collect())
+        let mut all: Vec<T> = inputs.iter().map(|&input| begin(self.config.input_width(input))).collect();
+        self.pass(layer, &inputs, tick, through, |i, x| add(&mut all[i], x))?;
+        Ok(inputs.into_iter().zip(all).collect())
     }
 
     /// Runs the windows through `layer`, as it now is, and keeps up to `most` tokens of what its linear layers `kinds` read, evenly
@@ -303,13 +359,9 @@ impl<'a> Calibration<'a> {
         most: usize,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Sample>, CalibrateError> {
-        let inputs = distinct(kinds);
         let tokens = self.states.total() / self.config.hidden_size;
         let every = tokens.div_ceil(most.max(1)).max(1);
-        let new = |&input: &LinearInput| Sample::new(self.config.input_width(input));
-        let mut samples: Vec<Sample> = inputs.iter().map(new).collect();
-        self.observe(layer, &inputs, tick, |i, x| samples[i].add(x, every))?;
-        Ok(inputs.into_iter().zip(samples).collect())
+        self.fold(layer, kinds, tick, Sample::new, |sample, x| sample.add(x, every))
     }
 
     /// Runs the windows through `layer`, as it now is, and hands what its linear layers read to `take`, window after window
@@ -320,11 +372,24 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
+        take: impl FnMut(usize, &[f32]),
+    ) -> Result<(), CalibrateError> {
+        self.pass(layer, inputs, tick, false, take)
+    }
+
+    /// The same; `through` says that the windows are then at the next layer.
+    fn pass(
+        &mut self,
+        layer: &CalibratedLayer,
+        inputs: &[LinearInput],
+        tick: &mut Tick<'_>,
+        through: bool,
         mut take: impl FnMut(usize, &[f32]),
     ) -> Result<(), CalibrateError> {
-        let (config, threads, states) = (self.config, self.threads, &self.states);
-        for first in (0..states.len()).step_by(threads) {
-            let windows = first..states.len().min(first + threads);
+        let (config, threads, count) = (self.config, self.threads, self.states.len());
+        for first in (0..count).step_by(threads) {
+            let windows = first..count.min(first + threads);
+            let states = &self.states;
             let work = windows.clone().zip(&mut self.workers);
             for_each(threads, work, |(window, worker)| {
                 worker.observe(&layer.layer, config, states, window, inputs);
@@ -332,6 +397,9 @@ impl<'a> Calibration<'a> {
             for (window, worker) in windows.zip(&mut self.workers) {
                 worker.take_result(window)?;
                 worker.seen.iter().enumerate().for_each(|(input, x)| take(input, x));
+                if through {
+                    self.states.put(window, &worker.states)?;
+                }
             }
             go_on(tick)?;
         }
@@ -431,6 +499,11 @@ impl Sample {
                 *peak = peak.max(v.abs());
             }
         }
+    }
+
+    /// Tokens of `x`.
+    pub(crate) fn rows(&self) -> usize {
+        self.x.len() / self.peaks.len().max(1)
     }
 
     /// Mean magnitude of each column.

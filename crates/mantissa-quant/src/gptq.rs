@@ -27,7 +27,7 @@ mod hessian;
 mod solve;
 
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
-use mantissa_num::{Blocks, Quantized, Scheme, TensorError};
+use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
 
 pub use hessian::Hessian;
 
@@ -60,6 +60,9 @@ pub enum GroupRange {
     /// All of it, as published.
     Amax,
 }
+
+/// What an error of rounding counts in the search for a scale, one of clipping being 1: other columns make up for more of the first.
+pub(crate) const OF_ROUNDING: f64 = 0.5;
 
 /// Group ranges by name.
 pub const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("amax", GroupRange::Amax)];
@@ -272,14 +275,43 @@ impl InverseFactor {
         outer: Option<f32>,
         threads: usize,
     ) -> Result<GptqResult, GptqError> {
+        let outer =
+            outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
+        self.solve((scheme, outer), w, None, threads)
+    }
+
+    /// [`quantize`](Self::quantize) under scales that are chosen already, `[rows, groups]` of neighbouring columns, whatever
+    /// the options say of groups; for layouts that do not hold any scale.
+    ///
+    /// # Errors
+    /// As there; [`GptqError::Length`] of the scales.
+    pub fn quantize_under(
+        &self,
+        scheme: &Scheme,
+        w: &[f32],
+        scales: &Codes,
+        threads: usize,
+    ) -> Result<GptqResult, GptqError> {
+        self.solve((scheme, None), w, Some(scales), threads)
+    }
+
+    fn solve(
+        &self,
+        (scheme, outer): (&Scheme, Option<f32>),
+        w: &[f32],
+        scales: Option<&Codes>,
+        threads: usize,
+    ) -> Result<GptqResult, GptqError> {
         let cols = self.order.len();
         let rows = check_weight(w, cols)?;
         let group = group_columns(scheme, rows, cols)?;
-        let outer =
-            outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
-        let problem = solve::Problem { factor: self, scheme, outer, w, rows, cols, group };
+        let expected = rows * cols.div_ceil(group);
+        if let Some(found) = scales.map(Codes::len).filter(|&found| found != expected) {
+            return Err(GptqError::Length { what: "scales", found, expected });
+        }
+        let problem = solve::Problem { factor: self, scheme, outer, scales, w, rows, cols, group };
         let (quantized, loss) = problem.solve(threads);
-        let moved = self.options.follows_order() && group < cols;
+        let moved = scales.is_none() && self.options.follows_order() && group < cols;
         Ok(GptqResult {
             quantized,
             g_idx: moved.then(|| group_indices(&self.order, group)),
@@ -300,7 +332,17 @@ impl InverseFactor {
         self.order.len()
     }
 
-    fn notes(&self) -> Vec<String> {
+    /// `U[k, k]`, upper triangular with `(H + λI)⁻¹ = Uᵀ U`, by position.
+    pub(crate) fn upper(&self) -> &[f64] {
+        &self.upper
+    }
+
+    /// The diagonal of the Hessian, which says what a squared error in each column counts.
+    pub(crate) fn diagonal(&self) -> &[f64] {
+        &self.diagonal
+    }
+
+    pub(crate) fn notes(&self) -> Vec<String> {
         let (asked, used, dead) = (self.options.damp, self.damp_used, self.dead_columns());
         let mut notes = Vec::new();
         if used > asked {
@@ -375,6 +417,9 @@ pub fn check_scheme(
     if scheme.format.codec().is_some() {
         return refused("its blocks have their own search; use rtn");
     }
+    if scheme.format.trellis().is_some() {
+        return refused("its values are coded together; use qtip");
+    }
     if scheme.needs_whole_tensor() {
         return refused("its scales are quantized together after the weight; use rtn");
     }
@@ -402,8 +447,8 @@ fn check_options(options: GptqOptions) -> Result<(), GptqError> {
     Ok(())
 }
 
-/// Rows of `w`.
-fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
+/// Rows of `w`, whose values must be finite.
+pub(crate) fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
     let rows = w.len() / cols.max(1);
     if rows * cols != w.len() {
         return Err(GptqError::Length { what: "values", found: w.len(), expected: rows * cols });
@@ -418,6 +463,10 @@ fn check_weight(w: &[f32], cols: usize) -> Result<usize, GptqError> {
 /// Columns of a group; all of them where a row has one scale or none.
 fn group_columns(scheme: &Scheme, rows: usize, cols: usize) -> Result<usize, GptqError> {
     match scheme.format.blocks() {
+        _ if scheme.format.trellis().is_some() => Err(GptqError::Scheme {
+            scheme: scheme.to_string(),
+            why: "its values are coded together; use qtip",
+        }),
         _ if scheme.format.scale().is_none() => Ok(cols.max(1)),
         Blocks::Row => Ok(cols.max(1)),
         Blocks::Group(group) => Ok((group as usize).min(cols).max(1)),

@@ -11,7 +11,10 @@
 //! z = mean over the group of  q - (W - E) / s
 //! ```
 //!
-//! until the mean of `|W - s (q - z)|` over the weight no longer falls. `z` is no integer: with `s` it is stored as the value
+//! Groups may also be of neighbouring rows of a column (tiles `tGx1`), the published code's `axis = 0`, and a row's or column's last group may
+//! be short.
+//!
+//! Steps end when the mean of `|W - s (q - z)|` over the weight no longer falls. `z` is no integer: with `s` it is stored as the value
 //! of the lowest code ([`Offset::Bias`]). Where the format has integer zero points ([`Offset::Zero`]), it is rounded at the end.
 
 use mantissa_kernels::{for_each, kernels, map_reduce_fixed};
@@ -55,13 +58,42 @@ const MAX_INVERSE: f32 = 2e4;
 /// Finds the grids of `w`, whose groups of `group` values follow one another, for codes of `bits` bits. Does not depend on
 /// `threads`.
 pub fn hqq(w: &[f32], group: usize, bits: u32, options: HqqOptions, threads: usize) -> HqqGrids {
-    let top = ((1u32 << bits) - 1) as f32;
     let group = group.max(1);
+    of_lines(w, Lines { unit: group, group }, bits, options, threads)
+}
+
+/// Values whose groups follow one another within units, the last group of a unit being short where they do not divide it.
+#[derive(Clone, Copy)]
+struct Lines {
+    unit: usize,
+    group: usize,
+}
+
+impl Lines {
+    /// Of lines of `len` values. Groups that divide them are units of their own.
+    fn new(len: usize, group: usize) -> Self {
+        Lines { unit: if len.is_multiple_of(group) { group } else { len }, group }
+    }
+
+    fn groups<'w>(&self, w: &'w [f32]) -> impl Iterator<Item = &'w [f32]> + use<'w> {
+        let group = self.group;
+        w.chunks(self.unit).flat_map(move |unit| unit.chunks(group))
+    }
+
+    /// Values, and groups, that a thread takes at a time.
+    fn at_once(&self) -> (usize, usize) {
+        let units = rows_at_once(self.unit);
+        (units * self.unit, units * self.unit.div_ceil(self.group))
+    }
+}
+
+fn of_lines(w: &[f32], lines: Lines, bits: u32, options: HqqOptions, threads: usize) -> HqqGrids {
+    let top = ((1u32 << bits) - 1) as f32;
     let range = |x: &[f32]| {
         x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), v| (low.min(*v), high.max(*v)))
     };
-    let mut grids: Vec<(f32, f32)> = w
-        .chunks(group)
+    let mut grids: Vec<(f32, f32)> = lines
+        .groups(w)
         .map(range)
         .map(|(low, high)| {
             let inverse = (top / (high - low)).min(MAX_INVERSE);
@@ -71,7 +103,7 @@ pub fn hqq(w: &[f32], group: usize, bits: u32, options: HqqOptions, threads: usi
     let mut errors = Vec::new();
     let mut best = f64::INFINITY;
     for _ in 0..options.iterations {
-        let error = step(w, group, top, options, &mut grids, threads) / w.len().max(1) as f64;
+        let error = step(w, lines, top, options, &mut grids, threads) / w.len().max(1) as f64;
         errors.push(error);
         if error >= best {
             break;
@@ -85,18 +117,18 @@ pub fn hqq(w: &[f32], group: usize, bits: u32, options: HqqOptions, threads: usi
 /// One step of all groups; the sum of `|W - s (q - z)|` before it.
 fn step(
     w: &[f32],
-    group: usize,
+    lines: Lines,
     top: f32,
     options: HqqOptions,
     grids: &mut [(f32, f32)],
     threads: usize,
 ) -> f64 {
-    let groups = rows_at_once(group);
+    let (values, groups) = lines.at_once();
     let mut sums = vec![0.0; grids.len().div_ceil(groups)];
-    let work = w.chunks(groups * group).zip(grids.chunks_mut(groups)).zip(&mut sums);
+    let work = w.chunks(values).zip(grids.chunks_mut(groups)).zip(&mut sums);
     for_each(threads, work, |((w, grids), sum)| {
-        let (mut codes, mut errors, mut shrunk) = (vec![0f32; group], vec![0f32; group], vec![0f32; group]);
-        for (x, (inverse, zero)) in w.chunks(group).zip(grids) {
+        let [mut codes, mut errors, mut shrunk] = [(); 3].map(|()| vec![0f32; lines.group]);
+        for (x, (inverse, zero)) in lines.groups(w).zip(grids) {
             let (codes, errors) = (&mut codes[..x.len()], &mut errors[..x.len()]);
             for ((q, error), &v) in codes.iter_mut().zip(&mut *errors).zip(x) {
                 *q = (v * *inverse + *zero).round_ties_even().clamp(0.0, top);
@@ -140,22 +172,30 @@ pub fn with_float_zero(scheme: Scheme) -> Scheme {
 pub fn check_scheme(scheme: &Scheme, cols: usize) -> Result<(), &'static str> {
     group_of(scheme, cols)
         .map(|_| ())
-        .ok_or("integers with an offset in whole groups of a row or in channels, such as int4-g64")
+        .ok_or("integers with an offset in groups of a row or of a column, or in channels, such as int4-g64 or int4-t64x1")
 }
 
-/// Bits of a code and columns of a group.
-fn group_of(scheme: &Scheme, cols: usize) -> Option<(u32, usize)> {
+/// Whose values a group has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Axis {
+    Row,
+    Column,
+}
+
+/// Bits of a code, values of a group, and of what they are.
+fn group_of(scheme: &Scheme, cols: usize) -> Option<(u32, usize, Axis)> {
     let Format::Affine(Affine { code: Code::Int(bits), blocks, scale: Some(tree), offset }) = &scheme.format
     else {
         return None;
     };
-    let group = match blocks {
-        Blocks::Row => cols,
-        Blocks::Group(group) => *group as usize,
+    let (group, axis) = match blocks {
+        Blocks::Row => (cols, Axis::Row),
+        Blocks::Group(group) => (*group as usize, Axis::Row),
+        Blocks::Tile { rows, cols: 1 } => (*rows as usize, Axis::Column),
         _ => return None,
     };
     let plain = *offset != Offset::None && scheme.encoder.rule != Rule::Torchao && tree.outer.is_none();
-    (plain && group > 0 && cols.is_multiple_of(group)).then_some((*bits, group))
+    (plain && group > 0).then_some((*bits, group, axis))
 }
 
 /// Quantizes `w` (`[rows, cols]`, finite) by `scheme`, with the mean magnitudes of the error of rounding to nearest and its
@@ -167,10 +207,55 @@ pub fn quantize(
     options: HqqOptions,
     threads: usize,
 ) -> Option<(Quantized, [f64; 2])> {
-    let (bits, group) = group_of(scheme, cols)?;
-    let grids = hqq(w, group, bits, options, threads);
+    let (bits, group, axis) = group_of(scheme, cols)?;
+    let rows = w.len() / cols.max(1);
+    if axis == Axis::Column {
+        return of_columns(scheme, w, (rows, cols), options, threads);
+    }
+    quantize_lines(scheme, w, (rows, cols), (bits, Lines::new(cols, group)), options, threads)
+}
+
+/// [`quantize`] of groups down the columns: the transpose in groups along its rows, turned back.
+fn of_columns(
+    scheme: &Scheme,
+    w: &[f32],
+    (rows, cols): (usize, usize),
+    options: HqqOptions,
+    threads: usize,
+) -> Option<(Quantized, [f64; 2])> {
+    let (bits, group, _) = group_of(scheme, cols)?;
+    let Format::Affine(affine) = &scheme.format else { return None };
+    let blocks = Blocks::Group(u32::try_from(group).ok()?);
+    let along = Scheme { format: Format::Affine(Affine { blocks, ..affine.clone() }), ..scheme.clone() };
+    let turned: Vec<f32> = (0..cols).flat_map(|c| (0..rows).map(move |r| w[r * cols + c])).collect();
+    let lines = Lines::new(rows, group);
+    let (found, errors) = quantize_lines(&along, &turned, (cols, rows), (bits, lines), options, threads)?;
+    let groups = rows.div_ceil(group);
+    let scales = Codes::with_capacity(scheme.format.scale()?.code.unit_bytes(), groups * cols);
+    let mut q = Quantized { format: scheme.format.clone(), rows, cols, scales, ..found.clone() };
+    if let (Codes::U8(codes), Codes::U8(turned)) = (&mut q.codes, &found.codes) {
+        codes.iter_mut().enumerate().for_each(|(i, code)| *code = turned[i % cols * rows + i / cols]);
+    }
+    // Tiles go row of tiles by row of tiles.
+    let place = |tile: usize| tile % cols * groups + tile / cols;
+    (0..groups * cols).for_each(|tile| q.scales.push(found.scales.get(place(tile))));
+    q.biases.iter_mut().enumerate().for_each(|(tile, bias)| *bias = found.biases[place(tile)]);
+    q.zeros.iter_mut().enumerate().for_each(|(tile, zero)| *zero = found.zeros[place(tile)]);
+    Some((q, errors))
+}
+
+/// [`quantize`] of groups along the rows of `w`, whatever the blocks of `scheme`.
+fn quantize_lines(
+    scheme: &Scheme,
+    w: &[f32],
+    (rows, cols): (usize, usize),
+    (bits, lines): (u32, Lines),
+    options: HqqOptions,
+    threads: usize,
+) -> Option<(Quantized, [f64; 2])> {
+    let grids = of_lines(w, lines, bits, options, threads);
     let biased = scheme.format.has_bias();
-    let empty = Quantized::empty(scheme.format.clone(), w.len() / cols.max(1), cols);
+    let empty = Quantized::empty(scheme.format.clone(), rows, cols);
     let unit = scheme.format.scale().map_or(4, |scale| scale.code.unit_bytes());
     let mut q =
         Quantized { codes: Codes::U8(vec![0; w.len()]), scales: Codes::with_capacity(unit, 0), ..empty };
@@ -191,15 +276,16 @@ pub fn quantize(
         steps.push((step, zero));
     }
     if let Codes::U8(codes) = &mut q.codes {
-        let groups = rows_at_once(group);
-        let work = w.chunks(groups * group).zip(codes.chunks_mut(groups * group)).zip(steps.chunks(groups));
+        let (values, groups) = lines.at_once();
+        let work = w.chunks(values).zip(codes.chunks_mut(values)).zip(steps.chunks(groups));
         for_each(threads, work, |((w, codes), steps)| {
-            let each = w.chunks(group).zip(codes.chunks_mut(group)).zip(steps);
-            for ((w, codes), (step, zero)) in each {
-                for (v, code) in w.iter().zip(codes) {
+            let mut at = 0;
+            for (w, (step, zero)) in lines.groups(w).zip(steps) {
+                for (v, code) in w.iter().zip(&mut codes[at..]) {
                     let q = (v / step + zero).round_ties_even().clamp(0.0, top);
                     *code = (q as i32 - half) as i8 as u8;
                 }
+                at += w.len();
             }
         });
     }
@@ -263,11 +349,43 @@ mod tests {
         }
     }
 
+    /// Groups down the columns are those along the rows of the transpose; a short last group is a group by itself.
+    #[test]
+    fn groups_of_columns_and_short_ones() {
+        let (rows, cols) = (80, 24);
+        let w = weights(rows * cols);
+        let turned: Vec<f32> = (0..rows * cols).map(|i| w[i % rows * cols + i / rows]).collect();
+        for (down, along) in [("int4-t32x1", "int4-g32"), ("int3-t16x1-asym", "int3-g16-asym")] {
+            let [down, along] = [down, along].map(|text| with_float_zero(text.parse().unwrap()));
+            let options = HqqOptions::default();
+            let (q, errors) = quantize(&down, &w, cols, options, 2).unwrap();
+            let (other, others) = quantize(&along, &turned, rows, options, 1).unwrap();
+            q.check().unwrap();
+            assert_eq!(q.format, down.format);
+            let (values, other) = (q.dequantize().unwrap(), other.dequantize().unwrap());
+            assert!((0..rows * cols).all(|i| values[i] == other[i % cols * rows + i / cols]));
+            assert_eq!(errors, others);
+        }
+        // Of 80 columns the last 16 have a scale of their own: as in a weight that ends before them, and one of nothing else.
+        let scheme = with_float_zero("int4-g64".parse().unwrap());
+        let of = |columns: std::ops::Range<usize>| {
+            let part: Vec<f32> =
+                turned.chunks_exact(80).flat_map(|row| row[columns.clone()].to_vec()).collect();
+            let once = HqqOptions { iterations: 1, ..HqqOptions::default() };
+            quantize(&scheme, &part, columns.len(), once, 1).unwrap().0.dequantize().unwrap()
+        };
+        let (whole, first, last) = (of(0..80), of(0..64), of(64..80));
+        for (row, values) in whole.chunks_exact(80).enumerate() {
+            assert_eq!(values[..64], first[64 * row..64 * (row + 1)]);
+            assert_eq!(values[64..], last[16 * row..16 * (row + 1)]);
+        }
+    }
+
     #[test]
     fn what_has_no_offset_gets_one_and_the_rest_is_refused() {
         let scheme = with_float_zero("int4-g64".parse().unwrap());
         assert_eq!(scheme.to_string(), "int4-g64-asym:minmax");
-        assert!(check_scheme(&scheme, 256).is_ok() && check_scheme(&scheme, 96).is_err());
+        assert!(check_scheme(&scheme, 256).is_ok() && check_scheme(&scheme, 96).is_ok());
         for text in ["nf4", "fp8-e4m3-channel", "int4-t4x4-asym", "int4-g64-asym:torchao"] {
             let scheme = with_float_zero(text.parse().unwrap());
             assert!(check_scheme(&scheme, 256).is_err(), "{text}");

@@ -12,9 +12,9 @@ use std::ops::ControlFlow;
 
 use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::stored_name;
+use mantissa_store::convention::gguf::{Place, place};
 
-use crate::calibrate::{Calibration, CalibrationSet};
+use crate::calibrate::{Calibration, CalibrationSet, Squares};
 use crate::error::Result;
 
 /// Importance of the columns of some weights.
@@ -42,10 +42,35 @@ pub struct Entry {
 }
 
 impl Entry {
+    fn empty(matrices: usize, cols: usize) -> Self {
+        Entry { sums: vec![0.0; matrices * cols], counts: vec![0.0; matrices] }
+    }
+
+    /// Puts what matrix `index` saw, where there is one.
+    fn put(&mut self, index: usize, seen: &Squares) {
+        let cols = seen.sums.len();
+        if let (Some(sums), Some(count)) =
+            (self.sums.get_mut(index * cols..(index + 1) * cols), self.counts.get_mut(index))
+        {
+            sums.iter_mut().zip(&seen.sums).for_each(|(out, sum)| *out = *sum as f32);
+            *count = seen.tokens as f32;
+        }
+    }
+
     /// The mean square of each column of matrix `index`; `None` where there is none, or it saw nothing.
     pub fn means(&self, index: usize) -> Option<Vec<f32>> {
-        let count = *self.counts.get(index)?;
-        let cols = self.sums.len() / self.counts.len();
+        self.means_by(*self.counts.get(index)?, index, self.sums.len() / self.counts.len())
+    }
+
+    /// The same of matrices of `cols` columns; the older encoding has one count for all of them.
+    fn means_of_expert(&self, index: usize, cols: usize) -> Option<Vec<f32>> {
+        match self.counts[..] {
+            [of_all] => self.means_by(of_all, index, cols),
+            _ => self.means(index),
+        }
+    }
+
+    fn means_by(&self, count: f32, index: usize, cols: usize) -> Option<Vec<f32>> {
         let sums = self.sums.get(index * cols..(index + 1) * cols)?;
         (count > 0.0).then(|| sums.iter().map(|sum| sum / count).collect())
     }
@@ -71,10 +96,12 @@ impl Importance {
             let linears = config.layer_linears(layer.index());
             let moments = calibration.squares(&layer, linears.iter().map(|info| info.kind), tick)?;
             for info in linears {
-                let name = stored_name(&format!("{}.weight", info.module));
-                let (Some(name), Some(sums)) = (name, moments.get(&info.kind.input())) else { continue };
-                let sums = sums.iter().map(|&sum| sum as f32).collect();
-                entries.insert(name, Entry { sums, counts: vec![set.tokens() as f32] });
+                let place = place(&format!("{}.weight", info.module));
+                let (Some(place), Some(squares)) = (place, moments.get(&info.kind.input())) else { continue };
+                let experts = config.experts.as_ref().map_or(0, |experts| usize::from(experts.count));
+                let matrices = if place.expert.is_some() { experts } else { 1 };
+                let entry = entries.entry(place.tensor).or_insert_with(|| Entry::empty(matrices, info.cols));
+                entry.put(place.expert.unwrap_or(0), squares);
             }
             calibration.advance(&layer, tick)?;
         }
@@ -92,17 +119,22 @@ impl Importance {
         crate::memory::importance_buffers(config, set, threads).iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The importance of the columns of a linear layer's weight.
+    /// The importance of the columns of a linear layer's weight, of an expert its own.
     ///
     /// # Errors
     /// [`mantissa_store::Error::Field`] where it has another number of columns.
     pub fn of(&self, info: &LinearInfo) -> Result<Option<Vec<f32>>> {
-        let Some(name) = stored_name(&format!("{}.weight", info.module)) else { return Ok(None) };
-        let means = self.entries.get(&name).and_then(|entry| entry.means(0));
+        let Some(Place { tensor, expert }) = place(&format!("{}.weight", info.module)) else {
+            return Ok(None);
+        };
+        let means = self.entries.get(&tensor).and_then(|entry| match expert {
+            Some(expert) => entry.means_of_expert(expert, info.cols),
+            None => entry.means(0),
+        });
         match means {
             Some(means) if means.len() != info.cols => Err(mantissa_store::Error::field(
                 std::path::Path::new(&self.name),
-                name,
+                tensor,
                 format!("{} columns", means.len()),
                 format!("{}, those of {}", info.cols, info.module),
                 "it is of another model",
@@ -110,5 +142,23 @@ impl Importance {
             .into()),
             means => Ok(means),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_have_counts_of_their_own_or_share_one() {
+        let entry = |counts: &[f32]| Entry { sums: vec![2.0, 4.0, 6.0, 8.0], counts: counts.to_vec() };
+        assert_eq!(entry(&[2.0]).means_of_expert(1, 2), Some(vec![3.0, 4.0]));
+        assert_eq!(entry(&[2.0]).means_of_expert(2, 2), None);
+        assert_eq!(entry(&[1.0, 2.0]).means_of_expert(1, 2), Some(vec![3.0, 4.0]));
+        assert_eq!(entry(&[1.0, 0.0]).means_of_expert(1, 2), None);
+        let mut seen = Entry::empty(2, 2);
+        seen.put(1, &Squares { sums: vec![5.0, 6.0], tokens: 3 });
+        seen.put(2, &Squares { sums: vec![7.0, 7.0], tokens: 9 });
+        assert_eq!(seen, Entry { sums: vec![0.0, 0.0, 5.0, 6.0], counts: vec![0.0, 3.0] });
     }
 }

@@ -18,6 +18,7 @@ use crate::gguf;
 use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
+use crate::judge::Judgement;
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
@@ -41,6 +42,8 @@ pub(crate) struct Solved {
     pub(crate) fallback: Option<String>,
     /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
     pub(crate) output_error: Option<f64>,
+    /// How it did against rounding to nearest, where that was measured.
+    pub(crate) judged: Option<Judgement>,
     pub(crate) notes: Vec<String>,
 }
 
@@ -54,6 +57,7 @@ impl Solved {
             stats,
             fallback: None,
             output_error: None,
+            judged: None,
             notes: Vec::new(),
         }
     }
@@ -82,10 +86,8 @@ impl<'a> Layers<'a> {
         source: &'a Folded<'a>,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
-        let sequential = match plan.recipe.method {
-            Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => None,
-            Method::Gptq | Method::AutoRound => Some(Sequential::new(plan, source, stored)),
-        };
+        let calibrates = plan.calibration().or(plan.judging_text()).is_some();
+        let sequential = calibrates.then(|| Sequential::new(plan, source, stored));
         Layers {
             plan,
             source,
@@ -122,8 +124,10 @@ impl<'a> Layers<'a> {
             }
             None => self.solve(info, scheme, tick)?,
         };
-        let uncovered = self.prepared.and_then(|prepared| prepared.uncovered.get(&info.module));
-        solved.notes.extend(uncovered.cloned());
+        if let Some(prepared) = self.prepared {
+            solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
+            prepared.judge(&info.module, self.plan.recipe.method, &mut solved);
+        }
         let input_scale = match solved.input_scale {
             None => self.input_scale(info, tick)?,
             scale => scale,
@@ -143,8 +147,8 @@ impl<'a> Layers<'a> {
             )
         })?;
         let method = match self.clips(info) {
-            _ if solved.fallback.is_some() => Method::Rtn.name(),
             Some(_) => "awq",
+            None if solved.fallback.is_some() => Method::Rtn.name(),
             None => self.plan.recipe.method.name(),
         };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
@@ -178,13 +182,26 @@ impl<'a> Layers<'a> {
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
-        match &mut self.sequential {
-            Some(sequential) => sequential.quantize(info, scheme, &w, outer, tick),
-            None if self.plan.container == Container::Exl2 => self.squares(info, scheme, &w),
-            None if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
-            None if self.plan.recipe.method == Method::RtnMse => self.clipped(info, scheme, &w, outer),
-            None if self.plan.recipe.method == Method::Hqq => self.half_quadratic(info, scheme, &w),
-            None => match (scheme.format.codec(), self.importance) {
+        match self.plan.recipe.method {
+            Method::Gptq | Method::Qtip => {
+                let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
+                sequential.quantize(info, scheme, &w, outer, tick)
+            }
+            _ if self.plan.container == Container::Exl2 => {
+                round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
+            }
+            _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
+            method @ (Method::RtnMse | Method::Hqq) => {
+                let solved = match method {
+                    Method::Hqq => self.half_quadratic(info, scheme, &w)?,
+                    _ => self.clipped(info, scheme, &w, outer)?,
+                };
+                match &mut self.sequential {
+                    Some(sequential) => sequential.judge(info, scheme, &w, outer, solved, tick),
+                    None => Ok(solved),
+                }
+            }
+            _ => match (scheme.format.codec(), self.importance) {
                 (Some(codec), Some(importance)) if codec.takes_importance() => {
                     self.search(info, codec, &w, importance)
                 }
@@ -207,18 +224,6 @@ impl<'a> Layers<'a> {
         let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };
         sequential.learn(info.layer, &linears, tick)?;
         sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
-    }
-
-    /// Rounded to nearest under scales that are squares times one f16 for all rows of a group.
-    fn squares(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let mut scratch = Scratch::default();
-        let w = whole(self.source, info, w, &mut scratch)?;
-        let quantized = exl2::quantize(scheme, w, info.rows, info.cols).ok_or_else(|| {
-            let found = "values that are no numbers, or beyond what f16 scales reach";
-            Error::field(self.source.path(), &info.module, found, "weights whose scales are f16", "")
-        })?;
-        let stats = ErrorStats::of(w, &quantized);
-        Ok(Solved::rounded((quantized, stats)))
     }
 
     /// A factor and blocks of what is left, as ternary weights are stored in GGUF.
@@ -376,7 +381,7 @@ pub(crate) fn whole<'w>(
     w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
 }
 
-/// Rounds a weight to nearest.
+/// Rounds a weight to nearest, under the scales that its container has.
 pub(crate) fn round_to_nearest(
     plan: &Plan,
     source: &Folded<'_>,
@@ -385,6 +390,14 @@ pub(crate) fn round_to_nearest(
     w: &DenseTensor<'_>,
     outer: Option<f32>,
 ) -> Result<Solved> {
+    if plan.container == Container::Exl2 {
+        let mut scratch = Scratch::default();
+        let w = whole(source, info, w, &mut scratch)?;
+        let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
+        let quantized = quantized.ok_or_else(|| exl2::out_of_reach(source, info))?;
+        let stats = ErrorStats::of(w, &quantized);
+        return Ok(Solved::rounded((quantized, stats)));
+    }
     let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
     let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
     if !solved.stats.is_finite() {

@@ -15,12 +15,14 @@ use crate::autoround::{ErrorMetric, LearnedWeight};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gguf;
 use crate::gptq::{self, Hessian};
-use crate::input_scales::{self, Observer};
+use crate::input_scales;
+use crate::judge::Judge;
 use crate::plan::{Plan, spec_bytes};
+use crate::qtip;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Transform};
 use crate::rtn;
-use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes};
+use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes, outputs_bytes};
 use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
@@ -69,7 +71,7 @@ impl Stage {
 /// The stage of the run with the highest peak of anonymous memory; `verified` says that the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = Vec::new();
-    if let Some(set) = plan.calibration() {
+    if let Some(set) = plan.calibration().or(plan.judging_text()) {
         stages.push(embedding_windows(plan, set));
     }
     if let Some(set) = plan.importance_text() {
@@ -80,7 +82,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     if let Some(set) = plan.input_text().filter(|_| plan.calibration().is_none()) {
         stages.push(embedding_windows(plan, set));
         let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
-        if plan.recipe.observer != Observer::Max {
+        if plan.recipe.observer.samples() {
             buffers.push(("tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
         }
         stages.push(Stage { name: "find the scales of inputs".to_owned(), buffers });
@@ -95,8 +97,14 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
             _ => searching(plan, set),
         });
     }
-    if let Some(set) = plan.calibration().filter(|_| fisher(plan)) {
-        let buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
+    if let Some(set) = plan.calibration().filter(|_| fisher(plan) || plan.weighs_outputs()) {
+        let mut buffers = metrics_buffers(&plan.config, set, &learning_options(plan, set));
+        if plan.weighs_outputs() {
+            let gradient = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max();
+            buffers.retain(|(what, _)| *what != "metrics");
+            buffers.push(("second moments of gradients", outputs_bytes(plan)));
+            buffers.push(("gradient of a weight", gradient.unwrap_or(0)));
+        }
         stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
     }
     if let Some(values) = plan.gguf.as_ref().map(gguf::Layout::largest_joined).filter(|&n| n > 0) {
@@ -115,7 +123,10 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
                 stages.push(learning(plan, set, info, scheme));
             }
             Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
-            None => stages.push(quantizing(plan, info, scheme)),
+            None => match plan.judging_text() {
+                Some(set) => stages.extend(judged(plan, set, info, scheme)),
+                None => stages.push(quantizing(plan, info, scheme)),
+            },
         }
         if verified {
             stages.push(verifying(plan, info, scheme));
@@ -163,7 +174,11 @@ impl Sizes {
         let threads = (plan.options.threads as u64).min(weights.div_ceil(panel)).max(1);
         let stored = format.total_bits(info.rows, info.cols).div_ceil(8);
         Sizes {
-            codes: if format.codec().is_some() { stored } else { weights * unit },
+            codes: if format.codec().is_some() || format.trellis().is_some() {
+                stored
+            } else {
+                weights * unit
+            },
             scales: blocks * scale + zeros * 4,
             stored,
             blocks,
@@ -259,8 +274,10 @@ pub(crate) fn importance_buffers(
     ]
 }
 
+/// With that of the windows that are held out, where some are.
 fn held(plan: &Plan, set: &CalibrationSet) -> u64 {
-    Calibration::held_bytes(&plan.config, set, plan.options.threads)
+    let of = |set: &CalibrationSet| Calibration::held_bytes(&plan.config, set, plan.options.threads);
+    of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
 /// Statistics of a layer's input, their factor, and the solution.
@@ -268,7 +285,11 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let (threads, cols) = (plan.options.threads, info.cols as u64);
     let of_layer = plan.config.layer_linears(info.layer).into_iter();
     let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
-    let base = [("states and buffers of the calibration", held(plan, set)), ("layer in f32", layer)];
+    let base = [
+        ("states and buffers of the calibration", held(plan, set)),
+        ("layer in f32", layer),
+        ("second moments of gradients", outputs_bytes(plan)),
+    ];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
         let buffers = base.iter().chain(more).copied().collect();
         with_holes_of_calibration(format!("{what} {}", info.module), buffers)
@@ -285,24 +306,66 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let hessian = at_once * Hessian::bytes_needed(info.cols);
     let factor = at_once * 8 * cols * cols;
     let others = factor - 8 * cols * cols;
+    // Of windows that are held out there are moments as well.
+    let unseen = if plan.options.held_out.is_empty() { 0 } else { hessian };
+    let solve = match scheme.format.trellis().and_then(|trellis| trellis.whole_bits()) {
+        Some(bits) => ("values and paths at work", qtip::solve_bytes(bits, info.rows, info.cols, threads)),
+        None => ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
+    };
+    let qtip = plan.recipe.method == Method::Qtip;
+    let rotated = if qtip { 2 * hessian } else { 0 };
+    // There is no rounding to nearest of a trellis.
+    let judging = if qtip { [0, 0] } else { [hessian, judging_bytes(info, &sizes)] };
     [
-        stage("statistics for", &[("Hessian and inputs of a window per thread", statistics)]),
+        stage(
+            "statistics for",
+            &[
+                ("Hessian and inputs of a window per thread", statistics),
+                ("Hessian of held-out windows", unseen),
+            ],
+        ),
         stage(
             "factor for",
-            &[("Hessian", hessian), ("factor and its scratch", gptq::factor_bytes(info.cols) + others)],
+            &[
+                ("Hessian", hessian + unseen + rotated),
+                ("factor and its scratch", gptq::factor_bytes(info.cols) + others),
+            ],
         ),
         stage(
             "solve",
             &[
-                ("factor", factor),
+                ("factor", factor + rotated / 2),
+                ("moments by which it is judged", judging[0]),
+                ("rounded to nearest, and errors", judging[1]),
                 ("weight as it is read and in f32", 2 * 4 * weights),
-                ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
+                solve,
                 ("scales", sizes.scales),
                 ("packed tensors", sizes.stored),
                 ("words as they are turned", turned(plan, &sizes)),
             ],
         ),
     ]
+}
+
+/// A weight rounded to nearest beside its solution, and the errors of both.
+fn judging_bytes(info: &LinearInfo, sizes: &Sizes) -> u64 {
+    sizes.codes + sizes.scales + Judge::bytes_needed(info.rows, info.cols)
+}
+
+/// A layer that is solved without a text and judged on one.
+fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 2] {
+    let [statistics, ..] = calibrated(plan, set, info, scheme);
+    let mut solve = quantizing(plan, info, scheme);
+    solve.buffers.extend([
+        ("states and buffers of the calibration", held(plan, set)),
+        (
+            "layer in f32",
+            plan.config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
+        ),
+        ("moments by which it is judged", Hessian::bytes_needed(info.cols)),
+        ("rounded to nearest, and errors", judging_bytes(info, &Sizes::of(plan, info, scheme))),
+    ]);
+    [statistics, solve]
 }
 
 /// AutoRound on the layer that `info` is of.
@@ -327,6 +390,7 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
             if fisher(plan) { metrics_bytes(&plan.config) + batch } else { 0 },
         ),
         ("codes", weights),
+        ("rounded to nearest, codes and values", 5 * weights),
     ];
     with_holes_of_calibration(format!("learn {}", info.module), buffers)
 }
@@ -350,7 +414,11 @@ fn from_heap(stage: &Stage) -> u64 {
 
 fn verifying(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let sizes = Sizes::of(plan, info, scheme);
+    let weights = (info.rows * info.cols) as u64;
+    // Values between the rotations in f16 and twice in f32, the weight that they make and the source.
+    let values = if scheme.format.trellis().is_some() { (2 + 2 * 4 + 4 + 4) * weights } else { 0 };
     let buffers = vec![
+        ("values of both readers and the source", values),
         ("codes of the ordinary reader", sizes.codes),
         ("scales of the ordinary reader", sizes.scales),
         ("packed tensors of the independent reader", sizes.stored),

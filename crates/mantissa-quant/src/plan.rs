@@ -9,15 +9,18 @@ use mantissa_model::{LinearInfo, LoadError, ModelConfig, Role, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{
-    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, fp8,
+    Container, LinearPlan, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, exl3, fp8,
     gpt_oss, gptq as gptq_files, mlx, modelopt, native, onnx,
 };
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
+use mantissa_train::LayerTrainer;
 use serde_json::Value;
 
+use crate::autoround::ErrorMetric;
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::{Conversion, named_class};
+use crate::coverage::Coverage;
 use crate::error::{QuantError, Result};
 use crate::gguf;
 use crate::importance::Importance;
@@ -43,6 +46,8 @@ pub struct Options {
     pub rounding: Rounding,
     /// What a method that needs it calibrates on, and what importance is found on.
     pub calibration: Option<CalibrationSet>,
+    /// Windows of the calibration that methods do not see: what they make of a layer is held against rounding to nearest on them.
+    pub held_out: Vec<Vec<u32>>,
     /// What searched blocks are weighed by.
     pub importance: Option<Importance>,
 }
@@ -56,6 +61,7 @@ impl Default for Options {
             max_gguf_bytes: None,
             rounding: Rounding::NearestEven,
             calibration: None,
+            held_out: Vec::new(),
             importance: None,
         }
     }
@@ -106,6 +112,8 @@ pub struct Plan {
     pub fallbacks: BTreeMap<String, String>,
     /// What the output is evaluated on before it is put in place.
     pub evaluation: Option<Evaluation>,
+    /// What the calibration shows of the model, where that was found.
+    pub coverage: Option<Coverage>,
     pub(crate) options: Options,
     /// The rest of a GGUF file.
     pub(crate) gguf: Option<gguf::Layout>,
@@ -189,6 +197,7 @@ impl Plan {
             notes,
             fallbacks,
             evaluation,
+            coverage: None,
             options,
             gguf,
             conversion: None,
@@ -209,17 +218,6 @@ impl Plan {
         self.options.threads
     }
 
-    /// What is calibrated on, where the method does.
-    pub fn calibration(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
-    }
-
-    /// What the transform of the model calibrates on, where it does.
-    pub fn transform_text(&self) -> Option<&CalibrationSet> {
-        let wanted = self.recipe.transform.is_some_and(Transform::needs_calibration);
-        self.options.calibration.as_ref().filter(|_| wanted)
-    }
-
     /// What is rotated, where something is.
     fn rotation(&self) -> Option<RotateOptions> {
         self.recipe.transform.and_then(Transform::rotation)
@@ -238,21 +236,17 @@ impl Plan {
         untied.then(|| (name(self.config.head_module()), name(&self.config.embedding_module())))
     }
 
-    /// What the scales of inputs that are stored are found on, where there are such.
-    pub fn input_text(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
-    }
-
-    /// What the scales of keys and values that are stored are found on, where there are such.
-    pub fn cache_text(&self) -> Option<&CalibrationSet> {
-        let stored = self.conversion.is_none() && cache_scales::stores(&self.recipe);
-        self.options.calibration.as_ref().filter(|_| stored)
-    }
-
     /// The scheme of inputs, where the container stores a scale of them that calibration finds.
     pub(crate) fn input_scheme(&self) -> Option<&Scheme> {
         let scheme = self.recipe.activations.as_ref().filter(|_| self.conversion.is_none())?;
         stores_input_scales(&self.recipe, self.container).then_some(scheme)
+    }
+
+    /// Whether QTIP weighs errors of outputs by what they cost, which takes a backward through the model.
+    pub(crate) fn weighs_outputs(&self) -> bool {
+        let Recipe { method, qtip, .. } = &self.recipe;
+        let wanted = *method == Method::Qtip && qtip.metric == ErrorMetric::Fisher;
+        wanted && LayerTrainer::check(&self.config).is_ok()
     }
 
     /// Whether groups of some layer may be of columns that are no neighbours.
@@ -261,12 +255,6 @@ impl Plan {
             Some(conversion) => conversion.by_group(),
             None => follows_order(&self.recipe),
         }
-    }
-
-    /// What the importance of searched blocks is found on, where it is: a calibration set, and no importance given.
-    pub fn importance_text(&self) -> Option<&CalibrationSet> {
-        let wanted = self.options.importance.is_none() && weighs(&self.recipe, self.container, &self.linears);
-        self.options.calibration.as_ref().filter(|_| wanted)
     }
 
     /// The layers that are quantized, with their schemes.
@@ -282,6 +270,14 @@ impl Plan {
     /// Bits of the quantized linear layers: codes, scales and zero points.
     pub fn linear_bits(&self) -> u64 {
         self.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum()
+    }
+
+    /// Bits of a code of the quantized linear layers that are stored in a trellis, on average.
+    fn trellis_bits(&self) -> f64 {
+        let half_bits = |(info, scheme): (&LinearInfo, &Scheme)| {
+            scheme.format.trellis().map_or(0, |trellis| trellis.half_bits() * info.rows * info.cols)
+        };
+        self.quantized().map(half_bits).sum::<usize>() as f64 / (2 * self.linear_weights().max(1)) as f64
     }
 
     /// Weights of the quantized linear layers.
@@ -337,6 +333,7 @@ impl Plan {
             Container::DeepseekFp8 => fp8::quantization_config(&self.groups(), &kept).map_err(fault)?,
             Container::Mlx => mlx::quantization(&self.groups()).map_err(fault)?,
             Container::Exl2 => exl2::quantization_config(self.linear_bits_per_weight()),
+            Container::Exl3 => exl3::quantization_config(self.trellis_bits(), &self.recipe.weights),
             // As in the published models.
             Container::Mxfp4 => serde_json::json!({
                 "quant_method": gpt_oss::QUANT_METHOD,
@@ -417,6 +414,10 @@ impl Plan {
     pub(crate) fn side_config(&self, config: &Value) -> Result<Option<(&'static str, Value)>> {
         match self.container {
             Container::Gptq => Ok(Some((gptq_files::FILE_NAME, config["quantization_config"].clone()))),
+            Container::Exl3 => {
+                let content = exl3::tensor_storage(&config["quantization_config"], &self.specs);
+                Ok(Some((exl3::FILE_NAME, content)))
+            }
             Container::Modelopt => {
                 let kept = not_linear(&self.config, &self.kept());
                 let content = modelopt::hf_quant_config(&self.groups(), &kept, self.recipe.kv.as_ref());

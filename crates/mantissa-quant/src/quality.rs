@@ -16,10 +16,12 @@ use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{Dtype, Error, FileDigest, MANIFEST_NAME, TensorMeta, json};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use figures::null_is_nan;
 pub use figures::{Evaluation, Figures};
 pub(crate) use hashes::SourceHashes;
 
 use crate::calibrate::CalibrationSet;
+use crate::coverage::Coverage;
 use crate::error::Result;
 use crate::error_stats::ErrorReport;
 use crate::fold::Folded;
@@ -71,6 +73,12 @@ pub struct Quality {
     pub hashes: Hashes,
     /// What the method calibrated on.
     pub calibration: Option<TokenSet>,
+    /// What methods did not see of it, and layers were held against rounding to nearest on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out: Option<TokenSet>,
+    /// What it shows of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<Coverage>,
     /// What the artifact lost on a text.
     pub evaluation: Option<Figures>,
     /// Layers that are not stored or not quantized as the recipe asks; the layer says why.
@@ -192,12 +200,9 @@ impl Quality {
             bytes,
             parameters,
             hashes: Hashes { source: source_hashes, recipe: plan.recipe.sha256.clone(), weights },
-            calibration: plan
-                .calibration()
-                .or(plan.transform_text())
-                .or(plan.input_text())
-                .or(plan.cache_text())
-                .map(CalibrationSet::identity),
+            calibration: plan.text().or(plan.cache_text()).map(CalibrationSet::identity),
+            coverage: plan.coverage.clone(),
+            held_out: plan.held_out().map(|set| set.identity()),
             evaluation: None,
             fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
             kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),

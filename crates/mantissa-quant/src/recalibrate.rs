@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mantissa_model::{LinearKind, ModelConfig};
+use mantissa_model::{LinearInput, LinearKind, ModelConfig};
 use mantissa_num::minifloat::{self, MiniFloat, Overflow};
 use mantissa_num::{Rounding, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
@@ -20,9 +20,10 @@ use serde_json::json;
 use crate::cache_scales;
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;
-use crate::input_scales::scale;
+use crate::input_scales::{Observer, scale};
 use crate::pipeline::{COPY, copy_sidecars};
 use crate::plan::calibration::check_windows;
+use crate::quality::{QUALITY_NAME, Quality};
 use crate::unquantized::Unquantized;
 
 /// The new scales of an artifact.
@@ -37,7 +38,7 @@ pub struct Recalibration {
 }
 
 impl Recalibration {
-    /// Finds the scales of `source` on `set`.
+    /// Finds the scales of `source` on `set`, those of inputs by `observer`.
     ///
     /// # Errors
     /// As [`Calibration`]; where no scale is stored that a text decides.
@@ -45,6 +46,7 @@ impl Recalibration {
         source: &ModelFiles,
         config: &ModelConfig,
         set: &CalibrationSet,
+        observer: Observer,
         threads: usize,
         tick: &mut Tick<'_>,
     ) -> Result<Self> {
@@ -57,9 +59,12 @@ impl Recalibration {
         while let Some(layer) = calibration.next_layer()? {
             let inputs = stored_inputs(source, config, layer.index())?;
             let kinds = inputs.iter().map(|input| input.kind);
+            let scheme = |of: LinearInput| {
+                inputs.iter().find(|input| input.kind.input() == of).map(|input| &input.scheme)
+            };
             let peaks = match inputs.is_empty() {
                 true => BTreeMap::new(),
-                false => calibration.peaks(&layer, kinds, tick)?,
+                false => observer.magnitudes(&mut calibration, &layer, kinds, scheme, tick)?,
             };
             for input in &inputs {
                 let peak = peaks.get(&input.kind.input()).copied().unwrap_or(0.0);
@@ -124,11 +129,25 @@ impl Recalibration {
         if index.is_file() {
             staging.copy(&index, "model.safetensors.index.json")?;
         }
+        // Weights and their errors are what they were; what was measured was of the old scales.
+        let mut quality = Quality::read(source.dir())?.map(|old| Quality {
+            calibration: Some(set.identity()),
+            held_out: None,
+            coverage: None,
+            evaluation: None,
+            ..old
+        });
         let files: Vec<_> = source.checkpoint().files().map(Path::to_owned).collect();
         for path in files {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
             let digest = self.copy(&SafeTensors::open(&path)?, &staging.path().join(&name))?;
+            if let Some(quality) = &mut quality {
+                quality.hashes.weights.insert(name.clone(), digest);
+            }
             staging.record(name, digest);
+        }
+        if let Some(quality) = &quality {
+            staging.write(QUALITY_NAME, quality.to_json()?.as_bytes())?;
         }
         copy_sidecars(source.dir(), &mut staging)?;
         let fields = json!({

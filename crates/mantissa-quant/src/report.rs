@@ -6,6 +6,7 @@ use mantissa_num::{Code, format::Format};
 use serde::{Deserialize, Serialize};
 
 use crate::error_stats::ErrorReport;
+use crate::judge::Judgement;
 use crate::layers::Solved;
 use crate::plan::Plan;
 
@@ -29,6 +30,9 @@ pub struct LayerReport {
     /// Mean over the tokens of the calibration of the squared error of the layer's output, `tr((W - Q) H (W - Q)ᵀ)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<f64>,
+    /// How the method's solution did against rounding to nearest, where both were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judged: Option<Judgement>,
     /// What the user should know of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -49,6 +53,7 @@ impl LayerReport {
             shape: [info.rows, info.cols],
             bits_per_weight: scheme.format.bits_per_weight(info.rows, info.cols),
             output_error: solved.output_error,
+            judged: solved.judged,
             notes: solved.notes,
             error: solved.stats.report(),
         }

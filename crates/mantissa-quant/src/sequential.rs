@@ -6,30 +6,39 @@
 //! one another, some are asked for in one pass. An expert that no token of the calibration was routed to is rounded to
 //! nearest and reported.
 //!
+//! Every solution is held against rounding to nearest ([`crate::judge`]), on windows of their own that go along where some are held out.
+//!
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
 mod fisher;
 mod learning;
+mod rotated;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
+use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
-use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::convention::{Container, ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
+use crate::exl2;
 use crate::fold::Folded;
-use crate::gptq::{GptqError, InverseFactor, dequantize_by_group};
+use crate::gptq::{GptqError, Hessian, InverseFactor, dequantize_by_group};
+use crate::judge::{Case, Judge};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
+use crate::qtip::RotatedInput;
+use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
 pub(crate) use fisher::{metrics_buffers, metrics_bytes};
 pub(crate) use learning::{ToLearn, options as learning_options};
+pub(crate) use rotated::outputs_bytes;
 
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
@@ -40,11 +49,17 @@ pub(crate) struct Sequential<'a> {
     recovered: BTreeSet<String>,
     /// From the first layer that is not.
     calibration: Option<Calibration<'a>>,
+    /// The windows that are held out, if any, at the same layer.
+    held_out: Option<Calibration<'a>>,
     layer: Option<CalibratedLayer>,
     /// Of the layer at hand.
     solvers: Vec<(LinearInput, Solver)>,
+    /// Of the layer at hand: by what solutions are held against rounding to nearest.
+    judges: Vec<(LinearInput, Judge)>,
     /// Of AutoRound.
     learning: learning::Learning<'a>,
+    /// Of QTIP, once they are found: what errors of outputs cost, by module; of none where they count alike.
+    outputs: Option<BTreeMap<String, Hessian>>,
 }
 
 /// Inputs of experts whose statistics are collected in one pass.
@@ -53,6 +68,8 @@ pub(crate) const EXPERTS_AT_ONCE: usize = 8;
 /// What there is to solve the weights that share an input with.
 enum Solver {
     Gptq(Box<InverseFactor>),
+    /// QTIP's, and why it knows nothing of the input, where it does not.
+    Rotated(Box<RotatedInput>, Option<String>),
     /// Nothing, and why.
     RoundToNearest(String),
 }
@@ -69,9 +86,12 @@ impl<'a> Sequential<'a> {
             stored,
             recovered: BTreeSet::new(),
             calibration: None,
+            held_out: None,
             layer: None,
             solvers: Vec::new(),
+            judges: Vec::new(),
             learning: learning::Learning::default(),
+            outputs: None,
         }
     }
 
@@ -93,16 +113,40 @@ impl<'a> Sequential<'a> {
         outer: Option<f32>,
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
+        if self.plan.recipe.method == Method::Qtip {
+            self.find_outputs(tick)?;
+        }
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
         let input = info.kind.input();
         let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
             Some(Solver::Gptq(factor)) => self.solve(factor, info, scheme, w, outer)?,
+            Some(Solver::Rotated(input, why)) => self.solve_rotated(input, why.clone(), info, scheme, w)?,
             Some(Solver::RoundToNearest(why)) => Solved {
                 fallback: Some(why.clone()),
                 ..round_to_nearest(self.plan, self.source, info, scheme, w, outer)?
             },
             None => round_to_nearest(self.plan, self.source, info, scheme, w, outer)?,
+        };
+        self.judge(info, scheme, w, outer, solved, tick)
+    }
+
+    /// A layer that is solved, or rounded to nearest where that errs less, put in its place.
+    pub(crate) fn judge(
+        &mut self,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        w: &DenseTensor<'_>,
+        outer: Option<f32>,
+        solved: Solved,
+        tick: &mut Tick<'_>,
+    ) -> Result<Solved> {
+        self.reach(info.layer, tick)?;
+        self.prepare(info.kind.input(), tick)?;
+        let case = Case { plan: self.plan, source: self.source, info, scheme, w, outer };
+        let solved = match self.judges.iter().find(|(of, _)| *of == info.kind.input()) {
+            Some((_, judge)) => judge.better(&case, solved)?,
+            None => solved,
         };
         if let Some(layer) = &mut self.layer {
             let values = dequantize_by_group(&solved.quantized, solved.g_idx.as_deref());
@@ -121,7 +165,15 @@ impl<'a> Sequential<'a> {
     ) -> Result<Solved> {
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
-        let result = factor.quantize(scheme, w, outer, self.plan.options.threads);
+        let threads = self.plan.options.threads;
+        let result = if self.plan.container == Container::Exl2 {
+            let (scheme, shape) = (exl2::with_f16_scales(scheme), (info.rows, info.cols));
+            let scales = exl2::searched_scales(&scheme, w, shape, factor.diagonal(), threads);
+            let scales = scales.ok_or_else(|| exl2::out_of_reach(self.source, info))?;
+            factor.quantize_under(&scheme, w, &scales, threads)
+        } else {
+            factor.quantize(scheme, w, outer, threads)
+        };
         let result = result.map_err(|error| self.gptq_error(info, error))?;
         let stats = match &result.g_idx {
             None => ErrorStats::of(w, &result.quantized),
@@ -137,6 +189,7 @@ impl<'a> Sequential<'a> {
             g_idx: result.g_idx,
             fallback: None,
             output_error: Some(result.loss),
+            judged: None,
             notes: result.notes,
         })
     }
@@ -146,7 +199,9 @@ impl<'a> Sequential<'a> {
         while self.layer.as_ref().is_none_or(|layer| layer.index() < target) {
             if let Some(done) = self.layer.take() {
                 self.solvers.clear();
+                self.judges.clear();
                 self.calibration()?.advance(&done, tick)?;
+                self.held_out.as_mut().map_or(Ok(()), |unseen| unseen.advance(&done, tick))?;
             }
             let Some(mut layer) = self.calibration()?.next_layer()? else { break };
             let plan = self.plan;
@@ -165,44 +220,63 @@ impl<'a> Sequential<'a> {
         if self.calibration.is_none() {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
-            let begun = Calibration::begin(source, config, windows, self.plan.options.threads)?;
+            let threads = self.plan.options.threads;
+            let begun = Calibration::begin(source, config, windows, threads)?;
             self.calibration = Some(begun);
+            let unseen = &self.plan.options.held_out;
+            if !unseen.is_empty() {
+                self.held_out = Some(Calibration::begin(source, config, unseen, threads)?);
+            }
         }
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))
     }
 
-    /// Makes the solver of `input`, unless it is at hand.
+    /// Makes the solver of `input` and what judges it, unless they are at hand.
     fn prepare(&mut self, input: LinearInput, tick: &mut Tick<'_>) -> Result<()> {
-        if self.solvers.iter().any(|(of, _)| *of == input) {
+        let judged = self.judges.iter().map(|(of, _)| of);
+        if judged.chain(self.solvers.iter().map(|(of, _)| of)).any(|of| *of == input) {
             return Ok(());
         }
         self.solvers.clear();
+        self.judges.clear();
         let Some(layer) = self.layer.take() else { return Ok(()) };
         let inputs = self.together(layer.index(), input);
         let hessians = self.calibration()?.statistics(&layer, &inputs, tick);
+        let unseen = self.held_out.as_mut().map(|unseen| unseen.statistics(&layer, &inputs, tick));
         let index = layer.index();
         self.layer = Some(layer);
-        let (options, threads) = (self.plan.recipe.gptq, self.plan.options.threads);
-        for (input, hessian) in inputs.into_iter().zip(hessians?) {
-            if hessian.tokens() == 0 {
-                let why = "no token of the calibration was routed to it".to_owned();
-                self.solvers.push((input, Solver::RoundToNearest(why)));
+        let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
+        for ((input, hessian), unseen) in inputs.into_iter().zip(hessians?).zip(unseen) {
+            if self.plan.recipe.method == Method::Qtip {
+                // There is no rounding to nearest of a trellis to hold it against.
+                let solver = self.rotated(index, input, hessian)?;
+                self.solvers.push((input, solver));
                 continue;
             }
-            let solver = match InverseFactor::new(&hessian, options, threads) {
-                Ok(factor) if factor.dead_columns() == factor.cols() => {
-                    Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned())
-                }
-                Ok(factor) => Solver::Gptq(Box::new(factor)),
-                Err(error @ GptqError::Singular { .. }) => Solver::RoundToNearest(error.to_string()),
-                Err(error) => {
-                    let what = format!("layer {index}, input of {:?}", input.readers().collect::<Vec<_>>());
-                    return Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error });
-                }
-            };
-            self.solvers.push((input, solver));
+            if self.plan.recipe.method == Method::Gptq {
+                let solver = self.solver(&hessian, index, input)?;
+                self.solvers.push((input, solver));
+            }
+            self.judges.push((input, Judge::new(hessian, unseen)));
         }
         Ok(())
+    }
+
+    fn solver(&self, hessian: &Hessian, layer: usize, input: LinearInput) -> Result<Solver> {
+        if hessian.tokens() == 0 {
+            return Ok(Solver::RoundToNearest("no token of the calibration was routed to it".to_owned()));
+        }
+        match InverseFactor::new(hessian, self.plan.recipe.gptq, self.plan.options.threads) {
+            Ok(factor) if factor.dead_columns() == factor.cols() => {
+                Ok(Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned()))
+            }
+            Ok(factor) => Ok(Solver::Gptq(Box::new(factor))),
+            Err(error @ GptqError::Singular { .. }) => Ok(Solver::RoundToNearest(error.to_string())),
+            Err(error) => {
+                let what = format!("layer {layer}, input of {:?}", input.readers().collect::<Vec<_>>());
+                Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error })
+            }
+        }
     }
 
     /// The inputs whose statistics are collected with those of `input`: of experts the next few, which are of one kind and so
@@ -243,6 +317,12 @@ fn put_back(files: &ModelFiles, info: &LinearInfo, layer: &mut CalibratedLayer) 
                 values
             });
             dequantized(files, info, values)?
+        }
+        // The values of a trellis, between rotations that belong to the weight.
+        Weight::F16(values) if !linear.transforms.is_empty() => {
+            let mut values: Vec<f32> = values.into_iter().map(|v| F16.decode(v.into())).collect();
+            linear.transforms.fold(&mut values, info.rows, info.cols);
+            Weight::F32(values)
         }
         weight => weight,
     };

@@ -17,7 +17,8 @@ use crate::error::Result;
 use crate::fold::record::storable;
 use crate::fold::sites::{Site, sites};
 use crate::fold::{Folded, Folds, Record};
-use crate::layers::whole;
+use crate::judge::{Judgement, Output, Windows};
+use crate::layers::{Solved, whole};
 use crate::plan::Plan;
 use crate::recipe::{Method, Transform};
 use crate::rtn;
@@ -42,6 +43,22 @@ pub(crate) struct Prepared {
     pub(crate) clips: BTreeMap<String, Vec<u8>>,
     /// What the calibration did not show of a layer's input, by module.
     pub(crate) uncovered: BTreeMap<String, String>,
+    /// How the scales that were found for a layer's input did against none, by module.
+    judged: BTreeMap<String, Judgement>,
+}
+
+impl Prepared {
+    /// Adds to `solved` how the scales of its input did; where they were given up, that is why it is not as the recipe asks.
+    pub(crate) fn judge(&self, module: &str, method: Method, solved: &mut Solved) {
+        let Some(judged) = self.judged.get(module) else { return };
+        let given_up = judged.fallback().map(|why| format!("scales of its input are left out: {why}"));
+        if method == Method::Rtn {
+            solved.judged = solved.judged.or(Some(*judged));
+            solved.fallback = solved.fallback.take().or(given_up);
+        } else {
+            solved.notes.extend(given_up);
+        }
+    }
 }
 
 /// Columns that share a clip.
@@ -86,6 +103,31 @@ struct Search<'a> {
     found: Prepared,
 }
 
+/// Tokens of the inputs of a layer.
+struct Samples {
+    /// Of the calibration.
+    seen: BTreeMap<LinearInput, Sample>,
+    /// Of the windows that are held out.
+    unseen: BTreeMap<LinearInput, Sample>,
+}
+
+impl Samples {
+    /// On what is judged what was found for `input` on `seen`.
+    fn judging<'s>(&'s self, input: LinearInput, seen: &'s Sample) -> Judging<'s> {
+        match self.unseen.get(&input).filter(|sample| sample.tokens > 0) {
+            Some(sample) => Judging { sample, windows: Windows::HeldOut },
+            None => Judging { sample: seen, windows: Windows::Calibration },
+        }
+    }
+}
+
+/// Tokens on which scales and clips are held against none.
+#[derive(Clone, Copy)]
+struct Judging<'s> {
+    sample: &'s Sample,
+    windows: Windows,
+}
+
 /// A weight that is to be quantized.
 struct Weight<'a> {
     info: &'a LinearInfo,
@@ -97,17 +139,24 @@ impl Search<'_> {
     fn run(&mut self, set: &CalibrationSet, tick: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
         let (plan, source) = (self.plan, Folded::plain(self.source));
         let mut calibration = Calibration::begin(&source, &plan.config, &set.windows, plan.threads())?;
+        let unseen = &plan.options.held_out;
+        let mut held_out = match unseen.is_empty() {
+            true => None,
+            false => Some(Calibration::begin(&source, &plan.config, unseen, plan.threads())?),
+        };
         while let Some(layer) = calibration.next_layer()? {
             let index = layer.index();
             let tick = &mut || tick(&format!("layer {index}"));
             let of_layer: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
             let kinds = of_layer.iter().map(|(info, _)| info.kind);
-            let samples = calibration.samples(&layer, kinds, TOKENS, tick)?;
-            self.cover(&of_layer, &samples);
+            let samples = calibration.samples(&layer, kinds.clone(), TOKENS, tick)?;
+            let unseen = held_out.as_mut().map(|unseen| unseen.samples(&layer, kinds, TOKENS, tick));
+            let samples = Samples { seen: samples, unseen: unseen.transpose()?.unwrap_or_default() };
+            self.cover(&of_layer, &samples.seen);
             let mut scales = BTreeMap::new();
             for site in sites(&plan.config, index) {
-                if let Some(sample) = samples.get(&site.input).filter(|sample| sample.tokens > 0)
-                    && let Some(s) = self.site(&site, sample)?
+                if let Some(sample) = samples.seen.get(&site.input).filter(|sample| sample.tokens > 0)
+                    && let Some(s) = self.site(&site, sample, samples.judging(site.input, sample))?
                 {
                     self.record.divide(&site, &s);
                     site.readers.iter().for_each(|info| {
@@ -119,6 +168,7 @@ impl Search<'_> {
                 self.clip(&of_layer, &samples, &scales)?;
             }
             calibration.advance(&layer, tick)?;
+            held_out.as_mut().map_or(Ok(()), |unseen| unseen.advance(&layer, tick))?;
         }
         Ok(())
     }
@@ -138,15 +188,17 @@ impl Search<'_> {
         }
     }
 
-    /// The scales of a site; `None` where they are best left as they are.
-    fn site(&self, site: &Site, sample: &Sample) -> Result<Option<Vec<f32>>> {
+    /// The scales of a site; `None` where they are best left as they are, on what they were searched on or on what they are
+    /// `judged` on.
+    fn site(&mut self, site: &Site, sample: &Sample, judging: Judging<'_>) -> Result<Option<Vec<f32>>> {
         // SmoothQuant is for what norms give, whose channels differ most.
         let inner = matches!(site.input, LinearInput::O | LinearInput::Down);
         if matches!(self.transform, Transform::Smooth(_)) && inner {
             return Ok(None);
         }
+        let plan = self.plan;
         let readers = site.readers.iter().filter_map(|info| {
-            let found = self.plan.quantized().find(|(known, _)| known.module == info.module)?;
+            let found = plan.quantized().find(|(known, _)| known.module == info.module)?;
             Some(self.weight(found.0, found.1))
         });
         let readers = readers.collect::<Result<Vec<_>>>()?;
@@ -155,7 +207,26 @@ impl Search<'_> {
         }
         let candidates = self.candidates(site, sample, &readers);
         let spread: Vec<_> = candidates.iter().map(|s| site.spread(s)).collect();
-        let best = if candidates.len() > 1 { self.best(sample, &readers, &spread) } else { 0 };
+        let found = (candidates.len() > 1).then(|| self.search(sample, &readers, &spread));
+        let best = found.as_ref().map_or(0, |found| found.best);
+        if let Some(losses) = found.filter(|_| best > 0).map(|found| found.losses) {
+            // The first candidate leaves everything as it is.
+            let both = match judging.windows {
+                Windows::Calibration => [losses[0], losses[best]],
+                Windows::HeldOut => {
+                    let two = [spread[0].clone(), spread[best].clone()];
+                    let losses = self.search(judging.sample, &readers, &two).losses;
+                    [losses[0], losses[1]]
+                }
+            };
+            let [nearest, solved] = both.map(|sum| sum / judging.sample.rows().max(1) as f64);
+            let judged = Judgement { of: Output::Input, windows: judging.windows, solved, nearest };
+            let modules = readers.iter().map(|reader| (reader.info.module.clone(), judged));
+            self.found.judged.extend(modules);
+            if judged.fallback().is_some() {
+                return Ok(None);
+            }
+        }
         let Some(s) = candidates.into_iter().nth(best) else { return Ok(None) };
         if s.iter().all(|s| *s == 1.0) {
             return Ok(None);
@@ -191,7 +262,7 @@ impl Search<'_> {
         }
     }
 
-    fn best(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> usize {
+    fn search(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> awq::Found {
         let threads = self.plan.threads();
         let quantizers: Vec<_> = readers.iter().map(|reader| quantizer(reader, threads)).collect();
         let readers: Vec<_> = readers
@@ -214,14 +285,14 @@ impl Search<'_> {
             }
         });
         let inputs = quantize.as_ref().map(|quantize| quantize as &awq::Inputs<'_>);
-        awq::search(&sample.x, &readers, candidates, inputs, threads).best
+        awq::search(&sample.x, &readers, candidates, inputs, threads)
     }
 
     /// Clips the weights of a layer, whose columns `scales` have been multiplied with.
     fn clip(
         &mut self,
         of_layer: &[(&LinearInfo, &Scheme)],
-        samples: &BTreeMap<LinearInput, Sample>,
+        samples: &Samples,
         scales: &BTreeMap<LinearKind, Vec<f32>>,
     ) -> Result<()> {
         let threads = self.plan.threads();
@@ -229,13 +300,15 @@ impl Search<'_> {
             // Scores are products of queries and keys, whose errors the error of either does not show.
             let scores = matches!(info.kind, LinearKind::Q | LinearKind::K | LinearKind::Qkv);
             let grouped = clip::check_scheme(scheme).is_ok();
-            let sample = samples.get(&info.kind.input()).filter(|sample| !sample.x.is_empty());
+            let sample = samples.seen.get(&info.kind.input()).filter(|sample| !sample.x.is_empty());
             let (Some(sample), true) = (sample, grouped && !scores) else { continue };
             let mut weight = self.weight(info, scheme)?;
-            let mut x = sample.x.clone();
+            let (mut x, mut judging) =
+                (sample.x.clone(), samples.judging(info.kind.input(), sample).sample.x.clone());
             if let Some(s) = scales.get(&info.kind) {
                 awq::multiply_columns(&mut weight.values, s);
                 awq::divide_columns(&mut x, s);
+                awq::divide_columns(&mut judging, s);
             }
             let quantize = quantizer(&weight, threads);
             let reader = Reader { weight: &weight.values, quantize: &quantize };
@@ -243,8 +316,8 @@ impl Search<'_> {
             let found = awq::clips(&x, &reader, info.cols, group, threads);
             let mut clipped = weight.values.clone();
             awq::clip_groups(&mut clipped, info.cols, group, |i| found[i]);
-            // Groups were looked at one by one; together they may err more.
-            let loss = |w: &[f32]| awq::loss(&x, &reader, w, info.cols, threads);
+            // Groups were looked at one by one; together, and on other windows, they may err more.
+            let loss = |w: &[f32]| awq::loss(&judging, &reader, w, info.cols, threads);
             if loss(&clipped) < loss(&weight.values) {
                 self.found.clips.insert(info.module.clone(), found);
             }

@@ -19,6 +19,7 @@ mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
 pub mod independent;
+mod trellis;
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -265,10 +266,7 @@ impl WeightCheck<'_> {
         let LinearInfo { module, rows, cols, .. } = self.info;
         let linear = linear_weight(self.files, &LinearInfo { bias: false, ..self.info.clone() })?;
         let Weight::Quantized(q) = &linear.weight else {
-            if !linear.transforms.is_empty() {
-                found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
-            }
-            return Ok(());
+            return if linear.transforms.is_empty() { Ok(()) } else { self.trellis(&linear, found) };
         };
         let order = match column_order(&linear.transforms) {
             Ok(order) => order,

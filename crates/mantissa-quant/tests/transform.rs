@@ -164,7 +164,9 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
         ("rotate-int4-g32", Some(Container::Gptq), "online = false"),
         ("rotate-autoround-int4-g32", None, "AutoRound does not rotate"),
         ("hqq-nf4", None, "integers with an offset"),
-        ("hqq-int4-g64", None, "in whole groups"),
+        ("hqq-int4-t4x4", None, "in groups of a row or of a column"),
+        // Of groups with a short last one, which only the native container holds.
+        ("hqq-int4-g64", Some(Container::Mlx), "cannot be stored in mlx"),
         ("rtn-mse-nf4", None, "a scale per group"),
         ("rtn-mse-int4-g32", Some(Container::Exl2), "exl2"),
     ] {
@@ -201,7 +203,7 @@ fn observers_of_static_inputs_take_no_more_than_the_greatest() {
         stored.to_vec()
     };
     let greatest = scales("max", "");
-    for observer in ["percentile", "mse"] {
+    for observer in ["percentile", "mse", "kl", "moving-average"] {
         let found = scales(observer, "");
         assert!(found.iter().zip(&greatest).all(|(a, b)| *a > 0.0 && a <= b), "{observer}: {found:?}");
     }

@@ -111,6 +111,17 @@ impl LayerTrainer {
         self.model.layer_backward(0, lens, Wanted::Weights);
     }
 
+    /// [`backward`](Self::backward) and [`input_gradient`](Self::input_gradient) of `d_states` at once.
+    ///
+    /// # Panics
+    /// If `lens` are not those of the forward.
+    pub fn all_gradients(&mut self, d_states: &mut [f32], lens: &[usize]) {
+        self.model.grads.zero();
+        self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
+        self.model.layer_backward(0, lens, Wanted::All);
+        d_states.copy_from_slice(&self.model.scratch.d_residual[..d_states.len()]);
+    }
+
     /// The gradient of a linear layer's weight, `[rows, cols]`.
     pub fn gradient(&self, kind: LinearKind) -> std::borrow::Cow<'_, [f32]> {
         self.model.grads.get(self.model.layers[0].linear(kind).weight()).widened()

@@ -20,6 +20,7 @@ mod quant;
 mod reduce;
 mod rope;
 mod softmax;
+mod trellis;
 mod xtx;
 
 use crate::simd::LANES;
@@ -58,6 +59,8 @@ pub(crate) use softmax::{
     cross_entropy_backward, ln, log_softmax_stats, softmax, softmax_backward, softmax_numerators,
     softmax_numerators_max,
 };
+pub use trellis::TrellisValues;
+pub(crate) use trellis::trellis_step;
 pub(crate) use xtx::{PANEL as XTX_PANEL, xtx_band};
 
 /// The last, short chunk of a row, filled up with a value that changes no lane.

@@ -1,6 +1,7 @@
 //! One row of keys or values as its bytes: packed codes, then the scales, zero points, minima and tensor-wide scale of the
 //! row. Every row is by itself, so that what is in the cache is never touched again.
 
+use mantissa_kernels::Element;
 use mantissa_num::pack::{Packing, sign_extend};
 use mantissa_num::{
     Affine, Blocks, Code, Codes, Format, Given, RowName, Scheme, Source, TensorError, code_unit,
@@ -9,7 +10,7 @@ use mantissa_num::{
 use mantissa_store::convention::ActivationQuant;
 
 use crate::error::LoadError;
-use crate::input::{Element, InputQuantizer, fast_element};
+use crate::input::{InputQuantizer, fast_element};
 
 /// Stores rows of `cols` values.
 #[derive(Clone, Debug, PartialEq)]
@@ -253,7 +254,7 @@ fn is_signed(format: &Format) -> bool {
 }
 
 /// Code `i` of codes of `bits` bits, low bits first.
-fn raw_code(codes: &[u8], bits: u32, i: usize) -> u8 {
+pub(super) fn raw_code(codes: &[u8], bits: u32, i: usize) -> u8 {
     let bit = i * bits as usize;
     let word = u16::from(codes[bit / 8]) | u16::from(codes.get(bit / 8 + 1).copied().unwrap_or(0)) << 8;
     ((word >> (bit % 8)) & ((1 << bits) - 1)) as u8

@@ -1,6 +1,6 @@
 //! What a user asks of the KV cache, as data and as text.
 //!
-//! Text: items separated by commas. A scheme alone is that of keys and values; `keys=SCHEME` and `values=SCHEME` are one
+//! Text: items separated by commas. A scheme, of [`super::scheme`], alone is that of keys and values; `keys=SCHEME` and `values=SCHEME` are one
 //! each (`f32` keeps a side as it is). `window=N` keeps the last N tokens in f32, `sinks=N` the first N (Xiao et al. 2023,
 //! arXiv 2309.17453). `scales=TYPE` stores block scales as `f16`, `bf16` or an FP8 type instead of f32. `channel-keys` groups
 //! keys along tokens, each channel by itself (KIVI, Liu et al. 2024, arXiv 2402.02750): the group of the scheme then counts
@@ -10,9 +10,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, Scheme, parse_activation};
+use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, Scheme, lloyd};
 
+use super::book::{BookCodec, Scaling, Span};
+use super::calibrate::LayerBooks;
 use super::codec::{RowCodec, is_by_head};
+use super::scheme::KvScheme;
 use super::side::Side;
 use super::{KvQuantizer, Parts};
 use crate::config::ModelConfig;
@@ -22,9 +25,9 @@ use crate::error::LoadError;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KvPolicy {
     /// Scheme of the keys; `None` keeps them in f32.
-    pub keys: Option<Scheme>,
+    pub keys: Option<KvScheme>,
     /// Scheme of the values, likewise.
-    pub values: Option<Scheme>,
+    pub values: Option<KvScheme>,
     /// The last tokens, which stay in f32.
     pub window: usize,
     /// The first tokens, which stay in f32.
@@ -48,6 +51,12 @@ pub struct KvParseError {
     allowed: String,
 }
 
+/// What a policy needs that rotates.
+const NO_ROTATION: &str = "heads of a width with a Hadamard matrix";
+
+/// Where TurboQuant's random signs come from: the same in every run, as a cache is to give back what it was given.
+const SIGNS: u64 = 0;
+
 /// Tokens that a window or sinks may name: far above any context, far below overflow.
 const MAX_TOKENS: usize = 1 << 32;
 
@@ -61,8 +70,8 @@ impl FromStr for KvPolicy {
             allowed: allowed.into(),
         };
         let scheme = |name: &str| {
-            let scheme = parse_activation(name).map_err(|error| fault(name, &error.to_string()))?;
-            Ok((scheme != Scheme::plain(Code::F32)).then_some(scheme))
+            let scheme = KvScheme::parse(name).map_err(|error| fault(name, &error.to_string()))?;
+            Ok((scheme != KvScheme::Grid(Scheme::plain(Code::F32))).then_some(scheme))
         };
         let number = |part: &str, value: &str| match value.parse() {
             Ok(n) if n <= MAX_TOKENS => Ok(n),
@@ -96,7 +105,7 @@ impl FromStr for KvPolicy {
 
 impl fmt::Display for KvPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |scheme: &Option<Scheme>| scheme.as_ref().map_or("f32".into(), Scheme::to_string);
+        let name = |scheme: &Option<KvScheme>| scheme.as_ref().map_or("f32".into(), KvScheme::to_string);
         let (keys, values) = (name(&self.keys), name(&self.values));
         match keys == values {
             true => f.write_str(&keys)?,
@@ -127,12 +136,18 @@ fn scale_code(name: &str) -> Option<Code> {
 impl KvPolicy {
     /// Keys and values under one scheme.
     pub fn of(scheme: &Scheme) -> Self {
-        KvPolicy { keys: Some(scheme.clone()), values: Some(scheme.clone()), ..KvPolicy::default() }
+        let scheme = Some(KvScheme::Grid(scheme.clone()));
+        KvPolicy { keys: scheme.clone(), values: scheme, ..KvPolicy::default() }
     }
 
     /// Whether nothing is quantized.
     pub fn is_f32(&self) -> bool {
         self.keys.is_none() && self.values.is_none()
+    }
+
+    /// Whether levels of keys or values are found on a text.
+    pub fn is_calibrated(&self) -> bool {
+        [&self.keys, &self.values].into_iter().flatten().any(KvScheme::is_calibrated)
     }
 
     /// Bytes that a token beyond window and sinks takes in all layers of a model.
@@ -143,55 +158,112 @@ impl KvPolicy {
         Ok(self.quantizer(config)?.bytes_per_token(config) * config.num_hidden_layers as f64)
     }
 
-    /// The quantizer of each layer of a model.
+    /// The quantizer of each layer of a model; levels that are found on a text are not those.
     ///
     /// # Errors
     /// [`LoadError::KvScheme`].
     pub(crate) fn quantizer(&self, config: &ModelConfig) -> Result<KvQuantizer, LoadError> {
+        self.quantizer_with(config, &LayerBooks::default())
+    }
+
+    /// The quantizer of a layer of which a text says `books`.
+    ///
+    /// # Errors
+    /// [`LoadError::KvScheme`].
+    pub(crate) fn quantizer_with(
+        &self,
+        config: &ModelConfig,
+        books: &LayerBooks,
+    ) -> Result<KvQuantizer, LoadError> {
         let mut parts = Parts { window: self.window, sinks: self.sinks, ..Parts::default() };
         if let Some(latent) = &config.latent {
-            let codec = |scheme: &Scheme| RowCodec::new(&self.narrowed(scheme), latent.kv_rank);
-            let plain = KvPolicy {
-                keys: self.keys.clone(),
-                values: self.keys.clone(),
-                scales: self.scales,
-                ..KvPolicy::default()
-            } == *self;
-            let allowed = "one scheme alone (and scales=) where keys and values share a latent";
-            match &self.keys {
-                Some(scheme) if plain => {
-                    parts.latent = Some(Side::tokens(codec(scheme)?, latent.kv_rank, None));
-                }
-                None if plain => {}
-                _ => return Err(LoadError::KvScheme { scheme: self.to_string(), allowed }),
-            }
+            parts.latent = self.latent(latent.kv_rank)?;
             return Ok(KvQuantizer::new(parts));
         }
-        let (width, head) = (config.key_value_width(), config.head_dim);
-        let refused = |allowed| LoadError::KvScheme { scheme: self.to_string(), allowed };
-        let rotation = match self.rotate {
-            true => {
-                Some(Hadamard::new(head).ok_or_else(|| refused("heads of a width with a Hadamard matrix"))?)
-            }
-            false => None,
-        };
-        let tokens = |scheme: &Scheme| {
-            let codec = RowCodec::new(&self.narrowed(scheme), if is_by_head(scheme) { head } else { width })?;
-            Ok::<_, LoadError>(Side::tokens(codec, width, rotation.clone()))
-        };
-        parts.values = self.values.as_ref().map(tokens).transpose()?;
+        let width = config.key_value_width();
         parts.before_rope = self.pre_rope && self.keys.is_some();
         parts.keys = match (&self.keys, self.channel_keys) {
-            (Some(scheme), true) => match scheme.format.blocks() {
-                Blocks::Group(group) => {
-                    let codec = RowCodec::new(&self.narrowed(scheme), group as usize)?;
-                    Some(Side::channels(codec, width, rotation.clone()))
-                }
-                _ => return Err(refused("groups such as int4-g32-asym, whose length counts tokens")),
-            },
-            (scheme, _) => scheme.as_ref().map(tokens).transpose()?,
+            (None, _) => None,
+            (Some(KvScheme::Grid(scheme)), true) if matches!(scheme.format.blocks(), Blocks::Group(_)) => {
+                let group =
+                    if let Blocks::Group(group) = scheme.format.blocks() { group as usize } else { 1 };
+                let codec = RowCodec::new(&self.narrowed(scheme), group)?;
+                Some(Side::channels(codec, width, self.rotation(config.head_dim)?))
+            }
+            (Some(_), true) => {
+                return Err(self.refused("groups such as int4-g32-asym, whose length counts tokens"));
+            }
+            (Some(scheme), false) => {
+                let ranges = vec![Span::default(); width];
+                let book = books.keys.as_ref().map(|book| (book.levels.clone(), book.spans.clone()));
+                let (levels, spans) = book.map_or((None, ranges), |(levels, spans)| (Some(levels), spans));
+                Some(self.tokens(config, scheme, Scaling::Columns(spans), levels)?)
+            }
         };
+        let values = self.values.as_ref();
+        let side = |scheme| self.tokens(config, scheme, Scaling::Range, books.values.clone());
+        parts.values = values.map(side).transpose()?;
         Ok(KvQuantizer::new(parts))
+    }
+
+    /// The one scheme of a latent of `rank`.
+    fn latent(&self, rank: usize) -> Result<Option<Side>, LoadError> {
+        let (keys, values, scales) = (self.keys.clone(), self.keys.clone(), self.scales);
+        let plain = KvPolicy { keys, values, scales, ..KvPolicy::default() } == *self;
+        match &self.keys {
+            Some(KvScheme::Grid(scheme)) if plain => {
+                let codec = RowCodec::new(&self.narrowed(scheme), rank)?;
+                Ok(Some(Side::tokens(codec, rank, None)))
+            }
+            None if plain => Ok(None),
+            _ => {
+                Err(self
+                    .refused("one scheme of codes alone (and scales=) where keys and values share a latent"))
+            }
+        }
+    }
+
+    /// Keys or values token by token. `levels` of a text, and how its rows are brought to them, are those of KVQuant.
+    fn tokens(
+        &self,
+        config: &ModelConfig,
+        scheme: &KvScheme,
+        scaling: Scaling,
+        levels: Option<Vec<f32>>,
+    ) -> Result<Side, LoadError> {
+        let (width, head) = (config.key_value_width(), config.head_dim);
+        match scheme {
+            KvScheme::Grid(scheme) => {
+                let cols = if is_by_head(scheme) { head } else { width };
+                let codec = RowCodec::new(&self.narrowed(scheme), cols)?;
+                Ok(Side::tokens(codec, width, self.rotation(head)?))
+            }
+            KvScheme::Turbo { bits } => {
+                let rotation = Hadamard::new(head).ok_or_else(|| self.refused(NO_ROTATION))?;
+                let levels = lloyd::sphere_levels(head, *bits);
+                let codec = BookCodec::new(levels, head, Scaling::Length, 0);
+                Ok(Side::tokens(codec, width, Some(rotation.randomized(SIGNS))))
+            }
+            KvScheme::Nuq { .. } if self.rotate || width > 1 << 16 => {
+                Err(self.refused("nuq without rotate, of at most 65536 keys and values of a token"))
+            }
+            KvScheme::Nuq { bits, outliers } => {
+                let levels = levels.unwrap_or_else(|| vec![0.0; 1 << bits]);
+                let codec = BookCodec::new(levels, width, scaling, BookCodec::kept_of(width, *outliers));
+                Ok(Side::tokens(codec, width, None))
+            }
+        }
+    }
+
+    fn rotation(&self, head: usize) -> Result<Option<Hadamard>, LoadError> {
+        match self.rotate {
+            true => Hadamard::new(head).map(Some).ok_or_else(|| self.refused(NO_ROTATION)),
+            false => Ok(None),
+        }
+    }
+
+    fn refused(&self, allowed: &'static str) -> LoadError {
+        LoadError::KvScheme { scheme: self.to_string(), allowed }
     }
 
     /// The scheme with its scales stored as the policy says.
@@ -219,6 +291,9 @@ mod tests {
             "int2-g32-asym,window=128,scales=f16,pre-rope,rotate",
             "keys=f32,values=fp8-e4m3-head",
             "nvfp4",
+            "keys=nuq3-1%,values=turbo4,pre-rope",
+            "nuq4-0.5%",
+            "nuq2",
         ] {
             assert_eq!(text.parse::<KvPolicy>().unwrap().to_string(), text);
         }
@@ -228,8 +303,18 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused_with_what_is_allowed() {
-        for text in ["", "int9-head", "window=-1", "window=99999999999999", "scales=int8", "rotated", "keys="]
-        {
+        for text in [
+            "",
+            "int9-head",
+            "window=-1",
+            "window=99999999999999",
+            "scales=int8",
+            "rotated",
+            "keys=",
+            "turbo9",
+            "nuq",
+            "nuq4-51%",
+        ] {
             let error = text.parse::<KvPolicy>().unwrap_err().to_string();
             assert!(error.contains("allowed"), "{error}");
         }
@@ -246,6 +331,11 @@ mod tests {
         assert_eq!(bytes("f32"), 4.0 * elements);
         assert_eq!(bytes("int8-head"), elements * (1.0 + 4.0 / d));
         assert_eq!(bytes("int4-head-asym:minmax,scales=f16"), elements * (0.5 + 6.0 / d));
+        assert_eq!(bytes("turbo3"), elements * (3.0 / 8.0 + 2.0 / d));
+        let width = config.key_value_width() as f64;
+        let kept = 4.0 * (width / 100.0).ceil();
+        assert_eq!(bytes("nuq4-1%"), elements * (0.5 + (2.0 + kept) / width));
+        assert_eq!(bytes("keys=nuq2,values=f32,pre-rope"), elements / 2.0 * (0.25 + 4.0));
         assert_eq!(bytes("keys=int2-g32-asym:minmax,values=f32,channel-keys"), elements / 2.0 * (0.5 + 4.0));
     }
 }

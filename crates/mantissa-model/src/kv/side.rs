@@ -1,14 +1,14 @@
-//! Keys, or values, of a layer: rotated where the policy says so, cut into rows, stored by [`RowCodec`].
+//! Keys, or values, of a layer: rotated where the policy says so, cut into rows, stored by [`Rows`].
 
 use mantissa_num::pack::transpose;
 use mantissa_num::{Hadamard, TensorError};
 
-use super::codec::RowCodec;
+use super::rows::Rows;
 
 /// How the keys or the values of tokens become bytes, a chunk of `span` tokens at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Side {
-    codec: RowCodec,
+    codec: Rows,
     /// Values of a token.
     width: usize,
     /// Tokens of a chunk: 1, or the group of a scheme whose rows are channels.
@@ -20,12 +20,13 @@ pub(crate) struct Side {
 
 impl Side {
     /// Tokens one by one, `codec`'s row being a head's vector or all of a token's `width` values.
-    pub(crate) fn tokens(codec: RowCodec, width: usize, rotation: Option<Hadamard>) -> Self {
-        Side { codec, width, span: 1, channels: false, rotation }
+    pub(crate) fn tokens(codec: impl Into<Rows>, width: usize, rotation: Option<Hadamard>) -> Self {
+        Side { codec: codec.into(), width, span: 1, channels: false, rotation }
     }
 
     /// Channels over as many tokens as `codec` has columns.
-    pub(crate) fn channels(codec: RowCodec, width: usize, rotation: Option<Hadamard>) -> Self {
+    pub(crate) fn channels(codec: impl Into<Rows>, width: usize, rotation: Option<Hadamard>) -> Self {
+        let codec = codec.into();
         Side { width, span: codec.cols(), channels: true, rotation, codec }
     }
 

@@ -312,12 +312,13 @@ fn encode_bytes(x: &[f32], block: &mut [u8], at: usize) -> f32 {
     d
 }
 
+/// The greatest float below a half, which added before truncation rounds half away from zero: with a half itself the float
+/// before a half would reach 1, and at larger magnitudes the sum of a tie rounds up to the integer.
+pub(super) const BELOW_HALF: f32 = 0.5 - f32::EPSILON / 4.0;
+
 /// `v`, of magnitude below 127.5, rounded as `roundf` does, half away from zero.
 #[inline(always)]
 fn nearest_byte(v: f32) -> u8 {
-    // The greatest float below a half: with a half itself the float before a half would reach 1. At larger magnitudes
-    // the sum of a tie rounds up to the integer.
-    const BELOW_HALF: f32 = 0.5 - f32::EPSILON / 4.0;
     ((v + BELOW_HALF.copysign(v)).trunc() + INTEGERS).to_bits() as u8
 }
 

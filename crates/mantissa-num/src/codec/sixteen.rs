@@ -1,6 +1,7 @@
 //! Q4_0 and Q8_0 by their formulas, sixteen blocks at a time: scales, their inverses and their f16 bits take a lane per block,
-//! codes a lane per element. The bytes are those of [`super::legacy`], block by block.
+//! codes a lane per element. The bytes are those of [`legacy`](super::legacy), block by block.
 
+use super::legacy::BELOW_HALF;
 use super::{CodecId, signed_amax};
 use crate::lanes::{LANES, Lanes};
 
@@ -58,9 +59,6 @@ fn inverse<L: Lanes>(l: L, d: L::V) -> L::V {
 
 #[inline(always)]
 fn q8_0<L: Lanes>(l: L, x: &Elements, blocks: &mut [[u8; 34]; LANES]) {
-    // The greatest float below a half: with a half itself the float before a half would reach 1. At larger magnitudes the
-    // sum of a tie rounds up to the integer.
-    const BELOW_HALF: f32 = 0.5 - f32::EPSILON / 4.0;
     let (zero, up, down) = (l.splat(0.0), l.splat(BELOW_HALF), l.splat(-BELOW_HALF));
     let mut amax = [0.0; LANES];
     for (amax, x) in amax.iter_mut().zip(x) {

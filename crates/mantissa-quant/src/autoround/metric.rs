@@ -43,18 +43,22 @@ impl Metric {
 
     /// `errors M` for `errors` `[tokens, hidden]`.
     pub(super) fn weigh(&self, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
-        let d = self.hidden;
-        out.resize(errors.len(), 0.0);
-        let mut rest = &mut out[..];
-        let pieces = parts(errors.len() / d, ROWS).map(|part| {
-            let (own, others) = std::mem::take(&mut rest).split_at_mut(part.len() * d);
-            rest = others;
-            (part, own)
-        });
-        for_each(threads, pieces, |(part, out)| {
-            let (rows, errors) = (part.len(), &errors[part.start * d..part.end * d]);
-            let m = MatRef::new(&self.m, d, d);
-            kernels().gemm_nn(MatRef::new(errors, rows, d), m, MatMut::new(out, rows, d), false);
-        });
+        weigh(&self.m, self.hidden, errors, out, threads);
     }
+}
+
+/// `errors M` for `errors` `[_, d]` and the symmetric `m` `[d, d]`.
+pub(crate) fn weigh(m: &[f32], d: usize, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
+    out.resize(errors.len(), 0.0);
+    let mut rest = &mut out[..];
+    let pieces = parts(errors.len() / d.max(1), ROWS).map(|part| {
+        let (own, others) = std::mem::take(&mut rest).split_at_mut(part.len() * d);
+        rest = others;
+        (part, own)
+    });
+    for_each(threads, pieces, |(part, out)| {
+        let (rows, errors) = (part.len(), &errors[part.start * d..part.end * d]);
+        let m = MatRef::new(m, d, d);
+        kernels().gemm_nn(MatRef::new(errors, rows, d), m, MatMut::new(out, rows, d), false);
+    });
 }

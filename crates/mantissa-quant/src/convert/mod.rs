@@ -30,6 +30,7 @@ use crate::gguf;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
 use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears};
+use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 
@@ -274,6 +275,7 @@ fn recipe(
         method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },
         gptq: GptqOptions::default(),
         autoround: AutoRoundOptions::default(),
+        qtip: QtipOptions::default(),
         weights,
         activations,
         kv: None,
@@ -327,6 +329,7 @@ fn finish(
         notes,
         fallbacks: Default::default(),
         evaluation: None,
+        coverage: None,
         options,
         gguf,
         conversion: Some(Conversion { dense, ..conversion }),

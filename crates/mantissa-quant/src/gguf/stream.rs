@@ -21,8 +21,8 @@ use crate::rtn;
 use crate::source::{DenseError, Source};
 
 impl Plan {
-    /// The blocks of a layer of a GGUF file that are found panel by panel, its rows stay in their order, and it is a tensor by
-    /// itself.
+    /// The blocks of a layer of a GGUF file that can be found and written panel by panel: it is a tensor by itself, and its
+    /// rows stay in their order.
     pub(crate) fn streamed(&self, info: &LinearInfo, scheme: &Scheme) -> Option<&'static Codec> {
         let layout = self.gguf.as_ref()?;
         let name = format!("{}.weight", info.module);

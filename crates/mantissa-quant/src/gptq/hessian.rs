@@ -1,6 +1,7 @@
 //! The second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
 
 use mantissa_kernels::{Kernels, MatRef, NotPositiveDefinite, kernels};
+use mantissa_num::stored::Map;
 
 use super::GptqError;
 
@@ -36,6 +37,54 @@ impl Hessian {
         }
     }
 
+    /// Of one token whose inputs have nothing to do with each other: the identity.
+    ///
+    /// # Errors
+    /// [`GptqError::Memory`].
+    pub(crate) fn identity(cols: usize) -> Result<Self, GptqError> {
+        let mut sum = zeros(cols)?;
+        sum.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
+        Ok(Hessian { cols, tokens: 1, sum })
+    }
+
+    /// Of the inputs as `maps` make them one after another: `M H Mᵀ`.
+    ///
+    /// # Errors
+    /// [`GptqError::Memory`].
+    pub(crate) fn mapped(&self, maps: &[Map]) -> Result<Self, GptqError> {
+        let k = self.cols;
+        let mut sum = zeros(k)?;
+        for i in 0..k {
+            for j in 0..k {
+                sum[i * k + j] = self.sum[i.min(j) * k + i.max(j)];
+            }
+        }
+        for _ in 0..2 {
+            maps.iter().for_each(|map| map.apply(&mut sum, k));
+            for i in 0..k {
+                (0..i).for_each(|j| sum.swap(i * k + j, j * k + i));
+            }
+        }
+        Ok(Hessian { sum, ..*self })
+    }
+
+    /// `a[i] H b[i]ᵀ` of each row `i` of `a` and `b` (`[n, k]`), in f64. Takes `n k²` multiply-adds.
+    pub(crate) fn inner(&self, a: &[f32], b: &[f32]) -> Vec<f64> {
+        let (k, tokens) = (self.cols.max(1), self.tokens.max(1) as f64);
+        let row = |(a, b): (&[f32], &[f32])| {
+            let b: Vec<f64> = b.iter().copied().map(f64::from).collect();
+            let a: Vec<f64> = a.iter().copied().map(f64::from).collect();
+            let one = |i: usize| {
+                // Row i of the upper triangle stands for row and column of the whole.
+                let right = self.sum[i * k + i + 1..(i + 1) * k].iter().zip(&a[i + 1..]).zip(&b[i + 1..]);
+                let beside: f64 = right.map(|((h, x), y)| f64::from(*h) * (a[i] * y + x * b[i])).sum();
+                f64::from(self.sum[i * k + i]) * a[i] * b[i] + beside
+            };
+            (0..k).map(one).sum::<f64>() / tokens
+        };
+        a.chunks_exact(k).zip(b.chunks_exact(k)).map(row).collect()
+    }
+
     /// Bytes that a Hessian of this width takes.
     pub fn bytes_needed(cols: usize) -> u64 {
         4 * (cols as u64).saturating_mul(cols as u64)
@@ -61,6 +110,17 @@ impl Hessian {
     /// Tokens seen.
     pub fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    /// The sum `XᵀX` `[cols, cols]`, both triangles, in the place of the one.
+    pub(crate) fn into_symmetric(mut self) -> Vec<f32> {
+        let k = self.cols;
+        for i in 1..k {
+            for j in 0..i {
+                self.sum[i * k + j] = self.sum[j * k + i];
+            }
+        }
+        self.sum
     }
 
     /// H `[cols, cols]`, both triangles.

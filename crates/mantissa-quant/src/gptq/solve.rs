@@ -7,14 +7,11 @@ use mantissa_num::blockwise::{Block, Decoder, Range};
 use mantissa_num::format::Affine;
 use mantissa_num::{Code, Codes, Format, Quantized, Scheme, code_unit};
 
-use super::{GptqOptions, GroupOrder, GroupRange, InverseFactor};
+use super::{GptqOptions, GroupOrder, GroupRange, InverseFactor, OF_ROUNDING};
 use crate::rtn::append;
 
 /// Most rows that are solved together: they share one reading of U.
 pub(super) const PANEL_ROWS: usize = 128;
-
-/// What an error of rounding counts in the search, one of clipping being 1: other columns make up for more of the first.
-const OF_ROUNDING: f64 = 0.5;
 
 /// Shares of a group's range that are tried.
 const SHARES: usize = 24;
@@ -29,6 +26,8 @@ pub(super) struct Problem<'a> {
     pub(super) factor: &'a InverseFactor,
     pub(super) scheme: &'a Scheme,
     pub(super) outer: Option<f32>,
+    /// Scales that are chosen already, `[rows, groups]`: groups are static then.
+    pub(super) scales: Option<&'a Codes>,
     /// `[rows, cols]`.
     pub(super) w: &'a [f32],
     pub(super) rows: usize,
@@ -87,10 +86,16 @@ impl Problem<'_> {
         (quantized, losses.into_iter().sum())
     }
 
+    /// What the groups' scales are taken from.
+    fn groups(&self) -> GroupOrder {
+        if self.scales.is_some() { GroupOrder::Static } else { self.factor.options.groups }
+    }
+
     /// Positions that are quantized before the rest of the row is updated. A group whose parameters need every update begins
     /// a block or lies within one.
     fn cuts(&self) -> Vec<Span<usize>> {
-        let GptqOptions { groups, block, .. } = self.factor.options;
+        let GptqOptions { block, .. } = self.factor.options;
+        let groups = self.groups();
         let (group, block, mut cuts, mut start) = (self.group, block.min(self.cols), Vec::new(), 0);
         while start < self.cols {
             let end = match groups {
@@ -115,7 +120,7 @@ impl Problem<'_> {
         for (row, w) in rows.clone().zip(w.chunks_exact_mut(k.max(1))) {
             factor.order.iter().zip(w).for_each(|(&column, w)| *w = f64::from(self.weight(row, column)));
         }
-        if factor.options.groups == GroupOrder::Static {
+        if self.groups() == GroupOrder::Static {
             for (row, groups) in rows.clone().zip(groups.chunks_exact_mut(per_row.max(1))) {
                 self.static_groups(row, groups);
             }
@@ -144,10 +149,11 @@ impl Problem<'_> {
     /// Quantizes the positions `cut` of one row, writing `e` of each, and updates the row up to `cut.end`.
     fn quantize_columns(&self, row: &mut Row<'_>, cut: Span<usize>, errors: &mut [f64]) {
         let factor = self.factor;
-        let InverseFactor { kernels, options: GptqOptions { groups, .. }, order, dead, upper, .. } = factor;
-        let (k, is_static) = (self.cols, *groups == GroupOrder::Static);
+        let InverseFactor { kernels, order, dead, upper, .. } = factor;
+        let groups = self.groups();
+        let (k, is_static) = (self.cols, groups == GroupOrder::Static);
         // Before this block's own updates: what the published code takes a group's range from.
-        let lazy = if *groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };
+        let lazy = if groups == GroupOrder::Original { row.w[cut.clone()].to_vec() } else { Vec::new() };
         for position in cut.clone() {
             let column = order[position];
             let group = if is_static { column } else { position } / self.group;
@@ -173,6 +179,14 @@ impl Problem<'_> {
     }
 
     fn static_groups(&self, row: usize, groups: &mut [Group]) {
+        if let (Some(scales), Some(tree)) = (self.scales, self.scheme.format.scale()) {
+            let first = row * groups.len();
+            for (g, group) in groups.iter_mut().enumerate() {
+                let block = self.scheme.block_with_scale(tree.code.decode(scales.get(first + g)));
+                *group = Group { block, decoder: self.scheme.format.decoder(block.scale, 0, None) };
+            }
+            return;
+        }
         for (g, group) in groups.iter_mut().enumerate() {
             let columns = g * self.group..((g + 1) * self.group).min(self.cols);
             let values = columns.map(|column| (self.weight(row, column), self.factor.diagonal[column]));

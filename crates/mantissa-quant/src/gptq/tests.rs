@@ -309,6 +309,25 @@ fn a_scale_given_for_the_tensor_is_used() {
 }
 
 #[test]
+fn scales_that_are_given_are_kept() {
+    let (rows, cols) = (9, 192);
+    let (w, hessian) = problem(31, rows, cols);
+    let scheme: Scheme = "int3-g32".parse().unwrap();
+    let chosen = gptq(&scheme, &w, &hessian, GptqOptions::default(), None, 1).unwrap();
+    // Whatever the groups would have been otherwise.
+    for options in options() {
+        let factor = InverseFactor::new(&hessian, options, 1).unwrap();
+        let found = factor.quantize_under(&scheme, &w, &chosen.quantized.scales, 2).unwrap();
+        assert!(found.g_idx.is_none() && found.quantized.scales == chosen.quantized.scales);
+        if options.act_order {
+            assert_eq!((&found.quantized, found.loss), (&chosen.quantized, chosen.loss), "{options:?}");
+        }
+        let short = factor.quantize_under(&scheme, &w, &Codes::U32(vec![0; 3]), 1);
+        assert!(matches!(short, Err(GptqError::Length { what: "scales", .. })), "{short:?}");
+    }
+}
+
+#[test]
 fn empty_weights_are_quantized() {
     let hessian = hessian(&[1.0; 64], 32);
     let result = gptq(&"int4-g32".parse().unwrap(), &[], &hessian, GptqOptions::default(), None, 2).unwrap();

@@ -7,18 +7,69 @@ use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_train::LayerTrainer;
 
-use super::{Options, PlannedLinear, not_storable, stores_input_scales, weighs};
-use crate::autoround;
+use super::{Options, Plan, PlannedLinear, not_storable, stores_input_scales, weighs};
+use crate::autoround::{self, ErrorMetric};
 use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::clip;
 use crate::error::{QuantError, Result};
-use crate::gptq;
+use crate::gptq::{self, GroupOrder};
 use crate::hqq;
 use crate::input_scales::Observer;
+use crate::qtip;
 use crate::recipe::{Method, Recipe, Transform};
 use crate::rotate;
 use crate::spin;
+
+/// What texts are for.
+impl Plan {
+    /// What is calibrated on, where the method does.
+    pub fn calibration(&self) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
+    }
+
+    /// What layers are held against rounding to nearest on, of a method that has no use for a text of its own.
+    pub fn judging_text(&self) -> Option<&CalibrationSet> {
+        let judged = is_judged(&self.recipe, self.container) && self.conversion.is_none();
+        self.options.calibration.as_ref().filter(|_| judged)
+    }
+
+    /// What methods do not see of the calibration, where something is set aside.
+    pub(crate) fn held_out(&self) -> Option<CalibrationSet> {
+        let (windows, set) = (&self.options.held_out, self.options.calibration.as_ref()?);
+        let name = format!("{} (held out)", set.name);
+        (!windows.is_empty()).then(|| CalibrationSet { name, windows: windows.clone() })
+    }
+
+    /// What the transform of the model calibrates on, where it does.
+    pub fn transform_text(&self) -> Option<&CalibrationSet> {
+        let wanted = self.recipe.transform.is_some_and(Transform::needs_calibration);
+        self.options.calibration.as_ref().filter(|_| wanted)
+    }
+
+    /// What the scales of inputs that are stored are found on, where there are such.
+    pub fn input_text(&self) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
+    }
+
+    /// What the scales of keys and values that are stored are found on, where there are such.
+    pub fn cache_text(&self) -> Option<&CalibrationSet> {
+        let stored = self.conversion.is_none() && cache_scales::stores(&self.recipe);
+        self.options.calibration.as_ref().filter(|_| stored)
+    }
+
+    /// What the importance of searched blocks is found on, where it is: a calibration set, and no importance given.
+    pub fn importance_text(&self) -> Option<&CalibrationSet> {
+        let wanted = self.options.importance.is_none() && weighs(&self.recipe, self.container, &self.linears);
+        self.options.calibration.as_ref().filter(|_| wanted)
+    }
+
+    /// The text that something is found on before it is put in place.
+    pub fn text(&self) -> Option<&CalibrationSet> {
+        let of_weights = self.calibration().or(self.judging_text()).or(self.importance_text());
+        of_weights.or(self.transform_text()).or(self.input_text())
+    }
+}
 
 /// What is known of a plan when its calibration is checked.
 pub(super) struct Asked<'a> {
@@ -39,6 +90,11 @@ impl Asked<'_> {
                 "observer: no scale of inputs is stored; name a static scheme of activations, or nvfp4";
             return Err(not_storable(container, linears.len(), vec![what.to_owned()]));
         }
+        let per_block = recipe.activations.as_ref().is_some_and(Scheme::has_outer_scale);
+        if recipe.observer == Observer::Kl && per_block {
+            let what = "observer: kl is of one scale for all inputs, not of blocks with their own: max, percentile or mse";
+            return Err(not_storable(container, linears.len(), vec![what.to_owned()]));
+        }
         self.check_method()?;
         let mut notes = self.check_transform()?;
         if weighs(recipe, container, linears) {
@@ -49,10 +105,14 @@ impl Asked<'_> {
             return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
         }
         if recipe.method.needs_calibration() {
+            notes.extend(self.alike());
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
         }
         if recipe.needs_calibration() || stores_input_scales(recipe, container) {
+            return self.windows().map(|_| notes);
+        }
+        if is_judged(recipe, container) && options.calibration.is_some() {
             return self.windows().map(|_| notes);
         }
         let set = options.calibration.as_ref().filter(|_| !cache_scales::stores(recipe));
@@ -64,7 +124,12 @@ impl Asked<'_> {
     fn windows(&self) -> Result<&CalibrationSet> {
         let none = || QuantError::NoCalibration { recipe: self.recipe.name.clone() };
         let set = self.options.calibration.as_ref().ok_or_else(none)?;
-        check_windows(set, self.config).map(|()| set)
+        check_windows(set, self.config)?;
+        if !self.options.held_out.is_empty() {
+            let (name, windows) = (format!("{} (held out)", set.name), self.options.held_out.clone());
+            check_windows(&CalibrationSet { name, windows }, self.config)?;
+        }
+        Ok(set)
     }
 
     fn quantized(&self) -> impl Iterator<Item = (&PlannedLinear, &Scheme)> {
@@ -74,12 +139,14 @@ impl Asked<'_> {
     /// Whether the method takes the schemes and their layout.
     fn check_method(&self) -> Result<()> {
         let Asked { source, recipe, container, options, .. } = *self;
-        if matches!(recipe.method, Method::Rtn | Method::Repacked) {
+        self.check_trellis()?;
+        if matches!(recipe.method, Method::Rtn | Method::Repacked | Method::Qtip) {
             return Ok(());
         }
-        if container == Container::Exl2 {
-            let why =
-                "exl2 has scales that rows of a group share, which only rounding to nearest knows: use rtn-";
+        let own_scales = recipe.method == Method::Gptq && recipe.gptq.groups == GroupOrder::Static;
+        if container == Container::Exl2 && !own_scales {
+            let why = "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
+                 use rtn- or gptq-";
             return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
         }
         let path = || source.dir().to_owned();
@@ -118,13 +185,41 @@ impl Asked<'_> {
         })
     }
 
+    /// Whether those layers are stored in a trellis that are coded by its search.
+    fn check_trellis(&self) -> Result<()> {
+        let (path, method) = (self.source.dir(), self.recipe.method);
+        self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
+            let allowed = match (method, scheme.format.trellis()) {
+                (Method::Qtip, _) => match qtip::check_scheme(scheme, info.rows, info.cols) {
+                    Ok(_) => return Ok(()),
+                    Err(allowed) => allowed,
+                },
+                (_, Some(_)) => "schemes other than a trellis, which qtip writes",
+                _ => return Ok(()),
+            };
+            let (path, module, scheme) = (path.to_owned(), info.module.clone(), scheme.to_string());
+            Err(QuantError::Unsuited { path, module, method: method.name(), scheme, allowed })
+        })
+    }
+
+    /// Says that errors of outputs count alike where they were to be weighed.
+    fn alike(&self) -> Option<String> {
+        let Asked { recipe, config, .. } = *self;
+        let wanted = recipe.method == Method::Qtip && recipe.qtip.metric == ErrorMetric::Fisher;
+        let error = LayerTrainer::check(config).err().filter(|_| wanted)?;
+        Some(format!("errors of a layer's outputs count alike, as what they cost takes a backward: {error}"))
+    }
+
     /// Whether the container and the method go with the transform; what it leaves out.
     fn check_transform(&self) -> Result<Vec<String>> {
         let Asked { recipe, container, config, linears, .. } = *self;
         let Some(transform) = recipe.transform else { return Ok(Vec::new()) };
         let refused = |why: &str| Err(not_storable(container, linears.len(), vec![why.to_owned()]));
-        if matches!(container, Container::Gguf | Container::Exl2) {
+        if matches!(container, Container::Gguf | Container::Exl2 | Container::Exl3) {
             return refused("transforms go into the other containers, as norms are folded into weights");
+        }
+        if recipe.method == Method::Qtip {
+            return refused("qtip rotates each weight itself: no transform goes before it");
         }
         let Some(options) = transform.rotation() else { return Ok(Vec::new()) };
         let table = transform.name();
@@ -177,6 +272,11 @@ impl Asked<'_> {
         let note = format!("{}: no importance of {missing} layers", importance.name);
         Ok((missing > 0).then_some(note).into_iter().collect())
     }
+}
+
+/// Whether the method needs no text, and what it makes of layers can be held against rounding to nearest on one.
+pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
+    matches!(recipe.method, Method::RtnMse | Method::Hqq) && container != Container::Exl2
 }
 
 pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {

@@ -3,11 +3,12 @@
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround
+//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround, qtip
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
-//! observer = "max"               # optional, of static inputs: max, percentile, mse
+//! observer = "max"               # optional, of static inputs: max, percentile, mse, kl, moving-average
+//! percentile = 99.99             # optional, only with observer = "percentile"; this is the default
 //! kv = "int8-head"               # optional: scheme of keys and values in the cache
 //! format = "compressed-tensors"  # optional: the container; by default the first that holds the schemes
 //! keep = ["lm_head"]             # optional: modules left as they are, by name or glob
@@ -66,6 +67,7 @@ pub use transform::{TRANSFORMS, Transform};
 use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 use crate::input_scales::Observer;
+use crate::qtip::QtipOptions;
 
 /// Why a recipe cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -135,6 +137,8 @@ pub struct Recipe {
     pub gptq: GptqOptions,
     /// How AutoRound works, where it is the method.
     pub autoround: AutoRoundOptions,
+    /// How QTIP works, where it is the method.
+    pub qtip: QtipOptions,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
     /// Scheme of their inputs at run time.

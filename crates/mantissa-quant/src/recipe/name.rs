@@ -9,6 +9,7 @@ use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 use crate::hqq;
 use crate::input_scales::Observer;
+use crate::qtip::QtipOptions;
 
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +27,19 @@ pub enum Method {
     RtnMse,
     /// HQQ: zero points under which few weights are far off.
     Hqq,
+    /// QTIP: paths of a trellis for the weight between two rotations, tile by tile, later ones making up for the error of earlier
+    /// ones, layer after layer.
+    Qtip,
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 5] = [
+pub const METHODS: [(&str, Method); 6] = [
     ("rtn", Method::Rtn),
     ("rtn-mse", Method::RtnMse),
     ("hqq", Method::Hqq),
     ("gptq", Method::Gptq),
     ("autoround", Method::AutoRound),
+    ("qtip", Method::Qtip),
 ];
 
 /// Recipes by name, most of them short for what they stand for.
@@ -69,7 +74,7 @@ impl Method {
     pub const fn needs_calibration(self) -> bool {
         match self {
             Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => false,
-            Method::Gptq | Method::AutoRound => true,
+            Method::Gptq | Method::AutoRound | Method::Qtip => true,
         }
     }
 
@@ -108,6 +113,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         method,
         gptq: GptqOptions::default(),
         autoround: AutoRoundOptions::default(),
+        qtip: QtipOptions::default(),
         weights,
         activations,
         observer: Observer::Max,
@@ -126,6 +132,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         method: Method::Rtn,
         gptq: GptqOptions::default(),
         autoround: AutoRoundOptions::default(),
+        qtip: QtipOptions::default(),
         weights: Scheme::codec(file_type.base),
         activations: None,
         observer: Observer::Max,

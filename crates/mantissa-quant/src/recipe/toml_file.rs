@@ -11,18 +11,20 @@ use super::{
 };
 use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
 use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
-use crate::input_scales::OBSERVERS;
+use crate::input_scales::{OBSERVERS, Observer, Share};
+use crate::qtip::QtipOptions;
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
 use crate::spin::{GRADIENTS, SpinOptions};
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "transform",
     "method",
     "weights",
     "file_type",
     "activations",
     "observer",
+    "percentile",
     "kv",
     "format",
     "keep",
@@ -32,6 +34,7 @@ const KEYS: [&str; 15] = [
     "spin",
     "gptq",
     "autoround",
+    "qtip",
 ];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const SMOOTH_KEYS: [&str; 1] = ["alpha"];
@@ -40,6 +43,8 @@ const SPIN_KEYS: [&str; 8] =
     ["residual", "values", "online", "seed", "iterations", "rate", "batch_tokens", "gradient"];
 const GPTQ_KEYS: [&str; 5] = ["damp", "block", "act_order", "groups", "range"];
 const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
+
+const QTIP_KEYS: [&str; 2] = ["metric", "damp"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
 const MAX_RULES: usize = 10_000;
@@ -80,15 +85,29 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         method,
         gptq: gptq_options(&reader, method)?,
         autoround: autoround_options(&reader, method)?,
+        qtip: qtip_options(&reader, method)?,
         weights,
         activations: reader.scheme("activations", parse_activation)?,
-        observer: reader.one_of("observer", &OBSERVERS)?.unwrap_or_default(),
+        observer: observer(&reader)?,
         kv: reader.scheme("kv", parse_activation)?,
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
+}
+
+/// What static scales of inputs are taken from, and at which percentile.
+fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
+    let observer = reader.one_of("observer", &OBSERVERS)?.unwrap_or_default();
+    let Some(value) = reader.table.get("percentile") else { return Ok(observer) };
+    if !matches!(observer, Observer::Percentile(_)) {
+        return Err(reader.fault("percentile", value.to_string(), "none without observer = \"percentile\""));
+    }
+    let percent = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
+    let share = percent.and_then(Share::of_percent);
+    let fault = || reader.fault("percentile", value.to_string(), "a number from 50 to 100");
+    share.map(Observer::Percentile).ok_or_else(fault)
 }
 
 /// A file type of llama.cpp as the mixture that `keep` and `layers` make exceptions from.
@@ -217,6 +236,24 @@ fn autoround_options(reader: &Reader<'_>, method: Method) -> Result<AutoRoundOpt
     options.rate = reader.number("rate", 0.5)?.unwrap_or(options.rate);
     options.clip_rate = reader.number("clip_rate", 0.5)?.unwrap_or(options.clip_rate);
     options.seed = reader.seed()?.unwrap_or(options.seed);
+    options.metric = reader.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
+    Ok(options)
+}
+
+fn qtip_options(reader: &Reader<'_>, method: Method) -> Result<QtipOptions, RecipeError> {
+    let mut options = QtipOptions::default();
+    let Some(value) = reader.table.get("qtip") else { return Ok(options) };
+    let table = value.as_table().ok_or_else(|| reader.fault("qtip", value.type_str(), "a table"))?;
+    if method != Method::Qtip {
+        return Err(reader.fault("qtip", "a table", format!("none with method \"{}\"", method.name())));
+    }
+    let reader = Reader { file: reader.file, table, at: "qtip.".to_owned() };
+    reader.refuse_unknown(&QTIP_KEYS)?;
+    if let Some(value) = table.get("damp") {
+        let damp = value.as_float().filter(|damp| (0.0..=1.0).contains(damp));
+        options.damp =
+            damp.ok_or_else(|| reader.fault("damp", value.to_string(), "a number from 0.0 to 1.0"))?;
+    }
     options.metric = reader.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
     Ok(options)
 }
@@ -488,6 +525,9 @@ mod tests {
                 ["autoround.metric", "fisher, mse"],
             ),
             ("weights = \"nf4\"\n[gptq]\ndamp = 0.1", ["gptq", "none with method \"rtn\""]),
+            ("weights = \"trellis2\"\n[qtip]\ndamp = 0.1", ["qtip", "none with method \"rtn\""]),
+            ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\ndamp = 2.0", ["qtip.damp", "0.0 to 1.0"]),
+            ("method = \"qtip\"\nweights = \"trellis2\"\n[qtip]\nmetric = \"x\"", ["qtip.metric", "fisher"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ndamp = 2", ["gptq.damp", "0 to 1"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroups = \"x\"", ["gptq.groups", "static"]),

@@ -1,11 +1,14 @@
-//! The metrics of all layers' outputs, before the first is learned.
+//! What errors cost the model, before the first layer is quantized: the metrics of all layers' outputs, and the second moments of the
+//! gradients of all linear layers' weights.
+
+use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
-use mantissa_model::{ModelConfig, WeightSource};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig, WeightSource};
 use mantissa_train::{LayerTrainer, Options, SampledHead};
 
 use crate::autoround::{AutoRoundError, Metric};
-use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, Tick, go_on};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, States, Tick, go_on};
 use crate::gptq::Hessian;
 
 /// Why there are none.
@@ -33,11 +36,11 @@ const LONGEST: f64 = 10.0;
 /// Tokens of the calibration that the Fisher information is the mean over, unless it has fewer.
 const TOKENS: usize = 1 << 15;
 
+/// A result of the way back.
+type Found<T> = Result<T, MetricsError>;
+
 /// The metric of every layer's output in the model that `source` holds; `None` of a layer whose output no prediction depends on.
 /// Targets are drawn with `seed`.
-///
-/// The windows go forward through the layers, then the gradients back: one layer at a time is in memory, and the states between
-/// all layers are, or lie in files where they are large.
 pub(super) fn metrics(
     source: &dyn WeightSource,
     config: &ModelConfig,
@@ -45,44 +48,114 @@ pub(super) fn metrics(
     options: &Options,
     seed: u64,
     tick: &mut Tick<'_>,
-) -> Result<Vec<Option<Metric>>, MetricsError> {
-    let (d, threads) = (config.hidden_size, options.threads);
-    let mut forward = Calibration::begin(source, config, enough(&set.windows), threads)?.to_the_end();
-    let mut inputs = Vec::with_capacity(config.num_hidden_layers);
-    while let Some(layer) = forward.next_layer()? {
-        inputs.push(
-            forward
-                .states()
-                .copy(IN_MEMORY / config.num_hidden_layers as u64)
-                .map_err(CalibrateError::States)?,
-        );
-        forward.advance(&layer, tick)?;
-    }
-    let last = forward.into_states();
-    let read = |window| last.window(window).map_err(CalibrateError::States);
-    let mut gradients = (0..last.len()).map(read).collect::<Result<Vec<_>, _>>()?;
-    drop(last);
-    let each = (options.max_tokens / options.max_len.max(1)).max(1);
-    let mut head = SampledHead::load(source, config, options.clone())?;
-    let mut first = 0;
-    for states in gradients.chunks_mut(each) {
-        let mut joined = states.concat();
-        head.gradients(&mut joined, first, seed)?;
-        first += (joined.len() / d) as u64;
-        part(&joined, states);
-        go_on(tick)?;
-    }
-    drop(head);
-    shorten(&mut gradients, d);
+) -> Found<Vec<Option<Metric>>> {
+    let mut back = WayBack::begin(source, config, set, options, seed, tick)?;
     let mut metrics = Vec::with_capacity(config.num_hidden_layers);
     for index in (0..config.num_hidden_layers).rev() {
-        let mut moments = Hessian::new(d).map_err(CalibrateError::Statistics)?;
-        gradients.iter().for_each(|g| moments.add(g, threads));
+        let mut moments = Hessian::new(config.hidden_size).map_err(CalibrateError::Statistics)?;
+        back.gradients.iter().for_each(|g| moments.add(g, options.threads));
         metrics.push(Metric::new(&moments));
         // What the first layer reads is not quantized.
-        let Some(inputs) = inputs.pop().filter(|_| index > 0) else { break };
-        let mut layer = LayerTrainer::load(source, config, index, options.clone())?;
-        for (batch, gradients) in gradients.chunks_mut(each).enumerate() {
+        if index > 0 {
+            back.through(index, None, tick)?;
+        }
+    }
+    metrics.reverse();
+    Ok(metrics)
+}
+
+/// What errors of the outputs of the linear layers `linears` cost the model that `source` holds, by module: the second moments of the
+/// gradients of the weights in their outputs, `Σ G Gᵀ` for the gradient `G[rows, cols]` of each batch. Gradients of tokens whose targets
+/// are drawn by themselves are uncorrelated, so that its mean is that of `|x|² g gᵀ` over tokens with input x and gradient g of the output:
+/// the output's factor of the Fisher information (YAQA: Tseng et al. 2025, arXiv 2505.22988, section 4.1).
+pub(super) fn output_moments<'l>(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    options: &Options,
+    linears: impl Iterator<Item = &'l LinearInfo>,
+    tick: &mut Tick<'_>,
+) -> Found<BTreeMap<String, Hessian>> {
+    let mut by_layer: BTreeMap<usize, Vec<&LinearInfo>> = BTreeMap::new();
+    linears.for_each(|info| by_layer.entry(info.layer).or_default().push(info));
+    let first = by_layer.keys().next().copied().unwrap_or(config.num_hidden_layers);
+    let mut back = WayBack::begin(source, config, set, options, SEED, tick)?;
+    let mut found = BTreeMap::new();
+    for index in (first..config.num_hidden_layers).rev() {
+        let linears = by_layer.remove(&index).unwrap_or_default();
+        let mut moments = Vec::with_capacity(linears.len());
+        for info in &linears {
+            moments.push((info.kind, Hessian::new(info.rows).map_err(CalibrateError::Statistics)?));
+        }
+        back.through(index, Some(&mut moments), tick)?;
+        found.extend(linears.iter().map(|info| info.module.clone()).zip(moments.into_iter().map(|(_, h)| h)));
+    }
+    Ok(found)
+}
+
+/// What draws the targets of [`output_moments`].
+const SEED: u64 = 42;
+
+/// Second moments of the gradients of weights, by the layer's part.
+type Moments = Vec<(LinearKind, Hessian)>;
+
+/// Gradients on their way from the predictions back through the layers.
+///
+/// The windows went forward first: one layer at a time is in memory, and the states between all layers are, or lie in files where
+/// they are large.
+struct WayBack<'a> {
+    source: &'a dyn WeightSource,
+    config: &'a ModelConfig,
+    options: &'a Options,
+    /// What the layers that are ahead read.
+    inputs: Vec<States>,
+    /// Of what the last of them gave, window by window.
+    gradients: Vec<Vec<f32>>,
+    /// Windows at a time.
+    each: usize,
+}
+
+impl<'a> WayBack<'a> {
+    fn begin(
+        source: &'a dyn WeightSource,
+        config: &'a ModelConfig,
+        set: &CalibrationSet,
+        options: &'a Options,
+        seed: u64,
+        tick: &mut Tick<'_>,
+    ) -> Found<Self> {
+        let (d, threads) = (config.hidden_size, options.threads);
+        let mut forward = Calibration::begin(source, config, enough(&set.windows), threads)?.to_the_end();
+        let mut inputs = Vec::with_capacity(config.num_hidden_layers);
+        while let Some(layer) = forward.next_layer()? {
+            let copy = forward.states().copy(IN_MEMORY / config.num_hidden_layers as u64);
+            inputs.push(copy.map_err(CalibrateError::States)?);
+            forward.advance(&layer, tick)?;
+        }
+        let last = forward.into_states();
+        let read = |window| last.window(window).map_err(CalibrateError::States);
+        let mut gradients = (0..last.len()).map(read).collect::<Result<Vec<_>, _>>()?;
+        drop(last);
+        let each = (options.max_tokens / options.max_len.max(1)).max(1);
+        let mut head = SampledHead::load(source, config, options.clone())?;
+        let mut first = 0;
+        for states in gradients.chunks_mut(each) {
+            let mut joined = states.concat();
+            head.gradients(&mut joined, first, seed)?;
+            first += (joined.len() / d) as u64;
+            part(&joined, states);
+            go_on(tick)?;
+        }
+        shorten(&mut gradients, d);
+        Ok(WayBack { source, config, options, inputs, gradients, each })
+    }
+
+    /// Takes the gradients through layer `index`, the last that is ahead, and adds those of its weights to `moments`.
+    fn through(&mut self, index: usize, mut moments: Option<&mut Moments>, tick: &mut Tick<'_>) -> Found<()> {
+        let (d, each) = (self.config.hidden_size, self.each);
+        let Some(inputs) = self.inputs.pop() else { return Ok(()) };
+        let mut layer = LayerTrainer::load(self.source, self.config, index, self.options.clone())?;
+        for (batch, gradients) in self.gradients.chunks_mut(each).enumerate() {
             let lens: Vec<usize> = gradients.iter().map(|x| x.len() / d).collect();
             let (mut states, first) = (Vec::with_capacity(lens.iter().sum::<usize>() * d), batch * each);
             (first..first + lens.len())
@@ -90,14 +163,27 @@ pub(super) fn metrics(
                 .map_err(CalibrateError::States)?;
             layer.forward(&mut states, &lens)?;
             let mut joined = gradients.concat();
-            layer.input_gradient(&mut joined, &lens);
+            match &mut moments {
+                Some(moments) => {
+                    layer.all_gradients(&mut joined, &lens);
+                    moments.iter_mut().for_each(|(kind, sum)| add(&layer, *kind, sum, self.options.threads));
+                }
+                None => layer.input_gradient(&mut joined, &lens),
+            }
             part(&joined, gradients);
             go_on(tick)?;
         }
-        shorten(&mut gradients, d);
+        shorten(&mut self.gradients, d);
+        Ok(())
     }
-    metrics.reverse();
-    Ok(metrics)
+}
+
+/// Adds `G Gᵀ` for the gradient `G` of a weight.
+fn add(layer: &LayerTrainer, kind: LinearKind, sum: &mut Hessian, threads: usize) {
+    let (gradient, rows) = (layer.gradient(kind), sum.cols().max(1));
+    let cols = gradient.len() / rows;
+    let turned: Vec<f32> = (0..gradient.len()).map(|i| gradient[i % rows * cols + i / rows]).collect();
+    sum.add(&turned, threads);
 }
 
 /// What finding them holds at its peak, with bytes.

@@ -11,11 +11,15 @@ use mantissa_train::{LayerTrainer, Options, Policy};
 
 use super::fisher::{MetricsError, metrics};
 use super::{Sequential, dequantized, put};
-use crate::autoround::{AutoRoundError, ErrorMetric, LearnedWeight, Metric, Windows, reconstruct};
-use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Tick};
+use crate::autoround::{
+    AutoRoundError, ErrorMetric, LearnedWeight, Metric, Windows, reconstruct, reconstruction_error,
+};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, Tick};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
-use crate::layers::{Solved, whole};
+use crate::fold::Folded;
+use crate::judge::{self, Judgement, Output};
+use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
 use crate::source::{DenseTensor, Scratch};
 
@@ -28,11 +32,16 @@ pub(crate) struct ToLearn<'a> {
     pub(crate) outer: Option<f32>,
 }
 
+/// The weight of a linear layer as it is read back.
+type Values = (LinearKind, Vec<f32>);
+
 /// What AutoRound has beside what every method that calibrates has.
 #[derive(Default)]
 pub(crate) struct Learning<'a> {
     /// The windows in the original model.
     reference: Option<Calibration<'a>>,
+    /// Those that are held out, in the original model.
+    unseen: Option<Calibration<'a>>,
     /// What errors of each layer's output cost.
     metrics: Option<Vec<Option<Metric>>>,
     /// What was learned of the layer at hand, by module.
@@ -41,13 +50,15 @@ pub(crate) struct Learning<'a> {
 
 /// What a layer is trained with.
 pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
-    let each = (plan.recipe.autoround.batch_tokens / set.longest().max(1)).max(1);
-    Options {
-        max_tokens: each.min(set.windows.len().max(1)).saturating_mul(set.longest()),
-        max_len: set.longest(),
-        threads: plan.options.threads,
-        policy: Policy::fp32(),
-    }
+    let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
+        .into_iter()
+        .flatten()
+        .map(|set| {
+            let each = (plan.recipe.autoround.batch_tokens / set.longest().max(1)).max(1);
+            (each.min(set.windows.len().max(1)).saturating_mul(set.longest()), set.longest())
+        })
+        .fold((0, 0), |(tokens, len), of| (tokens.max(of.0), len.max(of.1)));
+    Options { max_tokens, max_len, threads: plan.options.threads, policy: Policy::fp32() }
 }
 
 impl<'a> Sequential<'a> {
@@ -68,26 +79,51 @@ impl<'a> Sequential<'a> {
             let h = columns.get(&input).map_or(&[][..], |h| &h[..]);
             weights.push((info.kind, self.first(linear, h)?));
         }
-        let note = self.reconstruct(index, &mut weights, tick)?;
-        for (linear, (kind, weight)) in linears.iter().zip(weights) {
-            let quantized = weight.quantized();
-            let stats = ErrorStats::of(weight.weight(), &quantized);
+        let nearest = linears.iter().map(|linear| self.nearest(linear)).collect::<Result<Vec<_>>>()?;
+        let (rounded, nearest): (Vec<_>, Vec<_>) = nearest.into_iter().unzip();
+        let (note, judged) = self.reconstruct(index, &mut weights, &nearest, tick)?;
+        let given_up = judged.fallback();
+        for ((linear, (kind, weight)), rounded) in linears.iter().zip(weights).zip(rounded) {
+            let solved = match &given_up {
+                Some(why) => Solved { fallback: Some(why.clone()), ..rounded },
+                None => {
+                    let quantized = weight.quantized();
+                    let stats = ErrorStats::of(weight.weight(), &quantized);
+                    Solved { notes: vec![note.clone()], ..Solved::rounded((quantized, stats)) }
+                }
+            };
+            let solved = Solved { judged: Some(judged), ..solved };
             if let Some(layer) = &mut self.layer {
-                put(layer, kind, dequantized(self.source.files(), linear.info, quantized.dequantize())?)?;
+                let values = solved.quantized.dequantize();
+                put(layer, kind, dequantized(self.source.files(), linear.info, values)?)?;
             }
-            let solved = Solved { notes: vec![note.clone()], ..Solved::rounded((quantized, stats)) };
             self.learning.solved.insert(linear.info.module.clone(), solved);
         }
         Ok(())
     }
 
-    /// Learns `weights` of layer `index`, whose windows are at hand; gives what there is to say of it.
+    /// A weight rounded to nearest, and its values.
+    fn nearest(&self, linear: &ToLearn<'_>) -> Result<(Solved, Values)> {
+        let ToLearn { info, scheme, outer } = *linear;
+        let w = DenseTensor::of_linear(self.source, info)?;
+        let solved = round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?;
+        let values = solved.quantized.dequantize().map_err(|error| QuantError::Tensor {
+            path: self.source.path().to_owned(),
+            tensor: format!("{}.weight", info.module),
+            error,
+        })?;
+        Ok((solved, (info.kind, values)))
+    }
+
+    /// Learns `weights` of layer `index`, whose windows are at hand; gives what there is to say of it, and how the layer errs against
+    /// one of weights rounded to `nearest`.
     fn reconstruct(
         &self,
         index: usize,
         weights: &mut [(LinearKind, LearnedWeight)],
+        nearest: &[Values],
         tick: &mut Tick<'_>,
-    ) -> Result<String> {
+    ) -> Result<(String, Judgement)> {
         let plan = self.plan;
         let (Some(set), Some(calibration), Some(reference)) =
             (plan.calibration(), &self.calibration, &self.learning.reference)
@@ -105,12 +141,46 @@ impl<'a> Sequential<'a> {
             metric,
         };
         let (options, threads) = (plan.recipe.autoround, plan.options.threads);
-        let found = match reconstruct(&mut trainer, weights, windows, options, threads, tick) {
-            Err(AutoRoundError::Interrupted) => return Err(CalibrateError::Interrupted.into()),
-            found => found.map_err(fault)?,
+        let stopped = |error| match error {
+            AutoRoundError::Interrupted => CalibrateError::Interrupted.into(),
+            error => fault(error),
         };
+        let found = reconstruct(&mut trainer, weights, windows, options, threads, tick).map_err(stopped)?;
+        let judged = self.judged(&mut trainer, weights, nearest, (windows, found.after), tick);
+        let judged = judged.map_err(stopped)?;
         let what = if metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
-        Ok(format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after))
+        let note = format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after);
+        Ok((note, judged))
+    }
+
+    /// How the layer in `trainer` errs with the learned `weights`, which is `after` on `windows`, against weights rounded to `nearest`;
+    /// on the windows that are held out where there are such.
+    fn judged(
+        &self,
+        trainer: &mut LayerTrainer,
+        weights: &[(LinearKind, LearnedWeight)],
+        nearest: &[Values],
+        (windows, after): (Windows<'_>, f64),
+        tick: &mut Tick<'_>,
+    ) -> std::result::Result<Judgement, AutoRoundError> {
+        let (options, threads) = (self.plan.recipe.autoround, self.plan.options.threads);
+        let mut error = |values: &[Values], windows: Windows<'_>| {
+            reconstruction_error(trainer, values, windows, options, threads, tick)
+        };
+        let (Some(inputs), Some(targets)) = (&self.held_out, &self.learning.unseen) else {
+            let nearest = error(nearest, windows)?;
+            let windows = judge::Windows::Calibration;
+            return Ok(Judgement { of: Output::Block, windows, solved: after, nearest });
+        };
+        let windows = Windows { inputs: inputs.states(), targets: targets.states(), ..windows };
+        let mut learned = Vec::with_capacity(weights.len());
+        for (kind, weight) in weights {
+            let mut values = vec![0.0; weight.rows() * weight.cols()];
+            weight.fake_quantize(&mut values, threads);
+            learned.push((*kind, values));
+        }
+        let (solved, nearest) = (error(&learned, windows)?, error(nearest, windows)?);
+        Ok(Judgement { of: Output::Block, windows: judge::Windows::HeldOut, solved, nearest })
     }
 
     /// Finds what errors of the layers' outputs cost, where that is asked for.
@@ -120,10 +190,7 @@ impl<'a> Sequential<'a> {
         let Some(set) = plan.calibration().filter(|_| wanted) else { return Ok(()) };
         let seed = plan.recipe.autoround.seed;
         let found = metrics(self.source, &plan.config, set, &options(plan, set), seed, tick);
-        self.learning.metrics = Some(found.map_err(|error| match error {
-            MetricsError::Calibrate(error) => error.into(),
-            MetricsError::AutoRound(error) => autoround_error(self.source.files(), "autoround", error),
-        })?);
+        self.learning.metrics = Some(found.map_err(|error| metrics_error(self.source, "autoround", error))?);
         Ok(())
     }
 
@@ -134,11 +201,17 @@ impl<'a> Sequential<'a> {
             let windows = plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let begun = Calibration::begin(source, &plan.config, windows, plan.options.threads)?;
             self.learning.reference = Some(begun.to_the_end());
+            let unseen = &plan.options.held_out;
+            if !unseen.is_empty() {
+                let begun = Calibration::begin(source, &plan.config, unseen, plan.options.threads)?;
+                self.learning.unseen = Some(begun.to_the_end());
+            }
         }
         let Some(reference) = &mut self.learning.reference else { return Ok(()) };
         while reference.next_index() <= index {
             let Some(layer) = reference.next_layer()? else { break };
             reference.advance(&layer, tick)?;
+            self.learning.unseen.as_mut().map_or(Ok(()), |unseen| unseen.advance(&layer, tick))?;
         }
         Ok(())
     }
@@ -155,7 +228,8 @@ impl<'a> Sequential<'a> {
         self.layer = Some(layer);
         let tokens = self.plan.calibration().map_or(1, CalibrationSet::tokens).max(1) as f64;
         let mean = |sum: f64| (sum / tokens) as f32;
-        Ok(sums?.into_iter().map(|(input, sums)| (input, sums.into_iter().map(mean).collect())).collect())
+        let means = |squares: Squares| squares.sums.into_iter().map(mean).collect();
+        Ok(sums?.into_iter().map(|(input, squares)| (input, means(squares))).collect())
     }
 
     fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
@@ -167,6 +241,14 @@ impl<'a> Sequential<'a> {
         let signed = plan.container.holds_signed_scales();
         LearnedWeight::new(linear.scheme, w, info.cols, h, outer, signed, plan.options.threads)
             .map_err(|error| autoround_error(self.source.files(), &info.module, error))
+    }
+}
+
+/// An error of what `method` finds on the way back.
+pub(super) fn metrics_error(source: &Folded<'_>, method: &str, error: MetricsError) -> QuantError {
+    match error {
+        MetricsError::Calibrate(error) => error.into(),
+        MetricsError::AutoRound(error) => autoround_error(source.files(), method, error),
     }
 }
 

@@ -9,6 +9,7 @@ mod native;
 mod onnx;
 mod stacked;
 mod strided;
+pub(super) mod trellis;
 
 use std::path::Path;
 
@@ -234,8 +235,14 @@ impl WeightSource for Source<'_> {
         // Bias and input scheme are not part of what is decoded twice.
         let ordinary = self.files.linear(module, rows, cols, bias)?;
         if !matches!(ordinary.weight, Weight::Quantized(_)) && !ordinary.transforms.is_empty() {
-            // A trellis, which has one decoder; the verification says so.
-            return Ok(ordinary);
+            // The rotations around a trellis are the weight's own.
+            return Ok(match trellis::open(self.files, module, rows, cols)? {
+                Some(trellis) => {
+                    let weight = Weight::F32(trellis.whole());
+                    LinearWeight { weight, transforms: Transforms::default(), ..ordinary }
+                }
+                None => ordinary,
+            });
         }
         let weight = Weight::F32(decode(self.files, module, rows, cols)?);
         // What is decoded here has its columns in their own order.

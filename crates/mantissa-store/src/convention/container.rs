@@ -1,10 +1,10 @@
 //! The conventions that can be written, behind one face.
 
 use mantissa_num::stored::Map;
-use mantissa_num::{Blocks, Code, Quantized, Rule, Scheme, Source, minifloat};
+use mantissa_num::{Blocks, Code, Format, Quantized, Rule, Scheme, Source, minifloat};
 
 use super::{
-    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, exl2, fp8, gguf, gpt_oss, gptq, mlx,
+    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, exl2, exl3, fp8, gguf, gpt_oss, gptq, mlx,
     modelopt, native, onnx,
 };
 use crate::{Dtype, TensorSpec};
@@ -32,6 +32,8 @@ pub enum Container {
     Mlx,
     /// EXL2, read by exllamav2.
     Exl2,
+    /// EXL3, read by exllamav3.
+    Exl3,
     /// Initializers with DequantizeLinear nodes, read by whatever reads ONNX.
     Onnx,
     /// Experts stacked in MXFP4 as gpt-oss publishes them, read by transformers and vLLM.
@@ -104,7 +106,7 @@ pub struct NotStorable {
 
 impl Container {
     /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 12] = [
+    pub const NAMES: [(Container, &'static str); 13] = [
         (Container::CompressedTensors, "compressed-tensors"),
         (Container::Gguf, "gguf"),
         (Container::Native, "native"),
@@ -115,6 +117,7 @@ impl Container {
         (Container::DeepseekFp8, fp8::CONTAINER),
         (Container::Mlx, mlx::NAME),
         (Container::Exl2, exl2::QUANT_METHOD),
+        (Container::Exl3, exl3::QUANT_METHOD),
         (Container::Onnx, onnx::QUANT_METHOD),
         (Container::Mxfp4, gpt_oss::QUANT_METHOD),
     ];
@@ -141,6 +144,7 @@ impl Container {
             Container::DeepseekFp8 => fp8::specs(plan),
             Container::Mlx => mlx::specs(plan),
             Container::Exl2 => exl2::specs(plan),
+            Container::Exl3 => exl3::specs(plan),
             Container::Onnx => onnx::specs(plan),
             Container::Mxfp4 => gpt_oss::specs(plan),
         }
@@ -167,13 +171,14 @@ impl Container {
             Container::DeepseekFp8 => fp8::tensors(plan, q),
             Container::Mlx => mlx::tensors(plan, q),
             Container::Exl2 => exl2::tensors(plan, q),
+            Container::Exl3 => exl3::tensors(plan, q),
             Container::Onnx => onnx::tensors(plan, q),
             Container::Mxfp4 => gpt_oss::part(plan, q),
         }
     }
 
     /// The scheme as this container stores it, in a model of `dtype`: what would be an f32 scale is in the dtype of the model
-    /// or always f16, and NVFP4's tensor-wide scale a factor or its reciprocal.
+    /// or always f16, NVFP4's tensor-wide scale a factor or its reciprocal, and EXL3 has a scale for each channel.
     pub fn as_stored(self, mut scheme: Scheme, dtype: Dtype) -> Scheme {
         let scales = match self {
             // Its loaders cast to the dtype of the model.
@@ -188,6 +193,9 @@ impl Container {
             Dtype::F16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::F16)),
             _ => scheme.format,
         };
+        if let (Container::Exl3, Format::Trellis(trellis)) = (self, &mut scheme.format) {
+            trellis.channels = true;
+        }
         if self == Container::Modelopt { modelopt::as_stored(scheme) } else { scheme }
     }
 

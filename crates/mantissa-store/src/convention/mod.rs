@@ -26,7 +26,7 @@ mod weight;
 
 use std::path::{Path, PathBuf};
 
-use mantissa_num::{Code, Codes, minifloat};
+use mantissa_num::{Code, Codes, Quantized, minifloat};
 use serde_json::Value;
 
 pub use container::{Container, LinearPlan, NotStorable};
@@ -226,7 +226,7 @@ impl ModelFiles {
             Convention::Gptq(config) => config.linear(self, module, rows, cols)?.into(),
             Convention::Awq(config) => config.linear(self, module, rows, cols)?.into(),
             Convention::Exl2 => exl2::linear(self, module, rows, cols)?.into(),
-            Convention::Exl3 => exl3::linear(self, module, rows, cols)?.into(),
+            Convention::Exl3 => exl3::linear(self, module, rows, cols)?,
             Convention::Hqq => hqq::linear(self, module, rows, cols)?.into(),
             Convention::Quanto(config) => config.linear(self, module, rows, cols)?.into(),
             Convention::Modelopt(config) => config.linear(self, module, rows, cols)?,
@@ -311,6 +311,14 @@ impl ModelFiles {
             "codes with scales, or a weight without",
             "the tensors contradict each other",
         ))
+    }
+
+    /// The weight of a trellis whose codes are the tensor `name`: its values between the rotations.
+    fn unfolded(&self, name: &str, q: &Quantized) -> Result<Parts> {
+        let Some(unfolded) = q.unfold() else { return Ok(Weight::Quantized(q.clone()).into()) };
+        let (values, transforms) =
+            unfolded.map_err(|error| self.fault(name, error.to_string(), "the tiles of the weight", ""))?;
+        Ok((Weight::F16(values), transforms).into())
     }
 
     pub(crate) fn meta(&self, name: &str) -> Result<&TensorMeta> {

@@ -1,7 +1,7 @@
 //! mantissa's own container, for whatever no public convention holds.
 //!
 //! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out, or the
-//! blocks of a codec; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
+//! blocks of a codec, or the tiles of a trellis; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
 //! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
 //! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
 //! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`.
@@ -9,6 +9,8 @@
 //! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized, and names
 //! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
 //! module.
+
+mod trellis;
 
 use std::collections::BTreeMap;
 
@@ -63,11 +65,17 @@ pub fn packed_bytes(format: &Format, rows: usize, cols: usize) -> usize {
     if format.codec().is_some() {
         return usize::try_from(format.total_bits(rows, cols) / 8).unwrap_or(usize::MAX);
     }
+    if let Some(trellis) = format.trellis() {
+        return trellis.code_bytes(rows, cols);
+    }
     packing(format).map_or(rows * cols * code_unit(format), |p| p.total_bytes(rows, cols))
 }
 
 /// Tensors of a quantized weight named `n`, other than `n.packed`: scale, zero point or bias, global scale, nested scales.
 pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<TensorSpec> {
+    if let Some(trellis) = format.trellis() {
+        return trellis::scale_specs(n, &trellis, rows, cols);
+    }
     let grid = format.blocks().grid(rows, cols);
     let spec = |suffix: &str, dtype, shape| TensorSpec { name: format!("{n}.{suffix}"), dtype, shape };
     let mut all = Vec::new();
@@ -94,6 +102,9 @@ pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<Te
 
 /// The bytes of the tensors that [`scale_specs`] declares.
 pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
+    if let Some(trellis) = q.format.trellis() {
+        return trellis::scale_tensors(n, &trellis, q);
+    }
     let mut all = Vec::new();
     if let Some(scale) = q.format.scale() {
         let bytes = match scale.code.bits() {
@@ -125,7 +136,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 /// All tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the blocks of a codec do not divide a row.
+/// [`NotStorable`] where the blocks of a codec do not divide a row, or tiles of a trellis the weight.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let n = format!("{}.weight", plan.module);
     if let Some(codec) = plan.scheme.format.codec() {
@@ -134,6 +145,9 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
         if !cols.is_multiple_of(block) {
             return refuse(format!("{}: rows of {cols} are not multiples of {block}", plan.module));
         }
+    }
+    if plan.scheme.format.trellis().is_some() {
+        trellis::check(plan)?;
     }
     let bytes = packed_bytes(&plan.scheme.format, plan.rows, plan.cols);
     let mut all = vec![TensorSpec { name: format!("{n}.packed"), dtype: Dtype::U8, shape: vec![bytes] }];
@@ -252,11 +266,15 @@ impl Config {
         let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }));
         let codes = match packing(&format) {
             Some(packing) => packing.unpack(&bytes, rows, cols, signed).map(Codes::U8),
-            None if format.codec().is_some() => Some(Codes::Packed(bytes)),
+            None if format.codec().is_some() || format.trellis().is_some() => Some(Codes::Packed(bytes)),
             None => Some(Codes::from_le_bytes(code_unit(&format), &bytes)),
         };
         let codes = codes.ok_or_else(|| files.fault(&packed, "a wrong length", "the packed codes", ""))?;
         let mut q = Quantized { codes, ..Quantized::empty(format, rows, cols) };
+        if let Some(trellis) = q.format.trellis() {
+            q.scales = trellis::read_scales(files, &n, &trellis, (rows, cols))?;
+            return Ok(Parts { input, ..files.unfolded(&packed, &q)? });
+        }
         read_scales(files, &n, &mut q)?;
         let (scales, zeros) = (format!("{n}.scale"), format!("{n}.zero"));
         sound::check(files, Names { codes: &packed, scales: &scales, zeros: &zeros }, &q)?;

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{Sequence, TextOptions, sequences_from_text, token_windows};
+use mantissa_eval::{TextOptions, sequences_from_text, token_windows};
 use mantissa_model::{Bos, Tokenizer};
+use mantissa_num::round::random_u32;
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_store::convention::ModelFiles;
 
+use super::conversations;
 use super::model;
 use super::text::read_text;
 use crate::app::Context;
@@ -16,18 +18,44 @@ use crate::error::BadInput;
 /// Calibration of methods that need it.
 #[derive(clap::Args)]
 pub struct CalibrationArgs {
-    /// UTF-8 text to calibrate on, for methods such as gptq: cut into windows, of which some are taken evenly
-    #[arg(long, value_name = "TEXT", conflicts_with = "calibration_tokens")]
-    calibration: Option<PathBuf>,
+    /// UTF-8 text to calibrate on, for methods such as gptq: cut into windows, of which some are taken evenly; of a .jsonl file
+    /// each line is a window: {"text": …}, or {"messages": […]} in the form of the model's chat template. Several texts share
+    /// --samples by their weights
+    #[arg(long, value_name = "TEXT[:WEIGHT]", value_parser = weighted, conflicts_with = "calibration_tokens")]
+    calibration: Vec<Text>,
     /// Token windows to calibrate on instead of text: a list of lists of ids, or, with KEY, an object of such lists; used as they are
     #[arg(long, value_name = "FILE.json[:KEY]")]
     calibration_tokens: Option<String>,
-    /// Windows of the calibration text to take
+    /// Windows of the calibration texts to take
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     /// Longest window of the calibration text in tokens, BOS included [default: 2048, or the model's context if that is less]
     #[arg(long, value_name = "N")]
     length: Option<usize>,
+}
+
+/// A text to calibrate on, and its share of the windows.
+#[derive(Clone, Debug, PartialEq)]
+struct Text {
+    path: PathBuf,
+    weight: f64,
+}
+
+/// A text with its weight on the command line.
+///
+/// # Errors
+/// A message that says what is wrong with the weight.
+fn weighted(text: &str) -> Result<Text, String> {
+    let whole = || Text { path: text.into(), weight: 1.0 };
+    // A colon may be part of a name.
+    let Some((path, weight)) = text.rsplit_once(':').filter(|_| !Path::new(text).exists()) else {
+        return Ok(whole());
+    };
+    match weight.parse::<f64>() {
+        Ok(weight) if weight.is_finite() && weight > 0.0 => Ok(Text { path: path.into(), weight }),
+        _ if weight.contains('/') => Ok(whole()),
+        _ => Err(format!("found weight \"{weight}\", allowed a number above 0, such as 0.7")),
+    }
 }
 
 /// Tokens of a window where the model's context allows them.
@@ -36,7 +64,7 @@ const LENGTH: usize = 2048;
 impl CalibrationArgs {
     /// Whether there is a text to be cut.
     pub fn is_text(&self) -> bool {
-        self.calibration.is_some()
+        !self.calibration.is_empty()
     }
 
     /// The windows, where there are some. Text is cut into documents at `split`.
@@ -49,13 +77,47 @@ impl CalibrationArgs {
         split: Option<&str>,
         context: &Context,
     ) -> Result<Option<CalibrationSet>> {
-        if let Some(argument) = &self.calibration_tokens {
-            let windows = token_windows(argument)?.into_iter().map(|s| s.tokens).collect();
-            let name =
-                Path::new(argument).file_name().map_or_else(String::new, |n| n.to_string_lossy().into());
-            return Ok(Some(CalibrationSet { name, windows }));
+        Ok(self.load_apart(source, split, 0, context)?.map(|(set, _)| set))
+    }
+
+    /// The windows, and `apart` others that are taken evenly among them and set aside. Of texts so many more are taken.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), and where nothing would be left.
+    pub fn load_apart(
+        &self,
+        source: &ModelFiles,
+        split: Option<&str>,
+        apart: u32,
+        context: &Context,
+    ) -> Result<Option<(CalibrationSet, Vec<Vec<u32>>)>> {
+        let (name, mut windows) = if let Some(argument) = &self.calibration_tokens {
+            let windows: Vec<_> = token_windows(argument)?.into_iter().map(|s| s.tokens).collect();
+            let name = Path::new(argument).file_name();
+            (name.map_or_else(String::new, |n| n.to_string_lossy().into()), windows)
+        } else if self.is_text() {
+            self.texts(source, split, self.samples as usize + apart as usize, context)?
+        } else {
+            return Ok(None);
+        };
+        let apart = apart as usize;
+        if apart > 0 && apart >= windows.len() {
+            let allowed = format!("fewer than the {} windows of the calibration", windows.len());
+            return Err(BadInput::new("--hold-out", apart.to_string(), allowed).into());
         }
-        let Some(path) = &self.calibration else { return Ok(None) };
+        let places: Vec<usize> = (0..apart).map(|i| i * windows.len() / apart).collect();
+        let unseen = places.iter().rev().map(|&place| windows.remove(place)).collect();
+        Ok(Some((CalibrationSet { name, windows }, unseen)))
+    }
+
+    /// `count` windows of all texts together, each text's in its own order, and their names.
+    fn texts(
+        &self,
+        source: &ModelFiles,
+        split: Option<&str>,
+        count: usize,
+        context: &Context,
+    ) -> Result<(String, Vec<Vec<u32>>)> {
         let options = TextOptions {
             split: split.map(str::to_owned),
             docs: None,
@@ -63,19 +125,42 @@ impl CalibrationArgs {
             stride: None,
             bos: Bos::Auto,
         };
-        let text = read_text(path)?;
-        let name = path.display().to_string();
-        if text.trim().is_empty() {
-            return Err(BadInput::new(name, "only white space", "a text to calibrate on").into());
+        let tokenizer = Tokenizer::load(source.dir())?;
+        let weights: Vec<f64> = self.calibration.iter().map(|text| text.weight).collect();
+        let (mut names, mut windows) = (Vec::new(), Vec::new());
+        for (i, (text, count)) in self.calibration.iter().zip(shares(&weights, count)).enumerate() {
+            let name = text.path.display().to_string();
+            let content = read_text(&text.path)?;
+            if content.trim().is_empty() {
+                return Err(BadInput::new(name, "only white space", "a text to calibrate on").into());
+            }
+            let chosen = |n: usize| -> Result<Vec<usize>> {
+                if n < count {
+                    let few = format!("{name}: {n} windows to calibrate on, {count} asked for");
+                    context.warn_all(&[few])?;
+                }
+                Ok(evenly(n, count, context.seed, i as u64))
+            };
+            if conversations::is_of_lines(&text.path) {
+                let lines = conversations::lines(&content);
+                for at in chosen(lines.len())? {
+                    let (dir, length) = (source.dir(), options.context);
+                    windows.push(conversations::tokens(lines[at], &name, dir, &tokenizer, length)?);
+                }
+            } else {
+                let mut all = sequences_from_text(&name, &content, &tokenizer, &options)?;
+                let chosen = chosen(all.len())?.into_iter();
+                windows.extend(chosen.map(|at| std::mem::take(&mut all[at].tokens)));
+            }
+            let name = text.path.file_name().unwrap_or_default().to_string_lossy();
+            let several = self.calibration.len() > 1;
+            names.push(if several { format!("{name}:{}", text.weight) } else { name.into_owned() });
         }
-        let all = sequences_from_text(&name, &text, &Tokenizer::load(source.dir())?, &options)?;
-        let samples = self.samples as usize;
-        if all.len() < samples {
-            let few = format!("{name}: {} windows to calibrate on, {samples} asked for", all.len());
-            context.warn_all(&[few])?;
+        if windows.is_empty() {
+            let allowed = "at least one window of some text";
+            return Err(BadInput::new("--samples", count.to_string(), allowed).into());
         }
-        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into());
-        Ok(Some(CalibrationSet { name, windows: evenly(all, samples) }))
+        Ok((names.join(" + "), windows))
     }
 
     fn length(&self, source: &ModelFiles) -> Result<usize> {
@@ -91,11 +176,31 @@ impl CalibrationArgs {
     }
 }
 
-/// `count` of the windows, or all, at even distances.
-fn evenly(all: Vec<Sequence>, count: usize) -> Vec<Vec<u32>> {
-    let (n, count) = (all.len(), count.min(all.len()));
-    let mut all: Vec<_> = all.into_iter().map(|s| s.tokens).collect();
-    (0..count).map(|i| std::mem::take(&mut all[i * n / count])).collect()
+/// `count` in parts as `weights`, all of which are above 0: rounded down, and what is left to the largest remainders, of equal ones to
+/// the first.
+fn shares(weights: &[f64], count: usize) -> Vec<usize> {
+    let total: f64 = weights.iter().sum();
+    let exact: Vec<f64> = weights.iter().map(|weight| weight / total * count as f64).collect();
+    let mut shares: Vec<usize> = exact.iter().map(|part| *part as usize).collect();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by(|a, b| exact[*b].fract().total_cmp(&exact[*a].fract()));
+    let left = count.saturating_sub(shares.iter().sum());
+    order.into_iter().cycle().take(left).for_each(|i| shares[i] += 1);
+    shares
+}
+
+/// The places of `count` of `n` windows, or of all, at even distances. A `seed` other than 0 says, with the number of the text, which
+/// of each stretch between two of them; 0 takes the first.
+fn evenly(n: usize, count: usize, seed: u64, text: u64) -> Vec<usize> {
+    let count = count.min(n);
+    let place = |i: usize| {
+        let stretch = i * n / count..(i + 1) * n / count;
+        match seed {
+            0 => stretch.start,
+            _ => stretch.start + random_u32(seed, text << 32 | i as u64) as usize % stretch.len().max(1),
+        }
+    };
+    (0..count).map(place).collect()
 }
 
 #[cfg(test)]
@@ -104,10 +209,34 @@ mod tests {
 
     #[test]
     fn windows_are_taken_from_the_whole_text() {
-        let all = |n: u32| (0..n).map(|i| Sequence { tokens: vec![i], from: 1 }).collect::<Vec<_>>();
-        let taken = |n, count| evenly(all(n), count).concat();
+        let taken = |n, count| evenly(n, count, 0, 0);
         assert_eq!(taken(10, 4), [0, 2, 5, 7]);
         assert_eq!(taken(3, 4), [0, 1, 2]);
         assert!(taken(0, 4).is_empty());
+        // A seed chooses within each stretch, another one otherwise, the same one the same.
+        let seeded = |seed, text| evenly(1000, 10, seed, text);
+        assert_eq!(seeded(5, 0), seeded(5, 0));
+        assert!(seeded(5, 0) != seeded(6, 0) && seeded(5, 0) != seeded(5, 1));
+        assert!(seeded(5, 0).iter().zip(0..).all(|(window, i)| (100 * i..100 * i + 100).contains(window)));
+    }
+
+    #[test]
+    fn texts_share_the_windows_by_their_weights() {
+        assert_eq!(shares(&[0.7, 0.3], 128), [90, 38]);
+        assert_eq!(shares(&[1.0], 5), [5]);
+        assert_eq!(shares(&[1.0, 1.0, 1.0], 128), [43, 43, 42]);
+        assert_eq!(shares(&[9.0, 1.0], 3), [3, 0]);
+        assert_eq!(shares(&[1e-300, 1e300], 4), [0, 4]);
+    }
+
+    #[test]
+    fn a_weight_follows_the_last_colon() {
+        let text = |path: &str, weight| Ok(Text { path: path.into(), weight });
+        assert_eq!(weighted("a.txt"), text("a.txt", 1.0));
+        assert_eq!(weighted("a.txt:0.7"), text("a.txt", 0.7));
+        assert_eq!(weighted("a:b/c.txt"), text("a:b/c.txt", 1.0));
+        for bad in ["a.txt:", "a.txt:0", "a.txt:-1", "a.txt:nan", "a.txt:much"] {
+            assert!(weighted(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_eval::{Evaluation, Sequence};
-use mantissa_model::{Decoder, KvPolicy};
+use mantissa_model::{AttentionOperands, Decoder, KvPolicy};
+use mantissa_num::Accumulator;
 use mantissa_store::{Dtype, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath, Use};
 use super::text::{TextArgs, bound};
 use crate::app::Context;
@@ -38,12 +40,23 @@ pub struct Args {
     #[arg(long, value_name = "MODEL")]
     reference: Option<ModelPath>,
     /// Store keys and values of MODEL so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,
-    /// scales=f16,channel-keys,pre-rope,rotate; without --prefill every position of a window is quantized
+    /// scales=f16,channel-keys,pre-rope,rotate; without --prefill every position of a window is quantized;
+    /// nuq4-1% and the like find their levels on --calibration
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
     /// Run MODEL as text is generated: N tokens of each window at once and the others one by one, which count
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prefill: Option<u32>,
+    /// Round the operands of MODEL's attention: int8 or fp8 for all of them, or q=SCHEME,k=SCHEME,v=SCHEME,p=ELEMENT for queries,
+    /// keys, values and weights, and rotate, smooth
+    #[arg(long, value_name = "OPERANDS")]
+    attention_operands: Option<AttentionOperands>,
+    /// Add the products of MODEL's FP8 weights and FP8 inputs as a matrix unit does: f32, hopper (14 bits), hopper-128 (and f32
+    /// every 128 products)
+    #[arg(long, value_name = "UNIT")]
+    accumulator: Option<Accumulator>,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE")]
     per_window: Option<PathBuf>,
@@ -76,6 +89,10 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill: Option<u32>,
     kv_bytes_per_token: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_operands: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accumulator: Option<String>,
     seconds: f64,
 }
 
@@ -89,12 +106,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         sequences.ok_or_else(|| BadInput::new("eval", "neither --text nor --tokens", "one of them"))?;
     let mut used = Use::evaluation(&sequences, context.threads);
     used.kv = args.kv.as_ref();
+    used.calibration = Some(&args.calibration);
     used.cached = args.prefill.is_some();
     if args.logits.is_some() {
         // Logits that are written are held for a whole window, as numbers and as bytes.
         used.logits = used.longest.saturating_mul(2);
     }
-    let (model, reference) = match &args.reference {
+    let (mut model, reference) = match &args.reference {
         None => {
             let [model] = model::load_all([&*args.model], used, context)?;
             (model, None)
@@ -104,6 +122,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             (model, Some(reference))
         }
     };
+    simulate(args, &mut model.decoder)?;
     if let Some(path) = &args.logits {
         write_logits(path, &model.decoder, &sequences)?;
     }
@@ -140,10 +159,26 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         kv: args.kv.as_ref().map(KvPolicy::to_string),
         prefill: args.prefill,
         kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
+        attention_operands: args.attention_operands.as_ref().map(AttentionOperands::to_string),
+        accumulator: args.accumulator.map(|accumulator| accumulator.to_string()),
         seconds: start.elapsed().as_secs_f64(),
     };
     context.report(&report, |out| human(out, &report))?;
     gates(args, &result)
+}
+
+/// Sets what of the arithmetic is to be simulated.
+fn simulate(args: &Args, decoder: &mut Decoder) -> Result<()> {
+    if let Some(operands) = &args.attention_operands {
+        decoder.set_attention_operands(operands)?;
+    }
+    match args.accumulator {
+        Some(accumulator) if decoder.set_accumulator(accumulator) == 0 => {
+            let allowed = "FP8 weights with FP8 inputs, such as those of quantize --recipe fp8";
+            Err(BadInput::new("--accumulator", "a model without products of FP8 by FP8", allowed).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
@@ -154,6 +189,12 @@ fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
     )?;
     if let Some(kv) = &r.kv {
         writeln!(out, "KV cache    {kv}: {} bytes per token", r.kv_bytes_per_token)?;
+    }
+    if let Some(operands) = &r.attention_operands {
+        writeln!(out, "attention   {operands}")?;
+    }
+    if let Some(accumulator) = &r.accumulator {
+        writeln!(out, "accumulator {accumulator}")?;
     }
     if let Some(c) = r.comparison {
         writeln!(

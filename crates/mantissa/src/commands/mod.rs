@@ -2,7 +2,9 @@
 
 mod calibration;
 mod cast;
+mod conversations;
 mod convert;
+mod coverage;
 mod demo;
 mod doctor;
 mod eval;

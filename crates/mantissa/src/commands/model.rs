@@ -12,6 +12,7 @@ use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use serde::{Serialize, Serializer};
 
+use super::calibration::CalibrationArgs;
 use crate::app::Context;
 use crate::embedded;
 
@@ -58,6 +59,8 @@ pub struct Use<'a> {
     pub logits: usize,
     /// How the first of the models stores keys and values, where another way than its own.
     pub kv: Option<&'a KvPolicy>,
+    /// The text that its levels are found on, where that takes one.
+    pub calibration: Option<&'a CalibrationArgs>,
 }
 
 /// Opens and loads models that are to be run side by side, after asking whether memory holds them together.
@@ -70,9 +73,30 @@ pub fn load_all<const N: usize>(paths: [&Path; N], used: Use<'_>, context: &Cont
     let load = |files| Ok(Model { decoder: Decoder::load(&files)?, files });
     let mut models: Vec<Model> = opened.into_iter().map(load).collect::<Result<_>>()?;
     if let (Some(policy), Some(model)) = (used.kv, models.first_mut()) {
-        model.decoder.set_kv(policy)?;
+        set_kv(model, policy, used.calibration, context)?;
     }
     models.try_into().map_err(|_| anyhow::anyhow!("as many models as paths"))
+}
+
+/// Stores keys and values of `model` as `policy` says, whose levels may be found on a text.
+fn set_kv(
+    model: &mut Model,
+    policy: &KvPolicy,
+    calibration: Option<&CalibrationArgs>,
+    context: &Context,
+) -> Result<()> {
+    let set = match calibration {
+        Some(args) if policy.is_calibrated() => args.load(&model.files, None, context)?,
+        _ => None,
+    };
+    let Some(set) = set else { return Ok(model.decoder.set_kv(policy)?) };
+    let (config, tokens) = (model.decoder.config(), set.windows.iter().map(Vec::len));
+    let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>() as u64);
+    // States of all tokens, and of a layer keys and values, each with a weight and again beside its place.
+    let each = (config.hidden_size as u64).saturating_add(6 * config.key_value_width() as u64);
+    let needs = Buffers::bytes_needed(config, longest, longest).saturating_add(all.saturating_mul(4 * each));
+    context.require_memory("calibration of the KV cache", needs)?;
+    Ok(model.decoder.set_kv_calibrated(policy, &set.windows)?)
 }
 
 /// Asks whether memory holds models that are to be run side by side, without loading them.
@@ -98,7 +122,15 @@ impl Use<'_> {
     pub fn evaluation(sequences: &[Sequence], threads: usize) -> Self {
         let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
         let threads = threads.min(sequences.len());
-        Use { pass: longest, longest, threads, cached: false, logits: mantissa_eval::ROWS, kv: None }
+        Use {
+            pass: longest,
+            longest,
+            threads,
+            cached: false,
+            logits: mantissa_eval::ROWS,
+            kv: None,
+            calibration: None,
+        }
     }
 }
 

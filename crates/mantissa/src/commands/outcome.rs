@@ -134,19 +134,23 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
     let mut table = Table::new([
         ("layer", Align::Left),
         ("scheme", Align::Left),
+        ("method", Align::Left),
         ("bits", Align::Right),
         ("SQNR dB", Align::Right),
         ("relative error", Align::Right),
         ("max error", Align::Right),
+        ("of RTN's output error", Align::Right),
     ]);
     for layer in &quality.layers {
         table.row([
             layer.module.clone(),
             layer.scheme.clone(),
+            layer.method.clone() + if layer.fallback.is_some() { " (fallback)" } else { "" },
             format!("{:.3}", layer.bits_per_weight),
             layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
             number(Some(layer.error.relative_error), 3),
             number(Some(layer.error.max_abs_error), 3),
+            number(layer.judged.map(|judged| judged.solved / judged.nearest), 3),
         ]);
     }
     table.write(out)?;

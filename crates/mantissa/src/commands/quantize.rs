@@ -11,15 +11,17 @@ use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
 use mantissa_quant::verify::{Against, Verification, verify_against};
 use mantissa_quant::{Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
+use super::coverage;
 use super::lint;
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
 use crate::app::Context;
+use crate::error::BadInput;
 use crate::output::bytes;
 
 /// Quantize the linear layers of a model by a recipe, write it in a container that serving engines load, read it back with
@@ -62,6 +64,13 @@ pub struct Args {
     /// importance matrix of llama.cpp, or of `mantissa imatrix`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
     imatrix: Option<PathBuf>,
+    /// Windows of the calibration, evenly taken, that methods do not see: what they make of a layer is held against rounding to
+    /// nearest on them instead of on the calibration. Of --calibration so many more are taken
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    hold_out: u32,
+    /// A text like what the model will be used on: how far the calibration is from it is said before work begins
+    #[arg(long, value_name = "TEXT")]
+    traffic: Option<PathBuf>,
     /// Refuse at once (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
     #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
     targets: Vec<Target>,
@@ -157,20 +166,7 @@ struct Done<'a> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let recipe = Recipe::load(&args.recipe)?;
     let source = model::open(&args.model, context)?;
-    let rounding = match args.round {
-        Round::Nearest => Rounding::NearestEven,
-        Round::Stochastic => Rounding::Stochastic { seed: context.seed },
-    };
-    let options = Options {
-        threads: context.threads,
-        container: args.format,
-        max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
-        max_gguf_bytes: args.max_shard_size,
-        rounding,
-        calibration: args.calibration.load(&source, args.measure.split(), context)?,
-        importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
-    };
-    let mut plan = Plan::new(&source, recipe, options)?;
+    let mut plan = Plan::new(&source, recipe, options(args, &source, context)?)?;
     lint::check_plan(&plan, &source, &args.targets, context)?;
     plan.evaluation = args.measure.evaluation(&args.model, &source, args.calibration.is_text())?;
     let peak = plan.peak_bytes(args.verify);
@@ -181,6 +177,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         return dry_run(&plan, source_bytes, args.verify, context);
     }
     context.warn_all(&plan.notes)?;
+    plan.coverage = coverage::find(&plan, &source, args.traffic.as_deref(), context)?;
     let start = std::time::Instant::now();
     let begin = if args.restart { Start::Restart } else { Start::Resume };
     let outcome = carry_out(&plan, &source, &args.out, begin, context)?;
@@ -207,6 +204,31 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&done, |out| human(out, &done))?;
     context.warn_all(&layer_notes(&outcome.quality))?;
     verification.as_ref().map_or(Ok(()), super::verify::require)
+}
+
+/// How the plan is to be carried out.
+fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Options> {
+    let rounding = match args.round {
+        Round::Nearest => Rounding::NearestEven,
+        Round::Stochastic => Rounding::Stochastic { seed: context.seed },
+    };
+    let loaded = args.calibration.load_apart(source, args.measure.split(), args.hold_out, context)?;
+    if loaded.is_none() && (args.hold_out > 0 || args.traffic.is_some()) {
+        let option = if args.hold_out > 0 { "--hold-out" } else { "--traffic" };
+        let allowed = "it with --calibration or --calibration-tokens";
+        return Err(BadInput::new(option, "nothing to calibrate on", allowed).into());
+    }
+    let (calibration, held_out) = loaded.unzip();
+    Ok(Options {
+        threads: context.threads,
+        container: args.format,
+        max_shard_bytes: args.max_shard_size.unwrap_or(DEFAULT_SHARD_BYTES),
+        max_gguf_bytes: args.max_shard_size,
+        rounding,
+        calibration,
+        held_out: held_out.unwrap_or_default(),
+        importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
+    })
 }
 
 /// What happened to single layers: fallbacks first.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_quant::calibrate::{Calibration, CalibrationSet};
+use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
 use mantissa_quant::{QuantError, Recalibration, model_config};
 use serde::Serialize;
 
@@ -18,8 +19,8 @@ use crate::progress::Unit;
 /// Find the stored scales of a quantized model anew on another text: static scales of inputs, NVFP4's scale of all inputs, and
 /// scales of a KV cache. Weights keep their bytes.
 ///
-/// The model runs with its weights as they are stored and nothing else quantized. quality.json, whose figures are of the old
-/// scales, is not taken over.
+/// The model runs with its weights as they are stored and nothing else quantized. quality.json is taken over without the figures
+/// that were measured with the old scales.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration README.md --out demo-kv
@@ -29,9 +30,28 @@ pub struct Args {
     model: ModelPath,
     #[command(flatten)]
     text: TextArgs,
+    /// What static scales of inputs are taken from
+    #[arg(long, value_name = "OBSERVER", value_parser = observer, default_value = "max")]
+    observer: Observer,
     /// The folder to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+}
+
+/// An observer on the command line: a name, or a percentile such as `percentile-99.9`.
+///
+/// # Errors
+/// A message that says what is allowed.
+fn observer(text: &str) -> Result<Observer, String> {
+    let named = OBSERVERS.iter().find(|(name, _)| *name == text).map(|(_, observer)| *observer);
+    let given = || {
+        let percent = text.strip_prefix("percentile-")?.parse().ok()?;
+        Share::of_percent(percent).map(Observer::Percentile)
+    };
+    named.or_else(given).ok_or_else(|| {
+        let names: Vec<_> = OBSERVERS.iter().map(|(name, _)| *name).collect();
+        format!("found \"{text}\", allowed {}, percentile-P with P from 50 to 100", names.join(", "))
+    })
 }
 
 #[derive(Serialize)]
@@ -66,7 +86,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let found = interrupt::orderly(
-        || Recalibration::collect(&source, &config, &set, context.threads, tick),
+        || Recalibration::collect(&source, &config, &set, args.observer, context.threads, tick),
         QuantError::is_interruption,
     );
     progress.finish();

@@ -120,6 +120,7 @@ fn loads_in(container: Container) -> &'static str {
         Container::Bitsandbytes => "transformers, vLLM, mantissa",
         Container::Mlx => "mlx-lm, mantissa",
         Container::Exl2 => "exllamav2, mantissa",
+        Container::Exl3 => "exllamav3, mantissa",
         Container::Onnx => "ONNX readers (weights alone), mantissa",
         Container::Mxfp4 => "transformers, vLLM, mantissa (gpt-oss)",
         Container::DeepseekFp8 => "vLLM, SGLang, transformers, mantissa",

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::Result;
-use mantissa_model::chat;
+use mantissa_model::{ChatTemplates, Tokenizer, chat};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -75,6 +75,25 @@ pub fn run(_: &Args, _: &Context) -> Result<()> {
 fn limit(resource: Resource, most: u64) -> io::Result<()> {
     let lower = rustix::process::getrlimit(resource).maximum.map_or(most, |given| given.min(most));
     Ok(setrlimit(resource, Rlimit { current: Some(lower), maximum: Some(lower) })?)
+}
+
+/// The template of `model` for conversations.
+///
+/// # Errors
+/// [`BadInput`] where there is none, with `hint`.
+pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, hint: &str) -> Result<&'t str> {
+    tokenizer.chat_template().ok_or_else(|| {
+        let names: Vec<&str> = tokenizer.chat_templates().names().collect();
+        let found = match names.as_slice() {
+            [] => "no chat template".to_owned(),
+            names => format!("chat templates for {} alone", names.join(", ")),
+        };
+        let allowed = format!(
+            "one named {} in chat_template.jinja, tokenizer_config.json or a GGUF file's metadata; {hint}",
+            ChatTemplates::DEFAULT
+        );
+        BadInput::new(model.display().to_string(), found, allowed).into()
+    })
 }
 
 /// Renders the template of `model` in a process of its own.

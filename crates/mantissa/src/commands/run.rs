@@ -7,15 +7,16 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_model::{
-    Bos, ChatTemplates, GenerateOptions, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat, generate,
+    Bos, GenerateOptions, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat, generate,
 };
 use serde::Serialize;
 
+use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath, Use};
 use super::render_chat;
 use super::text::BosArg;
 use crate::app::Context;
-use crate::error::{BadInput, StdoutError};
+use crate::error::StdoutError;
 
 /// Continue a prompt, token by token, and print the text as it comes.
 ///
@@ -57,9 +58,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = BosArg::Auto)]
     bos: BosArg,
     /// Store keys and values so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,
-    /// channel-keys,pre-rope,rotate
+    /// channel-keys,pre-rope,rotate; nuq4-1% and the like find their levels on --calibration
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
 }
 
 #[derive(Serialize)]
@@ -115,7 +118,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let longest = longest.min(limit);
     let pass = prompt.len().min(mantissa_model::PREFILL);
-    let used = Use { pass, longest, threads: 1, cached: true, logits: 1, kv: args.kv.as_ref() };
+    let used = Use {
+        pass,
+        longest,
+        threads: 1,
+        cached: true,
+        logits: 1,
+        kv: args.kv.as_ref(),
+        calibration: Some(&args.calibration),
+    };
     let [model] = model::load_all([&*args.model], used, context)?;
     let start = Instant::now();
     let mut stream = tokenizer.stream();
@@ -158,18 +169,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 
 /// The conversation of the arguments as the model's template writes it.
 fn rendered(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
-    let template = tokenizer.chat_template().ok_or_else(|| {
-        let names: Vec<&str> = tokenizer.chat_templates().names().collect();
-        let found = match names.as_slice() {
-            [] => "no chat template".to_owned(),
-            names => format!("chat templates for {} alone", names.join(", ")),
-        };
-        let allowed = format!(
-            "one named {} in chat_template.jinja, tokenizer_config.json or a GGUF file's metadata; leave out --chat",
-            ChatTemplates::DEFAULT
-        );
-        BadInput::new(args.model.named().display().to_string(), found, allowed)
-    })?;
+    let template = render_chat::template(args.model.named(), tokenizer, "leave out --chat")?;
     let system = args.system.iter().map(|text| Message::new("system", text));
     let messages: Vec<Message> = system.chain([Message::new("user", &args.prompt)]).collect();
     render_chat::render(&args.model, template, &chat::context(&messages, tokenizer.special_tokens()))

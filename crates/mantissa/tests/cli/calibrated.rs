@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use mantissa_model::Bos;
 use tempfile::TempDir;
 
 use crate::support::{command, fail, json, mantissa, root, stderr, text};
@@ -289,4 +290,150 @@ fn token_windows_are_used_as_they_are() {
     assert_eq!(done.status.code(), Some(0), "{}", stderr(&done));
     // Six tokens say little of a Hessian this wide.
     assert!(stderr(&done).contains("w.json:a: 6 tokens for layers of"), "{}", stderr(&done));
+}
+
+/// What a calibration does not show is said before any layer is solved, with what is done about it, and is an error under --strict then.
+#[test]
+fn coverage_is_said_before_anything_is_solved() {
+    let temp = TempDir::new().unwrap();
+    let (windows, out) = (temp.path().join("w.json"), temp.path().join("out"));
+    fs::write(&windows, "[[7, 9, 11], [5]]").unwrap();
+    for (name, experts_of_a_token) in [("mixtral", 2), ("qwen3-moe", 3)] {
+        let model = root().join("tests/data/tiny").join(name);
+        let arguments = [
+            "quantize",
+            text(&model),
+            "--recipe",
+            "gptq-int8-channel",
+            "--calibration-tokens",
+            text(&windows),
+            "--out",
+            text(&out),
+        ];
+        let strict = mantissa(&[&arguments[..], &["--strict"]].concat());
+        assert_eq!(strict.status.code(), Some(1), "{}", stderr(&strict));
+        assert!(stderr(&strict).contains("--strict"), "{}", stderr(&strict));
+        let left: Vec<_> =
+            fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["w.json"], "nothing was begun");
+        let run = mantissa(&[&arguments[..], &["--json"]].concat());
+        let said = stderr(&run);
+        assert!(
+            said.contains("calibration: 4 tokens in 2 windows") && said.contains("expert down"),
+            "{said}"
+        );
+        assert!(said.contains("are reached by no token, the first that of model.layers.0"), "{said}");
+        assert!(said.contains("its layers are rounded to nearest"), "{said}");
+        let done: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+        let coverage = &done["coverage"];
+        assert_eq!((&coverage["tokens"], &coverage["tokens_run"]), (&4.into(), &4.into()));
+        let inputs = coverage["inputs"].as_array().unwrap();
+        let of = |site: &str, layer: usize| -> Vec<(u64, String)> {
+            let layer = format!("model.layers.{layer}.");
+            let of_layer = |input: &&serde_json::Value| {
+                input["site"] == site && input["modules"][0].as_str().unwrap().starts_with(&layer)
+            };
+            let figures = |input: &serde_json::Value| {
+                let fallback = input["fallback"].as_str().unwrap_or_default().to_owned();
+                (input["tokens"].as_u64().unwrap(), fallback)
+            };
+            inputs.iter().filter(of_layer).map(figures).collect()
+        };
+        let experts = of("expert gate up", 1);
+        assert_eq!(experts.iter().map(|(tokens, _)| tokens).sum::<u64>(), 4 * experts_of_a_token, "{name}");
+        assert!(experts.iter().all(|(tokens, why)| (*tokens == 0) == why.contains("rounded to nearest")));
+        assert_eq!(of("q k v", 0)[0].0, 4);
+        // And so it was done.
+        let unseen = experts.iter().filter(|(tokens, _)| *tokens == 0).count();
+        let fell_back = done["fallbacks"].as_array().unwrap().iter();
+        let fell_back = fell_back.filter(|module| module.as_str().unwrap().contains("layers.1.")).count();
+        assert_eq!(fell_back, 3 * unseen, "{name}");
+        fs::remove_dir_all(&out).unwrap();
+    }
+}
+
+/// Several texts by their weights; how far they are from another; windows held out.
+#[test]
+fn texts_are_mixed_compared_and_held_out() {
+    let temp = TempDir::new().unwrap();
+    let model = model();
+    let (a, b) = (calibration_text(temp.path()), temp.path().join("b.txt"));
+    fs::write(&b, "Quite another text, about ships and the sea, without any numbers. ".repeat(40)).unwrap();
+    let out = temp.path().join("out");
+    let arguments = |more: &[&str]| {
+        let all =
+            ["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out), "--length", "24"];
+        [&all[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (first, second) = (format!("{}:3", text(&a)), format!("{}:1", text(&b)));
+    let mixed = ["--calibration", &first, "--calibration", &second, "--samples", "12", "--json"];
+    let done = json(&arguments(&[&mixed[..], &["--traffic", text(&b)]].concat()));
+    let calibration = &done["calibration"];
+    assert_eq!(
+        (&calibration["name"], &calibration["windows"]),
+        (&"calibration.txt:3 + b.txt:1".into(), &12.into())
+    );
+    let known = &done["coverage"]["traffic"];
+    assert!(known["tokens"].as_u64().unwrap() > 100, "{known}");
+    let alone =
+        ["--calibration", text(&a), "--samples", "12", "--json", "--hold-out", "3", "--traffic", text(&b)];
+    let done = json(&arguments(&alone));
+    assert_eq!((&done["calibration"]["windows"], &done["held_out"]["windows"]), (&12.into(), &3.into()));
+    let judged = &done["layers"][0]["judged"];
+    assert_eq!((&judged["of"], &judged["windows"]), (&"layer".into(), &"held-out".into()));
+    // Without any of that text, more of it is new.
+    let other = &done["coverage"]["traffic"];
+    let figure = |of: &serde_json::Value, name: &str, i: usize| of[name][i].as_f64().unwrap();
+    for i in 0..3 {
+        assert!(figure(known, "unseen", i) < figure(other, "unseen", i), "{known} {other}");
+    }
+    assert!(figure(known, "distance", 1) < figure(other, "distance", 1), "{known} {other}");
+    let refused = |more: &[&str]| fail(2, &arguments(&[more, &["--quiet"]].concat()));
+    assert!(refused(&["--traffic", text(&b)]).contains("--traffic: found nothing to calibrate on"));
+    let all = ["--calibration", text(&a), "--samples", "3", "--hold-out", "100000"];
+    assert!(refused(&all).contains("--hold-out: found 100000, allowed fewer than"));
+    assert!(refused(&["--calibration", &format!("{}:-1", text(&a))]).contains("weight"));
+    let empty = temp.path().join("empty.txt");
+    fs::write(&empty, "").unwrap();
+    assert!(refused(&["--calibration", text(&a), "--traffic", text(&empty)]).contains("found no token"));
+}
+
+/// Conversations are calibrated on as the model's template writes them, documents as they are; the same tokens by hand give the same
+/// bytes.
+#[test]
+fn conversations_are_calibrated_on_in_the_form_of_the_template() {
+    let temp = TempDir::new().unwrap();
+    let template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}!{% endif %}";
+    let folder = temp.path().join("m");
+    fs::create_dir(&folder).unwrap();
+    let folder = crate::chat::model(&folder, &template.into());
+    let said = temp.path().join("said.jsonl");
+    let lines = [
+        serde_json::json!({"messages": [{"role": "user", "content": "Is it far?"}, {"role": "assistant", "content": "No."}]}),
+        serde_json::json!({"text": "A plain document."}),
+    ];
+    fs::write(&said, format!("{}\n\n{}\n", lines[0], lines[1])).unwrap();
+    let out = temp.path().join("out");
+    let arguments = |more: [&str; 2], out: &Path| {
+        let all = ["quantize", &folder, "--recipe", "gptq-int4-g8", "--out", text(out), "--json", "--quiet"];
+        [&all[..], &more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let done = json(&arguments(["--calibration", text(&said)], &out));
+    assert_eq!(
+        (&done["calibration"]["name"], &done["calibration"]["windows"]),
+        (&"said.jsonl".into(), &2.into())
+    );
+    let tokenizer = mantissa_model::Tokenizer::load(Path::new(&folder)).unwrap();
+    let ids = |content: &str, bos: Bos| tokenizer.encode(content, bos).unwrap();
+    let rendered = "<s>[user] Is it far?</s>[assistant] No.</s>";
+    let windows = serde_json::json!([ids(rendered, Bos::Never), ids("A plain document.", Bos::Auto)]);
+    let by_hand = temp.path().join("w.json");
+    fs::write(&by_hand, windows.to_string()).unwrap();
+    let other = temp.path().join("other");
+    let same = json(&arguments(["--calibration-tokens", text(&by_hand)], &other));
+    assert_eq!(done["calibration"]["sha256"], same["calibration"]["sha256"], "{windows}");
+    assert_eq!(done["hashes"]["weights"], same["hashes"]["weights"]);
+    fs::write(&said, "{\"text\": 3}\n").unwrap();
+    let refused = fail(2, &arguments(["--calibration", text(&said)], &out));
+    assert!(refused.contains("said.jsonl: line 1: found"), "{refused}");
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::{fail, json as run_json, root, succeed, text};
 
 /// A tiny model with this chat template.
-fn model(dir: &Path, template: &Value) -> String {
+pub fn model(dir: &Path, template: &Value) -> String {
     let from = root().join("tests/data/tiny/llama2-gqa-tied");
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::copy(from.join(name), dir.join(name)).unwrap();

@@ -111,6 +111,49 @@ fn importance_is_found_written_read_and_recorded() {
     assert_eq!((metadata(&outs[0]), metadata(&outs[1])), (None, Some(Value::U32(14))));
 }
 
+/// Experts are one entry with the sums and the tokens of each, and each is weighed by its own.
+#[test]
+fn experts_have_an_importance_each() {
+    let temp = TempDir::new().unwrap();
+    let (model, imatrix) = (tiny("mixtral"), temp.path().join("imatrix.gguf"));
+    let tokens = windows(temp.path());
+    let of_model = ["imatrix", text(&model), "--calibration-tokens", &tokens, "--out", text(&imatrix)];
+    succeed(&[&of_model[..], &["--quiet"]].concat());
+    let file = Gguf::open(&imatrix).unwrap();
+    let values = |name: &str| -> (Vec<usize>, Vec<f32>) {
+        let tensor = file.get(name).unwrap();
+        let bytes = file.read(tensor).unwrap();
+        (tensor.shape.clone(), bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    };
+    for (part, cols) in [("gate", 32), ("up", 32), ("down", 24)] {
+        let (shape, sums) = values(&format!("blk.1.ffn_{part}_exps.weight.in_sum2"));
+        assert_eq!(shape, [4, cols]);
+        let (_, counts) = values(&format!("blk.1.ffn_{part}_exps.weight.counts"));
+        // Two experts a token.
+        assert_eq!((counts.len(), counts.iter().sum::<f32>()), (4, 2.0 * 72.0));
+        let seen = sums.chunks(cols).zip(&counts);
+        assert!(seen.into_iter().all(|(sums, count)| (sums.iter().sum::<f32>() > 0.0) == (*count > 0.0)));
+    }
+    let quantize = |name: &str, more: &[&str]| {
+        let out = temp.path().join(name);
+        let fixed = ["quantize", text(&model), "--recipe", "q4_0", "--out", text(&out), "--json", "--quiet"];
+        json(&[&fixed[..], more].concat())
+    };
+    let blind = quantize("blind.gguf", &[]);
+    let given = quantize("given.gguf", &["--imatrix", text(&imatrix)]);
+    let found = quantize("found.gguf", &["--calibration-tokens", &tokens]);
+    assert_eq!((&given["layers"], &given["verification"]["ok"]), (&found["layers"], &true.into()));
+    let expert = |done: &serde_json::Value| {
+        let layers = done["layers"].as_array().unwrap();
+        let named = |layer: &&serde_json::Value| {
+            layer["module"].as_str().unwrap().ends_with("layers.1.mlp.experts.2.gate_proj")
+                || layer["module"].as_str().unwrap().ends_with("layers.1.block_sparse_moe.experts.2.w1")
+        };
+        layers.iter().find(named).unwrap()["mse"].clone()
+    };
+    assert_ne!(expert(&given), expert(&blind));
+}
+
 #[test]
 fn rows_that_blocks_do_not_divide_are_reported() {
     let temp = TempDir::new().unwrap();

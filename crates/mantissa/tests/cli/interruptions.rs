@@ -411,3 +411,61 @@ fn a_full_file_system() {
     );
     assert_eq!(lines[4].trim(), "out", "{found}");
 }
+
+/// Methods that calibrate, killed ten times one after another at moments of a seed and gone on with each time, end in the bytes of a run that
+/// was never disturbed.
+#[test]
+fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
+    let temp = TempDir::new().unwrap();
+    let sizes = ["--hidden", "64", "--layers", "3", "--ffn", "192", "--heads", "4", "--vocab", "256"];
+    let model = synth(temp.path(), "model", &sizes);
+    let windows = temp.path().join("w.json");
+    let tokens: Vec<Vec<u32>> =
+        (0..12).map(|w| (0..64).map(|i| random_u32(17, 64 * w + i) % 256).collect()).collect();
+    fs::write(&windows, serde_json::json!(tokens).to_string()).unwrap();
+    let learned = temp.path().join("learned.toml");
+    let table =
+        "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 40\nbatch_tokens = 128\n";
+    fs::write(&learned, table).unwrap();
+    let dir = temp.path().join("outputs");
+    fs::create_dir(&dir).unwrap();
+    for (seed, recipe) in
+        ["gptq-int4-g32", "awq-int4-g32-asym", text(&learned), "rotate-gptq-int4-g32"].into_iter().enumerate()
+    {
+        let arguments = |out: &Path| -> Vec<String> {
+            let all =
+                ["quantize", text(&model), "--recipe", recipe, "--format", "native", "--out", text(out)];
+            let more =
+                ["--calibration-tokens", text(&windows), "--hold-out", "2", "--threads", "1", "--json"];
+            let shards = ["--max-shard-size", "100k", "--quiet"];
+            all.iter().chain(&more).chain(&shards).map(|argument| (*argument).to_owned()).collect()
+        };
+        let (expected, out) = (temp.path().join(format!("expected-{seed}")), dir.join("out"));
+        let begin = Instant::now();
+        succeed(&arguments(&expected));
+        let whole = begin.elapsed();
+        let (mut kills, mut left) = (0, 0);
+        for trial in 0..1000 {
+            if kills == 10 {
+                break;
+            }
+            let mut child = start(&arguments(&out));
+            let share = f64::from(random_u32(40 + seed as u64, trial)) / f64::from(u32::MAX);
+            sleep(whole.mul_f64(share));
+            child.kill().unwrap();
+            // A run that had ended is begun anew.
+            match child.wait().unwrap().success() {
+                true => fs::remove_dir_all(&out).unwrap(),
+                false => kills += 1,
+            }
+            assert!(!out.exists() || files(&out) == files(&expected), "{recipe}: whole, or none");
+            left += usize::from(units_done(&dir) > 0);
+        }
+        assert!(kills == 10 && left >= 3, "{recipe}: {kills} kills, of which {left} left something");
+        let report = json(&arguments(&out));
+        assert_eq!(report["verification"]["ok"], true, "{recipe}");
+        assert!(files(&out) == files(&expected), "{recipe}");
+        assert_eq!(names_in(&dir), ["out"], "{recipe}");
+        fs::remove_dir_all(&out).unwrap();
+    }
+}

@@ -190,6 +190,21 @@ fn recalibration_changes_scales_alone() {
     let report = recalibrate(&windows, &new);
     assert_eq!((&report["input_scales"], &report["cache_scales"]), (&14.into(), &4.into()));
     recalibrate(&old.with_extension("json"), &same);
+    // Its report goes along, without what was measured.
+    assert_eq!(json(&["verify", text(&new), "--json", "--quiet"])["ok"], true);
+    let quality: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(new.join("quality.json")).unwrap()).unwrap();
+    assert_eq!((&quality["calibration"]["name"], &quality["evaluation"]), (&"other.json".into(), &().into()));
+    let clipped = temp.path().join("clipped");
+    let arguments = ["recalibrate", text(&old), "--tokens", text(&windows), "--out", text(&clipped)];
+    json(&[&arguments[..], &["--observer", "percentile-90", "--json", "--quiet"]].concat());
+    let scale = |dir: &Path| {
+        crate::support::File::open(&dir.join("model.safetensors"))
+            .f32("model.layers.1.mlp.down_proj.input_scale")[0]
+    };
+    assert!(scale(&clipped) < 0.9 * scale(&new) && scale(&clipped) > 0.0);
+    let misspelt = [&arguments[..], &["--observer", "percentile-9"]].concat();
+    assert!(fail(2, &misspelt).contains("percentile-P with P from 50 to 100"));
     let open = |dir: &Path| SafeTensors::open(&dir.join("model.safetensors")).unwrap();
     let (old, new, same) = (open(&old), open(&new), open(&same));
     let mut changed = 0;
@@ -206,4 +221,52 @@ fn recalibration_changes_scales_alone() {
     let none = temp.path().join("none");
     let line = fail(2, &["recalibrate", text(&model), "--tokens", text(&windows), "--out", text(&none)]);
     assert!(line.contains("found") && !none.exists(), "{line}");
+}
+
+/// Levels that a text or a density gives cost less than even ones in as many bits, and those of a text need one.
+#[test]
+fn levels_are_found_on_a_text_or_known() {
+    let readme = root().join("README.md");
+    let text = text(&readme);
+    let calibrated =
+        |kv: &str| eval(&["--kv", kv, "--calibration", text, "--samples", "4", "--length", "64"]);
+    let even = eval(&["--kv", "int3-token-asym:minmax"]);
+    let (plain, kept) = (calibrated("nuq3,pre-rope"), calibrated("nuq3-1%,pre-rope"));
+    assert!(number(&plain, "kl") < 0.7 * number(&even, "kl"), "{plain} {even}");
+    assert!(number(&kept, "kl") < number(&plain, "kl"), "{kept} {plain}");
+    // Five layers of 128 values: 48 bytes of codes for keys and as many for values with a range, and two elements of each kept.
+    assert_eq!(number(&plain, "kv_bytes_per_token"), 5.0 * (48.0 + 48.0 + 4.0));
+    assert_eq!(number(&kept, "kv_bytes_per_token"), 5.0 * (48.0 + 48.0 + 4.0 + 4.0 * 4.0));
+    let (sphere, even) = (eval(&["--kv", "turbo3"]), eval(&["--kv", "int3-head,scales=f16"]));
+    assert_eq!(number(&sphere, "kv_bytes_per_token"), number(&even, "kv_bytes_per_token"));
+    assert!(number(&sphere, "kl") < number(&even, "kl"), "{sphere} {even}");
+    let line = fail(2, &["run", "demo", "-p", "a", "-n", "2", "--kv", "nuq4-1%"]);
+    assert!(line.contains("--calibration"), "{line}");
+    let run = ["run", "demo", "-p", "a", "-n", "2", "--kv", "nuq4-1%", "--calibration", text];
+    succeed(&[&run[..], &["--samples", "2", "--length", "64"]].concat());
+}
+
+/// Operands of attention in 8 bits, and products added as a matrix unit adds them.
+#[test]
+fn arithmetic_is_simulated() {
+    let (all, weights) =
+        (eval(&["--attention-operands", "fp8"]), eval(&["--attention-operands", "p=fp8-e4m3"]));
+    assert_eq!(weights["attention_operands"], "p=fp8-e4m3");
+    assert!(number(&weights, "kl") > 0.0 && number(&weights, "kl") < number(&all, "kl"), "{weights} {all}");
+    let temp = TempDir::new().unwrap();
+    let out = temp.path().join("fp8");
+    let recipe = ["quantize", "demo", "--recipe", "rtn-fp8-e4m3-channel+fp8-e4m3-token"];
+    succeed(&[&recipe[..], &["--out", text(&out)]].concat());
+    let readme = root().join("README.md");
+    let kl = |accumulator: &str| {
+        let model =
+            ["eval", text(&out), "--reference", text(&out), "--text", text(&readme), "--context", "64"];
+        let more = ["--limit", "100", "--json", "--quiet", "--accumulator", accumulator];
+        number(&json(&[&model[..], &more].concat()), "kl")
+    };
+    let (hopper, promoted) = (kl("hopper"), kl("hopper-32"));
+    assert_eq!(kl("f32"), 0.0);
+    assert!(hopper > promoted && promoted > 0.0, "{hopper} {promoted}");
+    let line = fail(2, &["eval", "demo", "--text", text(&readme), "--accumulator", "hopper"]);
+    assert!(line.contains("FP8"), "{line}");
 }

@@ -26,3 +26,4 @@ mod quality;
 mod support;
 mod synth;
 mod train;
+mod trellis;

@@ -1,0 +1,137 @@
+//! The cache of latent attention (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2): of a token the latent that its keys and values
+//! are made of, and the rotated part of its keys, which all heads share.
+
+use mantissa_kernels::CausalAttention;
+use mantissa_num::TensorError;
+
+use super::packed::SideCache;
+use crate::buffers::zeros;
+use crate::config::{Latent, ModelConfig};
+use crate::kv::KvQuantizer;
+
+/// Queries that attend at a time.
+pub(crate) const LATENT_QUERIES: usize = 16;
+
+/// One layer's part: the latents, which may be quantized, and the rotated parts, which are not.
+#[derive(Debug)]
+pub(crate) struct LatentCache {
+    latents: SideCache,
+    rotated: SideCache,
+}
+
+impl LatentCache {
+    /// Room for `capacity` tokens; `None` where there is not enough memory.
+    pub(crate) fn plan(latent: &Latent, quantizer: Option<&KvQuantizer>, capacity: usize) -> Option<Self> {
+        let side = quantizer.and_then(|quantizer| quantizer.parts().latent.clone());
+        let latents = SideCache::plan(side, latent.kv_rank, 0, 0, capacity)?;
+        Some(LatentCache { latents, rotated: SideCache::plan(None, latent.rotated, 0, 0, capacity)? })
+    }
+
+    /// Bytes that [`plan`](Self::plan) allocates.
+    pub(crate) fn bytes_needed(latent: &Latent, quantizer: Option<&KvQuantizer>, capacity: usize) -> u64 {
+        let side = quantizer.and_then(|quantizer| quantizer.parts().latent.as_ref());
+        let latents = SideCache::bytes_needed(side, latent.kv_rank, 0, 0, capacity);
+        latents.saturating_add(SideCache::bytes_needed(None, latent.rotated, 0, 0, capacity))
+    }
+
+    /// Forgets all tokens from `len` on.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.latents.truncate(len);
+        self.rotated.truncate(len);
+    }
+
+    /// Writes new latents `[t, kv_rank]` and rotated parts `[t, rotated]` behind those held, and all of them into `scratch`.
+    ///
+    /// # Errors
+    /// [`TensorError`] of values that have no code.
+    pub(crate) fn append(
+        &mut self,
+        latents: &[f32],
+        rotated: &[f32],
+        scratch: &mut LatentScratch,
+    ) -> Result<(), TensorError> {
+        self.latents.append(latents, &mut scratch.latents)?;
+        self.rotated.append(rotated, &mut scratch.rotated)
+    }
+}
+
+/// Where a layer of latent attention reads its tokens while it attends, and works.
+#[derive(Debug)]
+pub(crate) struct LatentScratch {
+    /// `[capacity, kv_rank]`.
+    pub(crate) latents: Vec<f32>,
+    /// `[capacity, rotated]`.
+    pub(crate) rotated: Vec<f32>,
+    /// Both of each token, `[capacity, kv_rank + rotated]`.
+    pub(crate) joined: Vec<f32>,
+    /// What makes heads of latents, `[heads · (unrotated + value), kv_rank]`.
+    pub(crate) weight: Vec<f32>,
+    /// Queries on latents, `[LATENT_QUERIES, heads · (kv_rank + rotated)]`.
+    pub(crate) queries: Vec<f32>,
+    /// Weighted latents, likewise.
+    pub(crate) weighted: Vec<f32>,
+    pub(crate) scores: Vec<f32>,
+}
+
+impl LatentScratch {
+    /// Lengths of the fields, in their order; `None` where one overflows.
+    fn lengths(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<[usize; 7]> {
+        let (heads, joined) = (config.num_attention_heads, latent.kv_rank.checked_add(latent.rotated)?);
+        let queries = LATENT_QUERIES.checked_mul(heads)?.checked_mul(joined)?;
+        Some([
+            capacity.checked_mul(latent.kv_rank)?,
+            capacity.checked_mul(latent.rotated)?,
+            capacity.checked_mul(joined)?,
+            heads.checked_mul(latent.unrotated + latent.value)?.checked_mul(latent.kv_rank)?,
+            queries,
+            queries,
+            latent
+                .attention(config.num_attention_heads, 1.0)
+                .scratch_len(LATENT_QUERIES.min(capacity), capacity),
+        ])
+    }
+
+    /// For `capacity` tokens; `None` where there is not enough memory.
+    pub(crate) fn plan(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<Self> {
+        let [latents, rotated, joined, weight, queries, weighted, scores] =
+            Self::lengths(latent, config, capacity)?;
+        Some(LatentScratch {
+            latents: zeros(latents)?,
+            rotated: zeros(rotated)?,
+            joined: zeros(joined)?,
+            weight: zeros(weight)?,
+            queries: zeros(queries)?,
+            weighted: zeros(weighted)?,
+            scores: zeros(scores)?,
+        })
+    }
+
+    /// Bytes that [`plan`](Self::plan) allocates.
+    pub(crate) fn bytes_needed(latent: &Latent, config: &ModelConfig, capacity: usize) -> u64 {
+        let lengths = Self::lengths(latent, config, capacity);
+        let sum = lengths.and_then(|all| all.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n as u64)));
+        sum.map_or(u64::MAX, |n| n.saturating_mul(4))
+    }
+
+    /// Joins the first `tokens` latents and rotated parts.
+    pub(crate) fn join(&mut self, latent: &Latent, tokens: usize) {
+        let parts = self.latents.chunks_exact(latent.kv_rank).zip(self.rotated.chunks_exact(latent.rotated));
+        let joined = self.joined.chunks_exact_mut(latent.kv_rank + latent.rotated);
+        for (joined, (latents, rotated)) in joined.zip(parts).take(tokens) {
+            joined[..latent.kv_rank].copy_from_slice(latents);
+            joined[latent.kv_rank..].copy_from_slice(rotated);
+        }
+    }
+}
+
+impl Latent {
+    /// Attention over latents: every head reads the same of a token, its latent and the rotated part.
+    pub(crate) fn attention(&self, heads: usize, scale: f32) -> CausalAttention {
+        CausalAttention { heads, kv_heads: 1, head_dim: self.kv_rank + self.rotated, scale, window: None }
+    }
+
+    /// Bytes of a token of a layer in f32.
+    pub(crate) fn bytes_per_token(&self) -> f64 {
+        4.0 * (self.kv_rank + self.rotated) as f64
+    }
+}

@@ -1,0 +1,196 @@
+//! Levels and ranges of [`KvScheme::Nuq`](super::KvScheme) from a calibration text.
+//!
+//! The model runs over the text layer by layer with nothing of its cache quantized. Levels are those of least weighted squared
+//! error (weighted k-means, KVQuant sec. 3.2). KVQuant weights an element by the square of the loss's gradient with respect to
+//! it; here it is the square of what the element's token adds to the errors of the attention's own results, `o_i = Σ_j p_ij v_j`,
+//! which needs no backward pass: an error of `v_j` reaches `o_i` with `p_ij`, one of `k_j` with `p_ij |v_j - o_i| |q_i| scale`,
+//! at most. Masks count; soft caps and sinks do not.
+
+use mantissa_kernels::{CausalAttention, kernels};
+use mantissa_num::lloyd;
+
+use super::book::{BookCodec, Scaling, Span};
+use super::{KvPolicy, KvScheme};
+use crate::buffers::Buffers;
+use crate::config::ModelConfig;
+use crate::decoder::Embedding;
+use crate::error::{ForwardError, LoadError};
+use crate::layer::Layer;
+
+/// Why levels could not be found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvCalibrationError {
+    /// The model's heads cannot be stored so, or there is not enough memory.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A window cannot be run.
+    #[error("window {window} of the calibration text: {error}")]
+    Forward {
+        /// Index of the window.
+        window: usize,
+        /// What is wrong with it.
+        error: ForwardError,
+    },
+}
+
+/// What a text says of one layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct LayerBooks {
+    pub(crate) keys: Option<KeyBook>,
+    /// Levels of the values.
+    pub(crate) values: Option<Vec<f32>>,
+}
+
+/// Of keys, what is not stored with them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KeyBook {
+    pub(crate) levels: Vec<f32>,
+    /// One of each channel.
+    pub(crate) spans: Vec<Span>,
+}
+
+/// Tokens of a layer with their weights.
+#[derive(Debug, Default)]
+struct Samples {
+    /// `[tokens, key width]` each.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// `[tokens, heads]` each.
+    key_weights: Vec<f32>,
+    value_weights: Vec<f32>,
+}
+
+/// The books of every layer for `policy`, from `windows`. No layer may quantize keys or values.
+///
+/// # Errors
+/// [`KvCalibrationError`].
+pub(crate) fn books(
+    policy: &KvPolicy,
+    config: &ModelConfig,
+    embedding: &Embedding,
+    layers: &[Layer],
+    windows: &[Vec<u32>],
+) -> Result<Vec<LayerBooks>, KvCalibrationError> {
+    let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
+    let mut buffers = Buffers::plan(config, longest, longest)?;
+    let fault = |window| move |error| KvCalibrationError::Forward { window, error };
+    let mut states = Vec::new();
+    for (window, tokens) in windows.iter().enumerate() {
+        let mut x = vec![0.0; tokens.len() * config.hidden_size];
+        embedding.embed(tokens, &[tokens.len()], 0, &mut x).map_err(fault(window))?;
+        states.push(x);
+    }
+    let mut books = Vec::new();
+    for layer in layers {
+        let mut samples = Samples::default();
+        for (window, (states, tokens)) in states.iter_mut().zip(windows).enumerate() {
+            layer.run(config, &[tokens.len()], states, None, &mut buffers).map_err(fault(window))?;
+            samples.take(policy, layer, tokens.len(), &mut buffers);
+        }
+        books.push(samples.books(policy, config));
+    }
+    Ok(books)
+}
+
+impl Samples {
+    /// Adds the tokens of the window that `buffers` has just been taken through.
+    fn take(&mut self, policy: &KvPolicy, layer: &Layer, tokens: usize, buffers: &mut Buffers) {
+        let flow = layer.flow();
+        let shape = flow.attention_shape();
+        let (a, _, _) = buffers.activations(flow.local);
+        let width = shape.kv_heads * shape.head_dim;
+        let (k, v) = (&mut a.k[..tokens * width], &a.v[..tokens * width]);
+        // A norm behind the attention, or a latent, has taken the place of the queries.
+        let q = (!flow.sub_norms).then_some(&a.q[..tokens * shape.heads * shape.head_dim]);
+        let (keys, values) = weights(shape, q, k, v);
+        self.key_weights.extend(keys);
+        self.value_weights.extend(values);
+        if policy.pre_rope && flow.half > 0 {
+            let angles = ..tokens * flow.half;
+            kernels().rope_rotate_back(k, shape.kv_heads, shape.head_dim, &a.cos[angles], &a.sin[angles]);
+        }
+        self.keys.extend_from_slice(k);
+        self.values.extend_from_slice(v);
+    }
+
+    fn books(&self, policy: &KvPolicy, config: &ModelConfig) -> LayerBooks {
+        let (width, head) = (config.key_value_width(), config.head_dim);
+        let keys = match policy.keys {
+            Some(KvScheme::Nuq { bits, outliers }) => {
+                let spans: Vec<Span> =
+                    (0..width).map(|c| channel_span(&self.keys[c..], width, outliers)).collect();
+                let mut pairs = Vec::new();
+                for (i, &x) in self.keys.iter().enumerate() {
+                    let span = spans[i % width];
+                    let (place, weight) = (span.place(x), self.key_weights[i / head] * span.half * span.half);
+                    // What is beyond the range is kept beside the codes, or cut off.
+                    if place.abs() <= 1.0 {
+                        pairs.push((place, weight));
+                    }
+                }
+                Some(KeyBook { levels: lloyd::levels(&pairs, 1 << bits), spans })
+            }
+            _ => None,
+        };
+        let values = match policy.values {
+            Some(KvScheme::Nuq { bits, outliers }) => {
+                let codec =
+                    BookCodec::new(vec![0.0; 2], width, Scaling::Range, BookCodec::kept_of(width, outliers));
+                let mut pairs = Vec::new();
+                for (token, row) in self.values.chunks_exact(width).enumerate() {
+                    let kept = codec.farthest(row);
+                    let span = codec.span(row, &kept);
+                    for (c, &x) in row.iter().enumerate().filter(|(c, _)| !kept.contains(c)) {
+                        let weight = self.value_weights[token * (width / head) + c / head];
+                        pairs.push((span.place(x), weight * span.half * span.half));
+                    }
+                }
+                Some(lloyd::levels(&pairs, 1 << bits))
+            }
+            _ => None,
+        };
+        LayerBooks { keys, values }
+    }
+}
+
+/// The range of every `stride`-th value that leaves `outliers` hundredths of a percent outside, half on each side.
+fn channel_span(values: &[f32], stride: usize, outliers: u32) -> Span {
+    let mut sorted: Vec<f32> = values.iter().step_by(stride.max(1)).copied().collect();
+    sorted.sort_by(f32::total_cmp);
+    let outside = sorted.len() * outliers as usize / 20_000;
+    match (sorted.get(outside), sorted.iter().rev().nth(outside)) {
+        (Some(least), Some(greatest)) => Span::of(*least, *greatest),
+        _ => Span::default(),
+    }
+}
+
+/// The weights of keys and of values, `[tokens, heads]`; equal ones without queries.
+fn weights(shape: &CausalAttention, q: Option<&[f32]>, k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let (d, kv_heads) = (shape.head_dim, shape.kv_heads);
+    let tokens = k.len() / (kv_heads * d);
+    let Some(q) = q else { return (vec![1.0; tokens * kv_heads], vec![1.0; tokens * kv_heads]) };
+    let (mut of_keys, mut of_values) = (vec![0.0; tokens * kv_heads], vec![0.0; tokens * kv_heads]);
+    let vector = |x: &[f32], j: usize, h: usize| {
+        let at = (j * kv_heads + h) * d;
+        at..(at + d).min(x.len())
+    };
+    for (i, q) in q.chunks_exact(shape.heads * d).enumerate() {
+        let seen = shape.window.map_or(0, |window| (i + 1).saturating_sub(window))..i + 1;
+        for (head, q) in q.chunks_exact(d).enumerate() {
+            let h = head * kv_heads / shape.heads;
+            let score = |j| shape.scale * kernels().dot(q, &k[vector(k, j, h)]);
+            let mut p: Vec<f32> = seen.clone().map(score).collect();
+            kernels().softmax(&mut p);
+            let mut o = vec![0.0; d];
+            p.iter().zip(seen.clone()).for_each(|(p, j)| kernels().axpy(*p, &v[vector(v, j, h)], &mut o));
+            let reach = shape.scale * shape.scale * kernels().dot(q, q);
+            for (p, j) in p.iter().zip(seen.clone()) {
+                let squares = v[vector(v, j, h)].iter().zip(&o).map(|(v, o)| (v - o) * (v - o));
+                of_values[j * kv_heads + h] += p * p;
+                of_keys[j * kv_heads + h] += p * p * reach * squares.sum::<f32>();
+            }
+        }
+    }
+    (of_keys, of_values)
+}

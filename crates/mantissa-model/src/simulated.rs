@@ -1,0 +1,167 @@
+//! Products of 8-bit floats as a matrix unit adds them, by a [`mantissa_num::Accumulator`].
+
+use mantissa_num::{Accumulator, Affine, Blocks, Code, Format, Offset};
+
+use crate::linear::Linear;
+
+/// A matrix in the form in which its products are added: elements, each to be multiplied by the factor of its block.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Factored {
+    pub(crate) cols: usize,
+    /// `[rows, cols]`.
+    pub(crate) elements: Vec<f32>,
+    pub(crate) blocks: Blocks,
+    /// One of each block.
+    pub(crate) factors: Vec<f32>,
+}
+
+impl Factored {
+    /// Columns after which the factor of a row may change.
+    fn group(&self) -> usize {
+        match self.blocks {
+            Blocks::Group(cols) | Blocks::Tile { cols, .. } => (cols as usize).clamp(1, self.cols.max(1)),
+            _ => self.cols.max(1),
+        }
+    }
+
+    fn factor(&self, row: usize, col: usize) -> f32 {
+        self.factors[self.blocks.index(self.cols, row, col)]
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.elements[row * self.cols..(row + 1) * self.cols]
+    }
+}
+
+/// What a linear layer of 8-bit floats is multiplied by, where its products are to be added in another way than in f32.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Simulated {
+    accumulator: Accumulator,
+    weight: Factored,
+}
+
+impl Simulated {
+    /// `None` where weight or input are no 8-bit floats with blocks within rows.
+    pub(crate) fn new(linear: &Linear, accumulator: Accumulator) -> Option<Self> {
+        let input = linear
+            .input()
+            .filter(|input| is_float8(&input.quant().scheme.format) && input.quant().keep_above.is_none());
+        input?;
+        Some(Simulated { accumulator, weight: linear.factored()? })
+    }
+
+    /// `out = x Wᵀ`, or `out += x Wᵀ`; `x` `[t, cols]`, `out` `[t, rows]`. A chain of products ends where the factor of either
+    /// side changes: its sum is multiplied by both factors, and those of a row are added in f32.
+    pub(crate) fn product(&self, x: &Factored, out: &mut [f32], accumulate: bool) {
+        let rows = self.weight.elements.len() / self.weight.cols.max(1);
+        for (t, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
+            for (r, y) in out.iter_mut().enumerate() {
+                let sum = self.dot(x, t, r);
+                *y = if accumulate { *y + sum } else { sum };
+            }
+        }
+    }
+
+    fn dot(&self, x: &Factored, t: usize, r: usize) -> f32 {
+        let (w, cols) = (&self.weight, self.weight.cols);
+        let (a, b) = (x.row(t), w.row(r));
+        let (mut sum, mut col) = (0.0, 0);
+        while col < cols {
+            let end = |group: usize| (col / group + 1) * group;
+            let end = end(x.group()).min(end(w.group())).min(cols);
+            sum += self.accumulator.dot(&a[col..end], &b[col..end]) * (x.factor(t, col) * w.factor(r, col));
+            col = end;
+        }
+        sum
+    }
+}
+
+/// Floats of 8 bits with a scale for each row, tensor or block of a row, and nothing added.
+pub(crate) fn is_float8(format: &Format) -> bool {
+    matches!(
+        format,
+        Format::Affine(Affine {
+            code: Code::Float(float),
+            blocks: Blocks::Row | Blocks::Tensor | Blocks::Group(_) | Blocks::Tile { .. },
+            scale: Some(_),
+            offset: Offset::None,
+        }) if float.bits() == 8
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use mantissa_num::{Given, Scheme, parse_activation, quantize};
+    use mantissa_store::convention::{ActivationQuant, LinearWeight, Weight};
+
+    use super::*;
+    use crate::linear::{Job, forward_fused};
+
+    fn wave(n: usize, phase: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.517 + phase).sin() + 0.5).collect()
+    }
+
+    fn linear(weight: &str, input: &str, rows: usize, cols: usize) -> Linear {
+        let scheme: Scheme = weight.parse().unwrap();
+        let q = quantize(&scheme, &wave(rows * cols, 0.0), rows, cols, Given::default()).unwrap();
+        let outer = input.ends_with("@static").then_some(0.01);
+        let input = Some(ActivationQuant::new(parse_activation(input).unwrap(), outer));
+        let bias = Some(wave(rows, 3.0));
+        let weight = Weight::Quantized(q);
+        Linear::new("m", LinearWeight { rows, cols, weight, bias, input, transforms: Default::default() })
+            .unwrap()
+    }
+
+    fn run(linear: &Linear, x: &[f32], accumulate: bool) -> Vec<f32> {
+        let mut out = vec![0.25; x.len() / linear.cols() * linear.rows()];
+        let mut scratch = vec![0.0; Linear::scratch_len(linear.rows(), linear.cols())];
+        let job = Job { linear, out: &mut out, accumulate };
+        forward_fused([job], x, &mut vec![0.0; x.len()], &mut scratch).unwrap();
+        out
+    }
+
+    /// Elements and factors are those of the product in f32: short chains of a promoting unit are near it, long ones lose.
+    #[test]
+    fn a_simulated_product_is_near_the_one_in_f32_and_loses_bits() {
+        let (rows, cols) = (5, 4096);
+        let x = wave(3 * cols, 1.0);
+        for (weight, input) in [
+            ("fp8-e4m3-channel", "fp8-e4m3-token"),
+            ("fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
+            ("fp8-e4m3-t128x128", "fp8-e4m3-g128"),
+            ("fp8-e5m2-channel", "fp8-e4m3-g96"),
+        ] {
+            let mut linear = linear(weight, input, rows, cols);
+            for accumulate in [false, true] {
+                let exact = run(&linear, &x, accumulate);
+                let mut errors = Vec::new();
+                for accumulator in ["hopper", "hopper-32"] {
+                    assert!(linear.set_accumulator(accumulator.parse().unwrap()), "{weight} {input}");
+                    let found = run(&linear, &x, accumulate);
+                    let error = |(a, b): (&f32, &f32)| ((a - b) / b).abs();
+                    errors.push(found.iter().zip(&exact).map(error).fold(0f32, f32::max));
+                }
+                assert!(errors[0] < 0.1 && errors[1] < 5e-4, "{weight} {input}: {errors:?}");
+                assert!(
+                    errors[0] > 1e-5 && errors[1] > 0.0 && errors[0] > errors[1],
+                    "{weight} {input}: {errors:?}"
+                );
+                assert!(linear.set_accumulator(Accumulator::F32));
+                assert_eq!(run(&linear, &x, accumulate), exact);
+            }
+        }
+    }
+
+    #[test]
+    fn other_products_are_left_as_they_are() {
+        for (weight, input) in [
+            ("int8-channel", "fp8-e4m3-token"),
+            ("fp8-e4m3-channel", "int8-token"),
+            ("int4-g32", "int8-token"),
+        ] {
+            let mut linear = linear(weight, input, 4, 64);
+            assert!(!linear.set_accumulator("hopper".parse().unwrap()), "{weight} {input}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! How a matrix unit adds the products of 8-bit floats.
+//!
+//! Hopper's tensor cores keep about 14 bits of the sum: the 32 products of one step, and what was summed before, are shifted
+//! to the greatest exponent among them and cut off below the 14th bit, toward zero; the sum is kept with as many bits
+//! (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", arXiv 2412.19437, sec. 3.3.2 and 3.5.2). As a format of the sum that is
+//! 8 bits of exponent and 13 of mantissa behind the leading one (Zhang et al. 2024, "SageAttention2", arXiv 2411.10958,
+//! sec. 3.4). DeepSeek's remedy is promotion: every 128 products the sum is added to one in f32, and begins anew.
+//!
+//! A model of published descriptions, which nobody has compared here with the silicon. What they leave open is decided so: a
+//! product stands at the sum of its factors' exponents, before its mantissa, of [1, 4), is normalized.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Products that Hopper's tensor cores add in one step: `k` of `wgmma.m64nNk32` with 8-bit operands.
+pub const HOPPER_STEP: usize = 32;
+
+/// Bits behind the leading one that they keep.
+pub const HOPPER_FRACTION_BITS: u32 = 13;
+
+/// DeepSeek-V3's interval of promotion, four steps.
+pub const HOPPER_PROMOTION: usize = 128;
+
+/// An accumulator of products of floats of at most 8 bits. Parses from and prints to `f32`, `hopper`, `hopper-128`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulator {
+    /// Every sum rounded to f32.
+    #[default]
+    F32,
+    /// Hopper's 14 bits.
+    Hopper {
+        /// Products after which the sum is added to one in f32, a multiple of [`HOPPER_STEP`]; `None` for never.
+        promote: Option<usize>,
+    },
+}
+
+impl fmt::Display for Accumulator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Accumulator::F32 => f.write_str("f32"),
+            Accumulator::Hopper { promote: None } => f.write_str("hopper"),
+            Accumulator::Hopper { promote: Some(interval) } => write!(f, "hopper-{interval}"),
+        }
+    }
+}
+
+/// The text names no accumulator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("accumulator: found \"{0}\", allowed f32, hopper, hopper-128 or another multiple of 32")]
+pub struct AccumulatorError(String);
+
+impl FromStr for Accumulator {
+    type Err = AccumulatorError;
+
+    fn from_str(text: &str) -> Result<Self, AccumulatorError> {
+        let interval = |n: &usize| *n > 0 && n.is_multiple_of(HOPPER_STEP) && *n <= 1 << 20;
+        match text {
+            "f32" => return Ok(Accumulator::F32),
+            "hopper" => return Ok(Accumulator::Hopper { promote: None }),
+            _ => {}
+        }
+        let promote = text.strip_prefix("hopper-").and_then(|n| n.parse().ok()).filter(interval);
+        let promote = promote.ok_or_else(|| AccumulatorError(text.into()))?;
+        Ok(Accumulator::Hopper { promote: Some(promote) })
+    }
+}
+
+impl Accumulator {
+    /// `Σ a_i b_i` of floats of at most 8 bits (any whose products are exact in f32), in the order in which they come. NaN or
+    /// infinite where one of them is.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn dot(self, a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len(), "dot: factors of different lengths");
+        match self {
+            Accumulator::F32 => a.iter().zip(b).fold(0.0, |sum, (a, b)| sum + a * b),
+            Accumulator::Hopper { promote } => {
+                let interval = promote.unwrap_or(a.len()).max(1);
+                let chains = a.chunks(interval).zip(b.chunks(interval));
+                chains.fold(0.0, |sum, (a, b)| sum + hopper_chain(a, b))
+            }
+        }
+    }
+}
+
+/// The sum of products that stay in the tensor core's accumulator.
+fn hopper_chain(a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = a.as_chunks::<HOPPER_STEP>();
+    let (b, b_rest) = b.as_chunks::<HOPPER_STEP>();
+    let sum = a.iter().zip(b).fold(0.0, |sum, (a, b)| hopper_step(sum, a, b));
+    if a_rest.is_empty() {
+        return sum;
+    }
+    let padded = |rest: &[f32]| {
+        let mut step = [0.0; HOPPER_STEP];
+        step[..rest.len()].copy_from_slice(rest);
+        step
+    };
+    hopper_step(sum, &padded(a_rest), &padded(b_rest))
+}
+
+/// One step: `sum` and 32 products.
+fn hopper_step(sum: f32, a: &[f32; HOPPER_STEP], b: &[f32; HOPPER_STEP]) -> f32 {
+    // The greatest power of two that a term stands at, and the greatest factor: as bits, which are ordered as magnitudes are and
+    // compared faster. A product of zero stands nowhere: its factor's exponent bits are 0.
+    let (mut top, mut greatest) = (power(sum).to_bits() as i32, sum.to_bits() & MAGNITUDE);
+    for (a, b) in a.iter().zip(b) {
+        top = top.max((power(*a) * power(*b)).to_bits() as i32);
+        greatest = greatest.max(a.to_bits() & MAGNITUDE).max(b.to_bits() & MAGNITUDE);
+    }
+    let top = f32::from_bits(top as u32);
+    if top == 0.0 && f32::from_bits(greatest).is_finite() {
+        return sum;
+    }
+    if !f32::from_bits(greatest).is_finite() || !(LEAST..=GREATEST).contains(&top) {
+        // A term is infinite or NaN, or beyond what 8-bit floats reach.
+        return a.iter().zip(b).fold(sum, |sum, (a, b)| sum + a * b);
+    }
+    let unit = top * UNIT;
+    let per_unit = 1.0 / unit;
+    // A conversion to an integer cuts off toward zero. Terms are below 2^15, so that the sum of 33 fits.
+    let whole = |x: f32| (x * per_unit) as i32;
+    let total = a.iter().zip(b).fold(whole(sum), |total, (a, b)| total + whole(a * b));
+    let excess = (32 - total.unsigned_abs().leading_zeros()).saturating_sub(HOPPER_FRACTION_BITS + 1);
+    let kept = (total.unsigned_abs() >> excess << excess) as f32 * unit;
+    if total < 0 { -kept } else { kept }
+}
+
+/// The last bit kept beside a term of 1.
+const UNIT: f32 = 1.0 / (1 << HOPPER_FRACTION_BITS) as f32;
+
+/// Between these powers nothing overflows, and no last bit is subnormal.
+const LEAST: f32 = 1e-30;
+const GREATEST: f32 = 1e30;
+
+/// All bits but the sign.
+const MAGNITUDE: u32 = 0x7fff_ffff;
+
+/// The power of two at or below a magnitude; 0 for zero and what is subnormal in f32.
+fn power(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() & 0x7f80_0000)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const HOPPER: Accumulator = Accumulator::Hopper { promote: None };
+    const PROMOTED: Accumulator = Accumulator::Hopper { promote: Some(HOPPER_PROMOTION) };
+
+    /// Equal terms stall where one of them is less than the last bit kept: 14 bits are full at 2^14.
+    #[test]
+    fn a_sum_of_ones_stalls_where_its_bits_are_full() {
+        for (k, sum) in [(1, 1.0), (100, 100.0), (16_384, 16_384.0), (65_536, 16_384.0)] {
+            assert_eq!(HOPPER.dot(&vec![1.0; k], &vec![1.0; k]), sum, "{k}");
+            assert_eq!(PROMOTED.dot(&vec![1.0; k], &vec![1.0; k]), k as f32, "{k}");
+            assert_eq!(Accumulator::F32.dot(&vec![1.0; k], &vec![1.0; k]), k as f32, "{k}");
+        }
+        assert_eq!(HOPPER.dot(&[-1.0; 40_000], &[1.0; 40_000]), -16_384.0);
+    }
+
+    /// Beside a term of 2^e nothing below 2^(e - 13) is left, toward zero on either side.
+    #[test]
+    fn terms_are_cut_off_below_the_greatest_of_their_step() {
+        let mut b = [0.0; 32];
+        b[0] = 256.0;
+        for (small, left) in
+            [(2f32.powi(-5), 2f32.powi(-5)), (2f32.powi(-6), 0.0), (1.75 * 2f32.powi(-5), 2f32.powi(-5))]
+        {
+            for sign in [1.0, -1.0] {
+                b[7] = sign * small;
+                assert_eq!(HOPPER.dot(&[1.0; 32], &b), 256.0 + sign * left, "{small}");
+            }
+        }
+        // What cancels leaves what was not cut off.
+        (b[1], b[7]) = (-256.0, 2f32.powi(-6));
+        assert_eq!(HOPPER.dot(&[1.0; 32], &b), 0.0);
+        assert_eq!(HOPPER.dot(&[1.0; 32], &[2f32.powi(-6); 32]), 0.5);
+    }
+
+    #[test]
+    fn few_bits_are_exact_and_what_is_not_finite_shows() {
+        let a: Vec<f32> = (0..96).map(|i| ((i * 7) % 15) as f32 - 7.0).collect();
+        let b: Vec<f32> = (0..96).map(|i| ((i * 5) % 13) as f32 - 6.0).collect();
+        let exact: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+        for accumulator in [Accumulator::F32, HOPPER, PROMOTED] {
+            assert_eq!(accumulator.dot(&a, &b), exact, "{accumulator}");
+            assert_eq!(accumulator.dot(&[], &[]), 0.0);
+            assert!(accumulator.dot(&[1.0, f32::NAN], &[1.0, 1.0]).is_nan());
+            assert_eq!(accumulator.dot(&[1.0, f32::INFINITY], &[1.0, 1.0]), f32::INFINITY);
+            assert!(accumulator.dot(&[1.0, f32::INFINITY], &[1.0, 0.0]).is_nan());
+        }
+    }
+
+    /// Factors of one sign, K = 4096: every product beside a long sum loses, on average half of the last bit kept.
+    #[test]
+    fn long_products_of_one_sign_lose_percents_without_promotion() {
+        let random = |seed, i| f64::from(crate::round::random_u32(seed, i)) / f64::from(u32::MAX);
+        let e4m3 = |x: f64| {
+            let float = crate::minifloat::E4M3;
+            float.decode(float.encode_saturating(x as f32))
+        };
+        let a: Vec<f32> = (0..4096).map(|i| e4m3(448.0 * random(1, i))).collect();
+        let b: Vec<f32> = (0..4096).map(|i| e4m3(448.0 * random(2, i))).collect();
+        let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        let lost = |accumulator: Accumulator| 1.0 - f64::from(accumulator.dot(&a, &b)) / exact;
+        let found = [HOPPER, PROMOTED, Accumulator::F32].map(lost);
+        assert!((0.02..0.1).contains(&found[0]), "{found:?}");
+        assert!((0.0005..0.005).contains(&found[1]) && found[2].abs() < 1e-5, "{found:?}");
+    }
+
+    #[test]
+    fn names_print_as_they_parse() {
+        for text in ["f32", "hopper", "hopper-128", "hopper-32"] {
+            assert_eq!(text.parse::<Accumulator>().unwrap().to_string(), text);
+        }
+        for text in ["", "hopper-0", "hopper-100", "hopper-", "f16", "hopper-99999999"] {
+            assert!(text.parse::<Accumulator>().unwrap_err().to_string().contains("allowed"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Observers: which magnitude of some inputs the largest code is to stand for.
+
+use std::collections::BTreeMap;
+
+use mantissa_model::{LinearInput, LinearKind};
+use mantissa_num::{Given, Scheme};
+
+use super::scale;
+use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Sample, Tick};
+
+/// Which magnitude the largest code stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Observer {
+    /// The greatest ("max" calibration of ModelOpt, the static minmax observer of llm-compressor).
+    #[default]
+    Max,
+    /// The one that this share of the values of up to 2048 tokens do not exceed.
+    Percentile(Share),
+    /// Of the greatest times 1, 0.975, …, 0.3 the one under which those values err least, squared.
+    Mse,
+    /// The one at which clipping and rounding lose least information of the distribution of those values' magnitudes, by KL of a
+    /// histogram of 2048 bins (Migacz 2017, "8-bit Inference with TensorRT", GTC, slides 20 to 38).
+    Kl,
+    /// The greater end of a range whose ends follow those of one window after another, a hundredth of the way each (the moving-average
+    /// min-max observer of quantization-aware training: Jacob et al. 2018, arXiv 1712.05877, section 3.1; PyTorch's constant).
+    MovingAverage,
+}
+
+/// A share in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Share {
+    /// So many percent, from 50 to 100.
+    pub fn of_percent(percent: f64) -> Option<Self> {
+        (50.0..=100.0).contains(&percent).then(|| Share((percent * 1e4).round() as u32))
+    }
+
+    /// As a part of 1.
+    fn part(self) -> f64 {
+        f64::from(self.0) / 1e6
+    }
+}
+
+impl Default for Share {
+    /// 99.99 %.
+    fn default() -> Self {
+        Share(999_900)
+    }
+}
+
+/// Observers by name.
+pub const OBSERVERS: [(&str, Observer); 5] = [
+    ("max", Observer::Max),
+    ("percentile", Observer::Percentile(Share(999_900))),
+    ("mse", Observer::Mse),
+    ("kl", Observer::Kl),
+    ("moving-average", Observer::MovingAverage),
+];
+
+/// Tokens that an observer looks at which does not take the greatest of all.
+pub(crate) const TOKENS: usize = 2048;
+
+/// Ratios of the greatest that [`Observer::Mse`] tries, 1/40 apart.
+const RATIOS: u8 = 29;
+
+/// Bins of the histogram of [`Observer::Kl`].
+const BINS: usize = 2048;
+
+/// Bins that it keeps at least, and bins from one threshold to the next that it tries.
+const FIRST: usize = 128;
+const STEP: usize = 8;
+
+/// How far [`Observer::MovingAverage`] follows a window.
+const FOLLOWED: f32 = 0.01;
+
+impl Observer {
+    /// Whether it looks at some tokens only, of which it keeps the values.
+    pub(crate) fn samples(self) -> bool {
+        matches!(self, Observer::Percentile(_) | Observer::Mse | Observer::Kl)
+    }
+
+    /// Runs the windows of `calibration` through `layer` and takes a magnitude of what each input of its linear layers `kinds` reads.
+    /// `scheme` is that of an input.
+    ///
+    /// # Errors
+    /// As [`Calibration`].
+    pub(crate) fn magnitudes<'s>(
+        self,
+        calibration: &mut Calibration<'_>,
+        layer: &CalibratedLayer,
+        kinds: impl IntoIterator<Item = LinearKind>,
+        scheme: impl Fn(LinearInput) -> Option<&'s Scheme>,
+        tick: &mut Tick<'_>,
+    ) -> Result<BTreeMap<LinearInput, f32>, CalibrateError> {
+        match self {
+            Observer::Max => calibration.peaks(layer, kinds, tick),
+            Observer::MovingAverage => {
+                let ranges = calibration.fold(layer, kinds, tick, |_| Range::default(), Range::follow)?;
+                Ok(ranges.into_iter().map(|(input, range)| (input, range.magnitude())).collect())
+            }
+            _ => {
+                let samples = calibration.samples(layer, kinds, TOKENS, tick)?;
+                let magnitude = |(input, sample): (LinearInput, Sample)| {
+                    let peak = sample.peaks.iter().fold(0f32, |all, peak| all.max(*peak));
+                    let of = scheme(input).map(|scheme| self.of(scheme, &sample.x, sample.peaks.len(), peak));
+                    (input, of.unwrap_or(peak))
+                };
+                Ok(samples.into_iter().map(magnitude).collect())
+            }
+        }
+    }
+
+    /// The magnitude that the largest code of `scheme` is to stand for, of inputs `x` (`[_, cols]`) whose greatest is `peak`.
+    fn of(self, scheme: &Scheme, x: &[f32], cols: usize, peak: f32) -> f32 {
+        match self {
+            Observer::Max | Observer::MovingAverage => peak,
+            Observer::Percentile(share) => {
+                let mut magnitudes: Vec<f32> = x.iter().map(|v| v.abs()).collect();
+                let at = (magnitudes.len() as f64 * share.part()) as usize;
+                let at = at.min(magnitudes.len().saturating_sub(1));
+                if magnitudes.is_empty() {
+                    peak
+                } else {
+                    *magnitudes.select_nth_unstable_by(at, f32::total_cmp).1
+                }
+            }
+            Observer::Mse => {
+                let ratios = (0..RATIOS).map(|i| peak * (1.0 - f32::from(i) / 40.0));
+                let error = |amax: f32| {
+                    let mut values = x.to_vec();
+                    let done = round(scheme, amax, &mut values, cols);
+                    let squares = values.iter().zip(x).map(|(q, v)| f64::from(q - v).powi(2)).sum();
+                    done.map_or(f64::INFINITY, |()| squares)
+                };
+                let best = ratios.map(|amax| (amax, error(amax))).min_by(|a, b| a.1.total_cmp(&b.1));
+                best.map_or(peak, |(amax, _)| amax)
+            }
+            Observer::Kl => Histogram::new(x, peak).threshold(scheme),
+        }
+    }
+}
+
+/// Replaces `values` (`[_, cols]`) by what their codes stand for under a scale by which the largest stands for `amax`.
+fn round(
+    scheme: &Scheme,
+    amax: f32,
+    values: &mut [f32],
+    cols: usize,
+) -> Result<(), mantissa_num::TensorError> {
+    let given = Given { outer: Some(scale(scheme, amax)), first_index: 0 };
+    mantissa_num::fake_quantize(scheme, values, values.len() / cols.max(1), cols, given)
+}
+
+/// Ends that follow those of windows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Range(Option<[f32; 2]>);
+
+impl Range {
+    /// Takes in a window; the first sets both ends. One without values, of an expert, changes nothing.
+    fn follow(&mut self, x: &[f32]) {
+        let Some(first) = x.first() else { return };
+        let ends = x.iter().fold([*first; 2], |[low, high], v| [low.min(*v), high.max(*v)]);
+        let old = self.0.unwrap_or(ends);
+        self.0 = Some([0, 1].map(|i| old[i] + FOLLOWED * (ends[i] - old[i])));
+    }
+
+    fn magnitude(self) -> f32 {
+        self.0.map_or(0.0, |[low, high]| low.abs().max(high.abs()))
+    }
+}
+
+/// Counts of magnitudes from 0 to a greatest, in [`BINS`] of equal width.
+struct Histogram {
+    peak: f32,
+    counts: Vec<f64>,
+}
+
+impl Histogram {
+    fn new(x: &[f32], peak: f32) -> Self {
+        let mut counts = vec![0.0; BINS];
+        for v in x {
+            let at = f64::from(v.abs()) / f64::from(peak) * BINS as f64;
+            // Not a number where the peak is 0: what is cast is 0.
+            counts[(at as usize).min(BINS - 1)] += 1.0;
+        }
+        // Zeros say nothing of a range: every one has them.
+        counts[0] = counts[1];
+        Histogram { peak, counts }
+    }
+
+    /// The magnitude of the middle of bin `bin`.
+    fn middle(&self, bin: usize) -> f32 {
+        self.peak * (bin as f32 + 0.5) / BINS as f32
+    }
+
+    /// The upper end of the bins to keep: of [`FIRST`], and [`STEP`] more each time, those of the least [`divergence`](Self::divergence).
+    fn threshold(&self, scheme: &Scheme) -> f32 {
+        let end = |bins: usize| self.peak * bins as f32 / BINS as f32;
+        let tried = (FIRST..=BINS).step_by(STEP).map(|bins| (bins, self.divergence(scheme, bins, end(bins))));
+        let best = tried.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|best| best.1.is_finite());
+        best.map_or(self.peak, |(bins, _)| end(bins))
+    }
+
+    /// `Σ p ln(p / q)`: p are the first `bins` bins with all beyond in the last of them; q is what codes leave of the first `bins`
+    /// alone, each code's count spread over those of its bins that are not empty.
+    fn divergence(&self, scheme: &Scheme, bins: usize, amax: f32) -> f64 {
+        let (kept, beyond) = self.counts.split_at(bins);
+        let mut values: Vec<f32> = (0..bins).map(|bin| self.middle(bin)).collect();
+        if round(scheme, amax, &mut values, bins).is_err() {
+            return f64::INFINITY;
+        }
+        let outliers: f64 = beyond.iter().sum();
+        let (total, inside): (f64, f64) = (self.counts.iter().sum(), kept.iter().sum());
+        let (mut divergence, mut at) = (0.0, 0);
+        while at < bins {
+            let code = values[at..].iter().take_while(|v| **v == values[at]).count();
+            let counts = &kept[at..at + code];
+            let occupied = counts.iter().filter(|n| **n > 0.0).count().max(1);
+            let q = counts.iter().sum::<f64>() / occupied as f64 / inside;
+            for (i, n) in counts.iter().enumerate() {
+                let n = n + if at + i + 1 == bins { outliers } else { 0.0 };
+                if n > 0.0 {
+                    // What the last bin has of outliers alone no code can give: infinite.
+                    let q = if counts[i] > 0.0 { q } else { 0.0 };
+                    divergence += n / total * (n / total / q).ln();
+                }
+            }
+            at += code;
+        }
+        if divergence.is_nan() { f64::INFINITY } else { divergence }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use mantissa_num::parse_activation;
+
+    use super::*;
+
+    #[test]
+    fn observers_clip_outliers_and_nothing_else() {
+        // A wave with one outlier in 40 000 values.
+        let mut x: Vec<f32> = (0..40_000).map(|i| (i as f32 * 0.7).sin()).collect();
+        x[17_003] = 9.0;
+        for text in ["int8-tensor@static", "fp8-e4m3-tensor@static"] {
+            let scheme = parse_activation(text).unwrap();
+            let magnitude = |observer: Observer| observer.of(&scheme, &x, 100, 9.0);
+            assert_eq!(magnitude(Observer::Max), 9.0);
+            assert!((0.99..=1.0).contains(&magnitude(Observer::Percentile(Share::default()))), "{text}");
+            let squares = |amax: f32| {
+                let mut values = x.clone();
+                round(&scheme, amax, &mut values, 100).unwrap();
+                values.iter().zip(&x).map(|(q, v)| f64::from(q - v).powi(2)).sum::<f64>()
+            };
+            assert!(squares(magnitude(Observer::Mse)) <= squares(9.0), "{text}");
+        }
+        let int8 = parse_activation("int8-tensor@static").unwrap();
+        assert!(Observer::Mse.of(&int8, &x, 100, 9.0) < 9.0);
+        let percentile = Observer::Percentile(Share::default());
+        assert_eq!(percentile.of(&int8, &[], 100, 3.0), 3.0);
+    }
+
+    #[test]
+    fn a_percentile_is_the_one_given() {
+        let int8 = parse_activation("int8-tensor@static").unwrap();
+        let x: Vec<f32> = (0..1000).map(|i| if i % 2 == 0 { i as f32 } else { -(i as f32) }).collect();
+        for (percent, expected) in [(50.0, 500.0), (90.0, 900.0), (99.9, 999.0), (100.0, 999.0)] {
+            let share = Share::of_percent(percent).unwrap();
+            assert_eq!(Observer::Percentile(share).of(&int8, &x, 10, 999.0), expected, "{percent}");
+        }
+        assert_eq!(Share::of_percent(99.99), Some(Share::default()));
+        assert_eq!((Share::of_percent(49.9), Share::of_percent(f64::NAN)), (None, None));
+    }
+
+    /// Of values that are spread evenly nothing can be cut; of those with tails, the tails are.
+    #[test]
+    fn information_decides_what_is_clipped() {
+        let int8 = parse_activation("int8-tensor@static").unwrap();
+        let even: Vec<f32> = (0..100_000).map(|i| (i as f32 + 0.5) / 100_000.0).collect();
+        assert_eq!(Observer::Kl.of(&int8, &even, 100, 1.0), 1.0);
+        // A Gaussian by its quantiles: between three and five deviations, as entropy calibration is known to cut.
+        let normal: Vec<f32> = (0..200_000)
+            .map(|i| {
+                let word = |j: usize| {
+                    f64::from(mantissa_num::round::random_u32(7, (2 * i + j) as u64)) / f64::from(u32::MAX)
+                };
+                let radius = (-2.0 * word(0).max(1e-12).ln()).sqrt();
+                (radius * (std::f64::consts::TAU * word(1)).cos()) as f32
+            })
+            .collect();
+        let peak = normal.iter().fold(0f32, |peak, v| peak.max(v.abs()));
+        let found = Observer::Kl.of(&int8, &normal, 100, peak);
+        assert!((3.0..=5.0).contains(&found), "{found}");
+        // Ten outliers far away are cut and change little else.
+        let mut far = normal.clone();
+        far.extend((0..10).map(|i| 40.0 - i as f32));
+        let found = Observer::Kl.of(&int8, &far, 10, 40.0);
+        assert!((2.5..=6.0).contains(&found), "{found}");
+        // Nothing but zeros: no range, and no panic.
+        assert_eq!(Observer::Kl.of(&int8, &[0.0; 8], 4, 0.0), 0.0);
+    }
+
+    #[test]
+    fn a_moving_range_follows_by_a_hundredth() {
+        let mut range = Range::default();
+        range.follow(&[]);
+        assert_eq!(range.magnitude(), 0.0);
+        range.follow(&[1.0, -2.0]);
+        range.follow(&[]);
+        assert_eq!(range.magnitude(), 2.0);
+        // -2 + 0.01 (-12 + 2), 1 + 0.01 (5 - 1).
+        range.follow(&[5.0, -12.0, 0.0]);
+        let [low, high] = range.0.unwrap();
+        assert!((low + 2.1).abs() < 1e-6 && (high - 1.04).abs() < 1e-6);
+        assert_eq!(range.magnitude(), -low);
+    }
+}

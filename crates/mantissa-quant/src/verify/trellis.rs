@@ -1,0 +1,60 @@
+//! Weights of trellis codes, which the ordinary reader gives as values between two rotations.
+
+use mantissa_num::minifloat::F16;
+use mantissa_num::stored::{Map, Transforms};
+use mantissa_store::convention::{LinearWeight, Weight};
+
+use super::independent::trellis::{self, Trellis};
+use super::{WeightCheck, check, source_weight};
+use crate::error::Result;
+use crate::error_stats::ErrorStats;
+use crate::source::{Scratch, Source as _};
+
+use super::Verification;
+
+impl WeightCheck<'_> {
+    /// Compares what stands between the rotations, bit for bit, and the signs and scales around them; and the error of the whole
+    /// weight with the one recorded. Whether the rotations are where they belong the logits show.
+    pub(super) fn trellis(&self, linear: &LinearWeight, found: &mut Verification) -> Result<()> {
+        let (module, rows, cols) = (&self.info.module, linear.rows, linear.cols);
+        let Some(ours) = trellis::open(self.files, module, rows, cols)? else {
+            found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
+            return Ok(());
+        };
+        found.weights += 1;
+        let Weight::F16(values) = &linear.weight else { return Ok(()) };
+        let theirs: Vec<f32> = values.iter().map(|v| F16.decode((*v).into())).collect();
+        found.faults.extend(difference(module, &ours, &theirs, &linear.transforms));
+        let Some(source) = self.source else { return Ok(()) };
+        let (source, mut scratch) = (source_weight(self.files.dir(), source, self.info)?, Scratch::default());
+        let w = source.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
+        let mut whole = theirs;
+        linear.transforms.fold(&mut whole, rows, cols);
+        found.compared += 1;
+        if let Some(recorded) = self.recorded.filter(|_| self.errors) {
+            let error = ErrorStats::of_rows(w, &whole, cols);
+            found.faults.extend(check::error_fault(module, &recorded.error, &error.report()));
+        }
+        Ok(())
+    }
+}
+
+/// The first thing that the two readers decode differently.
+fn difference(module: &str, ours: &Trellis, theirs: &[f32], transforms: &Transforms) -> Option<String> {
+    let diagonal = |maps: &[Map]| {
+        let diagonal = |map: &Map| if let Map::Diag(d) = map { Some(d.clone()) } else { None };
+        maps.iter().find_map(diagonal).unwrap_or_default()
+    };
+    let (inputs, outputs) = (diagonal(&transforms.before), diagonal(&transforms.after));
+    let parts = [
+        ("value", &ours.values[..], theirs),
+        ("sign of input", &ours.inputs[..], &inputs[..]),
+        ("scale of output", &ours.outputs[..], &outputs[..]),
+    ];
+    parts.into_iter().find_map(|(what, a, b)| {
+        let at = a.iter().zip(b).position(|(a, b)| a != b);
+        let at = at.or((a.len() != b.len()).then_some(a.len().min(b.len())))?;
+        let of = |x: &[f32]| x.get(at).map_or("nothing".to_owned(), |v| format!("{v:e}"));
+        Some(format!("{module}: {what} {at}: independent reader {}, ordinary reader {}", of(a), of(b)))
+    })
+}

@@ -1,0 +1,112 @@
+//! What a calibration shows of a model, said before anything is solved on it.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::Result;
+use mantissa_model::{Bos, Tokenizer};
+use mantissa_quant::{Coverage, InputCoverage, Plan, QuantError};
+use mantissa_store::convention::ModelFiles;
+
+use super::text::read_text;
+use crate::app::Context;
+use crate::error::BadInput;
+use crate::interrupt;
+use crate::output::{Align, Table, count};
+use crate::progress::Unit;
+
+/// Finds what the calibration of `plan`, if it has one, shows of `source`, and says it on standard error: a table, how far it is from
+/// `traffic`, and a warning for each way in which something is missing.
+///
+/// # Errors
+/// A text that cannot be read; what running the model raises; under `--strict` the first warning.
+pub fn find(
+    plan: &Plan,
+    source: &ModelFiles,
+    traffic: Option<&Path>,
+    context: &Context,
+) -> Result<Option<Coverage>> {
+    let progress = context.progress(0, Unit::Items("windows"));
+    let mut done = 0;
+    let tick = &mut || {
+        done += 1;
+        progress.message("coverage of the calibration");
+        progress.set(done);
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let found = interrupt::orderly(|| Coverage::find(plan, source, tick), QuantError::is_interruption);
+    progress.finish();
+    let Some(mut coverage) = found? else { return Ok(None) };
+    if let Some(path) = traffic {
+        let tokens = Tokenizer::load(source.dir())?.encode(&read_text(path)?, Bos::Never)?;
+        if tokens.is_empty() {
+            let name = path.display().to_string();
+            return Err(BadInput::new(name, "no token", "a text like what the model will be used on").into());
+        }
+        coverage.compare(plan, &[tokens]);
+    }
+    lines(&coverage).iter().for_each(|line| context.note(line));
+    context.warn_all(&coverage.warnings())?;
+    Ok(Some(coverage))
+}
+
+/// The report for people.
+fn lines(coverage: &Coverage) -> Vec<String> {
+    let Coverage { windows, tokens, tokens_run, inputs, traffic } = coverage;
+    let run = if tokens_run < tokens {
+        format!(", of which {} have shown every channel", count(*tokens_run))
+    } else {
+        String::new()
+    };
+    let mut lines = vec![format!("calibration: {} tokens in {windows} windows{run}", count(*tokens))];
+    let mut written = Vec::new();
+    if table(inputs).write(&mut written).is_ok() {
+        lines.extend(String::from_utf8_lossy(&written).lines().map(|line| format!("  {line}")));
+    }
+    if let Some(traffic) = traffic {
+        let [one, two, three] = traffic.unseen.map(|share| 100.0 * share);
+        let [tokens, pairs] = traffic.distance;
+        lines.push(format!(
+            "traffic: {} tokens; not in the calibration: {one:.2} % of its tokens, {two:.2} % of its pairs, {three:.2} % of its triples; \
+             Jensen-Shannon distance {tokens:.3} of tokens, {pairs:.3} of pairs",
+            count(traffic.tokens)
+        ));
+    }
+    lines
+}
+
+/// A row for each kind of input.
+fn table(inputs: &[InputCoverage]) -> Table {
+    let mut table = Table::new([
+        ("input of", Align::Left),
+        ("inputs", Align::Right),
+        ("channels", Align::Right),
+        ("fewest tokens", Align::Right),
+        ("no token", Align::Right),
+        ("silent channels", Align::Right),
+    ]);
+    let mut sites: BTreeMap<(usize, &str), Vec<&InputCoverage>> = BTreeMap::new();
+    let mut order: Vec<&str> = Vec::new();
+    for input in inputs {
+        let place = order.iter().position(|site| *site == input.site);
+        let place = place.unwrap_or_else(|| {
+            order.push(&input.site);
+            order.len() - 1
+        });
+        sites.entry((place, &input.site)).or_default().push(input);
+    }
+    for ((_, site), inputs) in sites {
+        let unreached = inputs.iter().filter(|input| input.tokens == 0).count();
+        let silent = inputs.iter().filter(|input| input.tokens > 0).map(|input| input.silent).sum::<usize>();
+        table.row([
+            site.to_owned(),
+            inputs.len().to_string(),
+            inputs.iter().map(|input| input.channels).max().unwrap_or(0).to_string(),
+            count(inputs.iter().map(|input| input.tokens).min().unwrap_or(0)),
+            unreached.to_string(),
+            silent.to_string(),
+        ]);
+    }
+    table
+}
