@@ -46,8 +46,8 @@ pub struct SpinOptions {
     pub rate: f32,
     /// Tokens of a step: whole windows, one at least.
     pub batch_tokens: usize,
-    /// What a step follows; `None` for what has proved best: the ranges where one is that of a whole row, the errors where it is that of a
-    /// group.
+    /// What a step follows; `None` for what has proved best: the ranges where a token has one, with weights that have one for a channel both, the
+    /// errors where a group has one.
     pub gradient: Option<Gradient>,
 }
 
@@ -257,7 +257,11 @@ impl<'a> Learner<'a> {
         let unrounded = plan.recipe.activations.is_none().then(Vec::new);
         let rounded = plan.recipe.activations.as_ref().unwrap_or(&plan.recipe.weights);
         let in_groups = matches!(rounded.format.blocks(), Blocks::Group(_));
-        let best = if in_groups { Gradient::StraightThrough } else { Gradient::Ranges };
+        let best = match &plan.recipe.activations {
+            _ if in_groups => Gradient::StraightThrough,
+            Some(_) => Gradient::Ranges,
+            None => Gradient::Both,
+        };
         let (directions, gradient) = (Vec::new(), options.gradient.unwrap_or(best));
         let mut learner =
             Learner { plan, source, folded_by, rotations, folds, directions, model, unrounded, gradient };
