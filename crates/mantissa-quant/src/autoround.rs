@@ -211,22 +211,17 @@ pub fn reconstruct(
     Ok(Reconstruction { before, after: before })
 }
 
-/// The error that [`reconstruct`] minimises with `values` as the weights of the layer in `trainer`, which hold them afterwards. `tick` is
-/// asked after every batch.
+/// The error that [`reconstruct`] minimises, with the weights that the layer in `trainer` has. `tick` is asked after every batch.
 ///
 /// # Errors
 /// [`AutoRoundError`].
 pub fn reconstruction_error(
     trainer: &mut LayerTrainer,
-    values: &[(LinearKind, Vec<f32>)],
     windows: Windows<'_>,
     options: AutoRoundOptions,
     threads: usize,
     tick: &mut Tick<'_>,
 ) -> Result<f64, AutoRoundError> {
-    values
-        .iter()
-        .for_each(|(kind, values)| trainer.set_weight(*kind, |weight| weight.copy_from_slice(values)));
     let mut block = Block { trainer, windows, threads, weighed: Vec::new() };
     block.loss(windows.at_once(options), tick)
 }

@@ -32,9 +32,6 @@ pub(crate) struct ToLearn<'a> {
     pub(crate) outer: Option<f32>,
 }
 
-/// The weight of a linear layer as it is read back.
-type Values = (LinearKind, Vec<f32>);
-
 /// What AutoRound has beside what every method that calibrates has.
 #[derive(Default)]
 pub(crate) struct Learning<'a> {
@@ -81,16 +78,14 @@ impl<'a> Sequential<'a> {
             let h = columns.get(&input).map_or(&[][..], |h| &h[..]);
             weights.push((info.kind, self.first(linear, h)?));
         }
-        let nearest = linears.iter().map(|linear| self.nearest(linear)).collect::<Result<Vec<_>>>()?;
-        let (rounded, nearest): (Vec<_>, Vec<_>) = nearest.into_iter().unzip();
         // Its weights are held as they are learned, and there is no room for them twice.
         self.layer = None;
-        let (note, judged) = self.reconstruct(index, &mut weights, &nearest, tick)?;
+        let (note, judged) = self.reconstruct(index, &mut weights, linears, tick)?;
         self.layer = self.next_layer()?;
         let given_up = judged.fallback();
-        for ((linear, (kind, weight)), rounded) in linears.iter().zip(weights).zip(rounded) {
+        for (linear, (kind, weight)) in linears.iter().zip(weights) {
             let solved = match &given_up {
-                Some(why) => Solved { fallback: Some(why.clone()), ..rounded },
+                Some(why) => Solved { fallback: Some(why.clone()), ..self.nearest(linear)? },
                 None => {
                     let quantized = weight.quantized();
                     let stats = ErrorStats::of(weight.weight(), &quantized);
@@ -107,26 +102,34 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// A weight rounded to nearest, and its values.
-    fn nearest(&self, linear: &ToLearn<'_>) -> Result<(Solved, Values)> {
+    /// A weight rounded to nearest.
+    fn nearest(&self, linear: &ToLearn<'_>) -> Result<Solved> {
         let ToLearn { info, scheme, outer } = *linear;
         let w = DenseTensor::of_linear(self.source, info)?;
-        let solved = round_to_nearest(self.plan, self.source, info, scheme, &w, outer)?;
-        let values = solved.quantized.dequantize().map_err(|error| QuantError::Tensor {
-            path: self.source.path().to_owned(),
-            tensor: format!("{}.weight", info.module),
-            error,
-        })?;
-        Ok((solved, (info.kind, values)))
+        round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
     }
 
-    /// Learns `weights` of layer `index`, whose windows are at hand; gives what there is to say of it, and how the layer errs against
-    /// one of weights rounded to `nearest`.
+    /// Puts the values of `linears`, rounded to nearest, in place of the weights in `trainer`, one after another.
+    fn put_nearest(&self, trainer: &mut LayerTrainer, linears: &[ToLearn<'_>]) -> Result<()> {
+        for linear in linears {
+            let values =
+                self.nearest(linear)?.quantized.dequantize().map_err(|error| QuantError::Tensor {
+                    path: self.source.path().to_owned(),
+                    tensor: format!("{}.weight", linear.info.module),
+                    error,
+                })?;
+            trainer.set_weight(linear.info.kind, |weight| weight.copy_from_slice(&values));
+        }
+        Ok(())
+    }
+
+    /// Learns `weights` of layer `index`, whose windows are at hand and whose linear layers are `linears`; gives what there is to say
+    /// of it, and how the layer errs against one of weights rounded to nearest.
     fn reconstruct(
         &self,
         index: usize,
         weights: &mut [(LinearKind, LearnedWeight)],
-        nearest: &[Values],
+        linears: &[ToLearn<'_>],
         tick: &mut Tick<'_>,
     ) -> Result<(String, Judgement)> {
         let plan = self.plan;
@@ -154,42 +157,31 @@ impl<'a> Sequential<'a> {
             AutoRoundError::Interrupted => CalibrateError::Interrupted.into(),
             error => fault(error),
         };
+        let unseen = match (&self.held_out, &self.learning.unseen) {
+            (Some(inputs), Some(targets)) => {
+                Some(Windows { inputs: inputs.states(), targets: targets.states(), ..windows })
+            }
+            _ => None,
+        };
+        // First, and then forgotten: there is no room for it beside what is learned.
+        self.put_nearest(&mut trainer, linears)?;
+        let judging = unseen.unwrap_or(windows);
+        let nearest = reconstruction_error(&mut trainer, judging, options, threads, tick).map_err(stopped)?;
         let found = reconstruct(&mut trainer, weights, windows, options, threads, tick).map_err(stopped)?;
-        let judged = self.judged(&mut trainer, weights, nearest, (windows, found.after), tick);
-        let judged = judged.map_err(stopped)?;
+        let (windows, solved) = match unseen {
+            None => (judge::Windows::Calibration, found.after),
+            Some(unseen) => {
+                for (kind, weight) in &*weights {
+                    trainer.set_weight(*kind, |values| weight.fake_quantize(values, threads));
+                }
+                let solved = reconstruction_error(&mut trainer, unseen, options, threads, tick);
+                (judge::Windows::HeldOut, solved.map_err(stopped)?)
+            }
+        };
+        let judged = Judgement { of: Output::Block, windows, solved, nearest };
         let what = if metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
         let note = format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after);
         Ok((note, judged))
-    }
-
-    /// How the layer in `trainer` errs with the learned `weights`, which is `after` on `windows`, against weights rounded to `nearest`;
-    /// on the windows that are held out where there are such.
-    fn judged(
-        &self,
-        trainer: &mut LayerTrainer,
-        weights: &[(LinearKind, LearnedWeight)],
-        nearest: &[Values],
-        (windows, after): (Windows<'_>, f64),
-        tick: &mut Tick<'_>,
-    ) -> std::result::Result<Judgement, AutoRoundError> {
-        let (options, threads) = (self.plan.recipe.autoround, self.plan.options.threads);
-        let mut error = |values: &[Values], windows: Windows<'_>| {
-            reconstruction_error(trainer, values, windows, options, threads, tick)
-        };
-        let (Some(inputs), Some(targets)) = (&self.held_out, &self.learning.unseen) else {
-            let nearest = error(nearest, windows)?;
-            let windows = judge::Windows::Calibration;
-            return Ok(Judgement { of: Output::Block, windows, solved: after, nearest });
-        };
-        let windows = Windows { inputs: inputs.states(), targets: targets.states(), ..windows };
-        let mut learned = Vec::with_capacity(weights.len());
-        for (kind, weight) in weights {
-            let mut values = vec![0.0; weight.rows() * weight.cols()];
-            weight.fake_quantize(&mut values, threads);
-            learned.push((*kind, values));
-        }
-        let (solved, nearest) = (error(&learned, windows)?, error(nearest, windows)?);
-        Ok(Judgement { of: Output::Block, windows: judge::Windows::HeldOut, solved, nearest })
     }
 
     /// Finds what errors of the layers' outputs cost, where that is asked for.
