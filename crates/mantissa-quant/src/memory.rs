@@ -377,7 +377,7 @@ fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme)
 /// AutoRound on the layer that `info` is of. Before and after, when that layer is not in training, it takes less.
 fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> Stage {
     let of_layer: Vec<_> = plan.config.layer_linears(info.layer).into_iter().collect();
-    let largest = of_layer.iter().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
+    let sizes = Sizes::of(plan, info, scheme);
     let group = match scheme.format.blocks() {
         Blocks::Group(group) | Blocks::Flat(group) => group as usize,
         _ => info.cols,
@@ -392,7 +392,7 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
         ("states of the calibration, twice", 2 * states(plan, set)),
         ("layer in training and what a batch saves", LayerTrainer::bytes_needed(&plan.config, &options)),
         ("rounding as it is learned", learned),
-        ("largest weight rounded to nearest, codes and values", 5 * largest),
+        ("a weight rounded to nearest", sizes.codes + sizes.scales),
         ("inputs as they are quantized", inputs),
         ("states and differences of a batch", 2 * batch),
         (

@@ -112,13 +112,14 @@ impl<'a> Sequential<'a> {
     /// Puts the values of `linears`, rounded to nearest, in place of the weights in `trainer`, one after another.
     fn put_nearest(&self, trainer: &mut LayerTrainer, linears: &[ToLearn<'_>]) -> Result<()> {
         for linear in linears {
-            let values =
-                self.nearest(linear)?.quantized.dequantize().map_err(|error| QuantError::Tensor {
-                    path: self.source.path().to_owned(),
-                    tensor: format!("{}.weight", linear.info.module),
-                    error,
-                })?;
-            trainer.set_weight(linear.info.kind, |weight| weight.copy_from_slice(&values));
+            let quantized = self.nearest(linear)?.quantized;
+            quantized.check().map_err(|error| QuantError::Tensor {
+                path: self.source.path().to_owned(),
+                tensor: format!("{}.weight", linear.info.module),
+                error,
+            })?;
+            let rows = 0..linear.info.rows;
+            trainer.set_weight(linear.info.kind, |weight| quantized.dequantize_rows(rows, weight));
         }
         Ok(())
     }
