@@ -46,7 +46,7 @@ pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling,
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;
 pub use kv::{KvCalibrationError, KvParseError, KvPolicy, KvScheme};
-pub use layer::{Layer, Observer, linear_weight};
+pub use layer::{Layer, Observer, Passage, Place, linear_weight};
 pub use linear::{Linear, forward_f32};
 pub use norm::Norm;
 pub use operands::AttentionOperands;

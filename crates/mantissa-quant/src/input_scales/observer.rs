@@ -96,7 +96,8 @@ impl Observer {
         match self {
             Observer::Max => calibration.peaks(layer, kinds, tick),
             Observer::MovingAverage => {
-                let ranges = calibration.fold(layer, kinds, tick, |_| Range::default(), Range::follow)?;
+                let ranges =
+                    calibration.fold(layer, kinds, false, tick, (|_| Range::default(), Range::follow))?;
                 Ok(ranges.into_iter().map(|(input, range)| (input, range.magnitude())).collect())
             }
             _ => {
