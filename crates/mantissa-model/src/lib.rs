@@ -39,7 +39,7 @@ pub mod tokenizer;
 pub use buffers::{Buffers, zeros};
 pub use cache::KvCache;
 pub use chat::{ChatError, ChatTemplates, Message};
-pub use config::{Activation, ConfigError, ModelConfig, ModelType, read_json};
+pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, ModelType, read_json};
 pub use decoder::{Batch, Decoder, Embedding, Hidden, load_config, load_embedding};
 pub use error::{ForwardError, LoadError};
 pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};

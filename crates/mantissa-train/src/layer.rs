@@ -4,7 +4,7 @@
 //! output loses when its weights are quantized. It needs the gradient of that loss with respect to each weight, for one layer
 //! at a time, with nothing else of the model in memory.
 
-use mantissa_model::flow::{LayerFlow, MIN_ROWS, NormKind, Sequences};
+use mantissa_model::flow::{LayerFlow, MIN_ROWS, Sequences};
 use mantissa_model::{
     ForwardError, InputQuantizer, LinearInfo, LinearInput, LinearKind, ModelConfig, WeightSource,
 };
@@ -49,8 +49,8 @@ impl LayerTrainer {
                 params.put(&bias, &source.tensor_f32(&format!("{module}.bias"), &[rows])?);
             }
         }
-        for kind in [NormKind::Input, NormKind::Post] {
-            let norm = source.tensor_f32(&config.norm_name(layer, kind), &[config.hidden_size])?;
+        for (kind, width) in config.norms() {
+            let norm = source.tensor_f32(&config.norm_name(layer, kind), &[width])?;
             params.put(&single.norm_name(0, kind), &norm);
         }
         let threads = options.threads;
