@@ -309,6 +309,7 @@ impl<'a> Calibration<'a> {
         &mut self,
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
+        through: bool,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Squares>, CalibrateError> {
         let none = |width| Squares { sums: vec![0.0; width], tokens: 0 };
@@ -318,7 +319,7 @@ impl<'a> Calibration<'a> {
                 *tokens += 1;
             }
         };
-        self.fold(layer, kinds, false, tick, (none, add))
+        self.fold(layer, kinds, through, tick, (none, add))
     }
 
     /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers `kinds` read.
@@ -330,15 +331,15 @@ impl<'a> Calibration<'a> {
         &mut self,
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
+        through: bool,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, f32>, CalibrateError> {
         let add = |peak: &mut f32, x: &[f32]| *peak = x.iter().fold(*peak, |peak, v| peak.max(v.abs()));
-        self.fold(layer, kinds, false, tick, (|_| 0f32, add))
+        self.fold(layer, kinds, through, tick, (|_| 0f32, add))
     }
 
     /// Runs the windows through `layer`, as it now is, and adds what its linear layers `kinds` read, window after window in their order,
-    /// to what `begin` makes for the width of each input; with `through` it is an [`advance`](Self::advance) at once, through the last layer
-    /// too. `tick` is asked as in [`statistics`](Self::statistics).
+    /// to what `begin` makes for the width of each input; with `through` it is an [`advance`](Self::advance) at once. `tick` is asked as in [`statistics`](Self::statistics).
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -352,9 +353,14 @@ impl<'a> Calibration<'a> {
     ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
         let inputs = distinct(kinds);
         let mut all: Vec<T> = inputs.iter().map(|&input| begin(self.config.input_width(input))).collect();
-        self.pass(layer, &inputs, through, tick, |worker, _| {
+        // Nothing reads what comes out of the last layer.
+        let last = layer.index + 1 == self.config.num_hidden_layers && !self.to_the_end;
+        self.pass(layer, &inputs, through && !last, tick, |worker, _| {
             all.iter_mut().zip(&worker.seen).for_each(|(one, x)| add(one, x));
         })?;
+        if through {
+            self.next = layer.index + 1;
+        }
         Ok(inputs.into_iter().zip(all).collect())
     }
 
@@ -368,6 +374,7 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
         most: usize,
+        through: bool,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Sample>, CalibrateError> {
         let tokens = self.states.total() / self.config.hidden_size;
@@ -375,7 +382,7 @@ impl<'a> Calibration<'a> {
         self.fold(
             layer,
             kinds,
-            false,
+            through,
             tick,
             (Sample::new, |sample: &mut Sample, x: &[f32]| sample.add(x, every)),
         )
@@ -392,6 +399,9 @@ impl<'a> Calibration<'a> {
         tick: &mut Tick<'_>,
         mut take: impl FnMut(&Worker, usize),
     ) -> Result<(), CalibrateError> {
+        if inputs.is_empty() && !through {
+            return Ok(());
+        }
         let (config, threads, count) = (self.config, self.threads, self.states.len());
         let kept = self.kept.take().filter(|kept| kept.serves(layer, inputs));
         let (from, mut inside) = kept.map_or((Place::Input, None), |kept| (kept.place, Some(kept.states)));
