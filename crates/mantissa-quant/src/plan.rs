@@ -140,6 +140,7 @@ impl Plan {
             .map(|info| planned(source, &recipe, &config, container, &options, info))
             .collect::<Result<_>>()?;
         if container == Container::Mxfp4 {
+            stacks::require(&config)?;
             stacks::keep_others(&mut linears)?;
         }
         if linears.iter().all(|linear| linear.scheme.is_none()) {
@@ -147,10 +148,7 @@ impl Plan {
         }
         let fallbacks =
             if container == Container::Gguf { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
-        let mut quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
-        if container == Container::Mxfp4 {
-            quantized = stacks::specs(&linears);
-        }
+        let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
         let asked = calibration::Asked {
             source,
             recipe: &recipe,
@@ -522,7 +520,11 @@ pub(crate) fn output_of_linears(
             Err(fault) => faults.push(fault.to_string()),
         }
     }
-    if faults.is_empty() { Ok(specs) } else { Err(not_storable(container, linears.len(), faults)) }
+    match faults.is_empty() {
+        true if container == Container::Mxfp4 => Ok(stacks::specs(linears)),
+        true => Ok(specs),
+        false => Err(not_storable(container, linears.len(), faults)),
+    }
 }
 
 /// What is to be stored of a layer. Groups of a whole row have no order.
@@ -604,6 +606,9 @@ fn notes(
     notes
 }
 
+/// What is said of a container that has no stacked experts.
+pub(crate) const EXPERTS_APART: &str = "experts that the source stores stacked are stored one by one, which mantissa reads; other servers expect them stacked";
+
 /// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
 fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
     // GGUF has one order for all models; the other has that of the source.
@@ -613,10 +618,7 @@ fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String>
     let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
     let known = [Container::Gptq, Container::Native].contains(&container);
     match first.stored {
-        StoredAs::Stacked(_) => Some(
-            "experts that the source stores stacked are stored one by one, which mantissa reads; other servers expect them stacked"
-                .to_owned(),
-        ),
+        StoredAs::Stacked(_) => Some(EXPERTS_APART.to_owned()),
         _ if known => None,
         _ => Some(format!(
             "the source stores its layers as Conv1D, [in, out]: mantissa reads them in {}, other readers only with --format gptq",
