@@ -51,5 +51,5 @@ pub use linear::{Linear, forward_f32};
 pub use norm::Norm;
 pub use operands::AttentionOperands;
 pub use rope::{Rope, RopeScaling};
-pub use source::{MapSource, WeightSource};
+pub use source::{MapSource, SourceView, WeightSource};
 pub use tokenizer::{Bos, DecodeStream, Tokenizer, TokenizerError};
