@@ -1,6 +1,6 @@
 //! The decoder: embedding, layers, norm, head. `tokens` → `[tokens, hidden]` → `[tokens, vocabulary]`.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use mantissa_kernels::kernels;
 use mantissa_num::Accumulator;
@@ -10,7 +10,7 @@ use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{MIN_ROWS, Sequences};
-use crate::kv::{KvCalibrationError, KvPolicy, books};
+use crate::kv::{KvCalibrationError, KvPolicy, Text};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
@@ -117,9 +117,10 @@ impl Decoder {
         // Whether the heads can be stored so.
         policy.quantizer(&self.config)?;
         self.layers.iter_mut().for_each(|layer| layer.set_kv(None));
-        let books = books(policy, &self.config, &self.embedding, &self.layers, windows)?;
-        for (layer, books) in self.layers.iter_mut().zip(&books) {
-            layer.set_kv(Some(policy.quantizer_with(&self.config, books)?));
+        let mut text = Text::begin(&self.config, &self.embedding, windows)?;
+        for layer in &mut self.layers {
+            let books = text.through(policy, &self.config, layer, &mut || ControlFlow::Continue(()))?;
+            layer.set_kv(Some(policy.quantizer_with(&self.config, &books)?));
         }
         Ok(())
     }

@@ -7,13 +7,15 @@ pub mod policy;
 mod rows;
 pub mod scheme;
 mod side;
+pub(crate) mod stored;
 
 use mantissa_store::convention::KvQuant;
 
 pub use self::calibrate::KvCalibrationError;
-pub(crate) use self::calibrate::books;
+pub(crate) use self::calibrate::Text;
 pub use self::policy::{KvParseError, KvPolicy};
 pub use self::scheme::KvScheme;
+pub use self::stored::{CacheInF32, check_kv_levels, find_kv_levels};
 
 pub(crate) use self::codec::{RowCodec, is_by_head};
 pub(crate) use self::side::Side;

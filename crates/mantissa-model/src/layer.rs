@@ -13,7 +13,7 @@ use crate::config::{Latent, ModelConfig};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{self, LayerFlow, MIN_ROWS, NormKind, Operators, Sequences, SideKind, VectorKind};
 use crate::graph::{LinearInfo, LinearInput, LinearKind, StoredAs};
-use crate::kv::{KvPolicy, KvQuantizer};
+use crate::kv::{KvPolicy, KvQuantizer, stored};
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
 use crate::operands::OperandRounding;
@@ -92,6 +92,9 @@ impl Layer {
                 Source::Dynamic => KvPolicy::of(&quant.scheme).quantizer(config)?,
                 _ => KvQuantizer::stored(&module, &quant, heads, config.head_dim)?,
             });
+        }
+        if let Some(quantizer) = stored::of_layer(source, config, layer)? {
+            flow.kv = Some(quantizer);
         }
         Ok(Layer {
             linears,

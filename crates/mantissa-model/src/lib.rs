@@ -45,7 +45,9 @@ pub use error::{ForwardError, LoadError};
 pub use generate::{GenerateError, GenerateOptions, Generated, PREFILL, Sampling, StopReason, generate};
 pub use graph::{FusedGroup, LinearInfo, LinearInput, LinearKind, Role, StoredAs, TensorInfo};
 pub use input::InputQuantizer;
-pub use kv::{KvCalibrationError, KvParseError, KvPolicy, KvScheme};
+pub use kv::{
+    CacheInF32, KvCalibrationError, KvParseError, KvPolicy, KvScheme, check_kv_levels, find_kv_levels,
+};
 pub use layer::{Layer, Observer, Passage, Place, linear_weight};
 pub use linear::{Linear, forward_f32};
 pub use norm::Norm;

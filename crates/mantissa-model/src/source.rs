@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Stack, Weight};
+use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Stack, Weight};
 use serde_json::Value;
 
 use crate::error::LoadError;
@@ -63,6 +63,14 @@ pub trait WeightSource {
     fn kv_quant(&self, _module: &str, _kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
         Ok(None)
     }
+
+    /// Levels that the model brings for keys and values of the attention `module`, of whose keys a token has `width` values.
+    ///
+    /// # Errors
+    /// They are there and do not fit.
+    fn kv_levels(&self, _module: &str, _width: usize) -> Result<Option<KvLevels>, LoadError> {
+        Ok(None)
+    }
 }
 
 /// A source that is another's but for what it changes: whoever implements this is a [`WeightSource`]. What is not said otherwise is
@@ -112,6 +120,14 @@ pub trait SourceView {
     fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
         self.base().kv_quant(module, kv_heads)
     }
+
+    /// [`WeightSource::kv_levels`].
+    ///
+    /// # Errors
+    /// As there.
+    fn kv_levels(&self, module: &str, width: usize) -> Result<Option<KvLevels>, LoadError> {
+        self.base().kv_levels(module, width)
+    }
 }
 
 impl<T: SourceView> WeightSource for T {
@@ -153,6 +169,10 @@ impl<T: SourceView> WeightSource for T {
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
         SourceView::kv_quant(self, module, kv_heads)
+    }
+
+    fn kv_levels(&self, module: &str, width: usize) -> Result<Option<KvLevels>, LoadError> {
+        SourceView::kv_levels(self, module, width)
     }
 }
 
@@ -196,6 +216,10 @@ impl WeightSource for ModelFiles {
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
         Ok(ModelFiles::kv_quant(self, module, kv_heads)?)
+    }
+
+    fn kv_levels(&self, module: &str, width: usize) -> Result<Option<KvLevels>, LoadError> {
+        Ok(ModelFiles::kv_levels(self, module, width)?)
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! The model runs over the calibration text with its weights as they are stored and nothing else quantized, and a scale follows from the greatest magnitude that the
 //! keys after their rotation, or the values, of a layer or of one of its heads had: the minmax observer of llm-compressor and the
-//! max calibration of ModelOpt. A change of container takes over the scales that are there.
+//! max calibration of ModelOpt. A change of container takes over the scales that are there. Levels of a policy such as `nuq4-1%` are
+//! found likewise, inputs being quantized as they are stored.
 
-use mantissa_model::{KvPolicy, ModelConfig};
+use mantissa_model::{KvPolicy, ModelConfig, find_kv_levels};
 use mantissa_num::{RowName, Scheme, Source};
 use mantissa_store::TensorSpec;
-use mantissa_store::convention::{Container, ModelFiles, cache};
+use mantissa_store::convention::{Container, KvLevels, ModelFiles, cache};
 
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
@@ -17,12 +18,12 @@ use crate::plan::{Options, Plan, not_storable};
 use crate::recipe::Recipe;
 use crate::unquantized::Unquantized;
 
-/// Whether the output of a recipe holds scales of keys and values.
+/// Whether the output of a recipe holds scales or levels of keys and values.
 pub(crate) fn stores(recipe: &Recipe) -> bool {
-    recipe.kv.as_ref().is_some_and(|kv| kv.source == Source::Static)
+    recipe.kv.as_ref().is_some_and(|kv| kv.source == Source::Static) || recipe.kv_levels.is_some()
 }
 
-/// The tensors of scales of keys and values that `recipe` stores.
+/// The tensors of scales or levels of keys and values that `recipe` stores.
 ///
 /// # Errors
 /// [`QuantError::NotStorable`] where the container cannot say how keys and values are stored, [`QuantError::NoCalibration`] where
@@ -34,8 +35,19 @@ pub(crate) fn planned(
     config: &ModelConfig,
     options: &Options,
 ) -> Result<Vec<TensorSpec>> {
-    let Some(kv) = &recipe.kv else { return Ok(Vec::new()) };
     let fault = |why: String| not_storable(container, config.num_hidden_layers, vec![why]);
+    if let Some(policy) = &recipe.kv_levels {
+        if container != Container::Native {
+            return Err(fault(format!(
+                "kv-{policy}: levels have a place in the native container alone: --format native"
+            )));
+        }
+        // Whether heads of this width can be stored so.
+        policy.bytes_per_token(config)?;
+        require_text(recipe, config, options)?;
+        return Ok(level_specs(config, policy));
+    }
+    let Some(kv) = &recipe.kv else { return Ok(Vec::new()) };
     container.check_kv(kv).map_err(|error| fault(error.to_string()))?;
     if source.checkpoint().tensors().any(|meta| meta.name.ends_with(".k_scale")) {
         return Err(fault("the source has scales of keys and values already".to_owned()));
@@ -50,10 +62,38 @@ pub(crate) fn planned(
             "kv-{kv}: scales of latents are not calibrated; a scheme without @static"
         )));
     }
-    let set = options.calibration.as_ref();
-    let set = set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?;
-    check_windows(set, config)?;
+    require_text(recipe, config, options)?;
     Ok(specs(config, container, kv))
+}
+
+/// Requires a text to find scales or levels on.
+fn require_text(recipe: &Recipe, config: &ModelConfig, options: &Options) -> Result<()> {
+    let set = options.calibration.as_ref();
+    check_windows(set.ok_or_else(|| QuantError::NoCalibration { recipe: recipe.name.clone() })?, config)
+}
+
+/// The tensors of the levels of all layers.
+pub(crate) fn level_specs(config: &ModelConfig, policy: &KvPolicy) -> Vec<TensorSpec> {
+    let blank = policy.blank_levels(config);
+    let of_layer = |layer: usize| blank.tensors(&config.attention_module(layer)).into_iter();
+    (0..config.num_hidden_layers).flat_map(of_layer).map(|(spec, _)| spec).collect()
+}
+
+/// The tensors that [`level_specs`] declares, with their bytes: levels of `policy` for the model `stored`, found on `set`.
+///
+/// # Errors
+/// As [`find_kv_levels`].
+pub(crate) fn levels(
+    stored: &ModelFiles,
+    config: &ModelConfig,
+    policy: &KvPolicy,
+    set: &CalibrationSet,
+    tick: &mut Tick<'_>,
+) -> Result<Vec<(String, Vec<u8>)>> {
+    let found = find_kv_levels(stored, config, policy, &set.windows, tick)?;
+    let of_layer = |(layer, levels): (usize, KvLevels)| levels.tensors(&config.attention_module(layer));
+    let tensors = found.into_iter().enumerate().flat_map(of_layer);
+    Ok(tensors.map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
 
 /// The tensors of all layers: their specs, and how many scales each of them has.
@@ -63,17 +103,20 @@ pub(crate) fn specs(config: &ModelConfig, container: Container, scheme: &Scheme)
     (0..layers).flat_map(|layer| container.kv_specs(&config.attention_module(layer), count)).collect()
 }
 
-/// The tensors that [`specs`] declares, with their bytes. `stored` is the output, its layers written.
+/// The tensors that [`planned`] declares, with their bytes. `stored` is the output, its layers written.
 ///
 /// # Errors
-/// As [`Calibration`]; where scales that are taken over cannot be read.
+/// As [`Calibration`] and [`levels`]; where scales that are taken over cannot be read.
 pub(crate) fn tensors(
     plan: &Plan,
-    scheme: &Scheme,
     source: &ModelFiles,
     stored: impl FnOnce() -> Result<ModelFiles>,
     tick: &mut Tick<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>> {
+    if let (Some(policy), Some(set)) = (&plan.recipe.kv_levels, &plan.options.calibration) {
+        return levels(&stored()?, &plan.config, policy, set, tick);
+    }
+    let Some(scheme) = &plan.recipe.kv else { return Ok(Vec::new()) };
     let scales = match (&plan.conversion, &plan.options.calibration) {
         (Some(_), _) => taken_over(plan, source)?,
         (None, Some(set)) => calibrated(plan, scheme, &stored()?, set, tick)?,

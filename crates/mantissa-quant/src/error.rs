@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use mantissa_eval::EvalError;
-use mantissa_model::LoadError;
+use mantissa_model::{KvCalibrationError, LoadError};
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::Container;
@@ -201,6 +201,18 @@ impl From<CalibrateError> for QuantError {
         match error {
             CalibrateError::Interrupted => QuantError::Interrupted,
             error => QuantError::Calibrate(error),
+        }
+    }
+}
+
+impl From<KvCalibrationError> for QuantError {
+    fn from(error: KvCalibrationError) -> Self {
+        match error {
+            KvCalibrationError::Stopped => QuantError::Interrupted,
+            KvCalibrationError::Load(error) => error.into(),
+            KvCalibrationError::Forward { window, error } => {
+                QuantError::Calibrate(CalibrateError::Forward { window, error })
+            }
         }
     }
 }

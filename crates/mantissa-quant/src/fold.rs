@@ -20,7 +20,7 @@ use mantissa_model::{LinearInfo, LoadError, SourceView, StoredAs, WeightSource};
 use mantissa_num::Hadamard;
 use mantissa_num::pack::transpose;
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
@@ -377,6 +377,10 @@ impl SourceView for Folded<'_> {
     }
 
     fn kv_quant(&self, _: &str, _: usize) -> Result<Option<KvQuant>, LoadError> {
+        Ok(None)
+    }
+
+    fn kv_levels(&self, _: &str, _: usize) -> Result<Option<KvLevels>, LoadError> {
         Ok(None)
     }
 }

@@ -114,7 +114,10 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     if let Some(set) = plan.cache_text() {
         stages.push(embedding_windows(plan, set));
-        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        if plan.recipe.kv_levels.is_some() {
+            buffers.push(("keys, values, weights and places", level_bytes(&plan.config, set)));
+        }
         stages.push(Stage { name: "find the scales of keys and values".to_owned(), buffers });
     }
     for (info, scheme) in plan.quantized() {
@@ -277,6 +280,11 @@ pub(crate) fn importance_buffers(
         ("layer in f32", layer),
         ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
     ]
+}
+
+/// Keys and values of a layer, each with a weight, and again beside its place, as their levels are found.
+pub fn level_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
+    (24 * set.tokens() as u64).saturating_mul(config.key_value_width() as u64)
 }
 
 /// States of the calibration, with those of the windows that are held out, where some are.

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use mantissa_model::LinearInfo;
-use mantissa_num::{Scheme, Source};
+use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, ModelFiles, gptq, modelopt, onnx};
 use mantissa_store::{
     Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, Manifest, ShardPlan, ShardedWriter, Staging,
@@ -329,19 +329,19 @@ impl Run<'_, '_> {
         Ok(reports)
     }
 
-    /// Scales of keys and values, which are found with the model as it is stored.
+    /// Scales or levels of keys and values, which are found with the model as it is stored.
     fn write_cache_scales(&mut self, stored: &dyn Fn() -> Result<ModelFiles>) -> Result<()> {
         const UNIT: &str = "scales of keys and values";
         let plan = self.plan;
-        let Some(kv) = plan.recipe.kv.as_ref().filter(|kv| kv.source == Source::Static) else {
+        if !cache_scales::stores(&plan.recipe) {
             return Ok(());
-        };
+        }
         if self.journal.recover(UNIT, self.writer)?.is_some() {
             return self.advance(0, UNIT);
         }
         let (done, progress) = (self.done, &mut *self.progress);
         let mut tick = || progress(Progress { done, tensor: UNIT, tokens: None });
-        let tensors = match cache_scales::tensors(plan, kv, self.folded.files(), stored, &mut tick) {
+        let tensors = match cache_scales::tensors(plan, self.folded.files(), stored, &mut tick) {
             Err(QuantError::Interrupted) => {
                 self.journal.sync(self.writer)?;
                 return Err(QuantError::Interrupted);
@@ -424,7 +424,7 @@ pub(crate) fn run_fields(plan: &Plan, source: &ModelFiles) -> Result<Map<String,
         "method": plan.recipe.method_name(),
         "weights": plan.recipe.weights.to_string(),
         "activations": plan.recipe.activations.as_ref().map(ToString::to_string),
-        "kv": plan.recipe.kv.as_ref().map(ToString::to_string),
+        "kv": plan.recipe.cache(),
         "container": plan.container.name(),
     });
     let fields = fields.as_object().cloned().unwrap_or_default();

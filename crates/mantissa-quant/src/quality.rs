@@ -192,7 +192,7 @@ impl Quality {
             method: plan.recipe.method_name(),
             weights: plan.recipe.weights.to_string(),
             activations: plan.recipe.activations.as_ref().map(ToString::to_string),
-            kv: plan.recipe.kv.as_ref().map(ToString::to_string),
+            kv: plan.recipe.cache(),
             container: plan.container.name().to_owned(),
             linear_bits_per_weight: plan.linear_bits_per_weight(),
             bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,

@@ -7,15 +7,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mantissa_model::{LinearInput, LinearKind, ModelConfig};
+use mantissa_model::{KvPolicy, LinearInput, LinearKind, ModelConfig, check_kv_levels};
 use mantissa_num::minifloat::{self, MiniFloat, Overflow};
 use mantissa_num::{Rounding, Scheme, Source};
-use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::{Container, ModelFiles, levels, native};
 use mantissa_store::{
-    Committed, Dtype, Error, FileDigest, Manifest, SafeTensors, SafetensorsWriter, Staging, TensorSpec,
-    refuse_overlap,
+    Committed, Dtype, Error, FileDigest, INDEX_NAME, Manifest, SafeTensors, SafetensorsWriter, Staging,
+    TensorSpec, json, refuse_overlap,
 };
-use serde_json::json;
+use serde_json::Value;
 
 use crate::cache_scales;
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
@@ -23,6 +23,7 @@ use crate::error::Result;
 use crate::input_scales::{Observer, scale};
 use crate::pipeline::{COPY, copy_sidecars};
 use crate::plan::calibration::check_windows;
+use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
 use crate::unquantized::Unquantized;
 
@@ -35,27 +36,65 @@ pub struct Recalibration {
     pub inputs: usize,
     /// Scales of keys and values among them.
     pub cache: usize,
+    /// How keys and values are stored under new levels, and the tensors of these.
+    levels: Option<(KvPolicy, Vec<TensorSpec>)>,
 }
 
 impl Recalibration {
-    /// Finds the scales of `source` on `set`, those of inputs by `observer`.
+    /// Finds the scales of `source` on `set`, those of inputs by `observer`, and the levels of its keys and values: of `policy`, or
+    /// else of the policy that they are stored under.
     ///
     /// # Errors
-    /// As [`Calibration`]; where no scale is stored that a text decides.
+    /// As [`Calibration`]; where no scale is stored that a text decides; where the model has no place for levels.
     pub fn collect(
         source: &ModelFiles,
         config: &ModelConfig,
         set: &CalibrationSet,
-        observer: Observer,
+        (observer, policy): (Observer, Option<&KvPolicy>),
         threads: usize,
         tick: &mut Tick<'_>,
     ) -> Result<Self> {
         check_windows(set, config)?;
         let kv = cache_scales::of_source(source, config)?.unwrap_or_default();
+        let mut found = Recalibration::default();
+        check_kv_levels(source, config)?;
+        if let Some(policy) = levels_to_find(source, policy, kv.as_ref())? {
+            found.tensors.extend(cache_scales::levels(source, config, &policy, set, tick)?);
+            found.levels = Some((policy.clone(), cache_scales::level_specs(config, &policy)));
+        }
         let kv = kv.filter(|kv| kv.source == Source::Static);
+        found.scales(source, config, set, (observer, kv.as_ref()), threads, tick)?;
+        match found.tensors.is_empty() {
+            true => {
+                let (found, allowed) =
+                    ("no scale that a text decides", "static scales of inputs, keys or values");
+                Err(Error::field(source.dir(), "scales", found, allowed, "weights alone need no text").into())
+            }
+            false => Ok(found),
+        }
+    }
+
+    /// Whether new levels of keys and values were found.
+    pub fn has_levels(&self) -> bool {
+        self.levels.is_some()
+    }
+
+    /// Adds the scales of inputs, keys and values.
+    fn scales(
+        &mut self,
+        source: &ModelFiles,
+        config: &ModelConfig,
+        set: &CalibrationSet,
+        (observer, kv): (Observer, Option<&Scheme>),
+        threads: usize,
+        tick: &mut Tick<'_>,
+    ) -> Result<()> {
+        let of_inputs = |name: &str| INPUT_SCALES.iter().any(|suffix| name.ends_with(suffix));
+        if kv.is_none() && !source.checkpoint().tensors().any(|meta| of_inputs(&meta.name)) {
+            return Ok(());
+        }
         let plain = Unquantized(source);
         let mut calibration = Calibration::begin(&plain, config, &set.windows, threads)?;
-        let mut found = Recalibration::default();
         while let Some(layer) = calibration.next_layer()? {
             let inputs = stored_inputs(source, config, layer.index())?;
             let kinds = inputs.iter().map(|input| input.kind);
@@ -68,22 +107,15 @@ impl Recalibration {
             };
             for input in &inputs {
                 let peak = peaks.get(&input.kind.input()).copied().unwrap_or(0.0);
-                input.put(source, peak, &mut found)?;
+                input.put(source, peak, self)?;
             }
             let module = config.attention_module(layer.index());
             let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;
-            if let Some(kv) = &kv {
-                found.put_cache(source, &module, kv, peaks)?;
+            if let Some(kv) = kv {
+                self.put_cache(source, &module, kv, peaks)?;
             }
         }
-        match found.tensors.is_empty() {
-            true => {
-                let (found, allowed) =
-                    ("no scale that a text decides", "static scales of inputs, keys or values");
-                Err(Error::field(source.dir(), "scales", found, allowed, "weights alone need no text").into())
-            }
-            false => Ok(found),
-        }
+        Ok(())
     }
 
     /// The scales of keys and values of a layer from their peaks.
@@ -119,28 +151,24 @@ impl Recalibration {
     pub fn write(&self, source: &ModelFiles, set: &CalibrationSet, out: &Path) -> Result<Committed> {
         refuse_overlap(source.dir(), out)?;
         let mut staging = Staging::begin(out)?;
-        let index = source.dir().join("model.safetensors.index.json");
-        for name in ["config.json", "hf_quant_config.json", "quantize_config.json"] {
-            let path = source.dir().join(name);
-            if path.is_file() {
-                staging.copy(&path, name)?;
-            }
-        }
-        if index.is_file() {
-            staging.copy(&index, "model.safetensors.index.json")?;
-        }
+        let index = self.write_configs(source, &mut staging)?;
         // Weights and their errors are what they were; what was measured was of the old scales.
         let mut quality = Quality::read(source.dir())?.map(|old| Quality {
             calibration: Some(set.identity()),
             held_out: None,
             coverage: None,
             evaluation: None,
+            kv: self.levels.as_ref().map(|(policy, _)| policy.to_string()).or(old.kv),
             ..old
         });
+        if let (Some(quality), Some(index)) = (&mut quality, index) {
+            quality.hashes.weights.insert(INDEX_NAME.to_owned(), index);
+        }
         let files: Vec<_> = source.checkpoint().files().map(Path::to_owned).collect();
-        for path in files {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-            let digest = self.copy(&SafeTensors::open(&path)?, &staging.path().join(&name))?;
+        for (i, path) in files.iter().enumerate() {
+            let name = file_name(path);
+            let last = i + 1 == files.len();
+            let digest = self.copy(&SafeTensors::open(path)?, &staging.path().join(&name), last)?;
             if let Some(quality) = &mut quality {
                 quality.hashes.weights.insert(name.clone(), digest);
             }
@@ -150,21 +178,53 @@ impl Recalibration {
             staging.write(QUALITY_NAME, quality.to_json()?.as_bytes())?;
         }
         copy_sidecars(source.dir(), &mut staging)?;
-        let fields = json!({
+        let fields = serde_json::json!({
             "command": "recalibrate", "calibration": set.name, "windows": set.windows.len(), "tokens": set.tokens(),
             "input_scales": self.inputs, "cache_scales": self.cache,
+            "kv_levels": self.levels.as_ref().map(|(policy, _)| policy.to_string()),
         });
         let fields = fields.as_object().cloned().unwrap_or_default();
         Ok(staging.commit(Manifest::run_after(source.dir(), fields)?)?)
     }
 
-    /// Writes one file of weights, its changed tensors replaced.
-    fn copy(&self, from: &SafeTensors, to: &Path) -> Result<FileDigest> {
-        let specs =
-            from.tensors().iter().map(|meta| TensorSpec::new(&meta.name, meta.dtype, meta.shape.clone()));
-        let mut writer = SafetensorsWriter::create(to, specs.collect(), from.metadata().clone())?;
+    /// Writes what describes the weights: as it was, but for levels of keys and values. Returns what a new index of their files is.
+    fn write_configs(&self, source: &ModelFiles, staging: &mut Staging) -> Result<Option<FileDigest>> {
+        let mut digest = None;
+        for name in ["config.json", INDEX_NAME, "hf_quant_config.json", "quantize_config.json"] {
+            let path = source.dir().join(name);
+            match (&self.levels, name) {
+                _ if !path.is_file() => {}
+                (Some((policy, _)), "config.json") => {
+                    let mut config = source.config().cloned().unwrap_or_default();
+                    native::declare_levels(&mut config["quantization_config"], &policy.to_string());
+                    staging.write(name, format!("{config:#}\n").as_bytes())?;
+                }
+                (Some((_, specs)), INDEX_NAME) => {
+                    let index =
+                        indexed(json::read_strict(&path, MAX_INDEX_BYTES, "an index")?, source, specs);
+                    let index = format!("{index:#}\n");
+                    digest = Some(FileDigest::of(index.as_bytes()));
+                    staging.write(name, index.as_bytes())?;
+                }
+                _ => staging.copy(&path, name)?,
+            }
+        }
+        Ok(digest)
+    }
+
+    /// Writes one file of weights, its changed tensors replaced; the `last` has the levels.
+    fn copy(&self, from: &SafeTensors, to: &Path, last: bool) -> Result<FileDigest> {
+        let replaced = |name: &str| self.levels.is_some() && is_level(name);
+        let kept = || from.tensors().iter().filter(|meta| !replaced(&meta.name));
+        let specs = kept().map(|meta| TensorSpec::new(&meta.name, meta.dtype, meta.shape.clone()));
+        let added = self.levels.iter().filter(|_| last).flat_map(|(_, specs)| specs);
+        let specs = specs.chain(added.clone().cloned()).collect();
+        let mut writer = SafetensorsWriter::create(to, specs, from.metadata().clone())?;
+        for spec in added {
+            writer.write(&spec.name, self.tensors.get(&spec.name).map_or(&[][..], Vec::as_slice))?;
+        }
         let mut buffer = vec![0; COPY];
-        for meta in from.tensors() {
+        for meta in kept() {
             if let Some(bytes) = self.tensors.get(&meta.name) {
                 writer.write(&meta.name, bytes)?;
                 continue;
@@ -182,6 +242,65 @@ impl Recalibration {
         }
         Ok(writer.finish()?)
     }
+}
+
+/// Longest index read, in bytes.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+
+/// Names of the tensors of scales of inputs.
+const INPUT_SCALES: [&str; 2] = ["input_scale", "input_global_scale"];
+
+/// The policy whose levels are to be found: the one given, or the one that they are stored under.
+fn levels_to_find(
+    source: &ModelFiles,
+    policy: Option<&KvPolicy>,
+    scheme: Option<&Scheme>,
+) -> Result<Option<KvPolicy>> {
+    let refuse = |found: String, allowed: &str, hint: &str| {
+        Err(Error::field(source.dir(), "KV cache", found, allowed, hint).into())
+    };
+    let Some(policy) = policy else {
+        return Ok(source.kv_policy().and_then(|policy| policy.parse().ok()));
+    };
+    if !policy.is_calibrated() {
+        return refuse(
+            policy.to_string(),
+            "levels of a text: nuq4, nuq3-1% …",
+            "--kv of run and eval takes others",
+        );
+    }
+    if source.convention_name() != Container::Native.name() {
+        let hint = "convert --format native";
+        return refuse(format!("levels in {}", source.convention_name()), "the native container", hint);
+    }
+    match scheme {
+        Some(scheme) => refuse(format!("keys and values under {scheme}"), "a model without", ""),
+        None => Ok(Some(policy.clone())),
+    }
+}
+
+fn is_level(name: &str) -> bool {
+    name.rsplit('.').next().is_some_and(|last| levels::SUFFIXES.contains(&last))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()
+}
+
+/// The index of the weight files with the levels `specs` in the last of them, in place of others.
+fn indexed(mut index: Value, source: &ModelFiles, specs: &[TensorSpec]) -> Value {
+    let file = source.checkpoint().files().last().map(file_name).unwrap_or_default();
+    let old: u64 =
+        source.checkpoint().tensors().filter(|meta| is_level(&meta.name)).map(|meta| meta.len).sum();
+    let new: u64 = specs.iter().map(spec_bytes).sum();
+    if let Some(Value::Object(map)) = index.get_mut("weight_map") {
+        map.retain(|name, _| !is_level(name));
+        map.extend(specs.iter().map(|spec| (spec.name.clone(), file.clone().into())));
+    }
+    if let Some(size) = index.pointer_mut("/metadata/total_size") {
+        *size = size.as_u64().map(|size| size.saturating_sub(old) + new).into();
+    }
+    index
 }
 
 /// A linear layer with a stored scale of its inputs.
@@ -211,7 +330,7 @@ impl StoredInput {
 fn stored_inputs(source: &ModelFiles, config: &ModelConfig, layer: usize) -> Result<Vec<StoredInput>> {
     let mut all = Vec::new();
     for info in config.layer_linears(layer) {
-        let names = ["input_scale", "input_global_scale"].map(|name| format!("{}.{name}", info.module));
+        let names = INPUT_SCALES.map(|name| format!("{}.{name}", info.module));
         let Some(tensor) = names.into_iter().find(|name| source.has(name)) else { continue };
         let input = source.linear(&info.module, info.rows, info.cols, false)?.input;
         if let Some((scheme, outer)) = input.and_then(|input| Some((input.scheme, input.outer?))) {

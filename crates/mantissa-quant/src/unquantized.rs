@@ -1,7 +1,7 @@
 //! A model as calibration of its scales runs it.
 
 use mantissa_model::{LoadError, SourceView, WeightSource};
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles};
+use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles};
 
 /// A model with its weights as stored, and neither inputs nor keys and values quantized.
 pub(crate) struct Unquantized<'a>(pub(crate) &'a ModelFiles);
@@ -22,6 +22,10 @@ impl SourceView for Unquantized<'_> {
     }
 
     fn kv_quant(&self, _: &str, _: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
+        Ok(None)
+    }
+
+    fn kv_levels(&self, _: &str, _: usize) -> std::result::Result<Option<KvLevels>, LoadError> {
         Ok(None)
     }
 }

@@ -96,6 +96,7 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
         ("gptq-int4-g32-asym", None),
         ("gptq-nvfp4", None),
         ("gptq-int3-g16", Some(Container::Native)),
+        ("gptq-int3-g16+kv-nuq3-10%,pre-rope", None),
         (ordered.to_str().unwrap(), None),
         ("qtip-trellis4", None),
     ] {

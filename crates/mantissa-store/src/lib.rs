@@ -52,7 +52,7 @@ pub use manifest::{
 };
 pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use scratch::Scratch;
-pub use shard_plan::{DEFAULT_SHARD_BYTES, Shard, ShardPlan, ShardedWriter};
+pub use shard_plan::{DEFAULT_SHARD_BYTES, INDEX_NAME, Shard, ShardPlan, ShardedWriter};
 pub use shards::Checkpoint;
 pub use target::refuse_overlap;
 pub use unpublished::abandon_unpublished;

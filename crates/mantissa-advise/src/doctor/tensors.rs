@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mantissa_model::{LinearInfo, LoadError, Role, SourceView, StoredAs, WeightSource};
 use mantissa_num::{Blocks, Format, Quantized, Scheme};
 use mantissa_quant::{rtn, rule_of};
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Weight};
 use serde::Serialize;
 
 use super::ALTERNATIVES;
@@ -245,6 +245,10 @@ impl SourceView for Rounded<'_> {
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
         WeightSource::kv_quant(self.files, module, kv_heads)
+    }
+
+    fn kv_levels(&self, module: &str, width: usize) -> std::result::Result<Option<KvLevels>, LoadError> {
+        WeightSource::kv_levels(self.files, module, width)
     }
 }
 

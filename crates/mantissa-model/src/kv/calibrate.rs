@@ -6,6 +6,8 @@
 //! which needs no backward pass: an error of `v_j` reaches `o_i` with `p_ij`, one of `k_j` with `p_ij |v_j - o_i| |q_i| scale`,
 //! at most. Masks count; soft caps and sinks do not.
 
+use std::ops::ControlFlow;
+
 use mantissa_kernels::{CausalAttention, kernels};
 use mantissa_num::lloyd;
 
@@ -19,7 +21,6 @@ use crate::layer::Layer;
 
 /// Why levels could not be found.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum KvCalibrationError {
     /// The model's heads cannot be stored so, or there is not enough memory.
     #[error(transparent)]
@@ -32,6 +33,9 @@ pub enum KvCalibrationError {
         /// What is wrong with it.
         error: ForwardError,
     },
+    /// The caller ended the run.
+    #[error("found a request to stop, allowed to run to the end")]
+    Stopped,
 }
 
 /// What a text says of one layer.
@@ -61,36 +65,59 @@ struct Samples {
     value_weights: Vec<f32>,
 }
 
-/// The books of every layer for `policy`, from `windows`. No layer may quantize keys or values.
-///
-/// # Errors
-/// [`KvCalibrationError`].
-pub(crate) fn books(
-    policy: &KvPolicy,
-    config: &ModelConfig,
-    embedding: &Embedding,
-    layers: &[Layer],
-    windows: &[Vec<u32>],
-) -> Result<Vec<LayerBooks>, KvCalibrationError> {
-    let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
-    let mut buffers = Buffers::plan(config, longest, longest)?;
-    let fault = |window| move |error| KvCalibrationError::Forward { window, error };
-    let mut states = Vec::new();
-    for (window, tokens) in windows.iter().enumerate() {
-        let mut x = vec![0.0; tokens.len() * config.hidden_size];
-        embedding.embed(tokens, &[tokens.len()], 0, &mut x).map_err(fault(window))?;
-        states.push(x);
-    }
-    let mut books = Vec::new();
-    for layer in layers {
-        let mut samples = Samples::default();
-        for (window, (states, tokens)) in states.iter_mut().zip(windows).enumerate() {
-            layer.run(config, &[tokens.len()], states, None, &mut buffers).map_err(fault(window))?;
-            samples.take(policy, layer, tokens.len(), &mut buffers);
+/// A text on its way through a model.
+pub(crate) struct Text<'a> {
+    windows: &'a [Vec<u32>],
+    /// What the next layer reads of each window, `[tokens, hidden]`.
+    states: Vec<Vec<f32>>,
+    buffers: Buffers,
+}
+
+impl<'a> Text<'a> {
+    /// The text before the first layer.
+    ///
+    /// # Errors
+    /// [`KvCalibrationError`].
+    pub(crate) fn begin(
+        config: &ModelConfig,
+        embedding: &Embedding,
+        windows: &'a [Vec<u32>],
+    ) -> Result<Self, KvCalibrationError> {
+        let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
+        let buffers = Buffers::plan(config, longest, longest)?;
+        let mut states = Vec::new();
+        for (window, tokens) in windows.iter().enumerate() {
+            let mut x = vec![0.0; tokens.len() * config.hidden_size];
+            let embedded = embedding.embed(tokens, &[tokens.len()], 0, &mut x);
+            embedded.map_err(|error| KvCalibrationError::Forward { window, error })?;
+            states.push(x);
         }
-        books.push(samples.books(policy, config));
+        Ok(Text { windows, states, buffers })
     }
-    Ok(books)
+
+    /// Takes the text through the next layer, which quantizes neither keys nor values, and finds its books for `policy`. `tick`
+    /// is asked before every window whether to go on.
+    ///
+    /// # Errors
+    /// [`KvCalibrationError`].
+    pub(crate) fn through(
+        &mut self,
+        policy: &KvPolicy,
+        config: &ModelConfig,
+        layer: &Layer,
+        tick: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<LayerBooks, KvCalibrationError> {
+        let mut samples = Samples::default();
+        for (window, (states, tokens)) in self.states.iter_mut().zip(self.windows).enumerate() {
+            if tick().is_break() {
+                return Err(KvCalibrationError::Stopped);
+            }
+            let run = layer.run(config, &[tokens.len()], states, None, &mut self.buffers);
+            run.map_err(|error| KvCalibrationError::Forward { window, error })?;
+            samples.take(policy, layer, tokens.len(), &mut self.buffers);
+        }
+        Ok(samples.books(policy, config))
+    }
 }
 
 impl Samples {

@@ -17,7 +17,7 @@ use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
 use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
-    Container, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files,
+    Container, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files, levels,
 };
 use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
@@ -173,6 +173,12 @@ fn cache_quantization(
     requantize: Option<&Scheme>,
     refused: &mut Vec<String>,
 ) -> Result<Option<Scheme>> {
+    if let Some(policy) = source.kv_policy().filter(|_| requantize.is_none()) {
+        refused.insert(
+            0,
+            format!("KV cache: the levels of {policy} have a place in the native container alone"),
+        );
+    }
     let kv = match cache_scales::of_source(source, config)? {
         Ok(kv) => kv,
         Err(why) => {
@@ -336,6 +342,7 @@ fn recipe(
         weights,
         activations,
         kv: None,
+        kv_levels: None,
         container: Some(container),
         file_type: None,
         layers: vec![tables],
@@ -424,7 +431,11 @@ fn copied(
         let dots = name.match_indices('.').map(|(at, _)| &name[..at]);
         dots.into_iter().any(|module| stored.contains(module)) && !name.ends_with(".bias")
     };
-    let cache = |name: &str| [".k_scale", ".v_scale", ".q_scale"].iter().any(|end| name.ends_with(end));
+    const SCALES: [&str; 3] = ["k_scale", "v_scale", "q_scale"];
+    let cache = |name: &str| {
+        let last = name.rsplit('.').next().unwrap_or_default();
+        SCALES.contains(&last) || levels::SUFFIXES.contains(&last)
+    };
     let mut copied: Vec<_> = Vec::new();
     let mut scales = 0;
     for meta in source.checkpoint().tensors() {
@@ -438,7 +449,7 @@ fn copied(
         }
     }
     if left_out && scales > 0 {
-        notes.push(format!("{scales} scales of the KV cache are left out"));
+        notes.push(format!("{scales} scales or levels of the KV cache are left out"));
     }
     copied.sort_by(|a: &TensorMeta, b| a.name.cmp(&b.name));
     copied

@@ -73,6 +73,9 @@ impl Plan {
         if let Some(kv) = &self.recipe.kv {
             self.container.declare_kv(kv, &mut quantization);
         }
+        if let Some(policy) = &self.recipe.kv_levels {
+            native::declare_levels(&mut quantization, &policy.to_string());
+        }
         if let Value::Object(fields) = &mut config {
             if self.untied().is_some() {
                 fields.insert("tie_word_embeddings".to_owned(), Value::Bool(false));

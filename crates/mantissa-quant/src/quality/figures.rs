@@ -6,7 +6,7 @@ use mantissa_eval::{Sequence, check_sequences, compare, evaluate_while};
 use mantissa_kernels::kernels;
 use mantissa_model::{Decoder, LoadError, ModelConfig, SourceView, WeightSource};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Stack, Weight};
+use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Stack, Weight};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::TokenSet;
@@ -252,6 +252,10 @@ impl SourceView for InBf16<'_> {
     }
 
     fn kv_quant(&self, _: &str, _: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
+        Ok(None)
+    }
+
+    fn kv_levels(&self, _: &str, _: usize) -> std::result::Result<Option<KvLevels>, LoadError> {
         Ok(None)
     }
 }

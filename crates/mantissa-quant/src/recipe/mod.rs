@@ -57,6 +57,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, LinearPlan};
 
@@ -147,6 +148,8 @@ pub struct Recipe {
     pub observer: Observer,
     /// Scheme of keys and values in the cache.
     pub kv: Option<Scheme>,
+    /// How keys and values are stored under levels of the calibration text, which go along with the model.
+    pub kv_levels: Option<KvPolicy>,
     /// llama.cpp's mixture of block types, where the recipe is one: it says what becomes of every tensor.
     pub file_type: Option<FileType>,
     /// Container; `None` takes the first that holds the schemes.
@@ -238,6 +241,12 @@ impl Recipe {
         }
     }
 
+    /// What is said of the cache of keys and values.
+    pub fn cache(&self) -> Option<String> {
+        let levels = self.kv_levels.as_ref().map(ToString::to_string);
+        self.kv.as_ref().map(ToString::to_string).or(levels)
+    }
+
     /// The container to write: the one asked for, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
         self.container.unwrap_or_else(|| {
@@ -248,7 +257,8 @@ impl Recipe {
             let holds = |container: Container, scheme: &Scheme| {
                 let input = self.activations.as_ref();
                 let plan = LinearPlan::new("", scheme, input, (side, block_multiple(scheme, side)));
-                let cached = self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
+                let levels = self.kv_levels.is_none() || container == Container::Native;
+                let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
                 cached && container.specs(&plan).is_ok()
             };
             let mut schemes = schemes;

@@ -1,5 +1,6 @@
 //! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
 
+use mantissa_model::KvPolicy;
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
@@ -93,13 +94,16 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
-    let (mut activations, mut kv) = (None, None);
+    let (mut activations, mut kv, mut kv_levels) = (None, None, None);
     for part in parts {
         if let Some(rest) = part.strip_prefix("kv-") {
-            if kv.is_some() {
+            if kv.is_some() || kv_levels.is_some() {
                 return Err(fault(text, part, "one scheme of keys and values"));
             }
-            kv = Some(scheme(text, "kv", rest, parse_activation)?);
+            kv_levels = levels_of(rest);
+            if kv_levels.is_none() {
+                kv = Some(scheme(text, "kv", rest, parse_activation)?);
+            }
             continue;
         }
         if activations.is_some() {
@@ -118,11 +122,17 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         activations,
         observer: Observer::Max,
         kv,
+        kv_levels,
         file_type: None,
         container: None,
         layers: Vec::new(),
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
+}
+
+/// The policy of a cache whose levels are found on a text, where `text` is one.
+pub(super) fn levels_of(text: &str) -> Option<KvPolicy> {
+    text.parse().ok().filter(KvPolicy::is_calibrated)
 }
 
 fn of_file_type(text: &str, file_type: FileType) -> Recipe {
@@ -137,6 +147,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         activations: None,
         observer: Observer::Max,
         kv: None,
+        kv_levels: None,
         file_type: Some(file_type),
         container: Some(Container::Gguf),
         layers: Vec::new(),
@@ -194,6 +205,9 @@ mod tests {
         assert_eq!(recipe.activations.unwrap().to_string(), "int8-token");
         let recipe = parse("rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static").unwrap();
         assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
+        let recipe = parse("rtn-fp8-e4m3-channel+kv-keys=nuq4-1%,values=nuq3,pre-rope").unwrap();
+        assert_eq!(recipe.cache().unwrap(), "keys=nuq4-1%,values=nuq3,pre-rope");
+        assert_eq!((recipe.kv.is_none(), recipe.container()), (true, Container::Native));
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
@@ -229,6 +243,7 @@ mod tests {
         assert!(message("magic-int4-g128").contains("gptq-SCHEME"));
         assert!(message("rtn-int4-g32+int8-token+int8-token").contains("one activation scheme"));
         assert!(message("rtn-int4-g32+kv-int8-head+kv-int8-head").contains("one scheme of keys"));
+        assert!(message("rtn-int4-g32+kv-nuq4+kv-int8-head").contains("one scheme of keys"));
         assert!(message("rtn-int4-g32+kv-int9-head").contains("int9-head"));
     }
 }

@@ -5,6 +5,7 @@ use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
+use super::name::levels_of;
 use super::{
     FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, TRANSFORMS, Transform,
     suggestion,
@@ -79,6 +80,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         layers.push(LayerRule { modules: keep, weights: None });
     }
     layers.extend(layer_rules(&reader, method)?);
+    let kv_levels = reader.string("kv")?.and_then(levels_of);
     Ok(Recipe {
         name: file.to_owned(),
         transform: transform(&reader)?,
@@ -89,7 +91,11 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         observer: observer(&reader)?,
-        kv: reader.scheme("kv", parse_activation)?,
+        kv: match kv_levels {
+            Some(_) => None,
+            None => reader.scheme("kv", parse_activation)?,
+        },
+        kv_levels,
         file_type,
         container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
         layers,

@@ -15,6 +15,7 @@ pub mod gguf;
 pub mod gpt_oss;
 pub mod gptq;
 pub mod hqq;
+pub mod levels;
 pub mod mlx;
 pub mod modelopt;
 pub mod native;
@@ -30,6 +31,7 @@ use mantissa_num::{Code, Codes, Quantized, minifloat};
 use serde_json::Value;
 
 pub use container::{Container, LinearPlan, NotStorable};
+pub use levels::{KeyLevels, KvLevels};
 pub use stacked::Stack;
 use weight::Parts;
 pub use weight::{ActivationQuant, KvQuant, LinearWeight, Weight};
@@ -42,7 +44,7 @@ use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
 enum Convention {
     Dense,
     CompressedTensors(Box<compressed_tensors::Config>),
-    Native(native::Config),
+    Native(Box<native::Config>),
     Gguf(Box<gguf::Model>),
     Gptq(Box<gptq::Config>),
     Awq(awq::Config),
@@ -493,7 +495,7 @@ fn detect(checkpoint: &Checkpoint) -> Result<Convention> {
         }
         gpt_oss::QUANT_METHOD => Ok(Convention::GptOss),
         onnx::QUANT_METHOD => Ok(Convention::Onnx(onnx::Config::parse(&path, quantization)?)),
-        native::QUANT_METHOD => Ok(Convention::Native(native::Config::parse(checkpoint)?)),
+        native::QUANT_METHOD => Ok(Convention::Native(Box::new(native::Config::parse(checkpoint)?))),
         other => Err(Error::field(
             &path,
             "quantization_config.quant_method",

@@ -9,7 +9,7 @@
 //! `config.json` says `quantization_config.quant_method = "mantissa"`, lists activation schemes by module, and the order of
 //! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized, and names
 //! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
-//! module.
+//! module, or the policy of a cache whose levels are stored ([`levels`]).
 
 mod trellis;
 
@@ -23,7 +23,7 @@ use mantissa_num::{Code, Codes, Hadamard, Quantized, Scheme, Source, code_unit, 
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::{ActivationQuant, KvQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight, cache};
+use super::{ActivationQuant, KvQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight, cache, levels};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
 /// `quant_method` of this container.
@@ -35,6 +35,8 @@ pub struct Config {
     inputs: BTreeMap<String, Scheme>,
     rotations: BTreeMap<String, Hadamard>,
     kv: Option<Scheme>,
+    /// The policy of the cache, where its levels are stored.
+    levels: Option<String>,
 }
 
 /// The key under which rotations of inputs are listed.
@@ -200,6 +202,12 @@ pub fn rotate_inputs<'a>(config: &mut Value, modules: impl IntoIterator<Item = (
     config[ROTATIONS] = Value::Object(all);
 }
 
+/// Says in `config`, a `quantization_config`, that keys and values are stored as `policy` says, under levels that stand beside the
+/// weights.
+pub fn declare_levels(config: &mut Value, policy: &str) {
+    config[levels::KEY] = json!(policy);
+}
+
 impl Config {
     /// Reads the activation schemes and rotations.
     ///
@@ -236,7 +244,21 @@ impl Config {
                 Some(scheme.map_err(|error| fault(error.to_string()))?)
             }
         };
-        Ok(Config { inputs, rotations, kv })
+        let levels = match quantization.and_then(|q| q.get(levels::KEY)).filter(|policy| !policy.is_null()) {
+            None => None,
+            Some(Value::String(policy)) => Some(policy.clone()),
+            Some(other) => {
+                let field = format!("quantization_config.{}", levels::KEY);
+                return Err(Error::field(&path, field, other.to_string(), "a policy as text", ""));
+            }
+        };
+        levels::alone(&path, kv.is_some(), levels.is_some())?;
+        Ok(Config { inputs, rotations, kv, levels })
+    }
+
+    /// The policy of the cache, where its levels are stored ([`levels`]).
+    pub(super) fn levels(&self) -> Option<&str> {
+        self.levels.as_deref()
     }
 
     /// How the attention `module` stores keys and values.

@@ -41,7 +41,7 @@ pub struct Args {
     reference: Option<ModelPath>,
     /// Store keys and values of MODEL so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,
     /// scales=f16,channel-keys,pre-rope,rotate; without --prefill every position of a window is quantized;
-    /// nuq4-1% and the like find their levels on --calibration
+    /// nuq4-1% and the like find their levels on --calibration, unless MODEL brings them
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
     #[command(flatten)]
@@ -156,7 +156,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         windows: result.windows.len(),
         reference: args.reference.as_ref().map(ModelPath::named),
         comparison: &result.comparison,
-        kv: args.kv.as_ref().map(KvPolicy::to_string),
+        kv: args.kv.as_ref().map(KvPolicy::to_string).or_else(|| model.files.kv_policy().map(str::to_owned)),
         prefill: args.prefill,
         kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
         attention_operands: args.attention_operands.as_ref().map(AttentionOperands::to_string),

@@ -102,7 +102,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }
     let kv_cache = match (&model, &config) {
         (Model::Known(files), Some(config)) => match mantissa_quant::stored_kv_scheme(files, config) {
-            Ok(found) => found.map_or_else(Some, |scheme| scheme.map(|scheme| scheme.to_string())),
+            Ok(found) => {
+                let stored = found.map_or_else(Some, |scheme| scheme.map(|scheme| scheme.to_string()));
+                stored.or_else(|| files.kv_policy().map(str::to_owned))
+            }
             Err(error) => {
                 warnings.push(error.to_string());
                 None

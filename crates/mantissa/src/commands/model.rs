@@ -89,7 +89,10 @@ fn set_kv(
         Some(args) if policy.is_calibrated() => args.load(&model.files, None, context)?,
         _ => None,
     };
-    let Some(set) = set else { return Ok(model.decoder.set_kv(policy)?) };
+    let Some(set) = set else {
+        let stored = policy.is_calibrated() && model.files.kv_policy() == Some(&policy.to_string());
+        return if stored { Ok(()) } else { Ok(model.decoder.set_kv(policy)?) };
+    };
     let (config, tokens) = (model.decoder.config(), set.windows.iter().map(Vec::len));
     let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>() as u64);
     // States of all tokens, and of a layer keys and values, each with a weight and again beside its place.

@@ -4,8 +4,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_model::KvPolicy;
 use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
+use mantissa_quant::memory::level_bytes;
 use mantissa_quant::{QuantError, Recalibration, model_config};
 use serde::Serialize;
 
@@ -17,14 +19,15 @@ use crate::interrupt;
 use crate::progress::Unit;
 
 /// Find the stored scales of a quantized model anew on another text: static scales of inputs, NVFP4's scale of all inputs, and
-/// scales of a KV cache. Weights keep their bytes.
+/// scales or levels of a KV cache. Weights keep their bytes.
 ///
 /// The model runs with its weights as they are stored and nothing else quantized. quality.json is taken over without the figures
 /// that were measured with the old scales.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration README.md --out demo-kv
-  mantissa recalibrate demo-kv --text other.txt --out demo-kv-2")]
+  mantissa recalibrate demo-kv --text other.txt --out demo-kv-2
+  mantissa recalibrate path/to/native --kv nuq4-1%,pre-rope --text calibration.txt --out path/to/with-levels")]
 pub struct Args {
     /// A quantized model folder
     model: ModelPath,
@@ -33,6 +36,9 @@ pub struct Args {
     /// What static scales of inputs are taken from
     #[arg(long, value_name = "OBSERVER", value_parser = observer, default_value = "max")]
     observer: Observer,
+    /// Store levels of keys and values for this policy, of nuq4, nuq3-1% … as in run --kv, with a model in the native container
+    #[arg(long, value_name = "POLICY")]
+    kv: Option<KvPolicy>,
     /// The folder to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -59,6 +65,8 @@ struct Report<'a> {
     output: &'a Path,
     input_scales: usize,
     cache_scales: usize,
+    /// Whether levels of keys and values were found.
+    cache_levels: bool,
     windows: usize,
     tokens: usize,
 }
@@ -76,6 +84,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let windows = sequences.into_iter().map(|sequence| sequence.tokens).collect();
     let set = CalibrationSet { name: args.text.name(), windows };
     let needs = Calibration::held_bytes(&config, &set, context.threads)
+        .saturating_add(level_bytes(&config, &set))
         .saturating_add(source.checkpoint().total_bytes());
     context.require_memory("recalibrate", needs)?;
     let progress = context.progress(0, Unit::Items("windows"));
@@ -86,22 +95,25 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let found = interrupt::orderly(
-        || Recalibration::collect(&source, &config, &set, args.observer, context.threads, tick),
+        || {
+            let how = (args.observer, args.kv.as_ref());
+            Recalibration::collect(&source, &config, &set, how, context.threads, tick)
+        },
         QuantError::is_interruption,
     );
     progress.finish();
     let found = found?;
     found.write(&source, &set, &args.out)?;
     let (windows, tokens) = (set.windows.len(), set.tokens());
-    let report =
-        Report { output: &args.out, input_scales: found.inputs, cache_scales: found.cache, windows, tokens };
+    let cache_levels = found.has_levels();
+    let (input_scales, cache_scales) = (found.inputs, found.cache);
+    let report = Report { output: &args.out, input_scales, cache_scales, cache_levels, windows, tokens };
     context.report(&report, |out| {
         writeln!(
             out,
-            "{}: {} scales of inputs and {} of keys and values found on {tokens} tokens; weights as they were",
+            "{}: {input_scales} scales of inputs and {cache_scales} of keys and values{} found on {tokens} tokens; weights as they were",
             args.out.display(),
-            found.inputs,
-            found.cache
+            if cache_levels { ", and levels of these," } else { "" }
         )
     })
 }

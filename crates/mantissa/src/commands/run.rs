@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = BosArg::Auto)]
     bos: BosArg,
     /// Store keys and values so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,
-    /// channel-keys,pre-rope,rotate; nuq4-1% and the like find their levels on --calibration
+    /// channel-keys,pre-rope,rotate; nuq4-1% and the like find their levels on --calibration, unless MODEL brings them
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
     #[command(flatten)]
@@ -156,7 +156,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         tokens: &generated.tokens,
         prompt_tokens: prompt.len(),
         stopped: stop_name(generated.stopped),
-        kv: args.kv.as_ref().map(KvPolicy::to_string),
+        kv: args.kv.as_ref().map(KvPolicy::to_string).or_else(|| model.files.kv_policy().map(str::to_owned)),
         kv_bytes_per_token: model.decoder.kv_bytes_per_token(),
         tokens_per_second: generated.tokens.len() as f64 / start.elapsed().as_secs_f64(),
     };

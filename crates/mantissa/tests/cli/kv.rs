@@ -246,6 +246,111 @@ fn levels_are_found_on_a_text_or_known() {
     succeed(&[&run[..], &["--samples", "2", "--length", "64"]].concat());
 }
 
+/// Levels are found once and go along with the model: it then runs as with the same text at its start.
+#[test]
+fn levels_go_along_with_a_model() {
+    const POLICY: &str = "nuq3-10%,pre-rope";
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    let windows = at("with").with_extension("json");
+    let recipe = format!("rtn-int4-g8+kv-{POLICY}");
+    quantize(&at("with"), &recipe, &[]);
+    quantize(&at("again"), &recipe, &["--threads", "2"]);
+    quantize(&at("plain"), "rtn-int4-g8", &["--format", "native"]);
+    let bytes = |name: &str| std::fs::read(at(name).join("model.safetensors")).unwrap();
+    assert!(bytes("with") == bytes("again"));
+    let inspected = json(&["inspect", text(&at("with")), "--json"]);
+    assert_eq!((&inspected["kv_cache"], &inspected["convention"]), (&POLICY.into(), &"native".into()));
+    let nll = |name: &str, more: &[&str]| {
+        let model = at(name);
+        let arguments = ["eval", text(&model), "--tokens", text(&windows), "--json", "--quiet"];
+        json(&[&arguments[..], more].concat())
+    };
+    let started = nll("plain", &["--kv", POLICY, "--calibration-tokens", text(&windows)]);
+    let stored = nll("with", &[]);
+    for field in ["nll", "kv", "kv_bytes_per_token"] {
+        assert_eq!(stored[field], started[field], "{field}");
+    }
+    assert_eq!(nll("with", &["--kv", POLICY])["nll"], started["nll"], "without a text");
+    assert_ne!(nll("plain", &[])["nll"], started["nll"]);
+    assert_eq!(nll("with", &["--kv", "f32"])["nll"], nll("plain", &[])["nll"], "in place of what it brings");
+    let line = fail(2, &["eval", text(&at("with")), "--tokens", text(&windows), "--kv", "nuq2"]);
+    assert!(line.contains("--calibration"), "{line}");
+    assert_eq!(json(&["verify", text(&at("with")), "--json", "--quiet"])["ok"], true);
+    // Added to weights that stay, and found anew: the levels of the same text are the same.
+    let recalibrate = |from: &str, tokens: &Path, more: &[&str], to: &str| {
+        let (from, to) = (at(from), at(to));
+        let arguments = ["recalibrate", text(&from), "--tokens", text(tokens), "--out", text(&to), "--json"];
+        json(&[&arguments[..], &["--quiet"], more].concat())
+    };
+    let report = recalibrate("plain", &windows, &["--kv", POLICY], "added");
+    assert_eq!((&report["cache_levels"], &report["cache_scales"]), (&true.into(), &0.into()));
+    assert_eq!(nll("added", &[])["nll"], started["nll"]);
+    assert_eq!(json(&["verify", text(&at("added")), "--json", "--quiet"])["ok"], true);
+    let other = at("other.json");
+    std::fs::write(&other, serde_json::json!([(3..40).collect::<Vec<usize>>()]).to_string()).unwrap();
+    recalibrate("with", &other, &[], "moved");
+    recalibrate("moved", &windows, &[], "back");
+    let open = |name: &str| SafeTensors::open(&at(name).join("model.safetensors")).unwrap();
+    let (first, added, moved, back) = (open("with"), open("added"), open("moved"), open("back"));
+    let mut levels = 0;
+    for meta in first.tensors() {
+        let of = |file: &SafeTensors| file.read(file.get(&meta.name).unwrap()).unwrap();
+        let is_level = ["k_levels", "k_ranges", "v_levels"].iter().any(|end| meta.name.ends_with(end));
+        assert!(of(&first) == of(&added) && of(&first) == of(&back), "{}", meta.name);
+        assert_eq!(of(&first) == of(&moved), !is_level, "{}", meta.name);
+        levels += usize::from(is_level);
+    }
+    assert_eq!(levels, 6, "three of each layer");
+    // In several files the last has them.
+    let arguments = ["--format", "native", "--max-shard-size", "20000"];
+    quantize(&at("sharded"), "rtn-int4-g8", &arguments);
+    recalibrate("sharded", &windows, &["--kv", POLICY], "sharded-levels");
+    assert_eq!(nll("sharded-levels", &[])["nll"], started["nll"]);
+    assert_eq!(json(&["verify", text(&at("sharded-levels")), "--json", "--quiet"])["ok"], true);
+}
+
+/// Levels have a place in the native container alone, and need a text.
+#[test]
+fn levels_that_have_no_place_are_refused() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    let windows = at("with").with_extension("json");
+    quantize(&at("with"), "rtn-int4-g8+kv-nuq3", &[]);
+    quantize(&at("ct"), "rtn-int8-channel", &[]);
+    quantize(&at("scaled"), "rtn-int8-channel+kv-int8-head@static", &["--format", "native"]);
+    let model = root().join("tests/data/tiny/llama2-gqa-tied");
+    let (no, tokens) = (at("no"), text(&windows));
+    let refused = |arguments: &[&str], says: &str| {
+        let line = fail(2, &[arguments, &["--out", text(&no)]].concat());
+        assert!(line.contains(says) && !no.exists(), "{says}: {line}");
+    };
+    let quantizing = ["quantize", text(&model), "--recipe", "rtn-int4-g8+kv-nuq3"];
+    refused(&quantizing, "calibration");
+    let elsewhere = ["--format", "compressed-tensors", "--calibration-tokens", tokens];
+    refused(&[&quantizing[..], &elsewhere].concat(), "native");
+    refused(&["convert", text(&at("with")), "--format", "compressed-tensors"], "levels of nuq3");
+    for (from, kv, says) in [
+        ("ct", "nuq4", "convert --format native"),
+        ("scaled", "nuq4", "int8-head@static"),
+        ("with", "int8-head", "nuq4"),
+    ] {
+        refused(&["recalibrate", text(&at(from)), "--tokens", tokens, "--kv", kv], says);
+    }
+    // Rounding anew leaves them out, and says so.
+    let (with, anew) = (at("with"), at("anew"));
+    let arguments = ["convert", text(&with), "--format", "native", "--requantize", "int8-channel"];
+    let done = json(&[&arguments[..], &["--out", text(&anew), "--json", "--quiet"]].concat());
+    assert!(done["notes"].to_string().contains("levels of the KV cache are left out"), "{done}");
+    assert!(json(&["inspect", text(&anew), "--json"])["kv_cache"].is_null());
+    // A model that says one thing and holds another.
+    let config = at("with").join("config.json");
+    let wrong = std::fs::read_to_string(&config).unwrap().replace("\"nuq3\"", "\"nuq4\"");
+    std::fs::write(&config, wrong).unwrap();
+    let line = fail(2, &["eval", text(&at("with")), "--tokens", tokens]);
+    assert!(line.contains("nuq4") && line.contains("levels"), "{line}");
+}
+
 /// Operands of attention in 8 bits, and products added as a matrix unit adds them.
 #[test]
 fn arithmetic_is_simulated() {

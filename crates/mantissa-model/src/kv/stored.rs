@@ -1,0 +1,122 @@
+//! Levels of a text that are stored with a model ([`KvLevels`]): found, read back and put to use.
+
+use std::ops::ControlFlow;
+
+use mantissa_store::convention::{KeyLevels, KvLevels, KvQuant};
+
+use super::book::Span;
+use super::calibrate::{KeyBook, LayerBooks, Text};
+use super::{KvCalibrationError, KvPolicy, KvQuantizer, KvScheme};
+use crate::config::ModelConfig;
+use crate::decoder::load_embedding;
+use crate::error::LoadError;
+use crate::layer::Layer;
+use crate::source::{SourceView, WeightSource};
+
+/// A model whose checkpoint asks nothing of the cache.
+pub struct CacheInF32<'a>(pub &'a dyn WeightSource);
+
+impl SourceView for CacheInF32<'_> {
+    fn base(&self) -> &dyn WeightSource {
+        self.0
+    }
+
+    fn kv_quant(&self, _: &str, _: usize) -> Result<Option<KvQuant>, LoadError> {
+        Ok(None)
+    }
+
+    fn kv_levels(&self, _: &str, _: usize) -> Result<Option<KvLevels>, LoadError> {
+        Ok(None)
+    }
+}
+
+/// The levels of `policy` for every layer of `source`, found on `windows` of tokens with keys and values in f32: those of
+/// [`Decoder::set_kv_calibrated`](crate::Decoder::set_kv_calibrated). One layer is in memory at a time. `tick` is asked before
+/// every window of a layer whether to go on.
+///
+/// # Errors
+/// [`KvCalibrationError`].
+pub fn find_kv_levels(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    policy: &KvPolicy,
+    windows: &[Vec<u32>],
+    tick: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Vec<KvLevels>, KvCalibrationError> {
+    // Whether the heads can be stored so.
+    policy.quantizer(config)?;
+    let plain = CacheInF32(source);
+    let mut text = Text::begin(config, &load_embedding(&plain, config)?, windows)?;
+    let mut levels = Vec::with_capacity(config.num_hidden_layers);
+    for layer in 0..config.num_hidden_layers {
+        let books = text.through(policy, config, &Layer::load(&plain, config, layer)?, tick)?;
+        levels.push(books.stored(policy));
+    }
+    Ok(levels)
+}
+
+/// Checks the levels that `source` brings, where it brings some.
+///
+/// # Errors
+/// They do not fit the model or their policy; as [`WeightSource::kv_levels`].
+pub fn check_kv_levels(source: &dyn WeightSource, config: &ModelConfig) -> Result<(), LoadError> {
+    (0..config.num_hidden_layers).try_for_each(|layer| of_layer(source, config, layer).map(|_| ()))
+}
+
+/// The quantizer of a layer for which `source` brings levels.
+pub(crate) fn of_layer(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    layer: usize,
+) -> Result<Option<KvQuantizer>, LoadError> {
+    let stored = source.kv_levels(&config.attention_module(layer), config.key_value_width())?;
+    let Some(stored) = stored else { return Ok(None) };
+    let refuse = |allowed| LoadError::KvScheme { scheme: stored.policy.clone(), allowed };
+    let policy: KvPolicy = stored.policy.parse().map_err(|_| refuse("a policy as --kv has it"))?;
+    if !policy.is_calibrated() || sizes(&stored) != sizes(&policy.blank_levels(config)) {
+        return Err(refuse("levels for every code of a policy that has such, and ranges of keys"));
+    }
+    policy.quantizer_with(config, &LayerBooks::of(stored)).map(Some)
+}
+
+/// Numbers of levels and ranges.
+fn sizes(levels: &KvLevels) -> (Option<[usize; 3]>, Option<usize>) {
+    let keys = levels.keys.as_ref().map(|k| [k.levels.len(), k.middles.len(), k.halves.len()]);
+    (keys, levels.values.as_ref().map(Vec::len))
+}
+
+impl KvPolicy {
+    /// Levels and ranges as they are stored of a layer, all of them 0.
+    pub fn blank_levels(&self, config: &ModelConfig) -> KvLevels {
+        let width = config.key_value_width();
+        let levels = |side: &Option<KvScheme>| match side {
+            Some(KvScheme::Nuq { bits, .. }) => Some(vec![0.0; 1 << bits]),
+            _ => None,
+        };
+        let zeros = || vec![0.0; width];
+        let keys = levels(&self.keys);
+        KvLevels {
+            policy: self.to_string(),
+            keys: keys.map(|levels| KeyLevels { levels, middles: zeros(), halves: zeros() }),
+            values: levels(&self.values),
+        }
+    }
+}
+
+impl LayerBooks {
+    fn stored(self, policy: &KvPolicy) -> KvLevels {
+        let keys = self.keys.map(|KeyBook { levels, spans }| {
+            let (middles, halves) = spans.into_iter().map(|span| (span.middle, span.half)).unzip();
+            KeyLevels { levels, middles, halves }
+        });
+        KvLevels { policy: policy.to_string(), keys, values: self.values }
+    }
+
+    fn of(stored: KvLevels) -> Self {
+        let keys = stored.keys.map(|KeyLevels { levels, middles, halves }| {
+            let spans = middles.into_iter().zip(halves).map(|(middle, half)| Span { middle, half });
+            KeyBook { levels, spans: spans.collect() }
+        });
+        LayerBooks { keys, values: stored.values }
+    }
+}

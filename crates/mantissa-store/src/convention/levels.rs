@@ -1,0 +1,131 @@
+//! Levels of a KV cache that a calibration text has decided, stored with a model in the native container.
+//!
+//! `config.json` has the policy, as text, under `quantization_config.kv_levels`. Beside the scales of an attention module `m` stand
+//! `m.k_levels` F32 `[codes]`, the level of each code of the keys, ascending; `m.k_ranges` F32 `[2, width]`, of each channel of the
+//! keys of all heads the middle and half the width of its range; and `m.v_levels` F32 `[codes]`, the levels of the values. A side
+//! that the policy stores otherwise has none.
+
+use super::{Convention, ModelFiles};
+use crate::finite::require_finite;
+use crate::{Dtype, Error, Result, TensorSpec};
+
+/// Key of the native container's `quantization_config`.
+pub(super) const KEY: &str = "kv_levels";
+
+/// Names of the tensors of an attention module.
+pub const SUFFIXES: [&str; 3] = ["k_levels", "k_ranges", "v_levels"];
+
+/// Most levels: those of 8 bits.
+const MOST: usize = 256;
+
+/// What a text has decided of the cache of one layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KvLevels {
+    /// How keys and values are stored, in the words of `--kv`.
+    pub policy: String,
+    /// Of the keys, where they have levels.
+    pub keys: Option<KeyLevels>,
+    /// Levels of the values, ascending, where they have such.
+    pub values: Option<Vec<f32>>,
+}
+
+/// Levels of keys, and what brings each channel to them: `middle + half · level`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KeyLevels {
+    /// Ascending.
+    pub levels: Vec<f32>,
+    /// Middles of all channels.
+    pub middles: Vec<f32>,
+    /// Half the widths of all channels.
+    pub halves: Vec<f32>,
+}
+
+impl KvLevels {
+    /// The tensors of the attention `module`, with their bytes.
+    pub fn tensors(&self, module: &str) -> Vec<(TensorSpec, Vec<u8>)> {
+        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let tensor = |suffix: &str, shape: Vec<usize>, values: &[f32]| {
+            (TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, shape), bytes(values))
+        };
+        let [k_levels, k_ranges, v_levels] = SUFFIXES;
+        let mut all = Vec::new();
+        if let Some(keys) = &self.keys {
+            let ranges = [&keys.middles[..], &keys.halves].concat();
+            all.push(tensor(k_levels, vec![keys.levels.len()], &keys.levels));
+            all.push(tensor(k_ranges, vec![2, keys.middles.len()], &ranges));
+        }
+        all.extend(self.values.as_ref().map(|levels| tensor(v_levels, vec![levels.len()], levels)));
+        all
+    }
+}
+
+impl ModelFiles {
+    /// How keys and values are stored under levels that the model brings, in the words of `--kv`; `None` where it brings none.
+    pub fn kv_policy(&self) -> Option<&str> {
+        match &self.convention {
+            Convention::Native(config) => config.levels(),
+            _ => None,
+        }
+    }
+
+    /// The levels of the attention `module`, of whose keys a token has `width` values.
+    ///
+    /// # Errors
+    /// A tensor has another dtype or shape, or holds what is no number, levels that do not ascend or a width below 0.
+    pub fn kv_levels(&self, module: &str, width: usize) -> Result<Option<KvLevels>> {
+        let Some(policy) = self.kv_policy() else { return Ok(None) };
+        let [k_levels, k_ranges, v_levels] = SUFFIXES.map(|suffix| format!("{module}.{suffix}"));
+        let keys = match self.levels(&k_levels)? {
+            None => None,
+            Some(levels) => {
+                let mut middles = self.f32s(&k_ranges, &[2, width])?;
+                let halves = middles.split_off(width);
+                if let Some(half) = halves.iter().find(|half| **half < 0.0) {
+                    let found = format!("half a width of {half}");
+                    return Err(self.fault(&k_ranges, found, "none below 0", ""));
+                }
+                Some(KeyLevels { levels, middles, halves })
+            }
+        };
+        Ok(Some(KvLevels { policy: policy.to_owned(), keys, values: self.levels(&v_levels)? }))
+    }
+
+    fn levels(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some(meta) = self.checkpoint().get(name) else { return Ok(None) };
+        let count = match meta.shape[..] {
+            [count] if count <= MOST && count.is_power_of_two() && count > 1 => count,
+            _ => {
+                let allowed = format!("[codes], a power of two up to {MOST}");
+                return Err(self.fault(name, format!("shape {:?}", meta.shape), allowed, ""));
+            }
+        };
+        let levels = self.f32s(name, &[count])?;
+        match levels.windows(2).position(|pair| pair[0] > pair[1]) {
+            None => Ok(Some(levels)),
+            Some(at) => {
+                let found = format!("{} after {}", levels[at + 1], levels[at]);
+                Err(self.fault(name, found, "levels that ascend", ""))
+            }
+        }
+    }
+
+    fn f32s(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let meta = self.meta(name)?;
+        self.expect_dtype(meta, &[Dtype::F32])?;
+        self.expect_shape(meta, shape)?;
+        let values = self.checkpoint().read_f32(name)?;
+        require_finite(&values, self.path_of(name), name)?;
+        Ok(values)
+    }
+}
+
+/// Refuses a model that says both that its cache has a scheme and that it has levels.
+pub(super) fn alone(path: &std::path::Path, scheme: bool, levels: bool) -> Result<()> {
+    match scheme && levels {
+        true => {
+            let field = format!("quantization_config.{KEY}");
+            Err(Error::field(path, field, "levels and a scheme of the cache", "one of them", ""))
+        }
+        false => Ok(()),
+    }
+}
