@@ -394,9 +394,9 @@ impl<'a> Calibration<'a> {
         if inputs.is_empty() && !through {
             return Ok(());
         }
-        let mut running = self.start(layer, inputs, through)?;
+        let (mut running, mut workers) = (self.start(layer, inputs, through), self.workers()?);
         for windows in self.batches() {
-            self.step(&mut running, windows, &mut take)?;
+            self.step(&mut running, &mut workers, windows, &mut take)?;
             go_on(tick)?;
         }
         self.finish(running);

@@ -1,6 +1,8 @@
 //! Statistics of what the inputs of linear layers have become: the windows go through a layer of the model that is made and of the
 //! original side by side.
 
+use std::mem::swap;
+
 use mantissa_model::{LinearInput, ModelConfig};
 
 use super::{CalibrateError, CalibratedLayer, Calibration, CalibrationSet, Tick, go_on};
@@ -29,12 +31,16 @@ impl Calibration<'_> {
         let mut all: Vec<Moved> = inputs.iter().map(new).collect::<Result<_, CalibrateError>>()?;
         let threads = self.threads;
         let (mut now, mut before) =
-            (self.start(layer, inputs, false)?, reference.start(original, inputs, false)?);
+            (self.start(layer, inputs, false), reference.start(original, inputs, false));
+        // The same workers for both: only what they saw is kept meanwhile.
+        let mut workers = self.workers()?;
+        let mut seen = vec![Vec::new(); workers.len()];
         for windows in self.batches() {
-            self.step(&mut now, windows.clone(), &mut |_, _| {})?;
-            reference.step(&mut before, windows.clone(), &mut |_, _| {})?;
-            for (now, before) in now.workers.iter().zip(&before.workers).take(windows.len()) {
-                for (((hessian, drift), now), before) in all.iter_mut().zip(&now.seen).zip(&before.seen) {
+            self.step(&mut now, &mut workers, windows.clone(), &mut |_, _| {})?;
+            seen.iter_mut().zip(&mut workers).for_each(|(seen, worker)| swap(seen, &mut worker.seen));
+            reference.step(&mut before, &mut workers, windows.clone(), &mut |_, _| {})?;
+            for (now, worker) in seen.iter().zip(&mut workers).take(windows.len()) {
+                for (((hessian, drift), now), before) in all.iter_mut().zip(now).zip(&mut worker.seen) {
                     hessian.add(now, threads);
                     drift.add(before, now, threads);
                 }
@@ -47,15 +53,14 @@ impl Calibration<'_> {
     }
 
     /// Bytes that [`statistics_beside`](Self::statistics_beside) takes beside what [`statistics`](Self::statistics) does, both layers
-    /// aside: the drift, and a second window for each thread.
+    /// aside: the drift, and what was seen of a second window for each thread.
     pub(crate) fn beside_bytes(
         config: &ModelConfig,
         set: &CalibrationSet,
         input: LinearInput,
         threads: usize,
     ) -> u64 {
-        let window = Self::statistics_bytes(config, set, input, threads);
-        let change = 4 * (set.longest() * config.input_width(input)) as u64;
-        window.saturating_add(Self::pass_bytes(config, set, threads)).saturating_add(change)
+        let (width, threads) = (config.input_width(input), threads.clamp(1, set.windows.len().max(1)) as u64);
+        Drift::bytes_needed(width).saturating_add(4 * threads * (set.longest() * width) as u64)
     }
 }

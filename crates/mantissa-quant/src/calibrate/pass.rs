@@ -31,8 +31,6 @@ pub(super) struct Running<'l> {
     /// Where it ends, and what the windows are there if that is wider.
     came: Place,
     room: Option<States>,
-    /// One for each thread: what the last step left.
-    pub(super) workers: Vec<Worker>,
 }
 
 impl Calibration<'_> {
@@ -48,23 +46,27 @@ impl Calibration<'_> {
         layer: &'l CalibratedLayer,
         inputs: &'l [LinearInput],
         through: bool,
-    ) -> Result<Running<'l>, CalibrateError> {
+    ) -> Running<'l> {
         let kept = self.kept.take().filter(|kept| kept.serves(layer, inputs));
         let (from, inside) = kept.map_or((Place::Input, None), |kept| (kept.place, Some(kept.states)));
-        let workers = (0..self.threads).map(|_| Worker::new(self.config, self.longest));
-        let workers = workers.collect::<Result<Vec<_>, _>>()?;
-        Ok(Running { layer, inputs, through, from, inside, came: from, room: None, workers })
+        Running { layer, inputs, through, from, inside, came: from, room: None }
     }
 
-    /// Takes a [batch](Self::batches) of windows on; `take` has the worker of each, in their order, and its tokens.
+    /// One for each thread.
+    pub(super) fn workers(&self) -> Result<Vec<Worker>, CalibrateError> {
+        (0..self.threads).map(|_| Ok(Worker::new(self.config, self.longest)?)).collect()
+    }
+
+    /// Takes a [batch](Self::batches) of windows on, which leaves in `workers` what it was made for; `take` has the worker of each, in their order, and its tokens.
     pub(super) fn step(
         &mut self,
         running: &mut Running<'_>,
+        workers: &mut [Worker],
         windows: Range<usize>,
         take: &mut impl FnMut(&Worker, usize),
     ) -> Result<(), CalibrateError> {
         let config = self.config;
-        let Running { layer, inputs, through, from, inside, came, room, workers } = running;
+        let Running { layer, inputs, through, from, inside, came, room } = running;
         let (states, inside_now) = (&self.states, inside.as_ref());
         let pass = Pass { layer, config, states, from: *from, inside: inside_now, inputs, through: *through };
         for_each(self.threads, windows.clone().zip(&mut *workers), |(window, worker)| {

@@ -49,11 +49,12 @@ impl Drift {
         4 * (cols as u64).saturating_mul(cols as u64)
     }
 
-    /// Adds the inputs `original` and `now` (`[t, cols]`), the same tokens in both. The sum's bits do not depend on `threads`.
+    /// Adds the inputs `original` and `now` (`[t, cols]`), the same tokens in both; `original` becomes their difference. The sum's bits do
+    /// not depend on `threads`.
     ///
     /// # Panics
     /// If these are not as many whole rows.
-    pub fn add(&mut self, original: &[f32], now: &[f32], threads: usize) {
+    pub fn add(&mut self, original: &mut [f32], now: &[f32], threads: usize) {
         let k = self.cols.max(1);
         let tokens = now.len() / k;
         assert!(
@@ -62,7 +63,8 @@ impl Drift {
             original.len(),
             now.len()
         );
-        let change: Vec<f32> = original.iter().zip(now).map(|(original, now)| original - now).collect();
+        original.iter_mut().zip(now).for_each(|(original, now)| *original -= now);
+        let change = &*original;
         for_each(threads, self.sum.chunks_mut(BAND * k).enumerate(), |(band, sum)| {
             let rows = sum.len() / k;
             let change = MatRef::with_stride(&change[band * BAND..], tokens, rows, k);
@@ -186,8 +188,10 @@ mod tests {
         hessian.add(now, threads);
         // In two windows.
         let half = original.len() / cols / 2 * cols;
-        drift.add(&original[..half], &now[..half], threads);
-        drift.add(&original[half..], &now[half..], threads);
+        let mut original = original.clone();
+        let (first, second) = original.split_at_mut(half);
+        drift.add(first, &now[..half], threads);
+        drift.add(second, &now[half..], threads);
         (hessian, drift)
     }
 
