@@ -3,7 +3,7 @@
 
     bench/memory.py BINARY WORK_FOLDER [MODEL ...]
 
-Runs three recipes over each MODEL, and over a synthetic one of 0.2 GB made in WORK_FOLDER. Measured is the larger of the
+Runs four recipes over each MODEL, and over a synthetic one of 0.2 GB made in WORK_FOLDER. Measured is the larger of the
 greatest RssAnon seen in /proc/PID/status, looked at about every millisecond, and VmHWM less the file pages at the end, which
 misses no peak. Exits with 1 where the prediction is more than 10 % off.
 """
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-RECIPES = ["rtn-int4-g128", "nvfp4", "gptq-int4-g128"]
+RECIPES = ["rtn-int4-g128", "nvfp4", "gptq-int4-g128", "gptaq-int4-g128"]
 SYNTH = "--preset tiny --hidden 3072 --layers 1 --heads 24 --kv-heads 8 --ffn 8192 --vocab 2000".split()
 TOLERANCE = 0.10
 
@@ -59,7 +59,7 @@ def main():
                 out = work / "out"
                 command = [binary, "quantize", str(model), "--recipe", recipe, "--out", str(out), "--quiet"]
                 command += [f"--verify={verify}", "--threads", "2"]
-                if recipe.startswith("gptq"):
+                if recipe.startswith("gpt"):
                     command += ["--calibration-tokens", str(windows)]
                 plan = json.loads(subprocess.check_output([*command, "--dry-run", "--json"]))
                 predicted, measured = plan["predicted_peak_memory"], peak(command)

@@ -12,6 +12,8 @@
 //! Windows run on several threads, a fixed number of tokens is summed at a time, and windows are added in their order:
 //! Hessians have the same bits on any number of threads.
 
+mod beside;
+mod pass;
 mod sample;
 mod states;
 mod worker;
@@ -20,7 +22,6 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use mantissa_eval::Sequence;
-use mantissa_kernels::for_each;
 use mantissa_model::flow::MIN_ROWS;
 use mantissa_model::{
     Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig,
@@ -30,10 +31,11 @@ use mantissa_num::stored::Map;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
 
+use pass::Kept;
 pub(crate) use sample::Sample;
 pub(crate) use states::IN_MEMORY;
 pub use states::States;
-use worker::{Pass, Worker};
+use worker::Worker;
 
 use crate::gptq::{GptqError, Hessian};
 use crate::quality::TokenSet;
@@ -126,16 +128,6 @@ pub struct Calibration<'a> {
     /// Whether the windows are kept inside a layer for its next pass.
     keeps: bool,
     kept: Option<Kept>,
-}
-
-/// The windows inside a layer, where a pass for one of its inputs has left them.
-struct Kept {
-    layer: usize,
-    place: Place,
-    /// How often weights before the place had been replaced.
-    revision: u32,
-    /// `[tokens, query width]` of each window at its heads, `[tokens, hidden]` in the middle.
-    states: States,
 }
 
 /// What is summed over the tokens of an input.
@@ -402,60 +394,13 @@ impl<'a> Calibration<'a> {
         if inputs.is_empty() && !through {
             return Ok(());
         }
-        let (config, threads, count) = (self.config, self.threads, self.states.len());
-        let kept = self.kept.take().filter(|kept| kept.serves(layer, inputs));
-        let (from, mut inside) = kept.map_or((Place::Input, None), |kept| (kept.place, Some(kept.states)));
-        let (mut came, mut room) = (from, None);
-        let mut workers =
-            (0..threads).map(|_| Worker::new(config, self.longest)).collect::<Result<Vec<_>, _>>()?;
-        for first in (0..count).step_by(threads) {
-            let windows = first..count.min(first + threads);
-            let (states, inside_now) = (&self.states, inside.as_ref());
-            let pass = Pass { layer, config, states, from, inside: inside_now, inputs, through };
-            for_each(threads, windows.clone().zip(&mut workers), |(window, worker)| worker.run(pass, window));
-            for (window, worker) in windows.zip(&mut workers) {
-                worker.take_result(window)?;
-                take(worker, worker.states.len() / config.hidden_size);
-                if through {
-                    self.states.put(window, &worker.states)?;
-                } else if self.keeps && worker.came > from {
-                    came = worker.came;
-                    self.keep(window, worker.inside(), &mut inside, &mut room)?;
-                }
-            }
+        let (mut running, mut workers) = (self.start(layer, inputs, through), self.workers()?);
+        for windows in self.batches() {
+            self.step(&mut running, &mut workers, windows, &mut take)?;
             go_on(tick)?;
         }
-        if through {
-            self.next = layer.index + 1;
-        } else {
-            let revision = layer.revision(came);
-            self.kept =
-                room.or(inside).map(|states| Kept { layer: layer.index, place: came, revision, states });
-        }
+        self.finish(running);
         Ok(())
-    }
-
-    /// Keeps a window inside a layer: in the place of what it was further back, if that is as wide, or else in `room`.
-    fn keep(
-        &self,
-        window: usize,
-        values: &[f32],
-        inside: &mut Option<States>,
-        room: &mut Option<States>,
-    ) -> Result<(), CalibrateError> {
-        if let Some(inside) = inside.as_mut().filter(|inside| inside.elements(window) == values.len()) {
-            return Ok(inside.put(window, values)?);
-        }
-        let hidden = self.config.hidden_size;
-        let tokens = |window| self.states.elements(window) / hidden;
-        let width = values.len() / tokens(window).max(1);
-        let room = match room {
-            Some(room) => room,
-            None => {
-                room.insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), IN_MEMORY)?)
-            }
-        };
-        Ok(room.put(window, values)?)
     }
 
     /// Takes the windows through `layer`, as it now is, to the next one. `tick` is asked after every window of each thread;
@@ -496,16 +441,6 @@ impl<'a> Calibration<'a> {
             }
         })?;
         Ok(peaks)
-    }
-}
-
-impl Kept {
-    /// Whether a pass through `layer`, as it now is, may begin here to find `inputs`.
-    fn serves(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
-        let turn =
-            if self.place == Place::Heads { LinearInput::O.turn() } else { LinearInput::GateUp.turn() };
-        let behind = inputs.iter().all(|input| input.turn() >= turn);
-        self.layer == layer.index && self.revision == layer.revision(self.place) && behind
     }
 }
 

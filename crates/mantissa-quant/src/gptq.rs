@@ -23,12 +23,14 @@
 //! it takes no part in anything else. (There, its diagonal is set to 1 and counts in λ, which then depends on the scale of H;
 //! here λ is of the live columns.)
 
+mod drift;
 mod hessian;
 mod solve;
 
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
 use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
 
+pub use drift::{Drift, correction_bytes};
 pub use hessian::Hessian;
 
 /// What a group's scale is taken from.
@@ -80,6 +82,8 @@ pub struct GptqOptions {
     pub groups: GroupOrder,
     /// How much of that it covers.
     pub range: GroupRange,
+    /// The share of their input's [`Drift`] that weights make up for: 0 in GPTQ, 1 all of it.
+    pub asymmetric: f32,
 }
 
 impl GptqOptions {
@@ -99,6 +103,7 @@ impl Default for GptqOptions {
             act_order: true,
             groups: GroupOrder::Static,
             range: GroupRange::Mse,
+            asymmetric: 0.0,
         }
     }
 }
@@ -437,12 +442,16 @@ pub fn check_scheme(
 }
 
 fn check_options(options: GptqOptions) -> Result<(), GptqError> {
-    let GptqOptions { damp, block, .. } = options;
+    let GptqOptions { damp, block, asymmetric, .. } = options;
     if !(0.0..=1.0).contains(&damp) {
         return Err(GptqError::Option { option: "damp", found: damp, allowed: "0 to 1" });
     }
     if block == 0 {
         return Err(GptqError::Option { option: "block", found: 0.0, allowed: "at least 1" });
+    }
+    if !(0.0..=1.0).contains(&asymmetric) {
+        let found = f64::from(asymmetric);
+        return Err(GptqError::Option { option: "asymmetric", found, allowed: "0 to 1" });
     }
     Ok(())
 }

@@ -3,7 +3,8 @@
 //! What a method makes of a weight is to err less in the layer's output than rounding to nearest in the same scheme does. The measure is
 //! `tr((W - Q) H (W - Q)ᵀ)`, the mean over tokens of the squared error of the layer's output, with `H = XᵀX / t` of what the layer
 //! reads behind the quantized layers before it: on windows that the method has not seen, where some are held out, on the
-//! calibration where not. A solution that errs more is given up for the rounded weight, and the layer's report says both figures.
+//! calibration where not. Where weights make up for what their input has become ([`Drift`](crate::gptq::Drift)), W is what they would be
+//! at full precision. A solution that errs more is given up for the rounded weight, and the layer's report says both figures.
 
 use mantissa_model::LinearInfo;
 use mantissa_num::{Quantized, Scheme, TensorError};
@@ -132,10 +133,13 @@ impl Judge {
         if solved.fallback.is_some() {
             return Ok(solved);
         }
-        let Case { plan, source, info, scheme, w, outer } = *case;
+        let Case { plan, source, info, scheme, w, outer, target } = *case;
         let (mut scratch, threads) = (Scratch::default(), plan.threads());
         let nearest = round_to_nearest(plan, source, info, scheme, w, outer)?;
-        let values = whole(source, info, w, &mut scratch)?;
+        let values = match target {
+            Some(target) => target,
+            None => whole(source, info, w, &mut scratch)?,
+        };
         let error = |of: &Solved| {
             self.error(values, &of.quantized, of.g_idx.as_deref(), threads).map_err(|error| {
                 let (path, tensor) = (source.path().to_owned(), format!("{}.weight", info.module));
@@ -165,6 +169,8 @@ pub(crate) struct Case<'a> {
     pub(crate) w: &'a DenseTensor<'a>,
     /// The tensor-wide scale, where fused partners share one.
     pub(crate) outer: Option<f32>,
+    /// What `w` should be, where it makes up for what its input has become.
+    pub(crate) target: Option<&'a [f32]>,
 }
 
 #[cfg(test)]

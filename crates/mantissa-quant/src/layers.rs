@@ -203,7 +203,7 @@ impl<'a> Layers<'a> {
                     _ => self.clipped(info, scheme, &w, outer)?,
                 };
                 match &mut self.sequential {
-                    Some(sequential) => sequential.judge(info, scheme, &w, outer, solved, tick),
+                    Some(sequential) => sequential.judge((info, scheme, outer), &w, None, solved, tick),
                     None => Ok(solved),
                 }
             }

@@ -13,7 +13,7 @@ use mantissa_train::LayerTrainer;
 use crate::autoround::{ErrorMetric, LearnedWeight};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gguf;
-use crate::gptq::{self, Hessian};
+use crate::gptq::{self, Drift, Hessian};
 use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, spec_bytes};
@@ -21,7 +21,9 @@ use crate::qtip;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Transform};
 use crate::rtn;
-use crate::sequential::{EXPERTS_AT_ONCE, learning_options, metrics_buffers, metrics_bytes, outputs_bytes};
+use crate::sequential::{
+    EXPERTS_AT_ONCE, asymmetric, learning_options, makes_up, metrics_buffers, metrics_bytes, outputs_bytes,
+};
 use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
@@ -233,6 +235,10 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
     let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
     let buffers = vec![
         ("states of the calibration", states(plan, set)),
+        (
+            "states in the original model",
+            if asymmetric(plan) { Calibration::state_bytes(&plan.config, set) } else { 0 },
+        ),
         ("embedding", 4 * table),
         ("embedding as it is read", stored_table(plan)),
     ];
@@ -304,10 +310,18 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let (threads, cols) = (plan.options.threads, info.cols as u64);
     let of_layer = plan.config.layer_linears(info.layer).into_iter();
     let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
+    // GPTAQ's: the original model beside the one that is made.
+    let beside = |bytes: u64| if makes_up(plan, info.kind.input()) { bytes } else { 0 };
+    let drift = beside(Drift::bytes_needed(info.cols));
     let base = [
         ("states of the calibration", states(plan, set)),
         ("states inside the layer", kept(plan, set)),
         ("layer in f32", layer),
+        (
+            "states in the original model, and inside its layer",
+            beside(Calibration::state_bytes(&plan.config, set) + Calibration::kept_bytes(&plan.config, set)),
+        ),
+        ("layer of the original model in f32", beside(layer)),
         ("second moments of gradients", outputs_bytes(plan)),
     ];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
@@ -343,12 +357,16 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
                 ("buffers of the calibration", Calibration::pass_bytes(&plan.config, set, threads)),
                 ("Hessian and inputs of a window per thread", statistics),
                 ("Hessian of held-out windows", unseen),
+                ("the same in the original model", {
+                    beside(Calibration::beside_bytes(&plan.config, set, info.kind.input(), threads))
+                }),
             ],
         ),
         stage(
             "factor for",
             &[
                 ("Hessian", hessian + unseen + rotated),
+                ("drift", drift),
                 ("factor and its scratch", gptq::factor_bytes(info.cols) + others),
             ],
         ),
@@ -356,6 +374,8 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
             "solve",
             &[
                 ("factor", factor + rotated / 2),
+                ("drift", drift),
+                ("corrected weight", beside(gptq::correction_bytes(info.rows, info.cols, threads))),
                 ("moments by which it is judged", judging[0]),
                 ("rounded to nearest, and errors", judging[1]),
                 ("weight as it is read and in f32", 2 * 4 * weights),

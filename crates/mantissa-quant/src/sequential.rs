@@ -14,6 +14,7 @@
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
+mod asymmetric;
 mod fisher;
 mod learning;
 mod rotated;
@@ -31,7 +32,7 @@ use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
-use crate::gptq::{GptqError, Hessian, InverseFactor, dequantize_by_group};
+use crate::gptq::{Drift, GptqError, Hessian, InverseFactor, dequantize_by_group};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
 use crate::layers::{Solved, round_to_nearest, whole};
@@ -40,6 +41,7 @@ use crate::qtip::RotatedInput;
 use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
+pub(crate) use asymmetric::{asymmetric, makes_up};
 pub(crate) use fisher::{metrics_buffers, metrics_bytes};
 pub(crate) use learning::{ToLearn, options as learning_options};
 pub(crate) use rotated::outputs_bytes;
@@ -60,6 +62,8 @@ pub(crate) struct Sequential<'a> {
     solvers: Vec<(LinearInput, Solver)>,
     /// Of the layer at hand: by what solutions are held against rounding to nearest.
     judges: Vec<(LinearInput, Judge)>,
+    /// Of GPTAQ.
+    original: asymmetric::Original<'a>,
     /// Of AutoRound.
     learning: learning::Learning<'a>,
     /// Scales of inputs that are stored.
@@ -73,7 +77,8 @@ pub(crate) const EXPERTS_AT_ONCE: usize = 8;
 
 /// What there is to solve the weights that share an input with.
 enum Solver {
-    Gptq(Box<InverseFactor>),
+    /// GPTQ's, and how the input has moved where weights make up for that.
+    Gptq(Box<InverseFactor>, Option<Drift>),
     /// QTIP's, and why it knows nothing of the input, where it does not.
     Rotated(Box<RotatedInput>, Option<String>),
     /// Nothing, and why.
@@ -96,6 +101,7 @@ impl<'a> Sequential<'a> {
             layer: None,
             solvers: Vec::new(),
             judges: Vec::new(),
+            original: asymmetric::Original::default(),
             learning: learning::Learning::default(),
             input_scales: None,
             outputs: None,
@@ -143,8 +149,12 @@ impl<'a> Sequential<'a> {
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
         let input = info.kind.input();
+        let mut target = None;
         let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
-            Some(Solver::Gptq(factor)) => self.solve(factor, info, scheme, w, outer)?,
+            Some(Solver::Gptq(factor, drift)) => {
+                target = self.target(factor, drift.as_ref(), info, w)?;
+                self.solve(factor, info, scheme, w, target.as_deref(), outer)?
+            }
             Some(Solver::Rotated(input, why)) => self.solve_rotated(input, why.clone(), info, scheme, w)?,
             Some(Solver::RoundToNearest(why)) => Solved {
                 fallback: Some(why.clone()),
@@ -152,22 +162,22 @@ impl<'a> Sequential<'a> {
             },
             None => round_to_nearest(self.plan, self.source, info, scheme, w, outer)?,
         };
-        self.judge(info, scheme, w, outer, solved, tick)
+        self.judge((info, scheme, outer), w, target.as_deref(), solved, tick)
     }
 
-    /// A layer that is solved, or rounded to nearest where that errs less, put in its place.
+    /// A layer that is solved, for what it [should be](Self::target) if that is not the weight, or rounded to nearest where that errs less,
+    /// put in its place.
     pub(crate) fn judge(
         &mut self,
-        info: &LinearInfo,
-        scheme: &Scheme,
+        (info, scheme, outer): (&LinearInfo, &Scheme, Option<f32>),
         w: &DenseTensor<'_>,
-        outer: Option<f32>,
+        target: Option<&[f32]>,
         solved: Solved,
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
-        let case = Case { plan: self.plan, source: self.source, info, scheme, w, outer };
+        let case = Case { plan: self.plan, source: self.source, info, scheme, w, outer, target };
         let solved = match self.judges.iter().find(|(of, _)| *of == info.kind.input()) {
             Some((_, judge)) => judge.better(&case, solved)?,
             None => solved,
@@ -185,18 +195,19 @@ impl<'a> Sequential<'a> {
         info: &LinearInfo,
         scheme: &Scheme,
         w: &DenseTensor<'_>,
+        target: Option<&[f32]>,
         outer: Option<f32>,
     ) -> Result<Solved> {
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
-        let threads = self.plan.options.threads;
+        let (target, threads) = (target.unwrap_or(w), self.plan.options.threads);
         let result = if self.plan.container == Container::Exl2 {
             let (scheme, shape) = (exl2::with_f16_scales(scheme), (info.rows, info.cols));
-            let scales = exl2::searched_scales(&scheme, w, shape, factor.diagonal(), threads);
+            let scales = exl2::searched_scales(&scheme, target, shape, factor.diagonal(), threads);
             let scales = scales.ok_or_else(|| exl2::out_of_reach(self.source, info))?;
-            factor.quantize_under(&scheme, w, &scales, threads)
+            factor.quantize_under(&scheme, target, &scales, threads)
         } else {
-            factor.quantize(scheme, w, outer, threads)
+            factor.quantize(scheme, target, outer, threads)
         };
         let result = result.map_err(|error| self.gptq_error(info, error))?;
         let stats = match &result.g_idx {
@@ -259,6 +270,9 @@ impl<'a> Sequential<'a> {
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
             };
             self.calibration = Some(begin(windows)?);
+            if asymmetric(self.plan) {
+                self.original.states = Some(begin(windows)?);
+            }
             let unseen = &self.plan.options.held_out;
             if !unseen.is_empty() {
                 self.held_out = Some(begin(unseen)?);
@@ -277,12 +291,12 @@ impl<'a> Sequential<'a> {
         self.judges.clear();
         let Some(layer) = self.layer.take() else { return Ok(()) };
         let inputs = self.together(layer.index(), input);
-        let hessians = self.calibration()?.statistics(&layer, &inputs, tick);
+        let moments = self.moments(&layer, &inputs, tick);
         let unseen = self.held_out.as_mut().map(|unseen| unseen.statistics(&layer, &inputs, tick));
         let index = layer.index();
         self.layer = Some(layer);
         let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
-        for ((input, hessian), unseen) in inputs.into_iter().zip(hessians?).zip(unseen) {
+        for ((input, (hessian, drift)), unseen) in inputs.into_iter().zip(moments?).zip(unseen) {
             if self.plan.recipe.method == Method::Qtip {
                 // There is no rounding to nearest of a trellis to hold it against.
                 let solver = self.rotated(index, input, hessian)?;
@@ -290,7 +304,7 @@ impl<'a> Sequential<'a> {
                 continue;
             }
             if self.plan.recipe.method == Method::Gptq {
-                let solver = self.solver(&hessian, index, input)?;
+                let solver = self.solver(&hessian, drift, index, input)?;
                 self.solvers.push((input, solver));
             }
             self.judges.push((input, Judge::new(hessian, unseen)));
@@ -298,7 +312,13 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    fn solver(&self, hessian: &Hessian, layer: usize, input: LinearInput) -> Result<Solver> {
+    fn solver(
+        &self,
+        hessian: &Hessian,
+        drift: Option<Drift>,
+        layer: usize,
+        input: LinearInput,
+    ) -> Result<Solver> {
         if hessian.tokens() == 0 {
             return Ok(Solver::RoundToNearest("no token of the calibration was routed to it".to_owned()));
         }
@@ -306,7 +326,7 @@ impl<'a> Sequential<'a> {
             Ok(factor) if factor.dead_columns() == factor.cols() => {
                 Ok(Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned()))
             }
-            Ok(factor) => Ok(Solver::Gptq(Box::new(factor))),
+            Ok(factor) => Ok(Solver::Gptq(Box::new(factor), drift)),
             Err(error @ GptqError::Singular { .. }) => Ok(Solver::RoundToNearest(error.to_string())),
             Err(error) => {
                 let what = format!("layer {layer}, input of {:?}", input.readers().collect::<Vec<_>>());

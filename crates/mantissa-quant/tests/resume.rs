@@ -95,6 +95,7 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
     for (recipe, container) in [
         ("gptq-int4-g32-asym", None),
         ("gptq-nvfp4", None),
+        ("gptaq-int4-g32", None),
         ("gptq-int3-g16", Some(Container::Native)),
         ("gptq-int3-g16+kv-nuq3-10%,pre-rope", None),
         (ordered.to_str().unwrap(), None),

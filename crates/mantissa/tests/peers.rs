@@ -148,7 +148,13 @@ fn divergence_of_gptq() {
     let Some(model) = shared("models/babyllama-105") else { return };
     let windows = |key| tokens("babyllama-105-tokens.json", key).unwrap();
     let temp = TempDir::new().unwrap();
-    let limits = [("gptq-int4-g32", 0.0195), ("gptq-int4-g32-asym", 0.0145), ("gptq-int3-g32-asym", 0.0725)];
+    let limits = [
+        ("gptq-int4-g32", 0.0195),
+        ("gptq-int4-g32-asym", 0.0145),
+        ("gptq-int3-g32-asym", 0.0725),
+        // Whose weights make up for what their inputs have become: no peer is as good without learning.
+        ("gptaq-int4-g32", 0.0125),
+    ];
     for (recipe, limit) in limits {
         let out = temp.path().join(recipe);
         let (model, out) = (model.to_str().unwrap(), out.to_str().unwrap());

@@ -204,7 +204,7 @@ impl Hessian {
 }
 
 /// A `[k, k]` matrix of zeros.
-fn zeros<T: Clone + Default>(k: usize) -> Result<Vec<T>, GptqError> {
+pub(super) fn zeros<T: Clone + Default>(k: usize) -> Result<Vec<T>, GptqError> {
     let bytes = (k as u64).saturating_mul(k as u64).saturating_mul(size_of::<T>() as u64);
     let memory = || GptqError::Memory { bytes };
     let len = k.checked_mul(k).ok_or_else(memory)?;

@@ -23,6 +23,7 @@
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //! range = "mse"                  # how much of its range it covers: mse, amax
+//! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 in names gptaq-SCHEME
 //!
 //! [smooth]                       # optional, only with transform = "smooth"
 //! alpha = 0.5                    # 0.0 to 1.0, or "search"

@@ -43,12 +43,19 @@ pub const METHODS: [(&str, Method); 6] = [
     ("qtip", Method::Qtip),
 ];
 
+/// The name of GPTQ whose weights make up for what their inputs have become, as GPTAQ has them.
+const GPTAQ: &str = "gptaq";
+
+/// The share of it that they make up for under that name: on the models measured all is no better.
+const GPTAQ_SHARE: f32 = 0.5;
+
 /// Recipes by name, most of them short for what they stand for.
-pub const ALIASES: [(&str, &str); 18] = [
+pub const ALIASES: [(&str, &str); 19] = [
     ("rtn-int4-g128", "rtn-int4-g128"),
     ("hqq-int4-g64", "hqq-int4-g64"),
     ("gptq-int4-g128", "gptq-int4-g128"),
     ("gptq-nvfp4", "gptq-nvfp4"),
+    ("gptaq-int4-g128", "gptaq-int4-g128"),
     ("awq-int4-g128-asym", "awq-int4-g128-asym"),
     ("autoround-int4-g128", "autoround-int4-g128"),
     ("autoround-nvfp4", "autoround-nvfp4"),
@@ -94,6 +101,8 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
+    let drifts = rest.strip_prefix(GPTAQ).is_some_and(|rest| rest.starts_with('-'));
+    let asymmetric = if drifts { GPTAQ_SHARE } else { 0.0 };
     let (mut activations, mut kv, mut kv_levels) = (None, None, None);
     for part in parts {
         if let Some(rest) = part.strip_prefix("kv-") {
@@ -115,7 +124,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         name: text.to_owned(),
         transform,
         method,
-        gptq: GptqOptions::default(),
+        gptq: GptqOptions { asymmetric, ..GptqOptions::default() },
         autoround: AutoRoundOptions::of(&weights),
         qtip: QtipOptions::default(),
         weights,
@@ -162,14 +171,19 @@ fn transform_and_rest(part: &str) -> (Option<Transform>, &str) {
     found.unwrap_or((None, part))
 }
 
+/// Methods by what recipe names call them.
+fn named_methods() -> impl Iterator<Item = (&'static str, Method)> {
+    METHODS.into_iter().chain([(GPTAQ, Method::Gptq)])
+}
+
 /// After a transform, a method that is not named is round to nearest.
 fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Method, Scheme), RecipeError> {
     // "rtn-mse-…" is not a scheme of "rtn": the longest name counts.
     let rest = |name: &str| part.strip_prefix(name)?.strip_prefix('-');
-    let named = METHODS.iter().filter_map(|(name, method)| Some((*method, rest(name)?)));
+    let named = named_methods().filter_map(|(name, method)| Some((method, rest(name)?)));
     let found = named.min_by_key(|(_, rest)| rest.len()).or_else(|| after.then_some((Method::Rtn, part)));
     let (method, rest) = found.ok_or_else(|| {
-        let names: Vec<_> = METHODS.iter().map(|(name, _)| format!("{name}-SCHEME")).collect();
+        let names: Vec<_> = named_methods().map(|(name, _)| format!("{name}-SCHEME")).collect();
         let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();
         let file_types = FILE_TYPES.iter().map(|ty| ty.name);
         let near = super::suggestion(text, aliases.iter().copied().chain(file_types.clone()));
@@ -212,6 +226,10 @@ mod tests {
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::RtnMse, "int4-g32"));
+        let gptaq = parse("rotate-gptaq-int4-g32").unwrap();
+        let options = GptqOptions { asymmetric: 0.5, ..GptqOptions::default() };
+        assert_eq!((gptaq.method, gptaq.gptq), (Method::Gptq, options));
+        assert_eq!(parse("rotate-gptq-int4-g32").unwrap().gptq, GptqOptions::default());
         let recipe = parse("hqq-int4-g64").unwrap();
         assert_eq!(
             (recipe.method, recipe.weights.to_string().as_str()),

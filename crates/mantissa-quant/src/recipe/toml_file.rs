@@ -42,7 +42,7 @@ const SMOOTH_KEYS: [&str; 1] = ["alpha"];
 const ROTATE_KEYS: [&str; 4] = ["residual", "values", "online", "seed"];
 const SPIN_KEYS: [&str; 8] =
     ["residual", "values", "online", "seed", "iterations", "rate", "batch_tokens", "gradient"];
-const GPTQ_KEYS: [&str; 5] = ["damp", "block", "act_order", "groups", "range"];
+const GPTQ_KEYS: [&str; 6] = ["damp", "block", "act_order", "groups", "range", "asymmetric"];
 const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
 
 const QTIP_KEYS: [&str; 2] = ["metric", "damp"];
@@ -225,6 +225,7 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
     }
     options.groups = reader.one_of("groups", &GROUP_ORDERS)?.unwrap_or(options.groups);
     options.range = reader.one_of("range", &GROUP_RANGES)?.unwrap_or(options.range);
+    options.asymmetric = reader.number("asymmetric", 1.0)?.unwrap_or(options.asymmetric);
     Ok(options)
 }
 
@@ -437,10 +438,11 @@ mod tests {
 
     #[test]
     fn gptq_has_its_own_table() {
-        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"\nrange = \"amax\"";
+        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"\nrange = \"amax\"\nasymmetric = 0.5";
         let options = parse("r.toml", text).unwrap().gptq;
         let (groups, range) = (crate::gptq::GroupOrder::Original, crate::gptq::GroupRange::Amax);
-        assert_eq!(options, GptqOptions { damp: 0.1, block: 64, act_order: false, groups, range });
+        let (damp, block, asymmetric) = (0.1, 64, 0.5);
+        assert_eq!(options, GptqOptions { damp, block, act_order: false, groups, range, asymmetric });
         let plain = parse("r.toml", "method = \"gptq\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.gptq, GptqOptions::default());
     }

@@ -70,6 +70,8 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
         ("qwen3-moe", "gptq-int4-g8"),
         ("deepseek-v3", "gptq-int4-g8"),
         ("gpt2", "gptq-int4-g8"),
+        ("gemma2", "gptaq-int4-g8"),
+        ("qwen3-moe", "gptaq-int4-g8+int8-token"),
         ("gpt2", "awq-int4-g8-asym"),
         ("qwen3-moe", "awq-int4-g8-asym"),
         ("gemma", "smooth-int8-channel+int8-token"),
