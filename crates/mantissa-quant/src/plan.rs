@@ -30,6 +30,7 @@ use crate::pipeline::work_of;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Part, Recipe, Transform};
 use crate::rotate::{self, RotateOptions};
+use crate::spqr;
 
 /// How a run is to be done; nothing here changes what a scheme means.
 #[derive(Clone, Debug)]
@@ -267,9 +268,16 @@ impl Plan {
         self.linear_bits() as f64 / self.linear_weights().max(1) as f64
     }
 
-    /// Bits of the quantized linear layers: codes, scales and zero points.
+    /// Bits of the quantized linear layers: codes, scales, zero points and outliers.
     pub fn linear_bits(&self) -> u64 {
-        self.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum()
+        self.quantized().map(|(info, scheme)| self.bits(info, scheme)).sum()
+    }
+
+    /// Bits of a layer.
+    pub(crate) fn bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
+        let (rows, cols) = (info.rows, info.cols);
+        scheme.format.total_bits(rows, cols)
+            + native::outlier_bits(rows, cols, self.recipe.outliers(rows, cols))
     }
 
     /// Bits of a code of the quantized linear layers that are stored in a trellis, on average.
@@ -489,7 +497,8 @@ fn planned(
     }
     let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        container.as_stored(scheme, meta.dtype)
+        let stored = container.as_stored(scheme, meta.dtype);
+        if recipe.method == Method::Spqr { spqr::with_f16_scales(stored) } else { stored }
     });
     Ok(PlannedLinear { info, scheme })
 }
@@ -534,7 +543,8 @@ fn layer_plan<'a>(
 ) -> LinearPlan<'a> {
     let by_group = by_group && matches!(scheme.format.blocks(), Blocks::Group(_));
     let input = recipe.activations.as_ref();
-    LinearPlan { by_group, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
+    let outliers = recipe.outliers(info.rows, info.cols);
+    LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
 }
 
 /// Whether the method leaves groups of columns that are no neighbours.

@@ -33,6 +33,7 @@ use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears}
 use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
+use crate::spqr::SpqrOptions;
 
 pub(crate) use dense::Dense;
 pub use recode::rule_of;
@@ -274,6 +275,7 @@ fn recipe(
         name,
         method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },
         gptq: GptqOptions::default(),
+        spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::default(),
         qtip: QtipOptions::default(),
         weights,

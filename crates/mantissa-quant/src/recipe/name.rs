@@ -10,6 +10,7 @@ use crate::gptq::GptqOptions;
 use crate::hqq;
 use crate::input_scales::Observer;
 use crate::qtip::QtipOptions;
+use crate::spqr::SpqrOptions;
 
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum Method {
     Repacked,
     /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
     Gptq,
+    /// SpQR: GPTQ with few weights beside the codes, in f16.
+    Spqr,
     /// AutoRound: rounding and ranges learned by block reconstruction, layer after layer.
     AutoRound,
     /// Round to nearest under the range of each block that loses least.
@@ -33,11 +36,12 @@ pub enum Method {
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 6] = [
+pub const METHODS: [(&str, Method); 7] = [
     ("rtn", Method::Rtn),
     ("rtn-mse", Method::RtnMse),
     ("hqq", Method::Hqq),
     ("gptq", Method::Gptq),
+    ("spqr", Method::Spqr),
     ("autoround", Method::AutoRound),
     ("qtip", Method::Qtip),
 ];
@@ -74,7 +78,7 @@ impl Method {
     pub const fn needs_calibration(self) -> bool {
         match self {
             Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => false,
-            Method::Gptq | Method::AutoRound | Method::Qtip => true,
+            Method::Gptq | Method::Spqr | Method::AutoRound | Method::Qtip => true,
         }
     }
 
@@ -112,6 +116,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         transform,
         method,
         gptq: GptqOptions::default(),
+        spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::of(&weights),
         qtip: QtipOptions::default(),
         weights,
@@ -131,6 +136,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         transform: None,
         method: Method::Rtn,
         gptq: GptqOptions::default(),
+        spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::default(),
         qtip: QtipOptions::default(),
         weights: Scheme::codec(file_type.base),
@@ -196,7 +202,11 @@ mod tests {
         assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
+        let recipe = parse("spqr-int3-g16").unwrap();
+        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Spqr, "int3-g16"));
+        assert_eq!((recipe.outliers(100, 64), recipe.container()), (64, Container::Native));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
+        assert_eq!(recipe.outliers(100, 64), 0);
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::RtnMse, "int4-g32"));
         let recipe = parse("hqq-int4-g64").unwrap();
         assert_eq!(
