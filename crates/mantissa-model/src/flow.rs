@@ -282,7 +282,7 @@ impl LayerFlow {
     }
 
     /// Whether attention and MLP read the same states and are added together.
-    fn parallel(&self) -> bool {
+    pub(crate) fn parallel(&self) -> bool {
         matches!(self.places, NormPlaces::Parallel | NormPlaces::ParallelShared)
     }
 
@@ -337,9 +337,19 @@ impl LayerFlow {
         past: Option<Past<'_>>,
         a: &mut Activations<'_>,
     ) -> Result<(), ForwardError> {
-        let len = seqs.rows * self.hidden;
-        self.enter(operators, NormKind::Input, len, a);
-        self.project(operators, seqs, past.is_some(), a)?;
+        self.heads(operators, seqs, past, a)?;
+        self.output(operators, seqs, a)
+    }
+
+    /// The first half up to the output projection: the joined heads, in `attended`.
+    pub(crate) fn heads(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        past: Option<Past<'_>>,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        self.read(operators, seqs, past.is_some(), a)?;
         self.norm_heads(operators, seqs.rows, a);
         match past {
             Some(past) if self.latent.is_some() => self.attend_latents(operators, seqs, past, a)?,
@@ -348,9 +358,22 @@ impl LayerFlow {
         }
         if self.places == NormPlaces::Parallel {
             // What the MLP is to read, before the attention changes it.
+            let len = seqs.rows * self.hidden;
             operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
         }
-        self.output(operators, seqs, a)
+        Ok(())
+    }
+
+    /// The first half up to queries, keys and values, not yet normed; of latents, with `cached`, up to the queries.
+    pub(crate) fn read(
+        &self,
+        operators: &mut impl Operators,
+        seqs: &Sequences<'_>,
+        cached: bool,
+        a: &mut Activations<'_>,
+    ) -> Result<(), ForwardError> {
+        self.enter(operators, NormKind::Input, seqs.rows * self.hidden, a);
+        self.project(operators, seqs, cached, a)
     }
 
     /// Second half: `residual += mlp(norm(residual))`.

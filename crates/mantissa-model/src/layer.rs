@@ -24,6 +24,30 @@ use crate::source::WeightSource;
 /// are those that chose it.
 pub type Observer<'a> = dyn FnMut(LinearInput, &[f32]) + 'a;
 
+/// Places on the way of states through a layer, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Before the layer.
+    Input,
+    /// The heads are joined; the output projection has not read them.
+    Heads,
+    /// The attention's result is added; the MLP has not read the states.
+    Middle,
+    /// Behind the layer.
+    End,
+}
+
+/// Which part of a layer a pass is to take.
+#[derive(Debug)]
+pub struct Passage<'a> {
+    /// Where the states stand.
+    pub from: Place,
+    /// The input that it is made for: no product of this one and of later ones is made. `None`: to the end.
+    pub to: Option<LinearInput>,
+    /// The joined heads, `[tokens, query width]`: read from [`Place::Heads`] on, and written where the pass ends there.
+    pub heads: &'a mut Vec<f32>,
+}
+
 /// A decoder layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
@@ -136,19 +160,98 @@ impl Layer {
         observer: Option<&mut Observer<'_>>,
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
-        let tokens = states.len() / config.hidden_size;
+        let passage = Passage { from: Place::Input, to: None, heads: &mut Vec::new() };
+        self.pass(config, lens, passage, states, observer, b).map(|_| ())
+    }
+
+    /// [`run`](Self::run) of a part of the layer: from where the states stand, as an earlier pass has left them, to the end or as far as an
+    /// input depends on. Says how far states and heads, as they are then, have come: a pass that goes on from there gives the
+    /// same bits as one from the beginning. Where attention and MLP read the same states, only a pass to the end comes anywhere.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`ForwardError::Lengths`] where there are not as many heads as states. States and heads are then as they were.
+    ///
+    /// # Panics
+    /// If the input is read before the place where the states stand.
+    pub fn pass(
+        &self,
+        config: &ModelConfig,
+        lens: &[usize],
+        passage: Passage<'_>,
+        states: &mut [f32],
+        observer: Option<&mut Observer<'_>>,
+        b: &mut Buffers,
+    ) -> Result<Place, ForwardError> {
+        let (tokens, width) = (states.len() / config.hidden_size, self.flow.widths().0);
         let sum = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
         if sum != tokens || tokens * config.hidden_size != states.len() {
             return Err(ForwardError::Lengths { sum, tokens });
+        }
+        let Passage { from, to, heads } = passage;
+        let first = match from {
+            Place::Input => 0,
+            Place::Heads => LinearInput::O.turn(),
+            Place::Middle | Place::End => LinearInput::GateUp.turn(),
+        };
+        assert!(to.is_none_or(|to| to.turn() >= first), "layer: {to:?} is read before {from:?}");
+        if from == Place::Heads && heads.len() != tokens * width {
+            return Err(ForwardError::Lengths { sum: heads.len() / width, tokens });
         }
         b.check(config, tokens, lens.iter().max().copied().unwrap_or(0))?;
         let rows = tokens.max(MIN_ROWS);
         let (residual, padding) = b.residual[..rows * config.hidden_size].split_at_mut(states.len());
         residual.copy_from_slice(states);
         padding.fill(0.0);
-        self.forward(&Sequences { lens, start: 0, rows }, None, observer, b)?;
-        states.copy_from_slice(&b.residual[..states.len()]);
-        Ok(())
+        if from == Place::Heads {
+            let (attended, padding) = b.attended[..rows * width].split_at_mut(heads.len());
+            attended.copy_from_slice(heads);
+            padding.fill(0.0);
+        }
+        let (came, middle) = self.part(&Sequences { lens, start: 0, rows }, from, to, observer, b)?;
+        match came {
+            Place::Input => {}
+            Place::Heads => {
+                heads.clear();
+                heads.extend_from_slice(&b.attended[..tokens * width]);
+            }
+            Place::Middle => states.copy_from_slice(&middle[..states.len()]),
+            Place::End => states.copy_from_slice(&b.residual[..states.len()]),
+        }
+        Ok(came)
+    }
+
+    /// Takes `b.residual`, and `b.attended` where that is where it stands, to the products of `to`: how far, and the states in the middle
+    /// where that is it.
+    fn part(
+        &self,
+        seqs: &Sequences<'_>,
+        from: Place,
+        to: Option<LinearInput>,
+        observer: Option<&mut Observer<'_>>,
+        b: &mut Buffers,
+    ) -> Result<(Place, Vec<f32>), ForwardError> {
+        let turn = to.map_or(u8::MAX, LinearInput::turn);
+        let (mut a, quantized, panel) = b.activations(self.flow.local);
+        let operators = &mut Evaluate { layer: self, observer, turn, quantized, panel };
+        // What a parallel MLP reads is made with the heads, so that nothing can go on behind them.
+        let place = |place| if self.flow.parallel() { Place::Input } else { place };
+        if from == Place::Input {
+            if turn < LinearInput::O.turn() {
+                self.flow.read(operators, seqs, false, &mut a)?;
+                return Ok((Place::Input, Vec::new()));
+            }
+            self.flow.heads(operators, seqs, None, &mut a)?;
+        }
+        if from < Place::Middle {
+            self.flow.output(operators, seqs, &mut a)?;
+        }
+        if turn == LinearInput::O.turn() {
+            return Ok((place(Place::Heads), Vec::new()));
+        }
+        // The MLP leaves no whole states behind where products of it are left out.
+        let middle = to.map_or_else(Vec::new, |_| a.residual[..seqs.rows * self.flow.hidden].to_vec());
+        self.flow.mlp(operators, seqs, &mut a)?;
+        Ok((if to.is_some() { place(Place::Middle) } else { Place::End }, middle))
     }
 
     /// Takes `b.residual` through the layer.
@@ -163,7 +266,7 @@ impl Layer {
         b: &mut Buffers,
     ) -> Result<(), ForwardError> {
         let (mut activations, quantized, panel) = b.activations(self.flow.local);
-        let mut operators = Evaluate { layer: self, observer, quantized, panel };
+        let mut operators = Evaluate { layer: self, observer, turn: u8::MAX, quantized, panel };
         self.flow.attention_after(&mut operators, seqs, past, &mut activations)?;
         self.flow.mlp(&mut operators, seqs, &mut activations)
     }
@@ -173,6 +276,8 @@ impl Layer {
 struct Evaluate<'a, 'o> {
     layer: &'a Layer,
     observer: Option<&'a mut Observer<'o>>,
+    /// Products of inputs of this turn and later ones are not made.
+    turn: u8,
     quantized: &'a mut [f32],
     panel: &'a mut [f32],
 }
@@ -197,6 +302,9 @@ impl Operators for Evaluate<'_, '_> {
         let first = jobs.first().and_then(|job| self.layer.linear(job.kind));
         if let (Some(observe), Some(linear)) = (self.observer.as_mut(), first) {
             observe(input, &x[..tokens * linear.cols()]);
+        }
+        if input.turn() >= self.turn {
+            return Ok(());
         }
         let jobs = jobs.iter_mut().filter_map(|job| {
             let linear = self.layer.linear(job.kind)?;

@@ -65,6 +65,97 @@ pub trait WeightSource {
     }
 }
 
+/// A source that is another's but for what it changes: whoever implements this is a [`WeightSource`]. What is not said otherwise is
+/// [`base`](Self::base)'s.
+pub trait SourceView {
+    /// The other.
+    fn base(&self) -> &dyn WeightSource;
+
+    /// [`WeightSource::config`].
+    fn config(&self) -> Option<&Value> {
+        self.base().config()
+    }
+
+    /// [`WeightSource::has`].
+    fn has(&self, tensor: &str) -> bool {
+        self.base().has(tensor)
+    }
+
+    /// [`WeightSource::tensor_f32`].
+    ///
+    /// # Errors
+    /// As there.
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        self.base().tensor_f32(tensor, shape)
+    }
+
+    /// [`WeightSource::linear`].
+    ///
+    /// # Errors
+    /// As there.
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        self.base().linear(module, rows, cols, bias)
+    }
+
+    /// [`WeightSource::expert`].
+    ///
+    /// # Errors
+    /// As there.
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+        self.base().expert(stack, rows, cols)
+    }
+
+    /// [`WeightSource::kv_quant`].
+    ///
+    /// # Errors
+    /// As there.
+    fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
+        self.base().kv_quant(module, kv_heads)
+    }
+}
+
+impl<T: SourceView> WeightSource for T {
+    fn config(&self) -> Option<&Value> {
+        SourceView::config(self)
+    }
+
+    fn dir(&self) -> Option<&Path> {
+        self.base().dir()
+    }
+
+    fn location(&self) -> String {
+        self.base().location()
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        SourceView::has(self, tensor)
+    }
+
+    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        SourceView::tensor_f32(self, tensor, shape)
+    }
+
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        SourceView::linear(self, module, rows, cols, bias)
+    }
+
+    fn is_dense(&self, tensor: &str) -> bool {
+        self.base().is_dense(tensor)
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        self.base().has_linear(module)
+    }
+
+    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
+        SourceView::expert(self, stack, rows, cols)
+    }
+
+    fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
+        SourceView::kv_quant(self, module, kv_heads)
+    }
+}
+
 impl WeightSource for ModelFiles {
     fn config(&self) -> Option<&Value> {
         ModelFiles::config(self)

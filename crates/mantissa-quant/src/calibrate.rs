@@ -5,28 +5,35 @@
 //! ([`Calibration::statistics`]), quantizes them and puts the new weights in place ([`CalibratedLayer::replace`]), and at last
 //! the windows go through the layer as it has become ([`Calibration::advance`]), so that the next layer sees what it will see in
 //! the quantized model. Asking once for all four inputs takes one pass; asking for one after another, with the weights before
-//! it already replaced, is what GPTQ's authors call `true_sequential`: nearly four passes, one Hessian in memory, less error.
+//! it already replaced, is what GPTQ's authors call `true_sequential`: one Hessian in memory, less error. A pass goes no
+//! further than what it is asked for depends on, and with [`Calibration::keeping`] begins where the last one of the layer ended,
+//! so that of all products only gate and up are made twice: the inner activation, the widest by far, is not kept.
 //!
 //! Windows run on several threads, a fixed number of tokens is summed at a time, and windows are added in their order:
 //! Hessians have the same bits on any number of threads.
 
+mod sample;
 mod states;
+mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::for_each;
+use mantissa_model::flow::MIN_ROWS;
 use mantissa_model::{
     Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig,
-    Observer, WeightSource, load_embedding,
+    Place, WeightSource, load_embedding,
 };
 use mantissa_num::stored::Map;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
 
+pub(crate) use sample::Sample;
 pub(crate) use states::IN_MEMORY;
 pub use states::States;
+use worker::{Pass, Worker};
 
 use crate::gptq::{GptqError, Hessian};
 use crate::quality::TokenSet;
@@ -116,6 +123,19 @@ pub struct Calibration<'a> {
     threads: usize,
     /// Whether the states behind the last layer are wanted too.
     to_the_end: bool,
+    /// Whether the windows are kept inside a layer for its next pass.
+    keeps: bool,
+    kept: Option<Kept>,
+}
+
+/// The windows inside a layer, where a pass for one of its inputs has left them.
+struct Kept {
+    layer: usize,
+    place: Place,
+    /// How often weights before the place had been replaced.
+    revision: u32,
+    /// `[tokens, query width]` of each window at its heads, `[tokens, hidden]` in the middle.
+    states: States,
 }
 
 /// What is summed over the tokens of an input.
@@ -134,21 +154,8 @@ pub struct CalibratedLayer {
     layer: Layer,
     /// What quantizes inputs of linear layers, of those whose weights are replaced.
     quantizers: BTreeMap<LinearInput, InputQuantizer>,
-}
-
-/// What one window at a time needs.
-struct Worker {
-    buffers: Buffers,
-    states: Vec<f32>,
-    /// What the linear layers read, in the order of the inputs asked for.
-    seen: Vec<Vec<f32>>,
-    result: Result<(), Failed>,
-}
-
-/// What failed on a window.
-enum Failed {
-    Read(mantissa_store::Error),
-    Forward(ForwardError),
+    /// How often weights before the heads were replaced, and the one behind them.
+    replaced: [u32; 2],
 }
 
 impl<'a> Calibration<'a> {
@@ -182,7 +189,16 @@ impl<'a> Calibration<'a> {
                 .map_err(|error| CalibrateError::Forward { window, error })?;
             states.put(window, &embedded)?;
         }
-        Ok(Calibration { source, config, states, next: 0, longest, threads, to_the_end: false })
+        let (to_the_end, keeps, kept) = (false, false, None);
+        Ok(Calibration { source, config, states, next: 0, longest, threads, to_the_end, keeps, kept })
+    }
+
+    /// The same, which keeps the windows inside a layer, as far as a pass has taken them, for those that ask for later inputs: every
+    /// product is then made once, but for gate and up, and as many states again are held as [`state_bytes`](Self::state_bytes) says of those before
+    /// the layer.
+    #[must_use]
+    pub fn keeping(self) -> Self {
+        Calibration { keeps: true, ..self }
     }
 
     /// The same, to be taken through the last layer as well.
@@ -208,7 +224,18 @@ impl<'a> Calibration<'a> {
 
     /// Bytes of the states of `set` that are in memory: none where they are in a file.
     pub(crate) fn state_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
-        let bytes = (4 * set.tokens() as u64).saturating_mul(config.hidden_size as u64);
+        Self::bytes_of_width(set, config.hidden_size)
+    }
+
+    /// The same of the windows inside a layer, where they are [kept](Self::keeping).
+    pub(crate) fn kept_bytes(config: &ModelConfig, set: &CalibrationSet) -> u64 {
+        let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
+        let of_heads = if heads == hidden { 0 } else { Self::bytes_of_width(set, heads) };
+        of_heads.saturating_add(Self::bytes_of_width(set, hidden))
+    }
+
+    fn bytes_of_width(set: &CalibrationSet, width: usize) -> u64 {
+        let bytes = (4 * set.tokens() as u64).saturating_mul(width as u64);
         if bytes > IN_MEMORY { 0 } else { bytes }
     }
 
@@ -216,8 +243,9 @@ impl<'a> Calibration<'a> {
     /// only the [states](Self::state_bytes) are there.
     pub(crate) fn pass_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         let (longest, threads) = (set.longest(), threads.clamp(1, set.windows.len().max(1)) as u64);
-        // A window, and its bytes where it is in a file.
-        let window = 8 * (longest * config.hidden_size) as u64;
+        // A window and its joined heads, and their bytes where they are in a file; and the states in the middle of a layer.
+        let (heads, hidden) = (config.num_attention_heads * config.head_dim, config.hidden_size);
+        let window = (8 * longest * (hidden + heads) + 4 * longest.max(MIN_ROWS) * hidden) as u64;
         let worker = Buffers::bytes_needed(config, longest, longest).saturating_add(window);
         worker.saturating_mul(threads)
     }
@@ -225,11 +253,6 @@ impl<'a> Calibration<'a> {
     /// Bytes that are held while the windows go through a layer, the layer aside: states, and what each thread works in.
     pub fn held_bytes(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
         Self::state_bytes(config, set).saturating_add(Self::pass_bytes(config, set, threads))
-    }
-
-    /// One for each thread.
-    fn workers(&self) -> Result<Vec<Worker>, CalibrateError> {
-        (0..self.threads).map(|_| Ok(Worker::new(self.config, self.longest)?)).collect()
     }
 
     /// Bytes that statistics of one input take beside them: the Hessian, and of one window per thread its states and what
@@ -254,7 +277,7 @@ impl<'a> Calibration<'a> {
             return Ok(None);
         }
         let layer = Layer::load(self.source, self.config, self.next)?;
-        Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new() }))
+        Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new(), replaced: [0; 2] }))
     }
 
     /// Runs the windows through `layer`, as it now is, and collects what its linear layers read: a Hessian for each of
@@ -271,7 +294,9 @@ impl<'a> Calibration<'a> {
         let new = inputs.iter().map(|&input| Hessian::new(self.config.input_width(input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
         let threads = self.threads;
-        self.observe(layer, inputs, tick, |i, x| hessians[i].add(x, threads))?;
+        self.pass(layer, inputs, false, tick, |worker, _| {
+            hessians.iter_mut().zip(&worker.seen).for_each(|(hessian, x)| hessian.add(x, threads));
+        })?;
         Ok(hessians)
     }
 
@@ -284,15 +309,17 @@ impl<'a> Calibration<'a> {
         &mut self,
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
+        through: bool,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Squares>, CalibrateError> {
         let none = |width| Squares { sums: vec![0.0; width], tokens: 0 };
-        self.fold(layer, kinds, tick, none, |Squares { sums, tokens }, x| {
+        let add = |Squares { sums, tokens }: &mut Squares, x: &[f32]| {
             for row in x.chunks_exact(sums.len().max(1)) {
                 sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v) * f64::from(*v));
                 *tokens += 1;
             }
-        })
+        };
+        self.fold(layer, kinds, through, tick, (none, add))
     }
 
     /// Runs the windows through `layer`, as it now is, and finds the greatest magnitude of what its linear layers `kinds` read.
@@ -304,21 +331,15 @@ impl<'a> Calibration<'a> {
         &mut self,
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
+        through: bool,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, f32>, CalibrateError> {
-        self.fold(
-            layer,
-            kinds,
-            tick,
-            |_| 0f32,
-            |peak, x| {
-                *peak = x.iter().fold(*peak, |peak, v| peak.max(v.abs()));
-            },
-        )
+        let add = |peak: &mut f32, x: &[f32]| *peak = x.iter().fold(*peak, |peak, v| peak.max(v.abs()));
+        self.fold(layer, kinds, through, tick, (|_| 0f32, add))
     }
 
     /// Runs the windows through `layer`, as it now is, and adds what its linear layers `kinds` read, window after window in their order,
-    /// to what `begin` makes for the width of each input. `tick` is asked as in [`statistics`](Self::statistics).
+    /// to what `begin` makes for the width of each input; with `through` it is an [`advance`](Self::advance) at once. `tick` is asked as in [`statistics`](Self::statistics).
     ///
     /// # Errors
     /// [`CalibrateError`].
@@ -326,40 +347,20 @@ impl<'a> Calibration<'a> {
         &mut self,
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
-        tick: &mut Tick<'_>,
-        begin: impl Fn(usize) -> T,
-        add: impl FnMut(&mut T, &[f32]),
-    ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
-        self.folded(layer, kinds, tick, false, (begin, add))
-    }
-
-    /// [`fold`](Self::fold) and [`advance`](Self::advance) in one pass, through the last layer too.
-    ///
-    /// # Errors
-    /// [`CalibrateError`].
-    pub(crate) fn fold_through<T>(
-        &mut self,
-        layer: &CalibratedLayer,
-        kinds: impl IntoIterator<Item = LinearKind>,
-        tick: &mut Tick<'_>,
-        begin: impl Fn(usize) -> T,
-        add: impl FnMut(&mut T, &[f32]),
-    ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
-        self.next = layer.index + 1;
-        self.folded(layer, kinds, tick, true, (begin, add))
-    }
-
-    fn folded<T>(
-        &mut self,
-        layer: &CalibratedLayer,
-        kinds: impl IntoIterator<Item = LinearKind>,
-        tick: &mut Tick<'_>,
         through: bool,
+        tick: &mut Tick<'_>,
         (begin, mut add): (impl Fn(usize) -> T, impl FnMut(&mut T, &[f32])),
     ) -> Result<BTreeMap<LinearInput, T>, CalibrateError> {
         let inputs = distinct(kinds);
         let mut all: Vec<T> = inputs.iter().map(|&input| begin(self.config.input_width(input))).collect();
-        self.pass(layer, &inputs, tick, through, |i, x| add(&mut all[i], x))?;
+        // Nothing reads what comes out of the last layer.
+        let last = layer.index + 1 == self.config.num_hidden_layers && !self.to_the_end;
+        self.pass(layer, &inputs, through && !last, tick, |worker, _| {
+            all.iter_mut().zip(&worker.seen).for_each(|(one, x)| add(one, x));
+        })?;
+        if through {
+            self.next = layer.index + 1;
+        }
         Ok(inputs.into_iter().zip(all).collect())
     }
 
@@ -373,54 +374,88 @@ impl<'a> Calibration<'a> {
         layer: &CalibratedLayer,
         kinds: impl IntoIterator<Item = LinearKind>,
         most: usize,
+        through: bool,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, Sample>, CalibrateError> {
         let tokens = self.states.total() / self.config.hidden_size;
         let every = tokens.div_ceil(most.max(1)).max(1);
-        self.fold(layer, kinds, tick, Sample::new, |sample, x| sample.add(x, every))
+        self.fold(
+            layer,
+            kinds,
+            through,
+            tick,
+            (Sample::new, |sample: &mut Sample, x: &[f32]| sample.add(x, every)),
+        )
     }
 
-    /// Runs the windows through `layer`, as it now is, and hands what its linear layers read to `take`, window after window
-    /// in their order: the place of the input among `inputs`, and its values `[tokens, width]`. `tick` is asked after every
-    /// window of each thread.
-    fn observe(
-        &mut self,
-        layer: &CalibratedLayer,
-        inputs: &[LinearInput],
-        tick: &mut Tick<'_>,
-        take: impl FnMut(usize, &[f32]),
-    ) -> Result<(), CalibrateError> {
-        self.pass(layer, inputs, tick, false, take)
-    }
-
-    /// The same; `through` says that the windows are then at the next layer.
+    /// Runs the windows through `layer`, as it now is, as far as `inputs` depend on, or with `through` to the next layer; `take` has the worker
+    /// of each window, in their order, and its tokens. `tick` is asked after every window of each thread; where it stops the run, the
+    /// states are of no further use.
     fn pass(
         &mut self,
         layer: &CalibratedLayer,
         inputs: &[LinearInput],
-        tick: &mut Tick<'_>,
         through: bool,
-        mut take: impl FnMut(usize, &[f32]),
+        tick: &mut Tick<'_>,
+        mut take: impl FnMut(&Worker, usize),
     ) -> Result<(), CalibrateError> {
+        if inputs.is_empty() && !through {
+            return Ok(());
+        }
         let (config, threads, count) = (self.config, self.threads, self.states.len());
-        let mut workers = self.workers()?;
+        let kept = self.kept.take().filter(|kept| kept.serves(layer, inputs));
+        let (from, mut inside) = kept.map_or((Place::Input, None), |kept| (kept.place, Some(kept.states)));
+        let (mut came, mut room) = (from, None);
+        let mut workers =
+            (0..threads).map(|_| Worker::new(config, self.longest)).collect::<Result<Vec<_>, _>>()?;
         for first in (0..count).step_by(threads) {
             let windows = first..count.min(first + threads);
-            let states = &self.states;
-            let work = windows.clone().zip(&mut workers);
-            for_each(threads, work, |(window, worker)| {
-                worker.observe(layer, config, states, window, inputs);
-            });
+            let (states, inside_now) = (&self.states, inside.as_ref());
+            let pass = Pass { layer, config, states, from, inside: inside_now, inputs, through };
+            for_each(threads, windows.clone().zip(&mut workers), |(window, worker)| worker.run(pass, window));
             for (window, worker) in windows.zip(&mut workers) {
                 worker.take_result(window)?;
-                worker.seen.iter().enumerate().for_each(|(input, x)| take(input, x));
+                take(worker, worker.states.len() / config.hidden_size);
                 if through {
                     self.states.put(window, &worker.states)?;
+                } else if self.keeps && worker.came > from {
+                    came = worker.came;
+                    self.keep(window, worker.inside(), &mut inside, &mut room)?;
                 }
             }
             go_on(tick)?;
         }
+        if through {
+            self.next = layer.index + 1;
+        } else {
+            let revision = layer.revision(came);
+            self.kept =
+                room.or(inside).map(|states| Kept { layer: layer.index, place: came, revision, states });
+        }
         Ok(())
+    }
+
+    /// Keeps a window inside a layer: in the place of what it was further back, if that is as wide, or else in `room`.
+    fn keep(
+        &self,
+        window: usize,
+        values: &[f32],
+        inside: &mut Option<States>,
+        room: &mut Option<States>,
+    ) -> Result<(), CalibrateError> {
+        if let Some(inside) = inside.as_mut().filter(|inside| inside.elements(window) == values.len()) {
+            return Ok(inside.put(window, values)?);
+        }
+        let hidden = self.config.hidden_size;
+        let tokens = |window| self.states.elements(window) / hidden;
+        let width = values.len() / tokens(window).max(1);
+        let room = match room {
+            Some(room) => room,
+            None => {
+                room.insert(States::of_lens((0..self.states.len()).map(|i| tokens(i) * width), IN_MEMORY)?)
+            }
+        };
+        Ok(room.put(window, values)?)
     }
 
     /// Takes the windows through `layer`, as it now is, to the next one. `tick` is asked after every window of each thread;
@@ -434,7 +469,7 @@ impl<'a> Calibration<'a> {
             self.next = layer.index + 1;
             return Ok(());
         }
-        self.run_through(layer, tick, |_, _| {})
+        self.pass(layer, &[], true, tick, |_, _| {})
     }
 
     /// [`advance`](Self::advance), through the last layer too, which finds the greatest magnitude of the keys, after their
@@ -449,8 +484,10 @@ impl<'a> Calibration<'a> {
     ) -> Result<[Vec<f32>; 2], CalibrateError> {
         let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim.max(1));
         let mut peaks = [(); 2].map(|()| vec![0f32; heads]);
-        self.run_through(layer, tick, |buffers, tokens| {
-            let (keys, values) = buffers.keys_and_values(tokens);
+        // Keys and values are made in a pass from the beginning.
+        self.kept = None;
+        self.pass(layer, &[], true, tick, |worker, tokens| {
+            let (keys, values) = worker.buffers.keys_and_values(tokens);
             for (peaks, x) in peaks.iter_mut().zip([keys, values]) {
                 for (i, head) in x.chunks_exact(width).enumerate() {
                     let peak = &mut peaks[i % heads];
@@ -460,73 +497,15 @@ impl<'a> Calibration<'a> {
         })?;
         Ok(peaks)
     }
-
-    /// Takes the windows through `layer` and gives `ran` what each of them left behind, and its tokens.
-    fn run_through(
-        &mut self,
-        layer: &CalibratedLayer,
-        tick: &mut Tick<'_>,
-        mut ran: impl FnMut(&Buffers, usize),
-    ) -> Result<(), CalibrateError> {
-        self.next = layer.index + 1;
-        let (config, threads, count) = (self.config, self.threads, self.states.len());
-        let mut workers = self.workers()?;
-        for first in (0..count).step_by(threads) {
-            let windows = first..count.min(first + threads);
-            let (states, work) = (&self.states, windows.clone().zip(&mut workers));
-            for_each(threads, work, |(window, worker)| {
-                worker.run(&layer.layer, config, states, window, None);
-            });
-            for (window, worker) in windows.zip(&mut workers) {
-                worker.take_result(window)?;
-                ran(&worker.buffers, worker.states.len() / config.hidden_size);
-                self.states.put(window, &worker.states)?;
-            }
-            go_on(tick)?;
-        }
-        Ok(())
-    }
 }
 
-/// What is known of an input.
-#[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    /// Tokens seen.
-    pub(crate) tokens: usize,
-    /// Some of them, `[_, width]`.
-    pub(crate) x: Vec<f32>,
-    /// Sum of the magnitudes of each column.
-    sums: Vec<f64>,
-    /// Largest magnitude of each column.
-    pub(crate) peaks: Vec<f32>,
-}
-
-impl Sample {
-    fn new(width: usize) -> Self {
-        Sample { tokens: 0, x: Vec::new(), sums: vec![0.0; width], peaks: vec![0.0; width] }
-    }
-
-    fn add(&mut self, x: &[f32], every: usize) {
-        for row in x.chunks_exact(self.sums.len().max(1)) {
-            if self.tokens.is_multiple_of(every) {
-                self.x.extend_from_slice(row);
-            }
-            self.tokens += 1;
-            for ((sum, peak), v) in self.sums.iter_mut().zip(&mut self.peaks).zip(row) {
-                *sum += f64::from(v.abs());
-                *peak = peak.max(v.abs());
-            }
-        }
-    }
-
-    /// Tokens of `x`.
-    pub(crate) fn rows(&self) -> usize {
-        self.x.len() / self.peaks.len().max(1)
-    }
-
-    /// Mean magnitude of each column.
-    pub(crate) fn means(&self) -> Vec<f32> {
-        self.sums.iter().map(|sum| (sum / self.tokens.max(1) as f64) as f32).collect()
+impl Kept {
+    /// Whether a pass through `layer`, as it now is, may begin here to find `inputs`.
+    fn serves(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
+        let turn =
+            if self.place == Place::Heads { LinearInput::O.turn() } else { LinearInput::GateUp.turn() };
+        let behind = inputs.iter().all(|input| input.turn() >= turn);
+        self.layer == layer.index && self.revision == layer.revision(self.place) && behind
     }
 }
 
@@ -546,6 +525,12 @@ impl CalibratedLayer {
     /// Index of the layer.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// How often weights that the windows at `place` depend on were replaced.
+    fn revision(&self, place: Place) -> u32 {
+        let [before_heads, output] = self.replaced;
+        if place == Place::Heads { before_heads } else { before_heads + output }
     }
 
     /// One of the layer's linear layers; `None` where it has no such.
@@ -576,69 +561,9 @@ impl CalibratedLayer {
         transforms.extras.clear();
         let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input, transforms };
         *old = Linear::new(old.module(), weight)?;
+        let turn = kind.input().turn();
+        self.replaced[0] += u32::from(turn < LinearInput::O.turn());
+        self.replaced[1] += u32::from(turn == LinearInput::O.turn());
         Ok(())
-    }
-}
-
-impl Worker {
-    fn new(config: &ModelConfig, longest: usize) -> Result<Self, LoadError> {
-        let buffers = Buffers::plan(config, longest, longest)?;
-        Ok(Worker { buffers, states: Vec::new(), seen: Vec::new(), result: Ok(()) })
-    }
-
-    /// Takes a window through `layer`.
-    fn run(
-        &mut self,
-        layer: &Layer,
-        config: &ModelConfig,
-        states: &States,
-        window: usize,
-        observer: Option<&mut Observer<'_>>,
-    ) {
-        self.states.clear();
-        self.result = states.append_to(window, &mut self.states).map_err(Failed::Read);
-        if self.result.is_ok() {
-            let lens = [self.states.len() / config.hidden_size];
-            let run = layer.run(config, &lens, &mut self.states, observer, &mut self.buffers);
-            self.result = run.map_err(Failed::Forward);
-        }
-    }
-
-    fn observe(
-        &mut self,
-        layer: &CalibratedLayer,
-        config: &ModelConfig,
-        states: &States,
-        window: usize,
-        inputs: &[LinearInput],
-    ) {
-        let mut seen = std::mem::take(&mut self.seen);
-        seen.resize(inputs.len(), Vec::new());
-        seen.iter_mut().for_each(Vec::clear);
-        let mut observer = |input: LinearInput, x: &[f32]| {
-            let wanted = inputs.iter().zip(&mut seen).filter(|(wanted, _)| **wanted == input);
-            wanted.for_each(|(_, seen)| seen.extend_from_slice(x));
-        };
-        self.run(&layer.layer, config, states, window, Some(&mut observer));
-        self.seen = seen;
-        // As the weights see it: what stands around their codes comes first, then its rounding.
-        for (input, x) in inputs.iter().zip(&mut self.seen) {
-            let reader = input.readers().find_map(|kind| layer.linear(kind));
-            let Some(reader) = reader else { continue };
-            reader.transforms().before.iter().for_each(|map| map.apply(x, reader.cols()));
-            let quantizer = layer.quantizers.get(input).filter(|_| self.result.is_ok());
-            if let Some(Err(error)) = quantizer.map(|quantizer| quantizer.apply(x, reader.cols())) {
-                let module = reader.module().to_owned();
-                self.result = Err(Failed::Forward(ForwardError::Input { module, error }));
-            }
-        }
-    }
-
-    fn take_result(&mut self, window: usize) -> Result<(), CalibrateError> {
-        let result = std::mem::replace(&mut self.result, Ok(()));
-        result.map_err(|failed| match failed {
-            Failed::Read(error) => CalibrateError::States(error),
-            Failed::Forward(error) => CalibrateError::Forward { window, error },
-        })
     }
 }

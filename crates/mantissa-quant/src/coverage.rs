@@ -114,7 +114,7 @@ impl Coverage {
             let mut calibration = Calibration::begin(&plain, config, windows, plan.threads())?;
             while let Some(layer) = calibration.next_layer()? {
                 let kinds = config.layer_linears(layer.index()).into_iter().map(|info| info.kind);
-                for (input, new) in calibration.fold_through(&layer, kinds, tick, Seen::new, Seen::add)? {
+                for (input, new) in calibration.fold(&layer, kinds, true, tick, (Seen::new, Seen::add))? {
                     let all = seen.entry((layer.index(), input));
                     all.or_insert_with(|| Seen::new(new.silent.len())).merge(&new);
                 }

@@ -16,11 +16,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mantissa_kernels::{MatMut, MatRef, kernels};
-use mantissa_model::{LinearInfo, LoadError, StoredAs, WeightSource};
+use mantissa_model::{LinearInfo, LoadError, SourceView, StoredAs, WeightSource};
 use mantissa_num::Hadamard;
 use mantissa_num::pack::transpose;
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_store::convention::{LinearWeight, ModelFiles, Stack, Weight};
+use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
@@ -346,17 +346,13 @@ pub(crate) fn rounded(v: f32, dtype: Dtype) -> f32 {
     }
 }
 
-impl WeightSource for Folded<'_> {
+impl SourceView for Folded<'_> {
+    fn base(&self) -> &dyn WeightSource {
+        self.files
+    }
+
     fn config(&self) -> Option<&Value> {
         self.folds.and_then(|folds| folds.config.as_ref()).or_else(|| self.files.config())
-    }
-
-    fn dir(&self) -> Option<&Path> {
-        WeightSource::dir(self.files)
-    }
-
-    fn location(&self) -> String {
-        self.files.location()
     }
 
     fn has(&self, tensor: &str) -> bool {
@@ -380,16 +376,8 @@ impl WeightSource for Folded<'_> {
         Ok(LinearWeight { rows, cols, weight, bias, input: None, transforms })
     }
 
-    fn is_dense(&self, tensor: &str) -> bool {
-        self.files.is_dense(tensor)
-    }
-
-    fn has_linear(&self, module: &str) -> bool {
-        self.files.has_linear(module)
-    }
-
-    fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight, LoadError> {
-        Ok(self.files.expert(stack, rows, cols)?)
+    fn kv_quant(&self, _: &str, _: usize) -> Result<Option<KvQuant>, LoadError> {
+        Ok(None)
     }
 }
 

@@ -38,9 +38,6 @@ use crate::report::LayerReport;
 use crate::rtn;
 use crate::source::{DenseError, DenseTensor, Source, Tail, require_finite};
 
-/// What follows the name of a GGUF file in the name of its manifest, which holds hashes and run.
-pub const MANIFEST_SUFFIX: &str = ".mantissa-manifest.json";
-
 /// Elements cast between two writes: panels of all threads.
 const CAST: usize = 1 << 21;
 

@@ -94,7 +94,8 @@ impl Importance {
         while let Some(layer) = calibration.next_layer()? {
             let tick = &mut || tick(layer.index());
             let linears = config.layer_linears(layer.index());
-            let moments = calibration.squares(&layer, linears.iter().map(|info| info.kind), tick)?;
+            let kinds = linears.iter().map(|info| info.kind);
+            let moments = calibration.squares(&layer, kinds, true, tick)?;
             for info in linears {
                 let place = place(&format!("{}.weight", info.module));
                 let (Some(place), Some(squares)) = (place, moments.get(&info.kind.input())) else { continue };
@@ -103,7 +104,6 @@ impl Importance {
                 let entry = entries.entry(place.tensor).or_insert_with(|| Entry::empty(matrices, info.cols));
                 entry.put(place.expert.unwrap_or(0), squares);
             }
-            calibration.advance(&layer, tick)?;
         }
         Ok(Importance {
             name: set.name.clone(),

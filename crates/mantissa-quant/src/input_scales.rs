@@ -39,12 +39,12 @@ pub(crate) fn collect(
     while let Some(layer) = calibration.next_layer()? {
         let linears = config.layer_linears(layer.index());
         let kinds = linears.iter().map(|info| info.kind);
-        let magnitudes = observer.magnitudes(&mut calibration, &layer, kinds, |_| Some(scheme), tick)?;
+        let magnitudes =
+            observer.magnitudes(&mut calibration, &layer, (kinds, true), |_| Some(scheme), tick)?;
         for info in linears {
             let magnitude = magnitudes.get(&info.kind.input()).copied().unwrap_or(0.0);
             scales.insert(info.module, scale(scheme, magnitude));
         }
-        calibration.advance(&layer, tick)?;
     }
     Ok(scales)
 }

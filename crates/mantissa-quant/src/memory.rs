@@ -285,6 +285,12 @@ fn states(plan: &Plan, set: &CalibrationSet) -> u64 {
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
+/// The same windows inside a layer.
+fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
+    let of = |set: &CalibrationSet| Calibration::kept_bytes(&plan.config, set);
+    of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
+}
+
 /// Statistics of a layer's input, their factor, and the solution.
 fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 3] {
     let (threads, cols) = (plan.options.threads, info.cols as u64);
@@ -292,6 +298,7 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
     let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
     let base = [
         ("states of the calibration", states(plan, set)),
+        ("states inside the layer", kept(plan, set)),
         ("layer in f32", layer),
         ("second moments of gradients", outputs_bytes(plan)),
     ];
@@ -372,6 +379,7 @@ fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme)
     let mut solve = quantizing(plan, info, scheme);
     solve.buffers.extend([
         ("states of the calibration", states(plan, set)),
+        ("states inside the layer", kept(plan, set)),
         (
             "layer in f32",
             plan.config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),

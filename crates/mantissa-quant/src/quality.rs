@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mantissa_eval::Sequence;
-use mantissa_store::convention::{Container, ModelFiles};
-use mantissa_store::{Dtype, Error, FileDigest, MANIFEST_NAME, TensorMeta, json};
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use figures::null_is_nan;
@@ -25,7 +25,6 @@ use crate::coverage::Coverage;
 use crate::error::Result;
 use crate::error_stats::ErrorReport;
 use crate::fold::Folded;
-use crate::gguf::MANIFEST_SUFFIX;
 use crate::plan::Plan;
 use crate::report::LayerReport;
 
@@ -247,28 +246,7 @@ impl Quality {
 
 /// Where the `quality.json` of the model folder or single file `artifact` lies.
 pub fn quality_path(artifact: &Path) -> PathBuf {
-    if is_folder(artifact) {
-        artifact.join(QUALITY_NAME)
-    } else {
-        beside(artifact, &format!(".{QUALITY_NAME}"))
-    }
-}
-
-/// Where the manifest of the model folder or single file `artifact` lies.
-pub fn manifest_path(artifact: &Path) -> PathBuf {
-    if is_folder(artifact) { artifact.join(MANIFEST_NAME) } else { beside(artifact, MANIFEST_SUFFIX) }
-}
-
-/// Whether an artifact at `path`, which need not exist, is a folder.
-fn is_folder(path: &Path) -> bool {
-    path.is_dir()
-        || (!path.is_file() && path.extension().is_none_or(|extension| extension != Container::Gguf.name()))
-}
-
-pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
+    companion_path(artifact, QUALITY_NAME)
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ impl Recalibration {
             };
             let peaks = match inputs.is_empty() {
                 true => BTreeMap::new(),
-                false => observer.magnitudes(&mut calibration, &layer, kinds, scheme, tick)?,
+                false => observer.magnitudes(&mut calibration, &layer, (kinds, false), scheme, tick)?,
             };
             for input in &inputs {
                 let peak = peaks.get(&input.kind.input()).copied().unwrap_or(0.0);

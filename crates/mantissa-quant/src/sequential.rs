@@ -255,11 +255,16 @@ impl<'a> Sequential<'a> {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
             let threads = self.plan.options.threads;
-            let begun = Calibration::begin(source, config, windows, threads)?;
-            self.calibration = Some(begun);
+            // AutoRound asks for one pass of a layer before all of its weights change.
+            let keeps = self.plan.recipe.method != Method::AutoRound;
+            let begin = |windows| {
+                let begun = Calibration::begin(source, config, windows, threads)?;
+                Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
+            };
+            self.calibration = Some(begin(windows)?);
             let unseen = &self.plan.options.held_out;
             if !unseen.is_empty() {
-                self.held_out = Some(Calibration::begin(source, config, unseen, threads)?);
+                self.held_out = Some(begin(unseen)?);
             }
         }
         self.calibration.as_mut().ok_or(QuantError::Calibrate(CalibrateError::Empty))

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use mantissa_model::{Batch, InputQuantizer, LinearInfo, LinearInput, ModelConfig};
 use mantissa_num::{Blocks, Source};
 use mantissa_store::convention::{ActivationQuant, ModelFiles};
-use mantissa_train::{Policy, TrainError, TrainModel};
+use mantissa_train::{Policy, TrainError, TrainModel, range_slope};
 
 use crate::autoround::shuffled;
 use crate::calibrate::{Calibration, CalibrationSet, States, go_on};
@@ -244,13 +244,13 @@ impl<'a> Learner<'a> {
                 InputScales::new()
             };
             for (info, input) in rounded_inputs(plan, options.rotate) {
-                let quant = ActivationQuant::new(scheme.clone(), scales.get(&info.module).copied());
-                let quantizer = InputQuantizer::new(&info.module, &quant)?;
                 let order = match input {
                     LinearInput::Qkv | LinearInput::GateUp => Some(plan.config.hidden_size),
                     LinearInput::O => Some(plan.config.head_dim),
                     _ => None,
                 };
+                let quant = ActivationQuant::new(scheme.clone(), scales.get(&info.module).copied());
+                let quantizer = InputQuantizer::new(&info.module, &quant)?;
                 model.quantize_input(info.layer, input, quantizer, order).map_err(fault)?;
             }
         }
@@ -265,7 +265,10 @@ impl<'a> Learner<'a> {
         let (directions, gradient) = (Vec::new(), options.gradient.unwrap_or(best));
         let mut learner =
             Learner { plan, source, folded_by, rotations, folds, directions, model, unrounded, gradient };
-        learner.refold()?;
+        if learner.unrounded.is_some() {
+            // Loaded as they are, and rounded as they are folded.
+            learner.refold()?;
+        }
         Ok(learner)
     }
 
@@ -393,18 +396,17 @@ impl<'a> Learner<'a> {
         let (rounded, mut of_ranges) = (parameters.values(), vec![0.0; gradients.len()]);
         for (info, scheme) in self.plan.quantized() {
             let Some(param) = parameters.table().by_name(&info.dense_tensor().0) else { continue };
-            let block = crate::transform::group_of(scheme, info.cols);
-            for at in
-                param.range.clone().step_by(info.cols).flat_map(|row| (row..row + info.cols).step_by(block))
-            {
-                let span = at..param.range.end.min(at + block.min(info.cols));
-                let greatest =
-                    |m: usize, i: usize| if unrounded[i].abs() > unrounded[m].abs() { i } else { m };
-                let m = span.clone().fold(at, greatest);
-                let of =
-                    |i: usize| f64::from(gradients[i]) * (f64::from(rounded[i]) - f64::from(unrounded[i]));
-                let slope = (span.map(of).sum::<f64>() / f64::from(unrounded[m])) as f32;
-                of_ranges[m] = if slope.is_finite() { slope } else { 0.0 };
+            let block = crate::transform::group_of(scheme, info.cols).clamp(1, info.cols.max(1));
+            let rows = param.range.clone().step_by(info.cols.max(1));
+            let blocks = rows.flat_map(|row| {
+                let end = row + info.cols;
+                (row..end).step_by(block).map(move |at| at..end.min(at + block))
+            });
+            for span in blocks {
+                let [x, q, g] = [unrounded, &rounded, &gradients].map(|of| &of[span.clone()]);
+                if let Some((m, slope)) = range_slope(x, q, g) {
+                    of_ranges[span.start + m] = slope;
+                }
             }
         }
         turning(&self.rotations).map(|matrix| self.slope(matrix, unrounded, &of_ranges)).collect()

@@ -149,8 +149,8 @@ impl Search<'_> {
             let tick = &mut || tick(&format!("layer {index}"));
             let of_layer: Vec<_> = plan.quantized().filter(|(info, _)| info.layer == index).collect();
             let kinds = of_layer.iter().map(|(info, _)| info.kind);
-            let samples = calibration.samples(&layer, kinds.clone(), TOKENS, tick)?;
-            let unseen = held_out.as_mut().map(|unseen| unseen.samples(&layer, kinds, TOKENS, tick));
+            let samples = calibration.samples(&layer, kinds.clone(), TOKENS, true, tick)?;
+            let unseen = held_out.as_mut().map(|unseen| unseen.samples(&layer, kinds, TOKENS, true, tick));
             let samples = Samples { seen: samples, unseen: unseen.transpose()?.unwrap_or_default() };
             self.cover(&of_layer, &samples.seen);
             let mut scales = BTreeMap::new();
@@ -167,8 +167,6 @@ impl Search<'_> {
             if self.transform == Transform::Awq && plan.recipe.method == Method::Rtn {
                 self.clip(&of_layer, &samples, &scales)?;
             }
-            calibration.advance(&layer, tick)?;
-            held_out.as_mut().map_or(Ok(()), |unseen| unseen.advance(&layer, tick))?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
-use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
+use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, manifest_path, verify_manifest};
 use serde::Serialize;
 
 use crate::dequantize::Dequantizer;
@@ -41,7 +41,7 @@ use crate::error_stats::ErrorStats;
 use crate::fold::{Folded, Folds, Record};
 use crate::pipeline::stacks::stack_of;
 use crate::plan::model_config;
-use crate::quality::{Figures, QUALITY_NAME, check, manifest_path, quality_path};
+use crate::quality::{Figures, QUALITY_NAME, check, quality_path};
 use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};

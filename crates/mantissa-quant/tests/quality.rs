@@ -13,11 +13,11 @@ use mantissa_model::Decoder;
 use mantissa_num::round::random_u32;
 use mantissa_quant::verify::{Against, Verification, verify, verify_against};
 use mantissa_quant::{
-    Evaluation, MANIFEST_SUFFIX, Options, Outcome, Plan, QUALITY_NAME, Quality, QuantError, Recipe, Start,
-    TokenSet, quality_path, run,
+    Evaluation, Options, Outcome, Plan, QUALITY_NAME, Quality, QuantError, Recipe, Start, TokenSet,
+    quality_path, run,
 };
 use mantissa_store::convention::{Container, ModelFiles};
-use mantissa_store::{Dtype, FileDigest, MANIFEST_NAME, Manifest};
+use mantissa_store::{Dtype, FileDigest, MANIFEST_NAME, Manifest, manifest_path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -360,11 +360,9 @@ fn a_gguf_file_has_its_own_beside_it() {
     let at = bytes.len() - 50;
     bytes[at] ^= 1;
     fs::write(&out, bytes).unwrap();
-    let mut manifest = PathBuf::from(&out).into_os_string();
-    manifest.push(MANIFEST_SUFFIX);
     let faults = check(&out, &source).unwrap().faults;
     assert!(faults.iter().any(|f| f.contains("as in the manifest")), "{faults:?}");
-    fs::remove_file(manifest).unwrap();
+    fs::remove_file(manifest_path(&out)).unwrap();
     let faults = check(&out, &source).unwrap().faults;
     assert!(faults.iter().any(|f| f.contains("hashes.weights")), "{faults:?}");
 }

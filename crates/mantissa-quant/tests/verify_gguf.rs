@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use common::{model, sized_model};
 use mantissa_quant::verify::{Verification, verify};
-use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, manifest_path, quality_path, run};
+use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, quality_path, run};
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::failpoint::{Failing, Operation, failing};
-use mantissa_store::{Dtype, ErrorClass, FileDigest, Gguf, Manifest};
+use mantissa_store::{Dtype, ErrorClass, FileDigest, Gguf, Manifest, manifest_path};
 use rustix::io::Errno;
 use tempfile::TempDir;
 

@@ -47,7 +47,9 @@ pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};
 pub use journal::{JOURNAL_NAME, Journal};
-pub use manifest::{MANIFEST_NAME, Manifest, Mismatch, verify_manifest};
+pub use manifest::{
+    MANIFEST_NAME, Manifest, Mismatch, beside, companion_path, manifest_path, verify_manifest,
+};
 pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use scratch::Scratch;
 pub use shard_plan::{DEFAULT_SHARD_BYTES, Shard, ShardPlan, ShardedWriter};

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -25,6 +25,26 @@ const HISTORY: &str = "history";
 
 /// The layout version that this crate writes, and the only one it reads.
 const VERSION: u64 = 1;
+
+/// Where the manifest of the model folder or single file `model` lies.
+pub fn manifest_path(model: &Path) -> PathBuf {
+    companion_path(model, MANIFEST_NAME)
+}
+
+/// Where the file `name` of the model folder or single file `model`, which need not exist, lies: in the folder, or
+/// [beside the file](beside).
+pub fn companion_path(model: &Path, name: &str) -> PathBuf {
+    let is_file = || model.is_file() || model.extension().is_some_and(|extension| extension == "gguf");
+    if !model.is_dir() && is_file() { beside(model, name) } else { model.join(name) }
+}
+
+/// The path of the file `name` that belongs to the single file `model`: `model.name`.
+pub fn beside(model: &Path, name: &str) -> PathBuf {
+    let mut path = model.as_os_str().to_owned();
+    path.push(".");
+    path.push(name);
+    path.into()
+}
 
 /// What an output folder holds and what made it.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,14 +88,7 @@ impl Manifest {
     /// # Errors
     /// As [`Self::read`], but for a manifest that is not there.
     pub fn history(model: &Path) -> Result<Vec<Value>> {
-        let path = if model.is_dir() {
-            model.join(MANIFEST_NAME)
-        } else {
-            let mut name = model.as_os_str().to_owned();
-            name.push(format!(".{MANIFEST_NAME}"));
-            name.into()
-        };
-        match Self::read_file(&path) {
+        match Self::read_file(&manifest_path(model)) {
             Ok(manifest) => Ok(manifest.into_history()),
             Err(Error::Missing { .. }) => Ok(Vec::new()),
             Err(error) => Err(error),

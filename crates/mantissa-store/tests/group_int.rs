@@ -1,18 +1,17 @@
 //! GPTQ, AutoRound and AWQ: what is written reads back, layouts match the published descriptions, and damage is refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/one_module.rs"]
+mod one_module;
+
 use std::path::Path;
 
 use mantissa_num::stored::Map;
-use mantissa_num::{Code, Codes, Given, Quantized, Scheme, minifloat, quantize};
-use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight, awq, gptq};
-use mantissa_store::{Error, ErrorClass, SafetensorsWriter, TensorSpec};
+use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
+use mantissa_store::ErrorClass;
+use mantissa_store::convention::{Container, LinearPlan, ModelFiles, awq, gptq};
+use one_module::{COLS, MODULE, Model, ROWS, artifacts, quantized, survive_damage, values, weight};
 use serde_json::{Value, json};
-
-const MODULE: &str = "model.layers.0.mlp.up_proj";
-/// Not square, and with other numbers of groups than rows.
-const ROWS: usize = 32;
-const COLS: usize = 96;
 
 fn scheme(text: &str) -> Scheme {
     let mut scheme: Scheme = text.parse().unwrap();
@@ -20,22 +19,8 @@ fn scheme(text: &str) -> Scheme {
     scheme
 }
 
-fn weight(scheme: &Scheme) -> Quantized {
-    let w: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * i % 997) as f32 * 0.37).sin() * 0.1).collect();
-    quantize(scheme, &w, ROWS, COLS, Given::default()).unwrap()
-}
-
 fn plan(scheme: &Scheme) -> LinearPlan<'_> {
     LinearPlan::new(MODULE, scheme, None, (ROWS, COLS))
-}
-
-type Tensor = (TensorSpec, Vec<u8>);
-
-/// A model of one module.
-#[derive(Clone)]
-struct Model {
-    config: Value,
-    tensors: Vec<Tensor>,
 }
 
 impl Model {
@@ -57,46 +42,12 @@ impl Model {
         Model { config, tensors }
     }
 
-    fn write(&self, dir: &Path) {
-        let config = json!({"quantization_config": self.config});
-        std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
-        let specs = self.tensors.iter().map(|(spec, _)| spec.clone()).collect();
-        let path = dir.join("model.safetensors");
-        let mut writer = SafetensorsWriter::create(&path, specs, Default::default()).unwrap();
-        self.tensors.iter().for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
-        writer.finish().unwrap();
-    }
-
-    fn read(&self) -> Result<(LinearWeight, Vec<String>), Error> {
-        let dir = tempfile::tempdir().unwrap();
-        self.write(dir.path());
-        let files = ModelFiles::open(dir.path())?;
-        Ok((files.linear(MODULE, ROWS, COLS, false)?, files.notes()))
-    }
-
-    fn tensor(&mut self, suffix: &str) -> &mut Tensor {
-        let name = format!("{MODULE}.{suffix}");
-        self.tensors.iter_mut().find(|(spec, _)| spec.name == name).unwrap()
-    }
-
     /// Words of a tensor.
     fn words(&self, suffix: &str) -> Vec<u32> {
         let name = format!("{MODULE}.{suffix}");
         let (_, bytes) = self.tensors.iter().find(|(spec, _)| spec.name == name).unwrap();
         bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
     }
-}
-
-fn quantized(linear: &LinearWeight) -> &Quantized {
-    let Weight::Quantized(q) = &linear.weight else { panic!("a dense weight") };
-    q
-}
-
-/// The weight that the layer multiplies with.
-fn values(linear: &LinearWeight) -> Vec<f32> {
-    let mut w = quantized(linear).dequantize().unwrap();
-    linear.transforms.fold(&mut w, ROWS, COLS);
-    w
 }
 
 #[test]
@@ -111,7 +62,7 @@ fn what_is_written_reads_back_bit_for_bit() {
             }
             for container in containers {
                 let model = Model::written(container, &scheme, &q, None);
-                let (linear, notes) = model.read().unwrap();
+                let (linear, notes) = model.read_with_notes().unwrap();
                 assert_eq!(quantized(&linear), &q, "{text} {container:?}");
                 assert!(linear.transforms.is_empty() && notes.is_empty(), "{text}: {notes:?}");
             }
@@ -143,7 +94,8 @@ fn columns_come_sorted_by_group() {
         let scheme = scheme(text);
         let q = weight(&scheme);
         let g_idx: Vec<u32> = (0..COLS as u32).map(|k| k * 7 % 3).collect();
-        let (linear, _) = Model::written(Container::Gptq, &scheme, &q, Some(&g_idx)).read().unwrap();
+        let (linear, _) =
+            Model::written(Container::Gptq, &scheme, &q, Some(&g_idx)).read_with_notes().unwrap();
         let Some(Map::Perm(order)) = linear.transforms.before.first() else { panic!("no permutation") };
         assert_eq!(order[..3], [0, 3, 6]);
         // w[n, k] by the groups that g_idx names.
@@ -170,7 +122,7 @@ fn a_mislabelled_version_is_decided_from_the_data() {
         let q = weight(&scheme);
         let mut model = Model::written(Container::Gptq, &scheme, &q, None);
         model.config["checkpoint_format"] = json!(label);
-        let (linear, notes) = model.read().unwrap();
+        let (linear, notes) = model.read_with_notes().unwrap();
         assert_eq!(quantized(&linear), &q, "{text} as {label}");
         assert!(notes[0].contains("off by one") && notes[0].contains(label), "{notes:?}");
     }
@@ -186,7 +138,7 @@ fn a_zero_point_of_0_survives_v1() {
     let words = model.words("qzeros").into_iter().map(|word| word.wrapping_sub(0x1111_1111));
     model.tensor("qzeros").1 = words.flat_map(u32::to_le_bytes).collect();
     model.config["checkpoint_format"] = json!("gptq");
-    let (linear, _) = model.read().unwrap();
+    let (linear, _) = model.read_with_notes().unwrap();
     assert_eq!(quantized(&linear).zeros, q.zeros);
 }
 
@@ -199,18 +151,18 @@ fn auto_round_has_the_same_tensors_without_g_idx() {
     for method in gptq::AUTO_ROUND {
         model.config = json!({"quant_method": method, "bits": 4, "group_size": 32, "data_type": "int", "sym": true,
             "packing_format": "auto_round:auto_gptq"});
-        let (linear, notes) = model.read().unwrap();
+        let (linear, notes) = model.read_with_notes().unwrap();
         assert_eq!((quantized(&linear), notes), (&q, vec![]));
     }
     // A layer of its own bits, by name.
     model.config["bits"] = json!(8);
     model.config["extra_config"] =
         json!({MODULE: {"bits": 4}, "lm_head": {"bits": 16, "data_type": "float"}});
-    assert_eq!(quantized(&model.read().unwrap().0), &q);
+    assert_eq!(quantized(&model.read_with_notes().unwrap().0), &q);
 
     let mut model = Model::written(Container::Awq, &scheme, &q, None);
     model.config = json!({"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"});
-    assert_eq!(quantized(&model.read().unwrap().0), &q);
+    assert_eq!(quantized(&model.read_with_notes().unwrap().0), &q);
 }
 
 #[test]
@@ -224,7 +176,7 @@ fn layers_may_have_settings_of_their_own() {
     ];
     let kept = ["model.layers.0.mlp.down_proj".to_owned()];
     model.config = gptq::quantization_config(&groups, &kept, gptq::Settings::default()).unwrap();
-    assert_eq!(quantized(&model.read().unwrap().0), &q);
+    assert_eq!(quantized(&model.read_with_notes().unwrap().0), &q);
     let path = Path::new("config.json");
     let config = gptq::Config::parse(path, &model.config).unwrap();
     assert_eq!(config.layer(&kept[0]), None);
@@ -299,11 +251,11 @@ fn broken_configs_are_refused_by_their_key() {
     let scheme = scheme("int4-g32-asym");
     for container in [Container::Gptq, Container::Awq] {
         let good = Model::written(container, &scheme, &weight(&scheme), None);
-        assert!(good.read().is_ok());
+        assert!(good.read_with_notes().is_ok());
         for (key, value, says) in broken_configs(container) {
             let mut model = good.clone();
             model.config[key] = value.clone();
-            let error = model.read().expect_err(key);
+            let error = model.read_with_notes().expect_err(key);
             let text = error.to_string();
             assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{text}");
             assert!(text.contains(says) && text.contains("found"), "{container:?} {key} {value}: {text}");
@@ -324,7 +276,7 @@ fn broken_tensors_are_refused_by_name() {
         let check = |change: &dyn Fn(&mut Model), suffix: &str, what: &str| {
             let mut model = good.clone();
             change(&mut model);
-            let error = model.read().expect_err(what);
+            let error = model.read_with_notes().expect_err(what);
             let text = error.to_string();
             assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{text}");
             assert!(text.contains(suffix) && text.contains("found"), "{container:?} {suffix} {what}: {text}");
@@ -395,38 +347,16 @@ fn seeded_damage_never_panics() {
     for (m, model) in models.iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
         model.write(dir.path());
-        let path = dir.path().join("model.safetensors");
-        let good = std::fs::read(&path).unwrap();
-        for seed in 0..200u64 {
-            let random = |i: u64| mantissa_num::round::random_u32(seed + 1000 * m as u64, i) as usize;
-            let mut bytes = good.clone();
-            match seed % 4 {
-                0 => bytes.truncate(random(0) % good.len()),
-                // The header, where every byte counts.
-                1 => bytes[random(1) % 700] = random(2) as u8,
-                _ => (0..1 + random(3) % 8).for_each(|i| {
-                    let at = random(4 + 2 * i as u64) % good.len();
-                    bytes[at] ^= random(5 + 2 * i as u64) as u8;
-                }),
-            }
-            std::fs::write(&path, &bytes).unwrap();
-            let read = ModelFiles::open(dir.path()).and_then(|files| files.linear(MODULE, ROWS, COLS, false));
-            match read {
-                Err(error) => assert_eq!(error.class(), ErrorClass::Input, "{error}"),
-                Ok(linear) => assert!(values(&linear).iter().all(|v| v.is_finite())),
-            }
-        }
+        survive_damage(dir.path(), m as u64, 200, |linear| {
+            assert!(values(linear).iter().all(|v| v.is_finite()));
+        });
     }
 }
 
 /// Checkpoints that the public packages wrote, from the data beside the repository: their codes written again are their bytes.
 #[test]
 fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
-    let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/artifacts");
-    if !artifacts.exists() {
-        eprintln!("skipped: no ../shared/artifacts");
-        return;
-    }
+    let Some(artifacts) = artifacts() else { return };
     for (name, container) in [
         ("gptqm_w4_g32_sym_gar", Container::Gptq),
         ("gptqm_w4_g32_sym_descact", Container::Gptq),

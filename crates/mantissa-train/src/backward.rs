@@ -218,6 +218,7 @@ impl LayerBackward<'_> {
         }
         self.profile
             .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
+        self.head_norms();
 
         let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
         let normed = &mut saved.inputs[LinearInput::Qkv.index()];
@@ -257,6 +258,35 @@ impl LayerBackward<'_> {
             read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
         }
         (s.dq, s.dk, s.dv, s.rounded) = (dq, dk, dv, rounded);
+    }
+}
+
+impl LayerBackward<'_> {
+    /// From the gradients of normed queries and keys to those of what their norms read.
+    fn head_norms(&mut self) {
+        let Some(norms) = &self.layer.head_norms else { return };
+        let (tokens, eps, threads, s) = (self.tokens, self.eps, self.threads, &mut *self.s);
+        let kinds = [NormKind::Query, NormKind::Key];
+        let raw = self.saved.raw.iter().zip([LinearKind::Q, LinearKind::K]);
+        for (((raw, linear), dy), (range, kind)) in
+            raw.zip([&mut s.dq, &mut s.dk]).zip(norms.iter().zip(kinds))
+        {
+            let (width, weight) = (self.layer.linear(linear).rows(), self.params.f32(range));
+            let cut = parts(tokens, PART);
+            // Nothing reads the gradient of the joined heads any more.
+            let pieces = cut.clone().zip(rows_mut(&mut s.d_attended, width, cut.clone()));
+            let pieces = pieces.zip(rows_mut(&mut s.partials, weight.len(), cut.clone().map(|_| 0..1)));
+            let pieces = pieces.zip(rows_mut(dy, width, cut));
+            self.profile.time(Part::NormBackward, || {
+                for_each(threads, pieces, |(((part, dx), partial), dy)| {
+                    dx.fill(0.0);
+                    norm_backward_part(rows(raw, width, part), &weight, eps, dy, dx, partial);
+                    dy.copy_from_slice(dx);
+                });
+            });
+            self.grads.add(range.clone(), |grad| add_partials(&s.partials, tokens, grad));
+            self.look.gradient(Operator::Norm(self.layer.index, kind), &dy[..tokens * width]);
+        }
     }
 }
 

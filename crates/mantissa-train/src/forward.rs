@@ -19,6 +19,8 @@ struct Saving<'a> {
     params: &'a Parameters,
     /// What the linear layers read, in the order of [`LinearInput::PLAIN`].
     inputs: &'a mut [Operand; 4],
+    /// Queries and keys before their norms.
+    raw: &'a mut [Vec<f32>; 2],
     /// Rows of each that were read.
     read: [usize; 4],
     eps: f32,
@@ -30,6 +32,13 @@ struct Saving<'a> {
 
 impl Operators for Saving<'_> {
     fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
+        if let (Some([query, key]), NormKind::Query | NormKind::Key) = (&self.layer.head_norms, kind) {
+            let (range, raw) = if kind == NormKind::Query { (query, 0) } else { (key, 1) };
+            self.profile.time(Part::Copies, || self.raw[raw][..x.len()].copy_from_slice(x));
+            let (weight, none) = (self.params.f32(range), &mut Operand::default());
+            self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, none, self.threads));
+            return self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
+        }
         // The other norms belong to models that training refuses.
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
         let weight = self.params.f32(range);
@@ -129,6 +138,7 @@ impl TrainModel {
                 layer,
                 params,
                 inputs: &mut saved.inputs,
+                raw: &mut saved.raw,
                 read: [0; 4],
                 eps: self.config.rms_norm_eps,
                 threads: self.options.threads,

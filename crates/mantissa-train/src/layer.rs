@@ -4,16 +4,15 @@
 //! output loses when its weights are quantized. It needs the gradient of that loss with respect to each weight, for one layer
 //! at a time, with nothing else of the model in memory.
 
-use mantissa_model::flow::{LayerFlow, MIN_ROWS, NormKind, Sequences};
+use mantissa_model::flow::{LayerFlow, MIN_ROWS, Sequences};
 use mantissa_model::{
-    ForwardError, InputQuantizer, LinearInfo, LinearInput, LinearKind, LoadError, ModelConfig, WeightSource,
+    ForwardError, InputQuantizer, LinearInfo, LinearInput, LinearKind, ModelConfig, WeightSource,
 };
 
 use crate::arena::Parameters;
 use crate::backward::Wanted;
 use crate::error::TrainError;
 use crate::model::{Options, TrainModel};
-use crate::operand::Operand;
 use crate::store::{Precision, Store};
 
 /// A decoder layer in training.
@@ -50,8 +49,8 @@ impl LayerTrainer {
                 params.put(&bias, &source.tensor_f32(&format!("{module}.bias"), &[rows])?);
             }
         }
-        for kind in [NormKind::Input, NormKind::Post] {
-            let norm = source.tensor_f32(&config.norm_name(layer, kind), &[config.hidden_size])?;
+        for (kind, width) in config.norms() {
+            let norm = source.tensor_f32(&config.norm_name(layer, kind), &[width])?;
             params.put(&single.norm_name(0, kind), &norm);
         }
         let threads = options.threads;
@@ -91,12 +90,7 @@ impl LayerTrainer {
         input: LinearInput,
         quantizer: InputQuantizer,
     ) -> Result<(), TrainError> {
-        let TrainModel { config, options, saved, .. } = &mut self.model;
-        let n = options.max_tokens.max(MIN_ROWS) * config.input_width(input);
-        let bytes = Self::quantized_input_bytes(config, input, options);
-        let memory = LoadError::Memory { what: "training", bytes };
-        saved[0].inputs[input.index()] = Operand::quantized(quantizer, n).ok_or(memory)?;
-        Ok(())
+        self.model.quantize_input(0, input, quantizer, None)
     }
 
     /// Replaces the weight of a linear layer, `[rows, cols]`, by what `write` makes of it in place.

@@ -50,6 +50,7 @@ pub use gradients::Gradients;
 pub use health::{OperandHealth, StepHealth, WeightHealth};
 pub use layer::LayerTrainer;
 pub use model::{IGNORE_TARGET, Loss, Options, TrainModel, next_token_targets};
+pub use operand::range_slope;
 pub use optim::{
     AdamW, AdamWOptions, Array, ArrayMut, DecayGroups, MomentFormat, NoSuchTensor, Optimizer, Sgd,
     SgdOptions, StateMap, clip_factor,

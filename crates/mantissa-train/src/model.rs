@@ -6,7 +6,8 @@ use mantissa_kernels::kernels;
 use mantissa_model::flow::{LayerFlow, NormKind, Sequences};
 use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD};
 use mantissa_model::{
-    Activation, Batch, ForwardError, LinearKind, ModelConfig, ModelType, Role, WeightSource, load_config,
+    Activation, Batch, ForwardError, HeadNorms, LinearKind, ModelConfig, ModelType, Role, WeightSource,
+    load_config,
 };
 
 use crate::arena::{ParamTable, Parameters};
@@ -73,6 +74,8 @@ pub(crate) struct LayerOps {
     pub(crate) flow: LayerFlow,
     pub(crate) input_norm: Range<usize>,
     pub(crate) post_norm: Range<usize>,
+    /// Of the heads of queries and of keys, where they have norms.
+    pub(crate) head_norms: Option<[Range<usize>; 2]>,
     /// In the order of [`LinearKind::PLAIN`].
     linears: Vec<LinearOp>,
 }
@@ -140,6 +143,9 @@ impl TrainModel {
                 flow: LayerFlow::new(&config, layer, options.threads),
                 input_norm: place(&config.norm_name(layer, NormKind::Input)),
                 post_norm: place(&config.norm_name(layer, NormKind::Post)),
+                head_norms: (config.head_norms == HeadNorms::Each).then(|| {
+                    [NormKind::Query, NormKind::Key].map(|kind| place(&config.norm_name(layer, kind)))
+                }),
                 linears: LinearKind::PLAIN.into_iter().map(linear).collect::<Result<_, TrainError>>()?,
             })
         });
@@ -359,8 +365,9 @@ pub(crate) fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
     let refuse = |field, found: String, allowed| Err(TrainError::Unsupported { field, found, allowed });
     // What the others have beside these (norms in other places and of other kinds, experts, soft caps, joined projections
     // and so on) has no backward.
-    if !matches!(config.model_type, ModelType::Llama | ModelType::Mistral | ModelType::Qwen2) {
-        return refuse("model_type", config.model_type.name().into(), "llama, mistral or qwen2");
+    let backward = [ModelType::Llama, ModelType::Mistral, ModelType::Qwen2, ModelType::Qwen3];
+    if !backward.contains(&config.model_type) {
+        return refuse("model_type", config.model_type.name().into(), "llama, mistral, qwen2 or qwen3");
     }
     if config.hidden_act != Activation::Silu {
         return refuse("hidden_act", format!("{:?}", config.hidden_act), "silu");

@@ -93,10 +93,7 @@ impl Operand {
     }
 
     /// Adds to the slopes: `x`, rows of `width` values, are what was quantized, `g` the loss's gradient with respect to what it became.
-    ///
-    /// `q = s round(x / s)` with `s` in proportion to the greatest magnitude `|x[m]|` of a block: where it changes, `q` changes by
-    /// `(q - x) / x[m]` of that, codes as they are (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
-    /// What else a rotation does to the error, which is nearly the same in all directions, is nothing on average.
+    /// What else a rotation does to the error than [change its range](range_slope), which is nearly the same in all directions, is nothing on average.
     pub(crate) fn add_slopes(&mut self, x: &[f32], g: &[f32], width: usize) {
         let Some(slopes) = &mut self.slopes else { return };
         let (n, block) = (slopes.order, if slopes.block == 0 { width } else { slopes.block });
@@ -105,11 +102,8 @@ impl Operand {
         {
             for first in (0..width).step_by(block) {
                 let span = first..width.min(first + block);
-                let greatest = |m: usize, i: usize| if x[i].abs() > x[m].abs() { i } else { m };
-                let m = span.clone().fold(first, greatest);
-                let error: f64 = span.map(|i| f64::from(g[i]) * (f64::from(q[i]) - f64::from(x[i]))).sum();
-                let factor = (error / f64::from(x[m])) as f32;
-                if factor.is_finite() {
+                if let Some((at, factor)) = range_slope(&x[span.clone()], &q[span.clone()], &g[span]) {
+                    let m = first + at;
                     let run = &x[m / n * n..][..n];
                     kernels().axpy(factor, run, &mut slopes.sum[m % n * n..][..n]);
                 }
@@ -204,6 +198,20 @@ impl OperandMut<'_> {
             Precision::F16 => kernels().f32_to_f16(values, self.bits),
         }
     }
+}
+
+/// How a loss changes with the range of a block: the place of the block's greatest magnitude `x[m]`, and the derivative with respect to it by
+/// way of the rounding alone. `x` is what was rounded, `q` what became of it, `g` the loss's gradient with respect to `q`. `None` where there
+/// is none, as of a block of zeros.
+///
+/// `q = s round(x / s)` with `s` in proportion to `|x[m]|`: where it changes, `q` changes by `(q - x) / x[m]` of that, codes as they are
+/// (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
+pub fn range_slope(x: &[f32], q: &[f32], g: &[f32]) -> Option<(usize, f32)> {
+    let greatest = |m: usize, i: usize| if x[i].abs() > x[m].abs() { i } else { m };
+    let m = (0..x.len()).reduce(greatest)?;
+    let error = x.iter().zip(q).zip(g).map(|((x, q), g)| f64::from(*g) * (f64::from(*q) - f64::from(*x)));
+    let slope = (error.sum::<f64>() / f64::from(x[m])) as f32;
+    slope.is_finite().then_some((m, slope))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use mantissa_kernels::CausalAttention;
 use mantissa_model::flow::{LayerFlow, MIN_ROWS};
-use mantissa_model::{LoadError, ModelConfig, zeros};
+use mantissa_model::{HeadNorms, LoadError, ModelConfig, zeros};
 
 use crate::arena::ParamTable;
 use crate::gradients::Gradients;
@@ -84,6 +84,8 @@ struct Sizes {
     logits: usize,
     scores: usize,
     tables: usize,
+    /// Width of a head that has norms of its own for queries and keys.
+    normed_head: Option<usize>,
     /// Precision of the operands that products share: inputs and gradients of outputs, of the layers and of the head.
     layers: (Precision, Precision),
     head: (Precision, Precision),
@@ -116,14 +118,16 @@ impl Sizes {
             logits: options.max_tokens.min(HEAD_ROWS).saturating_mul(config.vocab_size),
             scores: scores(config, options.max_len).saturating_mul(options.threads.max(1)),
             tables: options.max_len.saturating_mul(config.head_dim / 2),
+            normed_head: (config.head_norms == HeadNorms::Each).then_some(config.head_dim),
             layers: (options.policy.linear.shared_input(), options.policy.linear.shared_gradient()),
             head: (options.policy.head.shared_input(), options.policy.head.shared_gradient()),
         }
     }
 
     /// Of the f32 fields of [`Saved`], in their order.
-    fn saved(&self) -> [usize; 9] {
+    fn saved(&self) -> [usize; 11] {
         let of = |width: usize| self.rows.saturating_mul(width);
+        let [raw_q, raw_k] = [self.query, self.key].map(|width| self.normed_head.map_or(0, |_| of(width)));
         [
             of(self.hidden),
             of(self.query),
@@ -134,6 +138,8 @@ impl Sizes {
             of(self.hidden),
             of(self.intermediate),
             of(self.intermediate),
+            raw_q,
+            raw_k,
         ]
     }
 
@@ -165,7 +171,7 @@ impl Sizes {
             of(self.query),
             of(self.key),
             of(self.key),
-            self.tokens.div_ceil(PART).saturating_mul(self.hidden),
+            self.tokens.div_ceil(PART).saturating_mul(self.hidden.max(self.normed_head.unwrap_or(0))),
             self.logits,
             self.tables,
             self.tables,
@@ -205,6 +211,8 @@ pub(crate) struct Saved {
     pub(crate) gate: Vec<f32>,
     /// Up, `[rows, intermediate]`; in the backward, its gradient.
     pub(crate) up: Vec<f32>,
+    /// Queries `[rows, query width]` and keys `[rows, key width]` before the norms of their heads, where there are such.
+    pub(crate) raw: [Vec<f32>; 2],
     /// What the linear layers read, as they multiply it, in the order of [`mantissa_model::LinearInput::PLAIN`]: normed
     /// states `[rows, hidden]`, joined heads `[rows, query width]`, normed states and the MLP's inner activation
     /// `[rows, intermediate]`.
@@ -263,9 +271,9 @@ pub(crate) fn allocate(config: &ModelConfig, options: &Options) -> Result<(Vec<S
     let sizes = Sizes::new(config, options);
     let memory = || LoadError::Memory { what: "training", bytes: Plan::new(config, options).bytes() };
     let layer = || {
-        let [residual, q, k, v, attended, lse, middle, gate, up] = arrays(sizes.saved())?;
+        let [residual, q, k, v, attended, lse, middle, gate, up, raw_q, raw_k] = arrays(sizes.saved())?;
         let inputs = operands(sizes.inputs())?;
-        Some(Saved { residual, q, k, v, attended, lse, middle, gate, up, inputs })
+        Some(Saved { residual, q, k, v, attended, lse, middle, gate, up, raw: [raw_q, raw_k], inputs })
     };
     let saved = (0..config.num_hidden_layers).map(|_| layer()).collect::<Option<Vec<_>>>();
     let saved = saved.ok_or_else(memory)?;
@@ -342,12 +350,19 @@ mod tests {
     /// What is stated is what is allocated.
     #[test]
     fn the_plan_is_the_sum_of_the_buffers() {
-        let config = config(&[]);
-        for (max_tokens, max_len, threads, policy) in [
-            (1, 1, 1, Policy::fp32()),
-            (700, 64, 1, Policy::bf16_remainder()),
-            (2000, 40, 3, Policy::fp32()),
-            (2000, 40, 3, Policy::fp16()),
+        // Heads with norms, and wider than the states.
+        let normed = json!({
+            "model_type": "qwen3", "hidden_size": 12, "intermediate_size": 40, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 50,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5
+        });
+        let normed = ModelConfig::from_json(&normed, "config.json").unwrap();
+        for (config, max_tokens, max_len, threads, policy) in [
+            (config(&[]), 1, 1, 1, Policy::fp32()),
+            (config(&[]), 700, 64, 1, Policy::bf16_remainder()),
+            (config(&[]), 2000, 40, 3, Policy::fp32()),
+            (config(&[]), 2000, 40, 3, Policy::fp16()),
+            (normed, 600, 40, 2, Policy::fp32()),
         ] {
             let weights = policy.weights.bytes();
             let options = Options { max_tokens, max_len, threads, policy };
@@ -355,7 +370,8 @@ mod tests {
             let params = Parameters::random(&config, 0.1, 1).unwrap();
             let model = TrainModel::new(config.clone(), params, options).unwrap();
             let saved = model.saved.iter().flat_map(|s| {
-                [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up]
+                let [raw_q, raw_k] = &s.raw;
+                [&s.residual, &s.q, &s.k, &s.v, &s.attended, &s.lse, &s.middle, &s.gate, &s.up, raw_q, raw_k]
                     .map(Vec::capacity)
             });
             let s = &model.scratch;

@@ -183,6 +183,12 @@ fn wave(n: usize, phase: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * 0.617 + phase).sin()).collect()
 }
 
+/// `Σ c ∘ output` of a layer that reads `states`.
+fn weighted_output(layer: &mut LayerTrainer, mut states: Vec<f32>, lens: &[usize], c: &[f32]) -> f64 {
+    layer.forward(&mut states, lens).unwrap();
+    states.iter().zip(c).map(|(y, c)| f64::from(*y) * f64::from(*c)).sum()
+}
+
 /// Of one layer by itself, the gradient of what it read is the slope of `Σ c ∘ output`, and that of the weights is there without it.
 #[test]
 fn a_layers_input_gradient_is_the_slope_of_its_output() {
@@ -194,9 +200,7 @@ fn a_layers_input_gradient_is_the_slope_of_its_output() {
         let mut layer = LayerTrainer::load(&source, &config, 0, options(2)).unwrap();
         let mut value = |h: f64, direction: &[f32]| {
             let move_by = |(v, d): (&f32, &f32)| (f64::from(*v) + h * f64::from(*d)) as f32;
-            let mut states: Vec<f32> = x.iter().zip(direction).map(move_by).collect();
-            layer.forward(&mut states, &lens).unwrap();
-            states.iter().zip(&c).map(|(y, c)| f64::from(*y) * f64::from(*c)).sum::<f64>()
+            weighted_output(&mut layer, x.iter().zip(direction).map(move_by).collect(), &lens, &c)
         };
         let direction = wave(62 * d, 2.0);
         let slope = (value(1e-3, &direction) - value(-1e-3, &direction)) / 2e-3;
@@ -243,9 +247,7 @@ fn inputs_are_quantized_as_in_evaluation() {
         let mut value = |h: f32| {
             let moved: Vec<f32> = weight.iter().zip(&gradient).map(|(w, g)| w + h * g).collect();
             layer.set_weight(LinearKind::Down, |weight| weight.copy_from_slice(&moved));
-            let mut states = x.clone();
-            layer.forward(&mut states, &lens).unwrap();
-            states.iter().zip(&c).map(|(y, c)| f64::from(*y) * f64::from(*c)).sum::<f64>()
+            weighted_output(&mut layer, x.clone(), &lens, &c)
         };
         let squares = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>();
         let slope = (value(0.1) - value(-0.1)) / 0.2;

@@ -1,14 +1,12 @@
 //! Stored tensors against those of the model that they were made from.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use mantissa_model::{LinearInfo, LoadError, Role, StoredAs, WeightSource};
+use mantissa_model::{LinearInfo, LoadError, Role, SourceView, StoredAs, WeightSource};
 use mantissa_num::{Blocks, Format, Quantized, Scheme};
 use mantissa_quant::{rtn, rule_of};
 use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Weight};
 use serde::Serialize;
-use serde_json::Value;
 
 use super::ALTERNATIVES;
 use super::change::Stored;
@@ -227,25 +225,9 @@ impl<'a> Rounded<'a> {
     }
 }
 
-impl WeightSource for Rounded<'_> {
-    fn config(&self) -> Option<&Value> {
-        self.reference.config()
-    }
-
-    fn dir(&self) -> Option<&Path> {
-        WeightSource::dir(self.reference)
-    }
-
-    fn location(&self) -> String {
-        self.reference.location()
-    }
-
-    fn has(&self, tensor: &str) -> bool {
-        self.reference.has(tensor)
-    }
-
-    fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
-        WeightSource::tensor_f32(self.reference, tensor, shape)
+impl SourceView for Rounded<'_> {
+    fn base(&self) -> &dyn WeightSource {
+        self.reference
     }
 
     fn linear(
@@ -257,7 +239,7 @@ impl WeightSource for Rounded<'_> {
     ) -> std::result::Result<LinearWeight, LoadError> {
         match self.linears.get(module) {
             Some(weight) => Ok(weight.clone()),
-            None => WeightSource::linear(self.reference, module, rows, cols, bias),
+            None => self.base().linear(module, rows, cols, bias),
         }
     }
 

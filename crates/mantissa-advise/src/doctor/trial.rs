@@ -1,14 +1,11 @@
 //! Alternatives judged by the loss on a text.
 
-use std::path::Path;
-
 use mantissa_eval::Sequence;
 use mantissa_model::{
-    Layer, Linear, LinearKind, LoadError, ModelConfig, Role, StoredAs, WeightSource, load_config,
+    Layer, Linear, LinearKind, LoadError, ModelConfig, Role, SourceView, StoredAs, WeightSource, load_config,
 };
-use mantissa_store::convention::{LinearWeight, ModelFiles};
+use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::alternative::Unit;
 use super::change::Stored;
@@ -444,46 +441,16 @@ struct ShiftedNorms<'a> {
     norms: Vec<String>,
 }
 
-impl WeightSource for ShiftedNorms<'_> {
-    fn config(&self) -> Option<&Value> {
-        self.files.config()
-    }
-
-    fn dir(&self) -> Option<&Path> {
-        WeightSource::dir(self.files)
-    }
-
-    fn location(&self) -> String {
-        self.files.location()
-    }
-
-    fn has(&self, tensor: &str) -> bool {
-        self.files.has(tensor)
+impl SourceView for ShiftedNorms<'_> {
+    fn base(&self) -> &dyn WeightSource {
+        self.files
     }
 
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
-        let mut values = WeightSource::tensor_f32(self.files, tensor, shape)?;
+        let mut values = self.base().tensor_f32(tensor, shape)?;
         if self.norms.iter().any(|norm| norm == tensor) {
             values.iter_mut().for_each(|v| *v += self.by);
         }
         Ok(values)
-    }
-
-    fn linear(
-        &self,
-        module: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
-    ) -> std::result::Result<LinearWeight, LoadError> {
-        WeightSource::linear(self.files, module, rows, cols, bias)
-    }
-
-    fn kv_quant(
-        &self,
-        module: &str,
-        kv_heads: usize,
-    ) -> std::result::Result<Option<mantissa_store::convention::KvQuant>, LoadError> {
-        WeightSource::kv_quant(self.files, module, kv_heads)
     }
 }

@@ -94,6 +94,17 @@ impl LinearInput {
         Self::PLAIN.iter().position(|input| *input == self).unwrap_or(Self::PLAIN.len())
     }
 
+    /// Its turn in a pass: what it is made of has an earlier one, and inputs of one turn are not made of each other.
+    pub const fn turn(self) -> u8 {
+        match self {
+            LinearInput::Qkv => 0,
+            LinearInput::QLatent | LinearInput::KvLatent => 1,
+            LinearInput::O => 2,
+            LinearInput::GateUp | LinearInput::Expert(_) => 3,
+            LinearInput::Down | LinearInput::ExpertDown(_) | LinearInput::SharedDown => 4,
+        }
+    }
+
     /// The linears that may read it; of a model, those that it has.
     pub fn readers(self) -> impl Iterator<Item = LinearKind> {
         let readers: &[LinearKind] = match self {

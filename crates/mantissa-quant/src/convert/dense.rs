@@ -1,4 +1,4 @@
-//! Tensors that are not quantized, where names, order or type change.
+//! Tensors that are not quantized, where names, order or type change, or that the source has quantized.
 
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::pack::transpose;
@@ -6,11 +6,13 @@ use mantissa_num::{Codes, Quantized, Scheme};
 use mantissa_store::convention::{Container, ModelFiles, Weight};
 use mantissa_store::{Dtype, TensorSpec};
 
+use super::{values_of, weight_of};
 use crate::error::{QuantError, Result};
 use crate::gguf;
+use crate::pipeline::stacks::stack_of;
 use crate::plan::PlannedLinear;
 
-/// A dense tensor of a GGUF file under its name elsewhere.
+/// A dense tensor of the output that is no tensor of the source.
 #[derive(Clone, Debug)]
 pub(crate) struct Dense {
     /// Name and shape.
@@ -54,19 +56,42 @@ pub(super) fn of_gguf(
     Ok(all)
 }
 
+/// The layers beside the experts that the source, a folder, has quantized, decoded; dtypes are chosen as in [`of_gguf`].
+pub(super) fn decoded(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    linears: &[PlannedLinear],
+) -> Result<Vec<Dense>> {
+    let mut all = Vec::new();
+    let others = linears.iter().map(|linear| &linear.info).filter(|info| stack_of(info).is_none());
+    for LinearInfo { module, layer, kind, rows, cols, .. } in others {
+        let name = format!("{module}.weight");
+        if source.is_dense(&name) {
+            continue;
+        }
+        let role = Role::Linear { layer: *layer, kind: *kind };
+        let info = TensorInfo { name, shape: vec![*rows, *cols], role };
+        let dtype = narrowest(&values(source, config, &info)?);
+        all.push(Dense { info, dtype });
+    }
+    Ok(all)
+}
+
 /// Whether every layer that dense checkpoints keep in the stacked tensor `name` is quantized by itself.
 fn all_quantized(linears: &[PlannedLinear], name: &str) -> bool {
     let of_stack = |linear: &&PlannedLinear| linear.info.dense_tensor().0 == name;
     linears.iter().filter(of_stack).all(|linear| linear.scheme.is_some())
 }
 
-/// The values of a tensor in the order of dense checkpoints: GGUF has every layer as `[out, in]`.
+/// The values of a tensor in the order of dense checkpoints: GGUF has every layer as `[out, in]`. Of a folder it is a layer that is
+/// not dense there.
 fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
-    match gguf::linear_of(config, info).filter(|linear| linear.stored == StoredAs::Columns) {
-        Some(LinearInfo { rows, cols, .. }) => {
+    match gguf::linear_of(config, info) {
+        Some(linear) if source.gguf().is_none() => values_of(&linear, weight_of(source, &linear)?),
+        Some(LinearInfo { rows, cols, stored: StoredAs::Columns, .. }) => {
             Ok(transpose(&source.tensor_f32(&info.name, &[rows, cols])?, rows, cols))
         }
-        None => Ok(source.tensor_f32(&info.name, &info.shape)?),
+        _ => Ok(source.tensor_f32(&info.name, &info.shape)?),
     }
 }
 
@@ -82,6 +107,11 @@ fn narrowest(values: &[f32]) -> Dtype {
 impl Dense {
     pub(super) fn spec(&self) -> TensorSpec {
         TensorSpec::new(&self.info.name, self.dtype, self.info.shape.clone())
+    }
+
+    /// The module whose weight it is.
+    pub(super) fn module(&self) -> Option<&str> {
+        self.info.name.strip_suffix(".weight")
     }
 
     /// Its bytes.

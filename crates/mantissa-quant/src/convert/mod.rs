@@ -7,17 +7,18 @@
 //! decoded and rounded to nearest instead, and the error that this adds is reported.
 
 mod dense;
+mod proof;
 mod recode;
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Code, RowName, Scheme, minifloat};
-use mantissa_store::convention::gptq as gptq_files;
-use mantissa_store::convention::{Container, LinearPlan, LinearWeight, ModelFiles, Weight};
+use mantissa_num::{Code, Scheme, minifloat};
+use mantissa_store::convention::{
+    Container, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files,
+};
 use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
@@ -29,13 +30,15 @@ use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
-use crate::plan::{Options, Plan, PlannedLinear, model_config, output_of_linears};
+use crate::pipeline::stacks::{self, stack_of};
+use crate::plan::{EXPERTS_APART, Options, Plan, PlannedLinear, model_config, output_of_linears};
 use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 use crate::spqr::SpqrOptions;
 
 pub(crate) use dense::Dense;
+pub(crate) use proof::prove;
 pub use recode::rule_of;
 
 /// What a change of container may change beside it.
@@ -82,55 +85,13 @@ impl Plan {
             });
         }
         if container == Container::Mxfp4 {
-            let why = "experts are stacked by mantissa quantize only".to_owned();
-            return Err(QuantError::not_lossless(container, 0, &[why]));
+            stacks::require(&config)?;
         }
         let dtype = model_dtype(source);
-        let (mut linears, mut inputs, mut refused) = (Vec::new(), Vec::new(), Vec::new());
-        let mut by_group = false;
-        for info in converted(source, &config, container) {
-            let mut weight = weight_of(source, &info)?;
-            weight.input = weight.input.filter(|_| !drop_inputs);
-            match decide(&info, &weight, container, requantize, dtype) {
-                // Taken apart: GGUF has no such tensor.
-                Ok(_) if container == Container::Gguf && info.kind == LinearKind::KvB => {
-                    match (&weight.weight, requantize) {
-                        (Weight::Quantized(_), None) => {
-                            refused.push(format!("{}: GGUF has it transposed", info.module));
-                        }
-                        _ => linears.push(PlannedLinear { info, scheme: None }),
-                    }
-                }
-                Ok(scheme) => {
-                    by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
-                    if scheme.is_some() {
-                        inputs.push(weight.input.map(|input| input.scheme));
-                    }
-                    linears.push(PlannedLinear { info, scheme });
-                }
-                Err(why) => {
-                    // Containers name the layer themselves where it is its shape that does not fit.
-                    let name = format!("{}: ", info.module);
-                    refused.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
-                }
-            }
-        }
+        let Decided { linears, inputs, by_group, mut refused } =
+            Decided::new(source, &config, container, changes, dtype)?;
         refused.extend(of_the_whole(&inputs, requantize));
-        let kv = match cache_scales::of_source(source, &config)? {
-            Ok(kv) => kv,
-            Err(why) => {
-                refused.push(why);
-                None
-            }
-        };
-        // Rounding anew leaves out what the container cannot say; a change of container refuses.
-        let kv = match kv.map(|kv| container.check_kv(&kv).map(|()| kv)) {
-            Some(Err(error)) if requantize.is_none() => {
-                refused.insert(0, format!("KV cache: {error}"));
-                None
-            }
-            kv => kv.and_then(std::result::Result::ok),
-        };
+        let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
             refused.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
@@ -153,12 +114,108 @@ impl Plan {
     }
 }
 
-/// The layers that a conversion is about: those that the source holds one by one; for GGUF, which has every layer so, all.
+/// What becomes of the layers of a model.
+#[derive(Default)]
+struct Decided {
+    linears: Vec<PlannedLinear>,
+    /// How the inputs of each layer that is stored anew are quantized.
+    inputs: Vec<Option<Scheme>>,
+    /// Whether groups of some layer are not of neighbouring columns.
+    by_group: bool,
+    /// What cannot be stored, and why.
+    refused: Vec<String>,
+}
+
+impl Decided {
+    fn new(
+        source: &ModelFiles,
+        config: &ModelConfig,
+        container: Container,
+        changes: Changes<'_>,
+        dtype: Dtype,
+    ) -> Result<Self> {
+        let Changes { requantize, drop_inputs } = changes;
+        let mut all = Decided::default();
+        for info in converted(source, config, container) {
+            let mut weight = weight_of(source, &info)?;
+            weight.input = weight.input.filter(|_| !drop_inputs);
+            if let Some(why) = stays_dense(&info, container) {
+                match requantize.is_none() && (is_quantized(&weight) || !weight.transforms.is_empty()) {
+                    true => all.refused.push(format!("{}: {why}", info.module)),
+                    false => all.linears.push(PlannedLinear { info, scheme: None }),
+                }
+                continue;
+            }
+            match decide(&info, &weight, container, requantize, dtype) {
+                Ok(scheme) => {
+                    all.by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
+                    if scheme.is_some() {
+                        all.inputs.push(weight.input.map(|input| input.scheme));
+                    }
+                    all.linears.push(PlannedLinear { info, scheme });
+                }
+                Err(why) => {
+                    // Containers name the layer themselves where it is its shape that does not fit.
+                    let name = format!("{}: ", info.module);
+                    all.refused.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// How the container says that keys and values are quantized. Rounding anew leaves out what it cannot say; a change of container
+/// refuses.
+fn cache_quantization(
+    source: &ModelFiles,
+    config: &ModelConfig,
+    container: Container,
+    requantize: Option<&Scheme>,
+    refused: &mut Vec<String>,
+) -> Result<Option<Scheme>> {
+    let kv = match cache_scales::of_source(source, config)? {
+        Ok(kv) => kv,
+        Err(why) => {
+            refused.push(why);
+            None
+        }
+    };
+    Ok(match kv.map(|kv| container.check_kv(&kv).map(|()| kv)) {
+        Some(Err(error)) if requantize.is_none() => {
+            refused.insert(0, format!("KV cache: {error}"));
+            None
+        }
+        kv => kv.and_then(std::result::Result::ok),
+    })
+}
+
+/// The layers that a conversion is about: those that the source holds one by one, and experts that it holds stacked in MXFP4; for
+/// containers that say of every layer how it is stored, all.
 fn converted(source: &ModelFiles, config: &ModelConfig, container: Container) -> Vec<LinearInfo> {
     match container {
-        Container::Gguf => config.decoder_linears().collect(),
-        _ => config.linears_by_rows(source),
+        Container::Gguf | Container::Mxfp4 => config.decoder_linears().collect(),
+        _ => {
+            let in_mxfp4 = |info: &LinearInfo| {
+                stack_of(info).is_some_and(|stack| source.has(&gpt_oss::names(&stack.tensor)[0]))
+            };
+            config.decoder_linears().filter(|info| info.is_by_rows(source) || in_mxfp4(info)).collect()
+        }
     }
+}
+
+/// Why a container has a layer dense, whatever the others are.
+fn stays_dense(info: &LinearInfo, container: Container) -> Option<&'static str> {
+    match container {
+        // Taken apart: there is no such tensor.
+        Container::Gguf if info.kind == LinearKind::KvB => Some("GGUF has it transposed"),
+        Container::Mxfp4 if stack_of(info).is_none() => Some("beside the experts everything is dense there"),
+        _ => None,
+    }
+}
+
+fn is_quantized(weight: &LinearWeight) -> bool {
+    matches!(weight.weight, Weight::Quantized(_))
 }
 
 /// The weight of a layer, however it is stored, without its bias.
@@ -296,15 +353,26 @@ fn finish(
     options: Options,
     conversion: Conversion,
 ) -> Result<Plan> {
+    if container == Container::Mxfp4 {
+        stacks::require_whole(&linears)?;
+    }
     let quantized = output_of_linears(&recipe, container, &linears, conversion.by_group)?;
     let mut notes = source.notes();
     let (copied, dense) = match source.gguf() {
         Some(_) => (Vec::new(), dense::of_gguf(source, &config, container, &linears, &mut notes)?),
         None => {
             let left_out = recipe.kv.is_none();
-            (copied(source, &linears, left_out, &mut notes), Vec::new())
+            let dense = match container {
+                Container::Mxfp4 => dense::decoded(source, &config, &linears)?,
+                _ => Vec::new(),
+            };
+            (copied(source, &linears, &dense, left_out, &mut notes), dense)
         }
     };
+    let apart = |linear: &PlannedLinear| stack_of(&linear.info).is_some() && !linear.info.is_by_rows(source);
+    if ![Container::Gguf, Container::Mxfp4].contains(&container) && linears.iter().any(apart) {
+        notes.push(EXPERTS_APART.to_owned());
+    }
     let gguf = match container {
         Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
         _ => None,
@@ -341,16 +409,18 @@ fn finish(
     Ok(plan)
 }
 
-/// Tensors that are taken over byte by byte: all but those of the quantized layers, their biases excepted.
+/// Tensors that are taken over byte by byte: all but those of the quantized layers and of what is `dense`, their biases excepted.
 /// Scales of the KV cache are the container's, or, where it has no place for them, are told as `left_out`.
 fn copied(
     source: &ModelFiles,
     linears: &[PlannedLinear],
+    dense: &[Dense],
     left_out: bool,
     notes: &mut Vec<String>,
 ) -> Vec<TensorMeta> {
-    let stored: BTreeSet<&str> =
-        linears.iter().filter(|l| l.scheme.is_some()).map(|l| l.info.module.as_str()).collect();
+    let quantized = linears.iter().filter(|l| l.scheme.is_some()).map(|l| l.info.module.as_str());
+    let stored: BTreeSet<&str> = quantized.chain(dense.iter().filter_map(Dense::module)).collect();
+    let stacks = whole_stacks(linears);
     // The parts of a weight may have dots in their names (`weight.absmax`).
     let of_layer = |name: &str| {
         let dots = name.match_indices('.').map(|(at, _)| &name[..at]);
@@ -359,7 +429,10 @@ fn copied(
     let cache = |name: &str| [".k_scale", ".v_scale", ".q_scale"].iter().any(|end| name.ends_with(end));
     let mut copied: Vec<_> = Vec::new();
     let mut scales = 0;
-    for meta in source.checkpoint().tensors().filter(|meta| !of_layer(&meta.name)) {
+    for meta in source.checkpoint().tensors() {
+        if of_layer(&meta.name) || stacks.contains(&meta.name) {
+            continue;
+        }
         if cache(&meta.name) {
             scales += 1;
         } else {
@@ -371,6 +444,17 @@ fn copied(
     }
     copied.sort_by(|a: &TensorMeta, b| a.name.cmp(&b.name));
     copied
+}
+
+/// Names that the source may have for stacked tensors of which every layer is quantized, dense or in MXFP4.
+fn whole_stacks(linears: &[PlannedLinear]) -> BTreeSet<String> {
+    let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
+    for stack in linears.iter().filter(|l| l.scheme.is_some()).filter_map(|l| stack_of(&l.info)) {
+        let left = missing.entry(&stack.tensor).or_insert(stack.experts * stack.turns);
+        *left = left.saturating_sub(1);
+    }
+    let whole = missing.into_iter().filter(|(_, left)| *left == 0).map(|(tensor, _)| tensor);
+    whole.flat_map(|tensor| std::iter::once(tensor.to_owned()).chain(gpt_oss::names(tensor))).collect()
 }
 
 impl Conversion {
@@ -428,61 +512,6 @@ impl Conversion {
     }
 }
 
-/// Compares every layer of the output that lies at `staged` with the source.
-///
-/// # Errors
-/// [`QuantError::NotLossless`] names the layers that are read back as something else: a fault of a reader or a writer.
-pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
-    let Some(conversion) = plan.conversion.as_ref().filter(|conversion| !conversion.requantized) else {
-        return Ok(());
-    };
-    let written = ModelFiles::open(staged)?;
-    let mut refused = Vec::new();
-    for PlannedLinear { info, .. } in &plan.linears {
-        let ours = weight_of(&written, info)?;
-        let mut theirs = weight_of(source, info)?;
-        theirs.input = theirs.input.filter(|_| !conversion.drops_inputs);
-        if let Err(why) = same(info, ours, theirs)? {
-            refused.push(format!("{}: {why}", info.module));
-        }
-    }
-    match refused.is_empty() {
-        true => Ok(()),
-        false => Err(QuantError::not_lossless(plan.container, plan.linears.len(), &refused)),
-    }
-}
-
-/// Whether two layers compute the same.
-fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::result::Result<(), String>> {
-    // What a row is called does not matter.
-    let input = |weight: &LinearWeight| {
-        let mut input = weight.input.clone()?;
-        input.scheme.row = RowName::Token;
-        Some((input.outer.take(), input))
-    };
-    let close = match (input(&a), input(&b)) {
-        (None, None) => true,
-        // Containers may store it as each other's reciprocal.
-        (Some((a, x)), Some((b, y))) => {
-            let apart = a.zip(b).map_or(0, |(a, b): (f32, f32)| a.to_bits().abs_diff(b.to_bits()));
-            x == y && a.is_some() == b.is_some() && apart <= 1
-        }
-        _ => false,
-    };
-    if !close {
-        return Ok(Err("its input is quantized otherwise".to_owned()));
-    }
-    if let (Weight::Quantized(a), Weight::Quantized(b)) = (&a.weight, &b.weight)
-        && let Some(verdict) = recode::same_but_for_reciprocal(a, b)
-    {
-        return Ok(verdict);
-    }
-    let (a, b) = (values_of(info, a)?, values_of(info, b)?);
-    let Some(at) = a.iter().zip(&b).position(|(a, b)| a != b) else { return Ok(Ok(())) };
-    let (row, col) = (at / info.cols, at % info.cols);
-    Ok(Err(format!("element [{row}, {col}] is read back as {:e}, and was {:e}", a[at], b[at])))
-}
-
 /// The weight that a layer multiplies with.
 pub(crate) fn values_of(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
     let transforms = std::mem::take(&mut weight.transforms);
@@ -498,8 +527,12 @@ pub(crate) fn values_of(info: &LinearInfo, mut weight: LinearWeight) -> Result<V
 
 /// The config of a model that was a GGUF file: what its metadata say, with the class that loaders ask for.
 pub(crate) fn named_class(config: &mut Value) {
-    const CLASSES: [(&str, &str); 3] =
-        [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
+    const CLASSES: [(&str, &str); 4] = [
+        ("llama", "LlamaForCausalLM"),
+        ("qwen2", "Qwen2ForCausalLM"),
+        ("qwen3", "Qwen3ForCausalLM"),
+        ("gpt_oss", "GptOssForCausalLM"),
+    ];
     let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else {
         return;
     };

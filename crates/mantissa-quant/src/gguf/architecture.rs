@@ -74,12 +74,13 @@ fn check_windows(source: &ModelFiles, config: &ModelConfig, architecture: Archit
 
 /// The least period after which layers without a window come again; 0 where all layers have one.
 fn window_period(config: &ModelConfig) -> Option<usize> {
-    let layers = config.windows.len();
-    let fits = |period: usize| {
-        let windowed = |layer: usize| period == 0 || layer % period < period - 1;
-        config.windows.iter().enumerate().all(|(layer, window)| window.is_some() == windowed(layer))
-    };
-    (0..=layers).find(|&period| fits(period))
+    (0..=config.windows.len()).find(|&period| is_window_period(config, period))
+}
+
+/// Whether every layer but the last of each `period` has a window; of 0 every one.
+fn is_window_period(config: &ModelConfig, period: usize) -> bool {
+    let windowed = |layer: usize| period == 0 || layer % period < period - 1;
+    config.windows.iter().enumerate().all(|(layer, window)| window.is_some() == windowed(layer))
 }
 
 /// Every layer has experts, and their weights are made to add up to 1 or not by the architecture.
@@ -325,10 +326,7 @@ fn latent_metadata(
 
 /// The period of windows where `default` does not put them on the same layers.
 fn stated_period(config: &ModelConfig, default: u32) -> Option<usize> {
-    let default = default as usize;
-    let windowed =
-        |(layer, window): (usize, &Option<usize>)| window.is_some() == (layer % default < default - 1);
-    if config.windows.iter().enumerate().all(windowed) { None } else { window_period(config) }
+    if is_window_period(config, default as usize) { None } else { window_period(config) }
 }
 
 /// What llama.cpp divides each frequency by, where scaling is not one of the kinds that it computes.

@@ -4,11 +4,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mantissa_store::gguf::split_paths;
-use mantissa_store::{Error, StagedFile, write_file_atomic};
+use mantissa_store::{Error, MANIFEST_NAME, StagedFile, beside, write_file_atomic};
 
-use super::MANIFEST_SUFFIX;
 use crate::error::Result;
-use crate::quality::{QUALITY_NAME, beside};
+use crate::quality::QUALITY_NAME;
 
 /// Files being written.
 pub(super) struct Output {
@@ -27,8 +26,7 @@ impl Output {
         let paths = split_paths(out, count)?;
         let weights =
             paths.iter().map(|path| StagedFile::begin(path)).collect::<std::result::Result<_, Error>>()?;
-        let beside =
-            [format!(".{QUALITY_NAME}"), MANIFEST_SUFFIX.to_owned()].map(|suffix| beside(&paths[0], &suffix));
+        let beside = [QUALITY_NAME, MANIFEST_NAME].map(|name| beside(&paths[0], name));
         let staged_beside = [StagedFile::begin(&beside[0])?, StagedFile::begin(&beside[1])?];
         Ok(Output { paths, weights, beside, staged_beside })
     }

@@ -81,7 +81,7 @@ impl Observer {
     }
 
     /// Runs the windows of `calibration` through `layer` and takes a magnitude of what each input of its linear layers `kinds` reads.
-    /// `scheme` is that of an input.
+    /// `scheme` is that of an input; with `through` the windows are at the next layer then.
     ///
     /// # Errors
     /// As [`Calibration`].
@@ -89,18 +89,19 @@ impl Observer {
         self,
         calibration: &mut Calibration<'_>,
         layer: &CalibratedLayer,
-        kinds: impl IntoIterator<Item = LinearKind>,
+        (kinds, through): (impl IntoIterator<Item = LinearKind>, bool),
         scheme: impl Fn(LinearInput) -> Option<&'s Scheme>,
         tick: &mut Tick<'_>,
     ) -> Result<BTreeMap<LinearInput, f32>, CalibrateError> {
         match self {
-            Observer::Max => calibration.peaks(layer, kinds, tick),
+            Observer::Max => calibration.peaks(layer, kinds, through, tick),
             Observer::MovingAverage => {
-                let ranges = calibration.fold(layer, kinds, tick, |_| Range::default(), Range::follow)?;
+                let ranges =
+                    calibration.fold(layer, kinds, through, tick, (|_| Range::default(), Range::follow))?;
                 Ok(ranges.into_iter().map(|(input, range)| (input, range.magnitude())).collect())
             }
             _ => {
-                let samples = calibration.samples(layer, kinds, TOKENS, tick)?;
+                let samples = calibration.samples(layer, kinds, TOKENS, through, tick)?;
                 let magnitude = |(input, sample): (LinearInput, Sample)| {
                     let peak = sample.peaks.iter().fold(0f32, |all, peak| all.max(*peak));
                     let of = scheme(input).map(|scheme| self.of(scheme, &sample.x, sample.peaks.len(), peak));

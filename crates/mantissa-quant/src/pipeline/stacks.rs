@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use mantissa_model::{LinearInfo, StoredAs};
+use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, Stack, gpt_oss};
 use mantissa_store::{Checksum, TensorSpec};
@@ -29,25 +29,34 @@ pub(crate) fn stack_of(info: &LinearInfo) -> Option<&Stack> {
     }
 }
 
+/// Requires a model that has experts stacked.
+pub(crate) fn require(config: &ModelConfig) -> Result<()> {
+    if config.decoder_linears().any(|info| stack_of(&info).is_some()) {
+        return Ok(());
+    }
+    let why = "it holds experts stacked as in gpt-oss, and the model has none: --format compressed-tensors";
+    Err(not_storable(Container::Mxfp4, config.decoder_linears().count(), vec![why.to_owned()]))
+}
+
 /// Leaves all but stacked experts as they are, of which a tensor has all or none.
 pub(crate) fn keep_others(linears: &mut [PlannedLinear]) -> Result<()> {
-    let total = linears.len();
-    let fault = |why: &str| Err(not_storable(Container::Mxfp4, total, vec![why.to_owned()]));
     for linear in linears.iter_mut().filter(|linear| stack_of(&linear.info).is_none()) {
         linear.scheme = None;
     }
-    let of_stack = |linear: &&PlannedLinear| stack_of(&linear.info).is_some();
-    if linears.iter().find(of_stack).is_none() {
-        return fault(
-            "it holds experts stacked as in gpt-oss, and the model has none: --format compressed-tensors",
-        );
-    }
+    require_whole(linears)
+}
+
+/// Requires of every stacked tensor that all of its experts are quantized, or none.
+pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
     let tensors = |quantized: bool| -> BTreeSet<&str> {
         let some = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
         some.filter_map(|linear| Some(stack_of(&linear.info)?.tensor.as_str())).collect()
     };
     match tensors(true).intersection(&tensors(false)).next() {
-        Some(tensor) => fault(&format!("{tensor}: some of its experts are quantized and others not")),
+        Some(tensor) => {
+            let why = format!("{tensor}: some of its experts are quantized and others not");
+            Err(not_storable(Container::Mxfp4, linears.len(), vec![why]))
+        }
         None => Ok(()),
     }
 }

@@ -1,15 +1,13 @@
 //! What an artifact lost on a text, measured against its source.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use mantissa_eval::{Sequence, check_sequences, compare, evaluate_while};
 use mantissa_kernels::kernels;
-use mantissa_model::{Decoder, LoadError, ModelConfig, WeightSource};
+use mantissa_model::{Decoder, LoadError, ModelConfig, SourceView, WeightSource};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{LinearWeight, ModelFiles, Stack, Weight};
+use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Stack, Weight};
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
 
 use super::TokenSet;
 use crate::error::Result;
@@ -223,31 +221,19 @@ fn weight_in_bf16(weight: Weight) -> Weight {
     }
 }
 
-impl WeightSource for InBf16<'_> {
-    fn config(&self) -> Option<&Value> {
-        self.0.config()
-    }
-
-    fn dir(&self) -> Option<&Path> {
-        Some(self.0.dir())
-    }
-
-    fn location(&self) -> String {
-        self.0.dir().display().to_string()
-    }
-
-    fn has(&self, tensor: &str) -> bool {
-        self.0.has(tensor)
+impl SourceView for InBf16<'_> {
+    fn base(&self) -> &dyn WeightSource {
+        self.0
     }
 
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> std::result::Result<Vec<f32>, LoadError> {
-        let mut values = self.0.tensor_f32(tensor, shape)?;
+        let mut values = self.base().tensor_f32(tensor, shape)?;
         round(&mut values);
         Ok(values)
     }
 
     fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> std::result::Result<Weight, LoadError> {
-        Ok(weight_in_bf16(self.0.expert(stack, rows, cols)?))
+        Ok(weight_in_bf16(self.base().expert(stack, rows, cols)?))
     }
 
     fn linear(
@@ -257,11 +243,15 @@ impl WeightSource for InBf16<'_> {
         cols: usize,
         bias: bool,
     ) -> std::result::Result<LinearWeight, LoadError> {
-        let mut linear = self.0.linear(module, rows, cols, bias)?;
+        let mut linear = self.base().linear(module, rows, cols, bias)?;
         linear.weight = weight_in_bf16(linear.weight);
         if let Some(bias) = &mut linear.bias {
             round(bias);
         }
         Ok(linear)
+    }
+
+    fn kv_quant(&self, _: &str, _: usize) -> std::result::Result<Option<KvQuant>, LoadError> {
+        Ok(None)
     }
 }

@@ -226,7 +226,7 @@ impl<'a> Sequential<'a> {
     ) -> Result<BTreeMap<LinearInput, Vec<f32>>> {
         let Some(layer) = self.layer.take() else { return Ok(BTreeMap::new()) };
         let kinds = linears.iter().map(|linear| linear.info.kind);
-        let sums = self.calibration()?.squares(&layer, kinds, tick);
+        let sums = self.calibration()?.squares(&layer, kinds, false, tick);
         self.layer = Some(layer);
         let tokens = self.plan.calibration().map_or(1, CalibrationSet::tokens).max(1) as f64;
         let mean = |sum: f64| (sum / tokens) as f32;

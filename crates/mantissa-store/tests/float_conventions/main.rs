@@ -3,30 +3,20 @@
 //! refused.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../common/one_module.rs"]
+mod one_module;
 mod refused;
 
 use std::path::{Path, PathBuf};
 
-use mantissa_num::{Given, Quantized, Scheme, parse_activation, quantize};
+use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::convention::{
-    Container, LinearPlan, LinearWeight, ModelFiles, Stack, Weight, bitsandbytes, compressed_tensors, fp8,
-    gpt_oss, mlx, modelopt, onnx,
+    Container, LinearPlan, ModelFiles, Stack, Weight, bitsandbytes, compressed_tensors, fp8, gpt_oss, mlx,
+    modelopt, onnx,
 };
-use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
+use mantissa_store::{Dtype, ErrorClass, TensorSpec};
+use one_module::{COLS, MODULE, Model, ROWS, artifacts, quantized, survive_damage, values, weight};
 use serde_json::{Value, json};
-
-const MODULE: &str = "model.layers.0.mlp.up_proj";
-const ROWS: usize = 32;
-const COLS: usize = 96;
-
-type Tensor = (TensorSpec, Vec<u8>);
-
-/// A model of one module, in memory.
-#[derive(Clone)]
-struct Model {
-    config: Value,
-    tensors: Vec<Tensor>,
-}
 
 impl Model {
     fn of(dir: &Path) -> (Self, [String; 2]) {
@@ -42,32 +32,6 @@ impl Model {
         let (file, _) = checkpoint.locate("expected").unwrap();
         let text = ["container", "input"].map(|key| file.metadata()[key].clone());
         (Model { config, tensors: checkpoint.tensors().map(tensor).collect() }, text)
-    }
-
-    fn write(&self, dir: &Path) {
-        let config = json!({"quantization_config": self.config});
-        std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
-        let specs = self.tensors.iter().map(|(spec, _)| spec.clone()).collect();
-        let mut writer =
-            SafetensorsWriter::create(&dir.join("model.safetensors"), specs, Default::default()).unwrap();
-        self.tensors.iter().for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
-        writer.finish().unwrap();
-    }
-
-    fn read(&self) -> Result<LinearWeight, Error> {
-        let dir = tempfile::tempdir().unwrap();
-        self.write(dir.path());
-        ModelFiles::open(dir.path())?.linear(MODULE, ROWS, COLS, false)
-    }
-
-    fn suffixes(&self) -> Vec<String> {
-        let suffix = |(spec, _): &Tensor| spec.name.strip_prefix(MODULE).map(|rest| rest[1..].to_owned());
-        self.tensors.iter().filter_map(suffix).collect()
-    }
-
-    fn tensor(&mut self, suffix: &str) -> &mut Tensor {
-        let name = format!("{MODULE}.{suffix}");
-        self.tensors.iter_mut().find(|(spec, _)| spec.name == name).expect(suffix)
     }
 
     /// The error of reading it, one line that names a tensor or a key.
@@ -94,19 +58,6 @@ fn folders() -> Vec<(String, PathBuf)> {
 fn folder(name: &str) -> Model {
     let (_, path) = folders().into_iter().find(|(found, _)| found == name).expect(name);
     Model::of(&path).0
-}
-
-fn quantized(linear: &LinearWeight) -> &Quantized {
-    let Weight::Quantized(q) = &linear.weight else { panic!("a dense weight") };
-    q
-}
-
-/// The weight that the layer multiplies with.
-fn values(linear: &LinearWeight) -> Vec<f32> {
-    let mut w = quantized(linear).dequantize().unwrap();
-    linear.transforms.check(linear.rows, linear.cols).unwrap();
-    linear.transforms.fold(&mut w, linear.rows, linear.cols);
-    w
 }
 
 fn container(name: &str) -> Option<Container> {
@@ -182,11 +133,7 @@ fn what_was_read_is_written_back_to_the_same_bytes() {
 /// Artifacts that the packages themselves wrote: every layer, tensor by tensor.
 #[test]
 fn artifacts_are_written_back_to_the_same_bytes() {
-    let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/artifacts");
-    if !artifacts.is_dir() {
-        eprintln!("skipped: no ../shared/artifacts");
-        return;
-    }
+    let Some(artifacts) = artifacts() else { return };
     for (name, container) in [
         ("mo_FP8_DEFAULT_CFG", Container::Modelopt),
         ("mo_INT4_AWQ_g32", Container::Modelopt),
@@ -225,11 +172,6 @@ fn artifacts_are_written_back_to_the_same_bytes() {
         }
         assert!(seen >= 40, "{name}: {seen}");
     }
-}
-
-fn weight(scheme: &Scheme) -> Quantized {
-    let w: Vec<f32> = (0..ROWS * COLS).map(|i| ((i * i % 997) as f32 * 0.37).sin() * 0.1).collect();
-    quantize(scheme, &w, ROWS, COLS, Given::default()).unwrap()
 }
 
 #[test]

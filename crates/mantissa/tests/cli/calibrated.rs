@@ -59,6 +59,12 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
     let tokens: Vec<Vec<usize>> =
         (0..5).map(|w| (0..40).map(|i| 3 + (i * i + w * 17) % 60).collect()).collect();
     fs::write(&windows, serde_json::json!(tokens).to_string()).unwrap();
+    let [learned, turned] = ["learned.toml", "turned.toml"].map(|name| temp.path().join(name));
+    fs::write(&learned, "method = \"autoround\"\nweights = \"int4-g8\"\n[autoround]\niterations = 8\n")
+        .unwrap();
+    let spin =
+        "transform = \"spin\"\nmethod = \"gptq\"\nweights = \"int4-channel\"\nactivations = \"int4-token\"\n";
+    fs::write(&turned, format!("{spin}[spin]\niterations = 4\n")).unwrap();
     for (name, recipe) in [
         ("gemma2", "gptq-int4-g8"),
         ("qwen3-moe", "gptq-int4-g8"),
@@ -68,12 +74,15 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
         ("qwen3-moe", "awq-int4-g8-asym"),
         ("gemma", "smooth-int8-channel+int8-token"),
         ("mixtral", "rotate-gptq-int4-channel+int4-token"),
+        ("qwen3-qknorm", text(&learned)),
+        ("qwen3-qknorm", text(&turned)),
     ] {
         let model = root().join("tests/data/tiny").join(name);
         let mut first: Option<Vec<(String, Vec<u8>)>> = None;
         for level in mantissa_kernels::Isa::available() {
             for threads in ["1", "2"] {
-                let out = temp.path().join(format!("{name}-{recipe}-{level}-{threads}"));
+                let stem = Path::new(recipe).file_stem().unwrap().to_str().unwrap();
+                let out = temp.path().join(format!("{name}-{stem}-{level}-{threads}"));
                 let mut command = command();
                 command.env("MANTISSA_ISA", level.name()).args([
                     "quantize",

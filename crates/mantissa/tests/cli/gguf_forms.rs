@@ -201,6 +201,100 @@ fn experts_are_quantized_into_the_published_layout() {
 }
 
 #[test]
+fn experts_are_stacked_and_taken_apart_bit_for_bit() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let source = gpt_oss(&dir.join("gpt-oss"));
+    let convert = |from: &Path, format: &str, out: &Path| {
+        let done = run(&["convert", text(from), "--format", format, "--out", text(out), "--json", "--quiet"]);
+        assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
+        done
+    };
+    let theirs = File::open(&source.join("model.safetensors"));
+    let expected = logits(dir, &source, &tokens);
+    for (format, layers) in [("compressed-tensors", 24), ("native", 24), ("mlx", 24), ("gguf", 32)] {
+        let (there, back) = (dir.join(format!("there.{format}")), dir.join(format!("back-{format}")));
+        let apart_of_others = convert(&source, format, &there);
+        assert_eq!(apart_of_others["layers"].as_array().unwrap().len(), layers, "{format}");
+        assert_eq!(apart(&expected, &logits(dir, &there, &tokens)), 0.0, "{format}");
+        if format != "gguf" {
+            let one_by_one = File::open(&there.join("model.safetensors"));
+            assert!(!one_by_one.has("model.layers.0.mlp.experts.down_proj_blocks"), "{format}");
+            assert!(one_by_one.has("model.layers.0.mlp.experts.down_proj_bias"), "{format}");
+        }
+        let stacked = convert(&there, "mxfp4", &back);
+        assert_eq!(stacked["layers"].as_array().unwrap().len(), 24, "{format}");
+        let ours = File::open(&back.join("model.safetensors"));
+        assert_eq!(ours.names(), theirs.names(), "{format}");
+        for name in theirs.names() {
+            assert_eq!(ours.shape(&name), theirs.shape(&name), "{format}: {name}");
+            // GGUF's dense tensors come back in the narrowest dtype that holds them.
+            match name.ends_with("_blocks") || name.ends_with("_scales") || format != "gguf" {
+                true => assert!(ours.bytes(&name) == theirs.bytes(&name), "{format}: {name}"),
+                false => assert!(ours.f32(&name) == theirs.f32(&name), "{format}: {name}"),
+            }
+        }
+        let config: Value =
+            serde_json::from_slice(&std::fs::read(back.join("config.json")).unwrap()).unwrap();
+        assert_eq!(config["quantization_config"]["quant_method"], "mxfp4", "{format}");
+        assert_eq!(config["architectures"], json!(["GptOssForCausalLM"]), "{format}");
+    }
+}
+
+#[test]
+fn only_experts_are_stored_in_the_published_layout() {
+    let temp = TempDir::new().unwrap();
+    let (dir, tokens) = (temp.path(), windows(temp.path()));
+    let config = config("gpt-oss", &json!({"intermediate_size": 64, "swiglu_limit": 7.0}));
+    let source = model(&dir.join("dense"), &config, |name, i| noise(name, i) * 0.3);
+    let quantize = |recipe: &str, format: &str, out: &Path| {
+        run(&[
+            "quantize",
+            text(&source),
+            "--recipe",
+            recipe,
+            "--format",
+            format,
+            "--out",
+            text(out),
+            "--json",
+            "--quiet",
+        ])
+    };
+    let convert = |from: &Path, out: &Path, more: &[&str]| {
+        let arguments = ["convert", text(from), "--format", "mxfp4", "--out", text(out), "--json", "--quiet"];
+        [&arguments[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    // Attention is quantized as well: it has no place there, but decoded.
+    let (all, out) = (dir.join("all"), dir.join("out"));
+    quantize("rtn-mxfp4", "compressed-tensors", &all);
+    let line = fail(2, &convert(&all, &out, &[]));
+    assert!(line.contains("self_attn.q_proj: beside the experts") && !out.exists(), "{line}");
+    let done = run(&convert(&all, &out, &["--requantize", "mxfp4"]));
+    assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&false.into(), &true.into()), "{done}");
+    assert_eq!(done["max_relative_error"], 0.0, "what is rounded already stays: {done}");
+    assert!(apart(&logits(dir, &all, &tokens), &logits(dir, &out, &tokens)) <= 1e-5);
+    // The experts are those that are quantized into this layout from the beginning.
+    let direct = dir.join("direct");
+    quantize("rtn-mxfp4", "mxfp4", &direct);
+    let open = |dir: &Path| File::open(&dir.join("model.safetensors"));
+    let (ours, theirs) = (open(&out), open(&direct));
+    assert_eq!(ours.names(), theirs.names());
+    for name in theirs.names().iter().filter(|name| name.contains("experts")) {
+        assert!(ours.bytes(name) == theirs.bytes(name), "{name}");
+    }
+    // Experts in another scheme, and a model without any.
+    let int4 = dir.join("int4");
+    quantize("rtn-int4-g32", "compressed-tensors", &int4);
+    assert!(fail(2, &convert(&int4, &dir.join("no"), &[])).contains("mxfp4 only"));
+    let llama = crate::lint::synthetic_of(dir, "bf16");
+    let of_llama = dir.join("llama-mxfp4");
+    let arguments = ["quantize", text(&llama), "--recipe", "mxfp4", "--format", "compressed-tensors"];
+    succeed(&[&arguments[..], &["--out", text(&of_llama), "--quiet"]].concat());
+    assert!(fail(2, &convert(&of_llama, &dir.join("no"), &[])).contains("the model has none"));
+}
+
+#[test]
 fn stacked_nvfp4_has_a_factor_for_each_expert() {
     let temp = TempDir::new().unwrap();
     let (dir, tokens) = (temp.path(), windows(temp.path()));

@@ -1,0 +1,66 @@
+//! The output of a change of container, read back and held against the source.
+
+use std::path::Path;
+
+use mantissa_model::LinearInfo;
+use mantissa_num::RowName;
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
+
+use super::{recode, values_of, weight_of};
+use crate::error::{QuantError, Result};
+use crate::plan::{Plan, PlannedLinear};
+
+/// Compares every layer of the output that lies at `staged` with the source.
+///
+/// # Errors
+/// [`QuantError::NotLossless`] names the layers that are read back as something else: a fault of a reader or a writer.
+pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
+    let Some(conversion) = plan.conversion.as_ref().filter(|conversion| !conversion.requantized) else {
+        return Ok(());
+    };
+    let written = ModelFiles::open(staged)?;
+    let mut refused = Vec::new();
+    for PlannedLinear { info, .. } in &plan.linears {
+        let ours = weight_of(&written, info)?;
+        let mut theirs = weight_of(source, info)?;
+        theirs.input = theirs.input.filter(|_| !conversion.drops_inputs);
+        if let Err(why) = same(info, ours, theirs)? {
+            refused.push(format!("{}: {why}", info.module));
+        }
+    }
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(QuantError::not_lossless(plan.container, plan.linears.len(), &refused)),
+    }
+}
+
+/// Whether two layers compute the same.
+fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::result::Result<(), String>> {
+    // What a row is called does not matter.
+    let input = |weight: &LinearWeight| {
+        let mut input = weight.input.clone()?;
+        input.scheme.row = RowName::Token;
+        Some((input.outer.take(), input))
+    };
+    let close = match (input(&a), input(&b)) {
+        (None, None) => true,
+        // Containers may store it as each other's reciprocal.
+        (Some((a, x)), Some((b, y))) => {
+            let apart = a.zip(b).map_or(0, |(a, b): (f32, f32)| a.to_bits().abs_diff(b.to_bits()));
+            x == y && a.is_some() == b.is_some() && apart <= 1
+        }
+        _ => false,
+    };
+    if !close {
+        return Ok(Err("its input is quantized otherwise".to_owned()));
+    }
+    if let (Weight::Quantized(a), Weight::Quantized(b)) = (&a.weight, &b.weight)
+        && let Some(verdict) = recode::same_but_for_reciprocal(a, b)
+    {
+        return Ok(verdict);
+    }
+    let (a, b) = (values_of(info, a)?, values_of(info, b)?);
+    let Some(at) = a.iter().zip(&b).position(|(a, b)| a != b) else { return Ok(Ok(())) };
+    let (row, col) = (at / info.cols, at % info.cols);
+    Ok(Err(format!("element [{row}, {col}] is read back as {:e}, and was {:e}", a[at], b[at])))
+}
