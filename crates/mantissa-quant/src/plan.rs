@@ -9,7 +9,7 @@ use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
+use mantissa_store::convention::{Container, LinearPlan, ModelFiles, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
