@@ -16,13 +16,13 @@ use crate::rtn::append;
 use crate::source::PANEL;
 
 /// Ratios that are tried: 1, 1 - 1/[`STEPS`], …
-const RATIOS: usize = 29;
+const RATIOS: usize = 71;
 
-/// Steps from 1 to 0.
-const STEPS: usize = 40;
+/// Steps from 1 to 0: as fine as that observer's, which goes down to 0.81.
+const STEPS: usize = 100;
 
 /// The exponent of errors.
-const NORM: f32 = 2.4;
+pub(crate) const NORM: f32 = 2.4;
 
 /// Values whose errors are raised to that power together.
 const AT_ONCE: usize = 16;

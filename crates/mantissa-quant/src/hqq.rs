@@ -16,12 +16,17 @@
 //!
 //! Steps end when the mean of `|W - s (q - z)|` over the weight no longer falls. `z` is no integer: with `s` it is stored as the value
 //! of the lowest code ([`Offset::Bias`]). Where the format has integer zero points ([`Offset::Zero`]), it is rounded at the end.
+//!
+//! That is what is published. Here scales are found too ([`HqqOptions::scales`]): as fine a grid as the range allows is not the nearest.
+
+mod refine;
 
 use mantissa_kernels::{for_each, kernels, map_reduce_fixed};
 use mantissa_num::format::{Affine, Offset};
 use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Rule, Scheme};
 
 use crate::clip::rows_at_once;
+use refine::{Grid, Grids, Turn, nearest};
 
 /// How [`hqq`] works.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,12 +37,14 @@ pub struct HqqOptions {
     pub norm: f32,
     /// β, the weight of the constraint.
     pub beta: f32,
+    /// Whether scales are found too, and zero points anew: then what is published is where the search begins.
+    pub scales: bool,
 }
 
 impl Default for HqqOptions {
-    /// Those of the published code.
+    /// Those of the published code, and scales.
     fn default() -> Self {
-        HqqOptions { iterations: 20, norm: 0.7, beta: 10.0 }
+        HqqOptions { iterations: 20, norm: 0.7, beta: 10.0, scales: true }
     }
 }
 
@@ -131,7 +138,7 @@ fn step(
         for (x, (inverse, zero)) in lines.groups(w).zip(grids) {
             let (codes, errors) = (&mut codes[..x.len()], &mut errors[..x.len()]);
             for ((q, error), &v) in codes.iter_mut().zip(&mut *errors).zip(x) {
-                *q = (v * *inverse + *zero).round_ties_even().clamp(0.0, top);
+                *q = nearest(v * *inverse + *zero, top);
                 *error = v - (*q - *zero) / *inverse;
             }
             *sum += errors.iter().map(|error| f64::from(error.abs())).sum::<f64>();
@@ -261,29 +268,34 @@ fn quantize_lines(
         Quantized { codes: Codes::U8(vec![0; w.len()]), scales: Codes::with_capacity(unit, 0), ..empty };
     let (top, half) = (((1u32 << bits) - 1) as f32, 1i32 << (bits - 1));
     let code = scheme.format.scale()?.code;
-    let mut steps = Vec::with_capacity(grids.zero.len());
-    for (inverse, zero) in grids.inverse.iter().zip(&grids.zero) {
-        let stored = scheme.format.nearest_scale(1.0 / inverse, None)?;
-        let step = code.decode(stored);
-        q.scales.push(stored);
-        // What the codes see, and what is stored of it.
-        let zero = if biased { *zero } else { zero.round_ties_even().clamp(0.0, top) };
+    let stored = |step: f32| scheme.format.nearest_scale(step, None).map_or(step, |scale| code.decode(scale));
+    let target = Grids { top, integer_zero: !biased, least_step: 1.0 / MAX_INVERSE, stored: &stored };
+    let found = grids.inverse.iter().zip(&grids.zero);
+    let mut steps: Vec<Grid> = found.map(|(inverse, zero)| target.grid(1.0 / inverse, *zero)).collect();
+    if options.scales {
+        let (values, groups) = lines.at_once();
+        let work = w.chunks(values).zip(steps.chunks_mut(groups));
+        for_each(threads, work, |(w, steps)| {
+            let mut turn = Turn::default();
+            lines.groups(w).zip(steps).for_each(|(x, grid)| *grid = target.refine(x, *grid, &mut turn));
+        });
+    }
+    for Grid { step, zero } in &steps {
+        q.scales.push(scheme.format.nearest_scale(*step, None)?);
         if biased {
             q.biases.push(-zero * step);
         } else {
-            q.zeros.push(zero as i32 - half);
+            q.zeros.push(*zero as i32 - half);
         }
-        steps.push((step, zero));
     }
     if let Codes::U8(codes) = &mut q.codes {
         let (values, groups) = lines.at_once();
         let work = w.chunks(values).zip(codes.chunks_mut(values)).zip(steps.chunks(groups));
         for_each(threads, work, |((w, codes), steps)| {
             let mut at = 0;
-            for (w, (step, zero)) in lines.groups(w).zip(steps) {
+            for (w, Grid { step, zero }) in lines.groups(w).zip(steps) {
                 for (v, code) in w.iter().zip(&mut codes[at..]) {
-                    let q = (v / step + zero).round_ties_even().clamp(0.0, top);
-                    *code = (q as i32 - half) as i8 as u8;
+                    *code = (nearest(v / step + zero, top) as i32 - half) as i8 as u8;
                 }
                 at += w.len();
             }
@@ -332,6 +344,36 @@ mod tests {
             let grids = hqq(&w, 64, 3, HqqOptions::default(), 2);
             let falling = grids.errors[..grids.errors.len() - 1].windows(2).all(|pair| pair[1] < pair[0]);
             assert!(falling && grids.errors.len() > 2, "{:?}", grids.errors);
+        }
+    }
+
+    /// Of each group, in the measure that the search has; and both find what integer zero points allow.
+    #[test]
+    fn with_scales_no_group_is_further_off() {
+        let w = weights(32 * 256);
+        for text in ["int4-g32", "int4-g64-asym", "int2-channel", "int3-t16x1", "int8-g256"] {
+            let scheme = with_float_zero(text.parse().unwrap());
+            let of = |scales| {
+                let options = HqqOptions { scales, ..HqqOptions::default() };
+                quantize(&scheme, &w, 256, options, 2).unwrap().0
+            };
+            let (plain, found) = (of(false), of(true));
+            found.check().unwrap();
+            let mut sums = [vec![0.0; plain.scales.len()], vec![0.0; plain.scales.len()]];
+            for (q, sums) in [&plain, &found].into_iter().zip(&mut sums) {
+                let values = q.dequantize().unwrap();
+                for (i, (v, w)) in values.iter().zip(&w).enumerate() {
+                    let block = q.format.blocks().index(256, i / 256, i % 256);
+                    sums[block] += f64::from((v - w).abs()).powf(f64::from(crate::clip::NORM));
+                }
+            }
+            let [plain, found] = sums;
+            assert!(
+                plain.iter().zip(&found).all(|(plain, found)| found <= &(plain * (1.0 + 1e-4))),
+                "{text}"
+            );
+            let [plain, found] = [plain, found].map(|sums| sums.iter().sum::<f64>());
+            assert!(found < 0.97 * plain, "{text}: {found} {plain}");
         }
     }
 
