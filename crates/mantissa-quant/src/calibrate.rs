@@ -194,7 +194,7 @@ impl<'a> Calibration<'a> {
     }
 
     /// The same, which keeps the windows inside a layer, as far as a pass has taken them, for those that ask for later inputs: every
-    /// product is then made once, but for gate and up, and as many states again are held as [`state_bytes`](Self::state_bytes) says of those before
+    /// product is then made once, but for gate and up, and as many states again are held as `state_bytes` says of those before
     /// the layer.
     #[must_use]
     pub fn keeping(self) -> Self {
