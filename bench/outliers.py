@@ -30,6 +30,8 @@ RECIPES = {
         "gptq-int8-channel+int8-token",
         "smooth-int8-channel+int8-token",
         "rotate-int8-channel+int8-token",
+        # LLM.int8(): inputs of 6 and more are not quantized.
+        "rtn-int8-channel:restricted+int8-token:restricted --format bitsandbytes",
         "fp8-dynamic",
     ],
     "W4A4": [
@@ -43,6 +45,7 @@ RECIPES = {
         "hqq-int4-g32",
         "awq-int4-g32-asym",
         "gptq-int4-g32-asym",
+        "spqr-int4-g32-asym",
         "autoround-int4-g32",
     ],
 }
@@ -141,7 +144,7 @@ def main():
             for model in models.values():
                 out = work / "quantized"
                 shutil.rmtree(out, ignore_errors=True)
-                _, error = run(binary, "quantize", model, "--recipe", recipe, "--calibration-tokens", f"{tokens}:calib", "--out", out, "--json", "--quiet")
+                _, error = run(binary, "quantize", model, "--recipe", *recipe.split(), "--calibration-tokens", f"{tokens}:calib", "--out", out, "--json", "--quiet")
                 found = None
                 if error is None:
                     found, error = run(binary, "eval", out, "--reference", model, "--tokens", f"{tokens}:eval_in", "--json", "--quiet")

@@ -99,6 +99,7 @@ fn stacked_experts_compute_what_their_values_do() {
             cols: info.cols,
             by_group: false,
             input_scale: None,
+            outliers: 0,
         };
         let bytes = Container::Native.tensors(&plan, &q).unwrap();
         let specs = Container::Native.specs(&plan).unwrap();

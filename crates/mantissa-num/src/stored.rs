@@ -194,6 +194,34 @@ impl Extra {
             }
         }
     }
+
+    /// Adds to `weight` (`[rows, cols]`) what [`add`](Self::add) adds to its products.
+    pub fn fold(&self, weight: &mut [f32], rows: usize, cols: usize) {
+        let of_row = weight.chunks_exact_mut(cols.max(1)).take(rows);
+        match self {
+            Extra::Columns { index, .. } if index.is_empty() => {}
+            Extra::Columns { index, values } => {
+                for (row, kept) in of_row.zip(values.chunks_exact(index.len())) {
+                    index.iter().zip(kept).for_each(|(&i, w)| row[i as usize] += w);
+                }
+            }
+            Extra::LowRank { rank, .. } if *rank == 0 => {}
+            Extra::LowRank { rank, down, up } => {
+                for (row, up) in of_row.zip(up.chunks_exact(*rank)) {
+                    for (u, down) in up.iter().zip(down.chunks_exact(cols.max(1))) {
+                        row.iter_mut().zip(down).for_each(|(w, d)| *w += u * d);
+                    }
+                }
+            }
+            Extra::Sparse { starts, index, values } => {
+                for (row, span) in of_row.zip(starts.windows(2)) {
+                    let span = span[0] as usize..span[1] as usize;
+                    let kept = index[span.clone()].iter().zip(&values[span]);
+                    kept.for_each(|(&i, w)| row[i as usize] += w);
+                }
+            }
+        }
+    }
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -231,16 +259,7 @@ impl Transforms {
                 column.iter().enumerate().for_each(|(r, y)| weight[r * cols + c] = *y);
             }
         }
-        if !self.extras.is_empty() {
-            let (mut unit, mut column) = (vec![0.0; cols], vec![0.0; rows]);
-            for c in 0..cols {
-                unit[c] = 1.0;
-                column.fill(0.0);
-                self.extras.iter().for_each(|extra| extra.add(&unit, &mut column, rows, cols));
-                column.iter().enumerate().for_each(|(r, y)| weight[r * cols + c] += *y);
-                unit[c] = 0.0;
-            }
-        }
+        self.extras.iter().for_each(|extra| extra.fold(weight, rows, cols));
     }
 }
 

@@ -210,9 +210,11 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
     }
     let unseen = tokens == 0;
     Some(match (plan.recipe.method, plan.recipe.transform) {
-        (Method::Gptq, _) if unseen || silent == channels => "its layers are rounded to nearest",
-        (Method::Gptq, _) if few => "the Hessian is singular but for its damping",
-        (Method::Gptq, _) => "their weights become zero",
+        (Method::Gptq | Method::Spqr, _) if unseen || silent == channels => {
+            "its layers are rounded to nearest"
+        }
+        (Method::Gptq | Method::Spqr, _) if few => "the Hessian is singular but for its damping",
+        (Method::Gptq | Method::Spqr, _) => "their weights become zero",
         (Method::AutoRound, _) if unseen || silent == channels => {
             "the rounding of its layers stays as it begins"
         }

@@ -25,13 +25,16 @@
 
 mod drift;
 mod hessian;
+mod outliers;
 mod solve;
 
 use mantissa_kernels::{Kernels, NotPositiveDefinite, kernels};
+use mantissa_num::stored::Extra;
 use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
 
 pub use drift::{Drift, correction_bytes};
 pub use hessian::Hessian;
+pub(crate) use outliers::{as_f16, largest, sparse};
 
 /// What a group's scale is taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -116,6 +119,8 @@ pub struct GptqResult {
     pub quantized: Quantized,
     /// Group of each column, `[k]`, where it is not `column / group`.
     pub g_idx: Option<Vec<u32>>,
+    /// Single weights that stand beside the codes, an [`Extra::Sparse`]: what each has over its code, as f16 has it.
+    pub outliers: Option<Extra>,
     /// `tr((W - Q) H (W - Q)ᵀ)` with the H given, not damped; of W with its dead columns zero.
     pub loss: f64,
     /// The `damp` that made H positive definite, at least the one asked for.
@@ -224,6 +229,15 @@ pub fn gptq(
     InverseFactor::new(hessian, options, threads)?.quantize(scheme, w, outer, threads)
 }
 
+/// What is decided of a weight before its columns are quantized.
+#[derive(Clone, Copy, Default)]
+struct Fixed<'a> {
+    /// Scales, `[rows, groups]`: groups are static then.
+    scales: Option<&'a Codes>,
+    /// Which weights stand beside the codes, `[rows, cols]`.
+    kept: Option<&'a [bool]>,
+}
+
 /// What weights with the same input have in common: the order of their columns and the factor of the inverse Hessian.
 #[derive(Clone, Debug)]
 pub struct InverseFactor {
@@ -282,7 +296,29 @@ impl InverseFactor {
     ) -> Result<GptqResult, GptqError> {
         let outer =
             outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
-        self.solve((scheme, outer), w, None, threads)
+        self.solve((scheme, outer), w, Fixed::default(), threads)
+    }
+
+    /// [`quantize`](Self::quantize) with the `count` weights kept apart that cost most among the codes: SpQR ([`crate::spqr`]).
+    ///
+    /// # Errors
+    /// As there; [`GptqError::Scheme`] where groups are not of neighbouring columns.
+    pub fn quantize_with_outliers(
+        &self,
+        scheme: &Scheme,
+        w: &[f32],
+        outer: Option<f32>,
+        count: usize,
+        threads: usize,
+    ) -> Result<GptqResult, GptqError> {
+        if self.options.follows_order() {
+            let why = "outliers are of groups of neighbouring columns; use groups = \"static\"";
+            return Err(GptqError::Scheme { scheme: scheme.to_string(), why });
+        }
+        let outer =
+            outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
+        let kept = self.problem((scheme, outer), w, Fixed::default())?.outliers(count, threads);
+        self.solve((scheme, outer), w, Fixed { kept: Some(&kept), scales: None }, threads)
     }
 
     /// [`quantize`](Self::quantize) under scales that are chosen already, `[rows, groups]` of neighbouring columns, whatever
@@ -297,29 +333,40 @@ impl InverseFactor {
         scales: &Codes,
         threads: usize,
     ) -> Result<GptqResult, GptqError> {
-        self.solve((scheme, None), w, Some(scales), threads)
+        self.solve((scheme, None), w, Fixed { scales: Some(scales), kept: None }, threads)
+    }
+
+    fn problem<'a>(
+        &'a self,
+        (scheme, outer): (&'a Scheme, Option<f32>),
+        w: &'a [f32],
+        fixed: Fixed<'a>,
+    ) -> Result<solve::Problem<'a>, GptqError> {
+        let cols = self.order.len();
+        let rows = check_weight(w, cols)?;
+        let group = group_columns(scheme, rows, cols)?;
+        let expected = rows * cols.div_ceil(group);
+        if let Some(found) = fixed.scales.map(Codes::len).filter(|&found| found != expected) {
+            return Err(GptqError::Length { what: "scales", found, expected });
+        }
+        Ok(solve::Problem { factor: self, scheme, outer, fixed, w, rows, cols, group })
     }
 
     fn solve(
         &self,
         (scheme, outer): (&Scheme, Option<f32>),
         w: &[f32],
-        scales: Option<&Codes>,
+        fixed: Fixed<'_>,
         threads: usize,
     ) -> Result<GptqResult, GptqError> {
-        let cols = self.order.len();
-        let rows = check_weight(w, cols)?;
-        let group = group_columns(scheme, rows, cols)?;
-        let expected = rows * cols.div_ceil(group);
-        if let Some(found) = scales.map(Codes::len).filter(|&found| found != expected) {
-            return Err(GptqError::Length { what: "scales", found, expected });
-        }
-        let problem = solve::Problem { factor: self, scheme, outer, scales, w, rows, cols, group };
-        let (quantized, loss) = problem.solve(threads);
-        let moved = scales.is_none() && self.options.follows_order() && group < cols;
+        let problem = self.problem((scheme, outer), w, fixed)?;
+        let (quantized, residuals, loss) = problem.solve(threads);
+        let (cols, group) = (problem.cols, problem.group);
+        let moved = fixed.scales.is_none() && self.options.follows_order() && group < cols;
         Ok(GptqResult {
             quantized,
             g_idx: moved.then(|| group_indices(&self.order, group)),
+            outliers: fixed.kept.map(|kept| sparse(kept, cols, residuals)),
             loss,
             damp_used: self.damp_used,
             dead_columns: self.dead_columns(),
@@ -340,6 +387,17 @@ impl InverseFactor {
     /// `U[k, k]`, upper triangular with `(H + λI)⁻¹ = Uᵀ U`, by position.
     pub(crate) fn upper(&self) -> &[f64] {
         &self.upper
+    }
+
+    /// What a squared error in each column costs when those that are quantized later make up for it, `1 / U[j, j]²`, by column.
+    fn costs(&self) -> Vec<f64> {
+        let k = self.order.len();
+        let mut costs = vec![0.0; k];
+        for (position, &column) in self.order.iter().enumerate().filter(|(_, column)| !self.dead[**column]) {
+            let pivot = self.upper[position * k + position];
+            costs[column] = 1.0 / (pivot * pivot);
+        }
+        costs
     }
 
     /// The diagonal of the Hessian, which says what a squared error in each column counts.
@@ -383,7 +441,10 @@ impl GptqResult {
     /// # Errors
     /// [`TensorError::Length`] where the parts do not fit together.
     pub fn dequantize(&self) -> Result<Vec<f32>, TensorError> {
-        dequantize_by_group(&self.quantized, self.g_idx.as_deref())
+        let mut values = dequantize_by_group(&self.quantized, self.g_idx.as_deref())?;
+        let (rows, cols) = (self.quantized.rows, self.quantized.cols);
+        self.outliers.iter().for_each(|outliers| outliers.fold(&mut values, rows, cols));
+        Ok(values)
     }
 }
 

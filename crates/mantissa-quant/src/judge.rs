@@ -7,13 +7,13 @@
 //! at full precision. A solution that errs more is given up for the rounded weight, and the layer's report says both figures.
 
 use mantissa_model::LinearInfo;
-use mantissa_num::{Quantized, Scheme, TensorError};
+use mantissa_num::{Scheme, TensorError};
 use serde::{Deserialize, Serialize};
 
 use crate::autoround::weigh;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
-use crate::gptq::{Hessian, dequantize_by_group};
+use crate::gptq::Hessian;
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
 use crate::quality::null_is_nan;
@@ -110,14 +110,8 @@ impl Judge {
     }
 
     /// `tr((W - Q) H (W - Q)ᵀ)`; the bits do not depend on `threads`.
-    fn error(
-        &self,
-        w: &[f32],
-        q: &Quantized,
-        g_idx: Option<&[u32]>,
-        threads: usize,
-    ) -> std::result::Result<f64, TensorError> {
-        let mut errors = dequantize_by_group(q, g_idx)?;
+    fn error(&self, w: &[f32], of: &Solved, threads: usize) -> std::result::Result<f64, TensorError> {
+        let mut errors = of.values()?;
         errors.iter_mut().zip(w).for_each(|(q, w)| *q = w - *q);
         let (mut weighed, mut sum) = (Vec::new(), 0.0);
         for part in errors.chunks(ROWS * self.cols.max(1)) {
@@ -141,7 +135,7 @@ impl Judge {
             None => whole(source, info, w, &mut scratch)?,
         };
         let error = |of: &Solved| {
-            self.error(values, &of.quantized, of.g_idx.as_deref(), threads).map_err(|error| {
+            self.error(values, of, threads).map_err(|error| {
                 let (path, tensor) = (source.path().to_owned(), format!("{}.weight", info.module));
                 QuantError::Tensor { path, tensor, error }
             })
@@ -190,8 +184,8 @@ mod tests {
         let (tokens, rows, cols) = (50, 7, 32);
         let (x, w) = (values(1, tokens * cols), values(2, rows * cols));
         let scheme: Scheme = "int3-g16".parse().unwrap();
-        let (q, _) = rtn::quantize(&scheme, &w, rows, cols, None, 1).unwrap();
-        let read = q.dequantize().unwrap();
+        let solved = Solved::rounded(rtn::quantize(&scheme, &w, rows, cols, None, 1).unwrap());
+        let read = solved.values().unwrap();
         let mut hessian = Hessian::new(cols).unwrap();
         hessian.add(&x, 1);
         let mut expected = 0.0;
@@ -203,9 +197,9 @@ mod tests {
         }
         let other = hessian.loss(&w, &read);
         let judge = Judge::new(hessian.clone(), None);
-        let found = judge.error(&w, &q, None, 2).unwrap();
+        let found = judge.error(&w, &solved, 2).unwrap();
         assert!((found / expected - 1.0).abs() < 1e-5 && (found / other - 1.0).abs() < 1e-5);
-        assert_eq!(judge.error(&w, &q, None, 1).unwrap(), found);
+        assert_eq!(judge.error(&w, &solved, 1).unwrap(), found);
         assert_eq!(judge.windows, Windows::Calibration);
         // No token of the windows held out: those of the calibration decide.
         let none = Some(Hessian::new(cols).unwrap());

@@ -3,6 +3,7 @@
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
+use mantissa_num::stored::Extra;
 use mantissa_num::{Code, CodecId, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
@@ -15,6 +16,7 @@ use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
 use crate::gguf;
+use crate::gptq::dequantize_by_group;
 use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
@@ -25,6 +27,7 @@ use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn};
 use crate::source::{self, DenseError, DenseTensor, Scratch, Source as _};
+use crate::spqr;
 use crate::transform::{self, Prepared};
 
 /// The tensors that a layer becomes, by name, and its error.
@@ -35,6 +38,8 @@ pub(crate) struct Solved {
     pub(crate) quantized: Quantized,
     /// Group of each column, where groups are not of neighbours.
     pub(crate) g_idx: Option<Vec<u32>>,
+    /// Single weights beside the codes.
+    pub(crate) outliers: Option<Extra>,
     /// The scale of the layer's inputs that is stored, of a model as it was read.
     pub(crate) input_scale: Option<f32>,
     pub(crate) stats: ErrorStats,
@@ -53,6 +58,7 @@ impl Solved {
         Solved {
             quantized,
             g_idx: None,
+            outliers: None,
             input_scale: None,
             stats,
             fallback: None,
@@ -60,6 +66,17 @@ impl Solved {
             judged: None,
             notes: Vec::new(),
         }
+    }
+
+    /// The weight `[rows, cols]` as it is stored.
+    ///
+    /// # Errors
+    /// [`TensorError`] where the parts do not fit together.
+    pub(crate) fn values(&self) -> std::result::Result<Vec<f32>, TensorError> {
+        let mut values = dequantize_by_group(&self.quantized, self.g_idx.as_deref())?;
+        let (rows, cols) = (self.quantized.rows, self.quantized.cols);
+        self.outliers.iter().for_each(|outliers| outliers.fold(&mut values, rows, cols));
+        Ok(values)
     }
 }
 
@@ -133,9 +150,11 @@ impl<'a> Layers<'a> {
             scale => scale,
         };
         let plan = LinearPlan { input_scale, ..self.plan.linear_plan(info, scheme) };
-        let tensors = match &solved.g_idx {
-            Some(g_idx) => self.plan.container.tensors_by_group(&plan, &solved.quantized, g_idx),
-            None => self.plan.container.tensors(&plan, &solved.quantized),
+        let container = self.plan.container;
+        let tensors = match (&solved.g_idx, &solved.outliers) {
+            (Some(g_idx), _) => container.tensors_by_group(&plan, &solved.quantized, g_idx),
+            (None, Some(extra)) => container.tensors_with_outliers(&plan, &solved.quantized, extra),
+            (None, None) => container.tensors(&plan, &solved.quantized),
         };
         let tensors = tensors.map_err(|e| {
             Error::field(
@@ -189,7 +208,7 @@ impl<'a> Layers<'a> {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
         match self.plan.recipe.method {
-            Method::Gptq | Method::Qtip => {
+            Method::Gptq | Method::Spqr | Method::Qtip => {
                 let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
                 sequential.quantize(info, scheme, &w, outer, tick)
             }
@@ -410,7 +429,27 @@ pub(crate) fn round_to_nearest(
         let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
         whole.map_err(|error| dense_error(source, info, error))?;
     }
-    Ok(solved)
+    match plan.recipe.outliers(info.rows, info.cols) {
+        0 => Ok(solved),
+        count => with_outliers(source, info, w, count, solved),
+    }
+}
+
+/// A weight rounded to nearest, with the weights beside the codes that it leaves furthest off.
+fn with_outliers(
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    w: &DenseTensor<'_>,
+    count: usize,
+    solved: Solved,
+) -> Result<Solved> {
+    let mut scratch = Scratch::default();
+    let w = whole(source, info, w, &mut scratch)?;
+    let tensor = |error: TensorError| dense_error(source, info, error.into());
+    let outliers = Some(spqr::furthest(w, &solved.quantized, count).map_err(tensor)?);
+    let solved = Solved { outliers, ..solved };
+    let stats = ErrorStats::of_rows(w, &solved.values().map_err(tensor)?, info.cols);
+    Ok(Solved { stats, ..solved })
 }
 
 /// A plain cast turns what its element does not reach into infinity, which is an error where the `len` elements of `w` are finite.

@@ -41,6 +41,7 @@ mod sequential;
 pub mod smooth;
 mod source;
 pub mod spin;
+pub mod spqr;
 mod transform;
 mod unquantized;
 pub mod verify;

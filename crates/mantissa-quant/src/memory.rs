@@ -177,7 +177,7 @@ impl Sizes {
         let unit = code_unit(format) as u64;
         let panel = PANEL.max(info.cols) as u64;
         let threads = (plan.options.threads as u64).min(weights.div_ceil(panel)).max(1);
-        let stored = format.total_bits(info.rows, info.cols).div_ceil(8);
+        let stored = plan.bits(info, scheme).div_ceil(8);
         Sizes {
             codes: if format.codec().is_some() || format.trellis().is_some() {
                 stored
@@ -380,12 +380,20 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
                 ("rounded to nearest, and errors", judging[1]),
                 ("weight as it is read and in f32", 2 * 4 * weights),
                 solve,
+                ("gains and marks of outliers", outliers(plan, info)),
                 ("scales", sizes.scales),
                 ("packed tensors", sizes.stored),
                 ("words as they are turned", turned(plan, &sizes)),
             ],
         ),
     ]
+}
+
+/// What is known of each weight as outliers are chosen: gains, the largest of them, marks, and residuals; these of the rounded weight too.
+fn outliers(plan: &Plan, info: &LinearInfo) -> u64 {
+    let weights = (info.rows * info.cols) as u64;
+    let count = plan.recipe.outliers(info.rows, info.cols) as u64;
+    if count > 0 { (4 + 4 + 4 + 1 + 1) * weights + 3 * 10 * count } else { 0 }
 }
 
 /// A weight rounded to nearest beside its solution, and the errors of both.

@@ -9,7 +9,7 @@ use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
+use mantissa_store::convention::{Container, LinearPlan, ModelFiles, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
@@ -27,6 +27,7 @@ use crate::pipeline::work_of;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Part, Recipe, Transform};
 use crate::rotate::{self, RotateOptions};
+use crate::spqr;
 
 /// How a run is to be done; nothing here changes what a scheme means.
 #[derive(Clone, Debug)]
@@ -256,9 +257,16 @@ impl Plan {
         self.linear_bits() as f64 / self.linear_weights().max(1) as f64
     }
 
-    /// Bits of the quantized linear layers: codes, scales and zero points.
+    /// Bits of the quantized linear layers: codes, scales, zero points and outliers.
     pub fn linear_bits(&self) -> u64 {
-        self.quantized().map(|(info, scheme)| scheme.format.total_bits(info.rows, info.cols)).sum()
+        self.quantized().map(|(info, scheme)| self.bits(info, scheme)).sum()
+    }
+
+    /// Bits of a layer.
+    pub(crate) fn bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
+        let (rows, cols) = (info.rows, info.cols);
+        scheme.format.total_bits(rows, cols)
+            + native::outlier_bits(rows, cols, self.recipe.outliers(rows, cols))
     }
 
     /// Weights of the quantized linear layers.
@@ -324,7 +332,8 @@ fn planned(
     }
     let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        container.as_stored(scheme, meta.dtype)
+        let stored = container.as_stored(scheme, meta.dtype);
+        if recipe.method == Method::Spqr { spqr::with_f16_scales(stored) } else { stored }
     });
     Ok(PlannedLinear { info, scheme })
 }
@@ -373,7 +382,8 @@ fn layer_plan<'a>(
 ) -> LinearPlan<'a> {
     let by_group = by_group && matches!(scheme.format.blocks(), Blocks::Group(_));
     let input = recipe.activations.as_ref();
-    LinearPlan { by_group, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
+    let outliers = recipe.outliers(info.rows, info.cols);
+    LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
 }
 
 /// Whether the method leaves groups of columns that are no neighbours.

@@ -25,8 +25,11 @@ pub struct LayerReport {
     pub scale_dtype: String,
     /// `[out, in]`.
     pub shape: [usize; 2],
-    /// Bits per weight, scales and zero points counted.
+    /// Bits per weight, scales, zero points and outliers counted.
     pub bits_per_weight: f64,
+    /// Single weights that stand beside the codes, where some do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outliers: Option<usize>,
     /// Mean over the tokens of the calibration of the squared error of the layer's output, `tr((W - Q) H (W - Q)ᵀ)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<f64>,
@@ -51,7 +54,8 @@ impl LayerReport {
             fallback: solved.fallback.or_else(|| plan.fallbacks.get(&info.module).cloned()),
             scale_dtype: scale_dtype(&scheme.format).to_owned(),
             shape: [info.rows, info.cols],
-            bits_per_weight: scheme.format.bits_per_weight(info.rows, info.cols),
+            bits_per_weight: plan.bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
+            outliers: Some(plan.recipe.outliers(info.rows, info.cols)).filter(|&count| count > 0),
             output_error: solved.output_error,
             judged: solved.judged,
             notes: solved.notes,

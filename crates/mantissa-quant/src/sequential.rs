@@ -32,7 +32,7 @@ use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
-use crate::gptq::{Drift, GptqError, Hessian, InverseFactor, dequantize_by_group};
+use crate::gptq::{Drift, GptqError, Hessian, InverseFactor};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
 use crate::layers::{Solved, round_to_nearest, whole};
@@ -183,8 +183,7 @@ impl<'a> Sequential<'a> {
             None => solved,
         };
         if let Some(layer) = &mut self.layer {
-            let values = dequantize_by_group(&solved.quantized, solved.g_idx.as_deref());
-            put(layer, info.kind, dequantized(self.source.files(), info, values)?)?;
+            put(layer, info.kind, dequantized(self.source.files(), info, solved.values())?)?;
         }
         Ok(solved)
     }
@@ -207,12 +206,15 @@ impl<'a> Sequential<'a> {
             let scales = scales.ok_or_else(|| exl2::out_of_reach(self.source, info))?;
             factor.quantize_under(&scheme, target, &scales, threads)
         } else {
-            factor.quantize(scheme, target, outer, threads)
+            match self.plan.recipe.outliers(info.rows, info.cols) {
+                0 => factor.quantize(scheme, target, outer, threads),
+                count => factor.quantize_with_outliers(scheme, target, outer, count, threads),
+            }
         };
         let result = result.map_err(|error| self.gptq_error(info, error))?;
-        let stats = match &result.g_idx {
-            None => ErrorStats::of(w, &result.quantized),
-            Some(_) => {
+        let stats = match (&result.g_idx, &result.outliers) {
+            (None, None) => ErrorStats::of(w, &result.quantized),
+            _ => {
                 let tensor_error = |error| self.gptq_error(info, GptqError::Weight(error));
                 ErrorStats::of_rows(w, &result.dequantize().map_err(tensor_error)?, info.cols)
             }
@@ -222,6 +224,7 @@ impl<'a> Sequential<'a> {
             quantized: result.quantized,
             input_scale: None,
             g_idx: result.g_idx,
+            outliers: result.outliers,
             fallback: None,
             output_error: Some(result.loss),
             judged: None,
@@ -303,7 +306,7 @@ impl<'a> Sequential<'a> {
                 self.solvers.push((input, solver));
                 continue;
             }
-            if self.plan.recipe.method == Method::Gptq {
+            if matches!(self.plan.recipe.method, Method::Gptq | Method::Spqr) {
                 let solver = self.solver(&hessian, drift, index, input)?;
                 self.solvers.push((input, solver));
             }

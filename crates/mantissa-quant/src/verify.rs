@@ -31,7 +31,7 @@ use mantissa_model::{
     Batch, Buffers, CacheInF32, Decoder, LinearInfo, ModelConfig, WeightSource, check_kv_levels,
     linear_weight,
 };
-use mantissa_num::stored::{Map, Transforms};
+use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
@@ -256,6 +256,15 @@ struct WeightCheck<'a> {
     errors: bool,
 }
 
+/// A weight as the ordinary reader has it.
+struct Coded<'a> {
+    q: &'a Quantized,
+    /// The column of the weight at each column of its codes, where they differ.
+    order: Option<&'a [u32]>,
+    /// What is added to the values of the codes.
+    extras: &'a [Extra],
+}
+
 /// What some rows showed.
 #[derive(Default)]
 struct Rows {
@@ -292,7 +301,8 @@ impl WeightCheck<'_> {
         let source =
             self.source.map(|source| source_weight(self.files.dir(), source, self.info)).transpose()?;
         let grain = (PANEL / (*cols).max(1)).max(1);
-        let check = |range: Range<usize>| self.rows(range, (q, order), &ours, source.as_ref());
+        let coded = Coded { q, order, extras: &linear.transforms.extras };
+        let check = |range: Range<usize>| self.rows(range, &coded, &ours, source.as_ref());
         let all = map_reduce_fixed(threads, *rows, grain, check, Ok(Rows::default()), |all, part| {
             let (mut all, part): (Rows, Rows) = (all?, part?);
             all.difference = all.difference.or(part.difference);
@@ -317,7 +327,7 @@ impl WeightCheck<'_> {
     fn rows(
         &self,
         rows: Range<usize>,
-        (q, order): (&Quantized, Option<&[u32]>),
+        &Coded { q, order, extras }: &Coded<'_>,
         stored: &independent::Stored,
         source: Option<&DenseTensor<'_>>,
     ) -> Result<Rows> {
@@ -338,6 +348,7 @@ impl WeightCheck<'_> {
             stored.row(row, &mut ours);
             in_order(&mut ours, order, &mut sorted);
             dequantizer.row(row, &mut theirs);
+            extras.iter().for_each(|extra| add_row(extra, row, &mut theirs));
             if found.difference.is_none() {
                 found.difference = self.difference(row, &ours, &theirs);
             }
@@ -389,8 +400,17 @@ fn column_order(transforms: &Transforms) -> std::result::Result<Option<&[u32]>, 
         ([Map::Perm(order)], [], []) => Ok(Some(order)),
         // Of a rotated input: the codes are of the weight that reads it so, as the source is folded.
         ([Map::Hadamard(_)], [], []) => Ok(None),
+        // Single weights, which both decoders add.
+        ([], [], [Extra::Sparse { .. }]) => Ok(None),
         _ => Err("maps and extras"),
     }
+}
+
+/// Adds the single weights of a row to the values of its codes.
+fn add_row(extra: &Extra, row: usize, out: &mut [f32]) {
+    let Extra::Sparse { starts, index, values } = extra else { return };
+    let span = starts[row] as usize..starts[row + 1] as usize;
+    index[span.clone()].iter().zip(&values[span]).for_each(|(&i, v)| out[i as usize] += v);
 }
 
 /// Brings a row of the weight into the order of its codes.

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use mantissa_store::convention::{ModelFiles, Weight};
+use mantissa_store::convention::{Container, LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
 
@@ -227,5 +227,113 @@ fn native_zero_points_are_codes() {
             text.contains(&format!("zero point {zero} at element 0")) && text.contains("-8 to 7"),
             "{text}"
         );
+    }
+}
+
+/// A weight of the native container with scales of 16 bits and two outliers in each of its rows.
+struct WithOutliers {
+    counts: Vec<u16>,
+    columns: Vec<u16>,
+    value: u16,
+    without: &'static str,
+    config: Value,
+}
+
+impl Default for WithOutliers {
+    fn default() -> Self {
+        WithOutliers {
+            counts: vec![2; ROWS],
+            columns: (0..ROWS as u16).flat_map(|row| [row, 63]).collect(),
+            // 1.5
+            value: 0x3e00,
+            without: "",
+            config: json!({"quant_method": "mantissa", "format": "native"}),
+        }
+    }
+}
+
+impl WithOutliers {
+    fn tensors(&self) -> Vec<(TensorSpec, Vec<u8>)> {
+        let words = |words: &[u16]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        let count = self.columns.len();
+        let all = [
+            ("packed", Dtype::U8, vec![ROWS * COLS / 2], vec![0x99; ROWS * COLS / 2]),
+            ("scale", Dtype::F16, vec![ROWS, 2], words(&[0x3800; 2 * ROWS])),
+            ("zero", Dtype::I8, vec![ROWS, 2], vec![0xff; 2 * ROWS]),
+            ("outlier_counts", Dtype::U16, vec![self.counts.len()], words(&self.counts)),
+            ("outlier_columns", Dtype::U16, vec![count], words(&self.columns)),
+            ("outlier_values", Dtype::F16, vec![count], words(&vec![self.value; count])),
+        ];
+        let named = all.into_iter().filter(|(suffix, ..)| *suffix != self.without);
+        let spec = |(suffix, dtype, shape, bytes)| {
+            (TensorSpec::new(format!("{MODULE}.weight.{suffix}"), dtype, shape), bytes)
+        };
+        named.map(spec).collect()
+    }
+
+    fn read(&self) -> Result<LinearWeight, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({"quantization_config": self.config});
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        let tensors = self.tensors();
+        let metadata = [(format!("{MODULE}.weight"), format!("int4-g32-asym [{ROWS}, {COLS}]"))].into();
+        let specs = tensors.iter().map(|(spec, _)| spec.clone()).collect();
+        let path = dir.path().join("model.safetensors");
+        let mut writer = SafetensorsWriter::create(&path, specs, metadata).unwrap();
+        tensors.iter().for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
+        writer.finish().unwrap();
+        ModelFiles::open(dir.path()).unwrap().linear(MODULE, ROWS, COLS, false)
+    }
+}
+
+#[test]
+fn native_outliers_are_added_to_the_codes_and_stored_again() {
+    let twin = WithOutliers::default();
+    let layer = twin.read().unwrap();
+    let Weight::Quantized(q) = &layer.weight else { panic!("no codes") };
+    let mut values = q.dequantize().unwrap();
+    layer.transforms.fold(&mut values, ROWS, COLS);
+    for (row, values) in values.chunks_exact(COLS).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            // Code 9 stands for 1, the zero point is -1, the scale a half.
+            let outlier = if column == row || column == 63 { 1.5 } else { 0.0 };
+            assert_eq!(*value, 1.0 + outlier, "[{row}, {column}]");
+        }
+    }
+    let stored = Container::Native.store(MODULE, &layer).unwrap();
+    assert_eq!(stored, twin.tensors());
+    for container in Container::NAMES.map(|(container, _)| container) {
+        assert_eq!(container.store(MODULE, &layer).is_ok(), container == Container::Native, "{container:?}");
+    }
+}
+
+#[test]
+fn native_outliers_that_fit_no_weight_are_refused() {
+    let good = WithOutliers::default;
+    let mut past = good();
+    past.columns[3] = COLS as u16;
+    let mut back = good();
+    back.columns.swap(4, 5);
+    let mut twice = good();
+    twice.columns[0] = 63;
+    let rotated = json!({"quant_method": "mantissa", "format": "native", "input_rotations": {MODULE: 32}});
+    for (damaged, says) in [
+        (past, "columns below 64"),
+        (back, "columns of row 2 that do not rise"),
+        (twice, "columns of row 0 that do not rise"),
+        (WithOutliers { counts: vec![1; ROWS], ..good() }, "sparse part"),
+        (WithOutliers { counts: vec![u16::MAX; ROWS], ..good() }, "sparse part"),
+        (WithOutliers { counts: vec![2; ROWS - 1], ..good() }, "outlier_counts"),
+        // A NaN.
+        (WithOutliers { value: 0x7e00, ..good() }, "outlier_values"),
+        (WithOutliers { without: "outlier_counts", ..good() }, "outlier_counts"),
+        (WithOutliers { without: "outlier_columns", ..good() }, "outlier_columns"),
+        (WithOutliers { without: "outlier_values", ..good() }, "outlier_values"),
+        (WithOutliers { config: rotated, ..good() }, "outliers and a rotation"),
+    ] {
+        let error = damaged.read().expect_err(says);
+        let text = error.to_string();
+        assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{text}");
+        assert!(text.contains(says) && text.contains(MODULE), "{says}: {text}");
     }
 }

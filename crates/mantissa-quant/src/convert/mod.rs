@@ -35,6 +35,7 @@ use crate::plan::{EXPERTS_APART, Options, Plan, PlannedLinear, model_config, out
 use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
+use crate::spqr::SpqrOptions;
 
 pub(crate) use dense::Dense;
 pub(crate) use proof::prove;
@@ -337,6 +338,7 @@ fn recipe(
         name,
         method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },
         gptq: GptqOptions::default(),
+        spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::default(),
         qtip: QtipOptions::default(),
         weights,

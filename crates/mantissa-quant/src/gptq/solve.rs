@@ -7,7 +7,8 @@ use mantissa_num::blockwise::{Block, Decoder, Range};
 use mantissa_num::format::Affine;
 use mantissa_num::{Code, Codes, Format, Quantized, Scheme, code_unit};
 
-use super::{GptqOptions, GroupOrder, GroupRange, InverseFactor, OF_ROUNDING};
+use super::outliers::as_f16;
+use super::{Fixed, GptqOptions, GroupOrder, GroupRange, InverseFactor, OF_ROUNDING};
 use crate::rtn::append;
 
 /// Most rows that are solved together: they share one reading of U.
@@ -26,8 +27,7 @@ pub(super) struct Problem<'a> {
     pub(super) factor: &'a InverseFactor,
     pub(super) scheme: &'a Scheme,
     pub(super) outer: Option<f32>,
-    /// Scales that are chosen already, `[rows, groups]`: groups are static then.
-    pub(super) scales: Option<&'a Codes>,
+    pub(super) fixed: Fixed<'a>,
     /// `[rows, cols]`.
     pub(super) w: &'a [f32],
     pub(super) rows: usize,
@@ -38,7 +38,7 @@ pub(super) struct Problem<'a> {
 
 /// The parameters of a group.
 #[derive(Clone, Copy)]
-struct Group {
+pub(super) struct Group {
     block: Block,
     decoder: Decoder,
 }
@@ -50,6 +50,8 @@ struct Row<'a> {
     w: &'a mut [f64],
     groups: &'a mut [Group],
     codes: &'a mut [u32],
+    /// What weights that are kept have over their codes, by column; empty where none is.
+    residuals: &'a mut [f32],
     /// Sums of e² and of (w - q)² over live columns.
     loss: &'a mut (f64, f64),
 }
@@ -59,13 +61,15 @@ struct Panel {
     codes: Codes,
     scales: Codes,
     zeros: Vec<i32>,
+    /// Of the weights that are kept, row by row.
+    residuals: Vec<f32>,
     /// By row.
     losses: Vec<f64>,
 }
 
 impl Problem<'_> {
-    /// The quantized weight and its loss.
-    pub(super) fn solve(&self, threads: usize) -> (Quantized, f64) {
+    /// The quantized weight, what the weights that are kept have over their codes, and the loss.
+    pub(super) fn solve(&self, threads: usize) -> (Quantized, Vec<f32>, f64) {
         let format = &self.scheme.format;
         let grain = self.rows.div_ceil(threads.max(1)).next_multiple_of(8).min(PANEL_ROWS);
         let start = self.panel(0..0, &[]);
@@ -75,20 +79,21 @@ impl Problem<'_> {
             append(&mut all.codes, part.codes);
             append(&mut all.scales, part.scales);
             all.zeros.extend(part.zeros);
+            all.residuals.extend(part.residuals);
             all.losses.extend(part.losses);
             all
         });
-        let Panel { codes, scales, zeros, losses } = all;
+        let Panel { codes, scales, zeros, residuals, losses } = all;
         let (rows, cols, outer) = (self.rows, self.cols, self.outer);
         let quantized =
             Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) };
         // Row by row in their order, whatever the panels were.
-        (quantized, losses.into_iter().sum())
+        (quantized, residuals, losses.into_iter().sum())
     }
 
     /// What the groups' scales are taken from.
     fn groups(&self) -> GroupOrder {
-        if self.scales.is_some() { GroupOrder::Static } else { self.factor.options.groups }
+        if self.fixed.scales.is_some() { GroupOrder::Static } else { self.factor.options.groups }
     }
 
     /// Positions that are quantized before the rest of the row is updated. A group whose parameters need every update begins
@@ -115,6 +120,8 @@ impl Problem<'_> {
         let mut w = vec![0.0; n * k];
         let mut groups = vec![self.covering(Range::EMPTY); n * per_row];
         let mut codes = vec![0; n * k];
+        let beside = if self.fixed.kept.is_some() { k } else { 0 };
+        let mut residuals = vec![0.0; n * beside];
         let mut losses = vec![(0.0, 0.0); n];
         let mut errors = vec![0.0; n * widest];
         for (row, w) in rows.clone().zip(w.chunks_exact_mut(k.max(1))) {
@@ -133,6 +140,7 @@ impl Problem<'_> {
                     w: &mut w[i * k..(i + 1) * k],
                     groups: &mut groups[i * per_row..(i + 1) * per_row],
                     codes: &mut codes[i * k..(i + 1) * k],
+                    residuals: &mut residuals[i * beside..(i + 1) * beside],
                     loss: &mut losses[i],
                 };
                 self.quantize_columns(&mut row, cut.clone(), &mut errors[i * width..(i + 1) * width]);
@@ -143,7 +151,9 @@ impl Problem<'_> {
             }
         }
         let losses = losses.into_iter().map(|(damped, squares)| (damped - factor.lambda * squares).max(0.0));
-        self.finish(&codes, &groups, losses.collect())
+        let kept = self.kept_of(rows);
+        let residuals = kept.iter().zip(&residuals).filter(|(kept, _)| **kept).map(|(_, r)| *r).collect();
+        Panel { residuals, ..self.finish(&codes, &groups, losses.collect()) }
     }
 
     /// Quantizes the positions `cut` of one row, writing `e` of each, and updates the row up to `cut.end`.
@@ -159,11 +169,17 @@ impl Problem<'_> {
             let group = if is_static { column } else { position } / self.group;
             if !is_static && position % self.group == 0 {
                 let values = group_values(row.w, &lazy, position, self.group, &cut);
-                let weights = order[position..].iter().map(|&column| factor.diagonal[column]);
-                row.groups[group] = self.parameters(&values.zip(weights).collect::<Vec<_>>());
+                let beside = |column: usize| self.is_kept(row.index, column);
+                let values = values.zip(&order[position..]).filter(|(_, column)| !beside(**column));
+                let weighed = values.map(|(w, &column)| (w, factor.diagonal[column]));
+                row.groups[group] = self.parameters(&weighed.collect::<Vec<_>>()).1;
             }
             let index = (row.index * k + column) as u64;
-            let (code, value) = self.value(row.w[position] as f32, &row.groups[group], index);
+            let (code, mut value) = self.value(row.w[position] as f32, &row.groups[group], index);
+            if self.is_kept(row.index, column) {
+                row.residuals[column] = as_f16((row.w[position] - f64::from(value)) as f32);
+                value += row.residuals[column];
+            }
             let value = f64::from(value);
             let upper = &upper[position * k..][position..cut.end];
             let error = (row.w[position] - value) / upper[0];
@@ -179,7 +195,7 @@ impl Problem<'_> {
     }
 
     fn static_groups(&self, row: usize, groups: &mut [Group]) {
-        if let (Some(scales), Some(tree)) = (self.scales, self.scheme.format.scale()) {
+        if let (Some(scales), Some(tree)) = (self.fixed.scales, self.scheme.format.scale()) {
             let first = row * groups.len();
             for (g, group) in groups.iter_mut().enumerate() {
                 let block = self.scheme.block_with_scale(tree.code.decode(scales.get(first + g)));
@@ -189,34 +205,46 @@ impl Problem<'_> {
         }
         for (g, group) in groups.iter_mut().enumerate() {
             let columns = g * self.group..((g + 1) * self.group).min(self.cols);
-            let values = columns.map(|column| (self.weight(row, column), self.factor.diagonal[column]));
-            *group = self.parameters(&values.collect::<Vec<_>>());
+            let live = columns.filter(|&column| !self.is_kept(row, column));
+            let values = live.map(|column| (self.weight(row, column), self.factor.diagonal[column]));
+            *group = self.parameters(&values.collect::<Vec<_>>()).1;
         }
     }
 
-    /// The parameters of a group of weights, each with what its squared error weighs.
-    fn parameters(&self, values: &[(f32, f64)]) -> Group {
+    /// The parameters of a group of weights, each with what its squared error weighs, and what the errors weigh in all where they are
+    /// rounded to nearest.
+    pub(super) fn parameters(&self, values: &[(f32, f64)]) -> (f64, Group) {
         let whole = values.iter().fold(Range::EMPTY, |range, (w, _)| range.with(*w));
         let searched = self.factor.options.range == GroupRange::Mse && self.scheme.format.scale().is_some();
+        let all = self.covering(whole);
         if !searched || values.is_empty() {
-            return self.covering(whole);
+            return (values.iter().map(|&value| self.lost(value, &all, whole)).sum(), all);
         }
-        let mut best = (f64::INFINITY, self.covering(whole));
+        let mut best = (f64::INFINITY, all);
         let (largest, step) = if self.has_integers() { OF_INTEGERS } else { OF_OTHERS };
         for i in 0..SHARES {
             let share = largest - i as f32 * step;
             let group = self.covering(Range { min: whole.min * share, max: whole.max * share, ..whole });
-            let ends = [whole.min, whole.max].map(|w| self.value(w, &group, 0).1);
-            let error = values.iter().fold(0.0, |sum, &(w, h)| {
-                let error = f64::from(w) - f64::from(self.value(w, &group, 0).1);
-                let counts = if ends[0] <= w && w <= ends[1] { OF_ROUNDING } else { 1.0 };
-                sum + counts * h * error * error
-            });
+            let ends = self.ends(&group, whole);
+            let error = values.iter().fold(0.0, |sum, &value| sum + self.lost(value, &group, ends));
             if error < best.0 {
                 best = (error, group);
             }
         }
-        best.1
+        best
+    }
+
+    /// What the least and the greatest weight become.
+    pub(super) fn ends(&self, group: &Group, whole: Range) -> Range {
+        let [min, max] = [whole.min, whole.max].map(|w| self.value(w, group, 0).1);
+        Range { min, max, ..whole }
+    }
+
+    /// What the error of a weight costs where it is rounded to nearest in a group whose values end at `ends`.
+    pub(super) fn lost(&self, (w, weighs): (f32, f64), group: &Group, ends: Range) -> f64 {
+        let error = f64::from(w) - f64::from(self.value(w, group, 0).1);
+        let counts = if ends.min <= w && w <= ends.max { OF_ROUNDING } else { 1.0 };
+        counts * weighs * error * error
     }
 
     fn has_integers(&self) -> bool {
@@ -234,7 +262,17 @@ impl Problem<'_> {
         Group { block, decoder: self.scheme.format.decoder(block.scale, block.zero, self.outer) }
     }
 
-    fn weight(&self, row: usize, column: usize) -> f32 {
+    /// Whether a weight stands beside the codes.
+    fn is_kept(&self, row: usize, column: usize) -> bool {
+        self.fixed.kept.is_some_and(|kept| kept[row * self.cols + column])
+    }
+
+    /// Which weights of `rows` do; of none nothing.
+    fn kept_of(&self, rows: Span<usize>) -> &[bool] {
+        self.fixed.kept.map_or(&[], |kept| &kept[rows.start * self.cols..rows.end * self.cols])
+    }
+
+    pub(super) fn weight(&self, row: usize, column: usize) -> f32 {
         if self.factor.dead[column] { 0.0 } else { self.w[row * self.cols + column] }
     }
 
@@ -244,6 +282,7 @@ impl Problem<'_> {
             codes: Codes::with_capacity(code_unit(format), codes.len()),
             scales: Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), groups.len()),
             zeros: Vec::new(),
+            residuals: Vec::new(),
             losses,
         };
         codes.iter().for_each(|&code| panel.codes.push(code));

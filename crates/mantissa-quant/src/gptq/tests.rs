@@ -352,3 +352,63 @@ fn searched_ranges_lose_less() {
         assert!(mse < amax, "{text}: {mse} {amax}");
     }
 }
+
+/// Weights beside the codes are as many as asked for, the loss is that of the whole, and it falls with their number; those that stand far
+/// from all others are among them.
+#[test]
+fn outliers_stand_beside_the_codes() {
+    let (rows, cols) = (24, 96);
+    let (mut w, hessian) = problem(11, rows, cols);
+    let far = [5usize, 100, 777, 1500];
+    far.iter().for_each(|&at| w[at] = 40.0);
+    for text in ["int3-g16", "int3-g16-asym", "int4-channel", "nf4", "mxfp4"] {
+        let scheme: Scheme = text.parse().unwrap();
+        let factor = InverseFactor::new(&hessian, GptqOptions::default(), 1).unwrap();
+        let plain = factor.quantize(&scheme, &w, None, 1).unwrap();
+        assert_eq!(plain.outliers, None);
+        let mut before = plain.loss;
+        for count in [4, 23, 115] {
+            let found = factor.quantize_with_outliers(&scheme, &w, None, count, 1).unwrap();
+            let Some(Extra::Sparse { index, values, starts }) = &found.outliers else {
+                panic!("{text}: none")
+            };
+            assert_eq!((index.len(), values.len(), starts.len()), (count, count, rows + 1), "{text}");
+            found.outliers.as_ref().unwrap().check(rows, cols).unwrap();
+            let read = found.dequantize().unwrap();
+            let loss = hessian.loss(&w, &read);
+            assert!((loss / found.loss - 1.0).abs() < 1e-3, "{text} {count}: {loss} {}", found.loss);
+            assert!(loss < 0.97 * before, "{text} {count}: {loss} for {before}");
+            for &at in &far {
+                let (row, column) = (at / cols, (at % cols) as u32);
+                let of_row = &index[starts[row] as usize..starts[row + 1] as usize];
+                assert!(of_row.contains(&column), "{text} {count}: {at}");
+            }
+            before = loss;
+        }
+    }
+}
+
+#[test]
+fn outliers_depend_on_neither_threads_nor_level() {
+    let (rows, cols) = (150, 64);
+    let (w, hessian) = problem(12, rows, cols);
+    let scheme: Scheme = "int3-g16".parse().unwrap();
+    let mut first: Option<GptqResult> = None;
+    for isa in Isa::available() {
+        let kernels = Kernels::new(isa).unwrap();
+        for threads in [1, 2, 5] {
+            let factor = InverseFactor::at(kernels, &hessian, GptqOptions::default(), threads).unwrap();
+            let found = factor.quantize_with_outliers(&scheme, &w, None, 96, threads).unwrap();
+            assert_eq!(first.get_or_insert_with(|| found.clone()), &found, "{isa}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn outliers_are_of_groups_of_neighbours() {
+    let (w, hessian) = problem(13, 8, 64);
+    let options = GptqOptions { groups: GroupOrder::Current, ..GptqOptions::default() };
+    let factor = InverseFactor::new(&hessian, options, 1).unwrap();
+    let error = factor.quantize_with_outliers(&"int3-g16".parse().unwrap(), &w, None, 5, 1).unwrap_err();
+    assert!(error.to_string().contains("groups of neighbouring columns"), "{error}");
+}

@@ -150,6 +150,10 @@ impl Asked<'_> {
                  use rtn- or gptq-";
             return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
         }
+        if recipe.method == Method::Spqr && recipe.activations.is_some() {
+            let why = "spqr keeps weights beside codes, for inputs as they are: no scheme of activations";
+            return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
+        }
         let path = || source.dir().to_owned();
         if matches!(recipe.method, Method::RtnMse | Method::Hqq) {
             return self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
@@ -232,6 +236,9 @@ impl Asked<'_> {
             return refused(&format!(
                 "AutoRound does not rotate inputs as it trains: online = false in [{table}]"
             ));
+        }
+        if online && recipe.method == Method::Spqr {
+            return refused(&format!("outliers read inputs as they are: online = false in [{table}]"));
         }
         if matches!(transform, Transform::Spin(_)) {
             spin::check(self.source, config)?;

@@ -3,7 +3,7 @@
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, autoround, qtip
+//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, spqr, autoround, qtip
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
@@ -17,13 +17,16 @@
 //! modules = ["*.down_proj"]
 //! weights = "int8-channel"
 //!
-//! [gptq]                         # optional, only with method = "gptq"; these are the defaults
+//! [gptq]                         # optional, only with method = "gptq" or "spqr"; these are the defaults
 //! damp = 0.01                    # of the mean of the Hessian's diagonal
 //! block = 128                    # columns between two updates of the rest
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //! range = "mse"                  # how much of its range it covers: mse, amax
 //! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 in names gptaq-SCHEME
+//!
+//! [spqr]                         # optional, only with method = "spqr"; this is the default
+//! outliers = 0.01                # share of the weights that stand beside the codes, in f16
 //!
 //! [smooth]                       # optional, only with transform = "smooth"
 //! alpha = 0.5                    # 0.0 to 1.0, or "search"
@@ -70,6 +73,7 @@ use crate::autoround::AutoRoundOptions;
 use crate::gptq::GptqOptions;
 use crate::input_scales::Observer;
 use crate::qtip::QtipOptions;
+use crate::spqr::SpqrOptions;
 
 /// Why a recipe cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +141,8 @@ pub struct Recipe {
     pub method: Method,
     /// How GPTQ works, where it is the method.
     pub gptq: GptqOptions,
+    /// How many weights SpQR keeps, where it is the method.
+    pub spqr: SpqrOptions,
     /// How AutoRound works, where it is the method.
     pub autoround: AutoRoundOptions,
     /// How QTIP works, where it is the method.
@@ -229,6 +235,11 @@ impl Recipe {
         toml_file::parse(file, text)
     }
 
+    /// Single weights of a layer `[rows, cols]` that stand beside its codes.
+    pub fn outliers(&self, rows: usize, cols: usize) -> usize {
+        if self.method == Method::Spqr { self.spqr.count(rows, cols) } else { 0 }
+    }
+
     /// The first rule that names `module`.
     pub fn rule_of(&self, module: &str) -> Option<&LayerRule> {
         self.layers.iter().find(|rule| rule.modules.iter().any(|glob| glob.matches(module)))
@@ -257,7 +268,9 @@ impl Recipe {
             let side = 1 << 24;
             let holds = |container: Container, scheme: &Scheme| {
                 let input = self.activations.as_ref();
-                let plan = LinearPlan::new("", scheme, input, (side, block_multiple(scheme, side)));
+                let shape = (side, block_multiple(scheme, side));
+                let outliers = usize::from(self.method == Method::Spqr);
+                let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
                 let levels = self.kv_levels.is_none() || container == Container::Native;
                 let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
                 cached && container.specs(&plan).is_ok()

@@ -11,6 +11,7 @@ use crate::gptq::GptqOptions;
 use crate::hqq;
 use crate::input_scales::Observer;
 use crate::qtip::QtipOptions;
+use crate::spqr::SpqrOptions;
 
 /// How codes are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum Method {
     Repacked,
     /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
     Gptq,
+    /// SpQR: GPTQ with few weights beside the codes, in f16.
+    Spqr,
     /// AutoRound: rounding and ranges learned by block reconstruction, layer after layer.
     AutoRound,
     /// Round to nearest under the range of each block that loses least.
@@ -34,11 +37,12 @@ pub enum Method {
 }
 
 /// Methods by name.
-pub const METHODS: [(&str, Method); 6] = [
+pub const METHODS: [(&str, Method); 7] = [
     ("rtn", Method::Rtn),
     ("rtn-mse", Method::RtnMse),
     ("hqq", Method::Hqq),
     ("gptq", Method::Gptq),
+    ("spqr", Method::Spqr),
     ("autoround", Method::AutoRound),
     ("qtip", Method::Qtip),
 ];
@@ -82,7 +86,7 @@ impl Method {
     pub const fn needs_calibration(self) -> bool {
         match self {
             Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => false,
-            Method::Gptq | Method::AutoRound | Method::Qtip => true,
+            Method::Gptq | Method::Spqr | Method::AutoRound | Method::Qtip => true,
         }
     }
 
@@ -125,6 +129,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         transform,
         method,
         gptq: GptqOptions { asymmetric, ..GptqOptions::default() },
+        spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::of(&weights),
         qtip: QtipOptions::default(),
         weights,
@@ -150,6 +155,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         transform: None,
         method: Method::Rtn,
         gptq: GptqOptions::default(),
+        spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::default(),
         qtip: QtipOptions::default(),
         weights: Scheme::codec(file_type.base),
@@ -224,7 +230,11 @@ mod tests {
         assert_eq!((recipe.kv.is_none(), recipe.container()), (true, Container::Native));
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
+        let recipe = parse("spqr-int3-g16").unwrap();
+        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Spqr, "int3-g16"));
+        assert_eq!((recipe.outliers(100, 64), recipe.container()), (64, Container::Native));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
+        assert_eq!(recipe.outliers(100, 64), 0);
         assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::RtnMse, "int4-g32"));
         let gptaq = parse("rotate-gptaq-int4-g32").unwrap();
         let options = GptqOptions { asymmetric: 0.5, ..GptqOptions::default() };

@@ -17,8 +17,9 @@ use crate::qtip::QtipOptions;
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
 use crate::spin::{GRADIENTS, SpinOptions};
+use crate::spqr::{MOST_OUTLIERS, SpqrOptions};
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "transform",
     "method",
     "weights",
@@ -34,6 +35,7 @@ const KEYS: [&str; 17] = [
     "rotate",
     "spin",
     "gptq",
+    "spqr",
     "autoround",
     "qtip",
 ];
@@ -45,6 +47,7 @@ const SPIN_KEYS: [&str; 8] =
 const GPTQ_KEYS: [&str; 6] = ["damp", "block", "act_order", "groups", "range", "asymmetric"];
 const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
 
+const SPQR_KEYS: [&str; 1] = ["outliers"];
 const QTIP_KEYS: [&str; 2] = ["metric", "damp"];
 
 /// Far above any real recipe; keeps a hostile file from being read whole.
@@ -86,6 +89,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         transform: transform(&reader)?,
         method,
         gptq: gptq_options(&reader, method)?,
+        spqr: spqr_options(&reader, method)?,
         autoround: autoround_options(&reader, method, &weights)?,
         qtip: qtip_options(&reader, method)?,
         weights,
@@ -204,7 +208,7 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
     let mut options = GptqOptions::default();
     let Some(value) = reader.table.get("gptq") else { return Ok(options) };
     let table = value.as_table().ok_or_else(|| reader.fault("gptq", value.type_str(), "a table"))?;
-    if method != Method::Gptq {
+    if !matches!(method, Method::Gptq | Method::Spqr) {
         return Err(reader.fault("gptq", "a table", format!("none with method \"{}\"", method.name())));
     }
     let reader = Reader { file: reader.file, table, at: "gptq.".to_owned() };
@@ -226,6 +230,21 @@ fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, Reci
     options.groups = reader.one_of("groups", &GROUP_ORDERS)?.unwrap_or(options.groups);
     options.range = reader.one_of("range", &GROUP_RANGES)?.unwrap_or(options.range);
     options.asymmetric = reader.number("asymmetric", 1.0)?.unwrap_or(options.asymmetric);
+    Ok(options)
+}
+
+fn spqr_options(reader: &Reader<'_>, method: Method) -> Result<SpqrOptions, RecipeError> {
+    let mut options = SpqrOptions::default();
+    let Some(table) = reader.sub_table("spqr", &SPQR_KEYS)? else { return Ok(options) };
+    if method != Method::Spqr {
+        return Err(reader.fault("spqr", "a table", format!("none with method \"{}\"", method.name())));
+    }
+    if let Some(value) = table.table.get("outliers") {
+        let share = value.as_float().filter(|share| *share > 0.0 && *share <= MOST_OUTLIERS);
+        let fault =
+            || table.fault("outliers", value.to_string(), format!("a share above 0.0, to {MOST_OUTLIERS}"));
+        options.outliers = share.ok_or_else(fault)?;
+    }
     Ok(options)
 }
 
@@ -544,6 +563,16 @@ mod tests {
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\nblock = 0", ["gptq.block", "1 or more"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroups = \"x\"", ["gptq.groups", "static"]),
             ("method = \"gptq\"\nweights = \"nf4\"\n[gptq]\ngroup = 1", ["gptq.group", "\"groups\"?"]),
+            (
+                "method = \"gptq\"\nweights = \"nf4\"\n[spqr]\noutliers = 0.1",
+                ["spqr", "none with method \"gptq\""],
+            ),
+            ("method = \"spqr\"\nweights = \"nf4\"\n[spqr]\noutliers = 0.3", ["spqr.outliers", "to 0.2"]),
+            ("method = \"spqr\"\nweights = \"nf4\"\n[spqr]\noutliers = 0.0", ["spqr.outliers", "above 0.0"]),
+            (
+                "method = \"spqr\"\nweights = \"nf4\"\n[spqr]\noutlier = 0.1",
+                ["spqr.outlier", "\"outliers\"?"],
+            ),
         ] {
             let message = parse("r.toml", text).unwrap_err().to_string();
             assert!(

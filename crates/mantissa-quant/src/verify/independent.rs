@@ -7,6 +7,7 @@ mod exl2;
 mod floats;
 mod native;
 mod onnx;
+mod outliers;
 mod stacked;
 mod strided;
 pub(super) mod trellis;
@@ -25,6 +26,7 @@ use serde_json::Value;
 
 use self::columns::Columns;
 use self::exl2::Exl2;
+use self::outliers::Outliers;
 pub(super) use self::stacked::open as open_stacked;
 use super::gguf_blocks::Blocks;
 
@@ -106,11 +108,20 @@ pub(super) struct Stored {
     columns: Option<Columns>,
     /// Instead of all this: groups of several widths.
     exl2: Option<Exl2>,
+    /// Added to all this.
+    outliers: Option<Outliers>,
 }
 
 impl Stored {
     /// Decodes row `row` into `out` (`[cols]`).
     pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+        self.coded(row, out);
+        if let Some(outliers) = &self.outliers {
+            outliers.add(row, out);
+        }
+    }
+
+    fn coded(&self, row: usize, out: &mut [f32]) {
         if let Some((blocks, ty)) = &self.blocks {
             return blocks.decode(*ty, &self.bytes[row * self.row_bits / 8..], None, out);
         }
@@ -246,9 +257,11 @@ impl WeightSource for Source<'_> {
         }
         let weight = Weight::F32(decode(self.files, module, rows, cols)?);
         // What is decoded here has its columns in their own order.
+        // Single weights beside the codes are among the values.
         let transforms = match super::column_order(&ordinary.transforms) {
             Ok(Some(_)) => Transforms::default(),
-            _ => ordinary.transforms,
+            Ok(None) => Transforms { extras: Vec::new(), ..ordinary.transforms },
+            Err(_) => ordinary.transforms,
         };
         Ok(LinearWeight { weight, transforms, ..ordinary })
     }
@@ -412,6 +425,7 @@ impl Reader<'_> {
             blocks: None,
             columns: None,
             exl2: None,
+            outliers: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The conventions that can be written, behind one face.
 
-use mantissa_num::stored::Map;
+use mantissa_num::stored::{Extra, Map};
 use mantissa_num::{Blocks, Code, Format, Quantized, Rule, Scheme, Source, minifloat};
 
 use super::{
@@ -58,6 +58,8 @@ pub struct LinearPlan<'a> {
     /// The scale that is stored for the input, where its scheme has one ([`Self::stores_input_scale`]) and calibration has given it: what
     /// [`ActivationQuant::outer`](super::ActivationQuant::outer) is.
     pub input_scale: Option<f32>,
+    /// Weights that stand beside the codes, in f16: outliers, each with its column, as an [`Extra::Sparse`].
+    pub outliers: usize,
 }
 
 impl<'a> LinearPlan<'a> {
@@ -68,7 +70,7 @@ impl<'a> LinearPlan<'a> {
         input: Option<&'a Scheme>,
         (rows, cols): (usize, usize),
     ) -> Self {
-        LinearPlan { module, scheme, input, rows, cols, by_group: false, input_scale: None }
+        LinearPlan { module, scheme, input, rows, cols, by_group: false, input_scale: None, outliers: 0 }
     }
 
     /// Whether a scale of the input is stored beside the weight: a static one, or NVFP4's for the whole tensor.
@@ -133,6 +135,10 @@ impl Container {
     /// # Errors
     /// [`NotStorable`] where the container cannot hold the scheme, or not on this shape.
     pub fn specs(self, plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
+        if plan.outliers > 0 && self != Container::Native {
+            let why = format!("{} holds no single weights beside its codes; use native", self.name());
+            return Err(NotStorable { scheme: plan.scheme.to_string(), why });
+        }
         match self {
             Container::CompressedTensors => compressed_tensors::specs(plan),
             Container::Gguf => gguf::specs(plan),
@@ -238,6 +244,9 @@ impl Container {
         };
         let bytes = match around.before.as_slice() {
             [] if around.is_empty() => self.tensors(&plan, q)?,
+            [] if around.after.is_empty() && self == Container::Native => {
+                return native::store(&plan, q, &around.extras);
+            }
             [Map::Perm(order)] if around.after.is_empty() && around.extras.is_empty() => {
                 let (own, g_idx) = gptq::in_own_order(q, order);
                 self.tensors_by_group(&plan, &own, &g_idx)?
@@ -245,6 +254,20 @@ impl Container {
             _ => return no("holds nothing around the codes but the order of columns"),
         };
         Ok(self.specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
+    }
+
+    /// [`tensors`](Self::tensors) of a weight with `outliers`, an [`Extra::Sparse`] of as many as the plan says.
+    ///
+    /// # Errors
+    /// As [`specs`](Self::specs).
+    pub fn tensors_with_outliers(
+        self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        outliers: &Extra,
+    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
+        self.specs(plan)?;
+        native::tensors_with_outliers(plan, q, outliers)
     }
 
     /// Whether it can say that groups are not of neighbouring columns.

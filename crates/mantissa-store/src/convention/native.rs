@@ -1,30 +1,35 @@
 //! mantissa's own container, for whatever no public convention holds.
 //!
 //! For a weight `n` (`model.layers.0.mlp.up_proj.weight`): `n.packed` U8, the codes as [`packing`] lays them out, or the
-//! blocks of a codec, or the tiles of a trellis; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, else F32); `n.zero` I32, or
-//! `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
+//! blocks of a codec, or the tiles of a trellis; `n.scale` in the shape of the blocks (U8 where the scale has 8 bits, F16 or BF16 where its
+//! code is one of these, else F32); `n.zero` I32, under scales of 16 bits I8, or `n.bias` F32 for the minima of `:minmax`, in the same shape; `n.global` F32 `[1]`. Under double quantization `n.scale`
 //! holds codes, `n.nested_scale` F32 their amaxes and `n.nested_offset` F32 `[1]` their mean. The file's metadata holds,
 //! under the key `n`, the Scheme's text and the shape: `int4-g32 [352, 128]`. `module.input_scale` F32 `[1]` is the scale of inputs that
-//! are quantized under a stored one: a static scale, or what their scheme has above its blocks.
+//! are quantized under a stored one: a static scale, or what their scheme has above its blocks. Outliers that stand beside the codes are
+//! `n.outlier_counts`, `n.outlier_columns` and `n.outlier_values`, row by row.
 //! `config.json` says `quantization_config.quant_method = "mantissa"`, lists activation schemes by module, and the order of
 //! Sylvester's matrix (over its square root) that each run of a module's input is multiplied with before it is quantized, and names
 //! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
 //! module, or the policy of a cache whose levels are stored ([`levels`]).
 
+mod outliers;
 mod trellis;
 
 use std::collections::BTreeMap;
 
 use mantissa_num::blockwise::Nested;
 use mantissa_num::format::{Affine, Format};
+use mantissa_num::minifloat::{BF16, F16};
 use mantissa_num::pack::Packing;
-use mantissa_num::stored::{Map, Transforms};
+use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_num::{Code, Codes, Hadamard, Quantized, Scheme, Source, code_unit, parse_activation};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
 use super::{ActivationQuant, KvQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight, cache, levels};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
+
+pub use outliers::{OUTLIER_PARTS, outlier_bits};
 
 /// `quant_method` of this container.
 pub const QUANT_METHOD: &str = "mantissa";
@@ -83,7 +88,7 @@ pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<Te
     let spec = |suffix: &str, dtype, shape| TensorSpec { name: format!("{n}.{suffix}"), dtype, shape };
     let mut all = Vec::new();
     if let Some(scale) = format.scale() {
-        let dtype = if scale.code.bits() == 8 { Dtype::U8 } else { Dtype::F32 };
+        let dtype = scale_dtype(scale.code);
         all.push(spec("scale", dtype, grid.clone()));
         if scale.tensor_wide().is_some() {
             all.push(spec("global", Dtype::F32, vec![1]));
@@ -95,12 +100,28 @@ pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<Te
         }
     }
     if format.has_zero() {
-        all.push(spec("zero", Dtype::I32, grid.clone()));
+        all.push(spec("zero", zero_dtype(format), grid.clone()));
     }
     if format.has_bias() {
         all.push(spec("bias", Dtype::F32, grid));
     }
     all
+}
+
+/// How a scale of this code is stored.
+fn scale_dtype(code: Code) -> Dtype {
+    match code {
+        Code::Float(F16) => Dtype::F16,
+        Code::Float(BF16) => Dtype::BF16,
+        code if code.bits() == 8 => Dtype::U8,
+        _ => Dtype::F32,
+    }
+}
+
+/// How the zero points of `format` are stored.
+fn zero_dtype(format: &Format) -> Dtype {
+    let short = format.scale().is_some_and(|scale| scale_dtype(scale.code).bits() == 16);
+    if short { Dtype::I8 } else { Dtype::I32 }
 }
 
 /// The bytes of the tensors that [`scale_specs`] declares.
@@ -110,9 +131,11 @@ pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
     }
     let mut all = Vec::new();
     if let Some(scale) = q.format.scale() {
-        let bytes = match scale.code.bits() {
-            8 => q.scales.to_le_bytes(),
-            _ => (0..q.scales.len()).flat_map(|i| scale.code.decode(q.scales.get(i)).to_le_bytes()).collect(),
+        let bytes = match scale_dtype(scale.code) {
+            Dtype::F32 => {
+                (0..q.scales.len()).flat_map(|i| scale.code.decode(q.scales.get(i)).to_le_bytes()).collect()
+            }
+            _ => q.scales.to_le_bytes(),
         };
         all.push((format!("{n}.scale"), bytes));
     }
@@ -124,7 +147,11 @@ pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
         all.push((format!("{n}.nested_offset"), floats(&[nested.mean])));
     }
     if q.format.has_zero() {
-        all.push((format!("{n}.zero"), q.zeros.iter().flat_map(|z| z.to_le_bytes()).collect()));
+        let zeros = match zero_dtype(&q.format) {
+            Dtype::I8 => q.zeros.iter().map(|&z| z as i8 as u8).collect(),
+            _ => q.zeros.iter().flat_map(|z| z.to_le_bytes()).collect(),
+        };
+        all.push((format!("{n}.zero"), zeros));
     }
     if q.format.has_bias() {
         all.push((format!("{n}.bias"), floats(&q.biases)));
@@ -155,6 +182,9 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     let bytes = packed_bytes(&plan.scheme.format, plan.rows, plan.cols);
     let mut all = vec![TensorSpec { name: format!("{n}.packed"), dtype: Dtype::U8, shape: vec![bytes] }];
     all.extend(scale_specs(&n, &plan.scheme.format, plan.rows, plan.cols));
+    if plan.outliers > 0 {
+        all.extend(outliers::specs(&n, (plan.rows, plan.cols), plan.outliers));
+    }
     if plan.stores_input_scale() {
         all.push(TensorSpec { name: input_scale(plan.module), dtype: Dtype::F32, shape: vec![1] });
     }
@@ -174,9 +204,48 @@ pub fn tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
 ) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    all_tensors(plan, q, None)
+}
+
+/// [`tensors`] of a weight with `outliers`, an [`Extra::Sparse`].
+///
+/// # Errors
+/// As there, and where these are not as many as the plan says.
+pub fn tensors_with_outliers(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+    outliers: &Extra,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
+    all_tensors(plan, q, Some(outliers))
+}
+
+/// The tensors of a layer as it was read, with what stands beside its codes.
+///
+/// # Errors
+/// [`NotStorable`] of more than single weights.
+pub(super) fn store(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+    extras: &[Extra],
+) -> std::result::Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
+    let [extra @ Extra::Sparse { index, .. }] = extras else {
+        let why = format!("{}: native keeps single weights beside codes, nothing else", plan.module);
+        return Err(NotStorable { scheme: plan.scheme.to_string(), why });
+    };
+    let plan = LinearPlan { outliers: index.len(), ..*plan };
+    let bytes = tensors_with_outliers(&plan, q, extra)?;
+    Ok(specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
+}
+
+fn all_tensors(
+    plan: &LinearPlan<'_>,
+    q: &Quantized,
+    outliers: Option<&Extra>,
+) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let n = format!("{}.weight", plan.module);
     let mut all = vec![(format!("{n}.packed"), pack_codes(q))];
     all.extend(scale_tensors(&n, q));
+    all.extend(outliers.map_or_else(|| Ok(Vec::new()), |outliers| outliers::tensors(plan, outliers))?);
     if plan.stores_input_scale() {
         all.push((input_scale(plan.module), plan.input_scale_bytes("native", false)?));
     }
@@ -293,8 +362,8 @@ impl Config {
                 "config.json and the weights differ",
             ));
         }
-        let transforms = Transforms { before: rotation.into_iter().collect(), ..Transforms::default() };
         let n = format!("{module}.weight");
+        let transforms = Transforms { before: rotation.into_iter().collect(), ..Transforms::default() };
         let name = input_scale(module);
         let outer = if files.has(&name) {
             let bytes = files.read_exact(&name, &[Dtype::F32], &[1])?;
@@ -307,8 +376,17 @@ impl Config {
         if !files.has(&packed) {
             return Ok(Parts { weight: files.dense(module, rows, cols)?, input, transforms });
         }
-        let scheme = stored_scheme(files, &n, rows, cols)?;
-        let format = scheme.format;
+        let format = stored_scheme(files, &n, rows, cols)?.format;
+        let short = files.checkpoint().get(&format!("{n}.scale")).and_then(|meta| match meta.dtype {
+            Dtype::F16 => Some(F16),
+            Dtype::BF16 => Some(BF16),
+            _ => None,
+        });
+        let plain = format.scale().is_some_and(|scale| scale.code == Code::F32);
+        let format = match short.filter(|_| plain) {
+            Some(float) => format.with_scale_code(Code::Float(float)),
+            None => format,
+        };
         let bytes = files.read_exact(&packed, &[Dtype::U8], &[packed_bytes(&format, rows, cols)])?;
         let signed = matches!(&format, Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }));
         let codes = match packing(&format) {
@@ -325,7 +403,12 @@ impl Config {
         read_scales(files, &n, &mut q)?;
         let (scales, zeros) = (format!("{n}.scale"), format!("{n}.zero"));
         sound::check(files, Names { codes: &packed, scales: &scales, zeros: &zeros }, &q)?;
-        Ok(Parts { weight: Weight::Quantized(q), input, transforms })
+        let extras = outliers::read(files, &n, (rows, cols))?.into_iter().collect::<Vec<_>>();
+        if !extras.is_empty() && !transforms.before.is_empty() {
+            let hint = "outliers read the input as it comes, the codes as it is rotated";
+            return Err(files.fault(module, "outliers and a rotation of the input", "one of the two", hint));
+        }
+        Ok(Parts { weight: Weight::Quantized(q), input, transforms: Transforms { extras, ..transforms } })
     }
 }
 
@@ -355,12 +438,13 @@ fn read_scales(files: &ModelFiles, n: &str, q: &mut Quantized) -> Result<()> {
         let words = || bytes.as_chunks::<4>().0.iter().copied();
         match spec.name.rsplit('.').next() {
             Some("scale") => {
-                q.scales = Codes::from_le_bytes(if spec.dtype == Dtype::U8 { 1 } else { 4 }, &bytes);
+                q.scales = Codes::from_le_bytes((spec.dtype.bits() / 8) as usize, &bytes);
             }
             Some("global") => q.outer = words().next().map(f32::from_le_bytes),
             Some("bias") => q.biases = words().map(f32::from_le_bytes).collect(),
             Some("nested_scale") => nested.scales = words().map(f32::from_le_bytes).collect(),
             Some("nested_offset") => nested.mean = words().next().map_or(0.0, f32::from_le_bytes),
+            _ if spec.dtype == Dtype::I8 => q.zeros = bytes.iter().map(|&z| i32::from(z as i8)).collect(),
             _ => q.zeros = words().map(i32::from_le_bytes).collect(),
         }
     }

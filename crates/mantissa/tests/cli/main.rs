@@ -23,6 +23,7 @@ mod lint;
 mod main_job;
 mod memory;
 mod quality;
+mod spqr;
 mod support;
 mod synth;
 mod train;

@@ -1,8 +1,8 @@
 //! The container of mantissa's own: a scheme's text says what the bytes are.
 
 use mantissa_num::codebook::{DYN4, DYN8, DYN8_UNSIGNED, FP4_BNB, LIN8, LIN8_UNSIGNED, NF4};
-use mantissa_store::Error;
 use mantissa_store::gguf::GgmlType;
+use mantissa_store::{Dtype, Error};
 
 use super::{Reader, Result, Scales, Stored, float_values, int_values};
 use crate::verify::gguf_blocks::Blocks;
@@ -45,6 +45,7 @@ impl Reader<'_> {
             high_first: element.is_nibble_book(),
             row_bits: element.row_bits(self.cols),
             blocks: element.blocks().map(|ty| (Blocks::new(), ty)),
+            outliers: self.outliers()?,
             ..self.stored(packed, element.bits(), 8, element.values())
         };
         if !self.has("weight.scale") {
@@ -71,6 +72,10 @@ impl Reader<'_> {
             return Ok(Vec::new());
         }
         let words = self.bytes("weight.zero")?;
+        let name = self.name("weight.zero");
+        if self.files.checkpoint().get(&name).is_some_and(|meta| meta.dtype == Dtype::I8) {
+            return Ok(words.iter().map(|&z| f32::from(z as i8)).collect());
+        }
         Ok(words.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as f32).collect())
     }
 

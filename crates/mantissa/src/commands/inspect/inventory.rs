@@ -198,7 +198,9 @@ fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
         };
         let Some((scheme, rows, cols)) = native_metadata(checkpoint, &meta.name, n) else { continue };
         let scales = native::scale_specs(n, &scheme.format, rows, cols).into_iter().map(|spec| spec.name);
-        let parts = scales.chain([format!("{n}.packed")]).collect();
+        let outliers = native::OUTLIER_PARTS.map(|part| format!("{n}.{part}"));
+        let outliers = outliers.into_iter().filter(|name| checkpoint.get(name).is_some());
+        let parts = scales.chain([format!("{n}.packed")]).chain(outliers).collect();
         let scheme = scheme.to_string();
         let layer = Quantized { module: module.into(), rows, cols };
         all.insert(meta.name.clone(), Found { name: n.into(), layer, scheme, input_scheme: None, parts });

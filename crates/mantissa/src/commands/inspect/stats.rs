@@ -10,6 +10,7 @@ use std::ops::Range;
 use anyhow::Result;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::Quantized;
+use mantissa_num::stored::Extra;
 use mantissa_store::convention::Weight;
 use mantissa_store::error::Shown;
 use serde::Serialize;
@@ -73,7 +74,7 @@ pub fn of_entry(model: &Model, entry: &Entry, threads: usize) -> Result<Option<S
     if let (Model::Known(files), Some(layer)) = (model, &entry.quantized) {
         let linear = files.linear(&layer.module, layer.rows, layer.cols, false)?;
         if let Weight::Quantized(q) = &linear.weight {
-            return of_quantized(q, threads).map(Some);
+            return of_quantized(q, &linear.transforms.extras, threads).map(Some);
         }
     }
     let located = model.checkpoint().locate(&entry.name);
@@ -87,8 +88,15 @@ fn of_stored(tensor: &FloatTensor<'_>, threads: usize) -> Result<Stats> {
     of_rows(tensor.rows, tensor.cols, rank >= 2, threads, read)
 }
 
-fn of_quantized(q: &Quantized, threads: usize) -> Result<Stats> {
+/// Of the values of codes, with the single weights that stand beside them.
+fn of_quantized(q: &Quantized, extras: &[Extra], threads: usize) -> Result<Stats> {
     q.check()?;
+    if !extras.is_empty() {
+        let mut values = q.dequantize()?;
+        extras.iter().for_each(|extra| extra.fold(&mut values, q.rows, q.cols));
+        let read = |rows: Range<usize>| Ok(values[rows.start * q.cols..rows.end * q.cols].to_vec());
+        return of_rows(q.rows, q.cols, true, threads, read);
+    }
     let read = |rows: Range<usize>| {
         let mut values = vec![0.0; rows.len() * q.cols];
         q.dequantize_rows(rows, &mut values);

@@ -1,0 +1,153 @@
+//! SpQR, and what becomes of a model with single weights beside its codes, as a user calls them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::lint::synthetic_of;
+use crate::main_job::windows;
+use crate::support::{command, fail, json, stderr, succeed, text};
+
+fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut all: Vec<_> = paths
+        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&p).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+fn recipe(dir: &Path, name: &str, rest: &str) -> PathBuf {
+    let path = dir.join(format!("{name}.toml"));
+    fs::write(&path, format!("method = \"spqr\"\n{rest}")).unwrap();
+    path
+}
+
+fn quantize(model: &Path, recipe: &str, tokens: &str, out: &Path) -> Value {
+    let arguments = ["quantize", text(model), "--recipe", recipe, "--out", text(out), "--json", "--quiet"];
+    json(&[&arguments[..], &["--calibration-tokens", tokens]].concat())
+}
+
+fn kl(model: &Path, reference: &Path, tokens: &str) -> f64 {
+    let arguments = ["eval", text(model), "--reference", text(reference), "--tokens", tokens];
+    json(&[&arguments[..], &["--json", "--quiet"]].concat())["kl"].as_f64().unwrap()
+}
+
+#[test]
+fn outliers_are_stored_counted_and_read_twice() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
+    let (out, dense) = (temp.path().join("out"), temp.path().join("dense"));
+    let done = quantize(&model, "spqr-int3-g16", &tokens, &out);
+    let found = &done["verification"];
+    assert_eq!((&found["ok"], &found["weights"]), (&true.into(), &14.into()), "{found}");
+    assert!(!found["notes"].to_string().contains("decoded twice"), "{found}");
+    assert_eq!((&done["container"], &done["method"]), (&"native".into(), &"spqr".into()));
+    let layer = &done["layers"][0];
+    assert_eq!((&layer["scale_dtype"], &layer["outliers"]), (&"f16".into(), &41.into()), "{layer}");
+    // Codes, a scale of 16 bits for 16 of them, a count of each row, and value and column of 41 of 4096 weights.
+    let bits = 3.0 + 1.0 + 16.0 / 64.0 + 32.0 * 41.0 / 4096.0;
+    assert!((layer["bits_per_weight"].as_f64().unwrap() - bits).abs() < 1e-9, "{layer}");
+    let listed = json(&["inspect", text(&out), "--json"]);
+    let (stored, planned) = (&listed["linear_bits_per_weight"], &done["linear_bits_per_weight"]);
+    assert!((stored.as_f64().unwrap() - planned.as_f64().unwrap()).abs() < 1e-3, "{stored} {planned}");
+    let verified = json(&["verify", text(&out), "--reference", text(&model), "--json", "--quiet"]);
+    assert_eq!(verified["ok"], true, "{verified}");
+    // What multiplies with the codes and adds the outliers is what is written with both in one.
+    let arguments =
+        ["convert", text(&out), "--format", "native", "--requantize", "f32", "--out", text(&dense)];
+    succeed(&[&arguments[..], &["--quiet"]].concat());
+    let difference = kl(&out, &dense, &tokens);
+    assert!(difference.abs() < 1e-6, "{difference}");
+    let no = temp.path().join("no");
+    let line = fail(2, &["convert", text(&out), "--format", "gptq", "--out", text(&no)]);
+    assert!(line.contains("extra part stands around its codes"), "{line}");
+}
+
+#[test]
+fn more_outliers_lose_less_and_none_of_it_depends_on_threads_or_level() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
+    let mut costs = Vec::new();
+    for share in ["0.002", "0.02", "0.1"] {
+        let table = format!("weights = \"int3-g32-asym\"\n[gptq]\ndamp = 0.02\n[spqr]\noutliers = {share}\n");
+        let recipe = recipe(temp.path(), share, &table);
+        let out = temp.path().join(share.replace('.', "-"));
+        assert_eq!(quantize(&model, text(&recipe), &tokens, &out)["verification"]["ok"], true);
+        costs.push(kl(&out, &model, &tokens));
+    }
+    assert!(costs[1] < costs[0] && costs[2] < 0.8 * costs[1], "{costs:?}");
+    let mut first: Option<Vec<(String, Vec<u8>)>> = None;
+    for level in mantissa_kernels::Isa::available() {
+        for threads in ["1", "2"] {
+            let out = temp.path().join(format!("{level}-{threads}"));
+            let mut command = command();
+            command.env("MANTISSA_ISA", level.name());
+            command.args(["quantize", text(&model), "--recipe", "spqr-nf4", "--out", text(&out)]);
+            command.args(["--calibration-tokens", &tokens, "--threads", threads, "--quiet"]);
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{}", stderr(&output));
+            let files = files(&out);
+            assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_hold_outliers_is_refused_before_any_work() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
+    let rotated = recipe(temp.path(), "r", "weights = \"int4-g32\"\ntransform = \"rotate\"\n");
+    let moved = recipe(temp.path(), "m", "weights = \"int4-g32\"\n[gptq]\ngroups = \"current\"\n");
+    for (recipe, format, says) in [
+        ("spqr-int4-g32", "gptq", "gptq holds no single weights beside its codes; use native"),
+        ("spqr-int4-g32", "compressed-tensors", "compressed-tensors holds no single weights"),
+        ("spqr-int4-g32+int8-token", "native", "no scheme of activations"),
+        (text(&rotated), "native", "online = false in [rotate]"),
+        (text(&moved), "native", "needs a g_idx"),
+        ("spqr-trellis2", "native", "schemes other than a trellis"),
+        ("spqr-q4_0", "native", "its blocks have their own search"),
+    ] {
+        let out = temp.path().join("out");
+        let arguments =
+            ["quantize", text(&model), "--recipe", recipe, "--format", format, "--out", text(&out)];
+        let line = fail(2, &[&arguments[..], &["--calibration-tokens", &tokens]].concat());
+        assert!(line.contains(says), "{recipe} {format}: {line}");
+        assert!(!out.exists());
+    }
+}
+
+/// A calibration that says nothing of others: what is stored instead is rounded to nearest, the furthest weights beside the codes.
+#[test]
+fn what_is_given_up_keeps_its_furthest_weights() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
+    let few = temp.path().join("few.json");
+    fs::write(&few, "[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49]]").unwrap();
+    let recipe = recipe(temp.path(), "d", "weights = \"int3-g32\"\n[gptq]\ndamp = 0.00001\n");
+    let out = temp.path().join("out");
+    let arguments =
+        ["quantize", text(&model), "--recipe", text(&recipe), "--out", text(&out), "--json", "--quiet"];
+    let more = ["--calibration-tokens", text(&few), "--hold-out", "1"];
+    let done = json(&[&arguments[..], &more].concat());
+    assert_eq!(done["verification"]["ok"], true, "{done}");
+    let given_up = done["fallbacks"].as_array().unwrap();
+    assert!(!given_up.is_empty(), "{done}");
+    let rounded = temp.path().join("rounded");
+    succeed(&["quantize", text(&model), "--recipe", "rtn-int3-g32", "--out", text(&rounded), "--quiet"]);
+    let plain = fs::read_to_string(rounded.join("quality.json")).unwrap();
+    let plain: Value = serde_json::from_str(&plain).unwrap();
+    for module in given_up {
+        let of = |quality: &Value| {
+            let layers = quality["layers"].as_array().unwrap();
+            layers.iter().find(|layer| &layer["module"] == module).unwrap().clone()
+        };
+        let (kept, plain) = (of(&done), of(&plain));
+        assert_eq!(kept["method"], "rtn");
+        let [kept, plain] = [kept, plain].map(|layer| layer["mse"].as_f64().unwrap());
+        assert!(kept < 0.98 * plain, "{module}: {kept} {plain}");
+    }
+    assert!(kl(&out, &model, &tokens) > 0.0);
+}
