@@ -58,6 +58,15 @@ pub enum EvalError {
         "KV cache: found a window of tokens in f32, allowed with a prompt that decoding begins from (--prefill N)"
     )]
     KvWindow,
+    /// No position counts.
+    #[error("evaluation: found no token to predict in {windows} windows, allowed at least one: a window of two tokens{}",
+        .prefill.map_or_else(String::new, |tokens| format!(", longer than its prompt of {tokens} (--prefill)")))]
+    Nothing {
+        /// How many windows there are.
+        windows: usize,
+        /// Tokens of the prompts that decoding begins from, where it does.
+        prefill: Option<usize>,
+    },
     /// The caller ended it.
     #[error("evaluation: found a request to stop, allowed to run to the end")]
     Stopped,
@@ -250,7 +259,11 @@ fn run_windows(
         all.extend(part?);
         Ok::<_, EvalError>(all)
     })?;
-    Ok(summary(windows, reference.is_some()))
+    let found = summary(windows, reference.is_some());
+    match found.tokens {
+        0 => Err(EvalError::Nothing { windows: sequences.len(), prefill }),
+        _ => Ok(found),
+    }
 }
 
 /// [`evaluate_while`] against a reference, with the comparison beside.

@@ -48,7 +48,7 @@ pub(crate) fn figures(
 pub(crate) fn gate(plan: &Plan, quality: &Quality, out: &Path, kept: Option<&Path>) -> Result<()> {
     let allowed = plan.evaluation.as_ref().and_then(|evaluation| evaluation.max_kl);
     match (allowed, &quality.evaluation) {
-        (Some(allowed), Some(found)) if found.kl > allowed => {
+        (Some(allowed), Some(found)) if found.kl.is_nan() || found.kl > allowed => {
             let (out, kept) = (out.to_owned(), kept.map(PathBuf::from));
             Err(QuantError::Gate(Box::new(GateFailure { quality: quality.clone(), allowed, out, kept })))
         }

@@ -38,6 +38,7 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, manifest_path, verify_manifest};
 use serde::Serialize;
 
+use crate::convert::values_of;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
@@ -422,8 +423,13 @@ fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
 }
 
 fn source_weight<'a>(dir: &Path, source: &Folded<'a>, info: &LinearInfo) -> Result<DenseTensor<'a>> {
-    let (name, _) = info.dense_tensor();
-    if source.files().is_quantized() || !source.files().has(&name) {
+    let ((name, _), files) = (info.dense_tensor(), source.files());
+    if files.is_quantized() && (info.is_by_rows(files) || stack_of(info).is_some()) {
+        // Of a change of container: what the source's codes decode to.
+        let weight = linear_weight(files, &LinearInfo { bias: false, ..info.clone() })?;
+        return Ok(values_of(info, weight)?.into());
+    }
+    if !files.has(&name) {
         return Err(reference_fault(dir, source.path(), format!("it has no dense tensor {name}")));
     }
     Ok(DenseTensor::of_linear(source, info)?)

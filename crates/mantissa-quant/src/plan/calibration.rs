@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use mantissa_model::ModelConfig;
-use mantissa_num::{Rule, Scheme};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_model::{InputQuantizer, ModelConfig};
+use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
+use mantissa_store::convention::{ActivationQuant, Container, ModelFiles};
 use mantissa_train::LayerTrainer;
 
 use super::{Options, Plan, PlannedLinear, not_storable, stores_input_scales, weighs};
@@ -95,6 +95,16 @@ impl Asked<'_> {
             let what = "observer: kl is of one scale for all inputs, not of blocks with their own: max, percentile or mse";
             return Err(not_storable(container, linears.len(), vec![what.to_owned()]));
         }
+        if let Some(scheme) = &recipe.activations {
+            // What stores a scale finds it.
+            let found = (scheme.has_outer_scale() || scheme.source == Source::Static).then_some(1.0);
+            if let Err(error) =
+                InputQuantizer::new("activations", &ActivationQuant::new(scheme.clone(), found))
+            {
+                return Err(not_storable(container, linears.len(), vec![error.to_string()]));
+            }
+        }
+        self.check_rounding()?;
         self.check_method()?;
         let mut notes = self.check_transform()?;
         notes.extend(self.inputs_of_no_server());
@@ -119,6 +129,29 @@ impl Asked<'_> {
         let set = options.calibration.as_ref().filter(|_| !cache_scales::stores(recipe));
         notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
         Ok(notes)
+    }
+
+    /// Whether what is asked for of rounding between two codes is done: methods that choose codes by a search of their own, code books
+    /// and blocks with one do not round.
+    fn check_rounding(&self) -> Result<()> {
+        let Asked { recipe, container, linears, options, .. } = *self;
+        if options.rounding == Rounding::NearestEven {
+            return Ok(());
+        }
+        let refused = |what: String| {
+            let why = format!(
+                "--round: found stochastic with {what}, allowed nearest: it chooses its codes otherwise"
+            );
+            Err(not_storable(container, linears.len(), vec![why]))
+        };
+        if matches!(recipe.method, Method::AutoRound | Method::Hqq | Method::Qtip) {
+            return refused(recipe.method_name());
+        }
+        let chooses = |scheme: &&Scheme| !matches!(scheme.format, Format::Affine(_));
+        match linears.iter().filter_map(|linear| linear.scheme.as_ref()).find(chooses) {
+            Some(scheme) => refused(scheme.to_string()),
+            None => Ok(()),
+        }
     }
 
     /// The text, which there must be.

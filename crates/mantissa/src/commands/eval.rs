@@ -253,13 +253,18 @@ fn write_logits(path: &Path, decoder: &Decoder, sequences: &[Sequence]) -> Resul
     Ok(staged.commit()?)
 }
 
+/// Whether a figure is more than what is allowed, or none.
+fn exceeds(found: f64, allowed: f64) -> bool {
+    found.is_nan() || found > allowed
+}
+
 fn gates(args: &Args, result: &Evaluation) -> Result<()> {
     let Some(c) = &result.comparison else { return Ok(()) };
-    if let Some(max) = args.max_kl.filter(|max| c.kl > *max) {
+    if let Some(max) = args.max_kl.filter(|max| exceeds(c.kl, *max)) {
         return Err(GateFailed::new(format!("KL: found {:.6} nats, allowed {max}", c.kl)).into());
     }
     let increase = c.delta_nll.exp() - 1.0;
-    if let Some(max) = args.max_ppl_increase.filter(|max| increase > *max) {
+    if let Some(max) = args.max_ppl_increase.filter(|max| exceeds(increase, *max)) {
         return Err(GateFailed::new(format!(
             "perplexity: found an increase of {increase:.6}, allowed {max}"
         ))

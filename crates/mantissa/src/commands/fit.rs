@@ -137,6 +137,10 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let Some(sequences) = args.measure.sequences(&args.model)? else {
         return Err(BadInput::new("--text", "none", "a text, or --tokens, to measure layers on").into());
     };
+    if sequences.len() < 2 {
+        let allowed = "two windows at least: one to measure layers on, and one for what they lose together; --context makes shorter ones";
+        return Err(BadInput::new("--text", "one window", allowed).into());
+    }
     let (measured_on, rest) = halves(sequences, args.windows as usize);
     let options = Options {
         threads: context.threads,
@@ -185,11 +189,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     super::verify::require(&verification)
 }
 
-/// Every other window, up to `most` of them, and all the others. A single one serves as both.
+/// Every other window, up to `most` of them, and all the others.
 fn halves(sequences: Vec<Sequence>, most: usize) -> (Vec<Sequence>, Vec<Sequence>) {
-    if sequences.len() < 2 {
-        return (sequences.clone(), sequences);
-    }
     let (mut measured_on, mut rest) = (Vec::new(), Vec::new());
     for (i, sequence) in sequences.into_iter().enumerate() {
         let to = if i % 2 == 0 && measured_on.len() < most { &mut measured_on } else { &mut rest };

@@ -35,8 +35,8 @@ pub struct TextArgs {
     #[arg(long, value_name = "A..B", requires = "split")]
     docs: Option<String>,
     /// Stop after this many predicted tokens
-    #[arg(long, value_name = "TOKENS", requires = "measured_on")]
-    limit: Option<usize>,
+    #[arg(long, value_name = "TOKENS", requires = "measured_on", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -136,8 +136,8 @@ pub fn read_text(path: &Path) -> Result<String> {
 }
 
 /// The first sequences that together predict `limit` tokens; the last is cut.
-fn limited(mut sequences: Vec<Sequence>, limit: Option<usize>) -> Vec<Sequence> {
-    let Some(mut left) = limit else { return sequences };
+fn limited(mut sequences: Vec<Sequence>, limit: Option<u32>) -> Vec<Sequence> {
+    let Some(mut left) = limit.map(|limit| limit as usize) else { return sequences };
     sequences.retain_mut(|s| {
         let predicted = s.tokens.len().saturating_sub(s.from).min(left);
         left -= predicted;

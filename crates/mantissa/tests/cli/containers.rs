@@ -139,3 +139,24 @@ fn the_second_decoder_reads_what_other_packages_wrote() {
     }
     assert_eq!(seen, 13);
 }
+
+/// What the codes would not follow, or no engine and not even `eval` could run, is refused before anything is written.
+#[test]
+fn what_is_not_done_is_not_accepted() {
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (root().join("tests/data/tiny/llama1-mha"), temp.path().join("q"));
+    let refused = |recipe: &str, more: &[&str]| {
+        let all = ["quantize", text(&model), "--recipe", recipe, "--out", text(&out), "--quiet"];
+        let line = fail(2, &[&all[..], more].concat());
+        assert!(!out.exists());
+        line
+    };
+    for plan in [&[][..], &["--dry-run"]] {
+        let line = refused("rtn-int8-channel+nf4", plan);
+        assert!(line.contains("nf4") && line.contains("per token"), "{line}");
+    }
+    for recipe in ["rtn-nf4", "hqq-int4-g8", "rtn-q8_0"] {
+        let line = refused(recipe, &["--round", "stochastic"]);
+        assert!(line.contains("stochastic") && line.contains("nearest"), "{line}");
+    }
+}

@@ -90,6 +90,10 @@ fn there_and_back(rows: &[Row], model: fn(&Path, &str) -> PathBuf) {
         quantize(&model, recipe, from, &first);
         convert(&first, to, &there);
         same_results(&there, &first, temp.path());
+        if to != "gguf" {
+            let found = json(&["verify", text(&there), "--reference", text(&first), "--json", "--quiet"]);
+            assert_eq!(found["ok"], true, "{found}");
+        }
         convert(&there, from, &back);
         same_layers(&first, &back, reciprocal);
         // The same again gives the same file.

@@ -72,5 +72,9 @@ fn what_no_choice_meets_is_refused() {
     assert!(line.contains("more than") && line.contains("kept"), "{line}");
     let line = fail(2, &[&base[..], &["--budget", "9bpw"]].concat());
     assert!(line.contains("--text"), "{line}");
+    let single = temp.path().join("single.json");
+    std::fs::write(&single, "[[1, 2, 3, 4]]").unwrap();
+    let line = fail(2, &[&base[..], &["--budget", "9bpw", "--tokens", text(&single)]].concat());
+    assert!(line.contains("one window") && line.contains("two windows"), "{line}");
     assert!(!out.exists());
 }

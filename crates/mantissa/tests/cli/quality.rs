@@ -80,10 +80,38 @@ fn options_without_a_text_are_mistakes() {
     assert!(quantize(&["--max-kl", "0.1"]).contains("--text"));
     assert!(quantize(&["--limit", "5"]).contains("--text"));
     assert!(quantize(&["--max-kl", "nan", "--tokens", "x.json"]).contains("allowed a number"));
+    assert!(quantize(&["--limit", "0", "--tokens", "x.json"]).contains("1.."));
     assert!(quantize(&["--tokens", "/nowhere.json"]).contains("/nowhere.json"));
     let foreign = temp.path().join("foreign.json");
     fs::write(&foreign, "[[1, 4000000]]").unwrap();
     assert!(quantize(&["--tokens", text(&foreign)]).contains("4000000"));
+    assert!(!out.exists());
+}
+
+/// What predicts nothing has no figures, and passes no gate.
+#[test]
+fn nothing_to_predict_is_a_mistake() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (tiny("llama1-mha"), windows(temp.path()));
+    let gates = ["--max-kl", "9", "--max-ppl-increase", "9"];
+    let eval = [
+        "eval",
+        text(&model),
+        "--reference",
+        text(&model),
+        "--tokens",
+        &tokens,
+        "--prefill",
+        "64",
+        "--quiet",
+    ];
+    let line = fail(2, &[&eval[..], &gates].concat());
+    assert!(line.contains("no token to predict in 3 windows") && line.contains("prompt of 64"), "{line}");
+    let single = temp.path().join("single.json");
+    fs::write(&single, "[[1], [2]]").unwrap();
+    let out = temp.path().join("q");
+    let quantize = ["quantize", text(&model), "--recipe", "nf4", "--out", text(&out), "--quiet"];
+    fail(2, &[&quantize[..], &["--tokens", text(&single), "--max-kl", "9"]].concat());
     assert!(!out.exists());
 }
 
