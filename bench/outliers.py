@@ -157,7 +157,7 @@ def main():
                 kls.append(found["kl"])
             survives = [name for name, kl in list(zip(models, kls))[1:] if kl <= SURVIVES * kls[0]]
             lines.append(f"| {kind} `{recipe}` | " + " | ".join(cells) + f" | {' and '.join(survives) or 'neither'} |")
-            points.append((f"{kind} {recipe}", kls))
+            points.append((f"{kind} {recipe.split()[0]}", kls))
             print(lines[-1], flush=True)
     table = "\n".join(lines) + "\n"
     if len(sys.argv) > 6:
@@ -169,8 +169,8 @@ def main():
 
 def plot(points, names):
     """Dots of KL on a logarithmic axis, a line per recipe."""
-    left, right, top, row = 290, 30, 50, 24
-    width, height = 860, top + row * len(points) + 40
+    left, right, top, row = 350, 30, 50, 24
+    width, height = 920, top + row * len(points) + 40
     values = [kl for _, kls in points for kl in kls if kl == kl and kl > 0]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     x = lambda kl: left + (math.log10(kl) - low) / (high - low) * (width - left - right)

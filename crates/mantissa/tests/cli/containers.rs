@@ -155,7 +155,7 @@ fn what_is_not_done_is_not_accepted() {
         let line = refused("rtn-int8-channel+nf4", plan);
         assert!(line.contains("nf4") && line.contains("per token"), "{line}");
     }
-    for recipe in ["rtn-nf4", "hqq-int4-g8", "rtn-q8_0"] {
+    for recipe in ["rtn-nf4", "hqq-int4-g8", "autoround-int4-g8"] {
         let line = refused(recipe, &["--round", "stochastic"]);
         assert!(line.contains("stochastic") && line.contains("nearest"), "{line}");
     }
