@@ -23,6 +23,7 @@ use crate::recipe::{Method, Transform};
 use crate::rtn;
 use crate::sequential::{
     EXPERTS_AT_ONCE, asymmetric, learning_options, makes_up, metrics_buffers, metrics_bytes, outputs_bytes,
+    reads_last,
 };
 use crate::source::PANEL;
 use crate::spin;
@@ -306,22 +307,17 @@ fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
 }
 
 /// Statistics of a layer's input, their factor, and the solution.
-fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 3] {
+fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 4] {
     let (threads, cols) = (plan.options.threads, info.cols as u64);
     let of_layer = plan.config.layer_linears(info.layer).into_iter();
     let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
-    // GPTAQ's: the original model beside the one that is made.
-    let beside = |bytes: u64| if makes_up(plan, info.kind.input()) { bytes } else { 0 };
-    let drift = beside(Drift::bytes_needed(info.cols));
+    let original = Beside::of(plan, set, info);
     let base = [
         ("states of the calibration", states(plan, set)),
         ("states inside the layer", kept(plan, set)),
         ("layer in f32", layer),
-        (
-            "states in the original model, and inside its layer",
-            beside(Calibration::state_bytes(&plan.config, set) + Calibration::kept_bytes(&plan.config, set)),
-        ),
-        ("layer of the original model in f32", beside(layer)),
+        ("states in the original model, and inside its layer", original.states),
+        ("layer of the original model in f32", original.layer),
         ("second moments of gradients", outputs_bytes(plan)),
     ];
     let stage = |what: &str, more: &[(&'static str, u64)]| {
@@ -357,25 +353,31 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
                 ("buffers of the calibration", Calibration::pass_bytes(&plan.config, set, threads)),
                 ("Hessian and inputs of a window per thread", statistics),
                 ("Hessian of held-out windows", unseen),
-                ("the same in the original model", {
-                    beside(Calibration::beside_bytes(&plan.config, set, info.kind.input(), threads))
-                }),
+                ("drift from the original model", original.statistics),
             ],
         ),
         stage(
             "factor for",
             &[
                 ("Hessian", hessian + unseen + rotated),
-                ("drift", drift),
+                ("drift", original.drift),
                 ("factor and its scratch", gptq::factor_bytes(info.cols) + others),
+            ],
+        ),
+        stage(
+            "correct",
+            &[
+                ("factor and moments", factor + judging[0]),
+                ("drift", original.drift),
+                ("weight as it is read, in f32 and corrected", 2 * 4 * weights + original.correction),
             ],
         ),
         stage(
             "solve",
             &[
                 ("factor", factor + rotated / 2),
-                ("drift", drift),
-                ("corrected weight", beside(gptq::correction_bytes(info.rows, info.cols, threads))),
+                ("drift", if reads_last(plan, info) { 0 } else { original.drift }),
+                ("corrected weight", original.corrected),
                 ("moments by which it is judged", judging[0]),
                 ("rounded to nearest, and errors", judging[1]),
                 ("weight as it is read and in f32", 2 * 4 * weights),
@@ -394,6 +396,36 @@ fn outliers(plan: &Plan, info: &LinearInfo) -> u64 {
     let weights = (info.rows * info.cols) as u64;
     let count = plan.recipe.outliers(info.rows, info.cols) as u64;
     if count > 0 { (4 + 4 + 4 + 1 + 1) * weights + 3 * 10 * count } else { 0 }
+}
+
+/// What GPTAQ holds of the original model beside the one that is made; nothing where weights do not make up for anything.
+#[derive(Default)]
+struct Beside {
+    states: u64,
+    layer: u64,
+    /// Of a pass, beside that of the model that is made.
+    statistics: u64,
+    drift: u64,
+    /// While a weight is corrected.
+    correction: u64,
+    corrected: u64,
+}
+
+impl Beside {
+    fn of(plan: &Plan, set: &CalibrationSet, info: &LinearInfo) -> Self {
+        let (config, threads, input) = (&plan.config, plan.options.threads, info.kind.input());
+        if !makes_up(plan, input) {
+            return Beside::default();
+        }
+        Beside {
+            states: Calibration::state_bytes(config, set) + Calibration::kept_bytes(config, set),
+            layer: config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
+            statistics: Calibration::beside_bytes(config, set, input, threads),
+            drift: Drift::bytes_needed(info.cols),
+            correction: gptq::correction_bytes(info.rows, info.cols, threads),
+            corrected: 4 * (info.rows * info.cols) as u64,
+        }
+    }
 }
 
 /// A weight rounded to nearest beside its solution, and the errors of both.

@@ -41,7 +41,7 @@ use crate::qtip::RotatedInput;
 use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
-pub(crate) use asymmetric::{asymmetric, makes_up};
+pub(crate) use asymmetric::{asymmetric, makes_up, reads_last};
 pub(crate) use fisher::{metrics_buffers, metrics_bytes};
 pub(crate) use learning::{ToLearn, options as learning_options};
 pub(crate) use rotated::outputs_bytes;
@@ -149,12 +149,9 @@ impl<'a> Sequential<'a> {
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
         let input = info.kind.input();
-        let mut target = None;
+        let target = self.target(info, w)?;
         let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
-            Some(Solver::Gptq(factor, drift)) => {
-                target = self.target(factor, drift.as_ref(), info, w)?;
-                self.solve(factor, info, scheme, w, target.as_deref(), outer)?
-            }
+            Some(Solver::Gptq(factor, _)) => self.solve(factor, info, scheme, w, target.as_deref(), outer)?,
             Some(Solver::Rotated(input, why)) => self.solve_rotated(input, why.clone(), info, scheme, w)?,
             Some(Solver::RoundToNearest(why)) => Solved {
                 fallback: Some(why.clone()),
@@ -354,13 +351,17 @@ impl<'a> Sequential<'a> {
     }
 
     fn gptq_error(&self, info: &LinearInfo, error: GptqError) -> QuantError {
-        let path = self.source.path().to_owned();
-        match error {
-            GptqError::Weight(error) => {
-                QuantError::Tensor { path, tensor: format!("{}.weight", info.module), error }
-            }
-            error => QuantError::Gptq { path, what: info.module.clone(), error },
+        gptq_error(self.source, info, error)
+    }
+}
+
+fn gptq_error(source: &Folded<'_>, info: &LinearInfo, error: GptqError) -> QuantError {
+    let path = source.path().to_owned();
+    match error {
+        GptqError::Weight(error) => {
+            QuantError::Tensor { path, tensor: format!("{}.weight", info.module), error }
         }
+        error => QuantError::Gptq { path, what: info.module.clone(), error },
     }
 }
 

@@ -3,9 +3,10 @@
 
 use mantissa_model::{LinearInfo, LinearInput};
 
-use super::Sequential;
+use super::{Sequential, Solver, gptq_error};
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::Result;
+use crate::fold::Folded;
 use crate::gptq::{Drift, Hessian, InverseFactor};
 use crate::layers::whole;
 use crate::plan::Plan;
@@ -29,6 +30,13 @@ pub(crate) fn asymmetric(plan: &Plan) -> bool {
 /// Whether those that read `input` do. Of experts they do not: a token may not be routed to the same ones.
 pub(crate) fn makes_up(plan: &Plan, input: LinearInput) -> bool {
     asymmetric(plan) && !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_))
+}
+
+/// Whether no later layer to be quantized reads the input of this one.
+pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
+    let same = |other: &LinearInfo| other.layer == info.layer && other.kind.input() == info.kind.input();
+    let last = plan.quantized().map(|(other, _)| other).filter(|other| same(other)).last();
+    last.is_some_and(|last| last.module == info.module)
 }
 
 impl Sequential<'_> {
@@ -70,19 +78,33 @@ impl Sequential<'_> {
         Ok(())
     }
 
-    /// What weights are to be instead where their input has moved.
-    pub(super) fn target(
-        &self,
-        factor: &InverseFactor,
-        drift: Option<&Drift>,
-        info: &LinearInfo,
-        w: &DenseTensor<'_>,
-    ) -> Result<Option<Vec<f32>>> {
-        let Some(drift) = drift.filter(|drift| !drift.is_zero()) else { return Ok(None) };
-        let (share, threads) = (self.plan.recipe.gptq.asymmetric, self.plan.options.threads);
-        let mut scratch = Scratch::default();
-        let w = whole(self.source, info, w, &mut scratch)?;
-        let found = factor.corrected(w, drift, share, threads);
-        found.map(Some).map_err(|error| self.gptq_error(info, error))
+    /// What a weight is to be instead where its input has moved; how that has is forgotten with the last weight that reads it.
+    pub(super) fn target(&mut self, info: &LinearInfo, w: &DenseTensor<'_>) -> Result<Option<Vec<f32>>> {
+        let (plan, source, input) = (self.plan, self.source, info.kind.input());
+        let solver = self.solvers.iter_mut().find(|(of, _)| *of == input).map(|(_, solver)| solver);
+        let Some(Solver::Gptq(factor, moved)) = solver else { return Ok(None) };
+        let drift = moved.take();
+        let found = drift.as_ref().map(|drift| corrected(plan, source, (factor, drift), info, w));
+        if !reads_last(plan, info) {
+            *moved = drift;
+        }
+        Ok(found.transpose()?.flatten())
     }
+}
+
+/// A weight that makes up for how its input has moved, if it has.
+fn corrected(
+    plan: &Plan,
+    source: &Folded<'_>,
+    (factor, drift): (&InverseFactor, &Drift),
+    info: &LinearInfo,
+    w: &DenseTensor<'_>,
+) -> Result<Option<Vec<f32>>> {
+    if drift.is_zero() {
+        return Ok(None);
+    }
+    let mut scratch = Scratch::default();
+    let w = whole(source, info, w, &mut scratch)?;
+    let found = factor.corrected(w, drift, plan.recipe.gptq.asymmetric, plan.options.threads);
+    found.map(Some).map_err(|error| gptq_error(source, info, error))
 }
