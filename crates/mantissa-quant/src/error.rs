@@ -61,7 +61,8 @@ pub enum QuantError {
     },
     /// A container cannot hold some layers as they are; nothing has been written.
     #[error(
-        "{count} of {total} layers cannot be stored in {container} without loss: {list}; --requantize SCHEME rounds them anew"
+        "{count} of {total} layers cannot be stored in {container}{}: {list}{}", if *.anew { "" } else { " without loss" },
+        if *.anew { "" } else { "; --requantize SCHEME rounds them anew" }
     )]
     NotLossless {
         /// How many.
@@ -72,6 +73,8 @@ pub enum QuantError {
         container: &'static str,
         /// The first of them with the reason, and how many more.
         list: String,
+        /// Whether they are rounded anew already.
+        anew: bool,
     },
     /// The model is in the container that is asked for.
     #[error("{}: found a model in {container}, allowed another container to convert it to", .path.display())]
@@ -267,7 +270,15 @@ impl QuantError {
         let count = layers.len();
         let more = if count > SHOWN { format!("; and {} more", count - SHOWN) } else { String::new() };
         let list = layers[..count.min(SHOWN)].join("; ") + &more;
-        QuantError::NotLossless { count, total, container: container.name(), list }
+        QuantError::NotLossless { count, total, container: container.name(), list, anew: false }
+    }
+
+    /// The same of layers that are rounded `anew`, which is then no cure.
+    pub(crate) fn rounding(mut self, rounds: bool) -> Self {
+        if let QuantError::NotLossless { anew, .. } = &mut self {
+            *anew = rounds;
+        }
+        self
     }
 
     /// Whether the input or the environment is at fault.

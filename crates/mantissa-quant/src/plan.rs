@@ -362,6 +362,11 @@ pub(crate) fn output_of_linears(
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
         match container.specs(&layer_plan(recipe, info, scheme, by_group)) {
+            // A graph names the weights of a model as its dense checkpoint does.
+            Ok(_) if container == Container::Onnx && stacks::stack_of(info).is_some() => {
+                faults
+                    .push(format!("{}: the source stores its experts stacked, as ONNX cannot", info.module));
+            }
             Ok(all) => specs.extend(all),
             Err(fault) => faults.push(fault.to_string()),
         }

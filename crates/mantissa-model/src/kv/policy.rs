@@ -7,6 +7,7 @@
 //! tokens. `pre-rope` stores keys before their rotation (KVQuant, Hooper et al. 2024, arXiv 2401.18079). `rotate` puts a
 //! Hadamard matrix on each head before it is quantized and takes it off after (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -77,8 +78,17 @@ impl FromStr for KvPolicy {
             Ok(n) if n <= MAX_TOKENS => Ok(n),
             _ => Err(fault(part, "a number of tokens")),
         };
-        let mut policy = KvPolicy::default();
+        let (mut policy, mut said) = (KvPolicy::default(), BTreeSet::new());
         for part in text.split(',') {
+            let flag = ["channel-keys", "pre-rope", "rotate"].contains(&part);
+            let says: &[&str] = match part.split_once('=') {
+                Some((name, _)) => &[name],
+                None if flag => &[part],
+                None => &["keys", "values"],
+            };
+            if !says.iter().all(|name| said.insert(*name)) {
+                return Err(fault(part, "each part once: it says what another has said"));
+            }
             match part.split_once('=') {
                 Some(("keys", name)) => policy.keys = scheme(name)?,
                 Some(("values", name)) => policy.values = scheme(name)?,
@@ -314,6 +324,9 @@ mod tests {
             "turbo9",
             "nuq",
             "nuq4-51%",
+            "int8-head,int4-head",
+            "keys=int8-head,int4-head",
+            "int8-head,sinks=1,sinks=2",
         ] {
             let error = text.parse::<KvPolicy>().unwrap_err().to_string();
             assert!(error.contains("allowed"), "{error}");

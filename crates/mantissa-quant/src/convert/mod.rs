@@ -96,11 +96,8 @@ impl Plan {
             refused.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
         if !refused.is_empty() {
-            return Err(QuantError::not_lossless(
-                container,
-                converted(source, &config, container).len(),
-                &refused,
-            ));
+            let total = converted(source, &config, container).len();
+            return Err(QuantError::not_lossless(container, total, &refused).rounding(requantize.is_some()));
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
         let recipe = Recipe { kv, ..recipe(&linears, activations, container, dtype, requantize) };

@@ -155,6 +155,10 @@ fn what_is_not_done_is_not_accepted() {
         let line = refused("rtn-int8-channel+nf4", plan);
         assert!(line.contains("nf4") && line.contains("per token"), "{line}");
     }
+    let experts = root().join("tests/data/tiny/gpt-oss");
+    let onnx =
+        ["quantize", text(&experts), "--recipe", "rtn-int8-channel", "--format", "onnx", "--out", text(&out)];
+    assert!(fail(2, &onnx).contains("experts stacked") && !out.exists());
     for recipe in ["rtn-nf4", "hqq-int4-g8", "autoround-int4-g8"] {
         let line = refused(recipe, &["--round", "stochastic"]);
         assert!(line.contains("stochastic") && line.contains("nearest"), "{line}");
