@@ -99,6 +99,7 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
         ("gptq-int3-g16", Some(Container::Native)),
         ("gptq-int3-g16+kv-nuq3-10%,pre-rope", None),
         (ordered.to_str().unwrap(), None),
+        ("spqr-int3-g16", None),
         ("qtip-trellis4", None),
     ] {
         let with = Options { container, calibration: Some(calibration()), ..options() };

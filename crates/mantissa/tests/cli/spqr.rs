@@ -8,16 +8,8 @@ use tempfile::TempDir;
 
 use crate::lint::synthetic_of;
 use crate::main_job::windows;
-use crate::support::{command, fail, json, stderr, succeed, text};
-
-fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
-    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let mut all: Vec<_> = paths
-        .map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&p).unwrap()))
-        .collect();
-    all.sort();
-    all
-}
+use crate::support::{fail, json, succeed, text};
+use crate::trellis::{kl, quantize, same_bytes_everywhere};
 
 fn recipe(dir: &Path, name: &str, rest: &str) -> PathBuf {
     let path = dir.join(format!("{name}.toml"));
@@ -25,22 +17,12 @@ fn recipe(dir: &Path, name: &str, rest: &str) -> PathBuf {
     path
 }
 
-fn quantize(model: &Path, recipe: &str, tokens: &str, out: &Path) -> Value {
-    let arguments = ["quantize", text(model), "--recipe", recipe, "--out", text(out), "--json", "--quiet"];
-    json(&[&arguments[..], &["--calibration-tokens", tokens]].concat())
-}
-
-fn kl(model: &Path, reference: &Path, tokens: &str) -> f64 {
-    let arguments = ["eval", text(model), "--reference", text(reference), "--tokens", tokens];
-    json(&[&arguments[..], &["--json", "--quiet"]].concat())["kl"].as_f64().unwrap()
-}
-
 #[test]
 fn outliers_are_stored_counted_and_read_twice() {
     let temp = TempDir::new().unwrap();
     let (model, tokens) = (synthetic_of(temp.path(), "bf16"), windows(temp.path()));
     let (out, dense) = (temp.path().join("out"), temp.path().join("dense"));
-    let done = quantize(&model, "spqr-int3-g16", &tokens, &out);
+    let done = quantize(&model, "spqr-int3-g16", &tokens, &out, &[]);
     let found = &done["verification"];
     assert_eq!((&found["ok"], &found["weights"]), (&true.into(), &14.into()), "{found}");
     assert!(!found["notes"].to_string().contains("decoded twice"), "{found}");
@@ -75,24 +57,11 @@ fn more_outliers_lose_less_and_none_of_it_depends_on_threads_or_level() {
         let table = format!("weights = \"int3-g32-asym\"\n[gptq]\ndamp = 0.02\n[spqr]\noutliers = {share}\n");
         let recipe = recipe(temp.path(), share, &table);
         let out = temp.path().join(share.replace('.', "-"));
-        assert_eq!(quantize(&model, text(&recipe), &tokens, &out)["verification"]["ok"], true);
+        assert_eq!(quantize(&model, text(&recipe), &tokens, &out, &[])["verification"]["ok"], true);
         costs.push(kl(&out, &model, &tokens));
     }
     assert!(costs[1] < costs[0] && costs[2] < 0.8 * costs[1], "{costs:?}");
-    let mut first: Option<Vec<(String, Vec<u8>)>> = None;
-    for level in mantissa_kernels::Isa::available() {
-        for threads in ["1", "2"] {
-            let out = temp.path().join(format!("{level}-{threads}"));
-            let mut command = command();
-            command.env("MANTISSA_ISA", level.name());
-            command.args(["quantize", text(&model), "--recipe", "spqr-nf4", "--out", text(&out)]);
-            command.args(["--calibration-tokens", &tokens, "--threads", threads, "--quiet"]);
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{}", stderr(&output));
-            let files = files(&out);
-            assert!(first.get_or_insert_with(|| files.clone()) == &files, "{level}, {threads} threads");
-        }
-    }
+    same_bytes_everywhere(temp.path(), &model, "spqr-nf4", &tokens);
 }
 
 #[test]

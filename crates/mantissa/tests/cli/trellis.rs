@@ -29,12 +29,12 @@ fn wide(dir: &Path) -> PathBuf {
     path
 }
 
-fn quantize(model: &Path, recipe: &str, tokens: &str, out: &Path, more: &[&str]) -> Value {
+pub fn quantize(model: &Path, recipe: &str, tokens: &str, out: &Path, more: &[&str]) -> Value {
     let arguments = ["quantize", text(model), "--recipe", recipe, "--out", text(out), "--json", "--quiet"];
     json(&[&arguments[..], &["--calibration-tokens", tokens], more].concat())
 }
 
-fn kl(model: &Path, reference: &Path, tokens: &str) -> f64 {
+pub fn kl(model: &Path, reference: &Path, tokens: &str) -> f64 {
     let arguments = ["eval", text(model), "--reference", text(reference), "--tokens", tokens];
     json(&[&arguments[..], &["--json", "--quiet"]].concat())["kl"].as_f64().unwrap()
 }
@@ -76,14 +76,19 @@ fn bytes_depend_on_neither_threads_nor_level() {
     let recipe = temp.path().join("r.toml");
     let table = "method = \"qtip\"\nweights = \"trellis4\"\nkeep = [\"*.0.mlp.*\", \"*.1.self_attn.*\", \"*.gate_proj\"]\n[[layers]]\nmodules = [\"*.q_proj\"]\nweights = \"trellis2-mul1\"\n";
     fs::write(&recipe, table).unwrap();
+    same_bytes_everywhere(temp.path(), &model, text(&recipe), &tokens);
+}
+
+/// Quantizes at every level of the instruction set on one and two threads, into the same bytes.
+pub fn same_bytes_everywhere(dir: &Path, model: &Path, recipe: &str, tokens: &str) {
     let mut first: Option<Vec<(String, Vec<u8>)>> = None;
     for level in mantissa_kernels::Isa::available() {
         for threads in ["1", "2"] {
-            let out = temp.path().join(format!("{level}-{threads}"));
+            let out = dir.join(format!("{level}-{threads}"));
             let mut command = command();
             command.env("MANTISSA_ISA", level.name());
-            command.args(["quantize", text(&model), "--recipe", text(&recipe), "--out", text(&out)]);
-            command.args(["--calibration-tokens", &tokens, "--threads", threads, "--quiet"]);
+            command.args(["quantize", text(model), "--recipe", recipe, "--out", text(&out)]);
+            command.args(["--calibration-tokens", tokens, "--threads", threads, "--quiet"]);
             let output = command.output().unwrap();
             assert!(output.status.success(), "{}", stderr(&output));
             let files = files(&out);
