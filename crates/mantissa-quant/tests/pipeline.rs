@@ -360,8 +360,10 @@ fn another_model_is_not_the_source() {
     // Same shapes and other weights: errors far past the bound.
     let found = verify(&out, Some(&model(temp.path(), Dtype::F32, 8)), 2).unwrap();
     assert!(found.faults.iter().any(|f| f.contains("× the bound")), "{:?}", found.faults);
-    // A quantized model is no source.
-    assert!(verify(&out, Some(&out), 2).is_err());
+    // A quantized model is the source of a change of container, which loses nothing; what rounding lost is not of it.
+    let found = verify(&out, Some(&out), 2).unwrap();
+    assert!(found.faults.iter().any(|fault| fault.contains("mse")), "{:?}", found.faults);
+    assert!(!found.ok);
 }
 
 #[test]
