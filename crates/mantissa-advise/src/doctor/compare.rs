@@ -6,7 +6,7 @@ use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::config::differing_field;
-use super::tensors::{Rounded, dense_rows, in_order, linear_rows};
+use super::tensors::{dense_rows, in_order, linear_rows, rounded_layer};
 use super::tokenizer::tokenizer_fault;
 use super::{Alternative, Diagnosis, Fault};
 use crate::error::AdviseError;
@@ -136,11 +136,7 @@ impl Comparing<'_> {
             let layers = Layers {
                 reference: Layer::load(self.reference, self.theirs, number)?,
                 ours: Layer::load(self.files, self.config, number)?,
-                rounded: Layer::load(
-                    &Rounded::new(self.files, self.reference, rounded),
-                    self.theirs,
-                    number,
-                )?,
+                rounded: rounded_layer(self, number, rounded)?,
             };
             let rows = self.layer(number, &layers, &chains.reference)?;
             // The first layer that deviates, for reasons that its tensors do not give.

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_model::{LinearInfo, LoadError, Role, SourceView, StoredAs, WeightSource};
+use mantissa_model::{
+    Layer, Linear, LinearInfo, LinearKind, LoadError, ModelConfig, Role, SourceView, WeightSource,
+    linear_weight,
+};
 use mantissa_num::{Blocks, Format, Quantized, Scheme};
 use mantissa_quant::{rtn, rule_of};
+use mantissa_store::convention::gguf::stored_name;
 use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Weight};
 use serde::Serialize;
 
@@ -58,8 +62,14 @@ impl TensorRow {
 
 /// Puts rows into the order of the forward pass.
 pub(super) fn in_order(of: &Comparing<'_>, rows: &mut [TensorRow]) {
-    let order: BTreeMap<String, usize> =
+    let mut order: BTreeMap<String, usize> =
         of.config.tensors().into_iter().enumerate().map(|(i, tensor)| (tensor.name, i)).collect();
+    // An expert stands where the tensor does that it is stacked in.
+    for info in of.config.decoder_linears() {
+        if let Some(&place) = order.get(&info.dense_tensor().0) {
+            order.entry(format!("{}.weight", info.module)).or_insert(place);
+        }
+    }
     rows.sort_by_key(|row| order.get(&row.tensor).copied().unwrap_or(usize::MAX));
 }
 
@@ -67,8 +77,10 @@ pub(super) fn in_order(of: &Comparing<'_>, rows: &mut [TensorRow]) {
 /// by themselves are left out.
 pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec<TensorRow>> {
     let tied = of.config.tie_word_embeddings || of.theirs.tie_word_embeddings;
+    // The same tensors under the names that the reference has for them.
+    let named = ModelConfig { bare_names: of.theirs.bare_names, ..of.config.clone() };
     let mut rows = Vec::new();
-    for tensor in of.config.tensors() {
+    for (tensor, named) in of.config.tensors().into_iter().zip(named.tensors()) {
         let (its, is_norm) = match tensor.role {
             Role::Norm { layer } => (layer, true),
             Role::NormBias { layer } => (layer, true),
@@ -78,7 +90,7 @@ pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec
             Role::Vector { layer, .. } => (Some(layer), false),
             Role::Head if tied => continue,
             Role::Embedding | Role::Head if layer.is_none() => {
-                rows.extend(table_row(of, &tensor.name)?);
+                rows.extend(table_row(of, &tensor.name, &named.name)?);
                 continue;
             }
             Role::Positions | Role::HeadBias => (None, false),
@@ -87,8 +99,10 @@ pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec
         if its != layer {
             continue;
         }
-        let read = |files: &ModelFiles| files.tensor_f32(&tensor.name, &tensor.shape);
-        let (Ok(ours), Ok(theirs)) = (read(of.files), read(of.reference)) else { continue };
+        let read = |files: &ModelFiles, name: &str| files.tensor_f32(name, &tensor.shape);
+        let (Ok(ours), Ok(theirs)) = (read(of.files, &tensor.name), read(of.reference, &named.name)) else {
+            continue;
+        };
         let row = TensorRow::new(tensor.name.clone(), its, relative_error(&ours, &theirs), 0.0);
         let shifted = |by: f32| relative_error(&ours.iter().map(|v| v + by).collect::<Vec<_>>(), &theirs);
         let tried: Vec<_> = if is_norm && row.faulty {
@@ -104,81 +118,98 @@ pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec
     Ok(rows)
 }
 
-/// The embedding or the head, which may be quantized.
-fn table_row(of: &Comparing<'_>, name: &str) -> Result<Option<TensorRow>> {
-    let Some(module) = name.strip_suffix(".weight") else { return Ok(None) };
+/// The embedding or the head, which may be quantized: of the model, and what the reference calls it.
+fn table_row(of: &Comparing<'_>, name: &str, named: &str) -> Result<Option<TensorRow>> {
+    let (Some(module), Some(named)) = (name.strip_suffix(".weight"), named.strip_suffix(".weight")) else {
+        return Ok(None);
+    };
     let (rows, cols) = (of.config.vocab_size, of.config.hidden_size);
     let ours = of.files.linear(module, rows, cols, false)?;
-    let theirs = values(module, of.reference.linear(module, rows, cols, false)?)?;
-    let expected = expected(module, &ours, &theirs, of.threads)?.0;
+    let theirs = values(named, of.reference.linear(named, rows, cols, false)?)?;
+    let expected = expected(of, module, &ours, &theirs)?.0;
     let error = relative_error(&values(module, ours)?, &theirs);
     Ok(Some(TensorRow::new(name.to_owned(), None, error, expected)))
 }
 
-/// The linear layers of a decoder layer, and the source's under the same schemes.
-pub(super) fn linear_rows(
-    of: &Comparing<'_>,
-    layer: usize,
-) -> Result<(Vec<TensorRow>, BTreeMap<String, LinearWeight>)> {
-    let infos = of.config.layer_linears(layer).into_iter().filter(|info| info.stored == StoredAs::Rows);
-    let read = |info: LinearInfo| {
-        let weight = of.files.linear(&info.module, info.rows, info.cols, info.bias)?;
-        Ok((info, weight))
-    };
-    let stored: Stored = infos.map(read).collect::<Result<_>>()?;
-    let (mut found, mut all) = (Vec::new(), BTreeMap::new());
-    for (at, (info, ours)) in stored.iter().enumerate() {
-        let mut theirs = of.reference.linear(&info.module, info.rows, info.cols, info.bias)?;
-        let bias = theirs.bias.take();
-        let theirs = values(&info.module, theirs)?;
-        let (expected, rounded) = expected(&info.module, ours, &theirs, of.threads)?;
-        let plain =
-            |weight: &LinearWeight| values(&info.module, LinearWeight { bias: None, ..weight.clone() });
-        let decoded = plain(ours)?;
-        let row = TensorRow::new(
-            format!("{}.weight", info.module),
-            Some(layer),
-            relative_error(&decoded, &theirs),
-            expected,
-        );
-        let mut tried = Vec::new();
-        if row.faulty {
-            for entry in &ALTERNATIVES {
-                let Some(weight) = entry.alternative.linear(of.config, &stored, at)? else { continue };
-                if let Ok(changed) = plain(&weight) {
-                    tried.push((entry.name, relative_error(&changed, &theirs)));
-                }
-            }
-        }
-        let diagonal = row.faulty && {
-            let undone = without_diagonals(&decoded, &theirs, info.cols);
-            !beyond(relative_error(&undone, &theirs), expected)
-        };
-        found.push(TensorRow { diagonal, ..row.judged(tried) });
-        let (input, transforms) =
-            (ours.input.clone().filter(|_| ours.transforms.is_empty()), Default::default());
-        let (rows, cols) = (info.rows, info.cols);
-        all.insert(
-            info.module.clone(),
-            LinearWeight { rows, cols, weight: rounded, bias, input, transforms },
-        );
+/// The linear layers of a decoder layer that both models have, and the source's under the same schemes.
+pub(super) fn linear_rows(of: &Comparing<'_>, layer: usize) -> Result<(Vec<TensorRow>, Vec<RoundedLinear>)> {
+    let mut counterparts: BTreeMap<LinearKind, LinearInfo> =
+        of.theirs.layer_linears(layer).into_iter().map(|info| (info.kind, info)).collect();
+    let (mut stored, mut sources) = (Stored::new(), Vec::new());
+    for info in of.config.layer_linears(layer) {
+        let Some(source) = counterparts.remove(&info.kind) else { continue };
+        // Either may hold it transposed or stacked, whatever the other does.
+        let weight = linear_weight(of.files, &info)?;
+        stored.push((info, weight));
+        sources.push(source);
+    }
+    let (mut found, mut all) = (Vec::new(), Vec::new());
+    for (at, source) in sources.iter().enumerate() {
+        let (row, linear) = linear_row(of, &stored, at, source)?;
+        found.push(row);
+        all.push(linear);
     }
     Ok((found, all))
 }
 
+/// The linear layer at `at` of `stored` against `source`, its counterpart, and that rounded under the same scheme.
+fn linear_row(
+    of: &Comparing<'_>,
+    stored: &Stored,
+    at: usize,
+    source: &LinearInfo,
+) -> Result<(TensorRow, RoundedLinear)> {
+    let (info, ours) = &stored[at];
+    let mut theirs = linear_weight(of.reference, source)?;
+    let bias = theirs.bias.take();
+    let theirs = values(&source.module, theirs)?;
+    let (expected, rounded) = expected(of, &info.module, ours, &theirs)?;
+    let plain = |weight: &LinearWeight| values(&info.module, LinearWeight { bias: None, ..weight.clone() });
+    let decoded = plain(ours)?;
+    let name = format!("{}.weight", info.module);
+    let row = TensorRow::new(name, Some(info.layer), relative_error(&decoded, &theirs), expected);
+    let mut tried = Vec::new();
+    if row.faulty {
+        for entry in &ALTERNATIVES {
+            let Some(weight) = entry.alternative.linear(of.config, stored, at)? else { continue };
+            if let Ok(changed) = plain(&weight) {
+                tried.push((entry.name, relative_error(&changed, &theirs)));
+            }
+        }
+    }
+    let diagonal = row.faulty && {
+        let undone = without_diagonals(&decoded, &theirs, info.cols);
+        !beyond(relative_error(&undone, &theirs), expected)
+    };
+    let input = ours.input.clone().filter(|_| ours.transforms.is_empty());
+    let (rows, cols, transforms) = (info.rows, info.cols, Default::default());
+    let rounded = LinearWeight { rows, cols, weight: rounded, bias, input, transforms };
+    let linear = RoundedLinear { kind: info.kind, module: source.module.clone(), weight: rounded };
+    Ok((TensorRow { diagonal, ..row.judged(tried) }, linear))
+}
+
+/// The format of the codes that `ours` was read from; `None` where it is stored as values.
+fn stored_format(files: &ModelFiles, module: &str, ours: &LinearWeight) -> Option<Format> {
+    if let Weight::Quantized(q) = &ours.weight {
+        return Some(q.format.clone());
+    }
+    // Blocks with a factor beside them that no format has are read as values.
+    let name = stored_name(&format!("{module}.weight"))?;
+    let tensor = files.gguf()?.tensors().iter().find(|tensor| tensor.name == name)?;
+    tensor.ty.codec().map(|codec| Format::Codec(codec.id))
+}
+
 /// `theirs` rounded to nearest under the format of `ours`, and the relative error of that. Of a format that is not written here,
 /// integers of as many bits in groups of 32.
-fn expected(module: &str, ours: &LinearWeight, theirs: &[f32], threads: usize) -> Result<(f64, Weight)> {
+fn expected(of: &Comparing<'_>, module: &str, ours: &LinearWeight, theirs: &[f32]) -> Result<(f64, Weight)> {
     let (rows, cols) = (ours.rows, ours.cols);
-    let format = match &ours.weight {
-        Weight::Quantized(q) => q.format.clone(),
-        Weight::F32(_) => return Ok((0.0, Weight::F32(theirs.to_vec()))),
-        // A source in f32 has been rounded to the dtype, which the slack covers.
-        Weight::Bf16(_) | Weight::F16(_) => return Ok((0.0, Weight::F32(theirs.to_vec()))),
+    // A source in f32 that has been rounded to a dtype is within the slack.
+    let Some(format) = stored_format(of.files, module, ours) else {
+        return Ok((0.0, Weight::F32(theirs.to_vec())));
     };
     let quantize = |format: Format| -> Option<Quantized> {
         let scheme = Scheme::new(format.clone(), rule_of(&format));
-        rtn::quantize(&scheme, theirs, rows, cols, None, threads).ok().map(|(q, _)| q)
+        rtn::quantize(&scheme, theirs, rows, cols, None, of.threads).ok().map(|(q, _)| q)
     };
     let bits = format.codec().map_or(format.code_bits(), |codec| (8 * codec.bytes / codec.elements) as u32);
     let group = if cols.is_multiple_of(32) { Blocks::Group(32) } else { Blocks::Row };
@@ -208,39 +239,34 @@ fn without_diagonals(w: &[f32], reference: &[f32], cols: usize) -> Vec<f32> {
     fit(&columns, w.len() / cols, &|i| i / cols)
 }
 
-/// The source with the linear layers of one layer rounded under the schemes of the model, and its KV cache.
-pub(super) struct Rounded<'a> {
+/// A linear layer of the source, rounded to nearest under the scheme of the model.
+pub(super) struct RoundedLinear {
+    kind: LinearKind,
+    module: String,
+    weight: LinearWeight,
+}
+
+/// Layer `number` of the source with its linear layers rounded under the schemes of the model, and its KV cache.
+pub(super) fn rounded_layer(of: &Comparing<'_>, number: usize, linears: Vec<RoundedLinear>) -> Result<Layer> {
+    let source = CacheOf { files: of.files, reference: of.reference };
+    let mut layer = Layer::load(&source, of.theirs, number)?;
+    for RoundedLinear { kind, module, weight } in linears {
+        if let Some(place) = layer.linear_mut(kind) {
+            *place = Linear::new(&module, weight)?;
+        }
+    }
+    Ok(layer)
+}
+
+/// The source with the KV cache of the model.
+struct CacheOf<'a> {
     files: &'a ModelFiles,
     reference: &'a ModelFiles,
-    linears: BTreeMap<String, LinearWeight>,
 }
 
-impl<'a> Rounded<'a> {
-    pub(super) fn new(
-        files: &'a ModelFiles,
-        reference: &'a ModelFiles,
-        linears: BTreeMap<String, LinearWeight>,
-    ) -> Self {
-        Rounded { files, reference, linears }
-    }
-}
-
-impl SourceView for Rounded<'_> {
+impl SourceView for CacheOf<'_> {
     fn base(&self) -> &dyn WeightSource {
         self.reference
-    }
-
-    fn linear(
-        &self,
-        module: &str,
-        rows: usize,
-        cols: usize,
-        bias: bool,
-    ) -> std::result::Result<LinearWeight, LoadError> {
-        match self.linears.get(module) {
-            Some(weight) => Ok(weight.clone()),
-            None => self.base().linear(module, rows, cols, bias),
-        }
     }
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> std::result::Result<Option<KvQuant>, LoadError> {

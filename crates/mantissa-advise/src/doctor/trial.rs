@@ -2,7 +2,8 @@
 
 use mantissa_eval::Sequence;
 use mantissa_model::{
-    Layer, Linear, LinearKind, LoadError, ModelConfig, Role, SourceView, StoredAs, WeightSource, load_config,
+    Layer, Linear, LinearKind, LoadError, ModelConfig, Role, SourceView, WeightSource, linear_weight,
+    load_config,
 };
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
@@ -153,12 +154,14 @@ impl Trying<'_> {
     }
 
     fn stored(&self, layer: usize) -> Result<Stored> {
-        let rows = self.config.layer_linears(layer).into_iter().filter(|info| info.stored == StoredAs::Rows);
-        rows.map(|info| {
-            let weight = self.files.linear(&info.module, info.rows, info.cols, info.bias)?;
-            Ok((info, weight))
-        })
-        .collect()
+        let infos = self.config.layer_linears(layer).into_iter();
+        let apart = infos.filter(|info| info.is_by_rows(self.files));
+        apart
+            .map(|info| {
+                let weight = linear_weight(self.files, &info)?;
+                Ok((info, weight))
+            })
+            .collect()
     }
 
     /// A layer with an alternative on all of it, and how many tensors that changes.

@@ -166,6 +166,11 @@ fn whole_tiles(subject: &Subject, tp: usize) -> Vec<Violation> {
 
 fn fused_alike(subject: &Subject) -> Vec<Violation> {
     let mut found = Vec::new();
+    // Servers that read GGUF multiply each part in its own type, as llama.cpp's mixtures need: vLLM's `GGUFLinearMethod`, and
+    // SGLang's after it.
+    if subject.convention == "gguf" {
+        return found;
+    }
     for members in subject.fused() {
         let what = |linear: &Linear| match &linear.stored {
             None => ("dense", None, None),
@@ -190,6 +195,9 @@ fn fused_alike(subject: &Subject) -> Vec<Violation> {
 
 fn describe((name, format, _): &(&'static str, Option<Format>, Option<Format>)) -> String {
     let Some(format) = format else { return (*name).to_owned() };
+    if let Some(codec) = format.codec() {
+        return format!("{name} ({})", codec.name);
+    }
     let blocks = match format.blocks() {
         Blocks::Group(g) => format!(" in groups of {g}"),
         Blocks::Row => " with a scale per row".to_owned(),

@@ -157,6 +157,17 @@ fn joined_layers_are_stored_alike_and_share_scales() {
     let mut model = subject("compressed-tensors", "int4-g128");
     model.linears[2].stored = Some(stored("int4-g32"));
     assert_eq!(broken(&model, "sglang"), [("fused-alike", "model.layers.0.self_attn.v_proj".to_owned())]);
+    // Block types too, but in GGUF, whose readers take each part in its own.
+    let mut model = subject("gguf", "q4_k");
+    model.linears[2].stored = Some(stored("q6_k"));
+    let fused = |model: &Subject| {
+        let findings = lint(model, &target("vllm")).findings;
+        findings.into_iter().find(|finding| finding.rule == "fused-alike").map(|finding| finding.found)
+    };
+    assert_eq!(fused(&model), None);
+    model.convention = "native".to_owned();
+    let found = "a block type (q6_k) beside model.layers.0.self_attn.q_proj as a block type (q4_k)";
+    assert_eq!(fused(&model).as_deref(), Some(found));
 }
 
 #[test]

@@ -94,11 +94,11 @@ struct TensorReport {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let mut warnings = Vec::new();
     let model = Model::open(&args.model, &mut warnings)?;
-    let inventory = Inventory::read(&model, &mut warnings)?;
     let config = architecture::config(model.checkpoint(), &args.model, &mut warnings)?;
+    let inventory = Inventory::read(&model, config.as_ref(), &mut warnings)?;
     let mut notes = model.notes();
-    if let (Model::Known(_), Some(config)) = (&model, &config) {
-        architecture::compare(config, &inventory.entries, &mut notes, &mut warnings);
+    if let (Model::Known(files), Some(config)) = (&model, &config) {
+        architecture::compare(config, files, &inventory.entries, &mut notes, &mut warnings);
     }
     let kv_cache = match (&model, &config) {
         (Model::Known(files), Some(config)) => match mantissa_quant::stored_kv_scheme(files, config) {
@@ -191,8 +191,10 @@ fn assemble(
     warnings.splice(0..0, checkpoint.warnings().iter().cloned());
     let entries = inventory.entries;
     let stored = checkpoint.total_bytes();
-    let known = config.filter(|_| matches!(model, Model::Known(_)));
-    let linear_bits_per_weight = known.and_then(|config| architecture::linear_bits(config, &entries));
+    let linear_bits_per_weight = match (model, config) {
+        (Model::Known(files), Some(config)) => architecture::linear_bits(config, files, &entries),
+        _ => None,
+    };
     let parameters = match (model, config) {
         // Packed codes of an unknown convention cannot be counted; the architecture can.
         (Model::Raw(_), Some(config)) => config.parameters(),
@@ -294,9 +296,10 @@ fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn made_by(run: &Value) -> String {
     let command = Shown(run["command"].as_str().unwrap_or("another run")).to_string();
     match (run["recipe"].as_str(), run["steps"].as_u64()) {
-        (Some(recipe), _) => format!("{command} {}", Shown(recipe)),
+        // Of a conversion the recipe is its own name.
+        (Some(recipe), _) if recipe != command => format!("{command} {}", Shown(recipe)),
         (None, Some(steps)) => format!("{command} ({})", plural(steps as usize, "step")),
-        (None, None) => command,
+        _ => command,
     }
 }
 

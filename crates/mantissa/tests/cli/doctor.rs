@@ -20,7 +20,7 @@ fn doctor(model: &str, arguments: &[&str]) -> (i32, Value) {
 }
 
 /// Fails where a sound model is accused.
-fn never_accused(model: &str, arguments: &[&str]) -> Value {
+pub fn never_accused(model: &str, arguments: &[&str]) -> Value {
     let (code, report) = doctor(model, arguments);
     assert!(code == 0 && report["fault"].is_null(), "{model} {arguments:?}: {report}");
     report
@@ -91,6 +91,46 @@ fn a_sound_model_has_no_fault() {
         );
         assert_eq!(report["layers"].as_array().unwrap().len(), 4);
         assert_eq!(report["tensors"].as_array().unwrap().len(), 21);
+    }
+}
+
+/// Weights that the source holds transposed, under other names, or as codes with a factor beside them.
+#[test]
+fn an_artifact_with_another_layout_than_its_source_has_no_fault() {
+    let temp = TempDir::new().unwrap();
+    for (model, recipe, file, quantized) in [
+        ("gpt2", "rtn-int4-channel", "folder", 8),
+        // Rows of 24 are no blocks of 32.
+        ("gpt2", "rtn-q8_0", "q.gguf", 6),
+        ("gpt-oss", "rtn-int4-channel", "folder", 32),
+        ("bitnet-silu", "rtn-q4_0", "q.gguf", 12),
+    ] {
+        let (source, out) = (root().join("tests/data/tiny").join(model), temp.path().join(model).join(file));
+        fs::create_dir_all(out.parent().unwrap()).unwrap();
+        quantize(text(&source), recipe, &out);
+        let report = never_accused(text(&out), &["--reference", text(&source)]);
+        assert_eq!(report["verdict"], "sound", "{model} {recipe}");
+        // Rounding is what explains the deviation of its linear layers.
+        let rounded = |row: &&Value| row["expected"].as_f64().unwrap() > 0.0;
+        let count = report["tensors"].as_array().unwrap().iter().filter(rounded).count();
+        assert_eq!(count, quantized, "{model} {recipe}: {report}");
+        assert!(report["layers"].as_array().unwrap().iter().all(|row| rounded(&row)), "{report}");
+    }
+}
+
+/// A fault in a transposed weight, and one in an expert that the source holds among the others.
+#[test]
+fn faults_are_named_where_the_source_has_another_layout() {
+    let temp = TempDir::new().unwrap();
+    for (model, module) in
+        [("gpt2", "transformer.h.1.mlp.c_fc"), ("gpt-oss", "model.layers.1.mlp.experts.2.up_proj")]
+    {
+        let (source, out) = (root().join("tests/data/tiny").join(model), temp.path().join(model));
+        quantize(text(&source), "rtn-int4-channel", &out);
+        plant(&out, module, "weight_packed", &nibbles);
+        let tensor = format!("{module}.weight");
+        let report = named(&out, &["--reference", text(&source)], &tensor, Some("nibbles swapped"));
+        assert_eq!(report["fault"]["layers"], serde_json::json!([1]), "{report}");
     }
 }
 

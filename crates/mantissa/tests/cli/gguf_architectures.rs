@@ -7,6 +7,8 @@ use mantissa_store::{Dtype, Gguf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::doctor::never_accused;
+use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, fail, json as run, succeed, text, write};
 
@@ -82,6 +84,8 @@ fn every_architecture_is_written_and_has_its_logits() {
         assert_eq!(done["verification"]["ok"], true, "{architecture}: {done}");
         let file = Gguf::open(&out).unwrap();
         assert_eq!(file.metadata().text("general.architecture").unwrap(), Some(architecture));
+        complete(&out, &model);
+        never_accused(text(&out), &["--reference", text(&model)]);
         let (source, found) = (logits(dir, &model, &tokens), logits(dir, &out, &tokens));
         let worst = source.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(source.len() == found.len() && worst <= 1e-5, "{architecture}: {worst}");

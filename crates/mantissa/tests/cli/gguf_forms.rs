@@ -7,7 +7,9 @@ use mantissa_store::{Dtype, Gguf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::doctor::never_accused;
 use crate::gguf_architectures::logits;
+use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, fail, json as run, le, succeed, text, write};
 
@@ -142,6 +144,14 @@ fn experts_of_gpt_oss_are_carried_over_bit_for_bit() {
     let (source, out) = (gpt_oss(&dir.join("gpt-oss")), dir.join("m.gguf"));
     let done = run(&["convert", text(&source), "--format", "gguf", "--out", text(&out), "--json", "--quiet"]);
     assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&true.into(), &true.into()), "{done}");
+    never_accused(text(&out), &["--reference", text(&source)]);
+    for path in [&source, &out] {
+        let report = complete(path, &source);
+        let of_experts = |t: &&Value| t["scheme"].as_str().is_some_and(|scheme| scheme.contains("mxfp4"));
+        let experts = report["tensors"].as_array().unwrap().iter().filter(of_experts);
+        let parameters: u64 = experts.map(|t| t["parameters"].as_u64().unwrap()).sum();
+        assert_eq!(parameters, 2 * 4 * 3 * 64 * 32, "{report}");
+    }
     let file = Gguf::open(&out).unwrap();
     let up = file.get("blk.1.ffn_up_exps.weight").unwrap();
     assert_eq!((up.ty.name, &up.shape[..]), ("MXFP4", &[4, 64, 32][..]));

@@ -207,6 +207,43 @@ fn the_native_container_is_shown_by_its_schemes() {
     assert_eq!(quantized.count(), 2 * 7);
 }
 
+/// Fails where a model that was made from `source` does not have all of its tensors, or not as many parameters.
+pub fn complete(model: &Path, source: &Path) -> Value {
+    let [report, of_source] = [model, source].map(|path| json(&["inspect", text(path), "--json"]));
+    let what = model.display();
+    assert_eq!(report["warnings"], Value::Array(Vec::new()), "{what}");
+    assert_eq!(report["parameters"], of_source["parameters"], "{what}");
+    assert!(!report["notes"].to_string().contains("does not use"), "{what}: {}", report["notes"]);
+    report
+}
+
+/// Containers whose tensors do not say the shapes of the weights.
+#[test]
+fn every_container_counts_logical_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    succeed(&["synth", "--preset", "tiny", "--out", text(&model)]);
+    for (format, recipe, bits) in [
+        // Scales of 4 bits by a 16-bit one, and where groups and rows lie; scale and offset in f32 of each group.
+        ("exl2", "rtn-int4-g32", 4.0..5.0),
+        ("mlx", "rtn-int4-g32-asym:minmax", 6.0..6.0001),
+        ("onnx", "rtn-int8-channel", 8.0..8.6),
+    ] {
+        let out = dir.path().join(format);
+        succeed(&["quantize", text(&model), "--recipe", recipe, "--format", format, "--out", text(&out)]);
+        let report = complete(&out, &model);
+        let found = report["linear_bits_per_weight"].as_f64().unwrap();
+        assert!(bits.contains(&found), "{format}: {found}");
+        let tensors = report["tensors"].as_array().unwrap();
+        let quantized = tensors.iter().filter(|t| t["scheme"].is_string()).count();
+        assert_eq!(quantized, 2 * 7, "{format}: {report}");
+    }
+    let [exl2, out] = ["exl2", "converted"].map(|name| dir.path().join(name));
+    succeed(&["convert", text(&exl2), "--format", "native", "--out", text(&out)]);
+    let shown = succeed(&["inspect", text(&out)]);
+    assert!(shown.contains(", then convert\n"), "{shown}");
+}
+
 #[test]
 fn gptq_and_awq_are_written_verified_and_shown_by_their_schemes() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::doctor::never_accused;
+use crate::inspect::complete;
 use crate::support::{fail, json, mantissa, root, succeed, text};
 
 pub fn tiny(name: &str) -> PathBuf {
@@ -90,7 +92,8 @@ fn architectures_quantize_verify_and_measure() {
             let kl = result["kl"].as_f64().unwrap();
             println!("{name:16} {format:20} {kl:.4}");
             assert!(kl > 0.0 && kl < most, "{name}: {kl}");
-            let inspected = json(&["inspect", out, "--json"]);
+            never_accused(out, &["--reference", model]);
+            let inspected = complete(Path::new(out), Path::new(model));
             assert!(inspected["linear_bits_per_weight"].as_f64().unwrap() < 14.0, "{name}: {inspected}");
             let linted = mantissa(&["lint", out, "--for", "vllm", "--json"]);
             assert!(matches!(linted.status.code(), Some(0 | 1)), "{name}");

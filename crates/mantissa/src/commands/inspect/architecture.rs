@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_model::{LinearInfo, ModelConfig, ModelType, RopeScaling};
 use mantissa_store::Checkpoint;
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
 use serde::Serialize;
 
@@ -122,34 +123,94 @@ pub fn config(
         ));
         return Ok(None);
     }
-    Ok(Some(ModelConfig::from_json(value, &file)?))
+    let mut config = ModelConfig::from_json(value, &file)?;
+    // Which names GPT-2 has, no config says.
+    config.bare_names = config.learned_positions && checkpoint.get("wte.weight").is_some();
+    Ok(Some(config))
 }
 
 /// Compares the tensors that the architecture asks for with those stored: what is missing or has another shape is a warning,
 /// what is not used a note.
-pub fn compare(config: &ModelConfig, entries: &[Entry], notes: &mut Vec<String>, warnings: &mut Vec<String>) {
-    let stored: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.hf_name(), entry)).collect();
-    let expected = config.tensors();
+pub fn compare(
+    config: &ModelConfig,
+    files: &ModelFiles,
+    entries: &[Entry],
+    notes: &mut Vec<String>,
+    warnings: &mut Vec<String>,
+) {
+    let stored: HashMap<&str, &Entry> = entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    let mut used = HashSet::new();
     let mut missing = Vec::new();
     let mut misshapen = Vec::new();
-    for tensor in &expected {
-        let (name, wanted) = (&tensor.name, output::shape(&tensor.shape));
-        match stored.get(name.as_str()) {
-            None => missing.push(format!("tensor \"{name}\": found nothing, allowed shape {wanted}")),
-            Some(entry) if entry.shape != tensor.shape => {
-                let found = output::shape(&entry.shape);
-                misshapen.push(format!("tensor \"{name}\": found shape {found}, allowed {wanted}"));
-            }
-            Some(_) => {}
+    for (name, shape) in expected(config, files) {
+        let wanted = output::shape(&shape);
+        let place = Place::of(files, &name);
+        let parts: Vec<&Entry> =
+            place.tensors.iter().filter_map(|part| stored.get(&**part).copied()).collect();
+        used.extend(parts.iter().map(|entry| entry.name.as_str()));
+        if parts.len() < place.tensors.len() {
+            missing.push(format!("tensor \"{name}\": found nothing, allowed shape {wanted}"));
+        } else if !place.holds(&parts, &shape) {
+            let found: Vec<_> = parts.iter().map(|entry| output::shape(&entry.shape)).collect();
+            let found = found.join(" and ");
+            misshapen.push(format!("tensor \"{name}\": found shape {found}, allowed {wanted}"));
         }
     }
-    let used: HashSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
-    let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.hf_name()));
+    let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.name.as_str()));
     let unused =
         unused.map(|entry| format!("the architecture does not use tensor \"{}\"", Shown(&entry.name)));
     warnings.extend(first_of(missing));
     warnings.extend(first_of(misshapen));
     notes.extend(first_of(unused.collect()));
+}
+
+/// Names and shapes of the tensors of `files`, as it stores them: a linear layer that is quantized is `[out, in]` by itself,
+/// whatever a dense checkpoint has.
+fn expected(config: &ModelConfig, files: &ModelFiles) -> Vec<(String, Vec<usize>)> {
+    let mut linears: HashMap<String, Vec<LinearInfo>> = HashMap::new();
+    for info in config.decoder_linears() {
+        linears.entry(info.dense_tensor().0).or_default().push(info);
+    }
+    let apart = |info: LinearInfo| (format!("{}.weight", info.module), vec![info.rows, info.cols]);
+    let as_stored = |(name, shape): (String, Vec<usize>)| match linears.remove(&name) {
+        Some(held) if held.iter().all(|info| info.is_by_rows(files)) => held.into_iter().map(apart).collect(),
+        _ => vec![(name, shape)],
+    };
+    config.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).flat_map(as_stored).collect()
+}
+
+/// Where a tensor with a Hugging Face name lies.
+struct Place {
+    /// Names in the files: several where it is joined of them.
+    tensors: Vec<String>,
+    /// Which part of the one tensor it is.
+    expert: Option<usize>,
+}
+
+impl Place {
+    fn of(files: &ModelFiles, name: &str) -> Self {
+        let Some(gguf) = files.gguf() else { return Place { tensors: vec![name.to_owned()], expert: None } };
+        if let Some(joined) = gguf.joined(name) {
+            return Place { tensors: joined.names().to_vec(), expert: None };
+        }
+        let place = gguf.place(name).map(|place| (place.tensor, place.expert));
+        let (tensor, expert) = place.unwrap_or_else(|| (name.to_owned(), None));
+        Place { tensors: vec![tensor], expert }
+    }
+
+    /// Whether a tensor of this shape is in `parts`, what is stored there.
+    fn holds(&self, parts: &[&Entry], shape: &[usize]) -> bool {
+        match (parts, self.expert) {
+            ([all], Some(expert)) => {
+                all.shape.split_first().is_some_and(|(n, one)| expert < *n && one == shape)
+            }
+            ([whole], None) => whole.shape == shape,
+            _ => {
+                parts.iter().map(|part| part.parameters).sum::<u64>()
+                    == shape.iter().product::<usize>() as u64
+            }
+        }
+    }
 }
 
 /// The first of many findings of a kind, and how many more there are.
@@ -160,11 +221,12 @@ fn first_of(findings: Vec<String>) -> Option<String> {
 }
 
 /// Bits per weight of the decoder's linear layers, scales and zero points counted; `None` where none is stored.
-pub fn linear_bits(config: &ModelConfig, entries: &[Entry]) -> Option<f64> {
+pub fn linear_bits(config: &ModelConfig, files: &ModelFiles, entries: &[Entry]) -> Option<f64> {
     // By itself or, of an expert in a dense model, among the others.
     let of_linear = |l: LinearInfo| [format!("{}.weight", l.module), l.dense_tensor().0];
-    let names: HashSet<String> = config.decoder_linears().flat_map(of_linear).collect();
-    let linears = entries.iter().filter(|entry| names.contains(entry.hf_name()));
+    let names = config.decoder_linears().flat_map(of_linear);
+    let names: HashSet<String> = names.flat_map(|name| Place::of(files, &name).tensors).collect();
+    let linears = entries.iter().filter(|entry| names.contains(&entry.name));
     let (bytes, parameters) = linears.fold((0, 0), |(b, p), entry| (b + entry.bytes, p + entry.parameters));
     super::bits(bytes, parameters)
 }

@@ -3,13 +3,14 @@
 //! Which tensors belong together follows from names and `config.json`; which scheme they have, from one weight of each kind that
 //! is read, so that a large model is not.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use anyhow::Result;
+use mantissa_model::{ModelConfig, StoredAs};
 use mantissa_num::pack::Packing;
 use mantissa_num::{Format, Scheme};
 use mantissa_store::convention::compressed_tensors::{Args, Config};
-use mantissa_store::convention::{ModelFiles, Weight, gguf, gptq, native};
+use mantissa_store::convention::{ModelFiles, Weight, gguf, gpt_oss, gptq, native};
 use mantissa_store::error::Shown;
 use mantissa_store::gguf::GgufTensor;
 use mantissa_store::{Checkpoint, Dtype, TensorMeta};
@@ -39,16 +40,6 @@ pub struct Entry {
     /// How to read it.
     #[serde(skip)]
     pub quantized: Option<Quantized>,
-    /// Name in a Hugging Face checkpoint, where this file has names of its own.
-    #[serde(skip)]
-    pub hf_name: Option<String>,
-}
-
-impl Entry {
-    /// Name in a Hugging Face checkpoint.
-    pub fn hf_name(&self) -> &str {
-        self.hf_name.as_deref().unwrap_or(&self.name)
-    }
 }
 
 /// A quantized linear layer.
@@ -87,7 +78,7 @@ impl Inventory {
     ///
     /// # Errors
     /// A quantized weight is malformed.
-    pub fn read(model: &Model, warnings: &mut Vec<String>) -> Result<Self> {
+    pub fn read(model: &Model, config: Option<&ModelConfig>, warnings: &mut Vec<String>) -> Result<Self> {
         if let Model::Known(files) = model
             && let Some(gguf) = files.gguf()
         {
@@ -95,6 +86,7 @@ impl Inventory {
         }
         let checkpoint = model.checkpoint();
         let quantized = match model {
+            Model::Raw(_) => HashMap::new(),
             Model::Known(files) if files.convention_name() == "compressed-tensors" => {
                 compressed(files, warnings)?
             }
@@ -103,7 +95,13 @@ impl Inventory {
                 coded_weights(files)?
             }
             Model::Known(files) if files.gptq().is_some() || files.awq().is_some() => word_weights(files)?,
-            _ => HashMap::new(),
+            Model::Known(files) => match config.filter(|_| files.is_quantized()) {
+                Some(config) if files.convention_name() == gpt_oss::QUANT_METHOD => {
+                    stacked_weights(files, config, warnings)
+                }
+                Some(config) => by_architecture(files, config, warnings),
+                None => HashMap::new(),
+            },
         };
         let run_time = model.convention() == "compressed-tensors";
         let parts: HashSet<String> = quantized
@@ -124,10 +122,12 @@ impl Inventory {
     }
 }
 
-/// A tensor of a GGUF file, under its name there. Factors beside a weight are no weights.
+/// A tensor of a GGUF file, under its name there. Factors beside a weight are no weights, nor are those of the rotation
+/// (`rope_freqs`, `rope_factors_long`), which other files have in their config.
 fn of_gguf(tensor: &GgufTensor) -> Entry {
     let hf_name = gguf::hf_name(&tensor.name);
-    let factor = tensor.name.ends_with(".scale") || tensor.name.ends_with(".input_scale");
+    let beside = [".scale", ".input_scale"].iter().any(|end| tensor.name.ends_with(end));
+    let factor = beside || ["rope_freqs.", "rope_factors_"].iter().any(|of| tensor.name.starts_with(of));
     let module = hf_name.as_deref().and_then(|name| name.strip_suffix(".weight"));
     let codec = tensor.ty.codec();
     let quantized = match (module, &tensor.shape[..], codec) {
@@ -143,7 +143,6 @@ fn of_gguf(tensor: &GgufTensor) -> Entry {
         scheme: codec.map(|codec| codec.name.to_owned()),
         input_scheme: None,
         quantized,
-        hf_name,
     }
 }
 
@@ -157,32 +156,38 @@ fn stored(meta: &TensorMeta, counts: bool) -> Entry {
         scheme: None,
         input_scheme: None,
         quantized: None,
-        hf_name: None,
     }
 }
+
+/// Scheme of a weight, and of the layer's input.
+type Schemes = (String, Option<String>);
 
 /// A quantized weight, found by the name of its codes.
 struct Found {
     name: String,
-    layer: Quantized,
+    shape: Vec<usize>,
+    /// `None` where several are stacked.
+    layer: Option<Quantized>,
     scheme: String,
     input_scheme: Option<String>,
     parts: Vec<String>,
 }
 
 impl Found {
+    fn of(layer: Quantized, name: String, (scheme, input_scheme): Schemes, parts: Vec<String>) -> Self {
+        Found { name, shape: vec![layer.rows, layer.cols], layer: Some(layer), scheme, input_scheme, parts }
+    }
+
     fn entry(&self, checkpoint: &Checkpoint, codes: &TensorMeta) -> Entry {
-        let Quantized { rows, cols, .. } = self.layer;
         Entry {
             name: self.name.clone(),
             dtype: codes.dtype.name(),
-            shape: vec![rows, cols],
+            shape: self.shape.clone(),
             bytes: self.parts.iter().filter_map(|part| checkpoint.get(part)).map(|meta| meta.len).sum(),
-            parameters: (rows as u64).saturating_mul(cols as u64),
+            parameters: self.shape.iter().fold(1, |n: u64, &size| n.saturating_mul(size as u64)),
             scheme: Some(self.scheme.clone()),
             input_scheme: self.input_scheme.clone(),
-            quantized: Some(self.layer.clone()),
-            hf_name: None,
+            quantized: self.layer.clone(),
         }
     }
 }
@@ -203,7 +208,7 @@ fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
         let parts = scales.chain([format!("{n}.packed")]).chain(outliers).collect();
         let scheme = scheme.to_string();
         let layer = Quantized { module: module.into(), rows, cols };
-        all.insert(meta.name.clone(), Found { name: n.into(), layer, scheme, input_scheme: None, parts });
+        all.insert(meta.name.clone(), Found::of(layer, n.into(), (scheme, None), parts));
     }
     Ok(all)
 }
@@ -221,42 +226,129 @@ fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(Sc
     (meta.len == expected as u64).then_some((scheme, rows, cols))
 }
 
-/// Weights whose codes are a tensor `weight`. Of those with scales of one kind one is read.
+/// Weights whose codes are a tensor `weight`, which says their shapes.
 fn coded_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
-    let checkpoint = files.checkpoint();
     let mut by_module: HashMap<&str, Vec<&TensorMeta>> = HashMap::new();
-    for meta in checkpoint.tensors() {
+    for meta in files.checkpoint().tensors() {
         // `m.weight`, `m.weight_scale`, `m.SCB`, and bitsandbytes' `m.weight.absmax`.
         let module = meta.name.split_once(".weight.").or_else(|| meta.name.rsplit_once('.'));
         by_module.entry(module.map_or(meta.name.as_str(), |(module, _)| module)).or_default().push(meta);
     }
-    /// Dtypes with their sizes, and the scheme and the order that they stand for.
-    type Kind = (Vec<(Dtype, u64)>, (String, Option<String>));
-    let mut kinds: Vec<Kind> = Vec::new();
+    let mut kinds = Vec::new();
     let mut all = HashMap::new();
     for (module, tensors) in by_module {
         let Some((rows, cols)) = files.coded_shape(module) else { continue };
-        let tensors: Vec<_> = tensors.into_iter().filter(|meta| !meta.name.ends_with(".bias")).collect();
-        // Dtypes, and elements of the weight to one of the tensor's.
-        let elements = (rows as u64).saturating_mul(cols as u64);
-        let mut kind: Vec<_> = tensors.iter().map(|m| (m.dtype, elements / m.numel().max(1))).collect();
-        kind.sort();
-        let known = kinds.iter().find(|(known, _)| *known == kind).map(|(_, schemes)| schemes.clone());
-        let (scheme, input_scheme) = match known {
-            Some(schemes) => schemes,
-            None => {
-                let linear = files.linear(module, rows, cols, false)?;
-                let Weight::Quantized(q) = linear.weight else { continue };
-                let schemes = (text(&q.format), linear.input.map(|input| input.scheme.to_string()));
-                kinds.push((kind, schemes.clone()));
-                schemes
-            }
-        };
-        let parts = tensors.iter().map(|meta| meta.name.clone()).collect();
-        let (name, layer) = (format!("{module}.weight"), Quantized { module: module.into(), rows, cols });
-        all.insert(name.clone(), Found { name, layer, scheme, input_scheme, parts });
+        let layer = Quantized { module: module.into(), rows, cols };
+        all.extend(of_module(files, layer, &tensors, &mut kinds)?);
     }
     Ok(all)
+}
+
+/// Dtypes with their sizes, and the scheme and the order that they stand for.
+type TensorKind = (Vec<(Dtype, u64)>, Schemes);
+
+/// The weight of `layer`, whose tensors these are, by the name of its codes; `None` where it is dense. Of those with tensors of
+/// one of the known `kinds` none is read.
+fn of_module(
+    files: &ModelFiles,
+    layer: Quantized,
+    tensors: &[&TensorMeta],
+    kinds: &mut Vec<TensorKind>,
+) -> Result<Option<(String, Found)>> {
+    let (module, rows, cols) = (&layer.module, layer.rows, layer.cols);
+    let name = format!("{module}.weight");
+    let tensors: Vec<_> = tensors.iter().filter(|meta| !meta.name.ends_with(".bias")).collect();
+    let named = tensors.iter().find(|meta| meta.name == name);
+    let Some(codes) = named.or_else(|| tensors.iter().max_by_key(|meta| meta.len)) else { return Ok(None) };
+    // Dtypes, and elements of the weight to one of the tensor's.
+    let elements = (rows as u64).saturating_mul(cols as u64);
+    let mut kind: Vec<_> = tensors.iter().map(|m| (m.dtype, elements / m.numel().max(1))).collect();
+    kind.sort();
+    let known = kinds.iter().find(|(known, _)| *known == kind).map(|(_, schemes)| schemes.clone());
+    let schemes = match known {
+        Some(schemes) => schemes,
+        None => {
+            let linear = files.linear(module, rows, cols, false)?;
+            let Weight::Quantized(q) = linear.weight else { return Ok(None) };
+            let schemes = (text(&q.format), linear.input.map(|input| input.scheme.to_string()));
+            kinds.push((kind, schemes.clone()));
+            schemes
+        }
+    };
+    let parts = tensors.iter().map(|meta| meta.name.clone()).collect();
+    Ok(Some((codes.name.clone(), Found::of(layer, name, schemes, parts))))
+}
+
+/// Weights whose shapes only the architecture says: linear layers, embedding and head in tensors whose names begin with the
+/// module's. What cannot be read is a warning, and shown as stored.
+fn by_architecture(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    warnings: &mut Vec<String>,
+) -> HashMap<String, Found> {
+    let table = |module: String| (module, (config.vocab_size, config.hidden_size));
+    let tables = [table(config.embedding_module()), table(config.head_module().to_owned())];
+    let linears = config.decoder_linears().map(|info| (info.module, (info.rows, info.cols)));
+    let shapes: HashMap<String, (usize, usize)> = linears.chain(tables).collect();
+    let mut by_module: BTreeMap<&str, Vec<&TensorMeta>> = BTreeMap::new();
+    for meta in files.checkpoint().tensors() {
+        let ends = meta.name.match_indices('.').map(|(at, _)| &meta.name[..at]);
+        if let Some(module) = ends.rev().find(|module| shapes.contains_key(*module)) {
+            by_module.entry(module).or_default().push(meta);
+        }
+    }
+    let mut kinds = Vec::new();
+    let mut all = HashMap::new();
+    for (module, tensors) in by_module {
+        if files.is_dense(&format!("{module}.weight")) {
+            continue;
+        }
+        let (rows, cols) = shapes[module];
+        match of_module(files, Quantized { module: module.into(), rows, cols }, &tensors, &mut kinds) {
+            Ok(found) => all.extend(found),
+            Err(error) => {
+                warnings.push(format!("{error}; tensors are shown as they are stored"));
+                break;
+            }
+        }
+    }
+    all
+}
+
+/// Experts that are stacked in MXFP4, all of a projection one weight `[experts, in, out]` as in a dense checkpoint.
+fn stacked_weights(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    warnings: &mut Vec<String>,
+) -> HashMap<String, Found> {
+    let mut all = HashMap::new();
+    let mut scheme = None;
+    for info in config.decoder_linears() {
+        let StoredAs::Stacked(stack) = &info.stored else { continue };
+        let parts = gpt_oss::names(&stack.tensor);
+        let [codes, _] = &parts;
+        let (name, shape) = info.dense_tensor();
+        // Two codes to a byte.
+        let fits = |meta: &TensorMeta| 2 * meta.numel() == shape.iter().product::<usize>() as u64;
+        if all.contains_key(codes) || !files.checkpoint().get(codes).is_some_and(fits) {
+            continue;
+        }
+        // One of them is read.
+        if scheme.is_none() {
+            match files.expert(stack, info.rows, info.cols) {
+                Ok(Weight::Quantized(q)) => scheme = Some(text(&q.format)),
+                Ok(_) => break,
+                Err(error) => {
+                    warnings.push(format!("{error}; tensors are shown as they are stored"));
+                    break;
+                }
+            }
+        }
+        let scheme = scheme.clone().unwrap_or_default();
+        let found = Found { name, shape, layer: None, scheme, input_scheme: None, parts: parts.to_vec() };
+        all.insert(codes.clone(), found);
+    }
+    all
 }
 
 /// Tensors of a module of GPTQ or AWQ.
@@ -285,7 +377,7 @@ fn word_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
         };
         let parts = WORD_PARTS.map(|part| format!("{module}.{part}")).into();
         let name = format!("{module}.weight");
-        all.insert(codes.name.clone(), Found { name, layer: quantized, scheme, input_scheme: None, parts });
+        all.insert(codes.name.clone(), Found::of(quantized, name, (scheme, None), parts));
     }
     Ok(all)
 }
@@ -325,11 +417,10 @@ fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<
         };
         let layer = Quantized { module: module.into(), rows, cols };
         let scales = checkpoint.get(&format!("{module}.weight_scale")).map(|meta| meta.dtype);
-        let (scheme, input_scheme) =
-            kinds.schemes(files, &layer, codes, scales, (&group.weights, &group.input))?;
+        let schemes = kinds.schemes(files, &layer, codes, scales, (&group.weights, &group.input))?;
         let name = format!("{module}.weight");
         let parts = CT_PARTS.map(|part| format!("{name}{part}")).into();
-        all.insert(codes.name.clone(), Found { name, layer, scheme, input_scheme, parts });
+        all.insert(codes.name.clone(), Found::of(layer, name, schemes, parts));
     }
     Ok(all)
 }
@@ -392,7 +483,7 @@ impl Kinds {
         codes: &TensorMeta,
         scales: Option<Dtype>,
         (weights, input): (&Option<Args>, &Option<Args>),
-    ) -> Result<(String, Option<String>)> {
+    ) -> Result<Schemes> {
         let dtypes = (codes.dtype, scales);
         let known = self.0.iter().find(|kind| {
             (&kind.arguments.0, &kind.arguments.1, kind.dtypes) == (weights, input, dtypes)
