@@ -37,6 +37,17 @@ pub enum Place {
     End,
 }
 
+impl Place {
+    /// The [turn](LinearInput::turn) of the inputs that are read next from here.
+    pub const fn turn(self) -> u8 {
+        match self {
+            Place::Input => LinearInput::Qkv.turn(),
+            Place::Heads => LinearInput::O.turn(),
+            Place::Middle | Place::End => LinearInput::GateUp.turn(),
+        }
+    }
+}
+
 /// Which part of a layer a pass is to take.
 #[derive(Debug)]
 pub struct Passage<'a> {
@@ -191,12 +202,7 @@ impl Layer {
             return Err(ForwardError::Lengths { sum, tokens });
         }
         let Passage { from, to, heads } = passage;
-        let first = match from {
-            Place::Input => 0,
-            Place::Heads => LinearInput::O.turn(),
-            Place::Middle | Place::End => LinearInput::GateUp.turn(),
-        };
-        assert!(to.is_none_or(|to| to.turn() >= first), "layer: {to:?} is read before {from:?}");
+        assert!(to.is_none_or(|to| to.turn() >= from.turn()), "layer: {to:?} is read before {from:?}");
         if from == Place::Heads && heads.len() != tokens * width {
             return Err(ForwardError::Lengths { sum: heads.len() / width, tokens });
         }

@@ -193,6 +193,14 @@ impl<'a> Calibration<'a> {
         Calibration { keeps: true, ..self }
     }
 
+    /// The same windows once more, where they now are, to go another way.
+    ///
+    /// # Errors
+    /// The temporary folder has no room for their states, or these cannot be read back.
+    pub(crate) fn twin(&self) -> Result<Self, CalibrateError> {
+        Ok(Calibration { states: self.states.copy(IN_MEMORY)?, kept: None, ..*self })
+    }
+
     /// The same, to be taken through the last layer as well.
     #[must_use]
     pub fn to_the_end(self) -> Self {

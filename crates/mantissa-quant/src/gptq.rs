@@ -294,8 +294,7 @@ impl InverseFactor {
         outer: Option<f32>,
         threads: usize,
     ) -> Result<GptqResult, GptqError> {
-        let outer =
-            outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
+        let outer = self.outer(scheme, w, outer);
         self.solve((scheme, outer), w, Fixed::default(), threads)
     }
 
@@ -315,8 +314,7 @@ impl InverseFactor {
             let why = "outliers are of groups of neighbouring columns; use groups = \"static\"";
             return Err(GptqError::Scheme { scheme: scheme.to_string(), why });
         }
-        let outer =
-            outer.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale());
+        let outer = self.outer(scheme, w, outer);
         let kept = self.problem((scheme, outer), w, Fixed::default())?.outliers(count, threads);
         self.solve((scheme, outer), w, Fixed { kept: Some(&kept), scales: None }, threads)
     }
@@ -334,6 +332,11 @@ impl InverseFactor {
         threads: usize,
     ) -> Result<GptqResult, GptqError> {
         self.solve((scheme, None), w, Fixed { scales: Some(scales), kept: None }, threads)
+    }
+
+    /// The tensor-wide scale of a scheme that has one: as given, or of the weight.
+    fn outer(&self, scheme: &Scheme, w: &[f32], given: Option<f32>) -> Option<f32> {
+        given.or_else(|| scheme.outer_scale(self.kernels.amax(w))).filter(|_| scheme.has_outer_scale())
     }
 
     fn problem<'a>(

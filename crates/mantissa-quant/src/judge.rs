@@ -169,12 +169,12 @@ pub(crate) struct Case<'a> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::rtn;
 
     /// Pseudo-random values from -1 to 1.
-    fn values(seed: u64, n: usize) -> Vec<f32> {
+    pub(crate) fn values(seed: u64, n: usize) -> Vec<f32> {
         let word = |i: usize| mantissa_num::round::random_u32(seed, i as u64);
         (0..n).map(|i| word(i) as f32 / u32::MAX as f32 * 2.0 - 1.0).collect()
     }

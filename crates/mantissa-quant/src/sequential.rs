@@ -269,10 +269,11 @@ impl<'a> Sequential<'a> {
                 let begun = Calibration::begin(source, config, windows, threads)?;
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
             };
-            self.calibration = Some(begin(windows)?);
+            let begun = begin(windows)?;
             if asymmetric(self.plan) {
-                self.original.states = Some(begin(windows)?);
+                self.original.states = Some(begun.twin()?);
             }
+            self.calibration = Some(begun);
             let unseen = &self.plan.options.held_out;
             if !unseen.is_empty() {
                 self.held_out = Some(begin(unseen)?);

@@ -123,9 +123,7 @@ impl Calibration<'_> {
 impl Kept {
     /// Whether a pass through `layer`, as it now is, may begin here to find `inputs`.
     fn serves(&self, layer: &CalibratedLayer, inputs: &[LinearInput]) -> bool {
-        let turn =
-            if self.place == Place::Heads { LinearInput::O.turn() } else { LinearInput::GateUp.turn() };
-        let behind = inputs.iter().all(|input| input.turn() >= turn);
+        let behind = inputs.iter().all(|input| input.turn() >= self.place.turn());
         self.layer == layer.index && self.revision == layer.revision(self.place) && behind
     }
 }

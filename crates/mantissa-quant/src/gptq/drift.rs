@@ -152,12 +152,7 @@ impl InverseFactor {
 mod tests {
     use super::super::{GptqOptions, Hessian, gptq};
     use super::*;
-
-    /// Pseudo-random values from -1 to 1.
-    fn values(seed: u64, n: usize) -> Vec<f32> {
-        let word = |i: usize| mantissa_num::round::random_u32(seed, i as u64);
-        (0..n).map(|i| word(i) as f32 / u32::MAX as f32 * 2.0 - 1.0).collect()
-    }
+    use crate::judge::tests::values;
 
     /// Inputs whose columns depend on one another, and the same behind something that was rounded.
     fn inputs(tokens: usize, cols: usize) -> [Vec<f32>; 2] {
