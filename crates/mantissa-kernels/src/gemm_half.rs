@@ -10,20 +10,19 @@ use crate::{Kernels, MatMut, MatRef, Operand};
 impl Kernels {
     /// `C[t, n] = A[t, k] Bᵀ`, `B[n, k]`, of bf16 bits with f32 sums; added to C if `accumulate`.
     ///
-    /// Except at level amx, every block of 512 along k is one chain of fused multiply-adds that begins at 0 and takes the products
-    /// pair by pair, the odd element before the even one; the blocks' sums are added to C in their order. So an
-    /// element depends on its row of A, its column of B and its old value alone: callers may split rows and
-    /// columns as they like, and k at multiples of 512.
+    /// For every 32 elements along k there are two chains of fused multiply-adds that begin at 0, of the even and of the odd
+    /// elements; their sum is added to C, 32 elements after 32. That is what `TDPBF16PS` does with tiles at level amx, and
+    /// every other level does the same, so that bits are the same at every level and on every processor. An element depends
+    /// on its row of A, its column of B and its old value alone: callers may split rows and columns as they like, and k at
+    /// multiples of 32.
     ///
-    /// At level amx, where `TDPBF16PS` multiplies tiles, every 32 elements along k are two chains of fused multiply-adds
-    /// that begin at 0, of the even and of the odd elements; their sum is added to C, 32 elements after 32. What an element
-    /// depends on is the same.
+    /// There are two exceptions. Where [`Self::bf16_dot`] says at level avx512 that `VDPBF16PS` is used, every block of 512
+    /// along k is one chain that begins at 0 and takes the products pair by pair, the odd element before the even one, and
+    /// k may be split at multiples of 512. And where it says so at any level, a subnormal operand or sum counts as zero.
     ///
-    /// The error is, to first order, at most `(min(k, 512) + ceil(k / 512)) 2^-24 (|A| |Bᵀ| + |C|)`. But for level amx, bits
-    /// are the same at every level and on every processor with one exception: where [`Self::bf16_dot`] says that the
-    /// processor's own dot product is used (at amx too), a subnormal operand or sum counts as zero, which adds at most
-    /// 2^-126 times the other operand, or 2^-126, to the error for each. (The chain is Intel's definition of that
-    /// instruction; a processor that rounds less stays within the error.)
+    /// The error is, to first order, at most `(min(k, 512) + ceil(k / 32)) 2^-24 (|A| |Bᵀ| + |C|)`; a subnormal that counts as zero
+    /// adds at most 2^-126 times the other operand, or 2^-126, for each. (The orders are Intel's definitions of those
+    /// instructions; a processor that rounds less stays within the error.)
     ///
     /// A NaN, an infinity times 0, or infinities of both signs in an element's sum make it NaN. Takes up to
     /// 2 MiB for packed operands.
@@ -50,8 +49,8 @@ impl Kernels {
         self.gemm_bf16(Operand::Columns(a), Operand::Columns(b), c, accumulate);
     }
 
-    /// [`Self::gemm_bf16_nt`] of f16 bits, widened to f32 while they are packed: no processor's own dot product
-    /// is used, subnormals count, and the bits are the same at every level.
+    /// [`Self::gemm_bf16_nt`] of f16 bits, widened to f32 while they are packed and then added as [`Self::gemm_nt`] adds many
+    /// rows: subnormals count, and the bits are the same at every level.
     ///
     /// # Panics
     /// If the shapes do not agree.

@@ -38,6 +38,7 @@ impl Panels for Bf16Pairs {
     type Level = Avx512;
     type Vector = __m512bh;
     const STEPS: usize = 1;
+    const PAIRED: bool = false;
 
     #[inline(always)]
     fn level(self) -> Avx512 {

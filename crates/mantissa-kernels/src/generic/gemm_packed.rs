@@ -4,18 +4,23 @@
 //!
 //! The order of the arithmetic is fixed and the same for every level, tile and block: k is cut into blocks of
 //! [`DEPTH`], within a block the sum begins at 0 and takes the products in their order, each by one fused
-//! multiply-add; the blocks' sums are added to C in their order. So an element depends on its own row, column and k
-//! alone. Of bf16 and f16 the odd element of each pair is taken before the even one, as `VDPBF16PS` does.
+//! multiply-add; the blocks' sums are added to C in their order. Products of bf16 are added as `TDPBF16PS` of AMX adds
+//! them: for each [`CHAINED`] elements of k two chains that begin at 0, of the even and of the odd elements, then their
+//! sum to C. Either way an element depends on its own row, column and k alone.
 
 use std::cell::Cell;
 
 use super::convert::{from_bf16, from_f16};
+use super::padded;
 use crate::simd::{LANES, Simd};
 use crate::{MatMut, MatRef};
 
 /// Length of a block of k; even. A constant, not a cache size, because it shows in the bits. A panel of B of 48
 /// columns takes 48 KiB of bf16 pairs, 96 KiB widened; longer blocks mean fewer passes over C.
 pub(crate) const DEPTH: usize = 512;
+
+/// Elements of k in a pair of chains of bf16 products: what a tile of AMX holds.
+const CHAINED: usize = 32;
 
 /// Rows of A in a block: 192 KiB of bf16 pairs, 384 KiB widened. A multiple of all tile heights.
 const BLOCK_ROWS: usize = 192;
@@ -80,6 +85,8 @@ pub(crate) trait Panels: Copy {
     type Vector: Copy;
     /// Steps of every two elements along k.
     const STEPS: usize;
+    /// Whether sums are pairs of chains of [`CHAINED`] steps, added to C one after another, and not one chain of a block.
+    const PAIRED: bool;
 
     fn level(self) -> Self::Level;
 
@@ -98,7 +105,7 @@ pub(crate) trait Panels: Copy {
 
     fn load(self, step: &[u32; LANES]) -> Self::Vector;
     fn splat(self, step: u32) -> Self::Vector;
-    /// `sum` plus the product of the elements of a step, of two the odd one before the even one.
+    /// `sum` plus the product of the elements of a step, where it has two the odd one before the even one.
     fn add_product(
         self,
         a: Self::Vector,
@@ -115,7 +122,13 @@ pub(crate) fn gemm_bf16<S: Simd>(
     c: MatMut<'_>,
     accumulate: bool,
 ) {
-    widened::<S, Bf16>(simd, "gemm_bf16", a, b, c, accumulate);
+    let panels = Widened::<S, Bf16> { simd, element: std::marker::PhantomData };
+    // Two chains an element.
+    if S::WIDE {
+        product::<_, 4, 3>(panels, "gemm_bf16", a, b, c, accumulate);
+    } else {
+        product::<_, 3, 1>(panels, "gemm_bf16", a, b, c, accumulate);
+    }
 }
 
 #[inline(always)]
@@ -161,8 +174,8 @@ fn widened<S: Simd, E: Widen>(
 trait Widen: Copy {
     /// As operands hold it.
     type Stored: Copy + Default;
-    /// Which element of a pair comes first.
-    const ODD_FIRST: bool;
+    /// As [`Panels::PAIRED`].
+    const PAIRED: bool;
 
     fn widen(stored: Self::Stored) -> f32;
 }
@@ -172,7 +185,7 @@ struct F32;
 
 impl Widen for F32 {
     type Stored = f32;
-    const ODD_FIRST: bool = false;
+    const PAIRED: bool = false;
 
     #[inline(always)]
     fn widen(x: f32) -> f32 {
@@ -185,7 +198,7 @@ struct Bf16;
 
 impl Widen for Bf16 {
     type Stored = u16;
-    const ODD_FIRST: bool = true;
+    const PAIRED: bool = true;
 
     #[inline(always)]
     fn widen(h: u16) -> f32 {
@@ -198,7 +211,7 @@ struct F16;
 
 impl Widen for F16 {
     type Stored = u16;
-    const ODD_FIRST: bool = true;
+    const PAIRED: bool = false;
 
     #[inline(always)]
     fn widen(h: u16) -> f32 {
@@ -218,6 +231,7 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
     type Level = S;
     type Vector = S::F32;
     const STEPS: usize = 2;
+    const PAIRED: bool = E::PAIRED;
 
     #[inline(always)]
     fn level(self) -> S {
@@ -226,13 +240,11 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
 
     #[inline(always)]
     fn along_k(self, row: &[E::Stored], out: &mut [u32; DEPTH]) {
-        let (pairs, odd) = row.as_chunks::<2>();
-        let steps = out.as_chunks_mut::<2>().0;
-        for (step, &pair) in steps.iter_mut().zip(pairs) {
-            *step = in_order::<E, _>(pair.map(|x| E::widen(x).to_bits()));
+        for (step, &x) in out.iter_mut().zip(row) {
+            *step = E::widen(x).to_bits();
         }
-        if let [last] = odd {
-            steps[pairs.len()] = in_order::<E, _>([E::widen(*last).to_bits(), 0]);
+        if !row.len().is_multiple_of(2) {
+            out[row.len()] = 0;
         }
     }
 
@@ -245,8 +257,7 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
         out: &mut [u32],
     ) {
         let (first, second) = out.split_at_mut(width);
-        let steps = in_order::<E, _>([low, high]);
-        for (out, step) in [first, second].into_iter().zip(steps) {
+        for (out, step) in [(first, low), (second, high)] {
             for (out, &x) in out[..G].iter_mut().zip(step) {
                 *out = E::widen(x).to_bits();
             }
@@ -267,12 +278,6 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
     fn add_product(self, a: S::F32, b: S::F32, sum: S::F32) -> S::F32 {
         self.simd.mul_add(a, b, sum)
     }
-}
-
-/// The two elements of a pair, or rows of them, in the order in which their products are taken.
-#[inline(always)]
-fn in_order<E: Widen, T>([low, high]: [T; 2]) -> [T; 2] {
-    if E::ODD_FIRST { [high, low] } else { [low, high] }
 }
 
 /// Rows and columns of C and length of k, if there is anything to multiply. A product over no k is done here.
@@ -468,6 +473,9 @@ fn add_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
     for row in rows.clone() {
         c.row_mut(row)[cols.clone()].chunks(LANES).for_each(|line| simd.prefetch(line));
     }
+    if P::PAIRED {
+        return add_paired_tile::<P, R, V, W>(panels, a, b, (rows, cols), c, add);
+    }
     let sums = tile_sums::<P, R, V, W>(panels, a, b);
     for (row, sums) in rows.zip(&sums) {
         let (whole, rest) = c.row_mut(row)[cols.clone()].as_chunks_mut::<LANES>();
@@ -504,4 +512,53 @@ fn tile_sums<P: Panels, const R: usize, const V: usize, const W: usize>(
         }
     }
     sums
+}
+
+/// [`add_tile`] of pairs of chains: sums begin at the old C, or at 0.
+#[inline(always)]
+fn add_paired_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
+    panels: P,
+    a: &[u32],
+    b: &[u32],
+    (rows, cols): (std::ops::Range<usize>, std::ops::Range<usize>),
+    c: &mut MatMut<'_>,
+    add: bool,
+) {
+    let simd = panels.level();
+    let mut sums = [[simd.splat(0.0); W]; R];
+    let (a, b) = (a.as_chunks::<R>().0, b.as_chunks::<LANES>().0.as_chunks::<V>().0);
+    if add {
+        for (row, sums) in rows.clone().zip(&mut sums) {
+            let lines = c.row_mut(row)[cols.clone()].chunks(LANES);
+            lines.zip(sums).for_each(|(line, sum)| *sum = simd.load(&padded(line, 0.0)));
+        }
+    }
+    for (a, b) in a.chunks(CHAINED).zip(b.chunks(CHAINED)) {
+        let mut chains = [[[simd.splat(0.0); W]; R]; 2];
+        // Steps are even in number: an odd k is filled up with a zero.
+        for (a, b) in a.as_chunks::<2>().0.iter().zip(b.as_chunks::<2>().0) {
+            for ((a, b), chain) in a.iter().zip(b).zip(&mut chains) {
+                let mut vectors = [panels.splat(0); W];
+                for v in 0..W {
+                    vectors[v] = panels.load(&b[v]);
+                }
+                for r in 0..R {
+                    let a = panels.splat(a[r]);
+                    for v in 0..W {
+                        chain[r][v] = panels.add_product(a, vectors[v], chain[r][v]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for v in 0..W {
+                sums[r][v] = simd.add(sums[r][v], simd.add(chains[0][r][v], chains[1][r][v]));
+            }
+        }
+    }
+    for (row, sums) in rows.zip(&sums) {
+        for (line, &sum) in c.row_mut(row)[cols.clone()].chunks_mut(LANES).zip(sums) {
+            line.copy_from_slice(&simd.to_array(sum)[..line.len()]);
+        }
+    }
 }
