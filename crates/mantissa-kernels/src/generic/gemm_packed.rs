@@ -500,18 +500,29 @@ fn tile_sums<P: Panels, const R: usize, const V: usize, const W: usize>(
     let mut sums = [[panels.level().splat(0.0); W]; R];
     let b = b.as_chunks::<LANES>().0.as_chunks::<V>().0;
     for (a, b) in a.as_chunks::<R>().0.iter().zip(b) {
-        let mut vectors = [panels.splat(0); W];
-        for v in 0..W {
-            vectors[v] = panels.load(&b[v]);
-        }
-        for r in 0..R {
-            let a = panels.splat(a[r]);
-            for v in 0..W {
-                sums[r][v] = panels.add_product(a, vectors[v], sums[r][v]);
-            }
-        }
+        add_step(panels, a, b, &mut sums);
     }
     sums
+}
+
+/// Adds the products of one step of `R` lines of A and the first `W` vectors of B.
+#[inline(always)]
+fn add_step<P: Panels, const R: usize, const V: usize, const W: usize>(
+    panels: P,
+    a: &[u32; R],
+    b: &[[u32; LANES]; V],
+    sums: &mut [[<P::Level as Simd>::F32; W]; R],
+) {
+    let mut vectors = [panels.splat(0); W];
+    for v in 0..W {
+        vectors[v] = panels.load(&b[v]);
+    }
+    for r in 0..R {
+        let a = panels.splat(a[r]);
+        for v in 0..W {
+            sums[r][v] = panels.add_product(a, vectors[v], sums[r][v]);
+        }
+    }
 }
 
 /// [`add_tile`] of pairs of chains: sums begin at the old C, or at 0.
@@ -534,25 +545,16 @@ fn add_paired_tile<P: Panels, const R: usize, const V: usize, const W: usize>(
         }
     }
     for (a, b) in a.chunks(CHAINED).zip(b.chunks(CHAINED)) {
-        let mut chains = [[[simd.splat(0.0); W]; R]; 2];
+        let mut even = [[simd.splat(0.0); W]; R];
+        let mut odd = even;
         // Steps are even in number: an odd k is filled up with a zero.
         for (a, b) in a.as_chunks::<2>().0.iter().zip(b.as_chunks::<2>().0) {
-            for ((a, b), chain) in a.iter().zip(b).zip(&mut chains) {
-                let mut vectors = [panels.splat(0); W];
-                for v in 0..W {
-                    vectors[v] = panels.load(&b[v]);
-                }
-                for r in 0..R {
-                    let a = panels.splat(a[r]);
-                    for v in 0..W {
-                        chain[r][v] = panels.add_product(a, vectors[v], chain[r][v]);
-                    }
-                }
-            }
+            add_step(panels, &a[0], &b[0], &mut even);
+            add_step(panels, &a[1], &b[1], &mut odd);
         }
         for r in 0..R {
             for v in 0..W {
-                sums[r][v] = simd.add(sums[r][v], simd.add(chains[0][r][v], chains[1][r][v]));
+                sums[r][v] = simd.add(sums[r][v], simd.add(even[r][v], odd[r][v]));
             }
         }
     }
