@@ -260,7 +260,14 @@ impl Bench {
             ("dot", dot, bf16_dot_peak),
             ("wide", Some(widening), bf16_dot_peak),
         ];
-        for shape in [(512, 2048, 2048), (4096, 288, 288), (4096, 768, 288), (4096, 288, 768)] {
+        for shape in [
+            (512, 2048, 2048),
+            (2048, 1024, 2048),
+            (2048, 1024, 8192),
+            (4096, 288, 288),
+            (4096, 768, 288),
+            (4096, 288, 768),
+        ] {
             for (product, label) in ["nt", "nn", "tn"].iter().enumerate() {
                 let label = format!("{label} {} x {} x {}", shape.0, shape.1, shape.2);
                 let (bf16, f16) = HALF_PRODUCTS[product];

@@ -24,11 +24,16 @@ const PAIR: usize = 2 * SIDE;
 /// Longest block of k: two panels of A, two of B and the block of C that they make fit the first-level cache.
 const DEPTH: usize = 288;
 
-/// Rows of A in a block: 144 KiB.
+/// Blocks of k that a block of C takes before the next one: C, four bytes an element there and back, comes from memory once
+/// for all of them.
+const DEPTHS: usize = 8;
+
+/// Rows of A in a block: 144 KiB. The block of C that it makes is 512 KiB.
 const BLOCK_ROWS: usize = 256;
 
-/// Columns of B in a block: 576 KiB, a part of the second-level cache of the processors that have AMX.
-const BLOCK_COLS: usize = 1024;
+/// Columns of B in a block: 288 KiB, which with A and C is half of the second-level cache of the processors that have AMX;
+/// all its blocks of k together are 2.25 MiB.
+const BLOCK_COLS: usize = 512;
 
 /// Elements that operands are fetched ahead while they are packed: four cache lines.
 const AHEAD: usize = 128;
@@ -42,7 +47,8 @@ struct TileRow([u32; SIDE]);
 #[derive(Default)]
 struct Packed {
     a: Vec<TileRow>,
-    b: Vec<TileRow>,
+    /// Of each block of k.
+    b: Vec<Vec<TileRow>>,
 }
 
 thread_local! {
@@ -70,20 +76,21 @@ pub(crate) fn gemm_bf16(a: Operand<'_, u16>, b: Operand<'_, u16>, mut c: MatMut<
     let most = k.div_ceil(k.div_ceil(DEPTH)).next_multiple_of(PAIR);
     for col in (0..n).step_by(BLOCK_COLS) {
         let cols = col..n.min(col + BLOCK_COLS);
-        for first in (0..k).step_by(most) {
-            let depth = first..k.min(first + most);
-            pack(b, cols.clone(), depth.clone(), Order::Steps, &mut packed.b);
+        for first in (0..k).step_by(DEPTHS * most) {
+            let whole = first..k.min(first + DEPTHS * most);
+            let depths = || whole.clone().step_by(most).map(|first| first..whole.end.min(first + most));
+            packed.b.resize_with(depths().len().max(packed.b.len()), Vec::new);
+            for (depth, b_packed) in depths().zip(&mut packed.b) {
+                pack(b, cols.clone(), depth, Order::Steps, b_packed);
+            }
             for row in (0..m).step_by(BLOCK_ROWS) {
                 let rows = row..m.min(row + BLOCK_ROWS);
-                pack(a, rows.clone(), depth.clone(), Order::Lines, &mut packed.a);
-                block(
-                    &packed,
-                    depth.len().div_ceil(PAIR),
-                    rows,
-                    cols.clone(),
-                    &mut c,
-                    accumulate || first > 0,
-                );
+                for (depth, b_packed) in depths().zip(&packed.b) {
+                    let add = accumulate || depth.start > 0;
+                    pack(a, rows.clone(), depth.clone(), Order::Lines, &mut packed.a);
+                    let tiles = depth.len().div_ceil(PAIR);
+                    block((&packed.a, b_packed), tiles, rows.clone(), cols.clone(), &mut c, add);
+                }
             }
         }
     }
@@ -138,18 +145,16 @@ impl Drop for Tiles {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn block(
-    packed: &Packed,
+    (a, b): (&[TileRow], &[TileRow]),
     tiles: usize,
     rows: Range<usize>,
     cols: Range<usize>,
     c: &mut MatMut<'_>,
     add: bool,
 ) {
-    let panels = rows.clone().step_by(PAIR).zip(packed.a.chunks_exact(PAIR * tiles));
-    for (row, a) in panels {
+    for (row, a) in rows.clone().step_by(PAIR).zip(a.chunks_exact(PAIR * tiles)) {
         let rows = row..rows.end.min(row + PAIR);
-        let panels = cols.clone().step_by(PAIR).zip(packed.b.chunks_exact(PAIR * tiles));
-        for (col, b) in panels {
+        for (col, b) in cols.clone().step_by(PAIR).zip(b.chunks_exact(PAIR * tiles)) {
             let stride = c.stride();
             if col + PAIR < cols.end {
                 // The next block's part of C comes from memory while this one's sums are formed.

@@ -340,6 +340,11 @@ kernels! {
         /// f32 to bf16 bits, nearest-even, NaN quiet. Panics if the lengths differ.
         fn f32_to_bf16(x: &[f32], bits: &mut [u16]);
 
+        /// [`Self::f32_to_bf16`], but 0 for what is less than 2^-50 in magnitude. No product of two such factors and no sum of
+        /// products is subnormal then, so that [`Self::gemm_bf16_nt`] and its siblings, where [`Self::bf16_dot`] does not
+        /// bring another order, have the same bits on every processor.
+        fn f32_to_bf16_factors(x: &[f32], bits: &mut [u16]);
+
         /// f32 to f16 bits, nearest-even, NaN quiet, overflow to infinity. Panics if the lengths differ.
         fn f32_to_f16(x: &[f32], bits: &mut [u16]);
 

@@ -24,8 +24,8 @@ impl Kernels {
     /// adds at most 2^-126 times the other operand, or 2^-126, for each. (The orders are Intel's definitions of those
     /// instructions; a processor that rounds less stays within the error.)
     ///
-    /// A NaN, an infinity times 0, or infinities of both signs in an element's sum make it NaN. Takes up to
-    /// 2 MiB for packed operands.
+    /// A NaN, an infinity times 0, or infinities of both signs in an element's sum make it NaN. A thread keeps
+    /// up to 2.5 MiB for packed operands.
     ///
     /// # Panics
     /// If the shapes do not agree.

@@ -56,6 +56,17 @@ impl<'a, T> MatRef<'a, T> {
         &self.data[r * self.stride..][..self.cols]
     }
 
+    /// Columns `span` alone.
+    ///
+    /// # Panics
+    /// If there are no such columns.
+    pub fn columns(&self, span: std::ops::Range<usize>) -> Self {
+        let (rows, cols) = (self.rows, self.cols);
+        assert!(span.start <= span.end && span.end <= cols, "MatRef: columns {span:?} of {cols}");
+        let start = if rows == 0 { 0 } else { span.start };
+        Self::with_stride(&self.data[start..], rows, span.len(), self.stride)
+    }
+
     pub(crate) fn as_slice(&self) -> &'a [T] {
         self.data
     }

@@ -1,7 +1,9 @@
 //! `H += XᵀX`: the second moments of a linear layer's inputs.
 
+use std::ops::Range;
+
 use crate::generic::XTX_PANEL as PANEL;
-use crate::{Kernels, MatRef, for_each};
+use crate::{Kernels, MatMut, MatRef, for_each};
 
 /// Tokens whose products are summed in f32 before they are added to H.
 const TOKENS: usize = 256;
@@ -37,6 +39,63 @@ impl Kernels {
                 self.xtx_band(packed, tokens, k, band, h);
             });
         }
+    }
+}
+
+/// Rows of H that a thread takes at a time.
+const BAND: usize = 512;
+
+/// Largest square on the diagonal of H of which the lower half is formed too.
+const SQUARE: usize = 128;
+
+impl Kernels {
+    /// [`Self::accumulate_xtx`] of bf16 bits: products are added to `h` as [`Self::gemm_bf16_tn`] adds them, 32 tokens after 32. So
+    /// the bits are the same on any number of threads, and in any calls that cut `x` at multiples of 32 tokens; and at every level
+    /// where [`Self::gemm_bf16_tn`]'s are.
+    ///
+    /// # Panics
+    /// If `h` is not `[k, k]`.
+    pub fn accumulate_xtx_bf16(&self, x: MatRef<'_, u16>, h: &mut [f32], threads: usize) {
+        let (t, k) = (x.rows(), x.cols());
+        assert!(k.checked_mul(k) == Some(h.len()), "accumulate_xtx_bf16: h is not [{k}, {k}]");
+        if k == 0 || t == 0 {
+            return;
+        }
+        let threads = threads.min(t * k * k / 2 / WORTH_A_THREAD + 1);
+        for_each(threads, h.chunks_mut(BAND * k).enumerate(), |(band, h)| {
+            let (first, rows) = (band * BAND, h.len() / k);
+            self.upper_triangle(x, first..first + rows, first, h);
+            self.rectangle(x, first..first + rows, first + rows..k, first, h);
+        });
+    }
+
+    /// Adds the square of `span` on the diagonal to `h`, which begins at row `first`.
+    fn upper_triangle(&self, x: MatRef<'_, u16>, span: Range<usize>, first: usize, h: &mut [f32]) {
+        if span.len() <= SQUARE {
+            return self.rectangle(x, span.clone(), span, first, h);
+        }
+        let middle = span.start + (span.len() / 2).next_multiple_of(SQUARE);
+        self.upper_triangle(x, span.start..middle, first, h);
+        self.rectangle(x, span.start..middle, middle..span.end, first, h);
+        self.upper_triangle(x, middle..span.end, first, h);
+    }
+
+    /// Adds `rows` x `cols` of `XᵀX` to `h`, which begins at row `first`.
+    fn rectangle(
+        &self,
+        x: MatRef<'_, u16>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        first: usize,
+        h: &mut [f32],
+    ) {
+        let k = x.cols();
+        if cols.is_empty() {
+            return;
+        }
+        let out = &mut h[(rows.start - first) * k + cols.start..];
+        let c = MatMut::with_stride(out, rows.len(), cols.len(), k);
+        self.gemm_bf16_tn(x.columns(rows), x.columns(cols), c, true);
     }
 }
 
@@ -87,6 +146,40 @@ mod tests {
                     for (e, expected) in expected.iter().enumerate().filter(|(e, _)| e % k >= e / k) {
                         assert_eq!(h[e].to_bits(), expected.to_bits(), "[{t}, {k}] {isa} element {e}");
                     }
+                }
+            }
+        }
+    }
+
+    /// The order of the products is that of the documentation, and no bit shows threads, level or cuts.
+    #[test]
+    fn bf16_has_one_result_at_every_level_thread_count_and_cut() {
+        for (t, k) in [(0, 3), (1, 1), (33, 47), (100, 145), (64, 700)] {
+            let mut x = vec![0; t * k];
+            crate::kernels().f32_to_bf16_factors(&wave(t * k), &mut x);
+            let value = |t: usize, i: usize| f32::from_bits(u32::from(x[t * k + i]) << 16);
+            let upper = |h: &[f32]| -> Vec<u32> {
+                (0..k * k).filter(|e| e % k >= e / k).map(|e| h[e].to_bits()).collect()
+            };
+            let mut expected = vec![0.5_f32; k * k];
+            for (e, sum) in expected.iter_mut().enumerate() {
+                for first in (0..t).step_by(32) {
+                    let mut chains = [0.0_f32; 2];
+                    for t in first..t.min(first + 32) {
+                        chains[t % 2] = value(t, e / k).mul_add(value(t, e % k), chains[t % 2]);
+                    }
+                    *sum += chains[0] + chains[1];
+                }
+            }
+            for isa in Isa::available().filter(|isa| *isa != Isa::Scalar || k < 200) {
+                let kernels = Kernels::new(isa).unwrap();
+                let kernels = if isa == Isa::Amx { kernels } else { kernels.with_bf16_dot(false).unwrap() };
+                for (threads, cut) in [(1, t), (3, t), (2, 32)] {
+                    let mut h = vec![0.5; k * k];
+                    for x in x.chunks((cut * k).max(1)) {
+                        kernels.accumulate_xtx_bf16(MatRef::new(x, x.len() / k, k), &mut h, threads);
+                    }
+                    assert!(upper(&h) == upper(&expected), "[{t}, {k}] {isa}, {threads} threads, {cut}");
                 }
             }
         }

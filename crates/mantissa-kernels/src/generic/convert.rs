@@ -28,6 +28,13 @@ pub(crate) fn f32_to_bf16(x: &[f32], bits: &mut [u16]) {
 }
 
 #[inline(always)]
+pub(crate) fn f32_to_bf16_factors(x: &[f32], bits: &mut [u16]) {
+    // 2^-50: factors that are multiples of 2^-57 have products and sums that are multiples of 2^-114.
+    let narrowed = |x: f32| if x.abs() < 8.881_784_2e-16 { 0 } else { to_bf16(x) };
+    narrow("f32_to_bf16_factors", x, bits, narrowed);
+}
+
+#[inline(always)]
 pub(crate) fn f32_to_f16(x: &[f32], bits: &mut [u16]) {
     narrow("f32_to_f16", x, bits, to_f16);
 }

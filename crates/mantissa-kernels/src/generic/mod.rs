@@ -29,8 +29,8 @@ pub(crate) use activation::{
 };
 pub(crate) use blocks::{block_error_sums, decode_blocks, encode_blocks};
 pub(crate) use convert::{
-    bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_le, f32_to_f16,
-    f32_to_f16_le,
+    bf16_le_to_f32, bf16_to_f32, f16_le_to_f32, f16_to_f32, f32_to_bf16, f32_to_bf16_factors, f32_to_bf16_le,
+    f32_to_f16, f32_to_f16_le,
 };
 #[cfg(target_arch = "x86_64")]
 pub(crate) use dequant::check4;
