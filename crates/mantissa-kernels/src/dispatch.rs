@@ -67,6 +67,15 @@ impl Kernels {
         self.bf16_dot
     }
 
+    /// These kernels with the order of bf16 products that all levels have: without `VDPBF16PS`, which has another.
+    pub fn in_common_order(self) -> Self {
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => AVX512,
+            _ => self,
+        }
+    }
+
     /// These kernels with bf16 products on the processor's own dot product, or by widening to f32, whichever
     /// is `wanted`. `None` if the dot product is wanted and the level or the processor lacks it.
     pub fn with_bf16_dot(self, wanted: bool) -> Option<Self> {

@@ -172,8 +172,7 @@ mod tests {
                 }
             }
             for isa in Isa::available().filter(|isa| *isa != Isa::Scalar || k < 200) {
-                let kernels = Kernels::new(isa).unwrap();
-                let kernels = if isa == Isa::Amx { kernels } else { kernels.with_bf16_dot(false).unwrap() };
+                let kernels = Kernels::new(isa).unwrap().in_common_order();
                 for (threads, cut) in [(1, t), (3, t), (2, 32)] {
                     let mut h = vec![0.5; k * k];
                     for x in x.chunks((cut * k).max(1)) {

@@ -17,6 +17,7 @@ use crate::kv::{KvPolicy, KvQuantizer, stored};
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
 use crate::operands::OperandRounding;
+use crate::products::Products;
 use crate::source::WeightSource;
 
 /// Told what the linear layers of a decoder layer read: which input, and its values `[tokens, width]`, padding aside and
@@ -134,6 +135,11 @@ impl Layer {
     /// Rounds the operands of its attention.
     pub(crate) fn set_operands(&mut self, rounding: Option<OperandRounding>) {
         self.flow.operands = rounding;
+    }
+
+    /// Sets what the factors of its linear layers' products are rounded to. Routers and gates of attention stay as they are.
+    pub fn set_products(&mut self, products: Products) {
+        self.linears.values_mut().for_each(|linear| linear.set_products(products));
     }
 
     /// One of its linear layers; `None` where it has no such.

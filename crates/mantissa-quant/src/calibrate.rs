@@ -25,7 +25,7 @@ use mantissa_eval::Sequence;
 use mantissa_model::flow::MIN_ROWS;
 use mantissa_model::{
     Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig,
-    Place, WeightSource, load_embedding,
+    Place, Products, WeightSource, load_embedding,
 };
 use mantissa_num::stored::Map;
 use mantissa_store::ErrorClass;
@@ -128,6 +128,8 @@ pub struct Calibration<'a> {
     /// Whether the windows are kept inside a layer for its next pass.
     keeps: bool,
     kept: Option<Kept>,
+    /// What the factors of products are rounded to.
+    products: Products,
 }
 
 /// What is summed over the tokens of an input.
@@ -181,8 +183,19 @@ impl<'a> Calibration<'a> {
                 .map_err(|error| CalibrateError::Forward { window, error })?;
             states.put(window, &embedded)?;
         }
-        let (to_the_end, keeps, kept) = (false, false, None);
-        Ok(Calibration { source, config, states, next: 0, longest, threads, to_the_end, keeps, kept })
+        let (to_the_end, keeps, kept, products) = (false, false, None, Products::F32);
+        Ok(Calibration {
+            source,
+            config,
+            states,
+            next: 0,
+            longest,
+            threads,
+            to_the_end,
+            keeps,
+            kept,
+            products,
+        })
     }
 
     /// The same, which keeps the windows inside a layer, as far as a pass has taken them, for those that ask for later inputs: every
@@ -191,6 +204,12 @@ impl<'a> Calibration<'a> {
     #[must_use]
     pub fn keeping(self) -> Self {
         Calibration { keeps: true, ..self }
+    }
+
+    /// The same, with the factors of the linear layers' products and of the Hessians rounded as `products` says.
+    #[must_use]
+    pub fn in_products(self, products: Products) -> Self {
+        Calibration { products, ..self }
     }
 
     /// The same windows once more, where they now are, to go another way.
@@ -276,7 +295,8 @@ impl<'a> Calibration<'a> {
         if self.next == self.config.num_hidden_layers {
             return Ok(None);
         }
-        let layer = Layer::load(self.source, self.config, self.next)?;
+        let mut layer = Layer::load(self.source, self.config, self.next)?;
+        layer.set_products(self.products);
         Ok(Some(CalibratedLayer { index: self.next, layer, quantizers: BTreeMap::new(), replaced: [0; 2] }))
     }
 
@@ -293,9 +313,12 @@ impl<'a> Calibration<'a> {
     ) -> Result<Vec<Hessian>, CalibrateError> {
         let new = inputs.iter().map(|&input| Hessian::new(self.config.input_width(input)));
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
-        let threads = self.threads;
+        let (threads, products) = (self.threads, self.products);
         self.pass(layer, inputs, false, tick, |worker, _| {
-            hessians.iter_mut().zip(&worker.seen).for_each(|(hessian, x)| hessian.add(x, threads));
+            hessians
+                .iter_mut()
+                .zip(&worker.seen)
+                .for_each(|(hessian, x)| hessian.add_as(products, x, threads));
         })?;
         Ok(hessians)
     }
@@ -503,7 +526,9 @@ impl CalibratedLayer {
         transforms.after.clear();
         transforms.extras.clear();
         let weight = LinearWeight { rows: old.rows(), cols: old.cols(), weight, bias, input, transforms };
+        let products = old.products();
         *old = Linear::new(old.module(), weight)?;
+        old.set_products(products);
         let turn = kind.input().turn();
         self.replaced[0] += u32::from(turn < LinearInput::O.turn());
         self.replaced[1] += u32::from(turn == LinearInput::O.turn());

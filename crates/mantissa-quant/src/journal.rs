@@ -167,7 +167,7 @@ pub(crate) fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     let Plan { recipe, container, linears, specs, copied, notes, options, .. } = plan;
     let decided =
         (recipe, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
-    let windows = (options.calibration.as_ref().map(|set| &set.windows), &options.held_out);
+    let windows = (options.calibration.as_ref().map(|set| &set.windows), &options.held_out, options.products);
     let config = source.config().map(ToString::to_string);
     let text =
         format!("{} {decided:?} {windows:?} {tensors:?} {config:?} {files:?}", env!("CARGO_PKG_VERSION"));

@@ -264,6 +264,7 @@ fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
     let largest = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max().unwrap_or(0);
     let groups = plan.quantized().map(|(info, scheme)| scheme.format.blocks().count(info.rows, info.cols));
     buffers.push(("tokens of each input", sample_bytes(plan, set, transform::TOKENS)));
+    buffers.push(("factors as bf16", factors(plan, set)));
     // Those that read one input, and of one the scaled, the codes and what they decode to.
     buffers.push(("weights in f32", 6 * largest));
     buffers.push(("clips", 17 * groups.sum::<usize>() as u64));
@@ -352,6 +353,7 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
             &[
                 ("buffers of the calibration", Calibration::pass_bytes(&plan.config, set, threads)),
                 ("Hessian and inputs of a window per thread", statistics),
+                ("factors as bf16", factors(plan, set)),
                 ("Hessian of held-out windows", unseen),
                 ("drift from the original model", original.statistics),
             ],
@@ -389,6 +391,14 @@ fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Sch
             ],
         ),
     ]
+}
+
+/// What each thread multiplies, rounded; the second moments' is no more.
+fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
+    let widths = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input));
+    let widest = widths.max().unwrap_or(0);
+    let of_thread = plan.options.products.bytes_needed(set.longest(), widest);
+    of_thread * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
 }
 
 /// What is known of each weight as outliers are chosen: gains, the largest of them, marks, and residuals; these of the rounded weight too.

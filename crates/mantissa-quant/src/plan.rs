@@ -6,7 +6,7 @@ mod output;
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{LinearInfo, LoadError, ModelConfig, StoredAs};
+use mantissa_model::{LinearInfo, LoadError, ModelConfig, Products, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles, native};
@@ -46,6 +46,8 @@ pub struct Options {
     pub calibration: Option<CalibrationSet>,
     /// Windows of the calibration that methods do not see: what they make of a layer is held against rounding to nearest on them.
     pub held_out: Vec<Vec<u32>>,
+    /// What the factors of products are rounded to while windows go through the model to be solved on.
+    pub products: Products,
     /// What searched blocks are weighed by.
     pub importance: Option<Importance>,
 }
@@ -60,6 +62,7 @@ impl Default for Options {
             rounding: Rounding::NearestEven,
             calibration: None,
             held_out: Vec::new(),
+            products: Products::F32,
             importance: None,
         }
     }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mantissa_eval::Sequence;
+use mantissa_model::Products;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,9 @@ pub struct Quality {
     pub hashes: Hashes,
     /// What the method calibrated on.
     pub calibration: Option<TokenSet>,
+    /// What the factors of products were rounded to while windows went through the model to be solved on, where not f32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration_dtype: Option<String>,
     /// What methods did not see of it, and layers were held against rounding to nearest on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<TokenSet>,
@@ -200,6 +204,10 @@ impl Quality {
             parameters,
             hashes: Hashes { source: source_hashes, recipe: plan.recipe.sha256.clone(), weights },
             calibration: plan.text().or(plan.cache_text()).map(CalibrationSet::identity),
+            calibration_dtype: match plan.options.products {
+                Products::F32 => None,
+                rounded => Some(rounded.name().to_owned()),
+            },
             coverage: plan.coverage.clone(),
             held_out: plan.held_out().map(|set| set.identity()),
             evaluation: None,

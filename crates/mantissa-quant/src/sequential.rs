@@ -262,11 +262,11 @@ impl<'a> Sequential<'a> {
         if self.calibration.is_none() {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
-            let threads = self.plan.options.threads;
+            let (threads, products) = (self.plan.options.threads, self.plan.options.products);
             // AutoRound asks for one pass of a layer before all of its weights change.
             let keeps = self.plan.recipe.method != Method::AutoRound;
             let begin = |windows| {
-                let begun = Calibration::begin(source, config, windows, threads)?;
+                let begun = Calibration::begin(source, config, windows, threads)?.in_products(products);
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
             };
             let begun = begin(windows)?;

@@ -11,7 +11,7 @@ use mantissa_num::{Blocks, Given, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
 
 use crate::awq::{self, Reader};
-use crate::calibrate::{Calibration, CalibrationSet, Sample};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Sample};
 use crate::clip;
 use crate::error::Result;
 use crate::fold::record::storable;
@@ -138,12 +138,13 @@ struct Weight<'a> {
 impl Search<'_> {
     fn run(&mut self, set: &CalibrationSet, tick: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
         let (plan, source) = (self.plan, Folded::plain(self.source));
-        let mut calibration = Calibration::begin(&source, &plan.config, &set.windows, plan.threads())?;
-        let unseen = &plan.options.held_out;
-        let mut held_out = match unseen.is_empty() {
-            true => None,
-            false => Some(Calibration::begin(&source, &plan.config, unseen, plan.threads())?),
+        let begin = |windows| {
+            let begun = Calibration::begin(&source, &plan.config, windows, plan.threads())?;
+            Ok::<_, CalibrateError>(begun.in_products(plan.options.products))
         };
+        let mut calibration = begin(&set.windows)?;
+        let unseen = &plan.options.held_out;
+        let mut held_out = if unseen.is_empty() { None } else { Some(begin(unseen)?) };
         while let Some(layer) = calibration.next_layer()? {
             let index = layer.index();
             let tick = &mut || tick(&format!("layer {index}"));

@@ -29,7 +29,7 @@ impl Calibration<'_> {
             Ok((Hessian::new(width)?, Drift::new(width)?))
         };
         let mut all: Vec<Moved> = inputs.iter().map(new).collect::<Result<_, CalibrateError>>()?;
-        let threads = self.threads;
+        let (threads, products) = (self.threads, self.products);
         let (mut now, mut before) =
             (self.start(layer, inputs, false), reference.start(original, inputs, false));
         // The same workers for both: only what they saw is kept meanwhile.
@@ -41,7 +41,7 @@ impl Calibration<'_> {
             reference.step(&mut before, &mut workers, windows.clone(), &mut |_, _| {})?;
             for (now, worker) in seen.iter().zip(&mut workers).take(windows.len()) {
                 for (((hessian, drift), now), before) in all.iter_mut().zip(now).zip(&mut worker.seen) {
-                    hessian.add(now, threads);
+                    hessian.add_as(products, now, threads);
                     drift.add(before, now, threads);
                 }
             }

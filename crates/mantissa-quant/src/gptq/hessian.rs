@@ -1,6 +1,7 @@
 //! The second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
 
 use mantissa_kernels::{Kernels, MatRef, NotPositiveDefinite, kernels};
+use mantissa_model::Products;
 use mantissa_num::stored::Map;
 
 use super::GptqError;
@@ -96,10 +97,30 @@ impl Hessian {
     /// # Panics
     /// If `x` is not whole rows.
     pub fn add(&mut self, x: &[f32], threads: usize) {
+        let tokens = self.count(x);
+        kernels().accumulate_xtx(MatRef::new(x, tokens, self.cols), &mut self.sum, threads);
+    }
+
+    /// [`add`](Self::add) of inputs that are rounded as `products` says. Takes two bytes for each where that is to bf16.
+    ///
+    /// # Panics
+    /// As [`add`](Self::add).
+    pub fn add_as(&mut self, products: Products, x: &[f32], threads: usize) {
+        if products == Products::F32 {
+            return self.add(x, threads);
+        }
+        let tokens = self.count(x);
+        let (kernels, mut factors) = (kernels().in_common_order(), vec![0; x.len()]);
+        kernels.f32_to_bf16_factors(x, &mut factors);
+        kernels.accumulate_xtx_bf16(MatRef::new(&factors, tokens, self.cols), &mut self.sum, threads);
+    }
+
+    /// Counts the tokens of `x`.
+    fn count(&mut self, x: &[f32]) -> usize {
         let tokens = x.len() / self.cols.max(1);
         assert!(tokens * self.cols == x.len(), "{} values are not rows of {}", x.len(), self.cols);
-        kernels().accumulate_xtx(MatRef::new(x, tokens, self.cols), &mut self.sum, threads);
         self.tokens += tokens as u64;
+        tokens
     }
 
     /// Width of the inputs.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_model::{InputQuantizer, ModelConfig};
+use mantissa_model::{InputQuantizer, ModelConfig, Products};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles};
 use mantissa_train::LayerTrainer;
@@ -105,6 +105,7 @@ impl Asked<'_> {
             }
         }
         self.check_rounding()?;
+        self.check_products()?;
         self.check_method()?;
         let mut notes = self.check_transform()?;
         notes.extend(self.inputs_of_no_server());
@@ -152,6 +153,23 @@ impl Asked<'_> {
             Some(scheme) => refused(scheme.to_string()),
             None => Ok(()),
         }
+    }
+
+    /// Whether something is solved on what the layers read, and may read it with its products rounded. AutoRound learns to come near
+    /// the outputs of the original model, which it has in f32; SpinQuant learns in f32 too.
+    fn check_products(&self) -> Result<()> {
+        let Asked { recipe, container, linears, options, .. } = *self;
+        let searched = matches!(recipe.transform, Some(Transform::Awq | Transform::Smooth(_)));
+        let judged = is_judged(recipe, container) && options.calibration.is_some();
+        let learned = recipe.method == Method::AutoRound;
+        let solved = recipe.method.needs_calibration() || searched || judged;
+        if options.products == Products::F32 || (solved && !learned) {
+            return Ok(());
+        }
+        let why = if learned { "it learns in f32" } else { "nothing is solved on what layers read" };
+        let (found, method) = (options.products.name(), recipe.method_name());
+        let why = format!("--calibration-dtype: found {found} with {method}, allowed f32: {why}");
+        Err(not_storable(container, linears.len(), vec![why]))
     }
 
     /// The text, which there must be.
