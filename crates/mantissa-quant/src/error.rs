@@ -110,6 +110,16 @@ pub enum QuantError {
         /// The recipe.
         recipe: String,
     },
+    /// Products of the calibration are to be rounded where that is of no use, or not done.
+    #[error("recipe \"{recipe}\": found calibration products in {found}, allowed f32: {why}")]
+    Products {
+        /// The recipe.
+        recipe: String,
+        /// What is asked for.
+        found: &'static str,
+        /// Why it is refused.
+        why: &'static str,
+    },
     /// Calibration.
     #[error(transparent)]
     Calibrate(CalibrateError),

@@ -158,7 +158,7 @@ impl Asked<'_> {
     /// Whether something is solved on what the layers read, and may read it with its products rounded. AutoRound learns to come near
     /// the outputs of the original model, which it has in f32; SpinQuant learns in f32 too.
     fn check_products(&self) -> Result<()> {
-        let Asked { recipe, container, linears, options, .. } = *self;
+        let Asked { recipe, container, options, .. } = *self;
         let searched = matches!(recipe.transform, Some(Transform::Awq | Transform::Smooth(_)));
         let judged = is_judged(recipe, container) && options.calibration.is_some();
         let learned = recipe.method == Method::AutoRound;
@@ -166,10 +166,8 @@ impl Asked<'_> {
         if options.products == Products::F32 || (solved && !learned) {
             return Ok(());
         }
-        let why = if learned { "it learns in f32" } else { "nothing is solved on what layers read" };
-        let (found, method) = (options.products.name(), recipe.method_name());
-        let why = format!("--calibration-dtype: found {found} with {method}, allowed f32: {why}");
-        Err(not_storable(container, linears.len(), vec![why]))
+        let why = if learned { "autoround learns in f32" } else { "nothing is solved on what layers read" };
+        Err(QuantError::Products { recipe: recipe.name.clone(), found: options.products.name(), why })
     }
 
     /// The text, which there must be.

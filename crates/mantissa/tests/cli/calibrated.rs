@@ -65,26 +65,30 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
     let spin =
         "transform = \"spin\"\nmethod = \"gptq\"\nweights = \"int4-channel\"\nactivations = \"int4-token\"\n";
     fs::write(&turned, format!("{spin}[spin]\niterations = 4\n")).unwrap();
-    for (name, recipe) in [
-        ("gemma2", "gptq-int4-g8"),
-        ("qwen3-moe", "gptq-int4-g8"),
-        ("deepseek-v3", "gptq-int4-g8"),
-        ("gpt2", "gptq-int4-g8"),
-        ("gemma2", "gptaq-int4-g8"),
-        ("qwen3-moe", "gptaq-int4-g8+int8-token"),
-        ("gpt2", "awq-int4-g8-asym"),
-        ("qwen3-moe", "awq-int4-g8-asym"),
-        ("gemma", "smooth-int8-channel+int8-token"),
-        ("mixtral", "rotate-gptq-int4-channel+int4-token"),
-        ("qwen3-qknorm", text(&learned)),
-        ("qwen3-qknorm", text(&turned)),
+    for (name, recipe, dtype) in [
+        ("gemma2", "gptq-int4-g8", "f32"),
+        ("qwen3-moe", "gptq-int4-g8", "f32"),
+        ("deepseek-v3", "gptq-int4-g8", "f32"),
+        ("gpt2", "gptq-int4-g8", "f32"),
+        ("gemma2", "gptaq-int4-g8", "f32"),
+        ("qwen3-moe", "gptaq-int4-g8+int8-token", "f32"),
+        ("gpt2", "awq-int4-g8-asym", "f32"),
+        ("qwen3-moe", "awq-int4-g8-asym", "f32"),
+        ("gemma", "smooth-int8-channel+int8-token", "f32"),
+        ("mixtral", "rotate-gptq-int4-channel+int4-token", "f32"),
+        ("qwen3-qknorm", text(&learned), "f32"),
+        ("qwen3-qknorm", text(&turned), "f32"),
+        ("gpt2", "gptq-int4-g8", "bf16"),
+        ("qwen3-moe", "gptaq-int4-g8", "bf16"),
+        ("gemma2", "awq-int4-g8-asym", "bf16"),
+        ("mixtral", "rotate-gptq-int4-channel+int4-token", "bf16"),
     ] {
         let model = root().join("tests/data/tiny").join(name);
         let mut first: Option<Vec<(String, Vec<u8>)>> = None;
         for level in mantissa_kernels::Isa::available() {
             for threads in ["1", "2"] {
                 let stem = Path::new(recipe).file_stem().unwrap().to_str().unwrap();
-                let out = temp.path().join(format!("{name}-{stem}-{level}-{threads}"));
+                let out = temp.path().join(format!("{name}-{stem}-{dtype}-{level}-{threads}"));
                 let mut command = command();
                 command.env("MANTISSA_ISA", level.name()).args([
                     "quantize",
@@ -93,13 +97,43 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
                     text(&out),
                 ]);
                 command.args(["--recipe", recipe, "--format", "native", "--threads", threads]);
-                let output = command.args(["--calibration-tokens", text(&windows)]).output().unwrap();
+                command.args(["--calibration-tokens", text(&windows), "--calibration-dtype", dtype]);
+                let output = command.output().unwrap();
                 assert!(output.status.success(), "{}", stderr(&output));
                 let files = files(&out);
                 let same = first.get_or_insert_with(|| files.clone()) == &files;
-                assert!(same, "{name}, {recipe}: {level}, {threads} threads");
+                assert!(same, "{name}, {recipe}, {dtype}: {level}, {threads} threads");
             }
         }
+    }
+}
+
+/// Products in bf16 are another calibration, which says so; what has no use for them says that.
+#[test]
+fn a_calibration_in_bf16_is_recorded_or_refused() {
+    let temp = TempDir::new().unwrap();
+    let (model, calibration) = (model(), calibration_text(temp.path()));
+    let arguments = |recipe: &str, out: &Path, dtype: &str| -> Vec<String> {
+        let all = ["quantize", text(&model), "--recipe", recipe, "--out", text(out), "--calibration"];
+        let more =
+            [text(&calibration), "--length", "24", "--samples", "20", "--json", "--calibration-dtype", dtype];
+        all.iter().chain(&more).map(|argument| (*argument).to_owned()).collect()
+    };
+    let [f32, bf16] = ["f32", "bf16"].map(|dtype| {
+        let out = temp.path().join(dtype);
+        (json(&arguments("gptq-int4-g8", &out, dtype)), files(&out))
+    });
+    assert_eq!((&f32.0["calibration_dtype"], &bf16.0["calibration_dtype"]), (&().into(), &"bf16".into()));
+    let error = |done: &serde_json::Value| done["layers"][0]["output_error"].as_f64().unwrap();
+    assert!((error(&f32.0) / error(&bf16.0) - 1.0).abs() < 0.1, "{} {}", error(&f32.0), error(&bf16.0));
+    assert_ne!(f32.1, bf16.1);
+    for (recipe, why) in [
+        ("autoround-int4-g8", "autoround learns in f32"),
+        ("rtn-int4-g8", "nothing is solved on what layers read"),
+    ] {
+        let said = fail(2, &arguments(recipe, &temp.path().join("none"), "bf16"));
+        let found = format!("recipe \"{recipe}\": found calibration products in bf16, allowed f32: {why}");
+        assert!(said.contains(&found), "{said}");
     }
 }
 
