@@ -111,7 +111,8 @@ impl Coverage {
             if windows.iter().all(Vec::is_empty) {
                 continue;
             }
-            let mut calibration = Calibration::begin(&plain, config, windows, plan.threads())?;
+            let begun = Calibration::begin(&plain, config, windows, plan.threads())?;
+            let mut calibration = begun.in_products(plan.options.products);
             while let Some(layer) = calibration.next_layer()? {
                 let kinds = config.layer_linears(layer.index()).into_iter().map(|info| info.kind);
                 for (input, new) in calibration.fold(&layer, kinds, true, tick, (Seen::new, Seen::add))? {

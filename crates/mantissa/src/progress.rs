@@ -48,7 +48,7 @@ enum Kind {
 }
 
 impl Progress {
-    /// Counts to `total`; silent if `quiet`.
+    /// Counts to `total`, 0 where that is not known; silent if `quiet`.
     pub fn new(total: u64, unit: Unit, quiet: bool) -> Self {
         Progress(match (quiet, io::stderr().is_terminal()) {
             (true, _) => Kind::Silent,
@@ -126,7 +126,10 @@ fn bar(total: u64, unit: Unit) -> ProgressBar {
         Unit::Bytes => "{bytes}/{total_bytes}  {bytes_per_sec}".into(),
         Unit::Items(name) => format!("{{human_pos}}/{{human_len}} {name}  {{per_sec}}"),
     };
-    let template = format!("{{msg}} {{wide_bar}} {amounts}  ETA {{eta}}  {{memory}}");
+    let template = match (total, unit) {
+        (0, Unit::Items(name)) => format!("{{msg}} {{human_pos}} {name}  {{per_sec}}  {{memory}}"),
+        _ => format!("{{msg}} {{wide_bar}} {amounts}  ETA {{eta}}  {{memory}}"),
+    };
     let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let memory = |_: &ProgressState, out: &mut dyn std::fmt::Write| {
         // The next redraw shows what this one could not.
@@ -169,7 +172,8 @@ impl Lines {
             message => format!("{message}: "),
         };
         let amount = |n| self.unit.amount(n);
-        let _ = write!(text, "{} of {}{}", amount(self.done), amount(self.total), self.unit.name());
+        let of = if self.total > 0 { format!(" of {}", amount(self.total)) } else { String::new() };
+        let _ = write!(text, "{}{of}{}", amount(self.done), self.unit.name());
         let here = self.done.saturating_sub(self.before);
         if here > 0 && seconds > 0.0 {
             let rate = here as f64 / seconds;
@@ -178,7 +182,10 @@ impl Lines {
                 Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
                 unit => unit.amount(rate as u64),
             };
-            let _ = write!(text, ", {per_second}/s, {left:.0} s left");
+            let _ = write!(text, ", {per_second}/s");
+            if self.total > 0 {
+                let _ = write!(text, ", {left:.0} s left");
+            }
         }
         if let Some(memory) = memory {
             let _ = write!(text, ", {} memory", bytes(memory));
@@ -206,14 +213,17 @@ mod tests {
         assert_eq!(line, "quantize: 12 of 30 layers, 2.00/s, 9 s left, 312 MB memory");
         (lines.before, lines.done) = (10, 12);
         assert!(lines.line(lines.start + Duration::from_secs(6), None).contains("0.33/s, 54 s left"));
+        let mut open = Lines::new(0, Unit::Items("steps"));
+        open.done = 3;
+        assert_eq!(open.line(open.start + Duration::from_secs(6), None), "3 steps, 0.50/s");
         let begun = Lines::new(2_000_000, Unit::Bytes);
         assert_eq!(begun.line(begun.start, None), "0 B of 2.00 MB");
     }
 
     #[test]
     fn the_bar_template_is_valid() {
-        for unit in [Unit::Bytes, Unit::Items("layers")] {
-            let bar = bar(10, unit);
+        for (total, unit) in [(10, Unit::Bytes), (10, Unit::Items("layers")), (0, Unit::Items("steps"))] {
+            let bar = bar(total, unit);
             bar.set_draw_target(ProgressDrawTarget::hidden());
             bar.inc(3);
             assert_eq!(bar.position(), 3);

@@ -27,7 +27,7 @@ pub fn find(
     traffic: Option<&Path>,
     context: &Context,
 ) -> Result<Option<Coverage>> {
-    let progress = context.progress(0, Unit::Items("windows"));
+    let progress = context.progress(0, Unit::Items("steps"));
     let mut done = 0;
     let tick = &mut || {
         done += 1;

@@ -87,7 +87,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         .saturating_add(level_bytes(&config, &set))
         .saturating_add(source.checkpoint().total_bytes());
     context.require_memory("recalibrate", needs)?;
-    let progress = context.progress(0, Unit::Items("windows"));
+    let progress = context.progress(0, Unit::Items("steps"));
     let mut done = 0;
     let tick = &mut || {
         done += 1;
