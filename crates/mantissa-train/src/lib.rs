@@ -12,8 +12,8 @@
 //! attention weights are.
 //!
 //! The same step gives the same bits at every thread count: rows, heads and output features are split, sums
-//! over tokens are not, or in fixed parts. Products of f32 have one arithmetic at every level of the
-//! instruction set; those of 16 bits are summed in another order at level amx.
+//! over tokens are not, or in fixed parts. Products have one arithmetic at every level of the instruction set,
+//! those of bf16 where `VDPBF16PS` is not taken and, at level amx, nothing is subnormal.
 #![forbid(unsafe_code)]
 
 mod arena;
