@@ -296,9 +296,7 @@ impl QuantError {
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {
-                RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {
-                    ErrorClass::Environment
-                }
+                RecipeError::Read(error) => error.class(),
                 _ => ErrorClass::Input,
             },
             _ => ErrorClass::Input,

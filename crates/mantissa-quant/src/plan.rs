@@ -301,7 +301,11 @@ impl Plan {
 /// [`mantissa_model::LoadError`] where there is none or a field is at fault.
 pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     let file = source.config_path().display().to_string();
-    let no_config = || LoadError::NoConfig { location: source.dir().display().to_string() };
+    let no_config = || {
+        // A weight file by itself, beside a config that is another model's.
+        let alone = source.checkpoint().files().next().filter(|_| source.dir().join("config.json").exists());
+        LoadError::NoConfig { location: alone.unwrap_or(source.dir()).display().to_string() }
+    };
     let config =
         ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
     Ok(config)
