@@ -18,7 +18,7 @@ use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::Conversion;
 use crate::coverage::Coverage;
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::importance::Importance;
 use crate::memory;
@@ -407,13 +407,12 @@ fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
 }
 
 pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
-    const SHOWN: usize = 6;
-    let count = faults.len();
-    let mut list = faults[..count.min(SHOWN)].join("; ");
-    if count > SHOWN {
-        list += &format!("; and {} more", count - SHOWN);
-    }
-    QuantError::NotStorable { count, total, container: container.name(), list }
+    QuantError::not_storable(container, total, &Refused::layers(faults))
+}
+
+/// What of the model as a whole the container cannot hold, or what does not go together.
+pub(crate) fn model_not_storable(container: Container, why: impl Into<String>) -> QuantError {
+    QuantError::not_storable(container, 0, &Refused::whole(why))
 }
 
 /// Every tensor of the source that is not the weight of a quantized layer, by name. Stacked experts are kept where one of them
@@ -425,6 +424,7 @@ fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorM
     };
     let quantized = &tensors(true) - &tensors(false);
     let mut copied: Vec<_> =
+/// Layers that the container cannot hold.
         source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
     copied.sort_by(|a, b| a.name.cmp(&b.name));
     copied

@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use crate::autoround::AutoRoundOptions;
 use crate::cache_scales;
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::gptq::GptqOptions;
@@ -88,12 +88,12 @@ impl Plan {
             stacks::require(&config)?;
         }
         let dtype = model_dtype(source);
-        let Decided { linears, inputs, by_group, mut refused } =
+        let Decided { linears, inputs, by_group, rotations, mut refused } =
             Decided::new(source, &config, container, changes, dtype)?;
-        refused.extend(of_the_whole(&inputs, requantize));
+        refused.whole.extend(of_the_whole(&inputs, requantize));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
-            refused.push("no layer is quantized, which mantissa quantize does".to_owned());
+            refused.whole.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
         if !refused.is_empty() {
             let total = converted(source, &config, container).len();
@@ -120,7 +120,7 @@ struct Decided {
     /// Whether groups of some layer are not of neighbouring columns.
     by_group: bool,
     /// What cannot be stored, and why.
-    refused: Vec<String>,
+    refused: Refused,
 }
 
 impl Decided {
@@ -138,7 +138,7 @@ impl Decided {
             weight.input = weight.input.filter(|_| !drop_inputs);
             if let Some(why) = stays_dense(&info, container) {
                 match requantize.is_none() && (is_quantized(&weight) || !weight.transforms.is_empty()) {
-                    true => all.refused.push(format!("{}: {why}", info.module)),
+                    true => all.refused.layers.push(format!("{}: {why}", info.module)),
                     false => all.linears.push(PlannedLinear { info, scheme: None }),
                 }
                 continue;
@@ -154,7 +154,7 @@ impl Decided {
                 Err(why) => {
                     // Containers name the layer themselves where it is its shape that does not fit.
                     let name = format!("{}: ", info.module);
-                    all.refused.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
+                    all.refused.layers.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
                 }
             }
         }
@@ -169,24 +169,23 @@ fn cache_quantization(
     config: &ModelConfig,
     container: Container,
     requantize: Option<&Scheme>,
-    refused: &mut Vec<String>,
+    refused: &mut Refused,
 ) -> Result<Option<Scheme>> {
     if let Some(policy) = source.kv_policy().filter(|_| requantize.is_none()) {
-        refused.insert(
-            0,
-            format!("KV cache: the levels of {policy} have a place in the native container alone"),
-        );
+        refused
+            .whole
+            .push(format!("KV cache: the levels of {policy} have a place in the native container alone"));
     }
     let kv = match cache_scales::of_source(source, config)? {
         Ok(kv) => kv,
         Err(why) => {
-            refused.push(why);
+            refused.whole.push(why);
             None
         }
     };
     Ok(match kv.map(|kv| container.check_kv(&kv).map(|()| kv)) {
         Some(Err(error)) if requantize.is_none() => {
-            refused.insert(0, format!("KV cache: {error}"));
+            refused.whole.push(format!("KV cache: {error}"));
             None
         }
         kv => kv.and_then(std::result::Result::ok),
@@ -503,7 +502,10 @@ impl Conversion {
             Weight::Quantized(q) => recode::recode(&q, &scheme.format),
             dense => dense::plain(dense, scheme, info.rows, info.cols),
         };
-        let refuse = |why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]);
+        let refuse = |why| {
+            let refused = Refused::layers(vec![format!("{}: {why}", info.module)]);
+            QuantError::not_lossless(plan.container, plan.linears.len(), &refused)
+        };
         let mut quantized = quantized.map_err(refuse)?;
         let mut g_idx = None;
         if let Some(order) = group_order(&weight.transforms) {

@@ -10,7 +10,7 @@ use mantissa_store::convention::{
 };
 use serde_json::Value;
 
-use super::{Plan, not_storable};
+use super::{Plan, model_not_storable};
 use crate::convert::named_class;
 use crate::error::Result;
 use crate::recipe::Method;
@@ -24,7 +24,7 @@ impl Plan {
             named_class(&mut config);
         }
         let kept = self.kept();
-        let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+        let fault = |e: NotStorable| model_not_storable(self.container, e.to_string());
         let quantization = match self.container {
             Container::CompressedTensors => {
                 let ignore: Vec<_> =
@@ -140,7 +140,7 @@ impl Plan {
             Container::Modelopt => {
                 let kept = not_linear(&self.config, &self.kept());
                 let content = modelopt::hf_quant_config(&self.groups(), &kept, self.recipe.kv.as_ref());
-                let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+                let fault = |e: NotStorable| model_not_storable(self.container, e.to_string());
                 Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
             }
             _ => Ok(None),
