@@ -427,7 +427,8 @@ fn copied(
     // The parts of a weight may have dots in their names (`weight.absmax`).
     let of_layer = |name: &str| {
         let dots = name.match_indices('.').map(|(at, _)| &name[..at]);
-        dots.into_iter().any(|module| stored.contains(module)) && !name.ends_with(".bias")
+        // The bias of the layer stays; `weight.bias` is a part of the weight.
+        dots.into_iter().any(|module| stored.contains(module) && name[module.len()..] != *".bias")
     };
     const SCALES: [&str; 3] = ["k_scale", "v_scale", "q_scale"];
     let cache = |name: &str| {

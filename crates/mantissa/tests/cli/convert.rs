@@ -135,6 +135,12 @@ fn integers_go_there_and_back() {
         ("f16", "rtn-int8-g32", "compressed-tensors", "gguf", ""),
         ("bf16", "rtn-int4-g32", "compressed-tensors", "modelopt", ""),
         ("bf16", "rtn-int4-g32-asym", "compressed-tensors", "native", ""),
+        // Float minima in place of zero points.
+        ("bf16", "rtn-int4-g32-asym:minmax", "mlx", "native", ""),
+        ("bf16", "rtn-int4-g32-asym:minmax", "native", "mlx", ""),
+        // Rows of 64 are one group of 64, where those of others are two.
+        ("bf16", "rtn-int4-g64-asym", "awq", "gptq", ""),
+        ("bf16", "rtn-int4-g64-asym", "gptq", "awq", ""),
     ];
     there_and_back(ROWS, synthetic_of);
 }
