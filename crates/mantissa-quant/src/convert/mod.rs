@@ -6,6 +6,7 @@
 //! other's reciprocal, which may differ by one unit in the last place ([`prove`]). With a scheme to requantize to, weights are
 //! decoded and rounded to nearest instead, and the error that this adds is reported.
 
+mod around;
 mod dense;
 mod proof;
 mod recode;
@@ -14,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
-use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
     Container, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files, levels,
@@ -36,6 +36,8 @@ use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 use crate::spqr::SpqrOptions;
+
+use around::group_order;
 
 pub(crate) use dense::Dense;
 pub(crate) use proof::prove;
@@ -59,6 +61,8 @@ pub(crate) struct Conversion {
     drops_inputs: bool,
     /// Whether groups of some layer are not of neighbouring columns.
     by_group: bool,
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    pub(crate) rotations: Vec<(String, usize)>,
     /// Dense tensors that are not copied byte by byte.
     pub(crate) dense: Vec<Dense>,
 }
@@ -105,6 +109,7 @@ impl Plan {
             requantized: requantize.is_some(),
             drops_inputs: drop_inputs,
             by_group,
+            rotations,
             dense: Vec::new(),
         };
         finish(source, config, recipe, container, linears, options, conversion)
@@ -119,6 +124,8 @@ struct Decided {
     inputs: Vec<Option<Scheme>>,
     /// Whether groups of some layer are not of neighbouring columns.
     by_group: bool,
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    rotations: Vec<(String, usize)>,
     /// What cannot be stored, and why.
     refused: Refused,
 }
@@ -145,7 +152,11 @@ impl Decided {
             }
             match decide(&info, &weight, container, requantize, dtype) {
                 Ok(scheme) => {
-                    all.by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
+                    if requantize.is_none() {
+                        all.by_group |= group_order(&weight.transforms).is_some();
+                        let rotated = around::rotation(&weight.transforms);
+                        all.rotations.extend(rotated.map(|order| (info.module.clone(), order)));
+                    }
                     if scheme.is_some() {
                         all.inputs.push(weight.input.map(|input| input.scheme));
                     }
@@ -238,9 +249,9 @@ fn decide(
         let plan = LinearPlan::new(&info.module, &scheme, None, (info.rows, info.cols));
         return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
     }
-    let by_group = group_order(&weight.transforms).is_some() && container.holds_group_order();
-    if !weight.transforms.is_empty() && !by_group {
-        return Err("a permutation, rotation, diagonal or extra part stands around its codes, which no other convention keeps".into());
+    if !around::keeps(container, &weight.transforms) {
+        let why = "a permutation, rotation, diagonal or extra part stands around its codes, which";
+        return Err(format!("{why} {} does not keep", container.name()));
     }
     let input = weight.input.as_ref();
     if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.holds_input_scales()) {
@@ -256,14 +267,6 @@ fn decide(
             let only = scale_code(container, dtype);
             recode::target(q, container, &info.module, input, only).map(|(scheme, _)| Some(scheme))
         }
-    }
-}
-
-/// The order of columns that act-order leaves, where it is all that stands around the codes.
-fn group_order(transforms: &Transforms) -> Option<&[u32]> {
-    match (transforms.before.as_slice(), transforms.after.is_empty() && transforms.extras.is_empty()) {
-        ([Map::Perm(order)], true) => Some(order),
-        _ => None,
     }
 }
 

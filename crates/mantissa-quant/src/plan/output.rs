@@ -152,6 +152,9 @@ impl Plan {
 
     /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
     fn rotated_inputs(&self) -> Vec<(String, usize)> {
+        if let Some(conversion) = &self.conversion {
+            return conversion.rotations.clone();
+        }
         let rotated = self.rotation().map(|options| rotate::rotated_inputs(&self.config, options));
         rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order())).collect()
     }

@@ -230,14 +230,14 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
         let arguments = ["convert", text(&source), "--format", format, "--out", text(&out), "--quiet"];
         let line = fail(2, &arguments);
         assert!(line.contains(why) && line.contains("without loss") && !out.exists(), "{artifact}: {line}");
+        // The KV cache is no layer.
+        assert_eq!(line.contains("error: the model cannot be stored"), why == "KV cache", "{line}");
     }
     // Stored scales of inputs go along: two conventions' names for the same numbers, or (NVFP4) for their reciprocals.
     let tokens = shared("reference").unwrap().join("peers/babyllama-105-tokens.json");
     let tokens = format!("{}:eval_in", text(&tokens));
     let nll = |model: &Path| {
         let found = json(&["eval", text(model), "--tokens", &tokens, "--limit", "4096", "--json", "--quiet"]);
-        // The KV cache is no layer.
-        assert_eq!(line.contains("error: the model cannot be stored"), why == "KV cache", "{line}");
         found["nll"].as_f64().unwrap()
     };
     for (artifact, format, close) in
@@ -250,6 +250,22 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
         let (before, after) = (nll(&source), nll(&out));
         assert!((before - after).abs() <= close, "{artifact}: {before} {after}");
     }
+}
+
+/// A rotation of inputs that both say goes along; where it has no place it is refused.
+#[test]
+fn rotated_inputs_stay_rotated() {
+    const ROWS: &[Row] = &[
+        ("bf16", "rotate-rtn-int4-g32", "compressed-tensors", "native", ""),
+        ("bf16", "rotate-rtn-int4-g32", "native", "compressed-tensors", ""),
+    ];
+    there_and_back(ROWS, synthetic_of);
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (synthetic_of(temp.path(), "bf16"), temp.path().join("rotated"));
+    quantize(&model, "rotate-rtn-int4-g32", "compressed-tensors", &out);
+    let other = temp.path().join("gptq");
+    let line = fail(2, &["convert", text(&out), "--format", "gptq", "--out", text(&other), "--quiet"]);
+    assert!(line.contains("2 of 14 layers") && line.contains("which gptq does not keep"), "{line}");
 }
 
 #[test]
