@@ -1,6 +1,7 @@
 //! `mantissa inspect`: what a checkpoint holds.
 
 mod architecture;
+mod experts;
 mod inventory;
 mod stats;
 
