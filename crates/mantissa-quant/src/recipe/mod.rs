@@ -3,7 +3,7 @@
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, spqr, autoround, qtip
+//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, gptaq, spqr, autoround, qtip
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
@@ -17,13 +17,13 @@
 //! modules = ["*.down_proj"]
 //! weights = "int8-channel"
 //!
-//! [gptq]                         # optional, only with method = "gptq" or "spqr"; these are the defaults
+//! [gptq]                         # optional, only with method = "gptq", "gptaq" or "spqr"; these are the defaults
 //! damp = 0.01                    # of the mean of the Hessian's diagonal
 //! block = 128                    # columns between two updates of the rest
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //! range = "mse"                  # how much of its range it covers: mse, amax
-//! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 in names gptaq-SCHEME
+//! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 with method = "gptaq"
 //!
 //! [spqr]                         # optional, only with method = "spqr"; this is the default
 //! outliers = 0.01                # share of the weights that stand beside the codes, in f16
@@ -219,6 +219,11 @@ impl Recipe {
     pub fn method_name(&self) -> String {
         let transform = self.transform.map_or(String::new(), |transform| format!("{}-", transform.name()));
         transform + self.method.name()
+    }
+
+    /// What a recipe file calls the method; what else makes it is not said. See [`method_name`](Self::method_name).
+    pub fn named_method(&self) -> &'static str {
+        name::named_method(self.method, self.gptq)
     }
 
     /// A recipe by the text of a `.toml` file; `file` is its name in errors.

@@ -162,7 +162,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let found = choose(&rows, limit, &plans[0])?;
     let rows: Vec<Row> =
         units.iter().zip(rows).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
-    let text = recipe_text(args, &schemes, &units, &found);
+    let text = recipe_text(&plans[0].recipe, args.format, &schemes, &units, &found);
     if let Some(path) = &args.save_recipe {
         mantissa_store::write_file_atomic(path, text.as_bytes())?;
     }
@@ -299,13 +299,22 @@ fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
     }
 }
 
-/// The recipe: the commonest scheme, and the others as exceptions.
-fn recipe_text(args: &Args, schemes: &[Scheme], units: &[Unit], found: &Allocation) -> String {
+/// The recipe by the method of `recipe`: the commonest scheme, and the others as exceptions.
+fn recipe_text(
+    recipe: &Recipe,
+    format: Option<Container>,
+    schemes: &[Scheme],
+    units: &[Unit],
+    found: &Allocation,
+) -> String {
     let taken = |at: usize| units.iter().zip(&found.choices).filter(move |(_, choice)| **choice == at);
     let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
     let most = (0..schemes.len()).max_by_key(|&at| count(at)).unwrap_or(0);
-    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", args.method, schemes[most]);
-    if let Some(format) = args.format {
+    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", recipe.named_method(), schemes[most]);
+    if let Some(transform) = recipe.transform {
+        text += &format!("transform = \"{}\"\n", transform.name());
+    }
+    if let Some(format) = format {
         text += &format!("format = \"{}\"\n", format.name());
     }
     for at in (0..schemes.len()).filter(|&at| at != most && count(at) > 0) {
