@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use mantissa_advise::sensitivity::{Baseline, Unit};
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
@@ -22,6 +22,7 @@ use super::outcome::{MeasureArgs, carry_out, human_figures};
 use super::quantize::{container, scheme};
 use crate::app::Context;
 use crate::error::BadInput;
+use crate::interrupt;
 use crate::output::{Align, Table, bytes, number, written};
 use crate::progress::Unit as Progressed;
 
@@ -158,7 +159,14 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let held = Baseline::bytes(&source, &measured_on)?;
     context.require_memory("fit", (peak + peak / 10).max(held + held / 10))?;
     let limit = limit(args.budget, &plans[0])?;
-    let rows = measure(args, context, &source, &plans, &units, &measured_on)?;
+    let work = work_folder(&args.out);
+    let left = format!(
+        "the models that are measured are left in {}: the same command begins again and removes it at its end",
+        work.display()
+    );
+    let leaving = interrupt::leaving(left.clone());
+    let rows = measure(&work, context, &source, &plans, &units, &measured_on).context(left)?;
+    drop(leaving);
     let found = choose(&rows, limit, &plans[0])?;
     let rows: Vec<Row> =
         units.iter().zip(rows).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
@@ -225,23 +233,27 @@ fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
     }
 }
 
-/// The cost of every unit under every scheme. The quantized models stand in a folder beside the output while that lasts.
+/// The folder beside the output in which the quantized models stand while units are measured.
+fn work_folder(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".fit");
+    PathBuf::from(name)
+}
+
+/// The cost of every unit under every scheme. The quantized models stand in the folder `work` while that lasts.
 fn measure(
-    args: &Args,
+    work: &Path,
     context: &Context,
     source: &ModelFiles,
     plans: &[Plan],
     units: &[Unit],
     windows: &[Sequence],
 ) -> Result<Vec<Vec<Candidate>>> {
-    let mut name = args.out.as_os_str().to_owned();
-    name.push(".fit");
-    let work = PathBuf::from(name);
     let io = |operation| {
-        let path = work.clone();
+        let path = work.to_owned();
         move |error| mantissa_store::Error::Io { path, operation, error }
     };
-    std::fs::create_dir_all(&work).map_err(io("create"))?;
+    std::fs::create_dir_all(work).map_err(io("create"))?;
     let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
     let mut baseline = None;
     for plan in plans {
@@ -266,7 +278,7 @@ fn measure(
             row.push(Candidate { scheme: scheme.clone(), bits, kl: mean, kl_se: se });
         }
     }
-    std::fs::remove_dir_all(&work).map_err(io("remove"))?;
+    std::fs::remove_dir_all(work).map_err(io("remove"))?;
     Ok(rows)
 }
 
