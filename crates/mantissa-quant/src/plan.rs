@@ -252,7 +252,7 @@ impl Plan {
         self.linears.iter().filter_map(|linear| Some((&linear.info, linear.scheme.as_ref()?)))
     }
 
-    /// Bits per weight of the quantized linear layers: codes, scales and zero points.
+    /// Bits per weight of the quantized linear layers by their schemes: codes, scales and zero points, these as wide as codes.
     pub fn linear_bits_per_weight(&self) -> f64 {
         self.linear_bits() as f64 / self.linear_weights().max(1) as f64
     }
@@ -267,6 +267,25 @@ impl Plan {
         let (rows, cols) = (info.rows, info.cols);
         scheme.format.total_bits(rows, cols)
             + native::outlier_bits(rows, cols, self.recipe.outliers(rows, cols))
+    }
+
+    /// Bits per weight of the quantized linear layers as the container stores them: the bytes of all their tensors. Above
+    /// [`linear_bits_per_weight`](Self::linear_bits_per_weight) where a container has wider zero points than codes, zero points of
+    /// symmetric codes, the group of each column, or shapes.
+    pub fn linear_stored_bits_per_weight(&self) -> f64 {
+        let stored: u64 = self.quantized().map(|(info, scheme)| self.stored_bits(info, scheme)).sum();
+        stored as f64 / self.linear_weights().max(1) as f64
+    }
+
+    /// Bits of all tensors of a layer in the container.
+    pub(crate) fn stored_bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
+        // Blocks are all that there is in GGUF, whatever tensor they are part of.
+        if self.container == Container::Gguf {
+            return self.bits(info, scheme);
+        }
+        let specs = self.container.specs(&self.linear_plan(info, scheme));
+        // A plan has none but layers that can be stored.
+        specs.map_or_else(|_| self.bits(info, scheme), |specs| 8 * specs.iter().map(spec_bytes).sum::<u64>())
     }
 
     /// Weights of the quantized linear layers.
@@ -406,6 +425,7 @@ fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     container.holds_input_scales() && plan.stores_input_scale()
 }
 
+/// Layers that the container cannot hold.
 pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
     QuantError::not_storable(container, total, &Refused::layers(faults))
 }
@@ -424,7 +444,6 @@ fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorM
     };
     let quantized = &tensors(true) - &tensors(false);
     let mut copied: Vec<_> =
-/// Layers that the container cannot hold.
         source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
     copied.sort_by(|a, b| a.name.cmp(&b.name));
     copied

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::calibration::CalibrationArgs;
 use super::lint;
 use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures};
+use super::outcome::{MeasureArgs, carry_out, human_figures, linear_bits};
 use super::quantize::{container, scheme};
 use crate::app::Context;
 use crate::error::BadInput;
@@ -370,9 +370,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let quality = done.quality;
     writeln!(
         out,
-        "{}: {:.3} bits per weight in linear layers by {}, {}",
+        "{}: {} in linear layers by {}, {}",
         done.output.display(),
-        quality.linear_bits_per_weight,
+        linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight),
         done.method,
         bytes(quality.bytes),
     )?;
