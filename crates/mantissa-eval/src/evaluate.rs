@@ -28,6 +28,16 @@ pub enum EvalError {
         /// What is wrong.
         error: ForwardError,
     },
+    /// A window is longer than the model's context.
+    #[error("window {window}: found {needed} tokens, allowed {allowed} (max_position_embeddings)")]
+    Context {
+        /// Index of the window.
+        window: usize,
+        /// Its tokens.
+        needed: usize,
+        /// The model's context.
+        allowed: usize,
+    },
     /// Memory or context.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -168,7 +178,7 @@ pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(
     for (window, Sequence { tokens, .. }) in sequences.iter().enumerate() {
         let (needed, allowed) = (tokens.len(), config.max_position_embeddings);
         if needed > allowed {
-            return Err(LoadError::Context { needed, allowed }.into());
+            return Err(EvalError::Context { window, needed, allowed });
         }
         let vocab_size = config.vocab_size;
         if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
@@ -226,6 +236,7 @@ fn run_windows(
             return Err(EvalError::Vocabulary { model, reference });
         }
     }
+    check_sequences(model.config(), sequences)?;
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
     let pool: Mutex<Vec<Worker<'_>>> = Mutex::new(Vec::new());
     let (done, stopped) = (AtomicU64::new(0), AtomicBool::new(false));

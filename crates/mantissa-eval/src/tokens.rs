@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use mantissa_model::{Bos, Tokenizer, TokenizerError};
+use mantissa_store::ErrorClass;
 use serde_json::Value;
 
 /// Tokens to run, and from which index on they are predicted.
@@ -34,14 +35,9 @@ pub struct TextOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// A file cannot be read.
-    #[error("{file}: read: {error}")]
-    Io {
-        /// The file.
-        file: String,
-        /// The system's answer.
-        error: std::io::Error,
-    },
+    /// A file is not there or cannot be read.
+    #[error(transparent)]
+    File(#[from] mantissa_store::Error),
     /// A token file does not hold windows.
     #[error("{file}: {field}: found {found}, allowed {allowed}")]
     Field {
@@ -83,6 +79,17 @@ pub enum TokenError {
     Tokenizer(#[from] TokenizerError),
 }
 
+impl TokenError {
+    /// Whether the input or the environment is at fault.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            TokenError::File(error) => error.class(),
+            TokenError::Tokenizer(error) => error.class(),
+            _ => ErrorClass::Input,
+        }
+    }
+}
+
 /// Token files up to this size are read.
 const MAX_FILE: u64 = 1 << 30;
 
@@ -100,7 +107,8 @@ pub fn token_file(argument: &str) -> Result<Vec<Sequence>, TokenError> {
 /// As [`token_file`]; no window holds a token.
 pub fn token_windows(argument: &str) -> Result<Vec<Sequence>, TokenError> {
     let (file, key) = split_key(argument);
-    let io = |error| TokenError::Io { file: file.to_owned(), error };
+    let expected = "a JSON file of token windows";
+    let io = |error| mantissa_store::Error::opening(Path::new(file), expected, "read", error);
     let size = std::fs::metadata(file).map_err(io)?.len();
     if size > MAX_FILE {
         return Err(field(file, "size", format!("{size} bytes"), format!("at most {MAX_FILE}")));

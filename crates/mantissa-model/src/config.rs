@@ -9,6 +9,7 @@ mod family;
 mod fields;
 mod rope;
 
+use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -39,6 +40,18 @@ pub enum Activation {
     GeluTanh,
     /// GELU with the error function.
     Gelu,
+}
+
+impl fmt::Display for Activation {
+    /// The name in a config.json.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Activation::Silu => "silu",
+            Activation::Relu2 => "relu2",
+            Activation::GeluTanh => "gelu_pytorch_tanh",
+            Activation::Gelu => "gelu",
+        })
+    }
 }
 
 /// What the norms of an architecture compute.

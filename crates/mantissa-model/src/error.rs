@@ -17,7 +17,7 @@ pub enum LoadError {
     Store(#[from] mantissa_store::Error),
     /// There is no configuration to build from.
     #[error(
-        "{location}: found no config.json, allowed a model folder with one; name the folder, not a weight file"
+        "{location}: found no config.json, allowed a model folder with one; name the folder, not one file of it"
     )]
     NoConfig {
         /// Where it was looked for.

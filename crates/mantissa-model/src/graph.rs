@@ -190,6 +190,12 @@ impl ModelConfig {
         self.kinds(layer).into_iter().map(|kind| self.linear(layer, kind)).collect()
     }
 
+    /// The modules of `layer` that read `input`, for a message.
+    pub fn readers_of(&self, layer: usize, input: LinearInput) -> String {
+        let readers = self.layer_linears(layer).into_iter().filter(|linear| linear.kind.input() == input);
+        readers.map(|linear| linear.module).collect::<Vec<_>>().join(", ")
+    }
+
     /// One linear layer.
     pub fn linear(&self, layer: usize, kind: LinearKind) -> LinearInfo {
         let (rows, cols, bias) = self.linear_shape(kind);
@@ -448,6 +454,12 @@ mod tests {
             assert_eq!(norm, ["qwen3", "qwen3_moe", "gemma3_text", "olmo2"].contains(&model_type));
             assert_eq!(names.contains("model.layers.0.mlp.ffn_sub_norm.weight"), model_type == "bitnet");
         }
+    }
+
+    #[test]
+    fn readers_of_an_input_are_named_by_their_modules() {
+        let readers = config("llama", "").readers_of(1, LinearInput::GateUp);
+        assert_eq!(readers, "model.layers.1.mlp.gate_proj, model.layers.1.mlp.up_proj");
     }
 
     #[test]

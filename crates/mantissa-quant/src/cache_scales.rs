@@ -14,7 +14,7 @@ use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
 use crate::input_scales::scale;
 use crate::plan::calibration::check_windows;
-use crate::plan::{Options, Plan, not_storable};
+use crate::plan::{Options, Plan, model_not_storable};
 use crate::recipe::Recipe;
 use crate::unquantized::Unquantized;
 
@@ -35,7 +35,7 @@ pub(crate) fn planned(
     config: &ModelConfig,
     options: &Options,
 ) -> Result<Vec<TensorSpec>> {
-    let fault = |why: String| not_storable(container, config.num_hidden_layers, vec![why]);
+    let fault = |why: String| model_not_storable(container, why);
     if let Some(policy) = &recipe.kv_levels {
         if container != Container::Native {
             return Err(fault(format!(

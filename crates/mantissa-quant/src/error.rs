@@ -47,28 +47,24 @@ pub enum QuantError {
         /// Its convention.
         convention: &'static str,
     },
-    /// Some layers cannot be stored as the recipe asks; nothing has been written.
-    #[error("{count} of {total} layers cannot be stored in {container}: {list}")]
+    /// Layers, or the model as a whole, cannot be stored as the recipe asks; nothing has been written.
+    #[error("{what} cannot be stored in {container}: {list}")]
     NotStorable {
-        /// How many.
-        count: usize,
-        /// Of how many.
-        total: usize,
+        /// How many layers of how many, or the model.
+        what: String,
         /// The container.
         container: &'static str,
         /// The first of them with the reason, and how many more.
         list: String,
     },
-    /// A container cannot hold some layers as they are; nothing has been written.
+    /// A container cannot hold some layers, or the model as a whole, as they are; nothing has been written.
     #[error(
-        "{count} of {total} layers cannot be stored in {container}{}: {list}{}", if *.anew { "" } else { " without loss" },
+        "{what} cannot be stored in {container}{}: {list}{}", if *.anew { "" } else { " without loss" },
         if *.anew { "" } else { "; --requantize SCHEME rounds them anew" }
     )]
     NotLossless {
-        /// How many.
-        count: usize,
-        /// Of how many.
-        total: usize,
+        /// How many layers of how many, or the model.
+        what: String,
         /// The container.
         container: &'static str,
         /// The first of them with the reason, and how many more.
@@ -273,14 +269,60 @@ pub struct Unfinished {
     pub done: usize,
 }
 
-impl QuantError {
-    /// [`QuantError::NotLossless`] of these layers.
-    pub(crate) fn not_lossless(container: Container, total: usize, layers: &[String]) -> Self {
+/// What cannot be stored, each with its reason.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Refused {
+    /// Of the model as a whole: its KV cache, its inputs, what only the layers together are.
+    pub(crate) whole: Vec<String>,
+    /// Layers.
+    pub(crate) layers: Vec<String>,
+}
+
+impl Refused {
+    /// Of the model as a whole.
+    pub(crate) fn whole(why: impl Into<String>) -> Self {
+        Refused { whole: vec![why.into()], layers: Vec::new() }
+    }
+
+    /// Of layers alone.
+    pub(crate) fn layers(layers: Vec<String>) -> Self {
+        Refused { whole: Vec::new(), layers }
+    }
+
+    /// Whether everything can be stored.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.layers.is_empty()
+    }
+
+    fn what(&self, total: usize) -> String {
+        match (self.layers.len(), self.whole.is_empty()) {
+            (0, _) => "the model".to_owned(),
+            (count, true) => format!("{count} of {total} layers"),
+            (count, false) => format!("the model, {count} of {total} layers among it,"),
+        }
+    }
+
+    /// The first of them, and how many more.
+    fn list(&self) -> String {
         const SHOWN: usize = 6;
-        let count = layers.len();
-        let more = if count > SHOWN { format!("; and {} more", count - SHOWN) } else { String::new() };
-        let list = layers[..count.min(SHOWN)].join("; ") + &more;
-        QuantError::NotLossless { count, total, container: container.name(), list, anew: false }
+        let all: Vec<&str> = self.whole.iter().chain(&self.layers).map(String::as_str).collect();
+        let more =
+            if all.len() > SHOWN { format!("; and {} more", all.len() - SHOWN) } else { String::new() };
+        all[..all.len().min(SHOWN)].join("; ") + &more
+    }
+}
+
+impl QuantError {
+    /// [`QuantError::NotStorable`] of these of `total` layers.
+    pub(crate) fn not_storable(container: Container, total: usize, refused: &Refused) -> Self {
+        let (what, list) = (refused.what(total), refused.list());
+        QuantError::NotStorable { what, container: container.name(), list }
+    }
+
+    /// [`QuantError::NotLossless`] of these of `total` layers.
+    pub(crate) fn not_lossless(container: Container, total: usize, refused: &Refused) -> Self {
+        let (what, list) = (refused.what(total), refused.list());
+        QuantError::NotLossless { what, container: container.name(), list, anew: false }
     }
 
     /// The same of layers that are rounded `anew`, which is then no cure.
@@ -306,9 +348,7 @@ impl QuantError {
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
             QuantError::Recipe(error) => match &**error {
-                RecipeError::Io { error, .. } if error.kind() != std::io::ErrorKind::NotFound => {
-                    ErrorClass::Environment
-                }
+                RecipeError::Read(error) => error.class(),
                 _ => ErrorClass::Input,
             },
             _ => ErrorClass::Input,
@@ -322,5 +362,33 @@ impl QuantError {
             QuantError::Unfinished(unfinished) => unfinished.error.is_interruption(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A KV cache is no layer, and is not counted as one.
+    #[test]
+    fn what_is_refused_of_the_whole_is_not_counted_among_layers() {
+        let error = |whole: &[&str], layers: usize| {
+            let refused = Refused {
+                whole: whole.iter().map(|why| (*why).to_owned()).collect(),
+                layers: (0..layers).map(|i| format!("layer {i}: why")).collect(),
+            };
+            QuantError::not_lossless(Container::Gptq, 35, &refused).to_string()
+        };
+        assert!(
+            error(&[], 2)
+                .starts_with("2 of 35 layers cannot be stored in gptq without loss: layer 0: why; layer 1")
+        );
+        assert!(
+            error(&["KV cache: why"], 0)
+                .starts_with("the model cannot be stored in gptq without loss: KV cache: why;")
+        );
+        let both = error(&["KV cache: why"], 35);
+        assert!(both.starts_with("the model, 35 of 35 layers among it, cannot be stored"), "{both}");
+        assert!(both.contains(": KV cache: why; layer 0: why;") && both.contains("; and 30 more;"), "{both}");
     }
 }

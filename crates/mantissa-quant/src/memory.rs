@@ -5,26 +5,26 @@
 //! takes the whole model in f32; an evaluation holds source and output side by side. Sizes follow from shapes and formats; what the allocator adds was measured (`bench/memory.py`
 //! compares the sum with the kernel's account).
 
+mod solving;
+
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
 use mantissa_store::convention::Container;
 use mantissa_train::LayerTrainer;
 
+use solving::Solving;
+
 use crate::autoround::{ErrorMetric, LearnedWeight};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gguf;
-use crate::gptq::{self, Drift, Hessian};
+use crate::gptq::Hessian;
 use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, spec_bytes};
-use crate::qtip;
 use crate::quality::Evaluation;
 use crate::recipe::{Method, Transform};
 use crate::rtn;
-use crate::sequential::{
-    EXPERTS_AT_ONCE, asymmetric, learning_options, makes_up, metrics_buffers, metrics_bytes, outputs_bytes,
-    reads_last,
-};
+use crate::sequential::{asymmetric, learning_options, metrics_buffers, metrics_bytes, outputs_bytes};
 use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
@@ -128,7 +128,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
             Some(set) if plan.recipe.method == Method::AutoRound => {
                 stages.push(learning(plan, set, info, scheme));
             }
-            Some(set) => stages.extend(calibrated(plan, set, info, scheme)),
+            Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
             None => match plan.judging_text() {
                 Some(set) => stages.extend(judged(plan, set, info, scheme)),
                 None => stages.push(quantizing(plan, info, scheme)),
@@ -307,135 +307,11 @@ fn kept(plan: &Plan, set: &CalibrationSet) -> u64 {
     of(set).saturating_add(plan.held_out().as_ref().map_or(0, of))
 }
 
-/// Statistics of a layer's input, their factor, and the solution.
-fn calibrated(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 4] {
-    let (threads, cols) = (plan.options.threads, info.cols as u64);
-    let of_layer = plan.config.layer_linears(info.layer).into_iter();
-    let layer: u64 = of_layer.map(|l| (l.rows * l.cols) as u64 * 4).sum();
-    let original = Beside::of(plan, set, info);
-    let base = [
-        ("states of the calibration", states(plan, set)),
-        ("states inside the layer", kept(plan, set)),
-        ("layer in f32", layer),
-        ("states in the original model, and inside its layer", original.states),
-        ("layer of the original model in f32", original.layer),
-        ("second moments of gradients", outputs_bytes(plan)),
-    ];
-    let stage = |what: &str, more: &[(&'static str, u64)]| {
-        let buffers = base.iter().chain(more).copied().collect();
-        with_holes_of_calibration(format!("{what} {}", info.module), buffers)
-    };
-    let (sizes, weights) = (Sizes::of(plan, info, scheme), (info.rows * info.cols) as u64);
-    // Of experts, several at once.
-    let at_once = match (info.kind.input(), &plan.config.experts) {
-        (LinearInput::Expert(_) | LinearInput::ExpertDown(_), Some(experts)) => {
-            EXPERTS_AT_ONCE.min(experts.count.into()) as u64
-        }
-        _ => 1,
-    };
-    let statistics = at_once * Calibration::statistics_bytes(&plan.config, set, info.kind.input(), threads);
-    let hessian = at_once * Hessian::bytes_needed(info.cols);
-    let factor = at_once * 8 * cols * cols;
-    let others = factor - 8 * cols * cols;
-    // Of windows that are held out there are moments as well.
-    let unseen = if plan.options.held_out.is_empty() { 0 } else { hessian };
-    let solve = match scheme.format.trellis().and_then(|trellis| trellis.whole_bits()) {
-        Some(bits) => ("values and paths at work", qtip::solve_bytes(bits, info.rows, info.cols, threads)),
-        None => ("codes and rows at work", gptq::solve_bytes(info.rows, info.cols, threads)),
-    };
-    let qtip = plan.recipe.method == Method::Qtip;
-    let rotated = if qtip { 2 * hessian } else { 0 };
-    // There is no rounding to nearest of a trellis.
-    let judging = if qtip { [0, 0] } else { [hessian, judging_bytes(info, &sizes)] };
-    [
-        stage(
-            "statistics for",
-            &[
-                ("buffers of the calibration", Calibration::pass_bytes(&plan.config, set, threads)),
-                ("Hessian and inputs of a window per thread", statistics),
-                ("factors as bf16", factors(plan, set)),
-                ("Hessian of held-out windows", unseen),
-                ("drift from the original model", original.statistics),
-            ],
-        ),
-        stage(
-            "factor for",
-            &[
-                ("Hessian", hessian + unseen + rotated),
-                ("drift", original.drift),
-                ("factor and its scratch", gptq::factor_bytes(info.cols) + others),
-            ],
-        ),
-        stage(
-            "correct",
-            &[
-                ("factor and moments", factor + judging[0]),
-                ("drift", original.drift),
-                ("weight as it is read, in f32 and corrected", 2 * 4 * weights + original.correction),
-            ],
-        ),
-        stage(
-            "solve",
-            &[
-                ("factor", factor + rotated / 2),
-                ("drift", if reads_last(plan, info) { 0 } else { original.drift }),
-                ("corrected weight", original.corrected),
-                ("moments by which it is judged", judging[0]),
-                ("rounded to nearest, and errors", judging[1]),
-                ("weight as it is read and in f32", 2 * 4 * weights),
-                solve,
-                ("gains and marks of outliers", outliers(plan, info)),
-                ("scales", sizes.scales),
-                ("packed tensors", sizes.stored),
-                ("words as they are turned", turned(plan, &sizes)),
-            ],
-        ),
-    ]
-}
-
-/// What each thread multiplies, rounded; the second moments' is no more.
+/// What each thread multiplies, rounded; of the second moments it is no more.
 fn factors(plan: &Plan, set: &CalibrationSet) -> u64 {
     let widths = LinearInput::PLAIN.iter().map(|&input| plan.config.input_width(input));
-    let widest = widths.max().unwrap_or(0);
-    let of_thread = plan.options.products.bytes_needed(set.longest(), widest);
+    let of_thread = plan.options.products.bytes_needed(set.longest(), widths.max().unwrap_or(0));
     of_thread * plan.options.threads.clamp(1, set.windows.len().max(1)) as u64
-}
-
-/// What is known of each weight as outliers are chosen: gains, the largest of them, marks, and residuals; these of the rounded weight too.
-fn outliers(plan: &Plan, info: &LinearInfo) -> u64 {
-    let weights = (info.rows * info.cols) as u64;
-    let count = plan.recipe.outliers(info.rows, info.cols) as u64;
-    if count > 0 { (4 + 4 + 4 + 1 + 1) * weights + 3 * 10 * count } else { 0 }
-}
-
-/// What GPTAQ holds of the original model beside the one that is made; nothing where weights do not make up for anything.
-#[derive(Default)]
-struct Beside {
-    states: u64,
-    layer: u64,
-    /// Of a pass, beside that of the model that is made.
-    statistics: u64,
-    drift: u64,
-    /// While a weight is corrected.
-    correction: u64,
-    corrected: u64,
-}
-
-impl Beside {
-    fn of(plan: &Plan, set: &CalibrationSet, info: &LinearInfo) -> Self {
-        let (config, threads, input) = (&plan.config, plan.options.threads, info.kind.input());
-        if !makes_up(plan, input) {
-            return Beside::default();
-        }
-        Beside {
-            states: Calibration::state_bytes(config, set) + Calibration::kept_bytes(config, set),
-            layer: config.layer_linears(info.layer).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum(),
-            statistics: Calibration::beside_bytes(config, set, input, threads),
-            drift: Drift::bytes_needed(info.cols),
-            correction: gptq::correction_bytes(info.rows, info.cols, threads),
-            corrected: 4 * (info.rows * info.cols) as u64,
-        }
-    }
 }
 
 /// A weight rounded to nearest beside its solution, and the errors of both.
@@ -445,7 +321,7 @@ fn judging_bytes(info: &LinearInfo, sizes: &Sizes) -> u64 {
 
 /// A layer that is solved without a text and judged on one.
 fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> [Stage; 2] {
-    let [statistics, ..] = calibrated(plan, set, info, scheme);
+    let statistics = Solving::of(plan, set, info, scheme).statistics();
     let mut solve = quantizing(plan, info, scheme);
     solve.buffers.extend([
         ("states of the calibration", states(plan, set)),

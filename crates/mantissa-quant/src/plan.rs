@@ -18,7 +18,7 @@ use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::Conversion;
 use crate::coverage::Coverage;
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::importance::Importance;
 use crate::memory;
@@ -255,7 +255,7 @@ impl Plan {
         self.linears.iter().filter_map(|linear| Some((&linear.info, linear.scheme.as_ref()?)))
     }
 
-    /// Bits per weight of the quantized linear layers: codes, scales and zero points.
+    /// Bits per weight of the quantized linear layers by their schemes: codes, scales and zero points, these as wide as codes.
     pub fn linear_bits_per_weight(&self) -> f64 {
         self.linear_bits() as f64 / self.linear_weights().max(1) as f64
     }
@@ -270,6 +270,25 @@ impl Plan {
         let (rows, cols) = (info.rows, info.cols);
         scheme.format.total_bits(rows, cols)
             + native::outlier_bits(rows, cols, self.recipe.outliers(rows, cols))
+    }
+
+    /// Bits per weight of the quantized linear layers as the container stores them: the bytes of all their tensors. Above
+    /// [`linear_bits_per_weight`](Self::linear_bits_per_weight) where a container has wider zero points than codes, zero points of
+    /// symmetric codes, the group of each column, or shapes.
+    pub fn linear_stored_bits_per_weight(&self) -> f64 {
+        let stored: u64 = self.quantized().map(|(info, scheme)| self.stored_bits(info, scheme)).sum();
+        stored as f64 / self.linear_weights().max(1) as f64
+    }
+
+    /// Bits of all tensors of a layer in the container.
+    pub(crate) fn stored_bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
+        // Blocks are all that there is in GGUF, whatever tensor they are part of.
+        if self.container == Container::Gguf {
+            return self.bits(info, scheme);
+        }
+        let specs = self.container.specs(&self.linear_plan(info, scheme));
+        // A plan has none but layers that can be stored.
+        specs.map_or_else(|_| self.bits(info, scheme), |specs| 8 * specs.iter().map(spec_bytes).sum::<u64>())
     }
 
     /// Weights of the quantized linear layers.
@@ -304,7 +323,11 @@ impl Plan {
 /// [`mantissa_model::LoadError`] where there is none or a field is at fault.
 pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
     let file = source.config_path().display().to_string();
-    let no_config = || LoadError::NoConfig { location: source.dir().display().to_string() };
+    let no_config = || {
+        // A weight file by itself, beside a config that is another model's.
+        let alone = source.checkpoint().files().next().filter(|_| source.dir().join("config.json").exists());
+        LoadError::NoConfig { location: alone.unwrap_or(source.dir()).display().to_string() }
+    };
     let config =
         ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
     Ok(config)
@@ -405,14 +428,14 @@ fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     container.holds_input_scales() && plan.stores_input_scale()
 }
 
+/// Layers that the container cannot hold.
 pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<String>) -> QuantError {
-    const SHOWN: usize = 6;
-    let count = faults.len();
-    let mut list = faults[..count.min(SHOWN)].join("; ");
-    if count > SHOWN {
-        list += &format!("; and {} more", count - SHOWN);
-    }
-    QuantError::NotStorable { count, total, container: container.name(), list }
+    QuantError::not_storable(container, total, &Refused::layers(faults))
+}
+
+/// What of the model as a whole the container cannot hold, or what does not go together.
+pub(crate) fn model_not_storable(container: Container, why: impl Into<String>) -> QuantError {
+    QuantError::not_storable(container, 0, &Refused::whole(why))
 }
 
 /// Every tensor of the source that is not the weight of a quantized layer, by name. Stacked experts are kept where one of them

@@ -61,8 +61,11 @@ pub struct Quality {
     pub kv: Option<String>,
     /// The container.
     pub container: String,
-    /// Bits per weight of the quantized layers, scales and zero points counted.
+    /// Bits per weight of the quantized layers by their schemes, scales and zero points counted, these as wide as codes.
     pub linear_bits_per_weight: f64,
+    /// Bits per weight of all tensors of these layers as the container stores them; `None` in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linear_stored_bits_per_weight: Option<f64>,
     /// Bits per parameter of all tensors of the output, embeddings and head included.
     pub bits_per_weight: f64,
     /// Bytes of those tensors.
@@ -199,6 +202,7 @@ impl Quality {
             kv: plan.recipe.cache(),
             container: plan.container.name().to_owned(),
             linear_bits_per_weight: plan.linear_bits_per_weight(),
+            linear_stored_bits_per_weight: Some(plan.linear_stored_bits_per_weight()),
             bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
             bytes,
             parameters,

@@ -25,8 +25,11 @@ pub struct LayerReport {
     pub scale_dtype: String,
     /// `[out, in]`.
     pub shape: [usize; 2],
-    /// Bits per weight, scales, zero points and outliers counted.
+    /// Bits per weight by the scheme: scales, zero points and outliers counted, zero points as wide as codes.
     pub bits_per_weight: f64,
+    /// Bits per weight of all tensors of the layer as the container stores them; `None` in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bits_per_weight: Option<f64>,
     /// Single weights that stand beside the codes, where some do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outliers: Option<usize>,
@@ -55,6 +58,9 @@ impl LayerReport {
             scale_dtype: scale_dtype(&scheme.format).to_owned(),
             shape: [info.rows, info.cols],
             bits_per_weight: plan.bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
+            stored_bits_per_weight: Some(
+                plan.stored_bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
+            ),
             outliers: Some(plan.recipe.outliers(info.rows, info.cols)).filter(|&count| count > 0),
             output_error: solved.output_error,
             judged: solved.judged,

@@ -330,7 +330,7 @@ impl<'a> Sequential<'a> {
             Ok(factor) => Ok(Solver::Gptq(Box::new(factor), drift)),
             Err(error @ GptqError::Singular { .. }) => Ok(Solver::RoundToNearest(error.to_string())),
             Err(error) => {
-                let what = format!("layer {layer}, input of {:?}", input.readers().collect::<Vec<_>>());
+                let what = format!("input of {}", self.plan.config.readers_of(layer, input));
                 Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error })
             }
         }

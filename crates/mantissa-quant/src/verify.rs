@@ -19,11 +19,12 @@ mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
 pub mod independent;
+mod reference;
 mod trellis;
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use mantissa_eval::Sequence;
 use mantissa_kernels::map_reduce_fixed;
@@ -38,7 +39,8 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, manifest_path, verify_manifest};
 use serde::Serialize;
 
-use crate::convert::values_of;
+use reference::source_weight;
+
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
@@ -299,8 +301,8 @@ impl WeightCheck<'_> {
             Some(stack) => independent::open_stacked(self.files, module, stack, *rows, *cols)?,
             None => independent::open(self.files, module, *rows, *cols)?,
         };
-        let source =
-            self.source.map(|source| source_weight(self.files.dir(), source, self.info)).transpose()?;
+        let weight = |source| source_weight(self.files.dir(), source, self.info, &linear.transforms);
+        let source = self.source.map(weight).transpose()?;
         let grain = (PANEL / (*cols).max(1)).max(1);
         let coded = Coded { q, order, extras: &linear.transforms.extras };
         let check = |range: Range<usize>| self.rows(range, &coded, &ours, source.as_ref());
@@ -420,23 +422,6 @@ fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
     sorted.clear();
     sorted.extend(order.iter().map(|&from| row[from as usize]));
     row.copy_from_slice(sorted);
-}
-
-fn source_weight<'a>(dir: &Path, source: &Folded<'a>, info: &LinearInfo) -> Result<DenseTensor<'a>> {
-    let ((name, _), files) = (info.dense_tensor(), source.files());
-    if files.is_quantized() && (info.is_by_rows(files) || stack_of(info).is_some()) {
-        // Of a change of container: what the source's codes decode to.
-        let weight = linear_weight(files, &LinearInfo { bias: false, ..info.clone() })?;
-        return Ok(values_of(info, weight)?.into());
-    }
-    if !files.has(&name) {
-        return Err(reference_fault(dir, source.path(), format!("it has no dense tensor {name}")));
-    }
-    Ok(DenseTensor::of_linear(source, info)?)
-}
-
-fn reference_fault(model: &Path, reference: &Path, what: String) -> QuantError {
-    QuantError::Reference { model: PathBuf::from(model), reference: PathBuf::from(reference), what }
 }
 
 /// The type of a codec's blocks.

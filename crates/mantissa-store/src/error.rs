@@ -238,6 +238,17 @@ impl Error {
         }))
     }
 
+    /// What a failed `operation` on a file that the caller named means: one that is not there, or a folder, is bad input; anything
+    /// else is the environment's. `expected` says what was looked for.
+    pub fn opening(path: &Path, expected: &'static str, operation: &'static str, error: io::Error) -> Self {
+        let path = path.to_owned();
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Missing { path, expected },
+            io::ErrorKind::IsADirectory => Self::WrongKind { path, found: "a folder", expected },
+            _ => Self::Io { path, operation, error },
+        }
+    }
+
     pub(crate) fn io(path: &Path, operation: &'static str, error: io::Error) -> Self {
         Self::Io { path: path.to_owned(), operation, error }
     }

@@ -1,7 +1,6 @@
 //! Positioned reads from one regular file.
 
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -23,10 +22,10 @@ impl Source {
     pub(crate) fn open(path: &Path, expected: &'static str) -> Result<Self> {
         // Looked at before it is opened: opening a pipe would wait for its writer.
         let before =
-            failpoint::read(|| fs::metadata(path)).map_err(|e| missing_or_io(path, expected, "open", e))?;
+            failpoint::read(|| fs::metadata(path)).map_err(|e| Error::opening(path, expected, "open", e))?;
         require_regular(path, &before, expected)?;
         let file =
-            failpoint::read(|| File::open(path)).map_err(|e| missing_or_io(path, expected, "open", e))?;
+            failpoint::read(|| File::open(path)).map_err(|e| Error::opening(path, expected, "open", e))?;
         let opened = failpoint::read(|| file.metadata()).map_err(|e| Error::io(path, "read length", e))?;
         require_regular(path, &opened, expected)?;
         Ok(Self { path: path.to_owned(), file, len: opened.len() })
@@ -79,21 +78,6 @@ pub(crate) fn reserve<T>(path: &Path, what: &str, count: u64, bytes: u64) -> Res
         Ok(items)
     } else {
         Err(Error::Memory { path: path.to_owned(), what: what.to_owned(), bytes })
-    }
-}
-
-/// A path that the caller named and that is not there is the caller's mistake; anything else is the system's.
-pub(crate) fn missing_or_io(
-    path: &Path,
-    expected: &'static str,
-    operation: &'static str,
-    error: io::Error,
-) -> Error {
-    match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            Error::Missing { path: path.to_owned(), expected }
-        }
-        _ => Error::io(path, operation, error),
     }
 }
 

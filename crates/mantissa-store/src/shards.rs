@@ -13,7 +13,6 @@ use serde_json::Value;
 
 use crate::error::{Error, ForeignKind, IndexFault, Result};
 use crate::json::read_strict;
-use crate::reader::missing_or_io;
 use crate::safetensors::{SafeTensors, TensorMeta};
 use crate::shard_plan::{INDEX_NAME, SINGLE_NAME};
 
@@ -43,7 +42,7 @@ impl Checkpoint {
     /// [`SafeTensors::open`] and [`crate::json::parse_strict`].
     pub fn open(path: &Path) -> Result<Self> {
         let expected = "a model folder or a .safetensors file";
-        let metadata = fs::metadata(path).map_err(|e| missing_or_io(path, expected, "open", e))?;
+        let metadata = fs::metadata(path).map_err(|e| Error::opening(path, expected, "open", e))?;
         if metadata.is_dir() { Self::open_folder(path) } else { Self::open_file(path) }
     }
 

@@ -15,8 +15,8 @@ use crate::manifest::{MANIFEST_NAME, Manifest, files_under};
 /// # Errors
 /// [`Error::Output`] when they overlap, [`Error::Missing`] when the input does not exist, [`Error::Io`].
 pub fn refuse_overlap(input: &Path, output: &Path) -> Result<()> {
-    let from = fs::canonicalize(input)
-        .map_err(|e| crate::reader::missing_or_io(input, "an existing input", "resolve", e))?;
+    let from =
+        fs::canonicalize(input).map_err(|e| Error::opening(input, "an existing input", "resolve", e))?;
     let to = resolve(output)?;
     let relation = if to == from {
         "is"

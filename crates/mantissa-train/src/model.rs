@@ -370,7 +370,7 @@ pub(crate) fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
         return refuse("model_type", config.model_type.name().into(), "llama, mistral, qwen2 or qwen3");
     }
     if config.hidden_act != Activation::Silu {
-        return refuse("hidden_act", format!("{:?}", config.hidden_act), "silu");
+        return refuse("hidden_act", config.hidden_act.to_string(), "silu");
     }
     Ok(())
 }

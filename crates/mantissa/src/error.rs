@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use mantissa_advise::AdviseError;
-use mantissa_eval::EvalError;
+use mantissa_eval::{EvalError, TokenError};
 use mantissa_model::{GenerateError, LoadError};
 use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
@@ -141,6 +141,7 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
     let load = || error.downcast_ref().map(LoadError::class);
     let generate = || error.downcast_ref().map(GenerateError::class);
     let eval = || error.downcast_ref().map(EvalError::class);
+    let tokens = || error.downcast_ref().map(TokenError::class);
     let train = || error.downcast_ref().map(TrainError::class);
     let data = || error.downcast_ref().map(DataError::class);
     let advise = || error.downcast_ref().map(AdviseError::class);
@@ -148,6 +149,7 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         .or_else(load)
         .or_else(generate)
         .or_else(eval)
+        .or_else(tokens)
         .or_else(train)
         .or_else(data)
         .or_else(advise)

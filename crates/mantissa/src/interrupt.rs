@@ -4,8 +4,8 @@
 //! done, and returns. Every other command is ended where it stands, after its unfinished outputs have been removed.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,25 @@ static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
 /// Whether someone will act on [`received`].
 static ORDERLY: AtomicBool = AtomicBool::new(false);
+
+/// What stays behind where the process ends here, for the message of the end.
+static LEFT: Mutex<Option<String>> = Mutex::new(None);
+
+/// While it lives, whoever ends the process is told of what stays behind.
+#[must_use]
+pub struct Leaving(());
+
+/// Has the message of an end that is not orderly say `what` stays behind, as long as the result lives.
+pub fn leaving(what: String) -> Leaving {
+    *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+    Leaving(())
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
 
 /// Begins to listen.
 ///
@@ -74,6 +93,8 @@ fn stop(signal: i32) {
     }
     mantissa_store::abandon_unpublished();
     let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
-    print_error(&format!("found {name}, allowed to run to the end; stopped"));
+    let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let left = left.map_or_else(String::new, |what| format!("; {what}"));
+    print_error(&format!("found {name}, allowed to run to the end; stopped{left}"));
     signal_hook::low_level::exit(exit as i32);
 }

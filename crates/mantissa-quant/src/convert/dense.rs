@@ -7,7 +7,7 @@ use mantissa_store::convention::{Container, ModelFiles, Weight};
 use mantissa_store::{Dtype, TensorSpec};
 
 use super::{values_of, weight_of};
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::pipeline::stacks::stack_of;
 use crate::plan::PlannedLinear;
@@ -45,7 +45,7 @@ pub(super) fn of_gguf(
         if stacked {
             let why =
                 format!("{}: its experts stand one by one in GGUF, and are not all quantized", info.name);
-            return Err(QuantError::not_lossless(container, 1, &[why]));
+            return Err(QuantError::not_lossless(container, linears.len(), &Refused::whole(why)));
         }
         let values = values(source, config, &info)?;
         // Vectors stay f32, as in the file.

@@ -6,6 +6,7 @@
 //! other's reciprocal, which may differ by one unit in the last place ([`prove`]). With a scheme to requantize to, weights are
 //! decoded and rounded to nearest instead, and the error that this adds is reported.
 
+mod around;
 mod dense;
 mod proof;
 mod recode;
@@ -14,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
-use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
     Container, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files, levels,
@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use crate::autoround::AutoRoundOptions;
 use crate::cache_scales;
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::gptq::GptqOptions;
@@ -36,6 +36,8 @@ use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 use crate::spqr::SpqrOptions;
+
+use around::group_order;
 
 pub(crate) use dense::Dense;
 pub(crate) use proof::prove;
@@ -59,6 +61,8 @@ pub(crate) struct Conversion {
     drops_inputs: bool,
     /// Whether groups of some layer are not of neighbouring columns.
     by_group: bool,
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    pub(crate) rotations: Vec<(String, usize)>,
     /// Dense tensors that are not copied byte by byte.
     pub(crate) dense: Vec<Dense>,
 }
@@ -88,12 +92,12 @@ impl Plan {
             stacks::require(&config)?;
         }
         let dtype = model_dtype(source);
-        let Decided { linears, inputs, by_group, mut refused } =
+        let Decided { linears, inputs, by_group, rotations, mut refused } =
             Decided::new(source, &config, container, changes, dtype)?;
-        refused.extend(of_the_whole(&inputs, requantize));
+        refused.whole.extend(of_the_whole(&inputs, requantize));
         let kv = cache_quantization(source, &config, container, requantize, &mut refused)?;
         if refused.is_empty() && linears.iter().all(|linear| linear.scheme.is_none()) {
-            refused.push("no layer is quantized, which mantissa quantize does".to_owned());
+            refused.whole.push("no layer is quantized, which mantissa quantize does".to_owned());
         }
         if !refused.is_empty() {
             let total = converted(source, &config, container).len();
@@ -105,6 +109,7 @@ impl Plan {
             requantized: requantize.is_some(),
             drops_inputs: drop_inputs,
             by_group,
+            rotations,
             dense: Vec::new(),
         };
         finish(source, config, recipe, container, linears, options, conversion)
@@ -119,8 +124,10 @@ struct Decided {
     inputs: Vec<Option<Scheme>>,
     /// Whether groups of some layer are not of neighbouring columns.
     by_group: bool,
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    rotations: Vec<(String, usize)>,
     /// What cannot be stored, and why.
-    refused: Vec<String>,
+    refused: Refused,
 }
 
 impl Decided {
@@ -138,14 +145,18 @@ impl Decided {
             weight.input = weight.input.filter(|_| !drop_inputs);
             if let Some(why) = stays_dense(&info, container) {
                 match requantize.is_none() && (is_quantized(&weight) || !weight.transforms.is_empty()) {
-                    true => all.refused.push(format!("{}: {why}", info.module)),
+                    true => all.refused.layers.push(format!("{}: {why}", info.module)),
                     false => all.linears.push(PlannedLinear { info, scheme: None }),
                 }
                 continue;
             }
             match decide(&info, &weight, container, requantize, dtype) {
                 Ok(scheme) => {
-                    all.by_group |= group_order(&weight.transforms).is_some() && requantize.is_none();
+                    if requantize.is_none() {
+                        all.by_group |= group_order(&weight.transforms).is_some();
+                        let rotated = around::rotation(&weight.transforms);
+                        all.rotations.extend(rotated.map(|order| (info.module.clone(), order)));
+                    }
                     if scheme.is_some() {
                         all.inputs.push(weight.input.map(|input| input.scheme));
                     }
@@ -154,7 +165,7 @@ impl Decided {
                 Err(why) => {
                     // Containers name the layer themselves where it is its shape that does not fit.
                     let name = format!("{}: ", info.module);
-                    all.refused.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
+                    all.refused.layers.push(format!("{name}{}", why.strip_prefix(&name).unwrap_or(&why)));
                 }
             }
         }
@@ -169,24 +180,23 @@ fn cache_quantization(
     config: &ModelConfig,
     container: Container,
     requantize: Option<&Scheme>,
-    refused: &mut Vec<String>,
+    refused: &mut Refused,
 ) -> Result<Option<Scheme>> {
     if let Some(policy) = source.kv_policy().filter(|_| requantize.is_none()) {
-        refused.insert(
-            0,
-            format!("KV cache: the levels of {policy} have a place in the native container alone"),
-        );
+        refused
+            .whole
+            .push(format!("KV cache: the levels of {policy} have a place in the native container alone"));
     }
     let kv = match cache_scales::of_source(source, config)? {
         Ok(kv) => kv,
         Err(why) => {
-            refused.push(why);
+            refused.whole.push(why);
             None
         }
     };
     Ok(match kv.map(|kv| container.check_kv(&kv).map(|()| kv)) {
         Some(Err(error)) if requantize.is_none() => {
-            refused.insert(0, format!("KV cache: {error}"));
+            refused.whole.push(format!("KV cache: {error}"));
             None
         }
         kv => kv.and_then(std::result::Result::ok),
@@ -239,9 +249,9 @@ fn decide(
         let plan = LinearPlan::new(&info.module, &scheme, None, (info.rows, info.cols));
         return container.specs(&plan).map(|_| Some(scheme)).map_err(|error| error.why);
     }
-    let by_group = group_order(&weight.transforms).is_some() && container.holds_group_order();
-    if !weight.transforms.is_empty() && !by_group {
-        return Err("a permutation, rotation, diagonal or extra part stands around its codes, which no other convention keeps".into());
+    if !around::keeps(container, &weight.transforms) {
+        let why = "a permutation, rotation, diagonal or extra part stands around its codes, which";
+        return Err(format!("{why} {} does not keep", container.name()));
     }
     let input = weight.input.as_ref();
     if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.holds_input_scales()) {
@@ -257,14 +267,6 @@ fn decide(
             let only = scale_code(container, dtype);
             recode::target(q, container, &info.module, input, only).map(|(scheme, _)| Some(scheme))
         }
-    }
-}
-
-/// The order of columns that act-order leaves, where it is all that stands around the codes.
-fn group_order(transforms: &Transforms) -> Option<&[u32]> {
-    match (transforms.before.as_slice(), transforms.after.is_empty() && transforms.extras.is_empty()) {
-        ([Map::Perm(order)], true) => Some(order),
-        _ => None,
     }
 }
 
@@ -428,7 +430,8 @@ fn copied(
     // The parts of a weight may have dots in their names (`weight.absmax`).
     let of_layer = |name: &str| {
         let dots = name.match_indices('.').map(|(at, _)| &name[..at]);
-        dots.into_iter().any(|module| stored.contains(module)) && !name.ends_with(".bias")
+        // The bias of the layer stays; `weight.bias` is a part of the weight.
+        dots.into_iter().any(|module| stored.contains(module) && name[module.len()..] != *".bias")
     };
     const SCALES: [&str; 3] = ["k_scale", "v_scale", "q_scale"];
     let cache = |name: &str| {
@@ -503,7 +506,10 @@ impl Conversion {
             Weight::Quantized(q) => recode::recode(&q, &scheme.format),
             dense => dense::plain(dense, scheme, info.rows, info.cols),
         };
-        let refuse = |why| QuantError::not_lossless(plan.container, 1, &[format!("{}: {why}", info.module)]);
+        let refuse = |why| {
+            let refused = Refused::layers(vec![format!("{}: {why}", info.module)]);
+            QuantError::not_lossless(plan.container, plan.linears.len(), &refused)
+        };
         let mut quantized = quantized.map_err(refuse)?;
         let mut g_idx = None;
         if let Some(order) = group_order(&weight.transforms) {

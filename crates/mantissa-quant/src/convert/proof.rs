@@ -7,7 +7,7 @@ use mantissa_num::RowName;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 
 use super::{recode, values_of, weight_of};
-use crate::error::{QuantError, Result};
+use crate::error::{QuantError, Refused, Result};
 use crate::plan::{Plan, PlannedLinear};
 
 /// Compares every layer of the output that lies at `staged` with the source.
@@ -30,7 +30,7 @@ pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<(
     }
     match refused.is_empty() {
         true => Ok(()),
-        false => Err(QuantError::not_lossless(plan.container, plan.linears.len(), &refused)),
+        false => Err(QuantError::not_lossless(plan.container, plan.linears.len(), &Refused::layers(refused))),
     }
 }
 

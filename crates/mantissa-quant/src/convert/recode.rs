@@ -102,7 +102,11 @@ pub fn rule_of(format: &Format) -> Rule {
         .into_iter()
         .find(|&rule| Scheme::nvfp4(rule).format == *format);
     nvfp4.unwrap_or_else(|| {
-        Scheme::new(format.clone(), Rule::Amax).rules().first().copied().unwrap_or(Rule::Amax)
+        let any = Scheme::new(format.clone(), Rule::Amax);
+        // Some rules are of other formats: `:minmax` has a float minimum where others have a zero point.
+        let of_it =
+            |rule: &&Rule| any.clone().with_rule(**rule).is_some_and(|scheme| scheme.format == *format);
+        any.rules().iter().find(of_it).or(any.rules().first()).copied().unwrap_or(Rule::Amax)
     })
 }
 

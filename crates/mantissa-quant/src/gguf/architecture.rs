@@ -37,8 +37,8 @@ pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<
         _ => Activation::Silu,
     };
     if config.hidden_act != activation {
-        let found = format!("{:?}", config.hidden_act);
-        return Err(fault(source, "hidden_act", found, &format!("{activation:?} in this architecture")));
+        let found = config.hidden_act.to_string();
+        return Err(fault(source, "hidden_act", found, &format!("{activation} in this architecture")));
     }
     check_windows(source, config, architecture)?;
     if let Some(experts) = &config.experts {

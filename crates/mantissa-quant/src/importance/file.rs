@@ -142,7 +142,8 @@ fn read_gguf(path: &Path) -> Result<Importance> {
 /// `.dat`: i32 entries; of each i32 length, name, i32 calls, i32 values, f32 values (means times calls); then, if it is not of
 /// the first version, i32 chunks, i32 length, data set.
 fn read_dat(path: &Path) -> Result<Importance> {
-    let io = |error| Error::Io { path: path.to_owned(), operation: "read", error };
+    let expected = "an importance matrix of llama.cpp, .gguf or .dat";
+    let io = |error| Error::opening(path, expected, "read", error);
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(io)?;
     file.take(MAX_DAT + 1).read_to_end(&mut bytes).map_err(io)?;

@@ -12,7 +12,7 @@ use mantissa_store::{Checksum, TensorSpec};
 
 use super::{Run, work_of};
 use crate::error::{QuantError, Result};
-use crate::plan::{PlannedLinear, not_storable};
+use crate::plan::{PlannedLinear, model_not_storable};
 use crate::report::LayerReport;
 
 /// The layers of one stacked tensor, in the order of its parts.
@@ -35,7 +35,7 @@ pub(crate) fn require(config: &ModelConfig) -> Result<()> {
         return Ok(());
     }
     let why = "it holds experts stacked as in gpt-oss, and the model has none: --format compressed-tensors";
-    Err(not_storable(Container::Mxfp4, config.decoder_linears().count(), vec![why.to_owned()]))
+    Err(model_not_storable(Container::Mxfp4, why))
 }
 
 /// Leaves all but stacked experts as they are, of which a tensor has all or none.
@@ -55,7 +55,7 @@ pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
     match tensors(true).intersection(&tensors(false)).next() {
         Some(tensor) => {
             let why = format!("{tensor}: some of its experts are quantized and others not");
-            Err(not_storable(Container::Mxfp4, linears.len(), vec![why]))
+            Err(model_not_storable(Container::Mxfp4, why))
         }
         None => Ok(()),
     }

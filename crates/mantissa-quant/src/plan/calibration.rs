@@ -7,7 +7,7 @@ use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles};
 use mantissa_train::LayerTrainer;
 
-use super::{Options, Plan, PlannedLinear, not_storable, stores_input_scales, weighs};
+use super::{Options, Plan, PlannedLinear, model_not_storable, stores_input_scales, weighs};
 use crate::autoround::{self, ErrorMetric};
 use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
@@ -88,12 +88,12 @@ impl Asked<'_> {
         if recipe.observer != Observer::Max && !stores_input_scales(recipe, container) {
             let what =
                 "observer: no scale of inputs is stored; name a static scheme of activations, or nvfp4";
-            return Err(not_storable(container, linears.len(), vec![what.to_owned()]));
+            return Err(model_not_storable(container, what));
         }
         let per_block = recipe.activations.as_ref().is_some_and(Scheme::has_outer_scale);
         if recipe.observer == Observer::Kl && per_block {
             let what = "observer: kl is of one scale for all inputs, not of blocks with their own: max, percentile or mse";
-            return Err(not_storable(container, linears.len(), vec![what.to_owned()]));
+            return Err(model_not_storable(container, what));
         }
         if let Some(scheme) = &recipe.activations {
             // What stores a scale finds it.
@@ -101,7 +101,7 @@ impl Asked<'_> {
             if let Err(error) =
                 InputQuantizer::new("activations", &ActivationQuant::new(scheme.clone(), found))
             {
-                return Err(not_storable(container, linears.len(), vec![error.to_string()]));
+                return Err(model_not_storable(container, error.to_string()));
             }
         }
         self.check_rounding()?;
@@ -143,7 +143,7 @@ impl Asked<'_> {
             let why = format!(
                 "--round: found stochastic with {what}, allowed nearest: it chooses its codes otherwise"
             );
-            Err(not_storable(container, linears.len(), vec![why]))
+            Err(model_not_storable(container, why))
         };
         if matches!(recipe.method, Method::AutoRound | Method::Hqq | Method::Qtip) {
             return refused(recipe.method_name());
@@ -197,11 +197,11 @@ impl Asked<'_> {
         if container == Container::Exl2 && !own_scales {
             let why = "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
                  use rtn- or gptq-";
-            return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
+            return Err(model_not_storable(container, why));
         }
         if recipe.method == Method::Spqr && recipe.activations.is_some() {
             let why = "spqr keeps weights beside codes, for inputs as they are: no scheme of activations";
-            return Err(not_storable(container, self.linears.len(), vec![why.to_owned()]));
+            return Err(model_not_storable(container, why));
         }
         let path = || source.dir().to_owned();
         if matches!(recipe.method, Method::RtnMse | Method::Hqq) {
@@ -266,9 +266,9 @@ impl Asked<'_> {
 
     /// Whether the container and the method go with the transform; what it leaves out.
     fn check_transform(&self) -> Result<Vec<String>> {
-        let Asked { recipe, container, config, linears, .. } = *self;
+        let Asked { recipe, container, config, .. } = *self;
         let Some(transform) = recipe.transform else { return Ok(Vec::new()) };
-        let refused = |why: &str| Err(not_storable(container, linears.len(), vec![why.to_owned()]));
+        let refused = |why: &str| Err(model_not_storable(container, why));
         if matches!(container, Container::Gguf | Container::Exl2 | Container::Exl3) {
             return refused("transforms go into the other containers, as norms are folded into weights");
         }

@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 
 use mantissa_model::{LinearInfo, ModelConfig, Role};
-use mantissa_num::Scheme;
+use mantissa_num::{Blocks, Format, Scheme};
 use mantissa_store::convention::{
     Container, ModelFiles, NotStorable, awq, bitsandbytes, compressed_tensors, exl2, exl3, fp8, gpt_oss,
     gptq as gptq_files, mlx, modelopt, native, onnx,
 };
 use serde_json::Value;
 
-use super::{Plan, not_storable};
+use super::{Plan, model_not_storable};
 use crate::convert::named_class;
 use crate::error::Result;
 use crate::recipe::Method;
 use crate::rotate;
+
+/// A scheme, that of the inputs, and the modules that have them.
+type ModuleGroup = (Scheme, Option<Scheme>, Vec<String>);
 
 impl Plan {
     /// The `config.json` of the output: the source's, with `quantization_config`.
@@ -24,7 +27,7 @@ impl Plan {
             named_class(&mut config);
         }
         let kept = self.kept();
-        let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+        let fault = |e: NotStorable| model_not_storable(self.container, e.to_string());
         let quantization = match self.container {
             Container::CompressedTensors => {
                 let ignore: Vec<_> =
@@ -38,7 +41,7 @@ impl Plan {
                 let settings = gptq_files::Settings { desc_act: self.by_group(), damp };
                 gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
             }
-            Container::Awq => awq::quantization_config(&self.groups(), &kept).map_err(fault)?,
+            Container::Awq => awq::quantization_config(&self.groups_of_one_size(), &kept).map_err(fault)?,
             Container::Modelopt => {
                 modelopt::quantization_config(&self.groups(), &not_linear(&self.config, &kept))
                     .map_err(fault)?
@@ -140,7 +143,7 @@ impl Plan {
             Container::Modelopt => {
                 let kept = not_linear(&self.config, &self.kept());
                 let content = modelopt::hf_quant_config(&self.groups(), &kept, self.recipe.kv.as_ref());
-                let fault = |e: NotStorable| not_storable(self.container, 1, vec![e.to_string()]);
+                let fault = |e: NotStorable| model_not_storable(self.container, e.to_string());
                 Ok(Some((modelopt::FILE_NAME, content.map_err(fault)?)))
             }
             _ => Ok(None),
@@ -149,6 +152,9 @@ impl Plan {
 
     /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
     fn rotated_inputs(&self) -> Vec<(String, usize)> {
+        if let Some(conversion) = &self.conversion {
+            return conversion.rotations.clone();
+        }
         let rotated = self.rotation().map(|options| rotate::rotated_inputs(&self.config, options));
         rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order())).collect()
     }
@@ -162,14 +168,37 @@ impl Plan {
     }
 
     /// Modules by scheme, in the order of first appearance.
-    fn groups(&self) -> Vec<(Scheme, Option<Scheme>, Vec<String>)> {
-        let mut groups: Vec<(Scheme, Option<Scheme>, Vec<String>)> = Vec::new();
+    fn groups(&self) -> Vec<ModuleGroup> {
+        self.groups_by(|_, scheme| scheme.clone())
+    }
+
+    /// The same for a container that has one group size for the model: a row that is as wide as the groups of other layers is a
+    /// group like these.
+    fn groups_of_one_size(&self) -> Vec<ModuleGroup> {
+        let blocks = |scheme: &Scheme| scheme.format.blocks();
+        let size = self.quantized().find_map(|(_, scheme)| match blocks(scheme) {
+            Blocks::Group(size) => Some(size),
+            _ => None,
+        });
+        self.groups_by(|info, scheme| {
+            let mut scheme = scheme.clone();
+            if let (Format::Affine(affine), Some(size)) = (&mut scheme.format, size)
+                && affine.blocks == Blocks::Row
+                && info.cols == size as usize
+            {
+                affine.blocks = Blocks::Group(size);
+            }
+            scheme
+        })
+    }
+
+    fn groups_by(&self, named: impl Fn(&LinearInfo, &Scheme) -> Scheme) -> Vec<ModuleGroup> {
+        let mut groups: Vec<ModuleGroup> = Vec::new();
         for (info, scheme) in self.quantized() {
-            match groups.iter_mut().find(|(known, ..)| known == scheme) {
+            let scheme = named(info, scheme);
+            match groups.iter_mut().find(|(known, ..)| *known == scheme) {
                 Some((_, _, modules)) => modules.push(info.module.clone()),
-                None => {
-                    groups.push((scheme.clone(), self.recipe.activations.clone(), vec![info.module.clone()]));
-                }
+                None => groups.push((scheme, self.recipe.activations.clone(), vec![info.module.clone()])),
             }
         }
         groups

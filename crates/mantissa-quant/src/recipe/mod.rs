@@ -3,7 +3,7 @@
 //! TOML file with exactly the keys below.
 //!
 //! ```toml
-//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, spqr, autoround, qtip
+//! method = "rtn"                 # how codes are chosen: rtn, rtn-mse, hqq, gptq, gptaq, spqr, autoround, qtip
 //! weights = "int4-g128"          # scheme of the decoder's linear layers
 //! activations = "int8-token"     # optional: scheme of their inputs at run time
 //! transform = "smooth"           # optional, before the method: smooth, awq, rotate, spin
@@ -17,13 +17,13 @@
 //! modules = ["*.down_proj"]
 //! weights = "int8-channel"
 //!
-//! [gptq]                         # optional, only with method = "gptq" or "spqr"; these are the defaults
+//! [gptq]                         # optional, only with method = "gptq", "gptaq" or "spqr"; these are the defaults
 //! damp = 0.01                    # of the mean of the Hessian's diagonal
 //! block = 128                    # columns between two updates of the rest
 //! act_order = true               # columns by decreasing diagonal
 //! groups = "static"              # what a group's scale is taken from: static, original, current
 //! range = "mse"                  # how much of its range it covers: mse, amax
-//! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 in names gptaq-SCHEME
+//! asymmetric = 0.0               # the share of their input's drift that weights make up for; 0.5 with method = "gptaq"
 //!
 //! [spqr]                         # optional, only with method = "spqr"; this is the default
 //! outliers = 0.01                # share of the weights that stand beside the codes, in f16
@@ -58,7 +58,7 @@ mod toml_file;
 mod transform;
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 
 use mantissa_model::KvPolicy;
@@ -111,14 +111,9 @@ pub enum RecipeError {
         /// What it may hold, and the nearest of it where something is misspelt.
         allowed: String,
     },
-    /// The file cannot be read.
-    #[error("{file}: read recipe: {error}")]
-    Io {
-        /// The file.
-        file: String,
-        /// The system's answer.
-        error: std::io::Error,
-    },
+    /// The file is not there or cannot be read.
+    #[error(transparent)]
+    Read(mantissa_store::Error),
 }
 
 /// A rule for some layers.
@@ -205,8 +200,7 @@ impl Recipe {
     /// [`RecipeError`] names the part at fault and what may stand there.
     pub fn load(text: &str) -> Result<Self, RecipeError> {
         if text.ends_with(".toml") || text.contains('/') {
-            let file = |error| RecipeError::Io { file: text.to_owned(), error };
-            return Self::from_toml(text, &read_capped(Path::new(text)).map_err(file)?);
+            return Self::from_toml(text, &read_capped(text)?);
         }
         name::parse(text)
     }
@@ -225,6 +219,11 @@ impl Recipe {
     pub fn method_name(&self) -> String {
         let transform = self.transform.map_or(String::new(), |transform| format!("{}-", transform.name()));
         transform + self.method.name()
+    }
+
+    /// What a recipe file calls the method; what else makes it is not said. See [`method_name`](Self::method_name).
+    pub fn named_method(&self) -> &'static str {
+        name::named_method(self.method, self.gptq)
     }
 
     /// A recipe by the text of a `.toml` file; `file` is its name in errors.
@@ -284,11 +283,25 @@ impl Recipe {
 }
 
 /// The text of a file that is no larger than any recipe.
-fn read_capped(path: &Path) -> io::Result<String> {
+fn read_capped(file: &str) -> Result<String, RecipeError> {
     const MOST: u64 = 4 << 20;
-    let mut text = String::new();
-    File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
+    let path = Path::new(file);
+    let io = |error| {
+        let expected = "a recipe in TOML, or a name of `mantissa recipes`";
+        RecipeError::Read(mantissa_store::Error::opening(path, expected, "read recipe", error))
+    };
+    let fault = |found: String| RecipeError::File {
+        file: file.to_owned(),
+        field: "recipe".to_owned(),
+        found,
+        allowed: format!("UTF-8 text of at most {MOST} bytes"),
+    };
+    let mut bytes = Vec::new();
+    File::open(path).map_err(io)?.take(MOST + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > MOST {
+        return Err(fault("more".to_owned()));
+    }
+    String::from_utf8(bytes).map_err(|e| fault(format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to())))
 }
 
 fn block_multiple(scheme: &Scheme, side: usize) -> usize {

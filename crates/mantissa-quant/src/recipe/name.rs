@@ -106,7 +106,6 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
     let drifts = rest.strip_prefix(GPTAQ).is_some_and(|rest| rest.starts_with('-'));
-    let asymmetric = if drifts { GPTAQ_SHARE } else { 0.0 };
     let (mut activations, mut kv, mut kv_levels) = (None, None, None);
     for part in parts {
         if let Some(rest) = part.strip_prefix("kv-") {
@@ -128,7 +127,7 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         name: text.to_owned(),
         transform,
         method,
-        gptq: GptqOptions { asymmetric, ..GptqOptions::default() },
+        gptq: gptq_options(if drifts { GPTAQ } else { method.name() }),
         spqr: SpqrOptions::default(),
         autoround: AutoRoundOptions::of(&weights),
         qtip: QtipOptions::default(),
@@ -177,8 +176,19 @@ fn transform_and_rest(part: &str) -> (Option<Transform>, &str) {
     found.unwrap_or((None, part))
 }
 
-/// Methods by what recipe names call them.
-fn named_methods() -> impl Iterator<Item = (&'static str, Method)> {
+/// What `[gptq]` is where nothing else is said, under a method by the name of `method`.
+pub(super) fn gptq_options(method: &str) -> GptqOptions {
+    let asymmetric = if method == GPTAQ { GPTAQ_SHARE } else { 0.0 };
+    GptqOptions { asymmetric, ..GptqOptions::default() }
+}
+
+/// The name under which [`gptq_options`] are those of `method`.
+pub(super) fn named_method(method: Method, options: GptqOptions) -> &'static str {
+    if method == Method::Gptq && options == gptq_options(GPTAQ) { GPTAQ } else { method.name() }
+}
+
+/// Methods by what recipes call them.
+pub(super) fn named_methods() -> impl Iterator<Item = (&'static str, Method)> {
     METHODS.into_iter().chain([(GPTAQ, Method::Gptq)])
 }
 

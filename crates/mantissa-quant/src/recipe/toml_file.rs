@@ -6,9 +6,9 @@ use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
 use super::name::levels_of;
+use super::name::named_methods;
 use super::{
-    FILE_TYPES, FileType, Glob, LayerRule, METHODS, Method, Recipe, RecipeError, TRANSFORMS, Transform,
-    suggestion,
+    FILE_TYPES, FileType, Glob, LayerRule, Method, Recipe, RecipeError, TRANSFORMS, Transform, suggestion,
 };
 use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
 use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
@@ -61,10 +61,10 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     })?;
     let reader = Reader { file, table: &table, at: String::new() };
     reader.refuse_unknown(&KEYS)?;
-    let method = reader.string("method")?.unwrap_or("rtn");
-    let found = METHODS.iter().find(|(name, _)| *name == method);
-    let names: Vec<_> = METHODS.iter().map(|(name, _)| *name).collect();
-    let method = found.ok_or_else(|| reader.fault("method", format!("\"{method}\""), names.join(", ")))?.1;
+    let named = reader.string("method")?.unwrap_or("rtn");
+    let found = named_methods().find(|(name, _)| *name == named);
+    let names = || named_methods().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+    let method = found.ok_or_else(|| reader.fault("method", format!("\"{named}\""), names()))?.1;
     let file_type = file_type(&reader, method)?;
     let weights = match (reader.scheme("weights", str::parse)?, file_type) {
         (Some(weights), None) => method.scheme(weights),
@@ -88,7 +88,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         name: file.to_owned(),
         transform: transform(&reader)?,
         method,
-        gptq: gptq_options(&reader, method)?,
+        gptq: gptq_options(&reader, method, named)?,
         spqr: spqr_options(&reader, method)?,
         autoround: autoround_options(&reader, method, &weights)?,
         qtip: qtip_options(&reader, method)?,
@@ -204,8 +204,9 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
 }
 
-fn gptq_options(reader: &Reader<'_>, method: Method) -> Result<GptqOptions, RecipeError> {
-    let mut options = GptqOptions::default();
+/// `named` is what the file calls the method.
+fn gptq_options(reader: &Reader<'_>, method: Method, named: &str) -> Result<GptqOptions, RecipeError> {
+    let mut options = super::name::gptq_options(named);
     let Some(value) = reader.table.get("gptq") else { return Ok(options) };
     let table = value.as_table().ok_or_else(|| reader.fault("gptq", value.type_str(), "a table"))?;
     if !matches!(method, Method::Gptq | Method::Spqr) {
@@ -464,6 +465,16 @@ mod tests {
         assert_eq!(options, GptqOptions { damp, block, act_order: false, groups, range, asymmetric });
         let plain = parse("r.toml", "method = \"gptq\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.gptq, GptqOptions::default());
+        // GPTAQ is known by its name, as in names of recipes, and its share may be another.
+        let text = "method = \"gptaq\"\nweights = \"int4-g32\"";
+        let gptaq = parse("r.toml", text).unwrap();
+        let named = crate::recipe::name::parse("gptaq-int4-g32").unwrap();
+        assert_eq!((gptaq.method, gptaq.gptq), (named.method, named.gptq));
+        assert_eq!((gptaq.method, gptaq.gptq.asymmetric), (Method::Gptq, 0.5));
+        let less = parse("r.toml", &format!("{text}\n[gptq]\nasymmetric = 0.25\ndamp = 0.1")).unwrap();
+        assert_eq!((less.gptq.asymmetric, less.gptq.damp), (0.25, 0.1));
+        let wrong = parse("r.toml", "method = \"gtpaq\"\nweights = \"int4-g32\"").unwrap_err();
+        assert!(wrong.to_string().contains("gptaq"), "{wrong}");
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Sequential<'_> {
         match found {
             Ok(input) => Ok(Solver::Rotated(Box::new(input), why)),
             Err(error) => {
-                let what = format!("layer {layer}, input of {:?}", input.readers().collect::<Vec<_>>());
+                let what = format!("input of {}", self.plan.config.readers_of(layer, input));
                 Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error })
             }
         }

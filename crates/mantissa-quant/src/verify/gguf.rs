@@ -17,7 +17,8 @@ use serde_json::Value;
 use super::gguf_apart::Apart;
 use super::gguf_blocks::{self, Blocks};
 use super::gguf_file::{GgufFile, Key, Tensor};
-use super::{Rows, Verification, Worst, compare_readers, reference_fault};
+use super::reference::reference_fault;
+use super::{Rows, Verification, Worst, compare_readers};
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
@@ -149,7 +150,7 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
     };
     let text = |c: &ModelConfig| {
         [
-            ("model_type", format!("{:?}", family(c))),
+            ("model_type", family(c).name().to_owned()),
             ("hidden_size", c.hidden_size.to_string()),
             ("intermediate_size", c.intermediate_size.to_string()),
             ("num_hidden_layers", c.num_hidden_layers.to_string()),
@@ -160,7 +161,7 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
             ("max_position_embeddings", c.max_position_embeddings.to_string()),
             ("rms_norm_eps", c.rms_norm_eps.to_string()),
             ("tie_word_embeddings", c.tie_word_embeddings.to_string()),
-            ("hidden_act", format!("{:?}", c.hidden_act)),
+            ("hidden_act", c.hidden_act.to_string()),
             ("biases", format!("{:?}", c.biases)),
             ("experts", format!("{:?}", c.experts)),
             ("norm_places", format!("{:?}", c.norm_places)),

@@ -5,7 +5,8 @@ use mantissa_num::stored::{Map, Transforms};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use super::independent::trellis::{self, Trellis};
-use super::{WeightCheck, check, source_weight};
+use super::reference::source_weight;
+use super::{WeightCheck, check};
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
 use crate::source::{Scratch, Source as _};
@@ -26,7 +27,8 @@ impl WeightCheck<'_> {
         let theirs: Vec<f32> = values.iter().map(|v| F16.decode((*v).into())).collect();
         found.faults.extend(difference(module, &ours, &theirs, &linear.transforms));
         let Some(source) = self.source else { return Ok(()) };
-        let (source, mut scratch) = (source_weight(self.files.dir(), source, self.info)?, Scratch::default());
+        let (source, mut scratch) =
+            (source_weight(self.files.dir(), source, self.info, &Transforms::default())?, Scratch::default());
         let w = source.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
         let mut whole = theirs;
         linear.transforms.fold(&mut whole, rows, cols);

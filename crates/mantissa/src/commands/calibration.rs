@@ -11,7 +11,7 @@ use mantissa_store::convention::ModelFiles;
 
 use super::conversations;
 use super::model;
-use super::text::read_text;
+use super::text::{check_tokens, read_text};
 use crate::app::Context;
 use crate::error::BadInput;
 
@@ -92,7 +92,9 @@ impl CalibrationArgs {
         context: &Context,
     ) -> Result<Option<(CalibrationSet, Vec<Vec<u32>>)>> {
         let (name, mut windows) = if let Some(argument) = &self.calibration_tokens {
-            let windows: Vec<_> = token_windows(argument)?.into_iter().map(|s| s.tokens).collect();
+            let windows = token_windows(argument)?;
+            check_tokens(argument, source, &windows)?;
+            let windows: Vec<_> = windows.into_iter().map(|s| s.tokens).collect();
             let name = Path::new(argument).file_name();
             (name.map_or_else(String::new, |n| n.to_string_lossy().into()), windows)
         } else if self.is_text() {

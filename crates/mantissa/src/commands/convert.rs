@@ -13,7 +13,7 @@ use mantissa_store::convention::Container;
 use serde::Serialize;
 
 use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
+use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use super::quantize::{container, scheme};
 use crate::app::Context;
 use crate::output::bytes;
@@ -124,12 +124,12 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     }
     writeln!(
         out,
-        "{}: from {} to {}, {} at {:.3} bits per weight in linear layers",
+        "{}: from {} to {}, {} at {} in linear layers",
         done.output.display(),
         done.from,
         quality.container,
         bytes(quality.bytes),
-        quality.linear_bits_per_weight
+        linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight)
     )?;
     match done.verification {
         Some(v) => super::verify::human(out, v),

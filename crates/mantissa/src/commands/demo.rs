@@ -89,8 +89,10 @@ struct Row {
     method: &'static str,
     activations: Option<String>,
     format: &'static str,
-    /// Of the layers that are quantized, scales and zero points counted.
+    /// Of the layers that are quantized, by their schemes, scales and zero points counted.
     linear_bits_per_weight: f64,
+    /// Of the same layers as they are stored.
+    linear_stored_bits_per_weight: f64,
     bytes: u64,
     domains: Vec<Figures>,
     fallbacks: usize,
@@ -197,6 +199,7 @@ impl Bench {
             activations: plan.recipe.activations.as_ref().map(ToString::to_string),
             format: plan.container.name(),
             linear_bits_per_weight: quality.linear_bits_per_weight,
+            linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
             bytes: quality.bytes,
             domains: self.measure(&quantized, Some(&self.decoder), context.threads)?,
             fallbacks: quality.fallbacks.len(),
@@ -247,7 +250,7 @@ fn table(report: &Report<'_>) -> Table {
     table.row(dense);
     for row in &report.recipes {
         let name = if row.fallbacks > 0 { format!("{} *", row.recipe) } else { row.recipe.clone() };
-        let mut cells = vec![name, format!("{:.3}", row.linear_bits_per_weight), bytes(row.bytes)];
+        let mut cells = vec![name, format!("{:.3}", row.linear_stored_bits_per_weight), bytes(row.bytes)];
         let kl = |f: &Figures| format!("{:.5} ± {:.5}", f.kl, f.kl_se);
         cells.extend(row.domains.iter().flat_map(|f| [format!("{:.3}", f.ppl), kl(f)]));
         table.row(cells);
@@ -259,10 +262,7 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     table(report).write(out)?;
     let tokens: Vec<_> = report.dense.iter().map(|f| format!("{} of {}", f.tokens, f.domain)).collect();
     writeln!(out)?;
-    writeln!(
-        out,
-        "bits: per weight of the quantized layers, scales and zero points counted; size: all tensors"
-    )?;
+    writeln!(out, "bits: per weight of the quantized layers as they are stored; size: all tensors")?;
     writeln!(
         out,
         "stories, prose, code: perplexity; KL: from the bf16 model in nats, ± standard error; {} tokens",

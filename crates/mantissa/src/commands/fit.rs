@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use mantissa_advise::sensitivity::{Baseline, Unit};
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
@@ -18,10 +18,11 @@ use serde::Serialize;
 use super::calibration::CalibrationArgs;
 use super::lint;
 use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures};
+use super::outcome::{MeasureArgs, carry_out, human_figures, linear_bits};
 use super::quantize::{container, scheme};
 use crate::app::Context;
 use crate::error::BadInput;
+use crate::interrupt;
 use crate::output::{Align, Table, bytes, number, written};
 use crate::progress::Unit as Progressed;
 
@@ -158,11 +159,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let held = Baseline::bytes(&source, &measured_on)?;
     context.require_memory("fit", (peak + peak / 10).max(held + held / 10))?;
     let limit = limit(args.budget, &plans[0])?;
-    let rows = measure(args, context, &source, &plans, &units, &measured_on)?;
+    let work = work_folder(&args.out);
+    let left = format!(
+        "the models that are measured are left in {}: the same command begins again and removes it at its end",
+        work.display()
+    );
+    let leaving = interrupt::leaving(left.clone());
+    let rows = measure(&work, context, &source, &plans, &units, &measured_on).context(left)?;
+    drop(leaving);
     let found = choose(&rows, limit, &plans[0])?;
     let rows: Vec<Row> =
         units.iter().zip(rows).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
-    let text = recipe_text(args, &schemes, &units, &found);
+    let text = recipe_text(&plans[0].recipe, args.format, &schemes, &units, &found);
     if let Some(path) = &args.save_recipe {
         mantissa_store::write_file_atomic(path, text.as_bytes())?;
     }
@@ -225,23 +233,27 @@ fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
     }
 }
 
-/// The cost of every unit under every scheme. The quantized models stand in a folder beside the output while that lasts.
+/// The folder beside the output in which the quantized models stand while units are measured.
+fn work_folder(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".fit");
+    PathBuf::from(name)
+}
+
+/// The cost of every unit under every scheme. The quantized models stand in the folder `work` while that lasts.
 fn measure(
-    args: &Args,
+    work: &Path,
     context: &Context,
     source: &ModelFiles,
     plans: &[Plan],
     units: &[Unit],
     windows: &[Sequence],
 ) -> Result<Vec<Vec<Candidate>>> {
-    let mut name = args.out.as_os_str().to_owned();
-    name.push(".fit");
-    let work = PathBuf::from(name);
     let io = |operation| {
-        let path = work.clone();
+        let path = work.to_owned();
         move |error| mantissa_store::Error::Io { path, operation, error }
     };
-    std::fs::create_dir_all(&work).map_err(io("create"))?;
+    std::fs::create_dir_all(work).map_err(io("create"))?;
     let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
     let mut baseline = None;
     for plan in plans {
@@ -266,7 +278,7 @@ fn measure(
             row.push(Candidate { scheme: scheme.clone(), bits, kl: mean, kl_se: se });
         }
     }
-    std::fs::remove_dir_all(&work).map_err(io("remove"))?;
+    std::fs::remove_dir_all(work).map_err(io("remove"))?;
     Ok(rows)
 }
 
@@ -299,13 +311,22 @@ fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
     }
 }
 
-/// The recipe: the commonest scheme, and the others as exceptions.
-fn recipe_text(args: &Args, schemes: &[Scheme], units: &[Unit], found: &Allocation) -> String {
+/// The recipe by the method of `recipe`: the commonest scheme, and the others as exceptions.
+fn recipe_text(
+    recipe: &Recipe,
+    format: Option<Container>,
+    schemes: &[Scheme],
+    units: &[Unit],
+    found: &Allocation,
+) -> String {
     let taken = |at: usize| units.iter().zip(&found.choices).filter(move |(_, choice)| **choice == at);
     let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
     let most = (0..schemes.len()).max_by_key(|&at| count(at)).unwrap_or(0);
-    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", args.method, schemes[most]);
-    if let Some(format) = args.format {
+    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", recipe.named_method(), schemes[most]);
+    if let Some(transform) = recipe.transform {
+        text += &format!("transform = \"{}\"\n", transform.name());
+    }
+    if let Some(format) = format {
         text += &format!("format = \"{}\"\n", format.name());
     }
     for at in (0..schemes.len()).filter(|&at| at != most && count(at) > 0) {
@@ -349,9 +370,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let quality = done.quality;
     writeln!(
         out,
-        "{}: {:.3} bits per weight in linear layers by {}, {}",
+        "{}: {} in linear layers by {}, {}",
         done.output.display(),
-        quality.linear_bits_per_weight,
+        linear_bits(quality.linear_bits_per_weight, quality.linear_stored_bits_per_weight),
         done.method,
         bytes(quality.bytes),
     )?;

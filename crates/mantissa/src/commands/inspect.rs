@@ -1,6 +1,7 @@
 //! `mantissa inspect`: what a checkpoint holds.
 
 mod architecture;
+mod experts;
 mod inventory;
 mod stats;
 
@@ -93,8 +94,9 @@ struct TensorReport {
 /// Runs the command.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let mut warnings = Vec::new();
-    let model = Model::open(&args.model, &mut warnings)?;
-    let config = architecture::config(model.checkpoint(), &args.model, &mut warnings)?;
+    let path = args.model.as_file();
+    let model = Model::open(path, &mut warnings)?;
+    let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
     let inventory = Inventory::read(&model, config.as_ref(), &mut warnings)?;
     let mut notes = model.notes();
     if let (Model::Known(files), Some(config)) = (&model, &config) {
@@ -115,7 +117,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let stats = if args.stats { measure(&model, &inventory.entries, context)? } else { Vec::new() };
     let report = assemble(args, &model, config.as_ref(), inventory, stats, notes, warnings);
-    let history = Manifest::history(&args.model)?;
+    let history = Manifest::history(path)?;
     let report = Report { kv_cache, history, ..report };
     context.report(&report, |out| print(args, &report, out))?;
     context.warn_all(&report.warnings)

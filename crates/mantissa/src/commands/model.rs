@@ -10,6 +10,8 @@ use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Decoder, KvCache, KvPolicy};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::shard_plan::SINGLE_NAME;
+use mantissa_store::{Checkpoint, INDEX_NAME};
 use serde::{Serialize, Serializer};
 
 use super::calibration::CalibrationArgs;
@@ -166,7 +168,24 @@ pub fn context_length(files: &ModelFiles) -> Result<usize> {
     Ok(model_config(files)?.max_position_embeddings)
 }
 
-/// A model as it is named on the command line, where its files lie: a folder, a file, or the embedded model.
+/// The folder of the model that `file` is a weight file or the index of, where that has a config.
+fn folder_of(file: &Path) -> Option<&Path> {
+    let dir = match file.parent()? {
+        parent if parent == Path::new("") => Path::new("."),
+        parent => parent,
+    };
+    if !file.is_file() || !dir.join("config.json").is_file() {
+        return None;
+    }
+    let name = file.file_name()?;
+    // Another weight file may lie there, such as the source that a model was made of: only what the folder stands for is taken as it.
+    let checkpoint = Checkpoint::open(dir).ok()?;
+    let index = name == INDEX_NAME && checkpoint.files().all(|file| !file.ends_with(SINGLE_NAME));
+    (index || checkpoint.files().any(|file| file.file_name() == Some(name))).then_some(dir)
+}
+
+/// A model as it is named on the command line, where its files lie: a folder, a file, or the embedded model. A weight file of a
+/// folder with a config stands for the folder.
 #[derive(Clone, Debug)]
 pub struct ModelPath {
     named: PathBuf,
@@ -179,8 +198,17 @@ impl ModelPath {
         // A model of that name is what is meant where there is one.
         let embedded =
             named.as_os_str() == embedded::NAME && !named.is_file() && !named.join("config.json").exists();
-        let at = if embedded { embedded::folder()? } else { named.clone() };
+        let at = if embedded {
+            embedded::folder()?
+        } else {
+            folder_of(&named).map_or_else(|| named.clone(), Path::to_owned)
+        };
         Ok(ModelPath { named, at })
+    }
+
+    /// What is looked at where one weight file may be looked at by itself: the file that is named, else where the model lies.
+    pub fn as_file(&self) -> &Path {
+        if self.named.is_file() { &self.named } else { &self.at }
     }
 
     /// What it is called.

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use mantissa_eval::Sequence;
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, Outcome, Plan, Quality, QuantError, Start, run as run_plan,
+    Evaluation, Figures, GateFailure, LayerReport, Outcome, Plan, Quality, QuantError, Start, run as run_plan,
 };
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
@@ -126,12 +126,29 @@ fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
     })
 }
 
+/// Bits per weight of the quantized layers, for people: as stored, and by their schemes where that is another figure.
+pub fn linear_bits(scheme: f64, stored: Option<f64>) -> String {
+    match stored.filter(|stored| differ(scheme, *stored)) {
+        Some(stored) => format!("{stored:.3} bits per weight as stored ({scheme:.3} by scheme)"),
+        None => format!("{scheme:.3} bits per weight"),
+    }
+}
+
+/// Whether two figures are printed as different ones.
+fn differ(scheme: f64, stored: f64) -> bool {
+    format!("{scheme:.3}") != format!("{stored:.3}")
+}
+
 /// Layers with their schemes and errors, for people.
 ///
 /// # Errors
 /// As `out`.
 pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
-    let mut table = Table::new([
+    let apart = |layer: &LayerReport| {
+        layer.stored_bits_per_weight.is_some_and(|stored| differ(layer.bits_per_weight, stored))
+    };
+    let stored = quality.layers.iter().any(apart);
+    let mut columns = vec![
         ("layer", Align::Left),
         ("scheme", Align::Left),
         ("method", Align::Left),
@@ -140,9 +157,13 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
         ("relative error", Align::Right),
         ("max error", Align::Right),
         ("of RTN's output error", Align::Right),
-    ]);
+    ];
+    if stored {
+        columns.insert(4, ("stored", Align::Right));
+    }
+    let mut table = Table::new(columns);
     for layer in &quality.layers {
-        table.row([
+        let mut cells = vec![
             layer.module.clone(),
             layer.scheme.clone(),
             layer.method.clone() + if layer.fallback.is_some() { " (fallback)" } else { "" },
@@ -151,7 +172,12 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
             number(Some(layer.error.relative_error), 3),
             number(Some(layer.error.max_abs_error), 3),
             number(layer.judged.map(|judged| judged.solved / judged.nearest), 3),
-        ]);
+        ];
+        if stored {
+            let bits = layer.stored_bits_per_weight;
+            cells.insert(4, bits.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.3}")));
+        }
+        table.row(cells);
     }
     table.write(out)?;
     writeln!(out)

@@ -20,7 +20,7 @@ use super::calibration::CalibrationArgs;
 use super::coverage;
 use super::lint;
 use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table};
+use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
 use crate::app::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
@@ -138,6 +138,8 @@ struct DryRun<'a> {
     layers: usize,
     kept: usize,
     linear_bits_per_weight: f64,
+    /// As the container stores them.
+    linear_stored_bits_per_weight: f64,
     source_bytes: u64,
     output_bytes: u64,
     /// Predicted, not measured.
@@ -279,6 +281,7 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
         layers,
         kept: plan.linears.len() - layers,
         linear_bits_per_weight: plan.linear_bits_per_weight(),
+        linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),
         source_bytes,
         output_bytes: plan.output_bytes(),
         predicted_peak_memory: peak.bytes(),
@@ -294,8 +297,8 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
         )?;
         writeln!(
             out,
-            "{:.3} bits per weight in those layers, scales and zero points counted",
-            report.linear_bits_per_weight
+            "{} in those layers, scales and zero points counted",
+            linear_bits(report.linear_bits_per_weight, Some(report.linear_stored_bits_per_weight))
         )?;
         writeln!(out, "{} of tensors, from {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
         let (peak, stage) = (bytes(report.predicted_peak_memory), report.peak_stage);
@@ -310,11 +313,11 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let kept = if r.kept.is_empty() { String::new() } else { format!(", {} layers kept", r.kept.len()) };
     writeln!(
         out,
-        "{}: {} layers at {:.3} bits per weight as {}{kept}; {} from {} ({:.3} bits per weight, embeddings and head included)",
+        "{}: {} layers in {} at {}{kept}; {} from {} ({:.3} bits per weight, embeddings and head included)",
         done.output.display(),
         r.layers.len(),
-        r.linear_bits_per_weight,
         r.container,
+        linear_bits(r.linear_bits_per_weight, r.linear_stored_bits_per_weight),
         bytes(r.bytes),
         bytes(done.source_bytes),
         r.bits_per_weight,

@@ -1,11 +1,12 @@
 //! The text that a command measures on: the options that choose it, and the windows they give.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
-use mantissa_eval::{Sequence, TextOptions, parse_docs, sequences_from_text, token_file};
+use anyhow::{Context, Result};
+use mantissa_eval::{Sequence, TextOptions, check_sequences, parse_docs, sequences_from_text, token_file};
 use mantissa_model::{Bos, Tokenizer};
+use mantissa_quant::model_config;
+use mantissa_store::convention::ModelFiles;
 
 use super::model;
 use crate::error::BadInput;
@@ -83,7 +84,12 @@ impl TextArgs {
             (None, Some(path)) => self.cut(path, model)?,
             (None, None) => return Ok(None),
         };
-        Ok(Some(limited(sequences, self.limit)))
+        let sequences = limited(sequences, self.limit);
+        // A model that cannot be opened is told of by what runs it.
+        if let (Some(tokens), Ok(files)) = (&self.tokens, model::open_quietly(model)) {
+            check_tokens(tokens, &files, &sequences)?;
+        }
+        Ok(Some(sequences))
     }
 
     /// What reports call the text: its file without the folder, and the key.
@@ -112,23 +118,25 @@ impl TextArgs {
     }
 }
 
+/// Whether `model` can run the windows of the token file that `argument` names.
+///
+/// # Errors
+/// With the file, its key and the window, for an id beyond the vocabulary and for a window longer than the context.
+pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) -> Result<()> {
+    match model_config(model) {
+        Ok(config) => check_sequences(&config, sequences).context(argument.to_owned()),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Reads a text file.
 ///
 /// # Errors
 /// Where there is none, or it is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| mantissa_store::Error::Io {
-        path: path.into(),
-        operation: "read text",
-        error,
-    });
-    let bytes = match bytes {
-        Err(mantissa_store::Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(BadInput::new(name, "no such file", "a UTF-8 text").into());
-        }
-        other => other?,
-    };
+    let bytes = std::fs::read(path)
+        .map_err(|error| mantissa_store::Error::opening(path, "a UTF-8 text", "read text", error))?;
     String::from_utf8(bytes).map_err(|e| {
         BadInput::new(name, format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()), "a UTF-8 text")
             .into()

@@ -135,6 +135,12 @@ fn integers_go_there_and_back() {
         ("f16", "rtn-int8-g32", "compressed-tensors", "gguf", ""),
         ("bf16", "rtn-int4-g32", "compressed-tensors", "modelopt", ""),
         ("bf16", "rtn-int4-g32-asym", "compressed-tensors", "native", ""),
+        // Float minima in place of zero points.
+        ("bf16", "rtn-int4-g32-asym:minmax", "mlx", "native", ""),
+        ("bf16", "rtn-int4-g32-asym:minmax", "native", "mlx", ""),
+        // Rows of 64 are one group of 64, where those of others are two.
+        ("bf16", "rtn-int4-g64-asym", "awq", "gptq", ""),
+        ("bf16", "rtn-int4-g64-asym", "gptq", "awq", ""),
     ];
     there_and_back(ROWS, synthetic_of);
 }
@@ -224,6 +230,8 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
         let arguments = ["convert", text(&source), "--format", format, "--out", text(&out), "--quiet"];
         let line = fail(2, &arguments);
         assert!(line.contains(why) && line.contains("without loss") && !out.exists(), "{artifact}: {line}");
+        // The KV cache is no layer.
+        assert_eq!(line.contains("error: the model cannot be stored"), why == "KV cache", "{line}");
     }
     // Stored scales of inputs go along: two conventions' names for the same numbers, or (NVFP4) for their reciprocals.
     let tokens = shared("reference").unwrap().join("peers/babyllama-105-tokens.json");
@@ -242,6 +250,23 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
         let (before, after) = (nll(&source), nll(&out));
         assert!((before - after).abs() <= close, "{artifact}: {before} {after}");
     }
+}
+
+/// A rotation of inputs that both say goes along; where it has no place it is refused.
+#[test]
+fn rotated_inputs_stay_rotated() {
+    const ROWS: &[Row] = &[
+        ("bf16", "rotate-rtn-int4-g32", "compressed-tensors", "native", ""),
+        // In f32, since compressed-tensors keeps scales in the dtype of the model, and native in f32.
+        ("f32", "rotate-rtn-int4-g32", "native", "compressed-tensors", ""),
+    ];
+    there_and_back(ROWS, synthetic_of);
+    let temp = TempDir::new().unwrap();
+    let (model, out) = (synthetic_of(temp.path(), "bf16"), temp.path().join("rotated"));
+    quantize(&model, "rotate-rtn-int4-g32", "compressed-tensors", &out);
+    let other = temp.path().join("gptq");
+    let line = fail(2, &["convert", text(&out), "--format", "gptq", "--out", text(&other), "--quiet"]);
+    assert!(line.contains("2 of 14 layers") && line.contains("which gptq does not keep"), "{line}");
 }
 
 #[test]

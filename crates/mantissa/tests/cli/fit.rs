@@ -61,6 +61,33 @@ fn the_budget_goes_where_it_saves_most() {
     assert!(said.contains("int8-g8") && said.contains("KL of each unit alone"), "{said}");
 }
 
+/// Whatever a recipe name may begin with is a method here, and the recipe that is found says it.
+#[test]
+fn every_method_of_recipe_names_is_a_method_here() {
+    let temp = TempDir::new().unwrap();
+    let (model, tokens) = (tiny("llama2-gqa-tied"), windows(temp.path()));
+    for (method, said) in [
+        ("gptaq", "method = \"gptaq\""),
+        ("smooth-gptq", "method = \"gptq\"\nweights = \"int4-g8\"\ntransform = \"smooth\""),
+    ] {
+        let (out, recipe) = (temp.path().join(method), temp.path().join("found.toml"));
+        let mut fit = vec!["fit", text(&model), "--schemes", "int4-g8,int8-g8", "--budget", "8.5bpw"];
+        fit.extend(["--method", method, "--calibration-tokens", &tokens, "--tokens", &tokens]);
+        fit.extend(["--out", text(&out), "--save-recipe", text(&recipe), "--json", "--quiet"]);
+        let done = json(&fit);
+        assert_eq!(done["verification"]["ok"], true, "{done}");
+        let found = fs::read_to_string(&recipe).unwrap();
+        assert!(found.contains(said), "{found}");
+        // The recipe gives the same weights again.
+        let again = temp.path().join("again");
+        let quantize = ["quantize", text(&model), "--recipe", text(&recipe), "--calibration-tokens", &tokens];
+        succeed(&[&quantize[..], &["--out", text(&again), "--quiet"]].concat());
+        let weights = |dir: &std::path::Path| fs::read(dir.join("model.safetensors")).unwrap();
+        assert!(weights(&out) == weights(&again), "{method}");
+        fs::remove_dir_all(&again).unwrap();
+    }
+}
+
 #[test]
 fn what_no_choice_meets_is_refused() {
     let temp = TempDir::new().unwrap();

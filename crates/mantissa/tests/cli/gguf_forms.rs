@@ -137,6 +137,31 @@ fn gpt_oss(out: &Path) -> PathBuf {
     out.to_owned()
 }
 
+/// `inspect --stats` reads experts of a gpt-oss model wherever they stand, and finds the same numbers.
+fn statistics_agree(source: &Path, gguf: &Path) {
+    let stats = |path: &Path, name: &str| {
+        let report = run(&["inspect", text(path), "--stats", "--json"]);
+        let all = report["tensors"].as_array().unwrap();
+        assert!(all.iter().all(|t| t["parameters"] == 0 || t["stats"].is_object()), "{report}");
+        let of_name = all.iter().find(|t| t["name"].as_str().unwrap().ends_with(name)).unwrap();
+        let scheme = of_name["scheme"].as_str().unwrap();
+        assert!(scheme.contains("mxfp4"), "{scheme}");
+        of_name["stats"].clone()
+    };
+    let (theirs, ours) =
+        (stats(source, "1.mlp.experts.down_proj"), stats(gguf, "blk.1.ffn_down_exps.weight"));
+    assert_eq!(theirs, ours);
+    let (amax, kurtosis) = (theirs["amax"].as_f64().unwrap(), theirs["kurtosis"].as_f64().unwrap());
+    assert!(amax > 0.0 && kurtosis > 1.0 && theirs["row_amax"]["max"].as_f64() == Some(amax), "{theirs}");
+    // Gate and up are one projection there, and two here.
+    let joined = stats(source, "1.mlp.experts.gate_up_proj");
+    let [gate, up] = ["gate", "up"].map(|of| stats(gguf, &format!("blk.1.ffn_{of}_exps.weight")));
+    let mean = |stats: &Value| stats["mean"].as_f64().unwrap();
+    assert!((mean(&joined) - 0.5 * (mean(&gate) + mean(&up))).abs() < 1e-9, "{joined}");
+    let amax = |stats: &Value| stats["amax"].as_f64().unwrap();
+    assert_eq!(amax(&joined), amax(&gate).max(amax(&up)));
+}
+
 #[test]
 fn experts_of_gpt_oss_are_carried_over_bit_for_bit() {
     let temp = TempDir::new().unwrap();
@@ -152,6 +177,7 @@ fn experts_of_gpt_oss_are_carried_over_bit_for_bit() {
         let parameters: u64 = experts.map(|t| t["parameters"].as_u64().unwrap()).sum();
         assert_eq!(parameters, 2 * 4 * 3 * 64 * 32, "{report}");
     }
+    statistics_agree(&source, &out);
     let file = Gguf::open(&out).unwrap();
     let up = file.get("blk.1.ffn_up_exps.weight").unwrap();
     assert_eq!((up.ty.name, &up.shape[..]), ("MXFP4", &[4, 64, 32][..]));

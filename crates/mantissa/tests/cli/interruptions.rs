@@ -469,3 +469,25 @@ fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
         fs::remove_dir_all(&out).unwrap();
     }
 }
+
+/// An interrupted `fit` says what it leaves beside its output; the same command ends as if nothing had been.
+#[test]
+fn a_fit_that_is_interrupted_says_what_it_leaves() {
+    let temp = TempDir::new().unwrap();
+    let model = model(temp.path());
+    let (out, tokens) = (temp.path().join("out"), temp.path().join("t.json"));
+    let windows: Vec<Vec<u32>> = (0..32).map(|i| (0..60).map(|j| (i * 7 + j * 13) % 256).collect()).collect();
+    fs::write(&tokens, format!("{windows:?}")).unwrap();
+    let fit = ["fit", text(&model), "--schemes", "int4-g32,int8-g32", "--budget", "8bpw", "--tokens"];
+    let fit = [&fit[..], &[text(&tokens), "--out", text(&out), "--quiet"]].concat();
+    let work = temp.path().join("out.fit");
+    let mut child = start(&fit);
+    assert!(wait_until(&mut child, || work.join("int4-g32").exists()), "it was too quick");
+    signal(&child, "INT");
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("out.fit") && work.exists(), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("the same command begins again"), "{}", stderr(&ended));
+    succeed(&fit);
+    assert!(out.exists() && !work.exists());
+}

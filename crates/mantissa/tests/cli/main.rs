@@ -16,6 +16,7 @@ mod gguf_architectures;
 mod gguf_forms;
 mod gguf_types;
 mod hostile;
+mod inputs;
 mod inspect;
 mod interruptions;
 mod kv;

@@ -44,6 +44,59 @@ fn quantize_verify_and_measure() {
     // What is on disk: also the two int64 of `weight_shape`, which weigh in a layer this small.
     let bits = inspected["linear_bits_per_weight"].as_f64().unwrap();
     assert!((8.0..8.2).contains(&bits), "{bits}");
+    let stored = done["linear_stored_bits_per_weight"].as_f64().unwrap();
+    assert!((stored - bits).abs() < 1e-9, "{stored} {bits}");
+}
+
+/// A container's zero points, groups of columns and shapes count in what is said to be stored, as `inspect` finds it in the file.
+#[test]
+fn bits_as_stored_are_those_of_the_file() {
+    let temp = TempDir::new().unwrap();
+    let model = crate::lint::synthetic_of(temp.path(), "bf16");
+    for (i, (recipe, format, by_scheme, shown)) in [
+        // Of 32 weights 128 bits of codes, 16 of the scale and 4 of the zero point that symmetric codes have as well; of each column 32.
+        ("rtn-int4-g32", "gptq", 4.5, true),
+        ("rtn-int4-g32-asym", "gptq", 4.625, true),
+        ("rtn-int4-g32-asym", "awq", 4.625, false),
+        // Zero points of 8 bits beside codes of 4.
+        ("rtn-int4-g32-asym", "native", 5.125, true),
+        ("rtn-int4-g32", "compressed-tensors", 4.5, true),
+        ("rtn-mxfp4", "mlx", 4.25, false),
+        ("nf4", "bitsandbytes", 4.5, true),
+        ("rtn-q4_0", "gguf", 4.5, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let end = if format == "gguf" { ".gguf" } else { "" };
+        let out = temp.path().join(format!("out-{i}{end}"));
+        let quantize =
+            ["quantize", text(&model), "--recipe", recipe, "--format", format, "--out", text(&out)];
+        let planned = json(&[&quantize[..], &["--dry-run", "--json"]].concat());
+        let done = json(&[&quantize[..], &["--json", "--quiet"]].concat());
+        let stored = done["linear_stored_bits_per_weight"].as_f64().unwrap();
+        let bits = done["linear_bits_per_weight"].as_f64().unwrap();
+        println!("{recipe} {format}: {bits} by scheme, {stored} stored");
+        let inspected = json(&["inspect", text(&out), "--json"])["linear_bits_per_weight"].as_f64().unwrap();
+        assert!((stored - inspected).abs() < 1e-9, "{recipe} in {format}: {stored} {inspected}");
+        assert!((bits - by_scheme).abs() < 1e-9, "{recipe} in {format}: {bits}");
+        assert_eq!(planned["linear_stored_bits_per_weight"], done["linear_stored_bits_per_weight"]);
+        let layers = done["layers"].as_array().unwrap();
+        let of_layers: f64 = layers
+            .iter()
+            .map(|l| {
+                let weights = l["shape"][0].as_f64().unwrap() * l["shape"][1].as_f64().unwrap();
+                l["stored_bits_per_weight"].as_f64().unwrap() * weights
+            })
+            .sum();
+        let weights: f64 =
+            layers.iter().map(|l| l["shape"][0].as_f64().unwrap() * l["shape"][1].as_f64().unwrap()).sum();
+        assert!((of_layers / weights - stored).abs() < 1e-9, "{recipe} in {format}");
+        let said = succeed(&[&quantize[..], &["--quiet", "--restart"]].concat());
+        let both = format!("{stored:.3} bits per weight as stored ({bits:.3} by scheme)");
+        assert_eq!(said.contains(&both), shown, "{said}");
+        assert!(shown || said.contains(&format!("{bits:.3} bits per weight")), "{said}");
+    }
 }
 
 /// Every architecture: what was quantized is verified against its source and loses little.

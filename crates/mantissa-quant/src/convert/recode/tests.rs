@@ -110,3 +110,25 @@ fn a_container_says_what_it_takes() {
         target(&quantized("int4-g32", Some(F16)), Container::CompressedTensors, "m", None, bf16).unwrap_err();
     assert!(why.contains("is no bf16"), "{why}");
 }
+
+/// A name that is written beside the weights is read as the format that they have.
+#[test]
+fn the_rule_of_a_format_names_that_format() {
+    for name in [
+        "int4-g32",
+        "int4-g32-asym",
+        "int4-g32-asym:minmax",
+        "int8-channel-asym:minmax",
+        "fp8-e4m3-t128x128",
+        "fp8-e4m3-t128x128:ue8m0",
+        "mxfp4",
+        "nvfp4:ct",
+        "nvfp4:torchao",
+        "nf4",
+        "ternary-tensor",
+    ] {
+        let format = format(name);
+        let named = Scheme::new(format.clone(), rule_of(&format)).to_string();
+        assert_eq!(self::format(&named), format, "{name}: {named}");
+    }
+}

@@ -1,5 +1,6 @@
 //! Parsing of `quantization_config`.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use mantissa_num::scheme::Rule;
@@ -93,6 +94,31 @@ enum Strategy {
     Token,
     TensorGroup,
     AttnHead,
+}
+
+impl fmt::Display for Kind {
+    /// The name in a config.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Int => "int",
+            Kind::Float => "float",
+        })
+    }
+}
+
+impl fmt::Display for Strategy {
+    /// The name in a config.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Strategy::Tensor => "tensor",
+            Strategy::Channel => "channel",
+            Strategy::Group => "group",
+            Strategy::Block => "block",
+            Strategy::Token => "token",
+            Strategy::TensorGroup => "tensor_group",
+            Strategy::AttnHead => "attn_head",
+        })
+    }
 }
 
 fn eight() -> u32 {
@@ -275,7 +301,7 @@ impl Args {
             (Kind::Float, 8) => Some(minifloat::E4M3),
             (Kind::Float, 4) => Some(minifloat::E2M1),
             (kind, bits) => {
-                let found = format!("{bits} bits of {kind:?}");
+                let found = format!("{kind} of {bits} bits");
                 return Err(fault(path, "num_bits", found, "int of 2 to 8 bits, float of 4 or 8"));
             }
         };
@@ -296,12 +322,7 @@ impl Args {
         Ok(match float {
             Some(float) if mx => {
                 if blocks != Blocks::Group(32) {
-                    return Err(fault(
-                        path,
-                        "group_size",
-                        format!("{:?}", self.group_size),
-                        "32 with E8M0 scales",
-                    ));
+                    return Err(fault(path, "group_size", self.shown_group(), "32 with E8M0 scales"));
                 }
                 let mut scheme = Scheme::mx(Code::Float(float));
                 scheme.encoder.rule = Rule::Ct;
@@ -313,26 +334,28 @@ impl Args {
         })
     }
 
+    fn shown_group(&self) -> String {
+        self.group_size.map_or_else(|| "null".to_owned(), |size| size.to_string())
+    }
+
     fn blocks(&self, path: &Path, strategy: Strategy) -> Result<Blocks> {
         match strategy {
             Strategy::Tensor => Ok(Blocks::Tensor),
             Strategy::Channel | Strategy::Token => Ok(Blocks::Row),
             Strategy::Group => {
                 let size = self.group_size.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
-                let found = || format!("{:?}", self.group_size);
-                Ok(Blocks::Group(
-                    size.ok_or_else(|| fault(path, "group_size", found(), "a positive number"))?,
-                ))
+                let fault = || fault(path, "group_size", self.shown_group(), "a positive number");
+                Ok(Blocks::Group(size.ok_or_else(fault)?))
             }
             Strategy::Block => {
                 let sides = self.block_structure.as_ref().and_then(block_sides);
-                let found = || format!("{:?}", self.block_structure);
+                let found = || self.block_structure.clone().unwrap_or_default().to_string();
                 let (rows, cols) =
                     sides.ok_or_else(|| fault(path, "block_structure", found(), "[rows, cols]"))?;
                 Ok(Blocks::Tile { rows, cols })
             }
             Strategy::TensorGroup | Strategy::AttnHead => {
-                let found = format!("{strategy:?} with {} bits of {:?}", self.num_bits, self.kind);
+                let found = format!("\"{strategy}\" with {} of {} bits", self.kind, self.num_bits);
                 Err(fault(path, "strategy", found, "tensor, channel, group, block or token"))
             }
         }
@@ -403,4 +426,37 @@ fn field(key: &str) -> String {
 
 pub(super) fn fault(path: &Path, key: &str, found: impl Into<String>, allowed: impl Into<String>) -> Error {
     Error::field(path, field(key), found, allowed, "")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Messages name what the config holds in the config's own words.
+    #[test]
+    fn arguments_that_are_no_scheme_are_named_as_in_the_config() {
+        let message = |value: Value| {
+            let args: Args = serde_json::from_value(value).unwrap();
+            args.scheme(Path::new("config.json")).unwrap_err().to_string()
+        };
+        for (value, said) in [
+            (json!({"num_bits": 3, "type": "float"}), "found float of 3 bits"),
+            (
+                json!({"num_bits": 8, "type": "int", "strategy": "attn_head"}),
+                "found \"attn_head\" with int of 8 bits",
+            ),
+            (json!({"num_bits": 4, "strategy": "group"}), "found null, allowed a positive number"),
+            (json!({"num_bits": 4, "strategy": "group", "group_size": -7}), "found -7, allowed"),
+            (
+                json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128]}),
+                "found [128], allowed",
+            ),
+        ] {
+            let text = message(value);
+            assert!(text.contains(said), "{text}");
+        }
+    }
 }

@@ -31,7 +31,7 @@ pub(super) fn page(report: &Report<'_>) -> Page {
     page.push(Html::heading("The figures"));
     page.push(table(&super::table(report)));
     page.push(Html::paragraph(
-        "bits: per weight of the quantized layers, scales and zero points counted; embeddings and norms stay bf16. size: all \
+        "bits: per weight of the quantized layers as they are stored; embeddings and norms stay bf16. size: all \
          tensors. stories, prose, code: perplexity, not comparable between texts. KL: from the bf16 model in nats per token, ± its \
          standard error over windows. *: some layers fell back to another scheme or method.",
     ));
@@ -48,7 +48,7 @@ fn plot(title: &str, report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Html {
     let method = |row: &Row| METHODS.iter().position(|(name, _)| *name == row.method);
     let group = |row: &Row| method(row).filter(|_| row.activations.is_none()).unwrap_or(METHODS.len());
     let point = |row: &Row| Point {
-        x: row.linear_bits_per_weight,
+        x: row.linear_stored_bits_per_weight,
         y: kl(row),
         label: row.recipe.clone(),
         group: group(row),

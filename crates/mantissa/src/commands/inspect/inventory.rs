@@ -17,6 +17,7 @@ use mantissa_store::{Checkpoint, Dtype, TensorMeta};
 use serde::Serialize;
 
 use super::Model;
+use super::experts::Experts;
 
 /// A tensor, or a quantized weight with all that belongs to it.
 #[derive(Serialize)]
@@ -40,6 +41,9 @@ pub struct Entry {
     /// How to read it.
     #[serde(skip)]
     pub quantized: Option<Quantized>,
+    /// How to read it where it is experts, of which one after the other is read.
+    #[serde(skip)]
+    pub experts: Option<Experts>,
 }
 
 /// A quantized linear layer.
@@ -143,6 +147,7 @@ fn of_gguf(tensor: &GgufTensor) -> Entry {
         scheme: codec.map(|codec| codec.name.to_owned()),
         input_scheme: None,
         quantized,
+        experts: Experts::of_gguf(tensor),
     }
 }
 
@@ -156,6 +161,7 @@ fn stored(meta: &TensorMeta, counts: bool) -> Entry {
         scheme: None,
         input_scheme: None,
         quantized: None,
+        experts: None,
     }
 }
 
@@ -166,8 +172,9 @@ type Schemes = (String, Option<String>);
 struct Found {
     name: String,
     shape: Vec<usize>,
-    /// `None` where several are stacked.
+    /// `None` where several are stacked, which are `experts` then.
     layer: Option<Quantized>,
+    experts: Option<Experts>,
     scheme: String,
     input_scheme: Option<String>,
     parts: Vec<String>,
@@ -175,7 +182,8 @@ struct Found {
 
 impl Found {
     fn of(layer: Quantized, name: String, (scheme, input_scheme): Schemes, parts: Vec<String>) -> Self {
-        Found { name, shape: vec![layer.rows, layer.cols], layer: Some(layer), scheme, input_scheme, parts }
+        let shape = vec![layer.rows, layer.cols];
+        Found { name, shape, layer: Some(layer), experts: None, scheme, input_scheme, parts }
     }
 
     fn entry(&self, checkpoint: &Checkpoint, codes: &TensorMeta) -> Entry {
@@ -188,6 +196,7 @@ impl Found {
             scheme: Some(self.scheme.clone()),
             input_scheme: self.input_scheme.clone(),
             quantized: self.layer.clone(),
+            experts: self.experts.clone(),
         }
     }
 }
@@ -321,7 +330,7 @@ fn stacked_weights(
     config: &ModelConfig,
     warnings: &mut Vec<String>,
 ) -> HashMap<String, Found> {
-    let mut all = HashMap::new();
+    let mut all: HashMap<String, Found> = HashMap::new();
     let mut scheme = None;
     for info in config.decoder_linears() {
         let StoredAs::Stacked(stack) = &info.stored else { continue };
@@ -330,7 +339,11 @@ fn stacked_weights(
         let (name, shape) = info.dense_tensor();
         // Two codes to a byte.
         let fits = |meta: &TensorMeta| 2 * meta.numel() == shape.iter().product::<usize>() as u64;
-        if all.contains_key(codes) || !files.checkpoint().get(codes).is_some_and(fits) {
+        if let Some(experts) = all.get_mut(codes).and_then(|found| found.experts.as_mut()) {
+            experts.push(stack);
+            continue;
+        }
+        if !files.checkpoint().get(codes).is_some_and(fits) {
             continue;
         }
         // One of them is read.
@@ -345,7 +358,9 @@ fn stacked_weights(
             }
         }
         let scheme = scheme.clone().unwrap_or_default();
-        let found = Found { name, shape, layer: None, scheme, input_scheme: None, parts: parts.to_vec() };
+        let experts = Some(Experts::stacked(stack, info.rows, info.cols));
+        let parts = parts.to_vec();
+        let found = Found { name, shape, layer: None, experts, scheme, input_scheme: None, parts };
         all.insert(codes.clone(), found);
     }
     all

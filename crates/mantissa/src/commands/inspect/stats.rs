@@ -11,11 +11,12 @@ use anyhow::Result;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::Quantized;
 use mantissa_num::stored::Extra;
-use mantissa_store::convention::Weight;
+use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::error::Shown;
 use serde::Serialize;
 
 use super::Model;
+use super::experts::Experts;
 use super::inventory::Entry;
 use crate::output::{Align, Table, number};
 use crate::tensors::FloatTensor;
@@ -59,9 +60,15 @@ pub fn memory(entry: &Entry, threads: usize) -> u64 {
     // A panel as read and as f32.
     let panels =
         threads as u64 * columns.max(PANEL as u64).saturating_mul(8).min(entry.parameters.saturating_mul(8));
-    let whole = match &entry.quantized {
-        Some(_) => entry.parameters.saturating_add(2 * entry.bytes),
-        None => 4 * entry.shape.iter().rev().skip(1).fold(1, |n: u64, &d| n.saturating_mul(d as u64)),
+    let whole = match (&entry.quantized, &entry.experts) {
+        (Some(_), _) => entry.parameters.saturating_add(2 * entry.bytes),
+        // One at a time, and the largest magnitudes of all rows.
+        (None, Some(experts)) => {
+            let (rows, weights) =
+                ((experts.len() * experts.rows) as u64, (experts.rows * experts.cols) as u64);
+            3 * weights + 2 * 4 * rows
+        }
+        (None, None) => 4 * entry.shape.iter().rev().skip(1).fold(1, |n: u64, &d| n.saturating_mul(d as u64)),
     };
     (8u64 << 20).saturating_add(panels).saturating_add(whole)
 }
@@ -77,6 +84,9 @@ pub fn of_entry(model: &Model, entry: &Entry, threads: usize) -> Result<Option<S
             return of_quantized(q, &linear.transforms.extras, threads).map(Some);
         }
     }
+    if let (Model::Known(files), Some(experts)) = (model, &entry.experts) {
+        return of_experts(files, experts, threads);
+    }
     let located = model.checkpoint().locate(&entry.name);
     let tensor = located.and_then(|(file, meta)| FloatTensor::new(file, meta));
     tensor.map(|tensor| of_stored(&tensor, threads)).transpose()
@@ -88,6 +98,18 @@ fn of_stored(tensor: &FloatTensor<'_>, threads: usize) -> Result<Stats> {
     of_rows(tensor.rows, tensor.cols, rank >= 2, threads, read)
 }
 
+/// Of the values of all experts, which are one tensor; rows are those of the experts. `None` where one is not quantized.
+fn of_experts(files: &ModelFiles, experts: &Experts, threads: usize) -> Result<Option<Stats>> {
+    let (mut moments, mut amax) = (Moments::default(), Vec::new());
+    for at in 0..experts.len() {
+        let Some(q) = experts.weight(files, at)? else { return Ok(None) };
+        let (other, more) = moments_of(&q, threads)?;
+        moments = moments.merge(&other);
+        amax.extend(more);
+    }
+    Ok(Some(Stats::of(moments, amax)))
+}
+
 /// Of the values of codes, with the single weights that stand beside them.
 fn of_quantized(q: &Quantized, extras: &[Extra], threads: usize) -> Result<Stats> {
     q.check()?;
@@ -97,12 +119,19 @@ fn of_quantized(q: &Quantized, extras: &[Extra], threads: usize) -> Result<Stats
         let read = |rows: Range<usize>| Ok(values[rows.start * q.cols..rows.end * q.cols].to_vec());
         return of_rows(q.rows, q.cols, true, threads, read);
     }
+    let (moments, amax) = moments_of(q, threads)?;
+    Ok(Stats::of(moments, amax))
+}
+
+/// Moments of the values of codes, and the largest magnitude of each row.
+fn moments_of(q: &Quantized, threads: usize) -> Result<(Moments, Vec<f32>)> {
+    q.check()?;
     let read = |rows: Range<usize>| {
         let mut values = vec![0.0; rows.len() * q.cols];
         q.dequantize_rows(rows, &mut values);
         Ok(values)
     };
-    of_rows(q.rows, q.cols, true, threads, read)
+    moments_of_rows(q.rows, q.cols, true, threads, read)
 }
 
 fn of_rows(
@@ -112,8 +141,20 @@ fn of_rows(
     threads: usize,
     read: impl Fn(Range<usize>) -> Result<Vec<f32>> + Sync,
 ) -> Result<Stats> {
+    let (moments, amax) = moments_of_rows(rows, cols, by_row, threads, read)?;
+    Ok(Stats::of(moments, amax))
+}
+
+/// Moments, and with `by_row` the largest magnitude of each row.
+fn moments_of_rows(
+    rows: usize,
+    cols: usize,
+    by_row: bool,
+    threads: usize,
+    read: impl Fn(Range<usize>) -> Result<Vec<f32>> + Sync,
+) -> Result<(Moments, Vec<f32>)> {
     if rows == 0 || cols == 0 {
-        return Ok(Stats::of(Moments::default(), Vec::new()));
+        return Ok((Moments::default(), Vec::new()));
     }
     let panel = |rows: Range<usize>| -> Result<(Moments, Vec<f32>)> {
         let x = read(rows)?;
@@ -127,9 +168,7 @@ fn of_rows(
         Ok((moments.merge(&other), amax))
     };
     let grain = (PANEL / cols).max(1);
-    let (moments, amax) =
-        map_reduce_fixed(threads, rows, grain, panel, Ok((Moments::default(), Vec::new())), merge)?;
-    Ok(Stats::of(moments, amax))
+    map_reduce_fixed(threads, rows, grain, panel, Ok((Moments::default(), Vec::new())), merge)
 }
 
 /// Counts, extremes and central moments.

@@ -48,7 +48,13 @@ fn summary(quality: &Quality) -> Table {
     row("weights", quality.weights.clone());
     row("layer inputs", quality.activations.clone().unwrap_or_else(|| "as they come".to_owned()));
     row("container", quality.container.clone());
-    row("bits per weight of the quantized layers", number(Some(quality.linear_bits_per_weight), 4));
+    row(
+        "bits per weight of the quantized layers, by scheme",
+        number(Some(quality.linear_bits_per_weight), 4),
+    );
+    if quality.linear_stored_bits_per_weight.is_some() {
+        row("the same as stored", number(quality.linear_stored_bits_per_weight, 4));
+    }
     row("bits per weight of all", number(Some(quality.bits_per_weight), 4));
     row("size", bytes(quality.bytes));
     row("parameters", count(quality.parameters));

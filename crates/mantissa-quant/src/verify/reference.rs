@@ -1,0 +1,38 @@
+//! What a weight is held against: the source of its model, dense or in another container.
+
+use std::path::{Path, PathBuf};
+
+use mantissa_model::{LinearInfo, linear_weight};
+use mantissa_num::stored::{Map, Transforms};
+
+use crate::convert::values_of;
+use crate::error::{QuantError, Result};
+use crate::fold::Folded;
+use crate::pipeline::stacks::stack_of;
+use crate::source::DenseTensor;
+
+/// The weight of the source that the codes of a layer stand for, around which `around` stands in the model at `dir`.
+pub(super) fn source_weight<'a>(
+    dir: &Path,
+    source: &Folded<'a>,
+    info: &LinearInfo,
+    around: &Transforms,
+) -> Result<DenseTensor<'a>> {
+    let ((name, _), files) = (info.dense_tensor(), source.files());
+    if files.is_quantized() && (info.is_by_rows(files) || stack_of(info).is_some()) {
+        // Of a change of container: what the source's codes decode to. Where both read the same rotated input, codes are compared.
+        let mut weight = linear_weight(files, &LinearInfo { bias: false, ..info.clone() })?;
+        if matches!(around.before.as_slice(), [Map::Hadamard(_)]) && weight.transforms == *around {
+            weight.transforms = Transforms::default();
+        }
+        return Ok(values_of(info, weight)?.into());
+    }
+    if !files.has(&name) {
+        return Err(reference_fault(dir, source.path(), format!("it has no dense tensor {name}")));
+    }
+    Ok(DenseTensor::of_linear(source, info)?)
+}
+
+pub(super) fn reference_fault(model: &Path, reference: &Path, what: String) -> QuantError {
+    QuantError::Reference { model: PathBuf::from(model), reference: PathBuf::from(reference), what }
+}
