@@ -166,9 +166,9 @@ pub(crate) fn fast_element(scheme: &Scheme) -> Option<Element> {
         return None;
     }
     match (*code, rule) {
-        (Code::Int(bits), Rule::Full | Rule::Restricted) => {
+        (Code::Int(bits), Rule::Full | Rule::Clip(_) | Rule::Restricted) => {
             let high = ((1i32 << (bits - 1)) - 1) as f32;
-            Some(Element::Int { low: if rule == Rule::Full { -high - 1.0 } else { -high }, high })
+            Some(Element::Int { low: if rule == Rule::Restricted { -high } else { -high - 1.0 }, high })
         }
         (Code::Float(float), Rule::Amax | Rule::Floor | Rule::Ceil | Rule::Even | Rule::Rceil | Rule::Ct)
             if float.bits() <= 8 =>
@@ -222,6 +222,7 @@ mod tests {
         let schemes = [
             ("int8-token", None),
             ("int8-token:restricted", None),
+            ("int4-token:clip85", None),
             ("int4-g32", None),
             ("int5-g7", None),
             ("fp8-e4m3-token", None),
@@ -251,6 +252,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_lies_beyond_a_clipped_range_takes_the_outermost_codes() {
+        let mut x = [-10.0, 8.0, 10.0, 1.0, -0.5, 0.0];
+        quantizer("int4-token:clip60", None).apply(&mut x, 6).unwrap();
+        let s = 10.0 * 0.6 / 7.5;
+        let expected = [-8.0 * s, 7.0 * s, 7.0 * s, s, -s, 0.0];
+        assert!(x.iter().zip(expected).all(|(x, e)| (x - e).abs() < 1e-6), "{x:?} for {expected:?}");
     }
 
     #[test]

@@ -74,6 +74,9 @@ const TRELLIS: &str = "trellis";
 /// What follows where each channel has a scale.
 const CHANNELS: &str = "channel";
 
+/// What a rule is called before the hundredths of the range that a scale covers.
+const CLIP: &str = "clip";
+
 /// Largest group or tile side the grammar takes: far above any in use, far below overflow.
 const MAX_GROUP: u32 = 1 << 24;
 
@@ -133,10 +136,10 @@ impl FromStr for Scheme {
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_body(f, self)?;
-        if self.encoder.rule != self.rules()[0]
-            && let Some(name) = self.encoder.rule.name()
-        {
-            write!(f, ":{name}")?;
+        match (self.encoder.rule, self.encoder.rule.name()) {
+            (Rule::Clip(hundredths), _) => write!(f, ":{CLIP}{hundredths}")?,
+            (rule, Some(name)) if rule != self.rules()[0] => write!(f, ":{name}")?,
+            _ => {}
         }
         if self.source == Source::Static {
             f.write_str("@static")?;
@@ -317,11 +320,13 @@ fn parse_size(digits: &str) -> Option<u32> {
 }
 
 fn with_rule(text: &str, name: &str, scheme: Scheme) -> Result<Scheme, ParseError> {
-    let allowed = scheme.rules();
-    let rule = Rule::NAMES.iter().find(|(_, n)| *n == name).map(|(rule, _)| *rule);
-    rule.and_then(|rule| scheme.with_rule(rule)).ok_or_else(|| {
-        let names: Vec<_> = allowed.iter().filter_map(|rule| rule.name()).map(|n| format!(":{n}")).collect();
-        part(text, name, names.join(", "))
+    let (allowed, clips) = (scheme.rules(), scheme.clips());
+    let named = Rule::NAMES.iter().find(|(_, n)| *n == name).map(|(rule, _)| *rule);
+    let clip = || Some(Rule::Clip(u8::try_from(parse_size(name.strip_prefix(CLIP)?)?).ok()?));
+    named.or_else(clip).and_then(|rule| scheme.with_rule(rule)).ok_or_else(|| {
+        let names = allowed.iter().filter_map(|rule| rule.name()).map(|n| format!(":{n}"));
+        let clips = clips.then(|| format!(":{CLIP}1 to :{CLIP}99"));
+        part(text, name, names.chain(clips).collect::<Vec<_>>().join(", "))
     })
 }
 
@@ -407,6 +412,8 @@ mod tests {
             "fp8-e4m3-t128x128",
             "int8-channel",
             "int8-token:restricted",
+            "int4-token:clip85",
+            "int8-token:clip99",
             "int4-g128-asym",
             "int3-g32:torchao",
             "int2-tensor-asym:torchao",
@@ -498,6 +505,13 @@ mod tests {
             ("mxfp8-e4m3:deepgemm", "deepgemm"),
             ("bf16-tensor", "tensor"),
             ("int8-token@later", "later"),
+            ("int4-channel:clip85", "clip85"),
+            ("int4-token:clip", "clip"),
+            ("int4-token:clip0", "clip0"),
+            ("int4-token:clip100", "clip100"),
+            ("int4-token:clip300", "clip300"),
+            ("int4-token-asym:clip85", "clip85"),
+            ("fp8-e4m3-token:clip85", "clip85"),
             ("fp8-e4m3-tensor:ct", "ct"),
             ("trellis", ""),
             ("trellis9", "9"),
@@ -513,6 +527,8 @@ mod tests {
             );
         }
         assert!(matches!("int9-g32".parse::<Scheme>(), Err(ParseError::Element { .. })));
+        let allowed = "allowed :full, :restricted, :torchao, :no-clipping-err, :clip1 to :clip99";
+        assert!("int4-token:clip0".parse::<Scheme>().unwrap_err().to_string().ends_with(allowed));
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub enum Rule {
     Te,
     /// Symmetric integers over the whole code range: `scale = amax / ((2^b - 1) / 2)`.
     Full,
+    /// [`Rule::Full`] over so many hundredths of the range, 1 to 99: `scale = p / 100 · amax / ((2^b - 1) / 2)`, and what lies
+    /// beyond takes the outermost codes. Of tokens: QuaRot's `a_clip_ratio` (Ashkboos et al. 2024, arXiv 2404.00456, section 4.3).
+    Clip(u8),
     /// Symmetric integers without the most negative code: `scale = max(amax, 1e-5) / (2^(b-1) - 1)`; of a KV cache's head
     /// vectors `max(amax / (2^(b-1) - 1), 1e-8)`.
     Restricted,
@@ -65,7 +68,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Every rule with its name in the grammar.
+    /// Every rule with its name in the grammar; that of [`Rule::Clip`] has a number.
     pub const NAMES: [(Rule, &'static str); 24] = [
         (Rule::Amax, "amax"),
         (Rule::Floor, "floor"),
@@ -242,10 +245,19 @@ impl Scheme {
         }
     }
 
+    /// Whether a scale may cover a share of its range ([`Rule::Clip`]): symmetric integers with a scale for each token.
+    pub fn clips(&self) -> bool {
+        self.row == RowName::Token && self.rules().contains(&Rule::Full)
+    }
+
     /// The same scheme under `rule`, with the format that the rule stores; `None` where the rule is not one of
     /// [`rules`](Self::rules).
     pub fn with_rule(mut self, rule: Rule) -> Option<Self> {
-        if !self.rules().contains(&rule) {
+        let allowed = match rule {
+            Rule::Clip(hundredths) => self.clips() && (1..100).contains(&hundredths),
+            _ => self.rules().contains(&rule),
+        };
+        if !allowed {
             return None;
         }
         self.encoder.rule = rule;

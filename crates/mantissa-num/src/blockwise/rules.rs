@@ -24,6 +24,7 @@ pub(super) fn symmetric(rule: Rule, head: bool, range: Range, bits: u32, tree: &
             let (min, max) = range.with_zero();
             (min / low).max(max / high)
         }
+        Rule::Clip(hundredths) => range.amax() * (f32::from(hundredths) / 100.0) / ((high - low) / 2.0),
         _ => range.amax() / ((high - low) / 2.0),
     };
     let (scale, value) = store_scale(tree.code, raw.min(largest_scale(-low)));
