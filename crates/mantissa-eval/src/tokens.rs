@@ -132,6 +132,11 @@ pub fn token_windows(argument: &str) -> Result<Vec<Sequence>, TokenError> {
     Ok(sequences)
 }
 
+/// The path of `FILE.json[:KEY]`.
+pub fn token_path(argument: &str) -> &Path {
+    Path::new(split_key(argument).0)
+}
+
 /// A path may itself hold a colon: the key is what follows the last one, unless the whole is a file.
 fn split_key(argument: &str) -> (&str, Option<&str>) {
     match argument.rsplit_once(':') {

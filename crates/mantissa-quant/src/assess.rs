@@ -3,14 +3,17 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use mantissa_store::ErrorClass;
 use mantissa_store::convention::ModelFiles;
 
-use crate::error::{GateFailure, QuantError, Result};
+use crate::error::{GateFailure, NotVerified, QuantError, Result};
 use crate::journal::Journal;
 use crate::pipeline::Progress;
-use crate::plan::Plan;
+use crate::plan::{Check, Plan};
 use crate::quality::{Evaluation, Figures, Quality};
+use crate::verify::{Against, Verification, verify_against};
 
 /// Measures the output that lies complete at `staged`, where `plan` asks for it. What an earlier run has measured on the
 /// same text, and left in its `journal`, is taken over.
@@ -54,4 +57,34 @@ pub(crate) fn gate(plan: &Plan, quality: &Quality, out: &Path, kept: Option<&Pat
         }
         _ => Ok(()),
     }
+}
+
+/// Opens the sealed output at `staged` and, where `plan` asks for it, verifies it; gives what was found and how long that took.
+///
+/// # Errors
+/// [`QuantError::NotLoadable`], [`QuantError::NotVerified`]: the output must not be put at `out`. I/O.
+pub(crate) fn sealed(
+    plan: &Plan,
+    quality: &Quality,
+    staged: &Path,
+    out: &Path,
+) -> Result<Option<(Verification, Duration)>> {
+    let loadable = ModelFiles::open(staged).map_err(QuantError::from);
+    if let Err(error) = loadable {
+        return Err(match error.class() {
+            ErrorClass::Environment => error,
+            ErrorClass::Input => QuantError::NotLoadable { out: out.to_owned(), error: Box::new(error) },
+        });
+    }
+    let Check::Verify(reference) = &plan.check else { return Ok(None) };
+    let begin = Instant::now();
+    // The source was read a moment ago, and what is recorded of it was found then. A change of container has no dense source.
+    let recorded = plan.conversion.is_some();
+    let against = Against { reference: reference.as_deref(), recorded, text: None };
+    let verification = verify_against(staged, &against, plan.threads(), &|_| ControlFlow::Continue(()))?;
+    if !verification.ok {
+        let (quality, out) = (quality.clone(), out.to_owned());
+        return Err(QuantError::NotVerified(Box::new(NotVerified { quality, verification, out })));
+    }
+    Ok(Some((verification, begin.elapsed())))
 }

@@ -13,6 +13,7 @@ use crate::calibrate::CalibrateError;
 use crate::gptq::GptqError;
 use crate::quality::{Quality, TokenSet};
 use crate::recipe::RecipeError;
+use crate::verify::Verification;
 
 /// Result of the fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, QuantError>;
@@ -167,6 +168,17 @@ pub enum QuantError {
     /// The output lost more than is allowed, and was not put in place.
     #[error(transparent)]
     Gate(Box<GateFailure>),
+    /// The finished output did not verify, and was not put in place.
+    #[error(transparent)]
+    NotVerified(Box<NotVerified>),
+    /// The finished output cannot be opened, and was not put in place.
+    #[error("{}: expected an output that can be opened, got one that cannot, so nothing was put there: {error}", .out.display())]
+    NotLoadable {
+        /// Where it would have been put.
+        out: PathBuf,
+        /// Why it cannot be opened.
+        error: Box<QuantError>,
+    },
     /// A run ended early; what it had done is kept.
     #[error(transparent)]
     Unfinished(Box<Unfinished>),
@@ -252,6 +264,18 @@ pub struct GateFailure {
     pub out: PathBuf,
     /// Where its parts lie, if the work can be gone on with.
     pub kept: Option<PathBuf>,
+}
+
+/// An output that did not verify.
+#[derive(Debug, thiserror::Error)]
+#[error("verify: {}; nothing was put at {}", .verification.faults.join("; "), .out.display())]
+pub struct NotVerified {
+    /// What the output is.
+    pub quality: Quality,
+    /// What did not hold.
+    pub verification: Verification,
+    /// Where it would have been put.
+    pub out: PathBuf,
 }
 
 /// A run that ended early, and what of it is kept.
@@ -347,6 +371,7 @@ impl QuantError {
             QuantError::Spin { error, .. } => error.class(),
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),
+            QuantError::NotLoadable { error, .. } => error.class(),
             QuantError::Recipe(error) => match &**error {
                 RecipeError::Read(error) => error.class(),
                 _ => ErrorClass::Input,

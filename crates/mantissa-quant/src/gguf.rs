@@ -12,7 +12,6 @@ mod ternary;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::Instant;
 
 use mantissa_kernels::kernels;
@@ -293,15 +292,15 @@ fn plain(float: minifloat::MiniFloat) -> Scheme {
 
 /// Carries out `plan` into the file `out`, or the files that it is split into, and writes its `quality.json` and its manifest beside it. A run that is stopped
 /// leaves the old file with both, and begins anew. Only a kill between the renames at the end may leave a file, the old or
-/// the new, without them, never with another's; of several files the first is then missing.
+/// the new, without them, never with another's; of several files the first is then missing. The next start completes it.
 pub(crate) fn run(
     plan: &Plan,
     layout: &Layout,
     source: &ModelFiles,
-    out: &Path,
+    out: &mantissa_store::Output,
     progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
 ) -> Result<Outcome> {
-    refuse_overlap(source.dir(), out)?;
+    refuse_overlap(source.dir(), out.path())?;
     let parts = split(&layout.tensors, plan.options.max_gguf_bytes);
     let output = Output::begin(out, parts.len())?;
     let (weights, synced, mut quality) = SourceHashes::beside(source, plan.threads(), |hashes| {
@@ -329,18 +328,20 @@ pub(crate) fn run(
         let found = quality::Found { layers, tensors, source: source_digests, weights: weights.clone() };
         Ok((weights, synced, Quality::new(plan, source, found)))
     })?;
-    let staged = output.staged()[0].to_owned();
+    let staged = output.staged()[0].clone();
     quality.evaluation = assess::figures(plan, source, &staged, None, progress)?;
     convert::prove(plan, source, &staged)?;
-    assess::gate(plan, &quality, out, None)?;
+    assess::gate(plan, &quality, out.path(), None)?;
     let text = quality.to_json()?;
     let mut files = weights;
     files.insert(format!("{}.{QUALITY_NAME}", output.names()[0]), FileDigest::of(text.as_bytes()));
     let manifest = Manifest::new(files, pipeline::run_fields(plan, source)?);
-    let path = output.first().to_owned();
-    output.publish(text.as_bytes(), manifest.to_json().as_bytes())?;
-    let committed = Committed { path, manifest, leftover: None };
-    Ok(Outcome { quality, committed, resumed: 0, synced: Some(synced) })
+    output.seal(text.as_bytes(), manifest.to_json().as_bytes())?;
+    let verification = assess::sealed(plan, &quality, &staged, out.path())?;
+    let (path, others) = (output.first(), output.others());
+    let leftover = output.publish()?;
+    let committed = Committed { path, manifest, leftover };
+    Ok(Outcome { quality, committed, resumed: 0, synced: Some(synced), verification, others })
 }
 
 /// What searched blocks are weighed by: as given, or found on the calibration text.

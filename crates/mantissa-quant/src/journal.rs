@@ -1,6 +1,6 @@
 //! What an unfinished run has done, so that the next one goes on from there to identical bytes.
 //!
-//! The journal lies in the staging folder, which outlives a killed process. Its first line is a key: a hash of everything
+//! The journal lies in the work folder beside the output, which outlives a killed process. Its first line is a key: a hash of everything
 //! that decides the output. After it stands a line for every unit of work, a copied tensor or a quantized layer, with a
 //! checksum of each tensor written and the layer's report, and one for an evaluation of the whole. A run with the same key takes over what is on disk as its
 //! checksums say, and does the rest; a run with another key begins anew.
@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Error, FileDigest, ShardedWriter, Staging};
+use mantissa_store::{Error, FileDigest, Output, ShardedWriter, Staging};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -66,9 +66,9 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Begins the output folder `out`, or takes over what a run with the same `key` has left.
-    pub(crate) fn begin(out: &Path, key: &str, start: Start) -> Result<(Staging, Self)> {
+    pub(crate) fn begin(out: &Output, key: &str, start: Start) -> Result<(Staging, Self)> {
         let mut lines = Vec::new();
-        let (mut staging, resumed) = Staging::resume(out, &mut |left| {
+        let (mut staging, resumed) = Staging::resume(out, key, &mut |left| {
             lines = mantissa_store::Journal::read(left).unwrap_or_default();
             start == Start::Resume && lines.first().is_some_and(|first| first == key)
         })?;
@@ -78,10 +78,10 @@ impl Journal {
             let evaluated =
                 lines.iter().skip(1).filter_map(|line| serde_json::from_str::<Evaluated>(line).ok());
             let evaluated = evaluated.map(|line| line.figures).collect();
-            let lines = mantissa_store::Journal::reopen(staging.path())?;
+            let lines = mantissa_store::Journal::reopen(staging.work())?;
             Journal { evaluated, ..Journal::new(lines, left) }
         } else {
-            let mut lines = mantissa_store::Journal::create(staging.path())?;
+            let mut lines = mantissa_store::Journal::create(staging.work())?;
             lines.append(key)?;
             Journal::new(lines, BTreeMap::new())
         };
@@ -161,7 +161,10 @@ fn parse(checksum: &str) -> Option<u64> {
 /// Hash of what decides the output: this version, the plan but for its threads, and the source: names, shapes and places
 /// of its tensors, its config, and length and times of its weight files. The time of the last change of a file's inode is
 /// among them, which no copying tool can set back.
-pub(crate) fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
+///
+/// # Errors
+/// Files of the source that cannot be looked up.
+pub fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     let files = source.checkpoint().files().map(file_identity).collect::<Result<Vec<_>>>()?;
     let tensors: Vec<_> = source.checkpoint().tensors().collect();
     let Plan { recipe, container, linears, specs, copied, notes, options, .. } = plan;

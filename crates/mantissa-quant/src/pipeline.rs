@@ -4,22 +4,24 @@
 //! when it is complete. Nothing in it depends on threads, time or machine, nor on how often the run was interrupted: what
 //! is done is written to a [`crate::journal`], from which the next run with the same plan goes on.
 //!
-//! Where a run ends early, its staging folder stays if going on can help: after a kill, an interruption, and an error of the
+//! The output is finished in a work folder beside its place, opened and verified there, and only then published.
+//!
+//! Where a run ends early, its work folder stays if resuming can help: after a kill, an interruption, and an error of the
 //! environment (disk full, I/O, memory), provided that a unit of work is done. After an error in source or recipe it is
-//! removed, and so is whatever another run has left for the same output.
+//! removed. A work folder of another plan for the same output is left where it is.
 
 pub(crate) mod stacks;
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
 use mantissa_store::convention::{Container, ModelFiles, gptq, modelopt, onnx};
 use mantissa_store::{
-    Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, Manifest, ShardPlan, ShardedWriter, Staging,
-    TensorMeta, refuse_overlap,
+    Checksum, Committed, Dtype, Error, ErrorClass, FiniteScan, Manifest, Output, ShardPlan, ShardedWriter,
+    Staging, TensorMeta, disk, refuse_overlap,
 };
 use serde_json::{Map, Value, json};
 
@@ -35,6 +37,7 @@ use crate::plan::Plan;
 use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
 use crate::report::LayerReport;
 use crate::transform::{self, Prepared};
+use crate::verify::Verification;
 
 /// Bytes copied at a time.
 pub(crate) const COPY: usize = 1 << 20;
@@ -72,6 +75,10 @@ pub struct Outcome {
     /// How long it took to make the one file of weights durable, after all of it was written. `None` of a folder, of which
     /// every tensor is made durable as soon as it is written.
     pub synced: Option<Duration>,
+    /// Verification before the output was put in place, where the plan asks for it, and how long it took.
+    pub verification: Option<(Verification, Duration)>,
+    /// Work folders of other commands, killed while they wrote the same output. They are left.
+    pub others: Vec<PathBuf>,
 }
 
 /// Carries out `plan` into the folder `out`. `progress` is told of every step and may end the run: between two steps, with
@@ -84,14 +91,14 @@ pub struct Outcome {
 pub fn run(
     plan: &Plan,
     source: &ModelFiles,
-    out: &Path,
+    out: &Output,
     start: Start,
     progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
 ) -> Result<Outcome> {
     if let Some(layout) = &plan.gguf {
         return gguf::run(plan, layout, source, out, progress);
     }
-    refuse_overlap(source.dir(), out)?;
+    refuse_overlap(source.dir(), out.path())?;
     let config = plan.output_config(source)?;
     let shards = ShardPlan::new(plan.specs.clone(), plan.options.max_shard_bytes)?;
     let key = journal::key(plan, source)?;
@@ -112,23 +119,26 @@ pub fn run(
             Job { plan, source, folded: &folded, prepared: &prepared, config: &config, stored: &stored };
         job.fill(&mut staging, &mut journal, writer, layers, progress)
     });
-    let filled = filled.and_then(|quality| {
+    let sealed = filled.and_then(|quality| {
         convert::prove(plan, source, staging.path())?;
-        assess::gate(plan, &quality, out, Some(staging.path()))?;
-        Ok(quality)
+        assess::gate(plan, &quality, out.path(), Some(staging.work()))?;
+        staging.seal(run_fields(plan, source)?)?;
+        let verification = assess::sealed(plan, &quality, staging.path(), out.path())?;
+        Ok((quality, verification))
     });
-    match filled.and_then(|quality| Ok((quality, run_fields(plan, source)?))) {
-        Ok((quality, run)) => {
-            let kept = staging.path().to_owned();
-            let committed = staging.commit(run).map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
-            Ok(Outcome { quality, committed, resumed: journal.recovered(), synced: None })
+    match sealed {
+        Ok((quality, verification)) => {
+            let (kept, others) = (staging.work().to_owned(), staging.others().to_vec());
+            let committed = staging.publish().map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
+            let resumed = journal.recovered();
+            Ok(Outcome { quality, committed, resumed, synced: None, verification, others })
         }
         // The next run with the same plan may be allowed to lose more.
         Err(error @ QuantError::Gate(_)) => Err(error),
         Err(error) => {
             let keep = error.class() == ErrorClass::Environment && journal.done() > 0;
             staging.keep(keep);
-            Err(if keep { unfinished(error, staging.path(), journal.done()) } else { error })
+            Err(if keep { unfinished(error, staging.work(), journal.done()) } else { error })
         }
     }
 }
@@ -141,19 +151,16 @@ fn unfinished(error: QuantError, kept: &Path, done: usize) -> QuantError {
     QuantError::Unfinished(Box::new(Unfinished { error, kept: kept.to_owned(), done }))
 }
 
-/// Removes from an adopted folder whatever a resumed run does not go on with: everything but its weight files and journal
+/// Removes from an adopted folder whatever a resumed run does not go on with: everything but its weight files
 /// is written anew, and what else lies there is not of this run.
 fn sweep(dir: &Path, shards: &ShardPlan) -> Result<()> {
     let io = |path: &Path, error| Error::Io { path: path.to_owned(), operation: "clean up", error };
     for entry in std::fs::read_dir(dir).map_err(|e| io(dir, e))? {
         let path = entry.map_err(|e| io(dir, e))?.path();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        let ours =
-            name == mantissa_store::JOURNAL_NAME || shards.shards().iter().any(|s| s.file_name == name);
+        let ours = shards.shards().iter().any(|s| s.file_name == name);
         if !ours {
-            let removed =
-                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-            removed.map_err(|e| io(&path, e))?;
+            disk::remove_all(&path).map_err(|e| io(&path, e))?;
         }
     }
     Ok(())

@@ -4,6 +4,7 @@ pub(crate) mod calibration;
 mod output;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, Products, StoredAs};
@@ -77,6 +78,16 @@ pub struct PlannedLinear {
     pub scheme: Option<Scheme>,
 }
 
+/// Check of a finished output before it is put in place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Check {
+    /// Opens it as every command does.
+    #[default]
+    Load,
+    /// Verifies it with the independent reader as well, against the dense model at this path where one is given.
+    Verify(Option<PathBuf>),
+}
+
 impl Options {
     /// Whether searched blocks will be weighed by importance.
     pub(crate) fn has_importance(&self) -> bool {
@@ -113,6 +124,8 @@ pub struct Plan {
     pub fallbacks: BTreeMap<String, String>,
     /// What the output is evaluated on before it is put in place.
     pub evaluation: Option<Evaluation>,
+    /// Check of the finished output before it is put in place.
+    pub check: Check,
     /// What the calibration shows of the model, where that was found.
     pub coverage: Option<Coverage>,
     pub(crate) options: Options,
@@ -196,6 +209,7 @@ impl Plan {
             notes,
             fallbacks,
             evaluation,
+            check: Check::default(),
             coverage: None,
             options,
             gguf,

@@ -12,8 +12,8 @@ use mantissa_num::minifloat::{self, MiniFloat, Overflow};
 use mantissa_num::{Rounding, Scheme, Source};
 use mantissa_store::convention::{Container, ModelFiles, levels, native};
 use mantissa_store::{
-    Committed, Dtype, Error, FileDigest, INDEX_NAME, Manifest, SafeTensors, SafetensorsWriter, Staging,
-    TensorSpec, json, refuse_overlap,
+    Committed, Dtype, Error, FileDigest, INDEX_NAME, Manifest, Output, SafeTensors, SafetensorsWriter,
+    Staging, TensorSpec, json, refuse_overlap,
 };
 use serde_json::Value;
 
@@ -148,8 +148,8 @@ impl Recalibration {
     ///
     /// # Errors
     /// Files that cannot be read or written. The old content of `out`, if any, is then still in place.
-    pub fn write(&self, source: &ModelFiles, set: &CalibrationSet, out: &Path) -> Result<Committed> {
-        refuse_overlap(source.dir(), out)?;
+    pub fn write(&self, source: &ModelFiles, set: &CalibrationSet, out: &Output) -> Result<Committed> {
+        refuse_overlap(source.dir(), out.path())?;
         let mut staging = Staging::begin(out)?;
         let index = self.write_configs(source, &mut staging)?;
         // Weights and their errors are what they were; what was measured was of the old scales.
@@ -184,7 +184,10 @@ impl Recalibration {
             "kv_levels": self.levels.as_ref().map(|(policy, _)| policy.to_string()),
         });
         let fields = fields.as_object().cloned().unwrap_or_default();
-        Ok(staging.commit(Manifest::run_after(source.dir(), fields)?)?)
+        staging.seal(Manifest::run_after(source.dir(), fields)?)?;
+        // An output that no command opens must not take the place of one that works.
+        ModelFiles::open(staging.path())?;
+        Ok(staging.publish()?)
     }
 
     /// Writes what describes the weights: as it was, but for levels of keys and values. Returns what a new index of their files is.

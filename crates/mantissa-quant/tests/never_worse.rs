@@ -35,7 +35,14 @@ impl Case {
     fn quantize(&self, recipe: &str, out: &Path) -> (Plan, Outcome) {
         let source = ModelFiles::open(&self.source).unwrap();
         let plan = Plan::new(&source, Recipe::load(recipe).unwrap(), self.options()).unwrap();
-        let outcome = run(&plan, &source, out, Start::Restart, &mut |_| ControlFlow::Continue(())).unwrap();
+        let outcome = run(
+            &plan,
+            &source,
+            &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+            Start::Restart,
+            &mut |_| ControlFlow::Continue(()),
+        )
+        .unwrap();
         (plan, outcome)
     }
 

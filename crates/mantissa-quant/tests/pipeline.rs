@@ -22,7 +22,13 @@ fn options(threads: usize) -> Options {
 fn quantize(model: &Path, recipe: &str, out: &Path, options: Options) -> Result<Outcome, QuantError> {
     let source = ModelFiles::open(model)?;
     let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
-    run(&plan, &source, out, Start::Resume, &mut |_| ControlFlow::Continue(()))
+    run(
+        &plan,
+        &source,
+        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        Start::Resume,
+        &mut |_| ControlFlow::Continue(()),
+    )
 }
 
 const RECIPES: &[&str] = &[
@@ -129,7 +135,7 @@ fn gptq_beats_rounding_on_what_it_minimises() {
         let done = run(
             &Plan::new(&source, Recipe::load(recipe).unwrap(), with).unwrap(),
             &source,
-            &out,
+            &mantissa_store::Output::new(&out),
             Start::Restart,
             &mut |_| ControlFlow::Continue(()),
         )

@@ -44,10 +44,20 @@ impl Job<'_> {
             let source = ModelFiles::open(self.source)?;
             let mut plan = Plan::new(&source, Recipe::load(self.recipe)?, self.options.clone())?;
             plan.evaluation = Some(Evaluation::new(&source, "w.json:k", windows(), self.max_kl)?);
-            run(&plan, &source, self.out, Start::Resume, &mut |at| {
-                evaluated += usize::from(at.tokens.is_some());
-                if at.tokens.is_some_and(&stop) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            })
+            run(
+                &plan,
+                &source,
+                &mantissa_store::Output::of_job(self.out, mantissa_store::Job::of("test"), true),
+                Start::Resume,
+                &mut |at| {
+                    evaluated += usize::from(at.tokens.is_some());
+                    if at.tokens.is_some_and(&stop) {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                },
+            )
         })();
         (result, evaluated)
     }

@@ -36,10 +36,16 @@ fn quantize(
     let source = ModelFiles::open(source)?;
     let plan = Plan::new(&source, Recipe::load(recipe)?, options())?;
     let mut left = steps;
-    run(&plan, &source, out, start, &mut |_| {
-        left = left.saturating_sub(1);
-        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })
+    run(
+        &plan,
+        &source,
+        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        start,
+        &mut |_| {
+            left = left.saturating_sub(1);
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        },
+    )
 }
 
 fn whole(source: &Path, out: &Path) -> Result<Outcome, QuantError> {
@@ -106,10 +112,16 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
         let plan = Plan::new(&opened, Recipe::load(recipe).unwrap(), with).unwrap();
         let attempt = |out: &Path, steps: usize| {
             let mut left = steps;
-            run(&plan, &opened, out, Start::Resume, &mut |_| {
-                left = left.saturating_sub(1);
-                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            })
+            run(
+                &plan,
+                &opened,
+                &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+                Start::Resume,
+                &mut |_| {
+                    left = left.saturating_sub(1);
+                    if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                },
+            )
         };
         let (expected, out) = (temp.path().join("expected"), temp.path().join("out"));
         attempt(&expected, usize::MAX).unwrap();
@@ -236,7 +248,15 @@ fn step_over(operation: Operation, errno: Errno, from: impl Fn(u64) -> Failing, 
             quantize(&source, "rtn-int8-channel", &out, Start::Restart, usize::MAX).unwrap();
         }
         let before = files(&out);
-        let work = || run(&plan, &opened, &out, Start::Resume, &mut |_| ControlFlow::Continue(()));
+        let work = || {
+            run(
+                &plan,
+                &opened,
+                &mantissa_store::Output::of_job(&out, mantissa_store::Job::of("test"), true),
+                Start::Resume,
+                &mut |_| ControlFlow::Continue(()),
+            )
+        };
         let (result, seen) = failing(operation, from(n), errno, work);
         match result {
             Ok(_) => assert_eq!(files(&out), expected, "{operation:?} {n}"),

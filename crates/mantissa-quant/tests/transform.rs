@@ -32,10 +32,16 @@ fn quantize(
     let source = ModelFiles::open(model)?;
     let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
     let mut left = steps;
-    run(&plan, &source, out, Start::Resume, &mut |_| {
-        left = left.saturating_sub(1);
-        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })
+    run(
+        &plan,
+        &source,
+        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        Start::Resume,
+        &mut |_| {
+            left = left.saturating_sub(1);
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        },
+    )
 }
 
 /// A recipe file in `dir`.

@@ -20,7 +20,13 @@ fn try_quantize(model: &Path, recipe: &str, out: &Path) -> Result<Outcome, Quant
     let source = ModelFiles::open(model)?;
     let options = Options { threads: 2, container: Some(Container::Gguf), ..Options::default() };
     let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
-    run(&plan, &source, out, Start::Resume, &mut |_| ControlFlow::Continue(()))
+    run(
+        &plan,
+        &source,
+        &mantissa_store::Output::of_job(out, mantissa_store::Job::of("test"), true),
+        Start::Resume,
+        &mut |_| ControlFlow::Continue(()),
+    )
 }
 
 fn quantize(model: &Path, recipe: &str, out: &Path) {

@@ -4,13 +4,14 @@
 //! are whole: a line torn by a kill or lost in a power cut is as if it had not been written.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
 use crate::checksum::Checksum;
+use crate::disk;
 use crate::error::{Error, Result};
 use crate::failpoint;
 
@@ -34,8 +35,7 @@ impl Journal {
     /// [`Error::Io`].
     pub fn create(dir: &Path) -> Result<Self> {
         let path = dir.join(JOURNAL_NAME);
-        let file = failpoint::write(|| File::create_new(&path))
-            .map_err(|e| Error::io(&path, "create journal", e))?;
+        let file = disk::create_new(&path).map_err(|e| Error::io(&path, "create journal", e))?;
         Ok(Self { path, file })
     }
 
@@ -56,7 +56,7 @@ impl Journal {
     /// [`Error::Io`].
     pub fn reopen(dir: &Path) -> Result<Self> {
         let path = dir.join(JOURNAL_NAME);
-        let file = failpoint::write(|| open(&path, true)).map_err(|e| Error::io(&path, "open journal", e))?;
+        let file = open(&path, true).map_err(|e| Error::io(&path, "open journal", e))?;
         let mut journal = Self { path, file };
         // The last line may be torn: what follows must not become part of it.
         journal.write(b"\n")?;
@@ -78,12 +78,12 @@ impl Journal {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        failpoint::write(|| self.file.sync_data()).map_err(|e| Error::io(&self.path, "fsync journal", e))
+        disk::sync_data(&self.file, &self.path).map_err(|e| Error::io(&self.path, "fsync journal", e))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Self { path, file } = self;
-        failpoint::write(|| file.write_all(bytes)).map_err(|e| Error::io(path, "write journal", e))
+        disk::append(file, path, bytes).map_err(|e| Error::io(path, "write journal", e))
     }
 }
 

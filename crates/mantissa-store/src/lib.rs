@@ -15,6 +15,7 @@
 pub mod checksum;
 pub mod commit;
 pub mod convention;
+pub mod disk;
 pub mod dtype;
 pub mod error;
 #[doc(hidden)]
@@ -25,35 +26,45 @@ pub mod hash;
 mod header_json;
 pub mod journal;
 pub mod json;
-mod lock;
+pub mod lock;
 pub mod manifest;
+pub mod output;
+pub mod paths;
 mod protobuf;
 mod reader;
 pub mod safetensors;
 mod scratch;
+pub mod sealed;
 pub mod shard_plan;
 pub mod shards;
 pub mod target;
 mod trail;
 mod unpublished;
 mod widen;
+pub mod work;
 pub mod writer;
 
 pub use checksum::Checksum;
-pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
+pub use commit::{
+    Committed, FileSet, StagedFile, StagedSet, Staging, interrupted_publication, write_file_atomic,
+};
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result};
 pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};
 pub use journal::{JOURNAL_NAME, Journal};
+pub use lock::Lock;
 pub use manifest::{
     MANIFEST_NAME, Manifest, Mismatch, beside, companion_path, manifest_path, verify_manifest,
 };
+pub use output::{Job, Output};
+pub use paths::{Kind, Paths, Permits};
 pub use safetensors::{Header, SafeTensors, TensorMeta};
 pub use scratch::Scratch;
 pub use shard_plan::{DEFAULT_SHARD_BYTES, INDEX_NAME, Shard, ShardPlan, ShardedWriter};
 pub use shards::Checkpoint;
 pub use target::refuse_overlap;
 pub use unpublished::abandon_unpublished;
+pub use work::WorkFolder;
 pub use writer::{SafetensorsWriter, TensorSpec};

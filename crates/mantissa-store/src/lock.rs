@@ -1,58 +1,87 @@
-//! One writer at a time for an output: an advisory lock on a file beside it, which holds the owner's process id.
+//! One writer at a time for an output or a training run: an advisory lock on a file beside it, which says who holds it.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 
+use crate::disk;
 use crate::error::{Error, OutputFault, Result};
-use crate::failpoint;
+use crate::failpoint::{Change, change};
 use crate::target::Target;
+use crate::unpublished::Unpublished;
+
+/// First word of a lock file, by which it is told from a file of somebody else.
+const WORD: &str = "mantissa-lock";
+
+/// Longest lock file read, in bytes.
+const MAX_LOCK: u64 = 256;
 
 /// Held until dropped; the system releases it when the process dies, so a stale file locks nobody out.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     path: PathBuf,
     file: File,
+    _unpublished: Unpublished,
 }
 
 impl Lock {
+    /// Takes the lock of the output or run at `path`, whose parent folders are created if they do not exist.
+    ///
+    /// # Errors
+    /// [`Error::Output`] with [`OutputFault::Busy`] and the owner's process id and start, [`OutputFault::NotALock`] where a file of
+    /// somebody else has the lock's name, [`Error::Io`].
+    pub fn of(path: &Path) -> Result<Self> {
+        Self::acquire(&Target::prepare(path)?)
+    }
+
     /// Takes the lock of `target`, or says who holds it.
     pub(crate) fn acquire(target: &Target) -> Result<Self> {
-        let path = target.sibling("lock");
+        Self::acquire_as(target, "lock")
+    }
+
+    /// As [`Self::acquire`], by a lock file of another name.
+    pub(crate) fn acquire_as(target: &Target, name: &str) -> Result<Self> {
+        let path = target.sibling(name);
         // The owner before us unlinks the file while it holds it, so the one we open can already be gone.
         for _ in 0..64 {
             let mut file = open(&path)?;
+            let text = text_of(&mut file);
+            if !(text.is_empty() || text.starts_with(WORD)) {
+                return Err(Error::output(&path, OutputFault::NotALock));
+            }
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    let fault = OutputFault::Busy { owner: owner(&mut file) };
-                    return Err(Error::output(&target.path(), fault));
+                    return Err(Error::output(&target.path(), OutputFault::Busy { owner: owner(&text) }));
                 }
                 Err(TryLockError::Error(error)) => return Err(Error::io(&path, "lock", error)),
             }
             if is_at(&file, &path).map_err(|e| Error::io(&path, "lock", e))? {
                 // Owned before it is written, so that a failed write removes it.
-                let mut lock = Self { path, file };
-                write_owner(&mut lock.file).map_err(|e| Error::io(&lock.path, "write lock", e))?;
+                let unpublished = Unpublished::lock(&path);
+                let lock = Self { path, file, _unpublished: unpublished };
+                lock.write_owner().map_err(|e| Error::io(&lock.path, "write lock", e))?;
                 return Ok(lock);
             }
         }
         Err(Error::output(&target.path(), OutputFault::Busy { owner: "of changing id".to_owned() }))
     }
 
-    /// The lock file.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    fn write_owner(&self) -> io::Result<()> {
+        disk::set_len(&self.file, &self.path, 0)?;
+        let text = format!("{WORD} {} {}\n", std::process::id(), now());
+        disk::write_at(&self.file, &self.path, text.as_bytes(), 0)
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
         // Before the lock is released, so that nobody can have locked this very file in between.
-        let _ = fs::remove_file(&self.path);
+        let _ = disk::remove_file(&self.path);
     }
 }
 
@@ -60,7 +89,7 @@ fn open(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     // A link planted in a shared folder must not have its target truncated.
     options.read(true).write(true).create(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    failpoint::write(|| options.open(path)).map_err(|e| Error::io(path, "create lock file", e))
+    change(Change::Create(path), || options.open(path)).map_err(|e| Error::io(path, "create lock file", e))
 }
 
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
@@ -72,18 +101,71 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-fn write_owner(file: &mut File) -> io::Result<()> {
-    failpoint::write(|| file.set_len(0))?;
-    failpoint::write(|| writeln!(file, "{}", std::process::id()))
+fn text_of(file: &mut File) -> String {
+    let mut bytes = Vec::new();
+    let read = file.rewind().and_then(|()| file.take(MAX_LOCK).read_to_end(&mut bytes));
+    // What cannot be read is not taken for ours.
+    read.map_or_else(|_| "?".to_owned(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn owner(file: &mut File) -> String {
-    let mut text = String::new();
-    let read = file.take(16).read_to_string(&mut text);
-    let pid = text.trim();
-    if read.is_ok() && !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit()) {
-        pid.to_owned()
-    } else {
-        "of unknown id".to_owned()
+/// The owner as messages name it: process id and start.
+fn owner(text: &str) -> String {
+    let mut words = text.split_whitespace().skip(1);
+    match (words.next(), words.next().and_then(|seconds| seconds.parse().ok())) {
+        (Some(pid), Some(start)) => format!("{pid} (started {})", utc(start)),
+        _ => "of unknown id".to_owned(),
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Date and time of seconds since 1970, such as `2026-11-22 21:04:09 UTC`. Days to a date as in Howard Hinnant, "chrono-Compatible
+/// Low-Level Date Algorithms", `civil_from_days`.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let z = days + 719_468;
+    let (era, day_of_era) = (z / 146_097, z % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let m = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * m + 2) / 5 + 1;
+    let month = if m < 10 { m + 3 } else { m - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_dates() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(utc(1_795_381_449), "2026-11-22 21:04:09 UTC");
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_not_locked_and_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(".out.mantissa-lock");
+        fs::write(&path, "shopping list").unwrap();
+        let error = Lock::of(&dir.path().join("out")).unwrap_err();
+        assert!(matches!(error, Error::Output { fault: OutputFault::NotALock, .. }), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "shopping list");
+    }
+
+    #[test]
+    fn the_owner_is_named_with_its_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = Lock::of(&dir.path().join("out")).unwrap();
+        let error = Lock::of(&dir.path().join("out")).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {} (started 2", std::process::id())), "{error}");
+        drop(held);
+        Lock::of(&dir.path().join("out")).unwrap();
+        assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
     }
 }

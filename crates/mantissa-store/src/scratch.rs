@@ -1,13 +1,15 @@
 //! A folder of files that are of use only while this process runs.
 
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::disk;
 use crate::error::{Error, Result};
+use crate::failpoint::{Change, change};
 use crate::unpublished::Unpublished;
 
 /// Names tried before a folder for temporary files is taken to be unusable.
@@ -35,9 +37,10 @@ impl Scratch {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = parent.join(format!("mantissa-{}-{count}-{clock:08x}", std::process::id()));
             // Never a folder that is there already: someone else's would be read as ours.
-            match DirBuilder::new().mode(0o700).create(&path) {
+            let create = || DirBuilder::new().mode(0o700).create(&path);
+            match change(Change::Folder(&path), create) {
                 Ok(()) => {
-                    let unpublished = Unpublished::new(&path, &path.join("lock"));
+                    let unpublished = Unpublished::folder(&path);
                     return Ok(Scratch { path, _unpublished: unpublished });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => failed = Some(error),
@@ -57,7 +60,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // What cannot be removed is in the folder for temporary files, where the system removes it.
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = disk::remove_all(&self.path);
     }
 }
 
@@ -65,6 +68,7 @@ impl Drop for Scratch {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::commit::write_new;
+use crate::disk;
 use crate::error::{Error, Result, WriteFault};
 use crate::hash::FileDigest;
 use crate::writer::{SafetensorsWriter, TensorSpec, refuse_bad_names};
@@ -241,7 +242,7 @@ impl ShardedWriter {
                 match SafetensorsWriter::reopen(&path, shard.specs.clone(), self.metadata.clone())? {
                     Some(writer) => State::Open(writer),
                     None => {
-                        remove_if_there(&path)?;
+                        disk::remove_file_if_there(&path).map_err(|e| Error::io(&path, "clean up", e))?;
                         State::Pending
                     }
                 };
@@ -277,13 +278,6 @@ impl ShardedWriter {
         };
         self.states[at] = State::Done(digest);
         Ok(digest)
-    }
-}
-
-fn remove_if_there(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, "clean up", error)),
-        _ => Ok(()),
     }
 }
 

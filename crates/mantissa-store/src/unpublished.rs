@@ -1,58 +1,63 @@
-//! The outputs that this process has begun and not yet put in place, so that a signal handler's thread can take them away.
+//! What this process has begun and not yet put in place, so that a signal handler's thread can take it away: work folders and locks.
 
 use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-struct Output {
-    partial: PathBuf,
-    lock: PathBuf,
+use crate::disk;
+use crate::work;
+
+struct Begun {
+    path: PathBuf,
     kept: bool,
 }
 
-static OUTPUTS: Mutex<Vec<Output>> = Mutex::new(Vec::new());
+static BEGUN: Mutex<Vec<Begun>> = Mutex::new(Vec::new());
 
-/// Removes every output that this process has begun and not put in place, and its lock, before the process exits. What
-/// can be continued ([`crate::Staging::keep`]) stays. For the thread that has received a signal, while others still write.
+/// Removes every output that this process has begun and not put in place, and its lock, before the process exits. Work that can be
+/// resumed ([`crate::Staging::keep`]) stays. For the thread that has received a signal, while others still write.
 ///
 /// After this no output of the process can be begun or put in place: threads that try wait for the exit.
 pub fn abandon_unpublished() {
-    let outputs = outputs();
-    for output in outputs.iter() {
-        if !output.kept {
-            remove(&output.partial);
-        }
-        // The lock itself is released by the exit.
-        let _ = fs::remove_file(&output.lock);
+    let begun = begun();
+    // Locks come before what they protect, and are removed after it.
+    for entry in begun.iter().rev().filter(|entry| !entry.kept) {
+        remove(&entry.path);
     }
-    mem::forget(outputs);
+    mem::forget(begun);
 }
 
-/// Entry of one output, taken out when dropped.
+/// Entry of a work folder, a temporary folder or a lock file, taken out when dropped.
 #[derive(Debug)]
 pub(crate) struct Unpublished {
-    partial: PathBuf,
+    path: PathBuf,
 }
 
 impl Unpublished {
-    pub(crate) fn new(partial: &Path, lock: &Path) -> Self {
-        let (partial, lock) = (partial.to_owned(), lock.to_owned());
-        outputs().push(Output { partial: partial.clone(), lock, kept: false });
-        Self { partial }
+    /// A folder that is removed with all that is in it.
+    pub(crate) fn folder(path: &Path) -> Self {
+        let path = path.to_owned();
+        begun().push(Begun { path: path.clone(), kept: false });
+        Self { path }
+    }
+
+    /// A lock file.
+    pub(crate) fn lock(path: &Path) -> Self {
+        Self::folder(path)
     }
 
     pub(crate) fn keep(&self, kept: bool) {
-        outputs().iter_mut().filter(|o| o.partial == self.partial).for_each(|o| o.kept = kept);
+        begun().iter_mut().filter(|entry| entry.path == self.path).for_each(|entry| entry.kept = kept);
     }
 
-    /// Runs `put`, which moves the output to its final place, so that it is not taken away halfway.
+    /// Runs `put`, which moves outputs to their final places, so that the process is not ended halfway by a signal.
     pub(crate) fn publish<T, E>(&self, put: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let mut outputs = outputs();
+        let mut begun = begun();
         let result = put();
         if result.is_ok() {
-            // What now lies under this name, if anything, is the replaced output.
-            outputs.retain(|o| o.partial != self.partial);
+            // What now lies under this name, if anything, is what was replaced.
+            begun.retain(|entry| entry.path != self.path);
         }
         result
     }
@@ -60,23 +65,23 @@ impl Unpublished {
 
 impl Drop for Unpublished {
     fn drop(&mut self) {
-        outputs().retain(|o| o.partial != self.partial);
+        begun().retain(|entry| entry.path != self.path);
     }
 }
 
-fn outputs() -> MutexGuard<'static, Vec<Output>> {
-    OUTPUTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn begun() -> MutexGuard<'static, Vec<Begun>> {
+    BEGUN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Other threads may create files in a folder while it is removed.
 fn remove(path: &Path) {
     for _ in 0..16 {
         let removed = match fs::symlink_metadata(path) {
-            Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
-            Ok(_) => fs::remove_file(path),
+            Ok(metadata) if metadata.is_dir() => work::remove_marked(path).is_ok(),
+            Ok(_) => disk::remove_file(path).is_ok(),
             Err(_) => return,
         };
-        if removed.is_ok() {
+        if removed {
             return;
         }
     }

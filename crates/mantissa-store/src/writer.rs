@@ -4,16 +4,15 @@
 //! by name, a compact header padded with spaces to 8 bytes.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::fs::OFlags;
 use serde_json::json;
 
 use crate::checksum::Checksum;
+use crate::disk;
 use crate::dtype::{Dtype, byte_len};
 use crate::error::{Error, OutputFault, Result, WriteFault};
 use crate::failpoint;
@@ -82,13 +81,11 @@ impl SafetensorsWriter {
     /// Creates a file of any format that is a header and, at their offsets, the bytes of tensors.
     pub(crate) fn create_laid_out(path: &Path, layout: Layout) -> Result<Self> {
         let Layout { header, tensors, end } = layout;
-        let new = || File::options().read(true).write(true).create_new(true).open(path);
-        let file = failpoint::write(new).map_err(|e| Error::io(path, "create", e))?;
-        let begun = failpoint::write(|| reserve_space(&file, end))
-            .and_then(|()| failpoint::write(|| file.write_all_at(&header, 0)));
+        let file = disk::create_new(path).map_err(|e| Error::io(path, "create", e))?;
+        let begun = disk::reserve(&file, path, end).and_then(|()| disk::write_at(&file, path, &header, 0));
         if let Err(error) = begun {
             // Our own file of a moment ago; the error that matters is the one above.
-            let _ = fs::remove_file(path);
+            let _ = disk::remove_file(path);
             return Err(Error::io(path, "reserve disk space", error));
         }
         Ok(Self::of(path, file, tensors, end))
@@ -153,7 +150,7 @@ impl SafetensorsWriter {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        failpoint::write(|| self.file.sync_data()).map_err(|e| Error::io(&self.path, "fsync", e))
+        disk::sync_data(&self.file, &self.path).map_err(|e| Error::io(&self.path, "fsync", e))
     }
 
     /// Writes a whole tensor.
@@ -205,7 +202,7 @@ impl SafetensorsWriter {
                 return Err(Error::write(&self.path, &meta.name, fault));
             }
         }
-        failpoint::write(|| self.file.sync_all()).map_err(|e| Error::io(&self.path, "fsync", e))?;
+        disk::sync(&self.file, &self.path).map_err(|e| Error::io(&self.path, "fsync", e))?;
         match self.hash {
             Some(hash) => hash.finish(self.end).map_err(|e| Error::io(&self.path, "read to hash", e)),
             None => hash_file(&self.path),
@@ -224,7 +221,7 @@ impl SafetensorsWriter {
     fn write_at(&mut self, at: usize, byte_offset: u64, bytes: &[u8]) -> Result<()> {
         self.claim(at, byte_offset, byte_offset + bytes.len() as u64)?;
         let offset = self.tensors[at].0.offset + byte_offset;
-        failpoint::write(|| self.file.write_all_at(bytes, offset))
+        disk::write_at(&self.file, &self.path, bytes, offset)
             .map_err(|e| Error::io(&self.path, "write tensor", e))?;
         self.advance_hash();
         Ok(())
@@ -387,15 +384,6 @@ fn header(path: &Path, tensors: &[TensorMeta], metadata: &BTreeMap<String, Strin
     Ok(bytes)
 }
 
-/// Sets the length and takes the disk space now: a full disk is found before hours of work, not after.
-fn reserve_space(file: &File, len: u64) -> io::Result<()> {
-    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len)) {
-        // File systems without reservation get a sparse file and find a full disk when they write.
-        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len),
-        result => result.map_err(io::Error::from),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
@@ -422,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_environment_error() {
-        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let full = OpenOptions::new().write(true).open("/dev/full");
         let Ok(file) = full else {
             println!("skipped: no /dev/full");
             return;

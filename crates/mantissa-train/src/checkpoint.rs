@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mantissa_store::{Dtype, Error, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec};
+use mantissa_store::{Dtype, Error, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorSpec, sealed};
 use serde_json::{Value, json};
 
 use crate::data::Cursor;
@@ -25,11 +25,11 @@ const KEY: &str = "mantissa-train";
 const VERSION: u64 = 1;
 
 impl Trainer {
-    /// Writes all of the run's state to `path`. `about` is what it must be gone on with: its settings, for example.
+    /// Writes all of the run's state to `output`, with a checksum of it ([`sealed`]). `about` is what it must be gone on with: its settings, for example.
     ///
     /// # Errors
-    /// [`TrainError::Store`]; an older file at `path` is then as it was.
-    pub fn save(&self, path: &Path, about: &str) -> Result<(), TrainError> {
+    /// [`TrainError::Store`]; an older file there is then as it was.
+    pub fn save(&self, output: &Output, about: &str) -> Result<(), TrainError> {
         let table = self.model.params.table();
         let mut specs = Vec::new();
         for param in table.iter() {
@@ -40,8 +40,9 @@ impl Trainer {
         for (name, array) in &arrays {
             specs.push(TensorSpec::new(state_name(name), dtype(*array), [len(*array)]));
         }
-        let metadata = BTreeMap::from([(KEY.to_owned(), self.numbers(about).to_string())]);
-        let staged = StagedFile::begin(path)?;
+        let mut metadata = BTreeMap::from([(KEY.to_owned(), self.numbers(about).to_string())]);
+        sealed::reserve(&mut metadata);
+        let staged = StagedFile::begin(output)?;
         let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
         for param in table.iter() {
             let array = stored_array(self.model.params.get(param.range.clone()));
@@ -51,6 +52,7 @@ impl Trainer {
             write(&mut writer, &state_name(&name), array)?;
         }
         writer.finish()?;
+        sealed::seal(staged.path())?;
         Ok(staged.commit()?)
     }
 
@@ -60,6 +62,7 @@ impl Trainer {
     /// # Errors
     /// [`TrainError::Store`] where the file is another run's or damaged; the run is then of no further use.
     pub fn load(&mut self, path: &Path, about: &str) -> Result<(), TrainError> {
+        sealed::check(path)?;
         let file = SafeTensors::open(path)?;
         let numbers = Numbers::read(&file, about)?;
         let params: Vec<_> = self.model.params.table().iter().cloned().collect();

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use mantissa_store::{Dtype, Manifest, SafetensorsWriter, Staging, TensorSpec};
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Dtype, Manifest, Output, SafetensorsWriter, Staging, TensorSpec};
 use serde_json::{Value, json};
 
 use crate::error::TrainError;
@@ -21,7 +22,7 @@ impl Trainer {
     /// [`TrainError::Store`].
     pub fn export(
         &self,
-        out: &Path,
+        out: &Output,
         config: &Value,
         tokenizer: &Path,
         init: Option<&Path>,
@@ -60,10 +61,13 @@ impl Trainer {
         }
         let fields = json!({ "command": "train", "steps": self.progress().steps });
         let run = fields.as_object().cloned().unwrap_or_default();
-        staging.commit(match init {
+        staging.seal(match init {
             Some(init) => Manifest::run_after(init, run)?,
             None => run,
         })?;
+        // An output that no command opens must not take the place of one that works.
+        ModelFiles::open(staging.path())?;
+        staging.publish()?;
         Ok(())
     }
 }

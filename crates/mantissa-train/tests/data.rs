@@ -14,7 +14,7 @@ fn write_tokens(path: &Path, vocab_size: usize, ids: &[u32]) {
     ids.chunks(7).for_each(|ids| writer.push(ids).unwrap());
     assert_eq!(writer.len(), ids.len());
     let about = BTreeMap::from([("made from".to_owned(), "a test".to_owned())]);
-    writer.finish(path, about).unwrap();
+    writer.finish(&mantissa_store::Output::owned(path), about).unwrap();
 }
 
 #[test]

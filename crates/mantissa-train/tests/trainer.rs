@@ -35,7 +35,7 @@ fn tokens(dir: &Path) -> PathBuf {
         token = if i % 7 == 0 { (i * i + 3) % 80 } else { (token * 5 + 1) % 80 };
         writer.push(&[token]).unwrap();
     }
-    writer.finish(&path, BTreeMap::new()).unwrap();
+    writer.finish(&mantissa_store::Output::owned(&path), BTreeMap::new()).unwrap();
     path
 }
 
@@ -100,7 +100,7 @@ fn a_run_that_is_stopped_goes_on_with_the_same_bits() {
         let (stop, threads) = [(1, 1), (3, 2), (5, 1)][(i + i / kinds().len()) % 3];
         let mut first = new(threads);
         let mut found = run(&mut first, stop);
-        first.save(&path, "settings").unwrap();
+        first.save(&mantissa_store::Output::owned(&path), "settings").unwrap();
         let mut second = new(3 - threads);
         second.load(&path, "settings").unwrap();
         assert_eq!(second.progress(), first.progress());
@@ -324,7 +324,7 @@ fn sgd_is_an_optimizer_like_the_other() {
         let path = temp.path().join("sgd.safetensors");
         let mut first = new(2);
         (0..7).for_each(|_| assert!(first.step().is_ok()));
-        first.save(&path, "s").unwrap();
+        first.save(&mantissa_store::Output::owned(&path), "s").unwrap();
         let mut second = new(1);
         second.load(&path, "s").unwrap();
         (0..33).for_each(|_| assert!(second.step().is_ok()));
@@ -340,7 +340,7 @@ fn another_runs_checkpoint_is_refused() {
     let new = |name: &str, moments| trainer(&tokens, &Policy::by_name(name, 1).unwrap(), moments, 1e-3, 1);
     let mut first = new("bf16", MomentFormat::F32);
     first.step().unwrap();
-    first.save(&path, "a").unwrap();
+    first.save(&mantissa_store::Output::owned(&path), "a").unwrap();
     let message = |mut other: Trainer, about: &str| other.load(&path, about).unwrap_err().to_string();
     assert!(message(new("bf16", MomentFormat::F32), "b").contains("another run"));
     assert!(message(new("fp32", MomentFormat::F32), "a").contains("found BF16"));

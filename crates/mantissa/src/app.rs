@@ -4,12 +4,13 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
+use mantissa_store::{Kind, Output, Permits};
 use serde::Serialize;
 
 use crate::commands::{self, Command};
@@ -59,6 +60,9 @@ struct Common {
     /// Fail (exit 1) where something would only be warned of
     #[arg(long, global = true)]
     strict: bool,
+    /// Replace outputs that exist; without it a command replaces only what the same command wrote from the same inputs
+    #[arg(long, global = true)]
+    overwrite: bool,
 }
 
 /// What a command is run with.
@@ -72,6 +76,7 @@ pub struct Context {
     quiet: bool,
     strict: bool,
     json: Json,
+    permits: Permits,
 }
 
 /// Where the JSON report goes.
@@ -81,19 +86,41 @@ enum Json {
     File(PathBuf),
 }
 
-impl Context {
-    fn new(common: Common) -> Result<Self> {
-        let json = match common.json {
+impl Json {
+    fn new(argument: Option<PathBuf>) -> Result<Self> {
+        Ok(match argument {
             None => Json::Nowhere,
             Some(path) if path.as_os_str() == "-" => Json::Stdout,
             Some(path) if path.as_os_str().is_empty() => {
                 return Err(BadInput::new("--json=", "an empty name", "--json or --json=FILE").into());
             }
             Some(path) => Json::File(path),
-        };
+        })
+    }
+}
+
+impl Context {
+    /// Checks all paths of the command line `arguments` against each other, before any work.
+    fn new(common: Common, command: &Command, arguments: &[OsString]) -> Result<Self> {
+        let json = Json::new(common.json)?;
+        let mut paths = commands::paths(command)?;
+        if let Json::File(path) = &json {
+            paths.write("--json", path, Kind::File);
+        }
+        let permits = paths.check(&job_text(arguments), common.overwrite)?;
         let threads = common.threads.map_or_else(mantissa_kernels::available_threads, usize::from);
         let Common { quiet, seed, memory, strict, .. } = common;
-        Ok(Context { threads, seed, memory, quiet, strict, json })
+        Ok(Context { threads, seed, memory, quiet, strict, json, permits })
+    }
+
+    /// The output at `path`, which the command has named among its paths.
+    ///
+    /// # Errors
+    /// It has not: a bug.
+    pub fn output(&self, path: &Path) -> Result<Output> {
+        let output = self.permits.output(path);
+        output
+            .ok_or_else(|| anyhow::anyhow!("internal: {} is not among the command's outputs", path.display()))
     }
 
     /// Shows how far a long piece of work has come.
@@ -151,7 +178,7 @@ impl Context {
     ) -> Result<()> {
         let text = || serde_json::to_string_pretty(json).map(|text| text + "\n");
         if let Json::File(path) = &self.json {
-            mantissa_store::write_file_atomic(path, text()?.as_bytes())?;
+            mantissa_store::write_file_atomic(&self.output(path)?, text()?.as_bytes())?;
         }
         if let Json::Stdout = self.json {
             let text = text()?;
@@ -191,11 +218,12 @@ fn guarded(work: impl FnOnce() -> Exit) -> Exit {
 }
 
 fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
-    let cli = match Cli::try_parse_from(arguments) {
+    let arguments: Vec<OsString> = arguments.collect();
+    let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let result = Context::new(cli.common).and_then(|context| {
+    let result = Context::new(cli.common, &cli.command, &arguments).and_then(|context| {
         interrupt::watch()?;
         mantissa_kernels::init()?;
         commands::run(cli.command, &context)
@@ -210,6 +238,29 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
             exit
         }
     }
+}
+
+/// The part of a command line that decides what is written, and the folder it is relative to: by this and the inputs a rerun of
+/// the same command is known.
+fn job_text(arguments: &[OsString]) -> String {
+    // Options without influence on an output's content, with the number of their values.
+    const PLAIN: [&str; 5] = ["--quiet", "--overwrite", "--resume", "--restart", "--json"];
+    const VALUED: [&str; 2] = ["--threads", "--memory"];
+    let mut text = std::env::current_dir().map_or_else(|_| String::new(), |dir| dir.display().to_string());
+    let mut skip = false;
+    for argument in arguments.iter().skip(1) {
+        let shown = argument.to_string_lossy();
+        let name = shown.split_once('=').map_or(&*shown, |(name, _)| name);
+        if std::mem::take(&mut skip) || PLAIN.contains(&name) {
+            continue;
+        }
+        if VALUED.contains(&name) {
+            skip = !shown.contains('=');
+            continue;
+        }
+        text += &format!("\n{argument:?}");
+    }
+    text
 }
 
 /// Help and version go to standard output as they are; a mistake becomes one line.
@@ -284,6 +335,18 @@ mod tests {
         }
         let cli = Cli::try_parse_from(["mantissa", "schemes", "--json=out.json"]).unwrap();
         assert_eq!(cli.common.json, Some(PathBuf::from("out.json")));
+    }
+
+    #[test]
+    fn a_job_is_what_decides_its_output() {
+        let job = |text: &str| job_text(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
+        let same = job("mantissa cast a --out b");
+        for other in
+            ["--threads 3", "--threads=3", "--quiet", "--json", "--json=x", "--memory 1G", "--overwrite"]
+        {
+            assert_eq!(job(&format!("mantissa cast {other} a --out b")), same, "{other}");
+        }
+        assert_ne!(job("mantissa cast a --out b --seed 1"), same);
     }
 
     #[test]

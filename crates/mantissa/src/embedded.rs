@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use mantissa_store::{Result, Scratch, write_file_atomic};
+use mantissa_store::{Output, Result, Scratch, disk, write_file_atomic};
 
 /// What it is called where a model is asked for.
 pub const NAME: &str = "demo";
@@ -53,13 +53,13 @@ pub fn folder() -> Result<PathBuf> {
     }
     let scratch = Scratch::new()?;
     let path = scratch.path().join(NAME);
-    std::fs::create_dir(&path).map_err(|error| mantissa_store::Error::Io {
+    disk::create_folder(&path).map_err(|error| mantissa_store::Error::Io {
         path: path.clone(),
         operation: "create folder",
         error,
     })?;
     for (name, bytes) in FILES {
-        write_file_atomic(&path.join(name), bytes)?;
+        write_file_atomic(&Output::owned(path.join(name)), bytes)?;
     }
     *folder = Some(scratch);
     Ok(path)

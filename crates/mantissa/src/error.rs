@@ -128,7 +128,7 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         return Some(interrupt::received().unwrap_or(Exit::Interrupted));
     }
     if let Some(error) = error.downcast_ref::<QuantError>() {
-        return Some(if let QuantError::Gate(_) = error {
+        return Some(if matches!(error, QuantError::Gate(_) | QuantError::NotVerified(_)) {
             Exit::Gate
         } else if error.is_interruption() {
             interrupt::received().unwrap_or(Exit::Interrupted)

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use mantissa_store::{Error, Scratch};
+use mantissa_store::{Error, Scratch, disk};
 
 /// Bytes of states that stay in memory.
 pub(crate) const IN_MEMORY: u64 = 256 << 20;
@@ -58,8 +58,8 @@ impl States {
         let path = folder.path().join("states");
         let io =
             |error| Error::Io { path: path.clone(), operation: "create (states of the calibration)", error };
-        let file = File::options().read(true).write(true).create_new(true).open(&path).map_err(io)?;
-        file.set_len(bytes).map_err(io)?;
+        let file = disk::create_new(&path).map_err(io)?;
+        disk::set_len(&file, &path, bytes).map_err(io)?;
         Ok(States(Place::File(Spilled { file, path, starts, _folder: folder })))
     }
 
@@ -162,7 +162,8 @@ impl Spilled {
     fn put(&self, window: usize, states: &[f32]) -> Result<(), Error> {
         let Some(start) = self.starts.get(window) else { return Ok(()) };
         let bytes: Vec<u8> = states.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.file.write_all_at(&bytes, 4 * start).map_err(self.io("write (states of the calibration)"))
+        disk::write_at(&self.file, &self.path, &bytes, 4 * start)
+            .map_err(self.io("write (states of the calibration)"))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::gguf;
 use crate::gptq::GptqOptions;
 use crate::layers::Solved;
 use crate::pipeline::stacks::{self, stack_of};
-use crate::plan::{EXPERTS_APART, Options, Plan, PlannedLinear, model_config, output_of_linears};
+use crate::plan::{Check, EXPERTS_APART, Options, Plan, PlannedLinear, model_config, output_of_linears};
 use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
@@ -405,6 +405,7 @@ fn finish(
         notes,
         fallbacks: Default::default(),
         evaluation: None,
+        check: Check::default(),
         coverage: None,
         options,
         gguf,

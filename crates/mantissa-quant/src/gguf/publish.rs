@@ -1,91 +1,102 @@
 //! The files of a GGUF output until they are in their places: those of weights, and `quality.json` and manifest beside the first.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use mantissa_store::gguf::split_paths;
-use mantissa_store::{Error, MANIFEST_NAME, StagedFile, beside, write_file_atomic};
+use mantissa_store::gguf::{is_part_of, split_paths};
+use mantissa_store::{Error, FileSet, MANIFEST_NAME, StagedSet, beside};
 
 use crate::error::Result;
 use crate::quality::QUALITY_NAME;
 
-/// Files being written.
+/// Files being written, in a work folder beside their places.
 pub(super) struct Output {
-    paths: Vec<PathBuf>,
-    weights: Vec<StagedFile>,
-    beside: [PathBuf; 2],
-    staged_beside: [StagedFile; 2],
+    staged: StagedSet,
+    parts: Vec<String>,
+    beside: [String; 2],
 }
 
 impl Output {
     /// Begins the `count` files of the model `out`.
     ///
     /// # Errors
-    /// As [`StagedFile::begin`].
-    pub(super) fn begin(out: &Path, count: usize) -> Result<Self> {
-        let paths = split_paths(out, count)?;
-        let weights =
-            paths.iter().map(|path| StagedFile::begin(path)).collect::<std::result::Result<_, Error>>()?;
-        let beside = [QUALITY_NAME, MANIFEST_NAME].map(|name| beside(&paths[0], name));
-        let staged_beside = [StagedFile::begin(&beside[0])?, StagedFile::begin(&beside[1])?];
-        Ok(Output { paths, weights, beside, staged_beside })
+    /// As [`StagedSet::begin`].
+    pub(super) fn begin(out: &mantissa_store::Output, count: usize) -> Result<Self> {
+        let paths = split_paths(out.path(), count)?;
+        let parts: Vec<String> = paths.iter().map(|path| name_of(path)).collect();
+        let names = [QUALITY_NAME, MANIFEST_NAME].map(|name| name_of(&beside(&paths[0], name)));
+        let obsolete = obsolete(out.path(), &parts)?;
+        let set = FileSet { parts: parts.clone(), beside: names.to_vec(), obsolete };
+        Ok(Output { staged: StagedSet::begin(out, set)?, parts, beside: names })
     }
 
-    /// Where the files of weights are written.
-    pub(super) fn staged(&self) -> Vec<&Path> {
-        self.weights.iter().map(StagedFile::path).collect()
+    /// Where the files of weights are written, under their names.
+    pub(super) fn staged(&self) -> Vec<PathBuf> {
+        self.parts.iter().map(|name| self.staged.path().join(name)).collect()
     }
 
-    /// The file that a model is opened by, in its place.
-    pub(super) fn first(&self) -> &Path {
-        &self.paths[0]
+    /// The file that the model is opened by, in its place.
+    pub(super) fn first(&self) -> PathBuf {
+        self.staged.place(&self.parts[0])
     }
 
     /// Names of the files of weights.
     pub(super) fn names(&self) -> Vec<String> {
-        let name =
-            |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        self.paths.iter().map(name).collect()
+        self.parts.clone()
     }
 
-    /// Puts the weights, and then what lies beside them, in place of the old ones. One file is exchanged in one step. Of several
-    /// the old first goes first and the new first comes last: a kill between them leaves a model that does not open, never parts of
-    /// two.
+    /// Work folders that other commands, killed while they wrote this output, have left.
+    pub(super) fn others(&self) -> Vec<PathBuf> {
+        self.staged.others().to_vec()
+    }
+
+    /// Writes what lies beside the weights and makes all files durable.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(super) fn publish(self, quality: &[u8], manifest: &[u8]) -> Result<()> {
-        let Output { paths, weights, beside, staged_beside } = self;
-        staged_beside[0].write(quality)?;
-        staged_beside[1].write(manifest)?;
-        // What lies beside another file's content would be a lie for as long as it stands there.
-        let old = beside.each_ref().map(|path| std::fs::read(path).ok());
-        beside.iter().rev().try_for_each(|path| remove(path))?;
-        let in_place = || std::fs::metadata(&paths[0]).ok().map(|found| found.ino());
-        let before = in_place();
-        if weights.len() > 1 {
-            remove(&paths[0])?;
-        }
-        if let Err(error) = weights.into_iter().rev().try_for_each(StagedFile::commit) {
-            drop(staged_beside);
-            if before == in_place() {
-                for (path, old) in beside.iter().zip(old) {
-                    // The error that is told is the first.
-                    let _ = old.map(|old| write_file_atomic(path, &old));
-                }
-            }
-            return Err(error.into());
-        }
-        Ok(staged_beside.into_iter().try_for_each(StagedFile::commit)?)
+    pub(super) fn seal(&self, quality: &[u8], manifest: &[u8]) -> Result<()> {
+        self.staged.write(&self.beside[0], quality)?;
+        self.staged.write(&self.beside[1], manifest)?;
+        Ok(self.staged.seal()?)
+    }
+
+    /// Puts the weights, and then what lies beside them, in place of the old ones; gives the work folder where that could not be
+    /// removed.
+    ///
+    /// # Errors
+    /// As [`StagedSet::publish`].
+    pub(super) fn publish(self) -> Result<Option<PathBuf>> {
+        Ok(self.staged.publish()?)
     }
 }
 
-/// Removes a file, where there is one.
-fn remove(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::Io { path: path.to_owned(), operation: "remove the old one", error }.into())
+/// Names of files of the model `out` that exist and are none of `parts`: of an older output in another number of parts, with what
+/// lies beside its first. Parts that are opened first come first.
+fn obsolete(out: &Path, parts: &[String]) -> Result<Vec<String>> {
+    let own = name_of(out);
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = match fs::read_dir(parent) {
+        Ok(entries) => entries,
+        // It is created with the output.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => {
+            return Err(Error::Io { path: parent.to_owned(), operation: "list folder", error }.into());
         }
-        _ => Ok(()),
-    }
+    };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let names: Vec<String> = names.collect();
+    let other = |name: &&String| (**name == own || is_part_of(&own, name)) && !parts.contains(name);
+    let mut files: Vec<String> = names.iter().filter(other).cloned().collect();
+    files.sort();
+    let beside_them: Vec<String> = files
+        .iter()
+        .flat_map(|file| [QUALITY_NAME, MANIFEST_NAME].map(|name| format!("{file}.{name}")))
+        .filter(|name| names.contains(name))
+        .collect();
+    files.extend(beside_them);
+    Ok(files)
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()
 }

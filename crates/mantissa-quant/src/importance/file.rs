@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use mantissa_store::gguf::{GgmlType, Gguf, GgufTensorSpec, GgufWriter, Value};
-use mantissa_store::{Error, StagedFile};
+use mantissa_store::{Error, Output, StagedFile};
 
 use super::{Entry, Importance};
 use crate::error::Result;
@@ -40,7 +40,7 @@ impl Importance {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn write(&self, path: &Path) -> Result<()> {
+    pub fn write(&self, output: &Output) -> Result<()> {
         let metadata = [
             ("general.type".to_owned(), Value::String("imatrix".to_owned())),
             ("imatrix.datasets".to_owned(), Value::strings(self.datasets.iter().cloned())),
@@ -61,7 +61,7 @@ impl Importance {
                 ]
             })
             .collect();
-        let staged = StagedFile::begin(path)?;
+        let staged = StagedFile::begin(output)?;
         let mut writer = GgufWriter::create(staged.path(), &metadata, &specs)?;
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         for (name, entry) in &self.entries {
@@ -274,7 +274,7 @@ mod tests {
             chunk_size: 512,
             entries: BTreeMap::from([("blk.0.ffn_up.weight".to_owned(), entry)]),
         };
-        written.write(&path).unwrap();
+        written.write(&Output::new(&path)).unwrap();
         let read = Importance::read(&path).unwrap();
         assert_eq!(read, written);
         let entry = &read.entries["blk.0.ffn_up.weight"];

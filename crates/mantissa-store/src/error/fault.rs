@@ -353,17 +353,58 @@ pub enum OutputFault {
     /// The path has no name to write to, such as `/`.
     #[error("output: found no file name, allowed a path that ends in a name")]
     NoName,
-    /// The existing folder holds files that this program would not have written.
-    #[error("output: found \"{}\" in the existing folder, allowed only model files or nothing; move it away or choose another path", Shown(.entry))]
+    /// Something is there that this job did not write.
+    #[error(
+        "output: expected nothing at this path, got {what} that this job did not write; fix: choose another path, or replace it with --overwrite"
+    )]
+    Exists {
+        /// `a file` or `a folder`.
+        what: &'static str,
+    },
+    /// What is there is not what was there when the work began.
+    #[error(
+        "output: expected what was there when the work began, got something that changed since; fix: look at it, then choose another path or run again"
+    )]
+    Changed,
+    /// The existing folder holds a file that its manifest does not list.
+    #[error("output: expected only files that its mantissa-manifest.json lists, got \"{}\"; fix: move that file away or choose another path", Shown(.entry))]
     NotOurs {
         /// The first such file.
         entry: String,
     },
-    /// The existing folder holds files but neither a manifest nor a model config.
+    /// The existing folder holds files but no manifest.
     #[error(
-        "output: found an existing folder with neither mantissa-manifest.json nor config.json, allowed a model folder, an empty one or none; choose another path"
+        "output: expected a folder that mantissa wrote, got one without mantissa-manifest.json; fix: choose another path, or remove the folder yourself"
     )]
-    NotAModel,
+    NoManifest,
+    /// A file of somebody else has the name of a lock.
+    #[error(
+        "lock: expected a lock file of mantissa or nothing, got another file of this name; fix: move that file away"
+    )]
+    NotALock,
+    /// All names for a work folder are taken.
+    #[error(
+        "work folder: expected a free name, got 64 that are taken; fix: remove what killed processes left there"
+    )]
+    NoFreeName,
+    /// Two outputs of one command have the same path, or one lies inside the other.
+    #[error(
+        "{option}: expected a path of its own, got one that {relation} that of {other}; fix: choose another path"
+    )]
+    Twice {
+        /// The option.
+        option: String,
+        /// `is` or `lies inside`.
+        relation: &'static str,
+        /// The other option.
+        other: String,
+    },
+    /// Files of a GGUF model in another number of parts lie beside the output.
+    #[error("output: expected no other files of this model, got \"{}\"; fix: remove it, or replace it with --overwrite", Shown(.entry))]
+    OtherParts {
+        /// The first of them.
+        entry: String,
+    },
     /// Output and input are the same, or one holds the other.
     #[error("output: found that it {relation} the input \"{}\", allowed a path apart from it; choose another path", Shown(.input))]
     Overlap {

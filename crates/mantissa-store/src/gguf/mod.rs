@@ -20,6 +20,7 @@ use std::path::Path;
 
 pub use fault::GgufFault;
 pub use header::{GgufHeader, GgufTensor};
+pub use split::is_part_of;
 pub use split_writer::{GgufSplitWriter, split, split_paths};
 pub use types::{GgmlType, Storage};
 pub use value::{Metadata, Value, ValueType};

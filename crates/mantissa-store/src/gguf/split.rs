@@ -61,6 +61,16 @@ pub(super) fn part_name(stem: &str, number: u64, count: u64) -> String {
     format!("{stem}-{:05}-of-{count:05}.gguf", number + 1)
 }
 
+/// True if `file` is the name of a part of the model `model`, such as `m-00001-of-00003.gguf` of `m.gguf`, in whatever number.
+pub fn is_part_of(model: &str, file: &str) -> bool {
+    let stem = model.strip_suffix(".gguf").unwrap_or(model);
+    let numbers = file.strip_prefix(stem).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".gguf"));
+    let five = |digits: &str| digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+    numbers
+        .and_then(|rest| rest.split_once("-of-"))
+        .is_some_and(|(number, count)| five(number) && five(count))
+}
+
 /// The name of file `number` (from 0) beside the first. What stands around the ending, in the name of a file that is not yet in its
 /// place, stays.
 fn part_path(first: &Path, number: u64, count: u64) -> Result<PathBuf> {

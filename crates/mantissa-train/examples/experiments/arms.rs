@@ -162,7 +162,7 @@ fn resume(
         for &stop in stops {
             let path = lab.file("stopped");
             let first = steps_from(lab, &settings, None, stop)?;
-            first.1.save(&path, "")?;
+            first.1.save(&mantissa_store::Output::owned(&path), "")?;
             let second = steps_from(lab, &settings, Some(&path), steps - stop)?;
             let losses = first.0.iter().chain(&second.0).zip(&whole.0);
             let (a, b) = (whole.1.model().parameters().values(), second.1.model().parameters().values());

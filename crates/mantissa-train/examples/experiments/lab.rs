@@ -67,7 +67,7 @@ impl Lab {
         for (name, ids) in [("trained", trained), ("held-out", held_out)] {
             let mut writer = TokenWriter::new(lab.config.vocab_size);
             writer.push(ids)?;
-            writer.finish(&lab.file(name), BTreeMap::new())?;
+            writer.finish(&mantissa_store::Output::owned(lab.file(name)), BTreeMap::new())?;
         }
         Ok(lab)
     }

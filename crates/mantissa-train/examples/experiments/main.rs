@@ -51,7 +51,10 @@ fn run(dir: &Path, names: &[String]) -> Result<bool, Box<dyn Error>> {
             report.table()
         );
         let path = record.join(format!("training-{name}.json"));
-        mantissa_store::write_file_atomic(&path, format!("{:#}\n", report.json()).as_bytes())?;
+        mantissa_store::write_file_atomic(
+            &mantissa_store::Output::owned(&path),
+            format!("{:#}\n", report.json()).as_bytes(),
+        )?;
         all &= report.holds();
     }
     Ok(all)

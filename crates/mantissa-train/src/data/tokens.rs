@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec};
+use mantissa_store::{
+    Dtype, Output, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, sealed,
+};
 
 use super::DataError;
 
@@ -55,19 +57,21 @@ impl TokenWriter {
         self.bytes.is_empty()
     }
 
-    /// Writes the file, which appears whole or not at all. `about` says what the tokens were made from.
+    /// Writes the file, which appears whole or not at all, with a checksum of it ([`sealed`]). `about` says what the tokens were made from.
     ///
     /// # Errors
     /// As [`StagedFile`] and [`SafetensorsWriter`].
-    pub fn finish(self, path: &Path, about: BTreeMap<String, String>) -> Result<(), DataError> {
+    pub fn finish(self, output: &Output, about: BTreeMap<String, String>) -> Result<(), DataError> {
         let dtype = if self.narrow { Dtype::U16 } else { Dtype::U32 };
         let mut metadata = about;
         metadata.insert(VOCAB_SIZE.to_owned(), self.vocab_size.to_string());
-        let staged = StagedFile::begin(path)?;
+        sealed::reserve(&mut metadata);
+        let staged = StagedFile::begin(output)?;
         let specs = vec![TensorSpec::new(TENSOR, dtype, [self.len()])];
         let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata)?;
         writer.write(TENSOR, &self.bytes)?;
         writer.finish()?;
+        sealed::seal(staged.path())?;
         Ok(staged.commit()?)
     }
 }
@@ -87,6 +91,7 @@ impl TokenFile {
     /// # Errors
     /// As [`SafeTensors::open`]; [`DataError::Field`] where it is another file.
     pub fn open(path: &Path) -> Result<Self, DataError> {
+        sealed::check(path)?;
         let file = SafeTensors::open(path)?;
         let fault = |field: &str, found: String, allowed: &str| DataError::Field {
             file: path.display().to_string(),

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{TextOptions, sequences_from_text, token_windows};
+use mantissa_eval::{TextOptions, sequences_from_text, token_path, token_windows};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_num::round::random_u32;
 use mantissa_quant::calibrate::CalibrationSet;
+use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 
 use super::conversations;
@@ -62,6 +63,12 @@ fn weighted(text: &str) -> Result<Text, String> {
 const LENGTH: usize = 2048;
 
 impl CalibrationArgs {
+    /// Adds the files of the calibration to the inputs of a command.
+    pub fn paths(&self, paths: &mut Paths) {
+        self.calibration.iter().for_each(|text| paths.read(&text.path));
+        self.calibration_tokens.iter().for_each(|argument| paths.read(token_path(argument)));
+    }
+
     /// Whether there is a text to be cut.
     pub fn is_text(&self) -> bool {
         !self.calibration.is_empty()

@@ -14,7 +14,7 @@ use mantissa_num::{Format, Rounding, Scheme, Source};
 use mantissa_store::convention::native;
 use mantissa_store::error::Shown;
 use mantissa_store::{
-    Dtype, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec, refuse_overlap,
+    Dtype, Kind, Paths, SafeTensors, SafetensorsWriter, StagedFile, TensorMeta, TensorSpec,
 };
 use serde::Serialize;
 
@@ -90,11 +90,16 @@ struct Skipped {
     dtype: &'static str,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    paths.read(&args.input);
+    paths.write("--out", &args.out, Kind::File);
+}
+
 /// Runs the command.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let scheme = scheme_of(args, context.seed)?;
     let input = SafeTensors::open(&args.input)?;
-    refuse_overlap(&args.input, &args.out)?;
     let (tensors, skipped) = split(&input);
     if tensors.is_empty() {
         let what = format!("{}: tensors", args.input.display());
@@ -114,7 +119,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.require_memory("cast", needs)?;
 
     let specs = casters.iter().flat_map(|caster| specs(&scheme, caster)).collect();
-    let staged = StagedFile::begin(&args.out)?;
+    let staged = StagedFile::begin(&context.output(&args.out)?)?;
     let mut writer = SafetensorsWriter::create(staged.path(), specs, metadata(&scheme))?;
     let tensors = cast_all(&casters, &mut writer, context)?;
     writer.finish()?;

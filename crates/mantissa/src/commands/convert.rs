@@ -1,20 +1,19 @@
 //! `mantissa convert`: the same codes and scales in another container.
 
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_num::Scheme;
-use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{Changes, Options, Plan, Quality, Start};
-use mantissa_store::DEFAULT_SHARD_BYTES;
+use mantissa_quant::verify::Verification;
+use mantissa_quant::{Changes, Check, Options, Plan, Quality, Start};
 use mantissa_store::convention::Container;
+use mantissa_store::{DEFAULT_SHARD_BYTES, Paths};
 use serde::Serialize;
 
 use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, layer_table, linear_bits};
-use super::quantize::{container, scheme};
+use super::quantize::{container, kind_of, scheme};
 use crate::app::Context;
 use crate::output::bytes;
 
@@ -46,7 +45,7 @@ pub struct Args {
     /// Leave out the quantization of inputs at run time, which not every container can hold
     #[arg(long)]
     drop_inputs: bool,
-    /// Read the output back with the independent decoder; --verify=false leaves that out
+    /// Read the finished output back with the independent decoder before it is put at --out; --verify=false only opens it
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
     /// Largest weight file [default: 5G; with --format gguf one file. Of several, NAME.gguf becomes NAME-00001-of-0000N.gguf …]
@@ -72,10 +71,17 @@ struct Done<'a> {
     verification: Option<&'a Verification>,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.measure.paths(paths);
+    paths.write("--out", &args.out, kind_of(args.format));
+}
+
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be read, or be stored without loss; I/O; [`GateFailed`](crate::error::GateFailed) where the output does not verify.
+/// What cannot be read, or be stored without loss; I/O; [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) where the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let options = Options {
@@ -90,11 +96,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let peak = plan.peak_bytes(args.verify);
     context.require_memory("convert", peak + peak / 10)?;
     context.warn_all(&plan.notes)?;
-    let outcome = carry_out(&plan, &source, &args.out, Start::Resume, context)?;
-    let against = Against { reference: None, recorded: true, text: None };
+    if args.verify {
+        plan.check = Check::Verify(None);
+    }
+    let outcome = carry_out(&plan, &source, &context.output(&args.out)?, Start::Resume, context)?;
     let written = crate::output::written(&args.out, plan.container, &outcome);
-    let verify = || verify_against(written, &against, context.threads, &|_| ControlFlow::Continue(()));
-    let verification = if args.verify { Some(verify()?) } else { None };
     let errors = outcome.quality.layers.iter().map(|layer| layer.error.relative_error);
     let done = Done {
         output: written,
@@ -103,10 +109,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         dropped_inputs: args.drop_inputs,
         max_relative_error: args.requantize.as_ref().map(|_| errors.fold(0.0, f64::max)),
         quality: &outcome.quality,
-        verification: verification.as_ref(),
+        verification: outcome.verification.as_ref().map(|(verification, _)| verification),
     };
-    context.report(&done, |out| human(out, &done))?;
-    verification.as_ref().map_or(Ok(()), super::verify::require)
+    context.report(&done, |out| human(out, &done))
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {

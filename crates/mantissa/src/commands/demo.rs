@@ -13,8 +13,8 @@ use mantissa_model::{Bos, Decoder, Tokenizer};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::verify::{Against, verify_against};
 use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
-use mantissa_store::Scratch;
 use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::{Kind, Output, Paths, Scratch};
 use serde::Serialize;
 
 use crate::app::Context;
@@ -120,6 +120,12 @@ struct Bench {
     calibration: CalibrationSet,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    paths.write("--report", &args.report, Kind::File);
+    args.recipes.iter().filter(|recipe| Path::new(recipe).exists()).for_each(|recipe| paths.read(recipe));
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -155,7 +161,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         threads: context.threads,
         seconds: start.elapsed().as_secs_f64(),
     };
-    page::page(&report).write(&args.report)?;
+    page::page(&report).write(&context.output(&args.report)?)?;
     context.report(&report, |out| human(out, &report))
 }
 
@@ -185,8 +191,10 @@ impl Bench {
             Container::Gguf => out.with_extension("gguf"),
             _ => out.to_owned(),
         };
-        let quality =
-            run_plan(&plan, &self.files, &out, Start::Restart, &mut |_| ControlFlow::Continue(()))?.quality;
+        let quality = run_plan(&plan, &self.files, &Output::owned(&out), Start::Restart, &mut |_| {
+            ControlFlow::Continue(())
+        })?
+        .quality;
         let against = Against { reference: Some(self.files.dir()), recorded: false, text: None };
         let verified = verify_against(&out, &against, context.threads, &|_| ControlFlow::Continue(()))?;
         if !verified.ok {

@@ -8,6 +8,7 @@ use mantissa_advise::doctor::{Diagnosis, Gain, Verdict, Whole, against, examine,
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
+use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::model::{self, ModelPath, Use};
@@ -53,6 +54,13 @@ struct Report<'a> {
     verdict: Verdict,
     #[serde(flatten)]
     diagnosis: &'a Diagnosis,
+}
+
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.text.paths(paths);
+    args.reference.iter().for_each(|model| model.paths(paths));
 }
 
 /// Runs the command.

@@ -8,7 +8,9 @@ use anyhow::Result;
 use mantissa_eval::{Evaluation, Sequence};
 use mantissa_model::{AttentionOperands, Decoder, KvPolicy};
 use mantissa_num::Accumulator;
-use mantissa_store::{Dtype, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic};
+use mantissa_store::{
+    Dtype, Kind, Output, Paths, SafetensorsWriter, StagedFile, TensorSpec, write_file_atomic,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -96,6 +98,16 @@ struct Report<'a> {
     seconds: f64,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.text.paths(paths);
+    args.calibration.paths(paths);
+    args.reference.iter().for_each(|model| model.paths(paths));
+    args.per_window.iter().for_each(|path| paths.write("--per-window", path, Kind::File));
+    args.logits.iter().for_each(|path| paths.write("--logits", path, Kind::File));
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -124,7 +136,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     simulate(args, &mut model.decoder)?;
     if let Some(path) = &args.logits {
-        write_logits(path, &model.decoder, &sequences)?;
+        write_logits(&context.output(path)?, &model.decoder, &sequences)?;
     }
     let total = sequences.iter().map(|s| s.tokens.len() as u64).sum();
     let progress = context.progress(total, Unit::Items("tokens"));
@@ -144,7 +156,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     }?;
     progress.finish();
     if let Some(path) = &args.per_window {
-        write_file_atomic(path, format!("{:#}\n", per_window(&result)).as_bytes())?;
+        write_file_atomic(&context.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
     }
     let report = Report {
         model: args.model.named(),
@@ -229,14 +241,14 @@ fn per_window(result: &Evaluation) -> Value {
     json!({ "windows": windows })
 }
 
-fn write_logits(path: &Path, decoder: &Decoder, sequences: &[Sequence]) -> Result<()> {
+fn write_logits(output: &Output, decoder: &Decoder, sequences: &[Sequence]) -> Result<()> {
     let length = sequences.first().map_or(0, |s| s.tokens.len());
     if let Some(i) = sequences.iter().position(|s| s.tokens.len() != length) {
         let found = format!("window {i} of {} tokens", sequences[i].tokens.len());
         return Err(BadInput::new("--logits", found, format!("windows of one length ({length})")).into());
     }
     let vocabulary = decoder.config().vocab_size;
-    let staged = StagedFile::begin(path)?;
+    let staged = StagedFile::begin(output)?;
     let specs = vec![
         TensorSpec::new("logits", Dtype::F32, vec![sequences.len(), length, vocabulary]),
         TensorSpec::new("input_ids", Dtype::I64, vec![sequences.len(), length]),

@@ -10,16 +10,19 @@ use mantissa_eval::stats::Estimate;
 use mantissa_num::Scheme;
 use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
-use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{Options, Plan, Quality, Recipe, Start};
+use mantissa_quant::verify::Verification;
+use mantissa_quant::{Check, Options, Plan, Quality, Recipe, Start, plan_key};
 use mantissa_store::convention::{Container, ModelFiles};
-use serde::Serialize;
+use mantissa_store::{
+    FileDigest, Journal, Kind, Output, Paths, WorkFolder, disk, verify_manifest, write_file_atomic,
+};
+use serde::{Deserialize, Serialize};
 
 use super::calibration::CalibrationArgs;
 use super::lint;
 use super::model::{self, ModelPath};
-use super::outcome::{MeasureArgs, carry_out, human_figures, linear_bits};
-use super::quantize::{container, scheme};
+use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits};
+use super::quantize::{container, kind_of, scheme};
 use crate::app::Context;
 use crate::error::BadInput;
 use crate::interrupt;
@@ -103,7 +106,7 @@ struct Row {
     candidates: Vec<Candidate>,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct Candidate {
     scheme: String,
     bits: u64,
@@ -125,7 +128,25 @@ struct Done<'a> {
     windows: usize,
     #[serde(flatten)]
     quality: &'a Quality,
-    verification: &'a Verification,
+    verification: Option<&'a Verification>,
+}
+
+/// Adds what the command reads and writes.
+///
+/// # Errors
+/// Arguments by which that cannot be told.
+pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
+    args.model.paths(paths);
+    args.calibration.paths(paths);
+    args.measure.paths(paths);
+    let container = match (args.format, args.schemes.first()) {
+        (Some(format), _) => format,
+        (None, Some(scheme)) => Recipe::load(&format!("{}-{scheme}", args.method))?.container(),
+        (None, None) => Container::Native,
+    };
+    paths.write("--out", &args.out, kind_of(container));
+    args.save_recipe.iter().for_each(|path| paths.write("--save-recipe", path, Kind::File));
+    Ok(())
 }
 
 /// Runs the command.
@@ -159,42 +180,39 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let held = Baseline::bytes(&source, &measured_on)?;
     context.require_memory("fit", (peak + peak / 10).max(held + held / 10))?;
     let limit = limit(args.budget, &plans[0])?;
-    let work = work_folder(&args.out);
-    let left = format!(
-        "the models that are measured are left in {}: the same command begins again and removes it at its end",
-        work.display()
-    );
+    let work = WorkFolder::begin(&args.out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
+    work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
+    let left =
+        format!("what is measured is kept in {}; rerun the same command to resume", work.path().display());
     let leaving = interrupt::leaving(left.clone());
     let rows = measure(&work, context, &source, &plans, &units, &measured_on).context(left)?;
-    drop(leaving);
     let found = choose(&rows, limit, &plans[0])?;
     let rows: Vec<Row> =
         units.iter().zip(rows).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
     let text = recipe_text(&plans[0].recipe, args.format, &schemes, &units, &found);
     if let Some(path) = &args.save_recipe {
-        mantissa_store::write_file_atomic(path, text.as_bytes())?;
+        write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
     let mut plan = plan(Recipe::from_toml("fit.toml", &text)?)?;
     lint::check_plan(&plan, &source, &args.targets, context)?;
     plan.evaluation = Some(args.measure.evaluation_on(&source, " (windows not measured on)", rest)?);
     context.warn_all(&plan.notes)?;
-    let outcome = carry_out(&plan, &source, &args.out, Start::Resume, context)?;
-    let against = Against { reference: Some(&*args.model), recorded: false, text: None };
-    let go_on = |_: u64| std::ops::ControlFlow::Continue(());
-    let written = written(&args.out, plan.container, &outcome);
-    let verification = verify_against(written, &against, context.threads, &go_on)?;
+    plan.check = Check::Verify(Some(args.model.to_path_buf()));
+    let outcome = carry_out(&plan, &source, &context.output(&args.out)?, Start::Resume, context)?;
+    // Kept until now: a rerun after a kill need not measure again.
+    drop(leaving);
+    work.remove()?;
     let done = Done {
-        output: &args.out,
+        output: written(&args.out, plan.container, &outcome),
         method: &args.method,
         units: &rows,
         predicted_kl: found.cost,
         predicted_kl_bound: found.bound,
         windows: measured_on.len(),
         quality: &outcome.quality,
-        verification: &verification,
+        verification: outcome.verification.as_ref().map(|(verification, _)| verification),
     };
-    context.report(&done, |out| human(out, &done))?;
-    super::verify::require(&verification)
+    context.report(&done, |out| human(out, &done))
 }
 
 /// Every other window, up to `most` of them, and all the others.
@@ -233,53 +251,107 @@ fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
     }
 }
 
-/// The folder beside the output in which the quantized models stand while units are measured.
-fn work_folder(out: &Path) -> PathBuf {
-    let mut name = out.as_os_str().to_owned();
-    name.push(".fit");
-    PathBuf::from(name)
+/// Key of the measurements: a hash of all that decides them.
+fn key(plans: &[Plan], source: &ModelFiles, units: &[Unit], windows: &[Sequence]) -> Result<String> {
+    let keys = plans.iter().map(|plan| plan_key(plan, source)).collect::<Result<Vec<_>, _>>()?;
+    let units: Vec<_> = units.iter().map(Unit::name).collect();
+    let windows: Vec<_> = windows.iter().map(|window| (&window.tokens, window.from)).collect();
+    Ok(format!(
+        "mantissa fit 1 {}",
+        FileDigest::of(format!("{keys:?} {units:?} {windows:?}").as_bytes()).hex()
+    ))
 }
 
-/// The cost of every unit under every scheme. The quantized models stand in the folder `work` while that lasts.
+/// A line of the journal in the work folder: the cost of every unit under one scheme.
+#[derive(Serialize, Deserialize)]
+struct Measured {
+    scheme: String,
+    costs: Vec<Candidate>,
+}
+
+/// The cost of every unit under every scheme. The quantized models stand in the folder `work` while that lasts; what is measured is
+/// written to a journal there, so that a rerun after a kill goes on behind it.
 fn measure(
-    work: &Path,
+    work: &WorkFolder,
     context: &Context,
     source: &ModelFiles,
     plans: &[Plan],
     units: &[Unit],
     windows: &[Sequence],
 ) -> Result<Vec<Vec<Candidate>>> {
-    let io = |operation| {
-        let path = work.to_owned();
-        move |error| mantissa_store::Error::Io { path, operation, error }
+    let lines = Journal::read(work.path());
+    let mut journal = match &lines {
+        Some(_) => Journal::reopen(work.path())?,
+        None => Journal::create(work.path())?,
     };
-    std::fs::create_dir_all(work).map_err(io("create"))?;
+    let known = lines.unwrap_or_default();
+    let known: Vec<Measured> = known.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
     let mut baseline = None;
     for plan in plans {
         let scheme = plan.recipe.weights.to_string();
-        let out =
-            work.join(format!("{scheme}{}", if plan.container == Container::Gguf { ".gguf" } else { "" }));
-        carry_out(plan, source, &out, Start::Resume, context)?;
-        let baseline = match &mut baseline {
-            Some(baseline) => baseline,
-            none => none.insert(Baseline::new(source, windows, context.threads)?),
+        let found = known.iter().find(|line| line.scheme == scheme && line.costs.len() == units.len());
+        let costs = match found {
+            Some(line) => line.costs.clone(),
+            None => {
+                let at = work.path().join(&scheme);
+                let model = quantized(plan, source, &at, context)?;
+                let baseline = match &mut baseline {
+                    Some(baseline) => baseline,
+                    none => none.insert(Baseline::new(source, windows, context.threads)?),
+                };
+                let costs = measure_one(baseline, plan, &model, units, context)?;
+                let line = Measured { scheme, costs };
+                journal.append(&serde_json::to_string(&line)?)?;
+                journal.sync()?;
+                // It is not needed any more, and there may be many.
+                disk::remove_all(&at).map_err(|error| mantissa_store::Error::Io {
+                    path: at.clone(),
+                    operation: "remove",
+                    error,
+                })?;
+                line.costs
+            }
         };
-        let (progress, mut done) = (context.progress(units.len() as u64, Progressed::Items("units")), 0);
-        let measured = baseline.measure(&ModelFiles::open(&out)?, units, &mut |unit| {
-            done += 1;
-            progress.message(format!("{scheme} {}", unit.name()));
-            progress.set(done);
-        })?;
-        progress.finish();
-        for ((row, unit), Estimate { mean, se }) in rows.iter_mut().zip(units).zip(measured) {
-            let bits =
-                unit.linears.iter().map(|l| plan.recipe.weights.format.total_bits(l.rows, l.cols)).sum();
-            row.push(Candidate { scheme: scheme.clone(), bits, kl: mean, kl_se: se });
-        }
+        rows.iter_mut().zip(costs).for_each(|(row, cost)| row.push(cost));
     }
-    std::fs::remove_dir_all(work).map_err(io("remove"))?;
     Ok(rows)
+}
+
+/// The model by `plan` in the folder `at`, where an earlier run may have finished it.
+fn quantized(plan: &Plan, source: &ModelFiles, at: &Path, context: &Context) -> Result<ModelFiles> {
+    let (model, whole) = match plan.container {
+        Container::Gguf => (at.join("model.gguf"), false),
+        _ => (at.to_owned(), verify_manifest(at).is_ok_and(|differences| differences.is_empty())),
+    };
+    if !whole {
+        carry_out(plan, source, &Output::owned(&model), Start::Resume, context)?;
+    }
+    Ok(ModelFiles::open(&model)?)
+}
+
+/// The cost of every unit under the scheme of `plan`, by which `model` is quantized.
+fn measure_one(
+    baseline: &mut Baseline,
+    plan: &Plan,
+    model: &ModelFiles,
+    units: &[Unit],
+    context: &Context,
+) -> Result<Vec<Candidate>> {
+    let scheme = plan.recipe.weights.to_string();
+    let (progress, mut done) = (context.progress(units.len() as u64, Progressed::Items("units")), 0);
+    let measured = baseline.measure(model, units, &mut |unit| {
+        done += 1;
+        progress.message(format!("{scheme} {}", unit.name()));
+        progress.set(done);
+    })?;
+    progress.finish();
+    let candidate = |(unit, Estimate { mean, se }): (&Unit, Estimate)| {
+        let format = &plan.recipe.weights.format;
+        let bits = unit.linears.iter().map(|l| format.total_bits(l.rows, l.cols)).sum();
+        Candidate { scheme: scheme.clone(), bits, kl: mean, kl_se: se }
+    };
+    Ok(units.iter().zip(measured).map(candidate).collect())
 }
 
 fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation> {
@@ -377,7 +449,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         bytes(quality.bytes),
     )?;
     quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
-    super::verify::human(out, done.verification)
+    done.verification.map_or(Ok(()), |verification| super::verify::human(out, verification))
 }
 
 #[cfg(test)]

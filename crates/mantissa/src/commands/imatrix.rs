@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_quant::{Importance, QuantError, model_config};
+use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
@@ -43,6 +44,13 @@ struct Report<'a> {
     tokens: usize,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.calibration.paths(paths);
+    paths.write("--out", &args.out, Kind::File);
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -66,7 +74,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     );
     progress.finish();
     let found = found?;
-    found.write(&args.out)?;
+    found.write(&context.output(&args.out)?)?;
     let (windows, tokens) = (set.windows.len(), set.tokens());
     let report = Report { output: &args.out, weights: found.entries.len(), windows, tokens };
     context.report(&report, |out| {

@@ -12,7 +12,7 @@ use anyhow::Result;
 use mantissa_model::ModelConfig;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
-use mantissa_store::{Checkpoint, Error, Manifest};
+use mantissa_store::{Checkpoint, Error, Manifest, Paths};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -89,6 +89,12 @@ struct TensorReport {
     bits_per_weight: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stats: Option<Stats>,
+}
+
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    paths.read(args.model.as_file());
 }
 
 /// Runs the command.

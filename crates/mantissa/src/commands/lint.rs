@@ -7,6 +7,7 @@ use anyhow::Result;
 use mantissa_advise::subject;
 use mantissa_plan::contract::{Finding, Report, Severity, Target, lint};
 use mantissa_quant::Plan;
+use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
@@ -54,6 +55,12 @@ struct Linted<'a> {
     convention: &'static str,
     ok: bool,
     reports: &'a [Report],
+}
+
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.reference.iter().for_each(|model| model.paths(paths));
 }
 
 /// Runs the command.

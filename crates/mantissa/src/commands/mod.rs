@@ -1,4 +1,4 @@
-//! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`run()`].
+//! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`paths()`] and [`run()`].
 
 mod calibration;
 mod cast;
@@ -30,6 +30,8 @@ mod verify;
 use anyhow::Result;
 use clap::Subcommand;
 
+use mantissa_store::Paths;
+
 use crate::app::Context;
 
 /// The command to run.
@@ -57,6 +59,36 @@ pub enum Command {
     RenderChat(render_chat::Args),
     #[command(hide = true)]
     Synth(synth::Args),
+}
+
+/// The paths that `command` reads and writes, to be checked before it runs.
+///
+/// # Errors
+/// Arguments or settings by which they cannot be told.
+pub fn paths(command: &Command) -> Result<Paths> {
+    let mut paths = Paths::default();
+    let p = &mut paths;
+    match command {
+        Command::Demo(args) => demo::paths(args, p),
+        Command::Inspect(args) => inspect::paths(args, p),
+        Command::Quantize(args) => quantize::paths(args, p)?,
+        Command::Fit(args) => fit::paths(args, p)?,
+        Command::Eval(args) => eval::paths(args, p),
+        Command::Imatrix(args) => imatrix::paths(args, p),
+        Command::Run(args) => run::paths(args, p),
+        Command::Verify(args) => verify::paths(args, p),
+        Command::Convert(args) => convert::paths(args, p),
+        Command::Recalibrate(args) => recalibrate::paths(args, p),
+        Command::Lint(args) => lint::paths(args, p),
+        Command::Doctor(args) => doctor::paths(args, p),
+        Command::Train(args) => train::paths(args, p)?,
+        Command::Report(args) => report::paths(args, p),
+        Command::Tokenizer(args) => tokenizer::paths(args, p),
+        Command::Cast(args) => cast::paths(args, p),
+        Command::Synth(args) => synth::paths(args, p),
+        Command::Recipes(_) | Command::Schemes(_) | Command::RenderChat(_) => {}
+    }
+    Ok(paths)
 }
 
 /// Runs `command`.

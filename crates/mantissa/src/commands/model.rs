@@ -10,8 +10,9 @@ use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Decoder, KvCache, KvPolicy};
 use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
-use mantissa_store::{Checkpoint, INDEX_NAME};
+use mantissa_store::{Checkpoint, INDEX_NAME, Paths};
 use serde::{Serialize, Serializer};
 
 use super::calibration::CalibrationArgs;
@@ -209,6 +210,31 @@ impl ModelPath {
     /// What is looked at where one weight file may be looked at by itself: the file that is named, else where the model lies.
     pub fn as_file(&self) -> &Path {
         if self.named.is_file() { &self.named } else { &self.at }
+    }
+
+    /// Adds the files of the model to the inputs of a command; those of the embedded model are nobody's.
+    pub fn paths(&self, paths: &mut Paths) {
+        if self.named != self.at && self.named.as_os_str() == embedded::NAME {
+            return;
+        }
+        paths.read(&self.at);
+        let (Some(parent), Some(name)) = (self.at.parent(), self.at.file_name()) else { return };
+        if !self.at.is_file() {
+            return;
+        }
+        // Of a split model the other parts, and what lies beside.
+        let name = name.to_string_lossy();
+        let stem = name.rsplit_once("-00001-of-").map_or(&*name, |(stem, _)| stem);
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+            let other = entry.file_name();
+            let other = other.to_string_lossy();
+            if is_part_of(stem, &other)
+                || other.strip_prefix(&*name).is_some_and(|rest| rest.starts_with('.'))
+            {
+                paths.read(entry.path());
+            }
+        }
     }
 
     /// What it is called.

@@ -6,10 +6,13 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_eval::Sequence;
+use mantissa_quant::verify::Verification;
 use mantissa_quant::{
-    Evaluation, Figures, GateFailure, LayerReport, Outcome, Plan, Quality, QuantError, Start, run as run_plan,
+    Evaluation, Figures, GateFailure, LayerReport, NotVerified, Outcome, Plan, Quality, QuantError, Start,
+    run as run_plan,
 };
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Output, Paths};
 use serde::Serialize;
 
 use super::model::ModelPath;
@@ -30,6 +33,11 @@ pub struct MeasureArgs {
 }
 
 impl MeasureArgs {
+    /// Adds the files of the text to the inputs of a command.
+    pub fn paths(&self, paths: &mut Paths) {
+        self.text.paths(paths);
+    }
+
     /// Where texts are cut into documents.
     pub fn split(&self) -> Option<&str> {
         self.text.split()
@@ -84,6 +92,15 @@ struct Rejected<'a> {
     quality: &'a Quality,
 }
 
+/// An output that did not verify.
+#[derive(Serialize)]
+struct Unverified<'a> {
+    output: Option<&'a Path>,
+    verification: &'a Verification,
+    #[serde(flatten)]
+    quality: &'a Quality,
+}
+
 /// Runs the plan, to its end or to the next signal.
 ///
 /// # Errors
@@ -91,7 +108,7 @@ struct Rejected<'a> {
 pub fn carry_out(
     plan: &Plan,
     source: &ModelFiles,
-    out: &Path,
+    out: &Output,
     start: Start,
     context: &Context,
 ) -> Result<Outcome> {
@@ -110,10 +127,36 @@ pub fn carry_out(
     let outcome =
         interrupt::orderly(|| run_plan(plan, source, out, start, step), QuantError::is_interruption);
     progress.finish();
-    if let Err(QuantError::Gate(failure)) = &outcome {
-        reject(failure, context)?;
+    match &outcome {
+        Err(QuantError::Gate(failure)) => reject(failure, context)?,
+        Err(QuantError::NotVerified(failure)) => unverified(failure, context)?,
+        _ => {}
     }
-    Ok(outcome?)
+    let outcome = outcome?;
+    if let Some(path) = &outcome.committed.leftover {
+        context.warn(&format!("{}: the replaced output could not be removed", path.display()));
+    }
+    for path in &outcome.others {
+        context.warn(&left_by_another(path));
+    }
+    Ok(outcome)
+}
+
+/// A warning of the work folder of another command.
+pub fn left_by_another(path: &Path) -> String {
+    let what =
+        "left by another command that was killed; rerun that command to resume it, or remove the folder";
+    format!("{}: {what}", path.display())
+}
+
+/// Reports a finished output that did not verify and was not put in place.
+fn unverified(failure: &NotVerified, context: &Context) -> Result<()> {
+    let NotVerified { quality, verification, .. } = failure;
+    let rejected = Unverified { output: None, verification, quality };
+    context.report(&rejected, |out| {
+        layer_table(out, quality)?;
+        super::verify::human(out, verification)
+    })
 }
 
 /// Says what an output lost that is not put in place.

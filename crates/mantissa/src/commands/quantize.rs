@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -10,10 +9,10 @@ use mantissa_model::Products;
 use mantissa_num::{Rounding, Scheme};
 use mantissa_plan::contract::Target;
 use mantissa_quant::memory::peak_stage;
-use mantissa_quant::verify::{Against, Verification, verify_against};
-use mantissa_quant::{Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
+use mantissa_quant::verify::Verification;
+use mantissa_quant::{Check, Importance, LayerReport, Options, Outcome, Plan, Quality, Recipe, Start};
 use mantissa_store::convention::{Container, ModelFiles};
-use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest};
+use mantissa_store::{DEFAULT_SHARD_BYTES, FileDigest, Kind, Paths};
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
@@ -82,13 +81,13 @@ pub struct Args {
     /// Say what would be done: size, bits per weight, peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Read the output back and check it; --verify=false leaves that out
+    /// Read the finished output back and check it before it is put at --out; --verify=false only opens it
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
     /// Go on where an unfinished run of the same command has stopped; this is the default
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
-    /// Begin anew, and remove what an unfinished run has left
+    /// Begin anew, and remove what an unfinished run of the same command has left
     #[arg(long)]
     restart: bool,
     /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
@@ -121,6 +120,11 @@ pub fn container(text: &str) -> Result<Container, String> {
     let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
     let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
     found.ok_or_else(|| format!("found \"{text}\", allowed {}", names.join(", ")))
+}
+
+/// The kind of output that a container is.
+pub fn kind_of(container: Container) -> Kind {
+    if container == Container::Gguf { Kind::Gguf } else { Kind::Folder }
 }
 
 /// A scheme on the command line.
@@ -159,7 +163,7 @@ struct Done<'a> {
     source_bytes: u64,
     /// Copied tensors and layers taken over from an unfinished run.
     resumed: usize,
-    /// From the first read to the output in its place, hashing included, without `sync_seconds`.
+    /// From the first read to the output in its place, hashing included, without `sync_seconds` and `verify_seconds`.
     seconds: f64,
     /// How long the disk took to make a single file durable; of a folder that is part of `seconds`.
     sync_seconds: Option<f64>,
@@ -171,11 +175,30 @@ struct Done<'a> {
     verify_seconds: Option<f64>,
 }
 
+/// Adds what the command reads and writes.
+///
+/// # Errors
+/// Arguments by which that cannot be told.
+pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
+    args.model.paths(paths);
+    args.calibration.paths(paths);
+    args.measure.paths(paths);
+    let files = [&args.imatrix, &args.traffic, &Some(PathBuf::from(&args.recipe))];
+    files.into_iter().flatten().filter(|path| path.exists()).for_each(|path| paths.read(path));
+    if !args.dry_run {
+        let container = args
+            .format
+            .map_or_else(|| Ok(Recipe::load(&args.recipe)?.container()), Ok::<_, anyhow::Error>)?;
+        paths.write("--out", &args.out, kind_of(container));
+    }
+    Ok(())
+}
+
 /// Runs the command.
 ///
 /// # Errors
 /// Input that cannot be quantized, before anything is written; I/O; [`QuantError::Gate`](mantissa_quant::QuantError::Gate) where it loses more than --max-kl,
-/// [`GateFailed`](crate::error::GateFailed) where the output does not verify.
+/// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) where it does not verify. The old output is then still in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let recipe = Recipe::load(&args.recipe)?;
     let source = model::open(&args.model, context)?;
@@ -190,18 +213,18 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         return dry_run(&plan, source_bytes, args.verify, context);
     }
     context.warn_all(&plan.notes)?;
+    if args.verify {
+        plan.check = Check::Verify(Some(args.model.to_path_buf()));
+    }
     plan.coverage = coverage::find(&plan, &source, args.traffic.as_deref(), context)?;
     let start = std::time::Instant::now();
     let begin = if args.restart { Start::Restart } else { Start::Resume };
-    let outcome = carry_out(&plan, &source, &args.out, begin, context)?;
+    let outcome = carry_out(&plan, &source, &context.output(&args.out)?, begin, context)?;
     let sync_seconds = outcome.synced.map(|time| time.as_secs_f64());
-    let seconds = start.elapsed().as_secs_f64() - sync_seconds.unwrap_or(0.0);
-    if let Some(path) = &outcome.committed.leftover {
-        context.warn(&format!("{}: the replaced folder could not be removed", path.display()));
-    }
-    let verifying = std::time::Instant::now();
+    let verify_seconds = outcome.verification.as_ref().map(|(_, time)| time.as_secs_f64());
+    let beside = sync_seconds.unwrap_or(0.0) + verify_seconds.unwrap_or(0.0);
+    let seconds = start.elapsed().as_secs_f64() - beside;
     let written = crate::output::written(&args.out, plan.container, &outcome);
-    let verification = if args.verify { Some(check(args, written, context)?) } else { None };
     let done = Done {
         output: written,
         sha256: sha256(&plan, &outcome),
@@ -211,12 +234,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         sync_seconds,
         weights_per_second: plan.linear_weights() as f64 / seconds,
         quality: &outcome.quality,
-        verification: verification.as_ref(),
-        verify_seconds: verification.is_some().then(|| verifying.elapsed().as_secs_f64()),
+        verification: outcome.verification.as_ref().map(|(verification, _)| verification),
+        verify_seconds,
     };
     context.report(&done, |out| human(out, &done))?;
-    context.warn_all(&layer_notes(&outcome.quality))?;
-    verification.as_ref().map_or(Ok(()), super::verify::require)
+    context.warn_all(&layer_notes(&outcome.quality))
 }
 
 /// How the plan is to be carried out.
@@ -257,12 +279,6 @@ fn layer_notes(quality: &Quality) -> Vec<String> {
     let layers = &quality.layers;
     let notes = layers.iter().flat_map(|l| l.notes.iter().map(|note| format!("{}: {note}", l.module)));
     layers.iter().filter_map(fallback).chain(notes).collect()
-}
-
-/// Reads the output back. What its quality.json records of the source was found a moment ago.
-fn check(args: &Args, written: &Path, context: &Context) -> Result<Verification> {
-    let against = Against { reference: Some(&*args.model), recorded: false, text: None };
-    Ok(verify_against(written, &against, context.threads, &|_| ControlFlow::Continue(()))?)
 }
 
 /// The hash of an output that is a single file.

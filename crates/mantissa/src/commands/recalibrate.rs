@@ -9,6 +9,7 @@ use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
 use mantissa_quant::memory::level_bytes;
 use mantissa_quant::{QuantError, Recalibration, model_config};
+use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::model::{self, ModelPath};
@@ -71,6 +72,13 @@ struct Report<'a> {
     tokens: usize,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.text.paths(paths);
+    paths.write("--out", &args.out, Kind::Folder);
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -103,7 +111,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     );
     progress.finish();
     let found = found?;
-    found.write(&source, &set, &args.out)?;
+    found.write(&source, &set, &context.output(&args.out)?)?;
     let (windows, tokens) = (set.windows.len(), set.tokens());
     let cache_levels = found.has_levels();
     let (input_scales, cache_scales) = (found.inputs, found.cache);

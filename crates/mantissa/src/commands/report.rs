@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use mantissa_quant::{Quality, quality_path};
+use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
 use super::train::folder;
@@ -39,24 +40,44 @@ struct Done {
     bytes: u64,
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    paths.watch(&args.run);
+    paths.write("--out", place(args), Kind::File);
+}
+
 /// Runs the command.
 ///
 /// # Errors
 /// A folder with nothing to report on, files that are not what they should be, I/O.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let (kind, page, place) = if args.run.join(folder::LOG).is_file() {
-        ("training", training::page(&args.run)?, args.run.join("report.html"))
+    let (kind, page) = if is_training(&args.run) {
+        ("training", training::page(&args.run)?)
     } else if let Some(quality) = Quality::read(&args.run)? {
-        ("artifact", artifact::page(&name(&args.run), &quality), beside(&args.run))
+        ("artifact", artifact::page(&name(&args.run), &quality))
     } else {
         let found = format!("neither {} nor {}", folder::LOG, quality_path(&args.run).display());
         let what = args.run.display().to_string();
         return Err(BadInput::new(what, found, "the folder of a training run, or a quantized model").into());
     };
-    let out = args.out.clone().unwrap_or(place);
-    page.write(&out)?;
+    let out = place(args);
+    page.write(&context.output(&out)?)?;
     let done = Done { report: out, kind, bytes: page.html().len() as u64 };
     context.report(&done, |out| writeln!(out, "{}", done.report.display()))
+}
+
+/// True for the folder of a training run.
+fn is_training(run: &Path) -> bool {
+    run.join(folder::LOG).is_file()
+}
+
+/// The page's path.
+fn place(args: &Args) -> PathBuf {
+    match &args.out {
+        Some(out) => out.clone(),
+        None if is_training(&args.run) => args.run.join("report.html"),
+        None => beside(&args.run),
+    }
 }
 
 /// The last part of a path.

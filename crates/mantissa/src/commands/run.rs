@@ -9,6 +9,7 @@ use anyhow::Result;
 use mantissa_model::{
     Bos, GenerateOptions, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat, generate,
 };
+use mantissa_store::Paths;
 use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
@@ -82,6 +83,12 @@ struct Report<'a> {
     /// Bytes of a token in the cache.
     kv_bytes_per_token: f64,
     tokens_per_second: f64,
+}
+
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.calibration.paths(paths);
 }
 
 /// Runs the command.

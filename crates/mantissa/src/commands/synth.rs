@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 use mantissa_kernels::{for_each_range, kernels};
 use mantissa_model::{ModelConfig, Role, TensorInfo};
 use mantissa_store::shard_plan::DEFAULT_SHARD_BYTES;
-use mantissa_store::{Dtype, ShardPlan, ShardedWriter, Staging, TensorSpec};
+use mantissa_store::{Dtype, Kind, Paths, ShardPlan, ShardedWriter, Staging, TensorSpec};
 use serde_json::{Map, Value, json};
 
 use crate::app::Context;
@@ -113,6 +113,11 @@ impl FloatType {
     }
 }
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    paths.write("--out", &args.out, Kind::Folder);
+}
+
 /// Runs the command.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let json = config(args);
@@ -125,9 +130,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let plan = ShardPlan::new(specs, DEFAULT_SHARD_BYTES)?;
     let total = plan.total_bytes();
 
-    let mut staging = Staging::begin(&args.out)?;
-    std::fs::write(staging.path().join("config.json"), format!("{json:#}\n"))
-        .context("config.json: write")?;
+    let mut staging = Staging::begin(&context.output(&args.out)?)?;
+    staging.write("config.json", format!("{json:#}\n").as_bytes())?;
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let writer = ShardedWriter::new(staging.path(), plan, metadata);
     for (file, digest) in write_all(writer, &tensors, args.dtype, total, context)? {

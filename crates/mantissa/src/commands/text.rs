@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use mantissa_eval::{Sequence, TextOptions, check_sequences, parse_docs, sequences_from_text, token_file};
+use mantissa_eval::{
+    Sequence, TextOptions, check_sequences, parse_docs, sequences_from_text, token_file, token_path,
+};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
+use mantissa_store::Paths;
 use mantissa_store::convention::ModelFiles;
 
 use super::model;
@@ -65,6 +68,12 @@ pub fn bound(text: &str) -> Result<f64, String> {
 }
 
 impl TextArgs {
+    /// Adds the files of the text to the inputs of a command.
+    pub fn paths(&self, paths: &mut Paths) {
+        self.text.iter().for_each(|path| paths.read(path));
+        self.tokens.iter().for_each(|argument| paths.read(token_path(argument)));
+    }
+
     /// The separator of documents.
     pub fn split(&self) -> Option<&str> {
         self.split.as_deref()

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use mantissa_store::Staging;
+use mantissa_store::{Kind, Paths, Staging};
 use mantissa_train::data::{TextFormat, documents, train_bpe};
 use serde::Serialize;
 use serde_json::json;
@@ -51,6 +51,12 @@ struct Report<'a> {
 /// that occur once).
 const PER_BYTE: u64 = 12;
 
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.files.iter().for_each(|path| paths.read(path));
+    paths.write("--out", &args.out, Kind::Folder);
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -71,7 +77,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         })?;
     }
     let trained = train_bpe(&texts, args.vocab)?;
-    let mut staging = Staging::begin(&args.out)?;
+    let mut staging = Staging::begin(&context.output(&args.out)?)?;
     staging.write("tokenizer.json", trained.tokenizer.as_bytes())?;
     staging.write("tokenizer_config.json", trained.config.as_bytes())?;
     let fields = json!({ "command": "tokenizer", "vocab": args.vocab });

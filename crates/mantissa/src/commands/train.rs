@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::write_file_atomic;
+use mantissa_store::{Kind, Output, Paths, write_file_atomic};
 use mantissa_train::config::RunConfig;
 use mantissa_train::{StepReport, TrainError, Trainer};
 use serde::Serialize;
@@ -80,6 +80,27 @@ struct Done<'a> {
     measured_peak_memory: Option<u64>,
 }
 
+/// Adds what the command reads and writes.
+///
+/// # Errors
+/// Settings that cannot be read.
+pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
+    let name = args.config.display().to_string();
+    let settings = RunConfig::parse(&name, &super::text::read_text(&args.config)?, &args.set)?;
+    let base = args.config.parent().unwrap_or(Path::new(""));
+    paths.watch(&args.config);
+    paths.read(base.join(&settings.model.config));
+    for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
+        paths.read(base.join(&settings.model.tokenizer).join(file));
+    }
+    settings.model.init.iter().for_each(|init| paths.read(base.join(init)));
+    settings.data.files.iter().for_each(|file| paths.read(base.join(file)));
+    if !args.dry_run {
+        paths.write("out", base.join(&settings.out), Kind::Run);
+    }
+    Ok(())
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -103,7 +124,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if args.resume {
         trainer.load(&checkpoints.last()?, &resolved)?;
     } else {
-        write_file_atomic(&run.join(folder::CONFIG), resolved.as_bytes())?;
+        write_file_atomic(&Output::owned(run.join(folder::CONFIG)), resolved.as_bytes())?;
     }
     let mut about = about(&setup, &settings, needs, context);
     let start = Instant::now();
@@ -119,7 +140,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     written?;
     let (trainer, model) = (&course.trainer, run.join("model"));
     trainer.export(
-        &model,
+        &Output::owned(&model),
         &setup.config_json,
         &setup.tokenizer_dir,
         setup.init.as_ref().map(ModelFiles::dir),

@@ -11,6 +11,7 @@ use super::text::TextArgs;
 use crate::app::Context;
 use crate::error::GateFailed;
 use crate::progress::Unit;
+use mantissa_store::Paths;
 
 /// Reopen a model with the independent reader: hashes of the manifest and of quality.json, every quantized weight decoded
 /// twice, logits; with --reference every weight against its source within the bound of its scheme, and the source's hashes;
@@ -31,6 +32,13 @@ pub struct Args {
     reference: Option<ModelPath>,
     #[command(flatten)]
     text: TextArgs,
+}
+
+/// Adds what the command reads and writes.
+pub fn paths(args: &Args, paths: &mut Paths) {
+    args.model.paths(paths);
+    args.text.paths(paths);
+    args.reference.iter().for_each(|model| model.paths(paths));
 }
 
 /// Runs the command.

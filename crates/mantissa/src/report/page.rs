@@ -1,8 +1,6 @@
 //! A page: title, style, content.
 
-use std::path::Path;
-
-use mantissa_store::write_file_atomic;
+use mantissa_store::{Output, write_file_atomic};
 
 use super::Html;
 
@@ -71,8 +69,8 @@ impl Page {
     ///
     /// # Errors
     /// I/O.
-    pub fn write(&self, path: &Path) -> Result<(), mantissa_store::Error> {
-        write_file_atomic(path, self.html().as_bytes())
+    pub fn write(&self, output: &Output) -> Result<(), mantissa_store::Error> {
+        write_file_atomic(output, self.html().as_bytes())
     }
 }
 

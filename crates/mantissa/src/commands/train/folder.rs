@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_store::{StagedFile, write_file_atomic};
+use mantissa_store::{Output, StagedFile, disk, write_file_atomic};
 use mantissa_train::Trainer;
 use serde::{Deserialize, Serialize};
 
@@ -82,7 +82,7 @@ impl RunFile {
     /// I/O.
     pub fn write(&self, run: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        Ok(write_file_atomic(&run.join(RUN), text.as_bytes())?)
+        Ok(write_file_atomic(&Output::owned(run.join(RUN)), text.as_bytes())?)
     }
 }
 
@@ -158,11 +158,11 @@ impl Checkpoints {
     /// I/O; those that were there are then still there.
     pub(super) fn write(&self, trainer: &Trainer, resolved: &str) -> Result<()> {
         let path = self.dir.join(format!("step-{:010}.safetensors", trainer.progress().steps));
-        trainer.save(&path, resolved)?;
+        trainer.save(&Output::owned(&path), resolved)?;
         let all = self.all()?;
         for old in &all[..all.len().saturating_sub(self.keep)] {
             let io = |error| mantissa_store::Error::Io { path: old.clone(), operation: "remove", error };
-            fs::remove_file(old).map_err(io)?;
+            disk::remove_file(old).map_err(io)?;
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Log {
         // What a killed process has left of its last line is no object.
         let kept = |line: &&str| serde_json::from_str::<Step>(line).is_ok_and(|line| line.step <= steps);
         let kept: Vec<_> = text.lines().filter(kept).collect();
-        let staged = StagedFile::begin(path)?;
+        let staged = StagedFile::begin(&Output::owned(path))?;
         staged.write(kept.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;
         staged.commit()?;
         let file = fs::OpenOptions::new().append(true).open(path).map_err(io("open"))?;
@@ -216,7 +216,8 @@ impl Log {
     /// I/O.
     pub(super) fn write(&mut self, line: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(line)? + "\n";
-        Ok(self.file.write_all(text.as_bytes()).map_err(|error| self.error("write", error))?)
+        Ok(disk::append(&self.file, &self.path, text.as_bytes())
+            .map_err(|error| self.error("write", error))?)
     }
 
     /// Makes the lines durable.
@@ -224,7 +225,7 @@ impl Log {
     /// # Errors
     /// I/O.
     pub(super) fn sync(&self) -> Result<()> {
-        Ok(self.file.sync_data().map_err(|error| self.error("fsync", error))?)
+        Ok(disk::sync_data(&self.file, &self.path).map_err(|error| self.error("fsync", error))?)
     }
 
     fn error(&self, operation: &'static str, error: io::Error) -> mantissa_store::Error {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use mantissa_model::{Bos, ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{FileDigest, hash_file, json};
+use mantissa_store::{FileDigest, Output, hash_file, json};
 use mantissa_train::config::{OptimizerOptions, RunConfig};
 use mantissa_train::data::{Batches, Cursor, DataError, TokenFile, TokenWriter, documents};
 use mantissa_train::{
@@ -136,7 +136,7 @@ pub(super) fn tokens(run: &Path, settings: &RunConfig, base: &Path, setup: &Setu
         })?;
     }
     let about = [("made_from".to_owned(), made_from), ("documents".to_owned(), count.to_string())];
-    writer.finish(&path, about.into())?;
+    writer.finish(&Output::owned(&path), about.into())?;
     Ok(TokenFile::open(&path)?)
 }
 

@@ -1,0 +1,93 @@
+//! One file as an output.
+
+use std::path::{Path, PathBuf};
+
+use super::{Begun, sync_file, sync_folder, write_new};
+use crate::disk;
+use crate::error::{Error, Result};
+use crate::output::{Found, Output};
+
+/// An output file being written. Dropped without [`Self::commit`], it removes what was written.
+#[derive(Debug)]
+pub struct StagedFile {
+    begun: Begun,
+    path: PathBuf,
+    before: Found,
+}
+
+impl StagedFile {
+    /// Begins writing the file `output`, whose parent folders are created if they do not exist.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when another process writes it or when a file is there that may not be replaced, [`Error::WrongKind`] when
+    /// something other than a regular file is there, [`Error::Io`].
+    pub fn begin(output: &Output) -> Result<Self> {
+        let begun = Begun::new(output, output.key(), &mut |_| false)?;
+        begun.create_new_folder()?;
+        let path = begun.new_path().join(begun.target.name());
+        let before = match output.check_file(&begun.target.path()) {
+            Ok(before) => before,
+            Err(error) => {
+                // Nothing is in it yet; the error that matters is the other.
+                let _ = begun.work.remove();
+                return Err(error);
+            }
+        };
+        Ok(Self { begun, path, before })
+    }
+
+    /// The path to write to; no file is there yet.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Work folders of killed processes that were removed at the start.
+    pub fn cleaned(&self) -> &[PathBuf] {
+        &self.begun.cleaned
+    }
+
+    /// Writes all of the file, which must not have been created yet, and makes it durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        write_new(&self.path, bytes)
+    }
+
+    /// Makes the file durable and puts it in place of the target.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when something else is at the target than when the work began, [`Error::Io`]; the old file is then still in
+    /// place, unless only the final sync of the parent failed.
+    pub fn commit(self) -> Result<()> {
+        let Begun { output, target, unpublished, .. } = &self.begun;
+        let path = target.path();
+        sync_file(&self.path)?;
+        output.mark_file(&self.path);
+        output.require_unchanged(&path, &self.before)?;
+        let put = || match self.before.there {
+            true => disk::rename(&self.path, &path),
+            false => disk::rename_to_free(&self.path, &path),
+        };
+        // The work folder, which now holds nothing but its mark, is removed by the drop.
+        unpublished.publish(put).map_err(|e| Error::io(&path, "rename into place", e))?;
+        sync_folder(target.parent())
+    }
+}
+
+impl Drop for StagedFile {
+    fn drop(&mut self) {
+        // Nothing to report to; what stays is removed at the next start.
+        let _ = self.begun.work.remove();
+    }
+}
+
+/// Writes one file so that a reader sees its old content or all of the new.
+///
+/// # Errors
+/// As [`StagedFile::begin`] and [`StagedFile::commit`].
+pub fn write_file_atomic(output: &Output, bytes: &[u8]) -> Result<()> {
+    let staged = StagedFile::begin(output)?;
+    staged.write(bytes)?;
+    staged.commit()
+}

@@ -1,0 +1,296 @@
+//! A folder as an output, with a manifest of hashes in it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::{Begun, NEW, OLD, create_new, sync_file, sync_folder, sync_folders, write_new};
+use crate::disk;
+use crate::error::{Error, Result};
+use crate::failpoint;
+use crate::hash::{FileDigest, hash_file};
+use crate::manifest::{MANIFEST_NAME, Manifest, files_under};
+use crate::output::{Found, Output};
+use crate::reader::Source;
+use crate::target::Target;
+use crate::work::remove_marked;
+
+/// Bytes copied at a time.
+const COPY: usize = 1 << 20;
+
+/// Name of the file within a work folder that holds the inode of the new output before it is exchanged with the old one.
+const EXCHANGED: &str = "exchanged";
+
+/// An output folder being written. Dropped without [`Self::publish`], it removes what was written unless told to
+/// [keep](Self::keep) it.
+#[derive(Debug)]
+pub struct Staging {
+    begun: Begun,
+    path: PathBuf,
+    before: Found,
+    recorded: BTreeMap<String, FileDigest>,
+    sealed: Option<Manifest>,
+    kept: bool,
+    published: bool,
+}
+
+/// A published output folder.
+#[derive(Debug)]
+pub struct Committed {
+    /// The output folder, links resolved.
+    pub path: PathBuf,
+    /// The manifest now in it.
+    pub manifest: Manifest,
+    /// The work folder with the replaced output, where it could not be removed; the next start on the same target tries again.
+    pub leftover: Option<PathBuf>,
+}
+
+impl Staging {
+    /// Begins writing the output folder `output`, whose parents are created if they do not exist.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when another process writes it or when a folder is there that may not be replaced, [`Error::WrongKind`] when
+    /// it is a file, [`Error::Io`].
+    pub fn begin(output: &Output) -> Result<Self> {
+        Self::resume(output, output.key(), &mut |_| false).map(|(staging, _)| staging)
+    }
+
+    /// As [`Self::begin`], but resumes in the first work folder of a dead process that has the plan's `key` and that `fits`, given the
+    /// folder of its journal, accepts; says whether there was one. Of such a folder the weight files and the journal are left, which
+    /// the caller must check.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn resume(output: &Output, key: &str, fits: &mut dyn FnMut(&Path) -> bool) -> Result<(Self, bool)> {
+        let begun = Begun::new(output, key, fits)?;
+        let resumed = begun.resumed;
+        let path = begun.new_path();
+        let before = match output.check_folder(&begun.target.path()) {
+            Ok(before) => before,
+            Err(error) => {
+                if !resumed {
+                    let _ = begun.work.remove();
+                }
+                return Err(error);
+            }
+        };
+        // A folder that was taken over stays if anything goes wrong before the caller decides.
+        let staging = Self {
+            begun,
+            path,
+            before,
+            recorded: BTreeMap::new(),
+            sealed: None,
+            kept: resumed,
+            published: false,
+        };
+        if resumed {
+            staging.remove_all_but_weights()?;
+        }
+        if !staging.path.is_dir() {
+            staging.begun.create_new_folder()?;
+        }
+        Ok((staging, resumed))
+    }
+
+    /// Keeps what was written for [`Self::resume`], or removes it, where this is dropped without [`Self::publish`] or the process is
+    /// told to end.
+    pub fn keep(&mut self, kept: bool) {
+        self.kept = kept;
+        self.begun.unpublished.keep(kept);
+    }
+
+    /// The folder to write into.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The work folder, in which a journal is kept; it is not part of the output.
+    pub fn work(&self) -> &Path {
+        self.begun.work.path()
+    }
+
+    /// Work folders of killed processes that were removed, or whose output was put back, at the start.
+    pub fn cleaned(&self) -> &[PathBuf] {
+        &self.begun.cleaned
+    }
+
+    /// Work folders that killed processes with other plans have left for this output. They are never removed.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.begun.others
+    }
+
+    /// Gives the digest of a file that was hashed when it was finished, so that [`Self::seal`] need not read it
+    /// again. `file` is relative to [`Self::path`].
+    pub fn record(&mut self, file: impl Into<String>, digest: FileDigest) {
+        self.recorded.insert(file.into(), digest);
+    }
+
+    /// Writes a file of the folder, which must not exist.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+        write_new(&self.path.join(file), bytes)?;
+        self.record(file, FileDigest::of(bytes));
+        Ok(())
+    }
+
+    /// Copies the regular file at `from` into the folder, where it must not exist, under the name `file`.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::WrongKind`], [`Error::Io`] naming the file that could not be read or written.
+    pub fn copy(&mut self, from: &Path, file: &str) -> Result<()> {
+        let source = Source::open(from, "a file to copy")?;
+        let path = self.path.join(file);
+        let out = create_new(&path)?;
+        let mut piece = vec![0; COPY.min(usize::try_from(source.len()).unwrap_or(COPY))];
+        let mut at = 0;
+        while at < source.len() {
+            let n = piece.len().min(usize::try_from(source.len() - at).unwrap_or(COPY));
+            source.read_exact(at, &mut piece[..n], "read to copy")?;
+            disk::append(&out, &path, &piece[..n]).map_err(|e| Error::io(&path, "write", e))?;
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes every file durable and writes the manifest with `run` in it: the folder is complete, and can be opened and verified
+    /// before [`Self::publish`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn seal(&mut self, run: Map<String, Value>) -> Result<()> {
+        let mut files = BTreeMap::new();
+        for file in files_under(&self.path)? {
+            let path = self.path.join(&file);
+            sync_file(&path)?;
+            let digest = self.digest(&file, &path)?;
+            files.insert(file, digest);
+        }
+        let manifest = Manifest::new(files, run);
+        write_new(&self.path.join(MANIFEST_NAME), manifest.to_json().as_bytes())?;
+        sync_folders(&self.path)?;
+        self.sealed = Some(manifest);
+        Ok(())
+    }
+
+    /// Puts the sealed folder in place.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when something else is at the target than when the work began, [`Error::Io`]; the old output is then still
+    /// in place, unless only the final sync of the parent failed.
+    pub fn publish(mut self) -> Result<Committed> {
+        let Some(manifest) = self.sealed.take() else {
+            return Err(Error::io(
+                &self.path,
+                "publish before sealing",
+                std::io::ErrorKind::InvalidInput.into(),
+            ));
+        };
+        let Begun { output, target, unpublished, .. } = &self.begun;
+        let path = target.path();
+        output.require_unchanged(&path, &self.before)?;
+        output.mark_folder(&self.path);
+        unpublished.publish(|| self.replace(&path))?;
+        self.published = true;
+        // The work is done and cannot be resumed, also where the sync fails.
+        let synced = sync_folder(target.parent());
+        let work = self.begun.work.path().to_owned();
+        let leftover = remove_marked(&work).is_err().then_some(work);
+        synced?;
+        Ok(Committed { path, manifest, leftover })
+    }
+
+    /// [Seals](Self::seal) and [publishes](Self::publish).
+    ///
+    /// # Errors
+    /// As these.
+    pub fn commit(mut self, run: Map<String, Value>) -> Result<Committed> {
+        self.seal(run)?;
+        // Without its journal nothing can go on from here.
+        self.publish()
+    }
+
+    fn digest(&self, file: &str, path: &Path) -> Result<FileDigest> {
+        let len =
+            failpoint::read(|| fs::metadata(path)).map_err(|e| Error::io(path, "read length", e))?.len();
+        match self.recorded.get(file) {
+            Some(&digest) if digest.len == len => Ok(digest),
+            _ => hash_file(path),
+        }
+    }
+
+    /// Puts the new folder at `path`. The old one, if any, is then in the work folder.
+    fn replace(&self, path: &Path) -> Result<()> {
+        let new = &self.path;
+        if !self.before.there {
+            return disk::rename_to_free(new, path).map_err(|e| Error::io(path, "rename into place", e));
+        }
+        let work = self.begun.work.path();
+        // By this the next start tells the old output, in our work folder, from a new one.
+        let inode = fs::metadata(new).map_err(|e| Error::io(new, "look up", e))?.ino();
+        write_new(&work.join(EXCHANGED), inode.to_string().as_bytes())?;
+        sync_folder(work)?;
+        match disk::exchange(new, path) {
+            Ok(Some(())) => Ok(()),
+            Ok(None) => replace_in_two_steps(new, path, &work.join(OLD)),
+            Err(error) => Err(Error::io(path, "exchange with the old output", error)),
+        }
+    }
+
+    /// Removes what a new run of the same work writes again.
+    fn remove_all_but_weights(&self) -> Result<()> {
+        let work = self.begun.work.path();
+        let exchanged = work.join(EXCHANGED);
+        disk::remove_file_if_there(&exchanged).map_err(|e| Error::io(&exchanged, "clean up", e))?;
+        if !self.path.is_dir() {
+            return Ok(());
+        }
+        for entry in fs::read_dir(&self.path).map_err(|e| Error::io(&self.path, "list folder", e))? {
+            let path = entry.map_err(|e| Error::io(&self.path, "list folder", e))?.path();
+            if path.extension().is_none_or(|extension| extension != "safetensors") {
+                disk::remove_all(&path).map_err(|e| Error::io(&path, "clean up", e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.published && !self.kept {
+            // Nothing to report to; what stays is removed at the next start.
+            let _ = self.begun.work.remove();
+        }
+    }
+}
+
+/// Moves the old output aside and the new one in, where the file system cannot exchange them.
+fn replace_in_two_steps(new: &Path, path: &Path, aside: &Path) -> Result<()> {
+    disk::rename_to_free(path, aside).map_err(|e| Error::io(path, "move the old output aside", e))?;
+    disk::rename_to_free(new, path).map_err(|error| {
+        // If this fails too, the next start puts it back.
+        let _ = disk::rename_to_free(aside, path);
+        Error::io(path, "rename into place", error)
+    })
+}
+
+/// Settles what a dead process has left of an exchange: puts an old output back that was moved aside, and says whether the work
+/// folder holds nothing but what was replaced.
+pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
+    let (path, aside) = (target.path(), work.join(OLD));
+    let Ok(recorded) = fs::read_to_string(work.join(EXCHANGED)) else { return Ok(false) };
+    if fs::symlink_metadata(&aside).is_ok() && fs::symlink_metadata(&path).is_err() {
+        disk::rename_to_free(&aside, &path).map_err(|e| Error::io(&aside, "put back", e))?;
+        sync_folder(target.parent())?;
+        return Ok(false);
+    }
+    let inode = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
+    let recorded: Option<u64> = recorded.trim().parse().ok();
+    // An exchange that has not taken place leaves the new output here.
+    Ok(recorded.is_some() && inode(&work.join(NEW)) != recorded)
+}

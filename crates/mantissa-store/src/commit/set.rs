@@ -1,0 +1,166 @@
+//! Several files side by side as one output: the parts of a GGUF model, with what lies beside them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::intent::{Intent, inode_of};
+use super::{Begun, sync_file, sync_folders, write_new};
+use crate::error::{Error, OutputFault, Result};
+use crate::manifest::{MANIFEST_NAME, Manifest, companion_path};
+use crate::output::{Found, Output};
+use crate::work::remove_marked;
+
+/// Names of the files of an output, all in the folder of the output's path.
+#[derive(Clone, Debug)]
+pub struct FileSet {
+    /// Files that are of use only together; the first is the one by which the output is opened.
+    pub parts: Vec<String>,
+    /// Files that describe the parts and are put in place after them.
+    pub beside: Vec<String>,
+    /// Files of an older output of another number of parts, which go: the first is the one by which it is opened.
+    pub obsolete: Vec<String>,
+}
+
+/// The files of an output being written. Dropped without [`Self::publish`], it removes what was written.
+#[derive(Debug)]
+pub struct StagedSet {
+    begun: Begun,
+    set: FileSet,
+    before: Vec<(String, Found)>,
+}
+
+impl StagedSet {
+    /// Begins writing the files `set` of `output`. Old files of the same names are replaced if `output` allows it, and so are
+    /// obsolete ones, if their own manifest lists them.
+    ///
+    /// # Errors
+    /// As [`super::StagedFile::begin`]; [`OutputFault::OtherParts`] for an obsolete file that may not be removed.
+    pub fn begin(output: &Output, set: FileSet) -> Result<Self> {
+        let begun = Begun::new(output, output.key(), &mut |_| false)?;
+        let mut staged = StagedSet { begun, set, before: Vec::new() };
+        staged.begun.create_new_folder()?;
+        staged.before = staged.check()?;
+        Ok(staged)
+    }
+
+    /// The folder in which the files are written, under their names.
+    pub fn path(&self) -> PathBuf {
+        self.begun.new_path()
+    }
+
+    /// The final path of a file.
+    pub fn place(&self, name: &str) -> PathBuf {
+        self.begun.target.parent().join(name)
+    }
+
+    /// Work folders that killed processes with other jobs have left for this output. They are never removed.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.begun.others
+    }
+
+    /// Writes a file of the set, which must not have been created yet, and makes it durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        write_new(&self.path().join(name), bytes)
+    }
+
+    /// Makes every file durable: the set is complete, and can be opened and verified before [`Self::publish`].
+    ///
+    /// # Errors
+    /// [`Error::Io`] where one is missing or cannot be made durable.
+    pub fn seal(&self) -> Result<()> {
+        for name in self.names() {
+            let path = self.path().join(name);
+            sync_file(&path)?;
+            self.begun.output.mark_file(&path);
+        }
+        sync_folders(&self.path())
+    }
+
+    /// Puts the sealed files in place. One part is exchanged with the old one in one step. Of several, the old first goes first and
+    /// the new first comes last: a kill between them leaves a model that does not open, never parts of two, and the next start
+    /// completes it.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when something else is at a place than when the work began, [`Error::Io`]; the old files are then back in
+    /// place.
+    pub fn publish(self) -> Result<Option<PathBuf>> {
+        let Begun { output, target, unpublished, .. } = &self.begun;
+        for (name, before) in &self.before {
+            output.require_unchanged(&self.place(name), before)?;
+        }
+        let work = self.begun.work.path().to_owned();
+        let intent = self.intent();
+        intent.write(&work)?;
+        unpublished.publish(|| intent.carry_out(target.parent(), &work))?;
+        Ok(remove_marked(&work).is_err().then_some(work))
+    }
+
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.set.parts.iter().chain(&self.set.beside)
+    }
+
+    /// What is at each name, which may be replaced.
+    fn check(&self) -> Result<Vec<(String, Found)>> {
+        let output = &self.begun.output;
+        let mut before = Vec::new();
+        for name in self.names() {
+            before.push((name.clone(), output.check_file(&self.place(name))?));
+        }
+        for name in &self.set.obsolete {
+            let path = self.place(name);
+            let other = || Error::output(output.path(), OutputFault::OtherParts { entry: name.clone() });
+            let found = output.check_file(&path).map_err(|error| match error {
+                Error::Output { fault: OutputFault::Exists { .. }, .. } => other(),
+                error => error,
+            })?;
+            if !output.wrote_file(&path) && !self.is_listed(name) {
+                return Err(other());
+            }
+            before.push((name.clone(), found));
+        }
+        Ok(before)
+    }
+
+    /// True if the manifest of an older output lists an obsolete file.
+    fn is_listed(&self, name: &str) -> bool {
+        let manifests =
+            self.set.obsolete.iter().map(|first| companion_path(&self.place(first), MANIFEST_NAME));
+        let own = |path: &Path| path.file_name().is_some_and(|own| own.to_string_lossy() == name);
+        manifests.into_iter().any(|path| {
+            let listed = Manifest::read_file(&path).is_ok_and(|manifest| manifest.files.contains_key(name));
+            listed || (own(&path) && Manifest::read_file(&path).is_ok())
+        })
+    }
+
+    fn intent(&self) -> Intent {
+        let inode = |path: &Path| inode_of(path).unwrap_or(0);
+        let FileSet { parts, beside, obsolete } = &self.set;
+        // What lies beside another file's content would be a lie for as long as it stands there: it goes first.
+        let first = parts.first().filter(|_| parts.len() > 1);
+        let going = beside.iter().rev().chain(obsolete).chain(first);
+        let there = |name: &&String| fs::symlink_metadata(self.place(name)).is_ok();
+        let retired = going.filter(there).map(|name| (name.clone(), inode(&self.place(name))));
+        let retired: Vec<_> = retired.collect();
+        let old = |name: &String| {
+            let stays = retired.iter().all(|(gone, _)| gone != name);
+            inode_of(&self.place(name)).filter(|_| stays)
+        };
+        let new = self.path();
+        let files = parts.iter().rev().chain(beside);
+        let files = files.map(|name| (name.clone(), inode(&new.join(name)), old(name))).collect();
+        Intent { retired, files }
+    }
+}
+
+impl Drop for StagedSet {
+    fn drop(&mut self) {
+        // Nothing to report to; what stays is removed at the next start. A publication that has begun is not touched: an error has
+        // undone it, or the next start completes it.
+        if !self.begun.is_publishing() {
+            let _ = self.begun.work.remove();
+        }
+    }
+}

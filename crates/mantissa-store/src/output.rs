@@ -1,0 +1,250 @@
+//! Paths that may be written, and what may be replaced there.
+//!
+//! Replacing deletes what was there. So a file or folder is replaced only if the same job wrote it and it is unchanged since, or with
+//! `--overwrite`; and of a folder every file must be listed in its `mantissa-manifest.json`, with `--overwrite` too.
+//!
+//! A job is a command line with its inputs. An output keeps the key of its job in the extended attribute [`ATTRIBUTE`], not in its
+//! content: the same inputs give the same bytes wherever they are written. A copy loses the attribute, and so does an output on a
+//! file system without attributes: it is then replaced only with `--overwrite`.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+
+use crate::error::{Error, OutputFault, Result};
+use crate::failpoint;
+use crate::hash::FileDigest;
+use crate::manifest::{MANIFEST_NAME, Manifest, files_under, verify_manifest};
+
+/// Name of the extended attribute that holds the key of the job that wrote a file or folder.
+pub const ATTRIBUTE: &str = "user.mantissa.job";
+
+/// Longest attribute read, in bytes.
+const MAX_ATTRIBUTE: usize = 256;
+
+/// Key of a job: a hash of a command line and of the identities of its inputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job(String);
+
+impl Job {
+    /// The job that `text` describes in full.
+    pub fn of(text: &str) -> Self {
+        let mut hex = FileDigest::of(text.as_bytes()).hex();
+        hex.truncate(32);
+        Job(hex)
+    }
+
+    /// The key as text.
+    pub fn key(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A path that may be written.
+#[derive(Clone, Debug)]
+pub struct Output {
+    path: PathBuf,
+    rule: Rule,
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    New,
+    Job { job: Job, overwrite: bool },
+    Owned,
+}
+
+impl Output {
+    /// A path at which there must be nothing, or an empty folder.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Output { path: path.into(), rule: Rule::New }
+    }
+
+    /// A path that `job` writes, where it replaces only what it wrote itself or, with `overwrite`, any output.
+    pub fn of_job(path: impl Into<PathBuf>, job: Job, overwrite: bool) -> Self {
+        Output { path: path.into(), rule: Rule::Job { job, overwrite } }
+    }
+
+    /// A path inside a folder that belongs to this process alone, which holds its lock: a training run, a work folder. Whatever is
+    /// there may be replaced, and no lock of its own is taken.
+    pub fn owned(path: impl Into<PathBuf>) -> Self {
+        Output { path: path.into(), rule: Rule::Owned }
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path `path`, by the same rule: a file that belongs to this output, such as the manifest beside a GGUF file.
+    pub fn at(&self, path: impl Into<PathBuf>) -> Self {
+        Output { path: path.into(), rule: self.rule.clone() }
+    }
+
+    pub(crate) fn is_owned(&self) -> bool {
+        matches!(self.rule, Rule::Owned)
+    }
+
+    /// Key of what writes here, for the mark of a work folder.
+    pub(crate) fn key(&self) -> &str {
+        match &self.rule {
+            Rule::Job { job, .. } => job.key(),
+            Rule::New | Rule::Owned => "",
+        }
+    }
+
+    /// True if the file at `path` is an output of this very job, unchanged since.
+    pub(crate) fn wrote_file(&self, path: &Path) -> bool {
+        let Rule::Job { job, .. } = &self.rule else { return false };
+        fs::metadata(path).is_ok_and(|found| attribute(path).as_deref() == Some(&*file_mark(job, &found)))
+    }
+
+    /// True if the folder at `path` is an output of this very job, unchanged since.
+    fn wrote_folder(&self, path: &Path) -> Result<bool> {
+        let Rule::Job { job, .. } = &self.rule else { return Ok(false) };
+        Ok(attribute(path).as_deref() == Some(job.key()) && verify_manifest(path)?.is_empty())
+    }
+
+    /// Puts the key of the job on a file that is written and not yet in place.
+    pub(crate) fn mark_file(&self, staged: &Path) {
+        if let (Rule::Job { job, .. }, Ok(found)) = (&self.rule, fs::metadata(staged)) {
+            set_attribute(staged, &file_mark(job, &found));
+        }
+    }
+
+    /// Puts the key of the job on a folder that is written and not yet in place.
+    pub(crate) fn mark_folder(&self, staged: &Path) {
+        if let Rule::Job { job, .. } = &self.rule {
+            set_attribute(staged, job.key());
+        }
+    }
+
+    /// Refuses to write the folder `path` over what is there; gives what may be replaced.
+    ///
+    /// # Errors
+    /// [`Error::Output`], [`Error::WrongKind`] where it is no folder, [`Error::Io`].
+    pub(crate) fn check_folder(&self, path: &Path) -> Result<Found> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::nothing()),
+            Err(error) => return Err(Error::io(path, "look up", error)),
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => {
+                let (found, expected) = ("a file", "a folder or nothing");
+                return Err(Error::WrongKind { path: path.to_owned(), found, expected });
+            }
+        }
+        let found = Found::folder(path)?;
+        match &self.rule {
+            _ if found.files.is_empty() => {}
+            Rule::Owned => {}
+            Rule::Job { overwrite: true, .. } => require_listed(path, &found)?,
+            _ if self.wrote_folder(path)? => {}
+            _ => return Err(Error::output(path, OutputFault::Exists { what: "a folder" })),
+        }
+        Ok(found)
+    }
+
+    /// Refuses to write the file `path` over what is there; gives what may be replaced.
+    ///
+    /// # Errors
+    /// As [`Self::check_folder`].
+    pub(crate) fn check_file(&self, path: &Path) -> Result<Found> {
+        let Some(found) = require_file_or_nothing(path)? else { return Ok(Found::nothing()) };
+        match &self.rule {
+            Rule::Owned | Rule::Job { overwrite: true, .. } => {}
+            _ if self.wrote_file(path) => {}
+            _ => return Err(Error::output(path, OutputFault::Exists { what: "a file" })),
+        }
+        Ok(Found { there: true, files: vec![(String::new(), identity(&found))] })
+    }
+
+    /// Refuses the path where something is there that is not what `found` was, checked before the work began.
+    ///
+    /// # Errors
+    /// [`OutputFault::Changed`], [`Error::Io`].
+    pub(crate) fn require_unchanged(&self, path: &Path, before: &Found) -> Result<()> {
+        let now = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::nothing(),
+            Err(error) => return Err(Error::io(path, "look up", error)),
+            Ok(found) if found.is_dir() => Found::folder(path)?,
+            Ok(found) => Found { there: true, files: vec![(String::new(), identity(&found))] },
+        };
+        if self.is_owned() || now == *before {
+            return Ok(());
+        }
+        Err(Error::output(path, OutputFault::Changed))
+    }
+}
+
+/// What is at an output's path: each file with what tells it from another or an edited one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// True if anything is there, be it an empty folder.
+    pub(crate) there: bool,
+    files: Vec<(String, [i64; 4])>,
+}
+
+impl Found {
+    fn nothing() -> Self {
+        Found { there: false, files: Vec::new() }
+    }
+
+    fn folder(path: &Path) -> Result<Self> {
+        let names = files_under(path)?;
+        let with_identity = |name: String| {
+            let file = path.join(&name);
+            let found = fs::symlink_metadata(&file).map_err(|e| Error::io(&file, "look up", e))?;
+            Ok((name, identity(&found)))
+        };
+        Ok(Found { there: true, files: names.into_iter().map(with_identity).collect::<Result<_>>()? })
+    }
+}
+
+fn identity(found: &fs::Metadata) -> [i64; 4] {
+    [found.ino().cast_signed(), found.len().cast_signed(), found.mtime(), found.mtime_nsec()]
+}
+
+/// What a file's attribute says: its job, and length and time of change, by which an edited one is told.
+fn file_mark(job: &Job, found: &fs::Metadata) -> String {
+    format!("{} {} {}.{:09}", job.key(), found.len(), found.mtime(), found.mtime_nsec())
+}
+
+fn attribute(path: &Path) -> Option<String> {
+    let mut bytes = [0; MAX_ATTRIBUTE];
+    let len = getxattr(path, ATTRIBUTE, &mut bytes[..]).ok()?;
+    String::from_utf8(bytes.get(..len)?.to_vec()).ok()
+}
+
+fn set_attribute(path: &Path, value: &str) {
+    // Where the file system has no attributes the output is replaced only with --overwrite.
+    let _ = setxattr(path, ATTRIBUTE, value.as_bytes(), XattrFlags::empty());
+}
+
+/// Refuses to replace a folder unless its manifest lists every file in it.
+fn require_listed(path: &Path, found: &Found) -> Result<()> {
+    if !found.files.iter().any(|(name, _)| name == MANIFEST_NAME) {
+        return Err(Error::output(path, OutputFault::NoManifest));
+    }
+    let listed = Manifest::read(path)?.files;
+    let ours = |name: &str| name == MANIFEST_NAME || listed.contains_key(name);
+    match found.files.iter().find(|(name, _)| !ours(name)) {
+        Some((entry, _)) => Err(Error::output(path, OutputFault::NotOurs { entry: entry.clone() })),
+        None => Ok(()),
+    }
+}
+
+/// What is at `path`; an error where that is neither a file nor nothing.
+pub(crate) fn require_file_or_nothing(path: &Path) -> Result<Option<fs::Metadata>> {
+    match failpoint::read(|| fs::symlink_metadata(path)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(path, "look up", error)),
+        Ok(metadata) if metadata.is_file() => Ok(Some(metadata)),
+        Ok(metadata) => {
+            let found = if metadata.is_dir() { "a folder" } else { "a device, pipe or socket" };
+            Err(Error::WrongKind { path: path.to_owned(), found, expected: "a file or nothing" })
+        }
+    }
+}

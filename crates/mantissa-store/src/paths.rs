@@ -1,0 +1,318 @@
+//! The paths that a command reads and those that it writes, checked against each other before any work.
+//!
+//! No output may be an input, by path or by device and inode, so that symbolic and hard links are seen through; nor may it be what
+//! another job wrote, unless `--overwrite` is given ([`crate::output`]); nor may two outputs be one.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, OutputFault, Result};
+use crate::gguf::is_part_of;
+use crate::manifest::{MANIFEST_NAME, beside};
+use crate::output::{Job, Output};
+use crate::target::resolve;
+
+/// Kinds of outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A single file.
+    File,
+    /// A folder that appears complete, apart from every input.
+    Folder,
+    /// A GGUF model: a file, or parts of one, with files beside it.
+    Gguf,
+    /// The folder of a training run, which refuses what is there by rules of its own; it may lie in an input's folder.
+    Run,
+}
+
+/// The paths of a command.
+#[derive(Clone, Debug, Default)]
+pub struct Paths {
+    reads: Vec<Read>,
+    writes: Vec<Write>,
+}
+
+#[derive(Clone, Debug)]
+struct Read {
+    path: PathBuf,
+    /// True if the job is another one when its content is.
+    decides: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    option: String,
+    path: PathBuf,
+    kind: Kind,
+}
+
+/// Device and inode.
+type FileId = (u64, u64);
+
+impl Paths {
+    /// Adds an input: a file, or a folder whose files are inputs. One that does not exist is the command's to refuse.
+    pub fn read(&mut self, path: impl Into<PathBuf>) {
+        self.reads.push(Read { path: path.into(), decides: true });
+    }
+
+    /// Adds an input that may change between two runs of the same job, such as the folder of a run under way.
+    pub fn watch(&mut self, path: impl Into<PathBuf>) {
+        self.reads.push(Read { path: path.into(), decides: false });
+    }
+
+    /// Adds an output, which messages name by `option`.
+    pub fn write(&mut self, option: impl Into<String>, path: impl Into<PathBuf>, kind: Kind) {
+        self.writes.push(Write { option: option.into(), path: path.into(), kind });
+    }
+
+    /// Refuses outputs that are inputs, that may not be replaced, or that are one another. `command` is the command line: with the
+    /// identities of the inputs it is the job, which may replace what it wrote itself.
+    ///
+    /// # Errors
+    /// [`Error::Output`], [`Error::WrongKind`], [`Error::Io`].
+    pub fn check(&self, command: &str, overwrite: bool) -> Result<Permits> {
+        let inputs = Inputs::of(&self.reads, &self.writes);
+        let job = Job::of(&format!("{command}\n{}", inputs.described));
+        let permits = Permits { job, overwrite, writes: self.writes.clone() };
+        for (at, write) in self.writes.iter().enumerate() {
+            let resolved = resolve(&write.path)?;
+            self.refuse_twice(write, &resolved, &self.writes[..at])?;
+            inputs.refuse(write, &resolved)?;
+            let output = permits.of(write);
+            match write.kind {
+                Kind::Folder => drop(output.check_folder(&resolved)?),
+                Kind::File => {
+                    inputs.refuse_file(write, &resolved, &output)?;
+                    output.check_file(&resolved)?;
+                }
+                Kind::Gguf => {
+                    for path in gguf_files(&resolved) {
+                        inputs.refuse_file(write, &path, &output)?;
+                        output.check_file(&path)?;
+                    }
+                }
+                Kind::Run => {}
+            }
+        }
+        Ok(permits)
+    }
+
+    fn refuse_twice(&self, write: &Write, resolved: &Path, before: &[Write]) -> Result<()> {
+        for other in before {
+            let of_other = resolve(&other.path)?;
+            let relation = if resolved == of_other {
+                "is"
+            } else if resolved.starts_with(&of_other) || of_other.starts_with(resolved) {
+                "lies inside"
+            } else {
+                continue;
+            };
+            let (option, other) = (write.option.clone(), other.option.clone());
+            return Err(Error::output(&write.path, OutputFault::Twice { option, relation, other }));
+        }
+        Ok(())
+    }
+}
+
+/// The files that exist of the GGUF model at `path`: itself, its parts, and what lies beside.
+fn gguf_files(path: &Path) -> Vec<PathBuf> {
+    let mut files = vec![path.to_owned()];
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let entries = path.parent().and_then(|parent| fs::read_dir(parent).ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        if is_part_of(&name, &entry.file_name().to_string_lossy()) {
+            files.push(entry.path());
+        }
+    }
+    files.push(beside(path, MANIFEST_NAME));
+    files.sort();
+    files
+}
+
+/// Where outputs may go, once all paths are checked.
+#[derive(Clone, Debug)]
+pub struct Permits {
+    job: Job,
+    overwrite: bool,
+    writes: Vec<Write>,
+}
+
+impl Permits {
+    /// The output at `path`; `None` where the command has not named it among its [`Paths`].
+    pub fn output(&self, path: &Path) -> Option<Output> {
+        self.writes.iter().find(|write| write.path == path).map(|write| self.of(write))
+    }
+
+    /// True if outputs of other jobs may be replaced.
+    pub fn overwrites(&self) -> bool {
+        self.overwrite
+    }
+
+    fn of(&self, write: &Write) -> Output {
+        Output::of_job(&write.path, self.job.clone(), self.overwrite)
+    }
+}
+
+/// The inputs that exist.
+struct Inputs {
+    /// Resolved paths with the names that they were given by.
+    paths: Vec<(PathBuf, PathBuf)>,
+    files: HashMap<FileId, PathBuf>,
+    /// Text that changes when an input does.
+    described: String,
+}
+
+impl Inputs {
+    fn of(reads: &[Read], writes: &[Write]) -> Self {
+        let mut inputs = Inputs { paths: Vec::new(), files: HashMap::new(), described: String::new() };
+        let outputs: Vec<_> = writes.iter().filter_map(|write| resolve(&write.path).ok()).collect();
+        for Read { path, decides } in reads {
+            let Ok(resolved) = fs::canonicalize(path) else { continue };
+            if resolved.is_dir() {
+                let entries = fs::read_dir(&resolved).map(|entries| entries.flatten().collect::<Vec<_>>());
+                let mut files: Vec<_> =
+                    entries.unwrap_or_default().into_iter().map(|entry| entry.path()).collect();
+                files.sort();
+                // An output of this command in a folder that it reads is not part of what it was made from.
+                for file in files.iter().filter(|file| file.is_file()) {
+                    inputs.add(file, *decides && !outputs.contains(file));
+                }
+            } else {
+                inputs.add(&resolved, *decides);
+            }
+            inputs.paths.push((resolved, path.clone()));
+        }
+        inputs
+    }
+
+    fn add(&mut self, path: &Path, describes: bool) {
+        let Ok(found) = fs::metadata(path) else { return };
+        self.files.insert((found.dev(), found.ino()), path.to_owned());
+        if !describes {
+            return;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let [dev, ino, len] = [found.dev(), found.ino(), found.len()];
+        self.described += &format!("{name} {dev} {ino} {len} {}.{}\n", found.mtime(), found.mtime_nsec());
+    }
+
+    /// Refuses an output that is an input, holds one or, if it is a folder, lies in one.
+    fn refuse(&self, write: &Write, resolved: &Path) -> Result<()> {
+        for (input, named) in &self.paths {
+            let relation = if input == resolved {
+                "is"
+            } else if input.starts_with(resolved) {
+                "contains"
+            } else if write.kind == Kind::Folder && resolved.starts_with(input) {
+                "lies inside"
+            } else {
+                continue;
+            };
+            return Err(overlap(write, relation, named));
+        }
+        Ok(())
+    }
+
+    /// Refuses a file that exists and is an input by device and inode, and is no output of this very job.
+    fn refuse_file(&self, write: &Write, resolved: &Path, output: &Output) -> Result<()> {
+        let Ok(found) = fs::metadata(resolved) else { return Ok(()) };
+        match self.files.get(&(found.dev(), found.ino())) {
+            Some(input) if !output.wrote_file(resolved) => Err(overlap(write, "is", input)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn overlap(write: &Write, relation: &'static str, input: &Path) -> Error {
+    let input = input.to_string_lossy().into_owned();
+    Error::output(&write.path, OutputFault::Overlap { relation, input })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use crate::commit::write_file_atomic;
+
+    fn paths(reads: &[&Path], write: &Path, kind: Kind) -> Paths {
+        let mut paths = Paths::default();
+        reads.iter().for_each(|path| paths.read(*path));
+        paths.write("--out", write, kind);
+        paths
+    }
+
+    fn fault(result: Result<Permits>) -> OutputFault {
+        match result.unwrap_err() {
+            Error::Output { fault, .. } => fault,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn an_input_is_never_an_output_by_whatever_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("model")).unwrap();
+        fs::write(at("model/config.json"), "{}").unwrap();
+        fs::write(at("text"), "text").unwrap();
+        fs::hard_link(at("model/config.json"), at("hard")).unwrap();
+        std::os::unix::fs::symlink("model/config.json", at("soft")).unwrap();
+        std::os::unix::fs::symlink("model", at("alias")).unwrap();
+        for name in ["model/config.json", "alias/config.json", "hard", "soft", "text"] {
+            let paths = paths(&[&at("model"), &at("text")], &at(name), Kind::File);
+            assert!(
+                matches!(fault(paths.check("x", true)), OutputFault::Overlap { relation: "is", .. }),
+                "{name}"
+            );
+        }
+        for (name, expected) in
+            [("model", "is"), ("alias", "is"), ("model/new", "lies inside"), ("", "contains")]
+        {
+            let paths = paths(&[&at("model"), &at("text")], &at(name), Kind::Folder);
+            let fault = fault(paths.check("x", true));
+            assert!(
+                matches!(fault, OutputFault::Overlap { relation, .. } if relation == expected),
+                "{name}: {fault}"
+            );
+        }
+        paths(&[&at("model")], &at("model/report.json"), Kind::File).check("x", false).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_replaced_by_the_job_that_wrote_it_or_on_request() {
+        let dir = tempfile::tempdir().unwrap();
+        let (input, out) = (dir.path().join("in"), dir.path().join("out"));
+        fs::write(&input, "input").unwrap();
+        let paths = paths(&[&input], &out, Kind::File);
+        let output = |command: &str, overwrite| Ok(paths.check(command, overwrite)?.output(&out).unwrap());
+        write_file_atomic(&output("a", false).unwrap(), b"one").unwrap();
+        if output("a", false).is_err() {
+            println!("skipped: no extended attributes here");
+            return;
+        }
+        write_file_atomic(&output("a", false).unwrap(), b"two").unwrap();
+        let exists = |result: Result<Output>| {
+            matches!(result, Err(Error::Output { fault: OutputFault::Exists { .. }, .. }))
+        };
+        assert!(exists(output("b", false)), "another command");
+        output("b", true).unwrap();
+        fs::write(&input, "another input").unwrap();
+        assert!(exists(output("a", false)), "another input");
+        fs::write(&input, "input").unwrap();
+        write_file_atomic(&output("a", true).unwrap(), b"three").unwrap();
+        fs::write(&out, "edited").unwrap();
+        assert!(exists(output("a", false)), "edited since");
+        assert_eq!(fs::read(&out).unwrap(), b"edited");
+    }
+
+    #[test]
+    fn two_outputs_are_two_paths() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut paths = Paths::default();
+        paths.write("--out", dir.path().join("a"), Kind::Folder);
+        paths.write("--json", dir.path().join("a/report.json"), Kind::File);
+        assert!(matches!(fault(paths.check("x", false)), OutputFault::Twice { relation: "lies inside", .. }));
+    }
+}

@@ -1,0 +1,324 @@
+//! Work folders: places beside an output where it is made, which a killed process leaves behind.
+//!
+//! A work folder is created with a fresh name by mkdir and marked by a file [`MARK_NAME`] of ours, which says for which output, by
+//! which plan and by which process. Only a folder with our mark, for the same output, is ever resumed or removed, and of these only
+//! one of the same plan ([`Left::key`]) or one that holds nothing. A name alone proves nothing: anybody can take it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use serde_json::{Value, json};
+
+use crate::disk;
+use crate::error::{Error, OutputFault, Result};
+use crate::failpoint;
+use crate::lock::Lock;
+use crate::target::Target;
+
+/// Name of the mark within a work folder. It is created first and removed last.
+pub const MARK_NAME: &str = "mantissa-work.json";
+
+/// Longest mark read, in bytes.
+const MAX_MARK: u64 = 64 << 10;
+
+/// Names tried for a new work folder.
+const TRIES: u32 = 64;
+
+/// A work folder of this process.
+#[derive(Debug)]
+pub(crate) struct Work {
+    path: PathBuf,
+}
+
+/// A work folder that a dead process has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// The folder.
+    pub(crate) path: PathBuf,
+    /// Key of the plan that it was made by; `None` where the process was killed before it was marked, and the folder is empty.
+    pub(crate) key: Option<String>,
+}
+
+impl Work {
+    /// Creates the folder `.NAME.mantissa-PURPOSE-PID` beside `target`, or with a number after it where that is taken.
+    pub(crate) fn create(target: &Target, purpose: &str, key: &str) -> Result<Self> {
+        let name = format!("{purpose}-{}", std::process::id());
+        for n in 0..TRIES {
+            let name = if n == 0 { name.clone() } else { format!("{name}-{n}") };
+            let path = target.sibling(&name);
+            match disk::create_folder(&path) {
+                Ok(()) => {
+                    let work = Work { path };
+                    let marked = write_mark(&work.path, &target.name(), key);
+                    return match marked {
+                        Ok(()) => Ok(work),
+                        Err(error) => {
+                            // It holds nothing yet but perhaps a part of the mark; the error that matters is the first.
+                            let _ = work.remove();
+                            Err(error)
+                        }
+                    };
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io(&path, "create folder", error)),
+            }
+        }
+        Err(Error::output(&target.sibling(&name), OutputFault::NoFreeName))
+    }
+
+    /// Takes over a folder that a dead process has left. The caller holds the lock of its output.
+    pub(crate) fn adopt(left: Left) -> Self {
+        Work { path: left.path }
+    }
+
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the folder: what is in it first, its mark last, so that a kill in between leaves a folder that is still known as
+    /// ours, or an empty one.
+    pub(crate) fn remove(&self) -> Result<()> {
+        remove_marked(&self.path)
+    }
+}
+
+/// A folder beside an output for files that are of use until the output is there, kept where the process dies: the next one with
+/// the same plan takes it over.
+#[derive(Debug)]
+pub struct WorkFolder {
+    work: Work,
+    resumed: bool,
+    others: Vec<PathBuf>,
+    _lock: Lock,
+}
+
+impl WorkFolder {
+    /// Takes over the folder for `purpose` beside `output` that a dead process with the same `key` has left, or creates one.
+    ///
+    /// # Errors
+    /// [`Error::Output`] when another process works there, [`Error::Io`].
+    pub fn begin(output: &Path, purpose: &'static str, key: &str) -> Result<Self> {
+        let target = Target::prepare(output)?;
+        let lock = Lock::acquire_as(&target, &format!("{purpose}-lock"))?;
+        let (mut taken, mut others) = (None, Vec::new());
+        for left in left(&target, purpose)? {
+            match &left.key {
+                Some(of) if of == key && taken.is_none() => taken = Some(left),
+                Some(of) if of != key => others.push(left.path),
+                _ => remove_marked(&left.path)?,
+            }
+        }
+        let resumed = taken.is_some();
+        let work = match taken {
+            Some(left) => Work::adopt(left),
+            None => Work::create(&target, purpose, key)?,
+        };
+        Ok(WorkFolder { work, resumed, others, _lock: lock })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.work.path()
+    }
+
+    /// True if it was taken over.
+    pub fn resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Folders that processes with other plans have left for the same output. They are never removed.
+    pub fn others(&self) -> &[PathBuf] {
+        &self.others
+    }
+
+    /// Removes the folder.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; what is left is removed by the next process with the same key.
+    pub fn remove(self) -> Result<()> {
+        self.work.remove()
+    }
+}
+
+/// Removes a marked folder, its mark last.
+pub(crate) fn remove_marked(path: &Path) -> Result<()> {
+    let io = |error| Error::io(path, "clean up", error);
+    for entry in sorted_entries(path)? {
+        if entry.file_name() != Some(OsStr::new(MARK_NAME)) {
+            disk::remove_all(&entry).map_err(|e| Error::io(&entry, "clean up", e))?;
+        }
+    }
+    disk::remove_file_if_there(&path.join(MARK_NAME)).map_err(io)?;
+    disk::remove_folder(path).map_err(io)
+}
+
+/// Work folders for `purpose` that dead processes have left beside `target`, sorted by name. The caller holds the lock of `target`,
+/// so that no process lives that made one. Folders of such a name without our mark are not among them.
+pub(crate) fn left(target: &Target, purpose: &str) -> Result<Vec<Left>> {
+    let mut found = Vec::new();
+    for path in target.siblings(purpose)? {
+        match read_mark(&path, &target.name())? {
+            Marked::Ours(key) => found.push(Left { path, key: Some(key) }),
+            Marked::Empty => found.push(Left { path, key: None }),
+            Marked::NotOurs => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Removes every work folder in the folder `dir` that a dead process has left, for whatever file of it; gives them. For a folder
+/// that belongs to one process alone, which holds its lock: a training run.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn sweep(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut swept = Vec::new();
+    for path in sorted_entries(dir)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Some((target, _)) = name.strip_prefix('.').and_then(|name| name.split_once(".mantissa-partial-"))
+        else {
+            continue;
+        };
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
+            && read_mark(&path, target)? != Marked::NotOurs
+        {
+            remove_marked(&path)?;
+            swept.push(path);
+        }
+    }
+    Ok(swept)
+}
+
+/// True if the folder has our mark, for the output `name`.
+pub(crate) fn is_marked(folder: &Path, name: &str) -> bool {
+    matches!(read_mark(folder, name), Ok(Marked::Ours(_)))
+}
+
+fn sorted_entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let io = |error| Error::io(dir, "list folder", error);
+    let entries = failpoint::read(|| fs::read_dir(dir)).map_err(io)?;
+    let mut paths = entries.map(|entry| Ok(entry.map_err(io)?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn write_mark(folder: &Path, name: &str, key: &str) -> Result<()> {
+    let path = folder.join(MARK_NAME);
+    let mark = json!({
+        "tool": "mantissa",
+        "output": name,
+        "plan": key,
+        "pid": std::process::id(),
+        "about": "made by mantissa while it writes an output; a rerun of the same command resumes or removes it",
+    });
+    let io = |error| Error::io(&path, "create", error);
+    let file = disk::create_new(&path).map_err(io)?;
+    disk::append(&file, &path, format!("{mark:#}\n").as_bytes()).map_err(io)?;
+    // After a power cut a folder without its mark would never be removed.
+    disk::sync(&file, &path).map_err(io)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Marked {
+    /// With the key of its plan.
+    Ours(String),
+    /// Nothing in it but perhaps an empty mark: a process was killed before it had written one.
+    Empty,
+    NotOurs,
+}
+
+fn read_mark(folder: &Path, name: &str) -> Result<Marked> {
+    let Ok(entries) = sorted_entries(folder) else { return Ok(Marked::NotOurs) };
+    let mark = folder.join(MARK_NAME);
+    let text = mark_text(&mark);
+    let nothing_else = entries.iter().all(|entry| *entry == mark);
+    match text {
+        None if entries.is_empty() => return Ok(Marked::Empty),
+        Some(text) if text.is_empty() && nothing_else => return Ok(Marked::Empty),
+        _ => {}
+    }
+    let value: Value = serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
+    let ours = value["tool"] == "mantissa" && value["output"] == name;
+    Ok(match value["plan"].as_str().filter(|_| ours) {
+        Some(key) => Marked::Ours(key.to_owned()),
+        None => Marked::NotOurs,
+    })
+}
+
+/// The text of a mark; `None` where there is none that can be read.
+fn mark_text(path: &Path) -> Option<String> {
+    let mut options = fs::File::options();
+    // Not through a link, which in a shared folder somebody else may have planted, and not waiting for a pipe.
+    options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed());
+    let file = options.open(path).ok()?;
+    let mut text = String::new();
+    file.take(MAX_MARK).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+mod tests {
+    use super::*;
+
+    fn target(dir: &Path) -> Target {
+        Target::prepare(&dir.join("out")).unwrap()
+    }
+
+    #[test]
+    fn only_marked_folders_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = target(dir.path());
+        let at = |name: &str| dir.path().join(name);
+        // A stranger's folder that has the name, another one with a mark of another output, an empty one, and ours.
+        for name in ["1", "2", "3"] {
+            fs::create_dir(at(&format!(".out.mantissa-partial-{name}"))).unwrap();
+        }
+        fs::write(at(".out.mantissa-partial-1/thesis.tex"), "years").unwrap();
+        fs::write(
+            at(".out.mantissa-partial-2").join(MARK_NAME),
+            r#"{"tool":"mantissa","output":"b","plan":"k"}"#,
+        )
+        .unwrap();
+        let work = Work::create(&target, "partial", "key").unwrap();
+        let found = left(&target, "partial").unwrap();
+        let expected = |path: PathBuf, key: Option<&str>| Left { path, key: key.map(str::to_owned) };
+        let mut all =
+            vec![expected(target.sibling("partial-3"), None), expected(work.path().to_owned(), Some("key"))];
+        all.sort_by(|a, b| a.path.cmp(&b.path));
+        assert_eq!(found, all);
+    }
+
+    #[test]
+    fn a_taken_name_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = target(dir.path());
+        let taken = target.sibling(&format!("partial-{}", std::process::id()));
+        fs::create_dir(&taken).unwrap();
+        fs::write(taken.join("notes"), "mine").unwrap();
+        let work = Work::create(&target, "partial", "key").unwrap();
+        assert_ne!(work.path(), taken);
+        assert_eq!(left(&target, "partial").unwrap().len(), 1);
+        work.remove().unwrap();
+        assert_eq!(fs::read(taken.join("notes")).unwrap(), b"mine");
+        assert_eq!(left(&target, "partial").unwrap(), []);
+    }
+
+    #[test]
+    fn a_run_sweeps_what_is_marked_in_its_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = target(dir.path());
+        let work = Work::create(&target, "partial", "").unwrap();
+        fs::write(work.path().join("half"), "x").unwrap();
+        let stranger = dir.path().join(".x.mantissa-partial-9");
+        fs::create_dir(&stranger).unwrap();
+        fs::write(stranger.join("notes"), "mine").unwrap();
+        assert_eq!(sweep(dir.path()).unwrap(), [work.path().to_owned()]);
+        assert!(!work.path().exists() && stranger.join("notes").exists());
+    }
+}
