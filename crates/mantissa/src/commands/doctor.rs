@@ -61,7 +61,7 @@ struct Report<'a> {
 /// What cannot be read or run; [`GateFailed`] where a fault is found.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
-    let given = args.text.sequences(&args.model, false)?;
+    let given = args.text.sequences(&args.model, false, context)?;
     let config = model_config(&files)?;
     let total = if args.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
     let progress = context.progress(total as u64, Unit::Items("steps"));

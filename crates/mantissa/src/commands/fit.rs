@@ -135,7 +135,7 @@ struct Done<'a> {
 /// does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
-    let Some(sequences) = args.measure.sequences(&args.model)? else {
+    let Some(sequences) = args.measure.sequences(&args.model, context)? else {
         return Err(BadInput::new("--text", "none", "a text, or --tokens, to measure layers on").into());
     };
     if sequences.len() < 2 {

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
+use super::text::separator;
 use crate::app::Context;
 use crate::error::BadInput;
 use crate::interrupt;
@@ -31,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.gguf")]
     out: PathBuf,
     /// Cut the text into documents at this separator first
-    #[arg(long, value_name = "SEP")]
+    #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
 }
 

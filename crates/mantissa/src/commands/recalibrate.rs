@@ -78,7 +78,7 @@ struct Report<'a> {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
-    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences = args.text.sequences(&args.model, false, context)?;
     let sequences = sequences
         .ok_or_else(|| BadInput::new("recalibrate", "neither --text nor --tokens", "one of them"))?;
     let windows = sequences.into_iter().map(|sequence| sequence.tokens).collect();

@@ -8,6 +8,7 @@ use mantissa_train::data::{TextFormat, documents, train_bpe};
 use serde::Serialize;
 use serde_json::json;
 
+use super::text::separator;
 use crate::app::Context;
 use crate::output::bytes;
 
@@ -28,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     vocab: usize,
     /// Cut texts into documents at this separator
-    #[arg(long, value_name = "SEP")]
+    #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
     /// Where the document is in a line of a .jsonl file
     #[arg(long, value_name = "FIELD", default_value = "text")]

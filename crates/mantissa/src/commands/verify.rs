@@ -39,7 +39,7 @@ pub struct Args {
 /// What cannot be read at all, and a text that is not the one of the recorded figures; [`GateFailed`] where something does
 /// not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences = args.text.sequences(&args.model, false, context)?;
     if let Some(sequences) = &sequences {
         let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
         model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
