@@ -131,6 +131,47 @@ impl TextFile {
         part.map(Part::Text).map_err(|error| not_utf8(&self.path, at + error.valid_up_to() as u64))
     }
 
+    /// The next piece of a text without separators: some `least` bytes or more, ended where `cut` finds a place in them.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    pub fn piece(
+        &mut self,
+        least: usize,
+        most: u64,
+        cut: impl Fn(&str) -> Option<usize>,
+    ) -> Result<Part<'_>> {
+        let mut wanted = least;
+        loop {
+            while !self.ended && self.buffer.len() - self.start < wanted {
+                self.fill()?;
+            }
+            let held = &self.buffer[self.start..];
+            if held.is_empty() {
+                return Ok(Part::End);
+            }
+            let valid = match std::str::from_utf8(held) {
+                Ok(text) => text.len(),
+                // What is read ends inside a character.
+                Err(error) if error.error_len().is_none() && !self.ended => error.valid_up_to(),
+                Err(error) => return Err(not_utf8(&self.path, self.offset + error.valid_up_to() as u64)),
+            };
+            let text = std::str::from_utf8(&held[..valid]).unwrap_or_default();
+            let end = if self.ended { Some(text.len()) } else { cut(text) };
+            if let Some(end) = end.filter(|&end| end > 0 && end as u64 <= most) {
+                let first = self.start;
+                self.start += end;
+                self.offset += end as u64;
+                let text = std::str::from_utf8(&self.buffer[first..first + end]).unwrap_or_default();
+                return Ok(Part::Text(text));
+            }
+            if text.len() as u64 > most {
+                return Ok(Part::TooLong);
+            }
+            wanted = 2 * held.len();
+        }
+    }
+
     /// Reads a piece behind what is held, which moves to the front.
     fn fill(&mut self) -> Result<()> {
         self.buffer.drain(..self.start);
