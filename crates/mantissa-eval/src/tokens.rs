@@ -152,7 +152,9 @@ fn read_json(file: &str, memory: u64) -> Result<String, TokenError> {
     let Some(text) = open.whole(MAX_FILE.min(memory))? else {
         return Err(match memory < MAX_FILE {
             true => beyond(memory.saturating_add(1)),
-            false => field(file, "size", format!("more than {MAX_FILE} bytes"), format!("at most {MAX_FILE}")),
+            false => {
+                field(file, "size", format!("more than {MAX_FILE} bytes"), format!("at most {MAX_FILE}"))
+            }
         });
     };
     let needs = json_bytes(&text);

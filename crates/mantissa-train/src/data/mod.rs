@@ -9,11 +9,11 @@ mod tokens;
 mod words;
 
 pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, train_bpe};
-pub use words::WordCounts;
 pub use sampler::{Batches, Cursor, Sample};
 pub use shuffle::Shuffle;
 pub use text::{TextFormat, documents, documents_within};
 pub use tokens::{TokenFile, TokenWriter};
+pub use words::WordCounts;
 
 /// Why there is no data.
 #[derive(Debug, thiserror::Error)]

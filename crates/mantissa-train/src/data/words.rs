@@ -113,7 +113,11 @@ impl WordCounts {
         self.require((piece.len() as u64).saturating_mul(CUTTING), what)?;
         self.pending.push(piece);
         let held: usize = self.pending.iter().map(String::len).sum();
-        if self.pending.len() >= 4 * self.threads || held > 4 * self.threads * PIECE { self.count() } else { Ok(()) }
+        if self.pending.len() >= 4 * self.threads || held > 4 * self.threads * PIECE {
+            self.count()
+        } else {
+            Ok(())
+        }
     }
 
     /// Counts the words of the pieces so far.
@@ -238,7 +242,8 @@ fn first_boundary(text: &str, from: usize) -> Option<usize> {
 
 fn is_boundary(text: &str, at: usize) -> bool {
     let ends = |before: char| !before.is_whitespace() && !before.is_control();
-    matches!(text.as_bytes()[at], b' ' | b'\n' | b'\r' | b'\t') && text[..at].chars().next_back().is_some_and(ends)
+    matches!(text.as_bytes()[at], b' ' | b'\n' | b'\r' | b'\t')
+        && text[..at].chars().next_back().is_some_and(ends)
 }
 
 #[cfg(test)]

@@ -55,7 +55,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let set = set.ok_or_else(|| {
         BadInput::new("--calibration", "nothing", "a text, or token windows by --calibration-tokens")
     })?;
-    context.require_memory("imatrix", Importance::bytes_needed(&config, &set, context.threads))?;
+    let needs = Importance::bytes_needed(&config, &set, context.threads);
+    context.require_memory("imatrix", model::BASE.saturating_add(needs))?;
     let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
     let tick = &mut |layer: usize| {
         progress.set(layer as u64);

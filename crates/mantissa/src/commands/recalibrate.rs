@@ -85,7 +85,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let set = CalibrationSet { name: args.text.name(), windows };
     let needs = Calibration::held_bytes(&config, &set, context.threads)
         .saturating_add(level_bytes(&config, &set))
-        .saturating_add(source.checkpoint().total_bytes());
+        .saturating_add(source.checkpoint().total_bytes())
+        .saturating_add(model::BASE);
     context.require_memory("recalibrate", needs)?;
     let progress = context.progress(0, Unit::Items("steps"));
     let mut done = 0;

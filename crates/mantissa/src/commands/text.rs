@@ -89,12 +89,7 @@ impl TextArgs {
     ///
     /// # Errors
     /// A file that cannot be read, takes more memory than there is, or holds nothing to predict.
-    pub fn sequences(
-        &self,
-        model: &Path,
-        another: bool,
-        context: &Context,
-    ) -> Result<Option<Vec<Sequence>>> {
+    pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
         context.reading_texts(|| self.read(model, another, context))
     }
 
@@ -174,7 +169,8 @@ pub fn read_text(path: &Path) -> Result<String> {
     let text = TextFile::open(path)?.whole(MAX_SETTINGS)?;
     text.ok_or_else(|| {
         let most = bytes(MAX_SETTINGS);
-        BadInput::new(path.display().to_string(), format!("more than {most}"), format!("at most {most}")).into()
+        BadInput::new(path.display().to_string(), format!("more than {most}"), format!("at most {most}"))
+            .into()
     })
 }
 
