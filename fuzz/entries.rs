@@ -213,7 +213,8 @@ pub fn beside(data: &[u8]) {
     let path = folder.0.join(MANIFEST_NAME);
     let _ = Manifest::read_file(&path).map(|manifest| manifest.to_json());
     let path = path.display().to_string();
-    let _ = (mantissa_eval::token_windows(&path), mantissa_eval::token_windows(&format!("{path}:w")));
+    let windows = |argument: &str| mantissa_eval::token_windows(argument, 1 << 30).is_ok();
+    let _ = (windows(&path), windows(&format!("{path}:w")));
 }
 
 /// A recipe: a TOML file, and the same text as a name, a scheme and an activation.

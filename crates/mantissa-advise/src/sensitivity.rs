@@ -7,7 +7,7 @@
 
 use mantissa_eval::stats::{Estimate, Sum, estimate};
 use mantissa_eval::{Sequence, check_sequences, divergence};
-use mantissa_model::{FusedGroup, Layer, LinearInfo, LinearKind, load_config};
+use mantissa_model::{Buffers, FusedGroup, Layer, LinearInfo, LinearKind, load_config};
 use mantissa_quant::Plan;
 use mantissa_store::convention::ModelFiles;
 
@@ -106,11 +106,23 @@ impl Baseline {
     ///
     /// # Errors
     /// The configuration of `source`.
-    pub fn bytes(source: &ModelFiles, windows: &[Sequence]) -> Result<u64> {
+    pub fn bytes(source: &ModelFiles, windows: &[Sequence], threads: usize) -> Result<u64> {
         let config = load_config(source)?;
         let tokens: usize = windows.iter().map(|w| w.tokens.len()).sum();
         let states = (tokens * config.hidden_size * 4 * (config.num_hidden_layers + 3)) as u64;
-        Ok(source.checkpoint().total_bytes() + states)
+        let longest = windows.iter().map(|w| w.tokens.len()).max().unwrap_or(0);
+        // A tied embedding is there twice: as a table and as a head.
+        let table = (config.vocab_size * config.hidden_size) as u64;
+        let tables = source.checkpoint().tensors().filter(|meta| meta.numel() == table).map(|meta| meta.len);
+        let tied = if config.tie_word_embeddings { tables.max().unwrap_or(0) } else { 0 };
+        // The layer that is altered, the candidate's, and the tensor that is read.
+        let layer: u64 = config.layer_linears(0).iter().map(|l| 2 * (l.rows * l.cols) as u64).sum();
+        let largest = source.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
+        let logits = (2 * ROWS * config.vocab_size * 4) as u64;
+        let pass = Buffers::bytes_needed(&config, longest, longest).saturating_add(logits);
+        let passes = pass.saturating_mul(threads.clamp(1, windows.len().max(1)) as u64);
+        let held = source.checkpoint().total_bytes() + states + tied + 2 * layer + largest;
+        Ok(held.saturating_add(passes))
     }
 
     /// Mean KL, in nats, of the model whose `units` have the weights that `candidate` has, one after another, and otherwise those

@@ -40,6 +40,31 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
     })
 }
 
+/// Predicted bytes that [`of_artifact`] takes beside the process: its largest weight as it is stored, unpacked and with its scales, and
+/// with a reference in f32.
+///
+/// # Errors
+/// The configuration.
+pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64, AdviseError> {
+    let config = model_config(files)?;
+    let checkpoint = files.checkpoint();
+    let largest = checkpoint.tensors().map(|meta| meta.len).max().unwrap_or(0);
+    let weights = config.decoder_linears().map(|info| (info.rows * info.cols) as u64).max().unwrap_or(0);
+    let plain = config.linears().iter().all(|info| is_plain(files, &info.module));
+    let read = if plain { 0 } else { 2 * largest + 2 * weights };
+    // A tied head is compared with the embedding, and only where there is one.
+    let tied = config.tie_word_embeddings && files.has(&format!("{}.weight", mantissa_model::graph::HEAD));
+    // Rows of q and k in both orders, and those of the source.
+    let ordered = if reference.is_some() && files.gguf().is_some() { 16 * weights + largest } else { 0 };
+    let tokenizer = mantissa_model::Tokenizer::bytes_to_load(files.dir());
+    let tokenizer = if files.gguf().is_some() { 0 } else { tokenizer };
+    let names = PER_TENSOR * checkpoint.tensors().count() as u64;
+    Ok(names + read.max(ordered).max(if tied { 2 * largest } else { 0 }).max(tokenizer))
+}
+
+/// Bytes of a tensor's name, shape and findings.
+const PER_TENSOR: u64 = 2 << 10;
+
 /// What `plan` will make of `source`.
 pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
     let act_order = plan.recipe.method.needs_calibration() && plan.recipe.gptq.follows_order();

@@ -19,5 +19,6 @@ pub use evaluate::{
     evaluate_decoding, evaluate_while, logits,
 };
 pub use tokens::{
-    Sequence, TextOptions, TokenError, parse_docs, sequences_from_text, token_file, token_path, token_windows,
+    Sequence, TextOptions, TokenError, parse_docs, sequences_from_file, sequences_from_text, token_file,
+    token_path, token_windows, whole,
 };

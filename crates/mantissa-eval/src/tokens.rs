@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use mantissa_model::{Bos, Tokenizer, TokenizerError};
-use mantissa_store::ErrorClass;
+use mantissa_store::{ErrorClass, Part, TextFile};
 use serde_json::Value;
 
 /// Tokens to run, and from which index on they are predicted.
@@ -68,11 +68,24 @@ pub enum TokenError {
         /// What it may be.
         allowed: String,
     },
+    /// Nothing to cut a text at.
+    #[error("--split: found nothing, allowed one character or more, such as '<|endoftext|>'")]
+    Separator,
     /// Nothing is predicted.
     #[error("{what}: found no token to predict, allowed at least one sequence of two tokens")]
     Empty {
         /// The text or file.
         what: String,
+    },
+    /// A text and its tokens take more memory than they may.
+    #[error("{what}: needs {needs} bytes, {allowed} allowed")]
+    Memory {
+        /// The text or file.
+        what: String,
+        /// Bytes that it takes, at least.
+        needs: u64,
+        /// Bytes that it may take.
+        allowed: u64,
     },
     /// The tokenizer.
     #[error(transparent)]
@@ -85,6 +98,7 @@ impl TokenError {
         match self {
             TokenError::File(error) => error.class(),
             TokenError::Tokenizer(error) => error.class(),
+            TokenError::Memory { .. } => ErrorClass::Environment,
             _ => ErrorClass::Input,
         }
     }
@@ -96,26 +110,20 @@ const MAX_FILE: u64 = 1 << 30;
 /// Windows of `FILE.json[:KEY]`: a list of lists of ids, or, with a key, an object of such lists. They are used as they are.
 ///
 /// # Errors
-/// [`TokenError`] names the file and the field.
-pub fn token_file(argument: &str) -> Result<Vec<Sequence>, TokenError> {
-    not_empty(argument, token_windows(argument)?)
+/// [`TokenError`] names the file and the field; [`TokenError::Memory`] where reading takes more than `memory` bytes.
+pub fn token_file(argument: &str, memory: u64) -> Result<Vec<Sequence>, TokenError> {
+    not_empty(argument, token_windows(argument, memory)?)
 }
 
 /// As [`token_file`], for a use that predicts nothing: a window may be a single token.
 ///
 /// # Errors
 /// As [`token_file`]; no window holds a token.
-pub fn token_windows(argument: &str) -> Result<Vec<Sequence>, TokenError> {
+pub fn token_windows(argument: &str, memory: u64) -> Result<Vec<Sequence>, TokenError> {
     let (file, key) = split_key(argument);
-    let expected = "a JSON file of token windows";
-    let io = |error| mantissa_store::Error::opening(Path::new(file), expected, "read", error);
-    let size = std::fs::metadata(file).map_err(io)?.len();
-    if size > MAX_FILE {
-        return Err(field(file, "size", format!("{size} bytes"), format!("at most {MAX_FILE}")));
-    }
-    let bytes = std::fs::read(file).map_err(io)?;
-    let value: Value =
-        serde_json::from_slice(&bytes).map_err(|e| field(file, "JSON", e.to_string(), "JSON"))?;
+    let text = read_json(file, memory)?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| field(file, "JSON", e.to_string(), "JSON"))?;
+    drop(text);
     let windows = match key {
         None => &value,
         Some(key) => value.get(key).ok_or_else(|| field(file, key, "nothing", keys(&value)))?,
@@ -135,6 +143,35 @@ pub fn token_windows(argument: &str) -> Result<Vec<Sequence>, TokenError> {
 /// The path of `FILE.json[:KEY]`.
 pub fn token_path(argument: &str) -> &Path {
     Path::new(split_key(argument).0)
+}
+
+/// The text of a token file whose values fit into `memory` bytes.
+fn read_json(file: &str, memory: u64) -> Result<String, TokenError> {
+    let path = Path::new(file);
+    let open = TextFile::open(path)?;
+    let beyond = |needs| TokenError::Memory { what: file.to_owned(), needs, allowed: memory };
+    if let Some(size) = open.size().filter(|&size| size > MAX_FILE) {
+        return Err(field(file, "size", format!("{size} bytes"), format!("at most {MAX_FILE}")));
+    }
+    // Every byte takes one byte at least.
+    let Some(text) = open.whole(MAX_FILE.min(memory))? else {
+        return Err(match memory < MAX_FILE {
+            true => beyond(memory.saturating_add(1)),
+            false => {
+                field(file, "size", format!("more than {MAX_FILE} bytes"), format!("at most {MAX_FILE}"))
+            }
+        });
+    };
+    let needs = json_bytes(&text);
+    if needs > memory { Err(beyond(needs)) } else { Ok(text) }
+}
+
+/// Bytes that a JSON text takes with its values and the ids that they become. A list that grows holds twice its values.
+fn json_bytes(text: &str) -> u64 {
+    let count = |of: &[u8]| text.bytes().filter(|byte| of.contains(byte)).count() as u64;
+    let value = 2 * size_of::<Value>() as u64 + 4;
+    let (values, keys) = (count(b",["), count(b":{"));
+    text.len() as u64 + values * value + keys * (2 * value + 64)
 }
 
 /// A path may itself hold a colon: the key is what follows the last one, unless the whole is a file.
@@ -204,45 +241,191 @@ pub fn sequences_from_text(
     tokenizer: &Tokenizer,
     options: &TextOptions,
 ) -> Result<Vec<Sequence>, TokenError> {
-    if options.context < 2 {
-        return Err(TokenError::Window {
-            option: "--context",
-            found: options.context,
-            allowed: "2 or more".into(),
-        });
-    }
+    check_context(options)?;
     let sequences = match &options.split {
-        Some(separator) => documents(text, separator, tokenizer, options)?,
-        None => windows(text, tokenizer, options)?,
+        Some(separator) => {
+            check_separator(separator)?;
+            let mut taken = Documents::new(name, tokenizer, options, None, u64::MAX);
+            for part in text.split(separator.as_str()) {
+                if !taken.take(part)? {
+                    break;
+                }
+            }
+            taken.finish()?
+        }
+        None => windows(name, text, tokenizer, options, None, u64::MAX)?,
     };
     not_empty(name, sequences)
 }
 
-fn documents(
-    text: &str,
-    separator: &str,
+/// [`sequences_from_text`] of a file or pipe in up to `memory` bytes: documents are read one at a time, and no further than `limit`
+/// predicted tokens where there is one.
+///
+/// # Errors
+/// As [`sequences_from_text`]; a file that cannot be read; [`TokenError::Memory`] where it takes more.
+pub fn sequences_from_file(
+    path: &Path,
     tokenizer: &Tokenizer,
     options: &TextOptions,
+    limit: Option<usize>,
+    memory: u64,
 ) -> Result<Vec<Sequence>, TokenError> {
-    let all: Vec<&str> = text.split(separator).map(str::trim).filter(|doc| !doc.is_empty()).collect();
-    let (first, last) = options.docs.as_ref().map_or((1, all.len()), |r| (*r.start(), *r.end()));
-    if last > all.len() {
-        let allowed = format!("1..{} (the documents there are)", all.len());
-        return Err(TokenError::Docs { found: format!("{first}..{last}"), allowed });
-    }
-    let sequence = |doc: &&str| {
-        let mut tokens = tokenizer.encode(doc, options.bos)?;
-        tokens.truncate(options.context);
-        Ok(Sequence { tokens, from: 1 })
+    check_context(options)?;
+    let name = path.display().to_string();
+    let file = TextFile::open(path)?;
+    let sequences = match &options.split {
+        Some(separator) => {
+            check_separator(separator)?;
+            let mut taken = Documents::new(&name, tokenizer, options, limit, memory);
+            documents(file, separator, &mut taken)?;
+            taken.finish()?
+        }
+        None => {
+            let text = whole(file, &name, tokenizer, memory)?;
+            windows(&name, &text, tokenizer, options, limit, memory)?
+        }
     };
-    all[first - 1..last]
-        .iter()
-        .map(sequence)
-        .filter(|s| s.as_ref().map_or(true, |s| s.tokens.len() > 1))
-        .collect()
+    not_empty(&name, sequences)
 }
 
-fn windows(text: &str, tokenizer: &Tokenizer, options: &TextOptions) -> Result<Vec<Sequence>, TokenError> {
+fn check_context(options: &TextOptions) -> Result<(), TokenError> {
+    match options.context {
+        found @ (0 | 1) => {
+            Err(TokenError::Window { option: "--context", found, allowed: "2 or more".into() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_separator(separator: &str) -> Result<(), TokenError> {
+    if separator.is_empty() {
+        return Err(TokenError::Separator);
+    }
+    Ok(())
+}
+
+/// Documents longer than this are not read to their end: no tokenizer takes them.
+const MAX_DOCUMENT: u64 = 64 << 20;
+
+/// A text that is tokenized in one piece, where that fits into `memory` bytes.
+///
+/// # Errors
+/// [`TokenError::Memory`], and [`TokenizerError::TextTooLong`], before more of it is read than may be held.
+pub fn whole(file: TextFile, name: &str, tokenizer: &Tokenizer, memory: u64) -> Result<String, TokenError> {
+    let (most, size) = (tokenizer.max_text(), file.size());
+    let affordable = memory / Tokenizer::ENCODING;
+    if let Some(text) = file.whole(most.min(affordable))? {
+        return Ok(text);
+    }
+    // What the tokenizer refuses, no memory makes good.
+    if size.map_or(most <= affordable, |size| size > most) {
+        return Err(tokenizer.too_long(size.unwrap_or(most + 1)).into());
+    }
+    let needs = size.unwrap_or(affordable + 1).saturating_mul(Tokenizer::ENCODING);
+    Err(TokenError::Memory { what: name.to_owned(), needs, allowed: memory })
+}
+
+/// Gives the parts of `file` to `taken` until it has enough.
+fn documents(mut file: TextFile, separator: &str, taken: &mut Documents<'_>) -> Result<(), TokenError> {
+    loop {
+        let left = taken.left();
+        match file.part(separator, left.min(MAX_DOCUMENT))? {
+            Part::End => return Ok(()),
+            Part::Text(part) if taken.take(part)? => {}
+            Part::Text(_) => return Ok(()),
+            Part::TooLong if left < MAX_DOCUMENT => return Err(taken.beyond(left.saturating_add(1))),
+            Part::TooLong => return Err(taken.tokenizer.too_long(MAX_DOCUMENT + 1).into()),
+        }
+    }
+}
+
+/// Sequences from documents, each of which is tokenized as it comes.
+struct Documents<'a> {
+    name: &'a str,
+    tokenizer: &'a Tokenizer,
+    options: &'a TextOptions,
+    /// Predicted tokens that are still asked for.
+    wanted: usize,
+    memory: u64,
+    /// Bytes of the sequences.
+    held: u64,
+    /// Documents so far, taken or not.
+    count: usize,
+    sequences: Vec<Sequence>,
+}
+
+impl<'a> Documents<'a> {
+    fn new(
+        name: &'a str,
+        tokenizer: &'a Tokenizer,
+        options: &'a TextOptions,
+        limit: Option<usize>,
+        memory: u64,
+    ) -> Self {
+        let wanted = limit.unwrap_or(usize::MAX);
+        Documents { name, tokenizer, options, wanted, memory, held: 0, count: 0, sequences: Vec::new() }
+    }
+
+    /// Bytes that may still be taken.
+    fn left(&self) -> u64 {
+        self.memory.saturating_sub(self.held)
+    }
+
+    fn beyond(&self, more: u64) -> TokenError {
+        let needs = self.held.saturating_add(more);
+        TokenError::Memory { what: self.name.to_owned(), needs, allowed: self.memory }
+    }
+
+    fn range(&self) -> (usize, usize) {
+        self.options.docs.as_ref().map_or((1, usize::MAX), |range| (*range.start(), *range.end()))
+    }
+
+    /// Takes what stands between separators; `false` where no more is wanted.
+    fn take(&mut self, part: &str) -> Result<bool, TokenError> {
+        let document = part.trim();
+        if document.is_empty() {
+            return Ok(true);
+        }
+        self.count += 1;
+        let (first, last) = self.range();
+        if self.count < first {
+            return Ok(true);
+        }
+        let encoding = (part.len() as u64).saturating_mul(1 + Tokenizer::ENCODING);
+        if encoding > self.left() && document.len() as u64 <= self.tokenizer.max_text() {
+            return Err(self.beyond(encoding));
+        }
+        let mut tokens = self.tokenizer.encode(document, self.options.bos)?;
+        tokens.truncate(self.options.context);
+        tokens.shrink_to_fit();
+        if tokens.len() > 1 {
+            // The list of them holds up to twice as many when it grows, the allocator a header for each.
+            self.held += (4 * tokens.len() + 3 * size_of::<Sequence>() + 16) as u64;
+            self.wanted = self.wanted.saturating_sub(tokens.len() - 1);
+            self.sequences.push(Sequence { tokens, from: 1 });
+        }
+        Ok(self.count < last && self.wanted > 0)
+    }
+
+    fn finish(self) -> Result<Vec<Sequence>, TokenError> {
+        let (first, last) = self.range();
+        if self.options.docs.is_some() && last > self.count && self.wanted > 0 {
+            let allowed = format!("1..{} (the documents there are)", self.count);
+            return Err(TokenError::Docs { found: format!("{first}..{last}"), allowed });
+        }
+        Ok(self.sequences)
+    }
+}
+
+/// A text in windows of the context, of which no more are made than `limit` predicted tokens take.
+fn windows(
+    name: &str,
+    text: &str,
+    tokenizer: &Tokenizer,
+    options: &TextOptions,
+    limit: Option<usize>,
+    memory: u64,
+) -> Result<Vec<Sequence>, TokenError> {
     // What the tokenizer puts before a text is put before each window.
     let bos = tokenizer.encode("", options.bos)?;
     let tokens = tokenizer.encode(text, Bos::Never)?;
@@ -255,15 +438,28 @@ fn windows(text: &str, tokenizer: &Tokenizer, options: &TextOptions) -> Result<V
             allowed: format!("1 to {block}"),
         });
     }
+    // Windows that overlap much are many times the text.
+    let wanted = limit.map_or(usize::MAX, |limit| limit / (stride - 1).max(1));
+    let count = wanted.min(tokens.len() / stride).saturating_add(2);
+    let window = 4 * (bos.len() + block.min(tokens.len())) + 3 * size_of::<Sequence>();
+    let needs = (4 * tokens.len() as u64).saturating_add((count as u64).saturating_mul(window as u64));
+    if needs > memory {
+        return Err(TokenError::Memory { what: name.to_owned(), needs, allowed: memory });
+    }
     let mut all = Vec::new();
-    let mut start = 0;
+    let (mut start, mut predicted) = (0, 0);
     while tokens.len().saturating_sub(start) >= block || (start == 0 && !tokens.is_empty()) {
         let end = start.saturating_add(block).min(tokens.len());
         let sequence: Vec<u32> = bos.iter().chain(&tokens[start..end]).copied().collect();
         // Tokens that an earlier window has predicted are context only.
         let fresh = if start == 0 { 0 } else { block - stride };
-        all.push(Sequence { from: (bos.len() + fresh).max(1), tokens: sequence });
+        let from = (bos.len() + fresh).max(1);
+        predicted += sequence.len().saturating_sub(from);
+        all.push(Sequence { from, tokens: sequence });
         start = start.saturating_add(stride);
+        if limit.is_some_and(|limit| predicted >= limit) {
+            break;
+        }
     }
     Ok(all)
 }
@@ -297,15 +493,19 @@ mod tests {
         let name = path.display().to_string();
         let write = |text: &str| std::fs::write(&path, text).unwrap();
         write(r#"{"a": [[1, 2, 3], [4, 5]], "b": [[1, -2]], "c": 7}"#);
-        let windows = token_file(&format!("{name}:a")).unwrap();
+        let windows = token_file(&format!("{name}:a"), u64::MAX).unwrap();
         assert_eq!(windows[1], Sequence { tokens: vec![4, 5], from: 1 });
-        let message = |key: &str| token_file(&format!("{name}{key}")).unwrap_err().to_string();
+        let message = |key: &str| token_file(&format!("{name}{key}"), u64::MAX).unwrap_err().to_string();
         assert!(message(":d").contains("one of a, b, c"));
         assert!(message(":b").contains("b[0]"));
         assert!(message(":c").contains("a number"));
         assert!(message("").contains("an object"));
         write("[[5]]");
         assert!(message("").contains("no token to predict"));
+        write("[[5, 6], [7]]");
+        let error = token_windows(&name, 100).unwrap_err();
+        assert!(matches!(error, TokenError::Memory { needs: 101..=400, .. }), "{error}");
+        assert!(matches!(token_windows("/dev/zero", 1 << 20), Err(TokenError::File(_))));
         write("[[5, 6]");
         assert!(message("").contains("JSON"));
         std::fs::remove_dir_all(&dir).unwrap();

@@ -439,18 +439,23 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
 /// The second of two models, decoded to f32; the first is smaller and gone by then. A table that is not quantized passes
 /// through its stored bytes, its bytes as f32 and its values before it is kept.
 fn comparing_logits(plan: &Plan) -> Stage {
-    let linears: u64 = plan.config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
-    let table = plan.config.vocab_size as u64 * plan.config.hidden_size as u64;
-    let passing = stored_table(plan) + 8 * table;
-    let kept = if plan.config.tie_word_embeddings { linears } else { linears + 4 * table };
-    let buffers = if plan.config.tie_word_embeddings && passing > 4 * table + linears {
+    Stage { name: "compare logits".to_owned(), buffers: logits_buffers(&plan.config, stored_table(plan)) }
+}
+
+/// The same of a model whose embedding is stored in `stored` bytes.
+pub(crate) fn logits_buffers(config: &ModelConfig, stored: u64) -> Vec<(&'static str, u64)> {
+    let linears: u64 = config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
+    let table = config.vocab_size as u64 * config.hidden_size as u64;
+    let passing = stored + 8 * table;
+    let kept = if config.tie_word_embeddings { linears } else { linears + 4 * table };
+    let buffers = if config.tie_word_embeddings && passing > 4 * table + linears {
         vec![("embedding as it is read", passing)]
-    } else if plan.config.tie_word_embeddings {
+    } else if config.tie_word_embeddings {
         vec![("embedding", 4 * table), ("linear layers", linears)]
     } else {
         vec![("linear layers and embedding", kept), ("head as it is read", passing)]
     };
     let model: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
     let holes = ("holes of the heap", (model as f64 * HOLES_OF_MODEL) as u64);
-    Stage { name: "compare logits".to_owned(), buffers: buffers.into_iter().chain([holes]).collect() }
+    buffers.into_iter().chain([holes]).collect()
 }

@@ -19,6 +19,7 @@ mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
 pub mod independent;
+mod memory;
 mod reference;
 mod trellis;
 
@@ -39,6 +40,7 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, manifest_path, verify_manifest};
 use serde::Serialize;
 
+pub use memory::verify_bytes;
 use reference::source_weight;
 
 use crate::dequantize::Dequantizer;

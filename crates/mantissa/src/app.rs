@@ -6,10 +6,12 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
+use mantissa_eval::TokenError;
 use mantissa_store::{Kind, Output, Permits};
 use serde::Serialize;
 
@@ -19,7 +21,7 @@ use crate::error::{BadInput, Exit, GateFailed, OverMemory, exit_of, one_line, pr
 use crate::interrupt;
 use crate::memory::{self, Limit};
 use crate::output::{self, parse_bytes};
-use crate::progress::{Progress, Unit};
+use crate::progress::{Progress, Unit, anonymous_memory};
 
 /// The precision of language models: inspect, quantize, measure and run them.
 #[derive(Parser)]
@@ -54,7 +56,8 @@ struct Common {
     /// Seed of everything random
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Memory ceiling, such as 12G or 800M (powers of 1000) or 4Gi (powers of 1024) [default: what is available]
+    /// Memory ceiling, such as 12G or 800M (powers of 1000) or 4Gi (powers of 1024): a command that would need more fails (exit 3)
+    /// before its work; recipes and schemes need about 3 MB and have no ceiling [default: what is available]
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
     /// Fail (exit 1) where something would only be warned of
@@ -77,6 +80,8 @@ pub struct Context {
     strict: bool,
     json: Json,
     permits: Permits,
+    /// Bytes that reading texts has left in the process: tokens, and what the allocator keeps.
+    texts: AtomicU64,
 }
 
 /// Where the JSON report goes.
@@ -110,7 +115,7 @@ impl Context {
         let permits = paths.check(&job_text(arguments), common.overwrite)?;
         let threads = common.threads.map_or_else(mantissa_kernels::available_threads, usize::from);
         let Common { quiet, seed, memory, strict, .. } = common;
-        Ok(Context { threads, seed, memory, quiet, strict, json, permits })
+        Ok(Context { threads, seed, memory, quiet, strict, json, permits, texts: AtomicU64::new(0) })
     }
 
     /// The output at `path`, which the command has named among its paths.
@@ -188,19 +193,75 @@ impl Context {
     }
 
     /// Refuses work that needs more memory than `--memory` allows, or, without it, than the machine has available, before it
-    /// begins.
+    /// begins. `needs` is the peak of the process without what texts have left in it, which counts as well.
     ///
     /// # Errors
     /// [`OverMemory`] with both sizes.
     pub fn require_memory(&self, what: &str, needs: u64) -> Result<()> {
-        let (allowed, limit) = match self.memory {
-            Some(allowed) => (allowed, Limit::Option),
-            None => (memory::available().unwrap_or(u64::MAX), Limit::Available),
+        let (allowed, limit) = self.ceiling();
+        let needs = match limit {
+            Limit::Option => needs.saturating_add(self.texts.load(Ordering::Relaxed)),
+            // What the process holds is not available any more.
+            Limit::Available => needs,
         };
         if needs > allowed {
             return Err(OverMemory { what: what.into(), needs, allowed, limit }.into());
         }
         Ok(())
+    }
+
+    /// Refuses work that needs `more` memory than the process holds now.
+    ///
+    /// # Errors
+    /// [`OverMemory`] with both sizes.
+    pub fn require_more_memory(&self, what: &str, more: u64) -> Result<()> {
+        match more > self.memory_left() {
+            true => Err(self.over_memory(what, more)),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes that the process may take beside those that it holds now.
+    pub fn memory_left(&self) -> u64 {
+        let (allowed, limit) = self.ceiling();
+        allowed.saturating_sub(held(limit))
+    }
+
+    /// The error of work that needs `more` memory than the process holds now, and does not get it.
+    pub fn over_memory(&self, what: &str, more: u64) -> anyhow::Error {
+        let (allowed, limit) = self.ceiling();
+        OverMemory { what: what.into(), needs: more.saturating_add(held(limit)), allowed, limit }.into()
+    }
+
+    /// Reads texts, whose tokens and leavings then count in what is required.
+    ///
+    /// # Errors
+    /// Those of `read`; [`OverMemory`] where it says that it takes more.
+    pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = anonymous_memory().unwrap_or(0);
+        let result = read();
+        let left = anonymous_memory().unwrap_or(0).saturating_sub(before);
+        self.texts.fetch_add(left, Ordering::Relaxed);
+        result.map_err(|error| match error.downcast::<TokenError>() {
+            Ok(TokenError::Memory { what, needs, .. }) => self.over_memory(&what, needs),
+            Ok(error) => error.into(),
+            Err(error) => error,
+        })
+    }
+
+    fn ceiling(&self) -> (u64, Limit) {
+        match self.memory {
+            Some(allowed) => (allowed, Limit::Option),
+            None => (memory::available().unwrap_or(u64::MAX), Limit::Available),
+        }
+    }
+}
+
+/// Bytes of a limit that the process has taken already.
+fn held(limit: Limit) -> u64 {
+    match limit {
+        Limit::Option => anonymous_memory().unwrap_or(0).max(memory::PROCESS),
+        Limit::Available => 0,
     }
 }
 

@@ -4,6 +4,10 @@ use std::fs;
 
 use crate::output::bytes;
 
+/// Memory that the process takes before it has opened anything: arguments, tables of the kernels, threads; up to 2.5 MB were
+/// measured. Less is refused by every command that has a ceiling.
+pub const PROCESS: u64 = 4 << 20;
+
 /// Who limits memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {

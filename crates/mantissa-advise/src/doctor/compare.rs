@@ -1,7 +1,7 @@
 //! A model against the one that it was made from: tensor by tensor, layer by layer on the same states, and as a whole.
 
 use mantissa_eval::Sequence;
-use mantissa_model::{Layer, LinearKind, ModelConfig, load_config};
+use mantissa_model::{Buffers, Layer, LinearKind, ModelConfig, load_config};
 use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
@@ -77,6 +77,29 @@ pub fn against(
     let comparing =
         Comparing { files, reference, config: &config, theirs: &theirs, threads, windows: &windows };
     comparing.run(progress)
+}
+
+/// Predicted peak memory of [`against`] beside the process: embedding and head of both models, a layer of each, and the values of a
+/// weight as the two have it and as rounding leaves it.
+///
+/// # Errors
+/// The configuration of `files`.
+pub fn bytes_against(files: &ModelFiles, reference: &ModelFiles, threads: usize) -> Result<u64> {
+    let config = load_config(files)?;
+    let table = (config.vocab_size * config.hidden_size) as u64;
+    let stored = |files: &ModelFiles| {
+        let tables = files.checkpoint().tensors().filter(|meta| meta.numel() == table).map(|meta| meta.len);
+        2 * tables.max().unwrap_or(4 * table)
+    };
+    let linears = config.layer_linears(0);
+    let layer: u64 = linears.iter().map(|l| (l.rows * l.cols) as u64).sum();
+    let widest = linears.iter().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
+    let tokens = TOKENS.min(config.max_position_embeddings);
+    let states = (2 * 3 * WINDOWS * tokens * config.hidden_size * 4) as u64;
+    let logits = (4 * crate::run::ROWS * config.vocab_size * 4) as u64;
+    let pass = Buffers::bytes_needed(&config, tokens, tokens).saturating_add(logits);
+    let held = stored(files) + stored(reference) + 8 * layer + (16 * widest).max(8 * table) + states;
+    Ok(held.saturating_add(pass.saturating_mul(threads.clamp(1, WINDOWS) as u64)))
 }
 
 /// The beginning of the text, or tokens drawn at random.

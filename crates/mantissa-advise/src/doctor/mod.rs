@@ -21,7 +21,7 @@ mod trial;
 use serde::Serialize;
 
 pub use alternative::{ALTERNATIVES, Alternative, Entry};
-pub use compare::{LayerRow, Whole, against};
+pub use compare::{LayerRow, Whole, against, bytes_against};
 pub use score::Gain;
 pub use tensors::TensorRow;
 pub use trial::{Trial, examine, steps};

@@ -2,12 +2,12 @@
 //! al. 2019, section 2.2) from documents, as a `tokenizer.json` that other tools read.
 
 use serde_json::{Value, json};
-use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::DataError;
+use super::words::{WordCounts, pre_tokenizer};
 
 /// Ids of the 256 bytes and the special tokens: no vocabulary is smaller.
 pub const LEAST_VOCAB: usize = 256 + SPECIAL.len();
@@ -30,12 +30,23 @@ pub struct TrainedTokenizer {
     pub config: String,
 }
 
-/// Learns `vocab_size` tokens, [`SPECIAL`] and all bytes among them, from `documents`. The same documents in the same order give
-/// the same tokenizer.
+/// [`learn_bpe`] from `documents`.
 ///
 /// # Errors
-/// [`DataError::Field`] for a vocabulary below [`LEAST_VOCAB`], and where the text does not hold as many merges.
+/// As [`learn_bpe`].
 pub fn train_bpe(documents: &[String], vocab_size: usize) -> Result<TrainedTokenizer, DataError> {
+    let mut words = WordCounts::new(1, u64::MAX);
+    documents.iter().try_for_each(|document| words.add(document))?;
+    learn_bpe(words, vocab_size)
+}
+
+/// Learns `vocab_size` tokens, [`SPECIAL`] and all bytes among them, from the words of documents. The same documents give the same
+/// tokenizer.
+///
+/// # Errors
+/// [`DataError::Field`] for a vocabulary below [`LEAST_VOCAB`], and where the text does not hold as many merges;
+/// [`DataError::Memory`].
+pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenizer, DataError> {
     let fault = |field: &str, found: String, allowed: String| DataError::Field {
         file: "tokenizer".to_owned(),
         field: field.to_owned(),
@@ -55,11 +66,14 @@ pub fn train_bpe(documents: &[String], vocab_size: usize) -> Result<TrainedToken
         .special_tokens(SPECIAL.iter().map(special).collect())
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .build();
-    let mut tokenizer = Tokenizer::new(BPE::default());
-    tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, false, true)));
+    let mut model = BPE::default();
+    let words = words.finish(vocab_size, LEAST_VOCAB)?;
+    let special = trainer.do_train(&words, &mut model).map_err(failed)?;
+    drop(words);
+    let mut tokenizer = Tokenizer::new(model);
+    tokenizer.with_pre_tokenizer(Some(pre_tokenizer()));
     tokenizer.with_decoder(Some(ByteLevel::default()));
-    let mut trainer = TrainerWrapper::BpeTrainer(trainer);
-    tokenizer.train(&mut trainer, documents.iter()).map_err(failed)?;
+    tokenizer.add_special_tokens(special).map_err(failed)?;
     let found = tokenizer.get_vocab_size(true);
     if found != vocab_size {
         return Err(fault(

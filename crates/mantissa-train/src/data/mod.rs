@@ -6,12 +6,14 @@ mod sampler;
 mod shuffle;
 mod text;
 mod tokens;
+mod words;
 
-pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, train_bpe};
+pub use bpe::{BEGIN, END, LEAST_VOCAB, SPECIAL, TrainedTokenizer, learn_bpe, train_bpe};
 pub use sampler::{Batches, Cursor, Sample};
 pub use shuffle::Shuffle;
-pub use text::{TextFormat, documents};
+pub use text::{TextFormat, documents, documents_within};
 pub use tokens::{TokenFile, TokenWriter};
+pub use words::WordCounts;
 
 /// Why there is no data.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +25,16 @@ pub enum DataError {
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] mantissa_model::TokenizerError),
+    /// Texts take more memory than they may.
+    #[error("{file}: needs {needs} bytes, {allowed} allowed")]
+    Memory {
+        /// The text, or what is done with it.
+        file: String,
+        /// Bytes that it takes, at least.
+        needs: u64,
+        /// Bytes that it may take.
+        allowed: u64,
+    },
     /// A text or token file does not hold what it should.
     #[error("{file}: {field}: found {found}, allowed {allowed}")]
     Field {
@@ -43,6 +55,7 @@ impl DataError {
         match self {
             DataError::Store(error) => error.class(),
             DataError::Tokenizer(error) => error.class(),
+            DataError::Memory { .. } => mantissa_store::ErrorClass::Environment,
             DataError::Field { .. } => mantissa_store::ErrorClass::Input,
         }
     }

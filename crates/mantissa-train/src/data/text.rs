@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_store::Error;
+use mantissa_store::{Error, Part, TextFile};
 use serde_json::Value;
 
 use super::DataError;
@@ -22,19 +22,33 @@ pub enum TextFormat {
     },
 }
 
-/// Files up to this size are read.
-const MAX_FILE: u64 = 8 << 30;
+/// Longest document that is read: more than any tokenizer takes.
+const MAX_DOCUMENT: u64 = 64 << 20;
 
-/// Gives every document of `path` that is not empty to `each`, and their number back.
+/// Gives every document of `path` that is not empty to `each`, one at a time, and their number back.
 ///
 /// # Errors
-/// [`DataError`] for a file that cannot be read, is not UTF-8 or has a line without the field; whatever `each` raises.
+/// [`DataError`] for a file that cannot be read, is not UTF-8, has a document of more than 64 MiB or a line without the field;
+/// whatever `each` raises.
 pub fn documents(
     path: &Path,
     format: &TextFormat,
+    each: impl FnMut(&str) -> Result<(), DataError>,
+) -> Result<usize, DataError> {
+    documents_within(path, format, u64::MAX, each)
+}
+
+/// [`documents`] of which none takes more than `memory` bytes.
+///
+/// # Errors
+/// As [`documents`]; [`DataError::Memory`].
+pub fn documents_within(
+    path: &Path,
+    format: &TextFormat,
+    memory: u64,
     mut each: impl FnMut(&str) -> Result<(), DataError>,
 ) -> Result<usize, DataError> {
-    let text = read(path)?;
+    let mut file = open(path)?;
     let mut count = 0;
     let mut give = |document: &str| {
         if document.is_empty() {
@@ -43,18 +57,64 @@ pub fn documents(
         count += 1;
         each(document)
     };
-    match format {
-        TextFormat::Text { split: None } => give(text.trim())?,
-        TextFormat::Text { split: Some(separator) } => {
-            text.split(separator.as_str()).try_for_each(|document| give(document.trim()))?;
-        }
-        TextFormat::JsonLines { field } => {
-            for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-                give(json_field(path, i + 1, line, field)?.trim())?;
+    let most = MAX_DOCUMENT.min(memory);
+    for number in 1.. {
+        let part = match format {
+            TextFormat::Text { split: None } => file.piece(most as usize + 1, most, |_| None)?,
+            TextFormat::Text { split: Some(separator) } => file.part(separator, most)?,
+            TextFormat::JsonLines { .. } => file.part("\n", most)?,
+        };
+        match (part, format) {
+            (Part::End, _) => break,
+            (Part::TooLong, _) => return Err(too_long(path, number, most, memory)),
+            (Part::Text(line), TextFormat::JsonLines { .. }) if line.trim().is_empty() => {}
+            (Part::Text(line), TextFormat::JsonLines { field }) => {
+                if (line.len() as u64).saturating_mul(JSON_BYTES) > memory {
+                    let needs = line.len() as u64 * JSON_BYTES;
+                    return Err(DataError::Memory { file: named(path), needs, allowed: memory });
+                }
+                give(json_field(path, number, line, field)?.trim())?;
             }
+            (Part::Text(document), _) => give(document.trim())?,
         }
     }
     Ok(count)
+}
+
+/// Bytes of memory for each byte of a line of JSON while it is read: lists of numbers have the shortest values.
+const JSON_BYTES: u64 = 40;
+
+/// Opens a text.
+///
+/// # Errors
+/// A file that is not there or is none.
+pub(super) fn open(path: &Path) -> Result<TextFile, DataError> {
+    TextFile::open(path).map_err(|error| match error {
+        Error::Missing { .. } => DataError::Field {
+            file: named(path),
+            field: "text".to_owned(),
+            found: "no such file".to_owned(),
+            allowed: "a UTF-8 text".to_owned(),
+        },
+        error => error.into(),
+    })
+}
+
+pub(super) fn named(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The error of a document that is not read to its end.
+pub(super) fn too_long(path: &Path, number: usize, most: u64, memory: u64) -> DataError {
+    if most == memory {
+        return DataError::Memory { file: named(path), needs: most.saturating_add(1), allowed: memory };
+    }
+    DataError::Field {
+        file: named(path),
+        field: format!("document {number}"),
+        found: format!("more than {most} bytes"),
+        allowed: format!("at most {most}; cut texts into documents (split)"),
+    }
 }
 
 fn json_field(path: &Path, line: usize, text: &str, field: &str) -> Result<String, DataError> {
@@ -71,26 +131,4 @@ fn json_field(path: &Path, line: usize, text: &str, field: &str) -> Result<Strin
             _ => Err(fault("none".to_owned())),
         },
     }
-}
-
-fn read(path: &Path) -> Result<String, DataError> {
-    let io = |error| Error::Io { path: path.to_owned(), operation: "read text", error };
-    let fault = |found: String, allowed: String| DataError::Field {
-        file: path.display().to_string(),
-        field: "text".to_owned(),
-        found,
-        allowed,
-    };
-    let missing = || fault("no such file".to_owned(), "a UTF-8 text".to_owned());
-    let size = match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(missing()),
-        found => found.map_err(io)?.len(),
-    };
-    if size > MAX_FILE {
-        return Err(fault(format!("{size} bytes"), format!("at most {MAX_FILE}; cut it into several files")));
-    }
-    let bytes = std::fs::read(path).map_err(io)?;
-    String::from_utf8(bytes).map_err(|error| {
-        fault(format!("no UTF-8 at byte {}", error.utf8_error().valid_up_to()), "a UTF-8 text".to_owned())
-    })
 }

@@ -52,6 +52,11 @@ impl TokenWriter {
         self.bytes.len() / if self.narrow { 2 } else { 4 }
     }
 
+    /// Bytes of memory that they take.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.capacity() as u64
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()

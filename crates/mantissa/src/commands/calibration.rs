@@ -3,16 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{TextOptions, sequences_from_text, token_path, token_windows};
+use mantissa_eval::{
+    Sequence, TextOptions, sequences_from_file, sequences_from_text, token_path, token_windows, whole,
+};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_num::round::random_u32;
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_store::Paths;
+use mantissa_store::{Paths, TextFile};
 use mantissa_store::convention::ModelFiles;
 
-use super::conversations;
+use super::conversations::{self, Lines};
 use super::model;
-use super::text::{check_tokens, read_text};
+use super::text::{check_tokens, load_tokenizer};
 use crate::app::Context;
 use crate::error::BadInput;
 
@@ -98,8 +100,18 @@ impl CalibrationArgs {
         apart: u32,
         context: &Context,
     ) -> Result<Option<(CalibrationSet, Vec<Vec<u32>>)>> {
+        context.reading_texts(|| self.read(source, split, apart, context))
+    }
+
+    fn read(
+        &self,
+        source: &ModelFiles,
+        split: Option<&str>,
+        apart: u32,
+        context: &Context,
+    ) -> Result<Option<(CalibrationSet, Vec<Vec<u32>>)>> {
         let (name, mut windows) = if let Some(argument) = &self.calibration_tokens {
-            let windows = token_windows(argument)?;
+            let windows = token_windows(argument, context.memory_left())?;
             check_tokens(argument, source, &windows)?;
             let windows: Vec<_> = windows.into_iter().map(|s| s.tokens).collect();
             let name = Path::new(argument).file_name();
@@ -134,15 +146,11 @@ impl CalibrationArgs {
             stride: None,
             bos: Bos::Auto,
         };
-        let tokenizer = Tokenizer::load(source.dir())?;
+        let tokenizer = load_tokenizer(source, context)?;
         let weights: Vec<f64> = self.calibration.iter().map(|text| text.weight).collect();
         let (mut names, mut windows) = (Vec::new(), Vec::new());
         for (i, (text, count)) in self.calibration.iter().zip(shares(&weights, count)).enumerate() {
             let name = text.path.display().to_string();
-            let content = read_text(&text.path)?;
-            if content.trim().is_empty() {
-                return Err(BadInput::new(name, "only white space", "a text to calibrate on").into());
-            }
             let chosen = |n: usize| -> Result<Vec<usize>> {
                 if n < count {
                     let few = format!("{name}: {n} windows to calibrate on, {count} asked for");
@@ -151,13 +159,24 @@ impl CalibrationArgs {
                 Ok(evenly(n, count, context.seed, i as u64))
             };
             if conversations::is_of_lines(&text.path) {
-                let lines = conversations::lines(&content);
-                for at in chosen(lines.len())? {
-                    let (dir, length) = (source.dir(), options.context);
-                    windows.push(conversations::tokens(lines[at], &name, dir, &tokenizer, length)?);
+                let lines = Lines::count(&text.path, context)?;
+                if lines.count == 0 {
+                    return Err(blank(&name));
                 }
+                let (dir, length) = (source.dir(), options.context);
+                lines.each(&chosen(lines.count)?, context, |number, line| {
+                    windows.push(conversations::tokens(
+                        (number, line),
+                        &name,
+                        dir,
+                        &tokenizer,
+                        length,
+                        context,
+                    )?);
+                    Ok(())
+                })?;
             } else {
-                let mut all = sequences_from_text(&name, &content, &tokenizer, &options)?;
+                let mut all = cut(&text.path, &name, &tokenizer, &options, context)?;
                 let chosen = chosen(all.len())?.into_iter();
                 windows.extend(chosen.map(|at| std::mem::take(&mut all[at].tokens)));
             }
@@ -183,6 +202,28 @@ impl CalibrationArgs {
             }
         }
     }
+}
+
+/// All windows of a text, or one of each of its documents.
+fn cut(
+    path: &Path,
+    name: &str,
+    tokenizer: &Tokenizer,
+    options: &TextOptions,
+    context: &Context,
+) -> Result<Vec<Sequence>> {
+    if options.split.is_some() {
+        return Ok(sequences_from_file(path, tokenizer, options, None, context.memory_left())?);
+    }
+    let text = whole(TextFile::open(path)?, name, tokenizer, context.memory_left())?;
+    if text.trim().is_empty() {
+        return Err(blank(name));
+    }
+    Ok(sequences_from_text(name, &text, tokenizer, options)?)
+}
+
+fn blank(name: &str) -> anyhow::Error {
+    BadInput::new(name, "only white space", "a text to calibrate on").into()
 }
 
 /// `count` in parts as `weights`, all of which are above 0: rounded down, and what is left to the largest remainders, of equal ones to

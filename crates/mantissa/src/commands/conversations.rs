@@ -4,11 +4,17 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_model::{Bos, Message, Tokenizer, chat};
+use mantissa_store::{Part, TextFile};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::render_chat;
+use crate::app::Context;
 use crate::error::BadInput;
+use crate::output::bytes;
+
+/// Bytes of memory for each byte of a line as its JSON is read and put into a template: messages may be as short as 30 bytes.
+const PER_BYTE: u64 = 24;
 
 /// A line of the file.
 #[derive(Deserialize)]
@@ -25,14 +31,91 @@ pub fn is_of_lines(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"))
 }
 
-/// The lines of `content`, each for [`tokens`], with their numbers from 1; empty ones left out.
-pub fn lines(content: &str) -> Vec<(usize, &str)> {
-    content
-        .lines()
-        .enumerate()
-        .map(|(i, line)| (i + 1, line))
-        .filter(|(_, line)| !line.trim().is_empty())
-        .collect()
+/// Longest line that is read: more than any tokenizer takes.
+const MAX_LINE: u64 = 64 << 20;
+
+/// The lines of a file that are not blank. They are read twice, first to be counted; what can be read only once, as a pipe, is held.
+pub struct Lines<'a> {
+    path: &'a Path,
+    held: Option<String>,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// Counts the lines of `path`.
+    ///
+    /// # Errors
+    /// A file that cannot be read; lines, or a pipe, that memory does not hold.
+    pub fn count(path: &'a Path, context: &Context) -> Result<Self> {
+        let file = TextFile::open(path)?;
+        let mut lines = Lines { path, held: None, count: 0 };
+        if file.size().is_none() {
+            let left = context.memory_left();
+            let text = file.whole(left)?;
+            let beyond = || context.over_memory(&path.display().to_string(), left.saturating_add(1));
+            lines.held = Some(text.ok_or_else(beyond)?);
+        }
+        let mut count = 0;
+        lines.read(context, |_, _| {
+            count += 1;
+            Ok(true)
+        })?;
+        Ok(Lines { count, ..lines })
+    }
+
+    /// Gives the lines at `places` among those that are not blank, which rise, to `each`, with their numbers in the file from 1.
+    ///
+    /// # Errors
+    /// As [`count`](Self::count), and what `each` raises.
+    pub fn each(
+        &self,
+        places: &[usize],
+        context: &Context,
+        mut each: impl FnMut(usize, &str) -> Result<()>,
+    ) -> Result<()> {
+        let (mut places, mut at) = (places.iter().copied().peekable(), 0);
+        self.read(context, |number, line| {
+            while places.next_if_eq(&at).is_some() {
+                each(number, line)?;
+            }
+            at += 1;
+            Ok(places.peek().is_some())
+        })
+    }
+
+    /// Gives every line that is not blank to `each` until that says that it has enough.
+    fn read(&self, context: &Context, mut each: impl FnMut(usize, &str) -> Result<bool>) -> Result<()> {
+        let numbered = |number: usize| number + 1;
+        if let Some(text) = &self.held {
+            for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+                if !each(numbered(i), line)? {
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        let (mut file, left) = (TextFile::open(self.path)?, context.memory_left());
+        for i in 0.. {
+            match file.part("\n", left.min(MAX_LINE))? {
+                Part::End => break,
+                Part::Text(line) if line.trim().is_empty() => {}
+                Part::Text(line) if each(numbered(i), line.strip_suffix('\r').unwrap_or(line))? => {}
+                Part::Text(_) => break,
+                Part::TooLong => return Err(self.too_long(numbered(i), left, context)),
+            }
+        }
+        Ok(())
+    }
+
+    fn too_long(&self, number: usize, left: u64, context: &Context) -> anyhow::Error {
+        let line = format!("{}: line {number}", self.path.display());
+        if left < MAX_LINE {
+            return context.over_memory(&line, left.saturating_add(1));
+        }
+        let most = bytes(MAX_LINE);
+        BadInput::new(line, format!("more than {most}"), format!("at most {most}")).into()
+    }
 }
 
 /// The tokens of a line, up to `length`: a conversation as the template of the model in `model` writes it, special tokens included and
@@ -46,21 +129,33 @@ pub fn tokens(
     model: &Path,
     tokenizer: &Tokenizer,
     length: usize,
+    context: &Context,
 ) -> Result<Vec<u32>> {
+    let affordable = |bytes: usize, per_byte: u64| {
+        let needs = (bytes as u64).saturating_mul(per_byte);
+        context.require_more_memory(&format!("{file}: line {number}"), needs)
+    };
+    affordable(line.len(), PER_BYTE)?;
     let line: Line = serde_json::from_str(line).map_err(|error| {
         let allowed = "{\"messages\": [{\"role\": …, \"content\": …}, …]} or {\"text\": …}";
         BadInput::new(format!("{file}: line {number}"), error.to_string(), allowed)
     })?;
     let mut tokens = match line {
-        Line::Document { text } => tokenizer.encode(&text, Bos::Auto)?,
+        Line::Document { text } => {
+            affordable(text.len(), Tokenizer::ENCODING)?;
+            tokenizer.encode(&text, Bos::Auto)?
+        }
         Line::Conversation { messages } => {
             let template = render_chat::template(model, tokenizer, "or lines of {\"text\": …}")?;
-            let mut context = chat::context(&messages, tokenizer.special_tokens());
+            let mut conversation = chat::context(&messages, tokenizer.special_tokens());
             // It has its answers.
-            context["add_generation_prompt"] = Value::Bool(false);
-            tokenizer.encode(&render_chat::render(model, template, &context)?, Bos::Never)?
+            conversation["add_generation_prompt"] = Value::Bool(false);
+            let text = render_chat::render(model, template, &conversation)?;
+            affordable(text.len(), Tokenizer::ENCODING)?;
+            tokenizer.encode(&text, Bos::Never)?
         }
     };
     tokens.truncate(length);
+    tokens.shrink_to_fit();
     Ok(tokens)
 }

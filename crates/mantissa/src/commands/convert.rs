@@ -92,7 +92,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let changes = Changes { requantize: args.requantize.as_ref(), drop_inputs: args.drop_inputs };
     let mut plan = Plan::conversion(&source, args.format, changes, options)?;
-    plan.evaluation = args.measure.evaluation(&args.model, &source, false)?;
+    plan.evaluation = args.measure.evaluation(&args.model, &source, false, context)?;
     let peak = plan.peak_bytes(args.verify);
     context.require_memory("convert", peak + peak / 10)?;
     context.warn_all(&plan.notes)?;

@@ -5,11 +5,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_model::{Bos, Tokenizer};
+use mantissa_eval::whole;
+use mantissa_model::Bos;
 use mantissa_quant::{Coverage, InputCoverage, Plan, QuantError};
+use mantissa_store::TextFile;
 use mantissa_store::convention::ModelFiles;
 
-use super::text::read_text;
+use super::text::load_tokenizer;
 use crate::app::Context;
 use crate::error::BadInput;
 use crate::interrupt;
@@ -39,7 +41,12 @@ pub fn find(
     progress.finish();
     let Some(mut coverage) = found? else { return Ok(None) };
     if let Some(path) = traffic {
-        let tokens = Tokenizer::load(source.dir())?.encode(&read_text(path)?, Bos::Never)?;
+        let tokens = context.reading_texts(|| {
+            let tokenizer = load_tokenizer(source, context)?;
+            let (file, name) = (TextFile::open(path)?, path.display().to_string());
+            let text = whole(file, &name, &tokenizer, context.memory_left())?;
+            Ok(tokenizer.encode(&text, Bos::Never)?)
+        })?;
         if tokens.is_empty() {
             let name = path.display().to_string();
             return Err(BadInput::new(name, "no token", "a text like what the model will be used on").into());

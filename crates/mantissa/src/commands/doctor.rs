@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_advise::doctor::{Diagnosis, Gain, Verdict, Whole, against, examine, steps};
+use mantissa_advise::doctor::{Diagnosis, Gain, Verdict, Whole, against, bytes_against, examine, steps};
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
@@ -69,7 +69,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// What cannot be read or run; [`GateFailed`] where a fault is found.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
-    let given = args.text.sequences(&args.model, false)?;
+    let given = args.text.sequences(&args.model, false, context)?;
     let config = model_config(&files)?;
     let total = if args.reference.is_some() { config.num_hidden_layers } else { steps(&config) };
     let progress = context.progress(total as u64, Unit::Items("steps"));
@@ -77,16 +77,19 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let diagnosis = match &args.reference {
         Some(path) => {
             let reference = model::open_quietly(path)?;
+            let needs = bytes_against(&files, &reference, context.threads)?;
+            context.require_memory("doctor", model::BASE.saturating_add(needs))?;
             against(&files, &reference, &given.unwrap_or_default(), context.threads, &told)?
         }
         None => {
             let sequences = match given {
                 Some(sequences) => sequences,
-                None => prose(&args.model)?,
+                None => context.reading_texts(|| prose(&args.model, context))?,
             };
             // The model as it is, and one that is read in another way.
             let path: &Path = &args.model;
-            model::require_memory(&[path, path], Use::evaluation(&sequences, context.threads), context)?;
+            let used = Use::evaluation(&sequences, context.threads);
+            model::require_memory_and(15, &[path, path], used, context)?;
             examine(&files, &sequences, context.threads, &told)?
         }
     };
@@ -112,14 +115,17 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 }
 
 /// Windows of the texts inside the program, cut by the model's tokenizer.
-fn prose(model: &Path) -> Result<Vec<Sequence>> {
+fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
     let files = model::open_quietly(model)?;
+    let longest = embedded::DOMAINS.iter().map(|domain| domain.held_out.len()).max().unwrap_or(0) as u64;
+    let needs = Tokenizer::bytes_to_load(files.dir()).saturating_add(longest * Tokenizer::ENCODING);
+    context.require_more_memory("doctor: tokenizer and the texts inside", needs)?;
     let tokenizer = Tokenizer::load(files.dir()).map_err(|error| {
         let found = format!("no tokenizer to cut the text inside with ({error})");
         BadInput::new(model.display().to_string(), found, "one, --tokens FILE.json, or --reference SOURCE")
     })?;
-    let context = WINDOW.min(model::context_length(&files)?);
-    let options = TextOptions { split: None, docs: None, context, stride: None, bos: Bos::Auto };
+    let window = WINDOW.min(model::context_length(&files)?);
+    let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
     let text = embedded::DOMAINS.iter().map(|domain| domain.held_out).collect::<Vec<_>>();
     let mut all = Vec::new();
     for text in text {

@@ -113,7 +113,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// # Errors
 /// Input that cannot be read or evaluated; [`GateFailed`] past a gate.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences = args.text.sequences(&args.model, false, context)?;
     let sequences =
         sequences.ok_or_else(|| BadInput::new("eval", "neither --text nor --tokens", "one of them"))?;
     let mut used = Use::evaluation(&sequences, context.threads);

@@ -156,7 +156,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
-    let Some(sequences) = args.measure.sequences(&args.model)? else {
+    let Some(sequences) = args.measure.sequences(&args.model, context)? else {
         return Err(BadInput::new("--text", "none", "a text, or --tokens, to measure layers on").into());
     };
     if sequences.len() < 2 {
@@ -176,9 +176,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         schemes.iter().map(|scheme| plan(Recipe::load(&format!("{}-{scheme}", args.method))?)).collect();
     let plans = plans?;
     let units = Unit::of_plan(&plans[0]);
-    let peak = plans.iter().map(|plan| plan.peak_bytes(true)).max().unwrap_or(0);
-    let held = Baseline::bytes(&source, &measured_on)?;
-    context.require_memory("fit", (peak + peak / 10).max(held + held / 10))?;
+    context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, &rest)?)?;
     let limit = limit(args.budget, &plans[0])?;
     let work = WorkFolder::begin(&args.out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
@@ -213,6 +211,28 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
     };
     context.report(&done, |out| human(out, &done))
+}
+
+/// Predicted peak memory. The model stays in memory while those that are compared with it are made and measured; the output is
+/// measured as well, and read back.
+fn needed(
+    args: &Args,
+    context: &Context,
+    source: &ModelFiles,
+    plans: &[Plan],
+    measured_on: &[Sequence],
+    rest: &[Sequence],
+) -> Result<u64> {
+    let making = plans.iter().map(|plan| plan.peak_bytes(false)).max().unwrap_or(0);
+    let baseline = Baseline::bytes(source, measured_on, context.threads)?;
+    let mut last = 0;
+    for plan in plans {
+        let mut plan = plan.clone();
+        plan.evaluation = Some(args.measure.evaluation_on(source, "", rest.to_vec())?);
+        last = plan.peak_bytes(true).max(last);
+    }
+    let needs = last.max(baseline.saturating_add(making));
+    Ok(model::BASE.saturating_add(needs).saturating_add(needs / 10))
 }
 
 /// Every other window, up to `most` of them, and all the others.

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath};
+use super::text::separator;
 use crate::app::Context;
 use crate::error::BadInput;
 use crate::interrupt;
@@ -32,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE.gguf")]
     out: PathBuf,
     /// Cut the text into documents at this separator first
-    #[arg(long, value_name = "SEP")]
+    #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
 }
 
@@ -62,7 +63,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let set = set.ok_or_else(|| {
         BadInput::new("--calibration", "nothing", "a text, or token windows by --calibration-tokens")
     })?;
-    context.require_memory("imatrix", Importance::bytes_needed(&config, &set, context.threads))?;
+    let needs = Importance::bytes_needed(&config, &set, context.threads);
+    context.require_memory("imatrix", model::BASE.saturating_add(needs))?;
     let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
     let tick = &mut |layer: usize| {
         progress.set(layer as u64);

@@ -70,6 +70,8 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
+    let needs = subject::bytes_of_artifact(&files, reference.as_ref())?;
+    context.require_memory("lint", model::BASE.saturating_add(needs))?;
     let subject = subject::of_artifact(&files, reference.as_ref())?;
     let reports: Vec<_> = args.targets.iter().map(|target| lint(&subject, target)).collect();
     let ok = !reports.iter().any(Report::fails);

@@ -33,6 +33,7 @@ use clap::Subcommand;
 use mantissa_store::Paths;
 
 use crate::app::Context;
+use crate::memory::PROCESS;
 
 /// The command to run.
 #[derive(Subcommand)]
@@ -96,6 +97,10 @@ pub fn paths(command: &Command) -> Result<Paths> {
 /// # Errors
 /// As the command; [`exit_of`](crate::error::exit_of) turns any of them into an exit code.
 pub fn run(command: Command, context: &Context) -> Result<()> {
+    // Lists of what there is have no ceiling; chat templates have their own.
+    if !matches!(command, Command::Recipes(_) | Command::Schemes(_) | Command::RenderChat(_)) {
+        context.require_memory("this process", PROCESS)?;
+    }
     match command {
         Command::Demo(args) => demo::run(&args, context),
         Command::Inspect(args) => inspect::run(&args, context),

@@ -33,6 +33,8 @@ pub struct Model {
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     let files = open_quietly(path)?;
+    // Headers are read before their names can be counted: those of a hundred thousand tensors are held.
+    context.require_more_memory(&path.display().to_string(), 0)?;
     let notes: Vec<_> =
         files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
     context.warn_all(&notes)?;
@@ -113,14 +115,29 @@ pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Resu
     require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
 }
 
+/// As [`require_memory`], of work that holds so many more of a hundred bytes.
+///
+/// # Errors
+/// As [`require_memory`].
+pub fn require_memory_and(percent: u64, paths: &[&Path], used: Use<'_>, context: &Context) -> Result<()> {
+    let models: Vec<_> = paths.iter().map(|path| open_quietly(path)).collect::<Result<_>>()?;
+    let (what, needs) = needed(&models, used)?;
+    context.require_memory(&what, needs.saturating_add(needs / 100 * percent))
+}
+
 fn require(models: &[ModelFiles], used: Use<'_>, context: &Context) -> Result<()> {
+    let (what, needs) = needed(models, used)?;
+    context.require_memory(&what, needs)
+}
+
+fn needed(models: &[ModelFiles], used: Use<'_>) -> Result<(String, u64)> {
     let mut needs = BASE;
     for (i, files) in models.iter().enumerate() {
         let used = if i == 0 { used } else { Use { kv: None, ..used } };
         needs = needs.saturating_add(bytes_needed(files, used)?);
     }
     let names: Vec<_> = models.iter().map(|files| files.dir().display().to_string()).collect();
-    context.require_memory(&format!("{}: weights, buffers and cache", names.join(" and ")), needs)
+    Ok((format!("{}: weights, buffers and cache", names.join(" and ")), needs))
 }
 
 impl Use<'_> {
@@ -141,7 +158,7 @@ impl Use<'_> {
 }
 
 /// Memory of the process beside models and buffers: code tables, tokenizer, allocator.
-const BASE: u64 = 8 << 20;
+pub const BASE: u64 = 8 << 20;
 
 fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
     let config = model_config(files)?;

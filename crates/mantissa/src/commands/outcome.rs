@@ -47,8 +47,8 @@ impl MeasureArgs {
     ///
     /// # Errors
     /// A text that cannot be read or cut.
-    pub fn sequences(&self, model: &ModelPath) -> Result<Option<Vec<Sequence>>> {
-        self.text.sequences(model, false)
+    pub fn sequences(&self, model: &ModelPath, context: &Context) -> Result<Option<Vec<Sequence>>> {
+        self.text.sequences(model, false, context)
     }
 
     /// The evaluation of an output on `sequences` of the text alone, which reports call `part`.
@@ -75,8 +75,9 @@ impl MeasureArgs {
         model: &ModelPath,
         source: &ModelFiles,
         other_text: bool,
+        context: &Context,
     ) -> Result<Option<Evaluation>> {
-        let Some(sequences) = self.text.sequences(model, other_text)? else { return Ok(None) };
+        let Some(sequences) = self.text.sequences(model, other_text, context)? else { return Ok(None) };
         Ok(Some(self.evaluation_on(source, "", sequences)?))
     }
 }

@@ -204,7 +204,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let mut plan = Plan::new(&source, recipe, options(args, &source, context)?)?;
     lint::check_plan(&plan, &source, &args.targets, context)?;
-    plan.evaluation = args.measure.evaluation(&args.model, &source, args.calibration.is_text())?;
+    let another = args.calibration.is_text();
+    plan.evaluation = args.measure.evaluation(&args.model, &source, another, context)?;
     let peak = plan.peak_bytes(args.verify);
     // The prediction is good to a tenth, and a ceiling is to hold.
     context.require_memory("quantize", peak + peak / 10)?;

@@ -86,14 +86,15 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
-    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences = args.text.sequences(&args.model, false, context)?;
     let sequences = sequences
         .ok_or_else(|| BadInput::new("recalibrate", "neither --text nor --tokens", "one of them"))?;
     let windows = sequences.into_iter().map(|sequence| sequence.tokens).collect();
     let set = CalibrationSet { name: args.text.name(), windows };
     let needs = Calibration::held_bytes(&config, &set, context.threads)
         .saturating_add(level_bytes(&config, &set))
-        .saturating_add(source.checkpoint().total_bytes());
+        .saturating_add(source.checkpoint().total_bytes())
+        .saturating_add(model::BASE);
     context.require_memory("recalibrate", needs)?;
     let progress = context.progress(0, Unit::Items("steps"));
     let mut done = 0;

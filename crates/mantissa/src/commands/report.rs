@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::train::folder;
 use crate::app::Context;
 use crate::error::BadInput;
+use crate::memory::PROCESS;
 
 /// Make one HTML page of a run: of training from its logs, of quantization from its quality.json.
 ///
@@ -51,6 +52,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// # Errors
 /// A folder with nothing to report on, files that are not what they should be, I/O.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    context.require_memory("report", needed(&args.run))?;
     let (kind, page) = if is_training(&args.run) {
         ("training", training::page(&args.run)?)
     } else if let Some(quality) = Quality::read(&args.run)? {
@@ -78,6 +80,20 @@ fn place(args: &Args) -> PathBuf {
         None if is_training(&args.run) => args.run.join("report.html"),
         None => beside(&args.run),
     }
+}
+
+/// Bytes of memory for each byte of a log, whose numbers become points of curves and text again.
+const OF_LOG: u64 = 6;
+
+/// The same of JSON that is read as a tree.
+const OF_JSON: u64 = 24;
+
+/// Predicted peak memory.
+fn needed(run: &Path) -> u64 {
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    let logs: u64 = [folder::LOG, folder::TELEMETRY].iter().map(|name| size(&run.join(name))).sum();
+    let json = size(&run.join(folder::RUN)).saturating_add(size(&quality_path(run)));
+    PROCESS.saturating_add(logs.saturating_mul(OF_LOG)).saturating_add(json.saturating_mul(OF_JSON))
 }
 
 /// The last part of a path.

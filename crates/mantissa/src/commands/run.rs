@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::calibration::CalibrationArgs;
 use super::model::{self, ModelPath, Use};
 use super::render_chat;
-use super::text::BosArg;
+use super::text::{BosArg, load_tokenizer};
 use crate::app::Context;
 use crate::error::StdoutError;
 
@@ -97,8 +97,11 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// A model or prompt that cannot be run; standard output.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
-    let tokenizer = Tokenizer::load(files.dir())?;
+    let tokenizer = load_tokenizer(&files, context)?;
     let rendered = if args.chat { Some(rendered(args, &tokenizer)?) } else { None };
+    let text = rendered.as_ref().unwrap_or(&args.prompt);
+    let needs = (text.len() as u64).saturating_mul(Tokenizer::ENCODING);
+    context.require_more_memory("run: tokens of the prompt", needs)?;
     let prompt = match &rendered {
         // A template writes the special tokens itself.
         Some(text) => tokenizer.encode(text, Bos::Never)?,

@@ -2,17 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use mantissa_eval::{
-    Sequence, TextOptions, check_sequences, parse_docs, sequences_from_text, token_file, token_path,
+    Sequence, TextOptions, check_sequences, parse_docs, sequences_from_file, token_file, token_path,
 };
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
-use mantissa_store::Paths;
+use mantissa_store::{Paths, TextFile};
 use mantissa_store::convention::ModelFiles;
 
 use super::model;
+use crate::app::Context;
 use crate::error::BadInput;
+use crate::output::bytes;
 
 /// Options that choose a text. Flattened into a command, which may ask for one with `requires = "measured_on"`.
 #[derive(clap::Args)]
@@ -33,7 +35,7 @@ pub struct TextArgs {
     #[arg(long, value_enum, requires = "measured_on")]
     bos: Option<BosArg>,
     /// Cut the text into documents at this separator; each is stripped and one window
-    #[arg(long, value_name = "SEP")]
+    #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
     /// Documents to take, counted from 1, both ends included
     #[arg(long, value_name = "A..B", requires = "split")]
@@ -61,6 +63,17 @@ impl From<BosArg> for Bos {
     }
 }
 
+/// A separator of documents.
+///
+/// # Errors
+/// A message, for one of nothing.
+pub fn separator(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("found nothing, allowed one character or more, such as '<|endoftext|>'".to_owned()),
+        text => Ok(text.to_owned()),
+    }
+}
+
 /// A bound in nats or shares: a number, since nothing exceeds one that is not.
 pub fn bound(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|bound: &f64| !bound.is_nan());
@@ -83,14 +96,18 @@ impl TextArgs {
     /// another text at the same separator.
     ///
     /// # Errors
-    /// A file that cannot be read, or holds nothing to predict; a separator of nothing.
-    pub fn sequences(&self, model: &Path, another: bool) -> Result<Option<Vec<Sequence>>> {
+    /// A file that cannot be read, takes more memory than there is, or holds nothing to predict.
+    pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
+        context.reading_texts(|| self.read(model, another, context))
+    }
+
+    fn read(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
         if self.split.is_some() && self.text.is_none() && !another {
             return Err(BadInput::new("--split", "no text to cut", "it with --text").into());
         }
         let sequences = match (&self.tokens, &self.text) {
-            (Some(tokens), _) => token_file(tokens)?,
-            (None, Some(path)) => self.cut(path, model)?,
+            (Some(tokens), _) => token_file(tokens, context.memory_left())?,
+            (None, Some(path)) => self.cut(path, model, context)?,
             (None, None) => return Ok(None),
         };
         let sequences = limited(sequences, self.limit);
@@ -107,8 +124,9 @@ impl TextArgs {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    fn cut(&self, path: &Path, model: &Path) -> Result<Vec<Sequence>> {
-        let text = read_text(path)?;
+    fn cut(&self, path: &Path, model: &Path, context: &Context) -> Result<Vec<Sequence>> {
+        // What is no text is told of before what is no model.
+        TextFile::open(path)?;
         let files = model::open_quietly(model)?;
         let limit = model::context_length(&files)?;
         if let Some(context) = self.context.filter(|&context| context > limit) {
@@ -122,8 +140,8 @@ impl TextArgs {
             stride: self.stride,
             bos: self.bos.unwrap_or(BosArg::Auto).into(),
         };
-        let tokenizer = Tokenizer::load(files.dir())?;
-        Ok(sequences_from_text(&path.display().to_string(), &text, &tokenizer, &options)?)
+        let (tokenizer, limit) = (load_tokenizer(&files, context)?, self.limit.map(|limit| limit as usize));
+        Ok(sequences_from_file(path, &tokenizer, &options, limit, context.memory_left())?)
     }
 }
 
@@ -138,16 +156,28 @@ pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) 
     }
 }
 
-/// Reads a text file.
+/// Loads the tokenizer of a model, where memory holds it.
 ///
 /// # Errors
-/// Where there is none, or it is not UTF-8.
+/// As [`Tokenizer::load`]; where there is not enough memory.
+pub fn load_tokenizer(files: &ModelFiles, context: &Context) -> Result<Tokenizer> {
+    let what = format!("{}: tokenizer", files.dir().display());
+    context.require_more_memory(&what, Tokenizer::bytes_to_load(files.dir()))?;
+    Ok(Tokenizer::load(files.dir())?)
+}
+
+/// Largest file of settings.
+const MAX_SETTINGS: u64 = 16 << 20;
+
+/// Reads a small text file, such as settings.
+///
+/// # Errors
+/// Where there is none, it is not UTF-8 or it is not small.
 pub fn read_text(path: &Path) -> Result<String> {
-    let name = path.display().to_string();
-    let bytes = std::fs::read(path)
-        .map_err(|error| mantissa_store::Error::opening(path, "a UTF-8 text", "read text", error))?;
-    String::from_utf8(bytes).map_err(|e| {
-        BadInput::new(name, format!("no UTF-8 at byte {}", e.utf8_error().valid_up_to()), "a UTF-8 text")
+    let text = TextFile::open(path)?.whole(MAX_SETTINGS)?;
+    text.ok_or_else(|| {
+        let most = bytes(MAX_SETTINGS);
+        BadInput::new(path.display().to_string(), format!("more than {most}"), format!("at most {most}"))
             .into()
     })
 }

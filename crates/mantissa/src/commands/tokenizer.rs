@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use mantissa_store::{Kind, Paths, Staging};
-use mantissa_train::data::{TextFormat, documents, train_bpe};
+use mantissa_train::data::{DataError, TextFormat, WordCounts, learn_bpe};
 use serde::Serialize;
 use serde_json::json;
 
+use super::text::separator;
 use crate::app::Context;
 use crate::output::bytes;
 
@@ -15,7 +16,7 @@ use crate::output::bytes;
 ///
 /// The folder that is written has tokenizer.json and tokenizer_config.json, which `mantissa train` and other tools read. The same
 /// texts in the same order give the same tokenizer. Ids 0 and 1 begin and end a document; every byte has a token, so that any text
-/// can be written.
+/// can be written. Texts are read in pieces; what is held are the words that differ, about 60 times their bytes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa tokenizer stories.txt code.txt --vocab 4096 --split '<|endoftext|>' --out tokenizer
@@ -28,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     vocab: usize,
     /// Cut texts into documents at this separator
-    #[arg(long, value_name = "SEP")]
+    #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
     /// Where the document is in a line of a .jsonl file
     #[arg(long, value_name = "FIELD", default_value = "text")]
@@ -46,11 +47,6 @@ struct Report<'a> {
     bytes: u64,
 }
 
-/// Bytes of memory for each byte of text while merges are counted: the documents, and the words that differ with their counts and
-/// pairs (10 were measured on 4 MB of prose and code; short texts have more words
-/// that occur once).
-const PER_BYTE: u64 = 12;
-
 /// Adds what the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.files.iter().for_each(|path| paths.read(path));
@@ -62,27 +58,23 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// # Errors
 /// Texts that cannot be read or are too short for the vocabulary; I/O.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |m| m.len());
-    let total: u64 = args.files.iter().map(size).sum();
-    context.require_memory("tokenizer", (16 << 20) + total.saturating_mul(PER_BYTE))?;
-    let mut texts = Vec::new();
+    let mut words = WordCounts::new(context.threads, context.memory_left());
+    let (mut documents, mut total) = (0, 0);
     for path in &args.files {
         let format = match path.extension().is_some_and(|extension| extension == "jsonl") {
             true => TextFormat::JsonLines { field: args.field.clone() },
             false => TextFormat::Text { split: args.split.clone() },
         };
-        documents(path, &format, |document| {
-            texts.push(document.to_owned());
-            Ok(())
-        })?;
+        documents += words.add_file(path, &format).map_err(|error| over_memory(error, context))?;
+        total += std::fs::metadata(path).map_or(0, |file| file.len());
     }
-    let trained = train_bpe(&texts, args.vocab)?;
+    let trained = learn_bpe(words, args.vocab).map_err(|error| over_memory(error, context))?;
     let mut staging = Staging::begin(&context.output(&args.out)?)?;
     staging.write("tokenizer.json", trained.tokenizer.as_bytes())?;
     staging.write("tokenizer_config.json", trained.config.as_bytes())?;
     let fields = json!({ "command": "tokenizer", "vocab": args.vocab });
     staging.commit(fields.as_object().cloned().unwrap_or_default())?;
-    let report = Report { out: &args.out, vocab: args.vocab, documents: texts.len(), bytes: total };
+    let report = Report { out: &args.out, vocab: args.vocab, documents, bytes: total };
     context.report(&report, |out| {
         writeln!(
             out,
@@ -93,4 +85,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             bytes(report.bytes)
         )
     })
+}
+
+/// An error of texts, which in want of memory is one of the ceiling.
+fn over_memory(error: DataError, context: &Context) -> anyhow::Error {
+    match error {
+        DataError::Memory { file, needs, .. } => context.over_memory(&format!("tokenizer: {file}"), needs),
+        error => error.into(),
+    }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 
 use anyhow::Result;
-use mantissa_quant::verify::{Against, Verification, verify_against};
+use mantissa_quant::verify::{Against, Verification, verify_against, verify_bytes};
 
 use super::model::{self, ModelPath, Use};
 use super::text::TextArgs;
@@ -47,7 +47,11 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// What cannot be read at all, and a text that is not the one of the recorded figures; [`GateFailed`] where something does
 /// not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let sequences = args.text.sequences(&args.model, false)?;
+    let sequences = args.text.sequences(&args.model, false, context)?;
+    let files = model::open_quietly(&args.model)?;
+    let source = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
+    context.require_memory("verify", verify_bytes(&files, source.as_ref(), context.threads)?)?;
+    drop((files, source));
     if let Some(sequences) = &sequences {
         let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
         model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;

@@ -1,5 +1,6 @@
 //! The page of a training run.
 
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::Result;
@@ -75,7 +76,10 @@ fn read_text(path: &Path) -> Result<String> {
         let found = format!("{length} bytes");
         return Err(BadInput::new(path.display().to_string(), found, format!("at most {MAX_FILE}")).into());
     }
-    Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(io)?).into_owned())
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(io)?;
+    file.take(MAX_FILE).read_to_end(&mut bytes).map_err(io)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn pairs(rows: impl IntoIterator<Item = (&'static str, String)>) -> Table {

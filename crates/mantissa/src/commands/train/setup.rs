@@ -7,7 +7,7 @@ use mantissa_model::{Bos, ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{FileDigest, Output, hash_file, json};
 use mantissa_train::config::{OptimizerOptions, RunConfig};
-use mantissa_train::data::{Batches, Cursor, DataError, TokenFile, TokenWriter, documents};
+use mantissa_train::data::{Batches, Cursor, DataError, TokenFile, TokenWriter, documents_within};
 use mantissa_train::{
     AdamW, DecayGroups, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd, TrainModel,
     Trainer, TrainerOptions,
@@ -37,6 +37,8 @@ pub(super) struct Setup {
     pub(super) policy: Policy,
     /// Bytes by name, predicted.
     pub(super) memory: Vec<(&'static str, u64)>,
+    /// Bytes that the tokens may take while they are made.
+    text_memory: u64,
     /// Every parameter, and whether its weights decay.
     pub(super) decays: Vec<(ParamInfo, bool)>,
 }
@@ -54,6 +56,8 @@ impl Setup {
             return Err(mantissa_model::LoadError::Context { needed, allowed }.into());
         }
         let tokenizer_dir = base.join(&settings.model.tokenizer);
+        let what = format!("{}: tokenizer", tokenizer_dir.display());
+        context.require_more_memory(&what, Tokenizer::bytes_to_load(&tokenizer_dir))?;
         let tokenizer = Tokenizer::load(&tokenizer_dir)?;
         let init = settings.model.init.as_ref().map(|dir| ModelFiles::open(&base.join(dir))).transpose()?;
         // Both were checked with the settings.
@@ -79,7 +83,19 @@ impl Setup {
             BadInput::new(format!("{file}: optimizer.{}", error.key), found, DecayGroups::ALLOWED)
         })?;
         let decays = table.iter().cloned().zip(decays).collect();
-        Ok(Setup { config, config_json, tokenizer, tokenizer_dir, init, options, policy, memory, decays })
+        let text_memory = context.memory_left();
+        Ok(Setup {
+            config,
+            config_json,
+            tokenizer,
+            tokenizer_dir,
+            init,
+            options,
+            policy,
+            memory,
+            text_memory,
+            decays,
+        })
     }
 
     /// The run at its beginning.
@@ -129,7 +145,12 @@ pub(super) fn tokens(run: &Path, settings: &RunConfig, base: &Path, setup: &Setu
     let mut count = 0;
     for file in &settings.data.files {
         let file = base.join(file);
-        count += documents(&file, &settings.format_of(&file), |document| {
+        let within = setup.text_memory;
+        count += documents_within(&file, &settings.format_of(&file), within, |document| {
+            let needs = (document.len() as u64).saturating_mul(Tokenizer::ENCODING) + writer.bytes();
+            if needs > within {
+                return Err(DataError::Memory { file: file.display().to_string(), needs, allowed: within });
+            }
             let mut ids = setup.tokenizer.encode(document, Bos::Auto).map_err(DataError::from)?;
             ids.extend(setup.config.eos_token_ids.first());
             writer.push(&ids)

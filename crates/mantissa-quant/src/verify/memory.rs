@@ -1,0 +1,76 @@
+//! The memory that verification takes, predicted from the shapes and sizes of what is stored.
+
+use mantissa_model::{Buffers, LinearInfo, ModelConfig};
+use mantissa_store::convention::ModelFiles;
+
+use super::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
+use crate::error::Result;
+use crate::memory::logits_buffers;
+use crate::plan::model_config;
+use crate::source::PANEL;
+
+/// Code tables, the pieces in which files are hashed and compared, and holes of the heap; measured.
+const BASE: u64 = 8 << 20;
+
+/// Names, shapes and digests of a tensor, in the lists of both readers.
+const PER_TENSOR: u64 = 2 << 10;
+
+/// Bytes of every weight around which matrices stand: values between the rotations and the weight, by both readers.
+const ROTATED: u64 = 22;
+
+/// Predicted peak memory of [`verify_against`](super::verify_against) without a text, whose figures take what an evaluation takes.
+///
+/// # Errors
+/// A configuration that cannot be read.
+pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: usize) -> Result<u64> {
+    let config = model_config(files)?;
+    let all = [Some(files), source];
+    let tensors: usize = all.into_iter().flatten().map(|files| files.checkpoint().tensors().count()).sum();
+    let weight = config.decoder_linears().map(|info| checking(files, &info, threads)).max().unwrap_or(0);
+    let mut needs = weight.max(copying(files, &config));
+    if config.parameters() <= MAX_LOGIT_PARAMETERS {
+        // The source is compared with itself where a transform has folded something into it.
+        needs = all.into_iter().flatten().map(|files| comparing(files, &config)).fold(needs, u64::max);
+    }
+    Ok(BASE + tensors as u64 * PER_TENSOR + needs)
+}
+
+/// A weight by both readers, and the rows that each thread decodes and compares.
+fn checking(files: &ModelFiles, info: &LinearInfo, threads: usize) -> u64 {
+    let weights = (info.rows * info.cols) as u64;
+    let prefix = format!("{}.", info.module);
+    let beside = |name: &str| name.starts_with(&prefix) && !name.ends_with(".bias");
+    let stored = files.checkpoint().tensors().filter(|meta| beside(&meta.name)).map(|meta| meta.len).sum();
+    // Experts that are stored as one tensor are read as one.
+    let stored = if stored == 0 { largest(files) } else { stored };
+    // Several threads read, unpack and turn a tensor; codes have a byte each, scales four.
+    let readers = 3 * stored + 2 * weights + weights / 2;
+    let trellis = |name: &str| beside(name) && name.ends_with("trellis");
+    let rotated = files.checkpoint().tensors().any(|meta| trellis(&meta.name));
+    let rotated = if rotated { ROTATED * weights } else { 0 };
+    let panel = (PANEL.max(info.cols) as u64) * 24;
+    readers + rotated + panel * threads as u64
+}
+
+/// A tensor that a transform changes, with the source's.
+fn copying(files: &ModelFiles, config: &ModelConfig) -> u64 {
+    let table = config.vocab_size as u64 * config.hidden_size as u64;
+    let plain = |name: &str| name.ends_with("norm.weight") || name.contains("embed") || name.contains("head");
+    let read = files.checkpoint().tensors().filter(|meta| plain(&meta.name)).map(|meta| meta.len).max();
+    2 * read.unwrap_or(0).min(8 * table) + 4 * read.map_or(0, |_| config.hidden_size as u64)
+}
+
+/// A model in f32, and the logits of both readers.
+fn comparing(files: &ModelFiles, config: &ModelConfig) -> u64 {
+    let table = config.vocab_size as u64 * config.hidden_size as u64;
+    let tables = files.checkpoint().tensors().filter(|meta| meta.numel() == table);
+    let stored = tables.map(|meta| meta.len).max().unwrap_or(2 * table);
+    let model: u64 = logits_buffers(config, stored).iter().map(|(_, bytes)| bytes).sum();
+    let length = LOGIT_TOKENS.min(config.max_position_embeddings);
+    let logits = (2 * 4 * length as u64).saturating_mul(config.vocab_size as u64);
+    model.saturating_add(logits).saturating_add(Buffers::bytes_needed(config, length, length))
+}
+
+fn largest(files: &ModelFiles) -> u64 {
+    files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0)
+}

@@ -1,0 +1,284 @@
+//! Text files of any length, read a part at a time: documents between separators, lines, or one text up to a limit.
+//!
+//! Nothing is held but the part in hand, and that only up to the limit that the caller sets: an endless line and a pipe that never
+//! ends cannot take more. Devices are refused before they are read.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Bytes read at a time.
+const PIECE: usize = 64 << 10;
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// What stands before a separator or the end.
+    Text(&'a str),
+    /// Nothing is left.
+    End,
+    /// The part has more bytes than it may.
+    TooLong,
+}
+
+/// A text file or pipe, and the part of it that is in hand.
+#[derive(Debug)]
+pub struct TextFile {
+    path: PathBuf,
+    input: File,
+    size: Option<u64>,
+    /// What was read and not yet given out begins at `start`.
+    buffer: Vec<u8>,
+    start: usize,
+    /// Place of `start` in the file.
+    offset: u64,
+    ended: bool,
+    finished: bool,
+}
+
+impl TextFile {
+    /// Opens a regular file or a pipe.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] and [`Error::WrongKind`] where there is no such file, or a folder; [`Error::Field`] for a device or a
+    /// socket; [`Error::Io`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let failed = |error| Error::opening(path, "a UTF-8 text", "read text", error);
+        let refused = |found: &str| {
+            let hint = "write what is to be read to a file first";
+            Error::field(path, "text", found, "a regular file or a pipe", hint)
+        };
+        let kind = std::fs::metadata(path).map_err(failed)?;
+        if kind.is_dir() {
+            return Err(failed(std::io::ErrorKind::IsADirectory.into()));
+        }
+        if let Some(found) = device(&kind) {
+            return Err(refused(found));
+        }
+        let size = kind.is_file().then(|| kind.len());
+        let input = File::open(path).map_err(failed)?;
+        let (path, buffer) = (path.to_owned(), Vec::new());
+        Ok(TextFile { path, input, size, buffer, start: 0, offset: 0, ended: false, finished: false })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of a regular file.
+    pub fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// The whole text; `None` where it has more than `most` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Field`] for a text that is not UTF-8, with the byte; [`Error::Io`].
+    pub fn whole(mut self, most: u64) -> Result<Option<String>> {
+        if self.size.is_some_and(|size| size > most) {
+            return Ok(None);
+        }
+        self.buffer.reserve_exact(usize::try_from(self.size.unwrap_or(0)).unwrap_or(0) + 1);
+        // One byte more shows that there is more.
+        let read = self.input.by_ref().take(most.saturating_add(1)).read_to_end(&mut self.buffer);
+        read.map_err(|error| Error::io(&self.path, "read text", error))?;
+        if self.buffer.len() as u64 > most {
+            return Ok(None);
+        }
+        let path = self.path;
+        let text = String::from_utf8(self.buffer);
+        text.map(Some).map_err(|error| not_utf8(&path, error.utf8_error().valid_up_to() as u64))
+    }
+
+    /// The next part before a `separator` or the end. There are as many as [`str::split`] gives.
+    ///
+    /// # Errors
+    /// [`Error::Field`] for a part that is not UTF-8, with the byte, and for a separator of nothing; [`Error::Io`].
+    pub fn part(&mut self, separator: &str, most: u64) -> Result<Part<'_>> {
+        if separator.is_empty() {
+            let hint = "name what stands between two documents, such as '<|endoftext|>'";
+            return Err(Error::field(&self.path, "separator", "nothing", "one character or more", hint));
+        }
+        if self.finished {
+            return Ok(Part::End);
+        }
+        let separator = separator.as_bytes();
+        let mut searched = self.start;
+        let (end, next) = loop {
+            if let Some(at) = find(&self.buffer[searched..], separator) {
+                break (searched + at, searched + at + separator.len());
+            }
+            if self.ended {
+                self.finished = true;
+                break (self.buffer.len(), self.buffer.len());
+            }
+            // A separator may have begun in what was searched.
+            searched = (self.buffer.len() - self.start).saturating_sub(separator.len() - 1);
+            if searched as u64 > most {
+                return Ok(Part::TooLong);
+            }
+            self.fill()?;
+        };
+        let (first, at) = (std::mem::replace(&mut self.start, next), self.offset);
+        self.offset += (next - first) as u64;
+        if (end - first) as u64 > most {
+            return Ok(Part::TooLong);
+        }
+        let part = std::str::from_utf8(&self.buffer[first..end]);
+        part.map(Part::Text).map_err(|error| not_utf8(&self.path, at + error.valid_up_to() as u64))
+    }
+
+    /// The next piece of a text without separators: some `least` bytes or more, ended where `cut` finds a place in them.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part).
+    pub fn piece(
+        &mut self,
+        least: usize,
+        most: u64,
+        cut: impl Fn(&str) -> Option<usize>,
+    ) -> Result<Part<'_>> {
+        let mut wanted = least;
+        loop {
+            while !self.ended && self.buffer.len() - self.start < wanted {
+                self.fill()?;
+            }
+            let held = &self.buffer[self.start..];
+            if held.is_empty() {
+                return Ok(Part::End);
+            }
+            let valid = match std::str::from_utf8(held) {
+                Ok(text) => text.len(),
+                // What is read ends inside a character.
+                Err(error) if error.error_len().is_none() && !self.ended => error.valid_up_to(),
+                Err(error) => return Err(not_utf8(&self.path, self.offset + error.valid_up_to() as u64)),
+            };
+            let text = std::str::from_utf8(&held[..valid]).unwrap_or_default();
+            let end = if self.ended { Some(text.len()) } else { cut(text) };
+            if let Some(end) = end.filter(|&end| end > 0 && end as u64 <= most) {
+                let first = self.start;
+                self.start += end;
+                self.offset += end as u64;
+                let text = std::str::from_utf8(&self.buffer[first..first + end]).unwrap_or_default();
+                return Ok(Part::Text(text));
+            }
+            if text.len() as u64 > most {
+                return Ok(Part::TooLong);
+            }
+            wanted = 2 * held.len();
+        }
+    }
+
+    /// Reads a piece behind what is held, which moves to the front.
+    fn fill(&mut self) -> Result<()> {
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        let held = self.buffer.len();
+        self.buffer.resize(held + PIECE, 0);
+        let read = loop {
+            match self.input.read(&mut self.buffer[held..]) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                read => break read.map_err(|error| Error::io(&self.path, "read text", error)),
+            }
+        };
+        self.buffer.truncate(held + *read.as_ref().unwrap_or(&0));
+        self.ended = read? == 0;
+        Ok(())
+    }
+}
+
+/// The name of what is neither a regular file nor a pipe nor a folder, which reading tells of by itself.
+fn device(kind: &std::fs::Metadata) -> Option<&'static str> {
+    use std::os::unix::fs::FileTypeExt;
+    let kind = kind.file_type();
+    if kind.is_char_device() {
+        Some("a character device")
+    } else if kind.is_block_device() {
+        Some("a block device")
+    } else if kind.is_socket() {
+        Some("a socket")
+    } else {
+        None
+    }
+}
+
+fn not_utf8(path: &Path, at: u64) -> Error {
+    Error::field(path, "text", format!("no UTF-8 at byte {at}"), "a UTF-8 text", "convert it with iconv")
+}
+
+/// The first place of `needle`, which has a byte at least.
+fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        let at = from + text.get(from..)?.iter().position(|byte| *byte == needle[0])?;
+        if text[at..].starts_with(needle) {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn file(dir: &tempfile::TempDir, content: &[u8]) -> TextFile {
+        let path = dir.path().join("t.txt");
+        std::fs::write(&path, content).unwrap();
+        TextFile::open(&path).unwrap()
+    }
+
+    fn all(mut text: TextFile, separator: &str) -> Vec<String> {
+        let mut parts = Vec::new();
+        while let Part::Text(part) = text.part(separator, 1 << 20).unwrap() {
+            parts.push(part.to_owned());
+        }
+        parts
+    }
+
+    #[test]
+    fn parts_are_those_of_split() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let long = format!("{}<|end|>ü{}<|end|><|en", "a".repeat(PIECE - 3), "b".repeat(2 * PIECE));
+        for text in ["", "a", "<|end|>", "a<|end|>b", "a<<|end|>|end|>", "<|end|><|end|>x\n", &long] {
+            for separator in ["<|end|>", "\n", "<|"] {
+                let split: Vec<&str> = text.split(separator).collect();
+                assert_eq!(all(file(&dir, text.as_bytes()), separator), split, "{separator}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_held() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let text = [b"ab\n", "c".repeat(1 << 20).as_bytes()].concat();
+        let mut open = file(&dir, &text);
+        assert_eq!(open.part("\n", 1000).unwrap(), Part::Text("ab"));
+        assert_eq!(open.part("\n", 1000).unwrap(), Part::TooLong);
+        assert!(open.buffer.len() < 3 * PIECE);
+        assert_eq!(file(&dir, &text).whole(1000).unwrap(), None);
+        assert_eq!(file(&dir, &text).whole(text.len() as u64).unwrap().unwrap().len(), text.len());
+        // A part of exactly as many bytes as allowed is none of them.
+        let mut open = file(&dir, b"abc\ndefg");
+        assert_eq!(open.part("\n", 3).unwrap(), Part::Text("abc"));
+        assert_eq!(open.part("\n", 3).unwrap(), Part::TooLong);
+    }
+
+    #[test]
+    fn devices_empty_separators_and_other_bytes_are_named() {
+        let error = TextFile::open(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(error.contains("a character device"), "{error}");
+        let dir = tempfile::TempDir::new().unwrap();
+        assert!(file(&dir, b"a").part("", 10).unwrap_err().to_string().contains("separator"));
+        let bytes = [b"good\n".as_slice(), b"b\xffd"].concat();
+        let mut open = file(&dir, &bytes);
+        assert_eq!(open.part("\n", 10).unwrap(), Part::Text("good"));
+        assert!(open.part("\n", 10).unwrap_err().to_string().contains("no UTF-8 at byte 6"));
+        assert!(file(&dir, &bytes).whole(10).unwrap_err().to_string().contains("no UTF-8 at byte 6"));
+        assert!(matches!(TextFile::open(dir.path()), Err(Error::WrongKind { .. })));
+    }
+}
