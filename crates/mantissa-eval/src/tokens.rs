@@ -51,7 +51,9 @@ pub enum TokenError {
         allowed: String,
     },
     /// A window holds no token: nothing can be run on it, and a method that calibrates on it would have no states to keep.
-    #[error("{file}: {field}: expected at least one token id, got an empty list; fix: remove this window from the list")]
+    #[error(
+        "{file}: {field}: expected at least one token id, got an empty list; fix: remove this window from the list"
+    )]
     EmptyWindow {
         /// The file.
         file: String,
@@ -323,7 +325,9 @@ mod tests {
         write("[[5, 6]");
         assert!(message("").contains("JSON"));
         write(r#"{"a": [[1, 2], [], [3]], "b": [], "c": [[]]}"#);
-        assert!(message(":a").contains("t.json: a[1]: expected at least one token id, got an empty list; fix: "));
+        assert!(
+            message(":a").contains("t.json: a[1]: expected at least one token id, got an empty list; fix: ")
+        );
         assert!(message(":b").contains("t.json: b: found an empty list"));
         assert!(message(":c").contains("c[0]: expected at least one token id"));
         std::fs::remove_dir_all(&dir).unwrap();

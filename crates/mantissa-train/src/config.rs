@@ -527,7 +527,10 @@ mod tests {
         }
         // A list of what may stand there is not cut.
         let error = RunConfig::parse("run.toml", "seeed = 1", &[]).unwrap_err().to_string();
-        assert!(error.contains("`seeed`, expected one of `seed`") && error.contains("`telemetry`"), "{error}");
+        assert!(
+            error.contains("`seeed`, expected one of `seed`") && error.contains("`telemetry`"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -168,6 +168,29 @@ fn split() {
 }
 
 #[test]
+fn windows() {
+    let mut random = Random(79, 0);
+    let seeds = seeds("fuzz/seeds/windows", "");
+    seeds.iter().for_each(|seed| entries::windows(seed));
+    for round in 0..ROUNDS {
+        let input = match round % 2 {
+            0 => mutate(&seeds, &mut random),
+            // Many short windows, some of them empty.
+            _ => (0..1 + random.below(40))
+                .map(|_| {
+                    if random.below(4) == 0 {
+                        250
+                    } else {
+                        random.below(if random.below(8) == 0 { 256 } else { 200 }) as u8
+                    }
+                })
+                .collect(),
+        };
+        assert!(catch_unwind(|| entries::windows(&input)).is_ok(), "round {round}: {input:?}");
+    }
+}
+
+#[test]
 fn imatrix() {
     survives("imatrix", entries::imatrix, &seeds("fuzz/seeds/imatrix", ""));
 }

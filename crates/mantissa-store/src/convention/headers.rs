@@ -55,7 +55,9 @@ impl ModelFiles {
     /// As [`check_tensor`](Self::check_tensor).
     pub fn check_expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<()> {
         if matches!(self.convention, Convention::GptOss) && !self.has(&stack.tensor) {
-            return super::gpt_oss::names(&stack.tensor).iter().try_for_each(|name| self.meta(name).map(|_| ()));
+            return super::gpt_oss::names(&stack.tensor)
+                .iter()
+                .try_for_each(|name| self.meta(name).map(|_| ()));
         }
         let meta = self.meta(&stack.tensor)?;
         self.expect_shape(meta, &stack.shape(rows, cols))?;
@@ -66,7 +68,12 @@ impl ModelFiles {
     fn check_one_code_each(&self, meta: &TensorMeta, module: &str, rows: usize, cols: usize) -> Result<()> {
         if let Some(found) = self.coded_shape(module).filter(|found| *found != (rows, cols)) {
             let hint = "config.json and the weights must belong together";
-            return Err(self.fault(&meta.name, format!("codes of {found:?}"), format!("[{rows}, {cols}]"), hint));
+            return Err(self.fault(
+                &meta.name,
+                format!("codes of {found:?}"),
+                format!("[{rows}, {cols}]"),
+                hint,
+            ));
         }
         const SCALES: [&str; 5] = ["weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "scales"];
         if SCALES.iter().any(|scale| self.has(&format!("{module}.{scale}"))) {
