@@ -196,7 +196,7 @@ pub fn windows(data: &[u8]) {
     let fit = check_sequences(config, &sequences).is_ok();
     assert_eq!(calibrate(&list, how), fit, "{list:?}");
     if fit {
-        let _ = evaluate(decoder, None, &sequences, 1 + usize::from(how >> 1 & 1));
+        let _ = evaluate(decoder, None, &sequences, 1 + usize::from(how >> 1 & 1), &|_| {});
         let policy = "nuq4-1%".parse().expect("a policy");
         decoder.clone().set_kv_calibrated(&policy, &list).expect("levels of tokens that the model knows");
     }

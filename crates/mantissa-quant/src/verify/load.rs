@@ -14,10 +14,17 @@ use crate::error::Result;
 /// # Errors
 /// [`QuantError`](crate::QuantError) names the file and the tensor or field that keeps the model from being opened.
 pub fn load_check(model: &Path) -> Result<()> {
-    loadable(&ModelFiles::open(model)?)
+    let files = ModelFiles::open(model)?;
+    loadable(&files)?;
+    let named = files.gguf().and_then(|model| model.metadata().get("tokenizer.ggml.tokens"));
+    if named.is_some() {
+        Tokenizer::load(files.dir())?;
+    }
+    Ok(())
 }
 
-/// [`load_check`] of a model whose headers have been read.
+/// [`load_check`] of a source whose headers have been read. The tokenizer in the metadata of a GGUF file is left out: no output
+/// takes it over.
 ///
 /// # Errors
 /// As there.
@@ -78,13 +85,9 @@ fn check_caches(files: &ModelFiles, config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// The tokenizer with its configuration and its templates. A model without one runs on token ids.
+/// The tokenizer of a folder with its configuration and its templates. A model without one runs on token ids.
 fn check_tokenizer(files: &ModelFiles) -> Result<()> {
-    let is_there = match files.gguf() {
-        Some(model) => model.metadata().get("tokenizer.ggml.model").is_some(),
-        None => files.dir().join("tokenizer.json").exists(),
-    };
-    if is_there {
+    if files.gguf().is_none() && files.dir().join("tokenizer.json").exists() {
         Tokenizer::load(files.dir())?;
     }
     Ok(())

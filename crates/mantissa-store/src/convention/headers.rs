@@ -7,7 +7,7 @@ use crate::{Dtype, Error, Result, TensorMeta};
 const CODES: [(&str, &[&str]); 8] = [
     ("weight_packed", &["weight_scale"]),
     ("qweight", &["qzeros", "scales"]),
-    ("q_weight", &["q_groups", "q_scale", "q_scale_max", "q_invperm"]),
+    ("q_weight", &["q_groups", "q_scale", "q_scale_max"]),
     ("W_q", &["scale", "zero", "shape", "packing"]),
     ("weight_quantized", &["weight_scale"]),
     ("weight._data._data", &["weight._scale", "weight._shift"]),

@@ -164,7 +164,7 @@ fn convert_recalibrate_and_fit_refuse_them_and_leave_the_old_output() {
                 "--schemes",
                 "int4-g8,int8-g8",
                 "--budget",
-                "7bpw",
+                "9bpw",
                 "--tokens",
                 tokens,
                 "--out",
