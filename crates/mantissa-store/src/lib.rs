@@ -50,7 +50,7 @@ pub use commit::{
     Committed, FileSet, StagedFile, StagedSet, Staging, interrupted_publication, write_file_atomic,
 };
 pub use dtype::Dtype;
-pub use error::{Error, ErrorClass, Result};
+pub use error::{Error, ErrorClass, Result, Shown};
 pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};

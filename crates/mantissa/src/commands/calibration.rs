@@ -9,8 +9,8 @@ use mantissa_eval::{
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_num::round::random_u32;
 use mantissa_quant::calibrate::CalibrationSet;
-use mantissa_store::{Paths, TextFile};
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Paths, TextFile};
 
 use super::conversations::{self, Lines};
 use super::model;

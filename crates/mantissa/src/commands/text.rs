@@ -8,8 +8,8 @@ use mantissa_eval::{
 };
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
-use mantissa_store::{Paths, TextFile};
 use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Paths, TextFile};
 
 use super::model;
 use crate::app::Context;

@@ -408,8 +408,17 @@ fn texts_are_mixed_compared_and_held_out() {
     fs::write(&b, "Quite another text, about ships and the sea, without any numbers. ".repeat(40)).unwrap();
     let out = temp.path().join("out");
     let arguments = |more: &[&str]| {
-        let all =
-            ["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out), "--length", "24"];
+        let all = [
+            "quantize",
+            text(&model),
+            "--recipe",
+            "gptq-int4-g8",
+            "--overwrite",
+            "--out",
+            text(&out),
+            "--length",
+            "24",
+        ];
         [&all[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     let (first, second) = (format!("{}:3", text(&a)), format!("{}:1", text(&b)));
@@ -462,7 +471,17 @@ fn conversations_are_calibrated_on_in_the_form_of_the_template() {
     fs::write(&said, format!("{}\n\n{}\n", lines[0], lines[1])).unwrap();
     let out = temp.path().join("out");
     let arguments = |more: [&str; 2], out: &Path| {
-        let all = ["quantize", &folder, "--recipe", "gptq-int4-g8", "--out", text(out), "--json", "--quiet"];
+        let all = [
+            "quantize",
+            &folder,
+            "--recipe",
+            "gptq-int4-g8",
+            "--overwrite",
+            "--out",
+            text(out),
+            "--json",
+            "--quiet",
+        ];
         [&all[..], &more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
     let done = json(&arguments(["--calibration", text(&said)], &out));

@@ -14,7 +14,8 @@ fn cast(dir: &Path, shape: &[usize], x: &[f32], scheme: &str, more: &[&str]) -> 
     let (input, out) = (dir.join("in.safetensors"), dir.join("out.safetensors"));
     let _ = fs::remove_file(&input);
     write_x(&input, shape, x);
-    let mut arguments = vec!["cast", text(&input), "--scheme", scheme, "--out", text(&out), "--quiet"];
+    let mut arguments =
+        vec!["cast", text(&input), "--scheme", scheme, "--overwrite", "--out", text(&out), "--quiet"];
     arguments.extend(more);
     succeed(&arguments);
     File::open(&out)
@@ -82,7 +83,8 @@ fn ranks_0_and_1_are_one_row_and_empty_tensors_pass() {
     let huge = dir.path().join("huge.safetensors");
     write(&huge, &[("x", Dtype::F32, &[1 << 40, 0], Vec::new())]);
     let out = dir.path().join("huge-out.safetensors");
-    let line = fail(2, &["cast", text(&huge), "--scheme", "int8-channel", "--out", text(&out)]);
+    let line =
+        fail(2, &["cast", text(&huge), "--scheme", "int8-channel", "--overwrite", "--out", text(&out)]);
     assert!(line.contains("\"x\""), "{line}");
 }
 
@@ -151,7 +153,8 @@ fn sqnr_is_the_ratio_of_energies() {
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let x = values(64 * 640);
     write_x(&input, &[64, 640], &x);
-    let report = json(&["cast", text(&input), "--scheme", "int4-g32", "--out", text(&out), "--json"]);
+    let report =
+        json(&["cast", text(&input), "--scheme", "int4-g32", "--overwrite", "--out", text(&out), "--json"]);
     let tensor = &report["tensors"][0];
     let dequant = File::open(&out).f32("x.dequant");
     let energy = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>();
@@ -160,7 +163,8 @@ fn sqnr_is_the_ratio_of_energies() {
     assert!((tensor["sqnr_db"].as_f64().unwrap() - expected).abs() < 1e-9, "{tensor}");
     assert_eq!((&tensor["bits_per_weight"], &tensor["name"]), (&5.0.into(), &"x".into()));
     assert!(tensor["max_abs_error"].as_f64().unwrap() > 0.0);
-    let exact = json(&["cast", text(&input), "--scheme", "f32", "--out", text(&out), "--json"]);
+    let exact =
+        json(&["cast", text(&input), "--scheme", "f32", "--overwrite", "--out", text(&out), "--json"]);
     assert_eq!(exact["tensors"][0]["sqnr_db"], serde_json::Value::Null);
     assert_eq!(exact["tensors"][0]["max_abs_error"], 0.0);
 }
@@ -176,7 +180,7 @@ fn other_float_dtypes_are_widened_and_the_rest_is_skipped_and_said() {
         ("index", Dtype::I64, &[1], vec![0; 8]),
     ];
     write(&input, &tensors);
-    let arguments = ["cast", text(&input), "--scheme", "f32", "--out", text(&out)];
+    let arguments = ["cast", text(&input), "--scheme", "f32", "--overwrite", "--out", text(&out)];
     let output = crate::support::mantissa(&arguments);
     assert!(output.status.success());
     assert!(stderr(&output).contains("\"index\" skipped: I64"), "{}", stderr(&output));
@@ -198,7 +202,8 @@ fn what_cannot_be_cast_is_refused_and_named() {
     x[90] = f32::NAN;
     write_x(&input, &[2, 64], &x);
     let cast = |scheme: &str, more: &[&str]| {
-        let arguments = [&["cast", text(&input), "--scheme", scheme, "--out", text(&out)], more].concat();
+        let arguments =
+            [&["cast", text(&input), "--scheme", scheme, "--overwrite", "--out", text(&out)], more].concat();
         let line = fail(2, &arguments);
         assert!(!out.exists());
         line
@@ -215,6 +220,6 @@ fn what_cannot_be_cast_is_refused_and_named() {
     let same = fail(2, &["cast", text(&input), "--scheme", "f16", "--out", text(&input)]);
     assert!(same.contains("is the input"), "{same}");
     // MX scales and plain casts have codes for NaN.
-    succeed(&["cast", text(&input), "--scheme", "mxfp8-e4m3", "--out", text(&out)]);
+    succeed(&["cast", text(&input), "--scheme", "mxfp8-e4m3", "--overwrite", "--out", text(&out)]);
     assert!(File::open(&out).f32("x.dequant")[90].is_nan());
 }

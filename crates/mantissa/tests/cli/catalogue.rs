@@ -65,6 +65,7 @@ fn every_scheme_is_cast() {
             text(&input),
             "--scheme",
             &scheme.to_string(),
+            "--overwrite",
             "--out",
             text(&out),
             "--packed",
@@ -101,7 +102,7 @@ fn names_and_dtypes_of_what_is_beside_the_codes() {
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     write_x(&input, &[80, 256], &values(80 * 256));
     let cast = |scheme: &str| {
-        succeed(&["cast", text(&input), "--scheme", scheme, "--out", text(&out), "--quiet"]);
+        succeed(&["cast", text(&input), "--scheme", scheme, "--overwrite", "--out", text(&out), "--quiet"]);
         File::open(&out)
     };
     let file = cast("nf4-dq");
@@ -126,7 +127,7 @@ fn f64_codes_keep_every_bit_of_an_f64_source() {
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let bytes: Vec<u8> = (1..=300).flat_map(|i| (1.0 / f64::from(i)).to_le_bytes()).collect();
     write(&input, &[("x", Dtype::F64, &[3, 100], bytes.clone())]);
-    succeed(&["cast", text(&input), "--scheme", "f64", "--out", text(&out), "--quiet"]);
+    succeed(&["cast", text(&input), "--scheme", "f64", "--overwrite", "--out", text(&out), "--quiet"]);
     assert!(File::open(&out).bytes("x.codes") == bytes);
 }
 
@@ -135,8 +136,9 @@ fn block_types_that_cannot_be_written_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     write_x(&input, &[4, 48], &values(4 * 48));
-    let refused =
-        |input: &Path, scheme: &str| fail(2, &["cast", text(input), "--scheme", scheme, "--out", text(&out)]);
+    let refused = |input: &Path, scheme: &str| {
+        fail(2, &["cast", text(input), "--scheme", scheme, "--overwrite", "--out", text(&out)])
+    };
     let line = refused(&input, "q4_0");
     assert!(line.contains("rows of 48 elements, allowed multiples of 32"), "{line}");
     assert!(refused(&input, "q4_k").contains("multiples of 256"));
@@ -144,7 +146,7 @@ fn block_types_that_cannot_be_written_are_refused() {
     x[130] = 3e7;
     write_x(&dir.path().join("large.safetensors"), &[4, 64], &x);
     let large = dir.path().join("large.safetensors");
-    let line = fail(2, &["cast", text(&large), "--scheme", "q8_0", "--out", text(&out)]);
+    let line = fail(2, &["cast", text(&large), "--scheme", "q8_0", "--overwrite", "--out", text(&out)]);
     assert!(line.contains("\"x\"") && line.contains("1 blocks") && line.contains("element 128"), "{line}");
     assert!(!out.exists());
 }
@@ -207,6 +209,7 @@ fn every_scheme_goes_through_the_native_container() {
             &recipe,
             "--format",
             "native",
+            "--overwrite",
             "--out",
             text(&out),
             "--json",

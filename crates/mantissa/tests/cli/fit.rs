@@ -73,7 +73,7 @@ fn every_method_of_recipe_names_is_a_method_here() {
         let (out, recipe) = (temp.path().join(method), temp.path().join("found.toml"));
         let mut fit = vec!["fit", text(&model), "--schemes", "int4-g8,int8-g8", "--budget", "8.5bpw"];
         fit.extend(["--method", method, "--calibration-tokens", &tokens, "--tokens", &tokens]);
-        fit.extend(["--out", text(&out), "--save-recipe", text(&recipe), "--json", "--quiet"]);
+        fit.extend(["--out", text(&out), "--save-recipe", text(&recipe), "--overwrite", "--json", "--quiet"]);
         let done = json(&fit);
         assert_eq!(done["verification"]["ok"], true, "{done}");
         let found = fs::read_to_string(&recipe).unwrap();
@@ -81,7 +81,7 @@ fn every_method_of_recipe_names_is_a_method_here() {
         // The recipe gives the same weights again.
         let again = temp.path().join("again");
         let quantize = ["quantize", text(&model), "--recipe", text(&recipe), "--calibration-tokens", &tokens];
-        succeed(&[&quantize[..], &["--out", text(&again), "--quiet"]].concat());
+        succeed(&[&quantize[..], &["--out", text(&again), "--overwrite", "--quiet"]].concat());
         let weights = |dir: &std::path::Path| fs::read(dir.join("model.safetensors")).unwrap();
         assert!(weights(&out) == weights(&again), "{method}");
         fs::remove_dir_all(&again).unwrap();

@@ -20,7 +20,7 @@ fn a_weight_file_of_a_folder_stands_for_the_folder() {
         fs::copy(model().join(name), dir.join(name)).unwrap();
     }
     let file = dir.join("model.safetensors");
-    let recipe = ["--recipe", "rtn-int8-channel", "--out", text(&out), "--quiet"];
+    let recipe = ["--recipe", "rtn-int8-channel", "--overwrite", "--out", text(&out), "--quiet"];
     let done = json(&[&["quantize", text(&file), "--json"], &recipe[..]].concat());
     assert_eq!(done["verification"]["ok"], true, "{done}");
     let eval = |model: &str| {

@@ -39,6 +39,7 @@ fn arguments<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
         "--max-shard-size",
         "900k",
         "--verify=false",
+        "--overwrite",
         "--json",
     ]
 }
@@ -160,7 +161,19 @@ fn signals_end_a_quantization_in_order() {
 /// Arguments of a quantization into one GGUF file.
 fn to_gguf<'a>(model: &'a Path, scheme: &'a str, out: &'a Path) -> Vec<&'a str> {
     let (model, out) = (text(model), text(out));
-    vec!["quantize", model, "--recipe", scheme, "--format", "gguf", "--out", out, "--verify=false", "--quiet"]
+    vec![
+        "quantize",
+        model,
+        "--recipe",
+        scheme,
+        "--format",
+        "gguf",
+        "--out",
+        out,
+        "--verify=false",
+        "--overwrite",
+        "--quiet",
+    ]
 }
 
 const GGUF_FILES: [&str; 3] = ["m.gguf", "m.gguf.mantissa-manifest.json", "m.gguf.quality.json"];
@@ -346,6 +359,7 @@ fn a_limit_on_the_length_of_files() {
             "--out",
             text(&out),
             "--verify=false",
+            "--overwrite",
             "--quiet",
         ]);
         command.output().unwrap()
@@ -390,7 +404,7 @@ fn a_full_file_system() {
     // 0.15 MB of embedding and, as nf4, 0.25 MB of layers, in files of 0.2 MB: the second does not fit beside the filler.
     synth(temp.path(), "model", &["--hidden", "128", "--ffn", "256", "--vocab", "600", "--layers", "3"]);
     let script = "
-        run() { \"$0\" quantize \"$2\" --recipe \"$1\" --out out --max-shard-size 200k --verify=false --json; }
+        run() { \"$0\" quantize \"$2\" --recipe \"$1\" --out out --max-shard-size 200k --verify=false --overwrite --json; }
         mkdir kept && \"$0\" synth --preset tiny --out out >/dev/null && cp -r out kept/old
         head -c 400000 /dev/zero > filler
         run nf4 \"$2\" >/dev/null; echo \"code $?\"
@@ -480,14 +494,17 @@ fn a_fit_that_is_interrupted_says_what_it_leaves() {
     fs::write(&tokens, format!("{windows:?}")).unwrap();
     let fit = ["fit", text(&model), "--schemes", "int4-g32,int8-g32", "--budget", "8bpw", "--tokens"];
     let fit = [&fit[..], &[text(&tokens), "--out", text(&out), "--quiet"]].concat();
-    let work = temp.path().join("out.fit");
+    let works = || strays(temp.path()).into_iter().filter(|name| name.starts_with(".out.mantissa-fit-"));
+    let begun = || works().any(|name| temp.path().join(name).join("int4-g32").exists());
     let mut child = start(&fit);
-    assert!(wait_until(&mut child, || work.join("int4-g32").exists()), "it was too quick");
+    assert!(wait_until(&mut child, begun), "it was too quick");
     signal(&child, "INT");
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{}", stderr(&ended));
-    assert!(stderr(&ended).contains("out.fit") && work.exists(), "{}", stderr(&ended));
-    assert!(stderr(&ended).contains("the same command begins again"), "{}", stderr(&ended));
+    let work = works().next().expect("the work folder is kept");
+    assert!(stderr(&ended).contains(&work), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("rerun the same command to resume"), "{}", stderr(&ended));
     succeed(&fit);
-    assert!(out.exists() && !work.exists());
+    assert!(out.exists());
+    assert_eq!(strays(temp.path()), [""; 0]);
 }

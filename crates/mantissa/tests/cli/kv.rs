@@ -54,7 +54,7 @@ fn run_says_how_it_kept_keys_and_values() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("run.json");
     let report = format!("--json={}", out.display());
-    let mut arguments = vec!["run", "demo", "-p", "Once upon a time", "-n", "24", &report];
+    let mut arguments = vec!["run", "demo", "-p", "Once upon a time", "-n", "24", "--overwrite", &report];
     let plain = mantissa(&arguments);
     assert_eq!(stderr(&plain), "");
     arguments.extend(["--kv", "keys=int8-g4-asym,values=int8-head,window=8,sinks=2,channel-keys,rotate"]);

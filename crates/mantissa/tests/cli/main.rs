@@ -27,5 +27,7 @@ mod quality;
 mod spqr;
 mod support;
 mod synth;
+mod token_files;
 mod train;
 mod trellis;
+mod unopenable;

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::support::{fail, json, succeed, text};
 
 fn synth(out: &Path, more: &[&str]) -> Vec<u8> {
-    let arguments = [&["synth", "--out", text(out), "--preset", "tiny"], more].concat();
+    let arguments = [&["synth", "--overwrite", "--out", text(out), "--preset", "tiny"], more].concat();
     succeed(&arguments);
     fs::read(out.join("model.safetensors")).unwrap()
 }
