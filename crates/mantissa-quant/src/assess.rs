@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::pipeline::Progress;
 use crate::plan::{Check, Plan};
 use crate::quality::{Evaluation, Figures, Quality};
-use crate::verify::{Against, Verification, verify_against};
+use crate::verify::{Against, Verification, load_check, verify_against};
 
 /// Measures the output that lies complete at `staged`, where `plan` asks for it. What an earlier run has measured on the
 /// same text, and left in its `journal`, is taken over.
@@ -69,8 +69,7 @@ pub(crate) fn sealed(
     staged: &Path,
     out: &Path,
 ) -> Result<Option<(Verification, Duration)>> {
-    let loadable = ModelFiles::open(staged).map_err(QuantError::from);
-    if let Err(error) = loadable {
+    if let Err(error) = load_check(staged) {
         return Err(match error.class() {
             ErrorClass::Environment => error,
             ErrorClass::Input => QuantError::NotLoadable { out: out.to_owned(), error: Box::new(error) },

@@ -26,7 +26,7 @@ use crate::plan::calibration::check_windows;
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
 use crate::unquantized::Unquantized;
-use crate::verify::loadable;
+use crate::verify::{load_check, loadable};
 
 /// The new scales of an artifact.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -189,7 +189,7 @@ impl Recalibration {
         let fields = fields.as_object().cloned().unwrap_or_default();
         staging.seal(Manifest::run_after(source.dir(), fields)?)?;
         // An output that no command opens must not take the place of one that works.
-        ModelFiles::open(staging.path())?;
+        load_check(staging.path())?;
         Ok(staging.publish()?)
     }
 

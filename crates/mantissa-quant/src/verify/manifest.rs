@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{Manifest, Mismatch, manifest_path, verify_manifest};
+use mantissa_store::{Manifest, Mismatch, interrupted_publication, manifest_path, verify_manifest};
 
 use super::Verification;
 use crate::error::Result;
@@ -32,6 +32,13 @@ impl Verification {
 /// # Errors
 /// A manifest or a file that cannot be read.
 pub(super) fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Manifest>> {
+    if let Some(work) = interrupted_publication(artifact) {
+        found.faults.push(format!(
+            "{}: expected a finished publication, got one that was interrupted; fix: rerun the command that wrote it, which completes it from {}",
+            name_of(artifact),
+            work.display()
+        ));
+    }
     let path = manifest_path(artifact);
     if !path.exists() {
         found.note_unhashed(format!("no {}: hashes were not checked", name_of(&path)));

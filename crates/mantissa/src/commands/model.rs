@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::builder::{TypedValueParser, ValueParserFactory};
 use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Decoder, KvCache, KvPolicy};
@@ -12,7 +12,7 @@ use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
-use mantissa_store::{Checkpoint, INDEX_NAME, Paths};
+use mantissa_store::{Checkpoint, INDEX_NAME, Paths, interrupted_publication};
 use serde::{Serialize, Serializer};
 
 use super::calibration::CalibrationArgs;
@@ -33,6 +33,9 @@ pub struct Model {
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     let files = open_quietly(path)?;
+    if let Some(work) = interrupted_publication(path) {
+        context.warn(&unfinished(path, &work));
+    }
     // Headers are read before their names can be counted: those of a hundred thousand tensors are held.
     context.require_more_memory(&path.display().to_string(), 0)?;
     let notes: Vec<_> =
@@ -46,7 +49,20 @@ pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
 /// # Errors
 /// As [`ModelFiles::open`].
 pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
-    Ok(ModelFiles::open(path)?)
+    let opened = ModelFiles::open(path);
+    match interrupted_publication(path).filter(|_| opened.is_err()) {
+        Some(work) => Ok(opened.context(unfinished(path, &work))?),
+        None => Ok(opened?),
+    }
+}
+
+/// A message of a model whose files were being put in place when their writer died.
+fn unfinished(path: &Path, work: &Path) -> String {
+    format!(
+        "{}: its publication was interrupted; rerun the command that wrote it, which completes it from {}",
+        path.display(),
+        work.display()
+    )
 }
 
 /// How a model is to be run.

@@ -54,7 +54,7 @@ fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
         let bytes = fs::read(dir.join(&name)).unwrap();
         (name, bytes)
     };
-    names_in(dir).into_iter().map(read).collect()
+    names_in(dir).into_iter().filter(|name| dir.join(name).is_file()).map(read).collect()
 }
 
 fn names_in(dir: &Path) -> Vec<String> {

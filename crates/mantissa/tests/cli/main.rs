@@ -23,6 +23,7 @@ mod kv;
 mod lint;
 mod main_job;
 mod memory;
+mod outputs;
 mod quality;
 mod spqr;
 mod support;
