@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use mantissa_advise::sensitivity::{Baseline, Unit};
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::Estimate;
@@ -11,7 +11,7 @@ use mantissa_num::Scheme;
 use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{Check, Options, Plan, Quality, Recipe, Start, plan_key};
+use mantissa_quant::{Check, Options, Outcome, Plan, Quality, Recipe, Start, plan_key};
 use mantissa_store::convention::{Container, ModelFiles};
 use mantissa_store::{
     FileDigest, Journal, Kind, Output, Paths, WorkFolder, disk, verify_manifest, write_file_atomic,
@@ -24,7 +24,7 @@ use super::model::{self, ModelPath};
 use super::outcome::{MeasureArgs, carry_out, human_figures, left_by_another, linear_bits};
 use super::quantize::{container, kind_of, scheme};
 use crate::app::Context;
-use crate::error::BadInput;
+use crate::error::{BadInput, Exit, exit_of};
 use crate::interrupt;
 use crate::output::{Align, Table, bytes, number, written};
 use crate::progress::Unit as Progressed;
@@ -183,25 +183,22 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let left =
         format!("what is measured is kept in {}; rerun the same command to resume", work.path().display());
     let leaving = interrupt::leaving(left.clone());
-    let rows = measure(&work, context, &source, &plans, &units, &measured_on).context(left)?;
-    let found = choose(&rows, limit, &plans[0])?;
-    let rows: Vec<Row> =
-        units.iter().zip(rows).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
-    let text = recipe_text(&plans[0].recipe, args.format, &schemes, &units, &found);
-    if let Some(path) = &args.save_recipe {
-        write_file_atomic(&context.output(path)?, text.as_bytes())?;
-    }
-    let mut plan = plan(Recipe::from_toml("fit.toml", &text)?)?;
-    lint::check_plan(&plan, &source, &args.targets, context)?;
-    plan.evaluation = Some(args.measure.evaluation_on(&source, " (windows not measured on)", rest)?);
-    context.warn_all(&plan.notes)?;
-    plan.check = Check::Verify(Some(args.model.to_path_buf()));
-    let outcome = carry_out(&plan, &source, &context.output(&args.out)?, Start::Resume, context)?;
-    // Kept until now: a rerun after a kill need not measure again.
+    let searched = measure(&work, context, &source, &plans, &units, &measured_on)
+        .and_then(|costs| write(args, context, &source, &plans, &units, costs, limit, (plan, rest)));
     drop(leaving);
+    let (rows, found, outcome) = match searched {
+        Ok(done) => done,
+        // Nothing in it is of use to a rerun.
+        Err(error) if exit_of(&error) == Exit::Input && measured(&work).is_empty() => {
+            work.remove()?;
+            return Err(error);
+        }
+        Err(error) => return Err(error.context(left)),
+    };
+    // Kept until now: a rerun after a kill need not measure again.
     work.remove()?;
     let done = Done {
-        output: written(&args.out, plan.container, &outcome),
+        output: written(&args.out, plans[0].container, &outcome),
         method: &args.method,
         units: &rows,
         predicted_kl: found.cost,
@@ -211,6 +208,34 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         verification: outcome.verification.as_ref().map(|(verification, _)| verification),
     };
     context.report(&done, |out| human(out, &done))
+}
+
+/// Chooses a scheme for every unit by its costs and writes the recipe and the output. `rest` is what the output is measured on.
+fn write(
+    args: &Args,
+    context: &Context,
+    source: &ModelFiles,
+    plans: &[Plan],
+    units: &[Unit],
+    costs: Vec<Vec<Candidate>>,
+    limit: u64,
+    (plan, rest): (impl Fn(Recipe) -> Result<Plan>, Vec<Sequence>),
+) -> Result<(Vec<Row>, Allocation, Outcome)> {
+    let found = choose(&costs, limit, &plans[0])?;
+    let rows: Vec<Row> =
+        units.iter().zip(costs).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
+    let schemes: Vec<_> = plans.iter().map(|plan| plan.recipe.weights.clone()).collect();
+    let text = recipe_text(&plans[0].recipe, args.format, &schemes, units, &found);
+    if let Some(path) = &args.save_recipe {
+        write_file_atomic(&context.output(path)?, text.as_bytes())?;
+    }
+    let mut plan = plan(Recipe::from_toml("fit.toml", &text)?)?;
+    lint::check_plan(&plan, source, &args.targets, context)?;
+    plan.evaluation = Some(args.measure.evaluation_on(source, " (windows not measured on)", rest)?);
+    context.warn_all(&plan.notes)?;
+    plan.check = Check::Verify(Some(args.model.to_path_buf()));
+    let outcome = carry_out(&plan, source, &context.output(&args.out)?, Start::Resume, context)?;
+    Ok((rows, found, outcome))
 }
 
 /// Predicted peak memory. The model stays in memory while those that are compared with it are made and measured; the output is
@@ -289,6 +314,12 @@ struct Measured {
     costs: Vec<Candidate>,
 }
 
+/// What a work folder's journal holds.
+fn measured(work: &WorkFolder) -> Vec<Measured> {
+    let lines = Journal::read(work.path()).unwrap_or_default();
+    lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
 /// The cost of every unit under every scheme. The quantized models stand in the folder `work` while that lasts; what is measured is
 /// written to a journal there, so that a rerun after a kill goes on behind it.
 fn measure(
@@ -299,13 +330,11 @@ fn measure(
     units: &[Unit],
     windows: &[Sequence],
 ) -> Result<Vec<Vec<Candidate>>> {
-    let lines = Journal::read(work.path());
-    let mut journal = match &lines {
+    let mut journal = match Journal::read(work.path()) {
         Some(_) => Journal::reopen(work.path())?,
         None => Journal::create(work.path())?,
     };
-    let known = lines.unwrap_or_default();
-    let known: Vec<Measured> = known.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let known = measured(work);
     let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
     let mut baseline = None;
     for plan in plans {

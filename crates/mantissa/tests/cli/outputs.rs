@@ -56,13 +56,17 @@ fn no_output_replaces_an_input_by_whatever_name() {
             vec!["imatrix", model, "--calibration-tokens", &windows, "--out", &target],
             vec!["cast", &target, "--scheme", "int8-channel", "--out", &target],
             vec!["inspect", &target, &joined],
-            [&["quantize", model, "--recipe", "rtn-q8_0", "--text", &windows][..], &["--out", &target]].concat(),
+            [&["quantize", model, "--recipe", "rtn-q8_0", "--text", &windows][..], &["--out", &target]]
+                .concat(),
             vec!["recalibrate", model, "--tokens", &windows, "--out", &target],
         ];
         for command in commands {
             for more in [&[][..], &["--overwrite"]] {
                 let line = fail(2, &[&command[..], more].concat());
-                assert!(line.contains("output:") || line.contains("a folder or nothing"), "{command:?}: {line}");
+                assert!(
+                    line.contains("output:") || line.contains("a folder or nothing"),
+                    "{command:?}: {line}"
+                );
                 assert!(contents(temp.path()) == before, "{command:?}");
             }
         }
@@ -130,7 +134,8 @@ fn an_output_that_does_not_verify_replaces_nothing() {
     let out = temp.path().join("out");
     let file = temp.path().join("out.gguf");
     let to = |out: &Path, recipe: &str| {
-        let all = ["quantize", text(&model), "--recipe", recipe, "--overwrite", "--quiet", "--out", text(out)];
+        let all =
+            ["quantize", text(&model), "--recipe", recipe, "--overwrite", "--quiet", "--out", text(out)];
         all.map(str::to_owned)
     };
     succeed(&to(&out, "rtn-int8-channel"));
