@@ -114,7 +114,7 @@ fn one_writer_at_a_time() {
     let owner = std::process::id().to_string();
     assert!(error.to_string().contains(&format!("process {owner} (started ")), "{error}");
     assert!(matches!(output_fault(Err::<(), _>(error)), OutputFault::Busy { .. }));
-    let other = Staging::begin(&output(&dir.path().join("other"))).unwrap();
+    let other = Staging::begin(&output(dir.path().join("other"))).unwrap();
     drop((first, other));
     Staging::begin(&output(&out)).unwrap();
 }
@@ -199,7 +199,7 @@ fn kinds_of_targets() {
         Error::WrongKind { found: "a folder", .. }
     ));
     assert_eq!(output_fault(Staging::begin(&output(Path::new("/")))), OutputFault::NoName);
-    let below_a_file = Staging::begin(&output(&file.join("out"))).unwrap_err();
+    let below_a_file = Staging::begin(&output(file.join("out"))).unwrap_err();
     assert_eq!(below_a_file.class(), ErrorClass::Environment);
     // Through a link, the folder that it names is replaced and the link stays.
     let (real, link) = (dir.path().join("real"), dir.path().join("link"));
@@ -209,7 +209,7 @@ fn kinds_of_targets() {
     assert_eq!(value_of(&real), 2);
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     symlink("nowhere", dir.path().join("dangling")).unwrap();
-    assert!(Staging::begin(&output(&dir.path().join("dangling"))).is_err());
+    assert!(Staging::begin(&output(dir.path().join("dangling"))).is_err());
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn a_read_only_folder_is_an_environment_error() {
         println!("skipped: permissions do not bind this user");
         return;
     }
-    let error = Staging::begin(&output(&closed.join("out"))).unwrap_err();
+    let error = Staging::begin(&output(closed.join("out"))).unwrap_err();
     assert!(matches!(error, Error::Io { operation: "create lock file", .. }), "{error}");
     assert_eq!(error.class(), ErrorClass::Environment);
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o755)).unwrap();

@@ -37,8 +37,8 @@ fn work_of_other_plans_and_of_strangers_is_left() {
     let stranger = dir.path().join(".out.mantissa-partial-7");
     folder_with(&stranger, "mine");
     let staging = Staging::begin(&Output::new(dir.path().join("out"))).unwrap();
-    assert_eq!(staging.cleaned(), [ours.clone()]);
-    assert_eq!(staging.others(), [other.clone()]);
+    assert_eq!(staging.cleaned(), std::slice::from_ref(&ours));
+    assert_eq!(staging.others(), std::slice::from_ref(&other));
     drop(staging);
     assert!(!ours.exists() && other.exists() && stranger.exists());
 }
