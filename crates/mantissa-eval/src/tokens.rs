@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use mantissa_model::{Bos, Tokenizer, TokenizerError};
-use mantissa_store::ErrorClass;
+use mantissa_store::{ErrorClass, Shown};
 use serde_json::Value;
 
 /// Tokens to run, and from which index on they are predicted.
@@ -50,6 +50,16 @@ pub enum TokenError {
         /// What may be there.
         allowed: String,
     },
+    /// A window holds no token: nothing can be run on it, and a method that calibrates on it would have no states to keep.
+    #[error(
+        "{file}: {field}: expected at least one token id, got an empty list; fix: remove this window from the list"
+    )]
+    EmptyWindow {
+        /// The file.
+        file: String,
+        /// The key and the index of the window.
+        field: String,
+    },
     /// A range of documents is not one, or lies beyond the text.
     #[error("--docs: found {found}, allowed {allowed}")]
     Docs {
@@ -93,7 +103,8 @@ impl TokenError {
 /// Token files up to this size are read.
 const MAX_FILE: u64 = 1 << 30;
 
-/// Windows of `FILE.json[:KEY]`: a list of lists of ids, or, with a key, an object of such lists. They are used as they are.
+/// Windows of `FILE.json[:KEY]`: a list of lists of ids, or, with a key, an object of such lists. They are used as they are, of
+/// whatever lengths; one without tokens is refused.
 ///
 /// # Errors
 /// [`TokenError`] names the file and the field.
@@ -126,10 +137,15 @@ pub fn token_windows(argument: &str) -> Result<Vec<Sequence>, TokenError> {
     })?;
     let sequences: Vec<_> =
         list.iter().enumerate().map(|(i, w)| window(file, name, i, w)).collect::<Result<_, _>>()?;
-    if sequences.iter().all(|sequence| sequence.tokens.is_empty()) {
-        return Err(TokenError::Empty { what: argument.to_owned() });
+    if sequences.is_empty() {
+        return Err(field(file, name, "an empty list", "at least one window, a list of token ids"));
     }
-    Ok(sequences)
+    match sequences.iter().position(|sequence| sequence.tokens.is_empty()) {
+        None => Ok(sequences),
+        Some(i) => {
+            Err(TokenError::EmptyWindow { file: file.to_owned(), field: format!("{}[{i}]", Shown(name)) })
+        }
+    }
 }
 
 /// A path may itself hold a colon: the key is what follows the last one, unless the whole is a file.
@@ -153,7 +169,11 @@ fn window(file: &str, name: &str, index: usize, value: &Value) -> Result<Sequenc
 fn keys(value: &Value) -> String {
     match value.as_object() {
         None => "no key: the file is a list".to_owned(),
-        Some(object) => format!("one of {}", object.keys().take(20).cloned().collect::<Vec<_>>().join(", ")),
+        // Keys are text of the file: escaped and cut.
+        Some(object) => {
+            let keys: Vec<_> = object.keys().take(20).map(|key| Shown(key).to_string()).collect();
+            format!("one of {}", keys.join(", "))
+        }
     }
 }
 
@@ -169,7 +189,8 @@ fn kind(value: &Value) -> &'static str {
 }
 
 fn field(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<String>) -> TokenError {
-    TokenError::Field { file: file.into(), field: field.into(), found: found.into(), allowed: allowed.into() }
+    let field = Shown(field).to_string();
+    TokenError::Field { file: file.into(), field, found: found.into(), allowed: allowed.into() }
 }
 
 /// Parses `A..B`, counted from 1 and inclusive.
@@ -303,6 +324,12 @@ mod tests {
         assert!(message("").contains("no token to predict"));
         write("[[5, 6]");
         assert!(message("").contains("JSON"));
+        write(r#"{"a": [[1, 2], [], [3]], "b": [], "c": [[]]}"#);
+        assert!(
+            message(":a").contains("t.json: a[1]: expected at least one token id, got an empty list; fix: ")
+        );
+        assert!(message(":b").contains("t.json: b: found an empty list"));
+        assert!(message(":c").contains("c[0]: expected at least one token id"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -47,6 +47,12 @@ pub enum CalibrateError {
     /// There is nothing to calibrate with.
     #[error("calibration: found no tokens, allowed at least one window of one token")]
     Empty,
+    /// A window holds no token.
+    #[error("calibration window {window}: expected at least one token, got none; fix: leave the window out")]
+    EmptyWindow {
+        /// Index of the window.
+        window: usize,
+    },
     /// A weight, the memory or the context.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -156,8 +162,8 @@ impl<'a> Calibration<'a> {
     /// Embeds `windows`, each a sequence by itself.
     ///
     /// # Errors
-    /// [`CalibrateError`] where there are no tokens, one is not in the vocabulary, a window is longer than the model's context
-    /// or there is not enough memory.
+    /// [`CalibrateError`] where there are no tokens, a window has none, one is not in the vocabulary, a window is longer than the
+    /// model's context or there is not enough memory.
     pub fn begin(
         source: &'a dyn WeightSource,
         config: &'a ModelConfig,
@@ -167,6 +173,10 @@ impl<'a> Calibration<'a> {
         let longest = windows.iter().map(Vec::len).max().unwrap_or(0);
         if longest == 0 {
             return Err(CalibrateError::Empty);
+        }
+        // States, statistics and learned rounding take every window to have rows.
+        if let Some(window) = windows.iter().position(Vec::is_empty) {
+            return Err(CalibrateError::EmptyWindow { window });
         }
         let allowed = config.max_position_embeddings;
         if longest > allowed {

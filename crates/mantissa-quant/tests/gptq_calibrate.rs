@@ -239,6 +239,8 @@ fn what_cannot_calibrate_is_refused() {
         |windows: &[Vec<u32>]| Calibration::begin(&files, config, windows, 2).map(|_| ()).unwrap_err();
     assert!(matches!(error(&[]), CalibrateError::Empty));
     assert!(matches!(error(&[vec![], vec![]]), CalibrateError::Empty));
+    assert!(matches!(error(&[vec![], vec![1, 2, 3]]), CalibrateError::EmptyWindow { window: 0 }));
+    assert!(matches!(error(&[vec![1, 2], vec![]]), CalibrateError::EmptyWindow { window: 1 }));
     let unknown = config.vocab_size as u32;
     assert!(matches!(error(&[vec![1], vec![unknown]]), CalibrateError::Forward { window: 1, .. }));
     let long = vec![0; config.max_position_embeddings + 1];

@@ -42,7 +42,7 @@ pub mod writer;
 pub use checksum::Checksum;
 pub use commit::{Committed, StagedFile, Staging, write_file_atomic};
 pub use dtype::Dtype;
-pub use error::{Error, ErrorClass, Result};
+pub use error::{Error, ErrorClass, Result, Shown};
 pub use finite::FiniteScan;
 pub use gguf::{Gguf, GgufWriter};
 pub use hash::{FileDigest, hash_file, hash_file_while};

@@ -352,6 +352,9 @@ pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Resul
         QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))
     };
     for (i, window) in set.windows.iter().enumerate() {
+        if window.is_empty() && set.tokens() > 0 {
+            return Err(CalibrateError::EmptyWindow { window: i }.into());
+        }
         if let Some(id) = window.iter().find(|&&id| id as usize >= config.vocab_size) {
             let allowed = format!("below {}, the model's vocabulary", config.vocab_size);
             return Err(fault(i, format!("token {id}"), allowed));

@@ -62,5 +62,9 @@ pub fn tokens(
         }
     };
     tokens.truncate(length);
+    if tokens.is_empty() {
+        let allowed = "a text of at least one token; remove the line";
+        return Err(BadInput::new(format!("{file}: line {number}"), "no token", allowed).into());
+    }
     Ok(tokens)
 }

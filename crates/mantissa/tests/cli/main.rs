@@ -27,5 +27,6 @@ mod quality;
 mod spqr;
 mod support;
 mod synth;
+mod token_files;
 mod train;
 mod trellis;
