@@ -17,7 +17,7 @@ use mantissa_train::config::RunConfig;
 #[path = "structured.rs"]
 mod structured;
 
-pub use structured::{conventions, split};
+pub use structured::{conventions, split, windows};
 
 /// Largest tensor that is read once its header has passed, in elements.
 const SMALL: usize = 1 << 16;

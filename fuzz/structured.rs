@@ -1,14 +1,18 @@
 //! Entry functions whose input says how to damage something whole: raw bytes rarely pass the first checks of a header.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::sync::LazyLock;
 
-use mantissa_model::{Batch, Buffers, Decoder};
+use mantissa_eval::{check_sequences, evaluate, token_windows};
+use mantissa_model::{Batch, Buffers, Decoder, LinearInput, MapSource, ModelConfig};
+use mantissa_num::round::random_u32;
+use mantissa_quant::calibrate::Calibration;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::{GgmlType, Gguf, GgufTensorSpec, GgufWriter, Value};
 use serde_json::json;
 
-use super::{Folder, SMALL};
+use super::{Folder, OnDisk, SMALL};
 
 #[path = "../crates/mantissa/tests/corruptions/subjects.rs"]
 mod subjects;
@@ -132,4 +136,107 @@ pub fn split(data: &[u8]) {
     for tensor in model.tensors().iter().filter(|tensor| tensor.len <= SMALL as u64) {
         let _ = model.read(tensor);
     }
+}
+
+/// Fragments that a damaged token file may hold.
+const WORDS: [&str; 16] = [
+    "[",
+    "]",
+    "[]",
+    "[],",
+    ",",
+    "-",
+    "1.5",
+    "1e999",
+    "null",
+    "\"",
+    "{",
+    ":",
+    "4294967296",
+    "[[",
+    "true",
+    " ",
+];
+
+/// Lists of token windows of any lengths, as a file that may be damaged: what the parser takes, the calibration, the KV cache's
+/// levels and an evaluation must take too. The windows as they are, empty ones included, go into the calibration by themselves.
+pub fn windows(data: &[u8]) {
+    let Some((&how, rest)) = data.split_first() else { return };
+    let end = rest.iter().position(|byte| *byte == BREAK).unwrap_or(rest.len());
+    let mut list: Vec<Vec<u32>> = Vec::new();
+    for &byte in rest[..end].iter().take(96) {
+        match (byte, list.last_mut()) {
+            (BREAK.., _) => list.push(Vec::new()),
+            (id, Some(window)) => window.push(id.into()),
+            (id, None) => list.push(vec![id.into()]),
+        }
+    }
+    calibrate(&list, how);
+    let keyed = how & 1 == 1;
+    let mut text = serde_json::to_string(&list).unwrap_or_default().into_bytes();
+    for &[place, what, value] in rest.get(end + 1..).unwrap_or_default().as_chunks::<3>().0.iter().take(6) {
+        let at = usize::from(place) * text.len() / 256;
+        match what % 5 {
+            0 => text.iter_mut().skip(at).take(1).for_each(|byte| *byte = value),
+            1 => text.insert(at, value),
+            2 => drop(text.drain(at..(at + usize::from(value % 9)).min(text.len()))),
+            3 => drop(text.splice(at..at, WORDS[usize::from(value) % WORDS.len()].bytes())),
+            _ => text.truncate(at),
+        }
+    }
+    if keyed {
+        text = [b"{\"v\": [], \"w\": ".as_slice(), &text, b"}"].concat();
+    }
+    let on_disk = OnDisk::new("windows", &text);
+    let path = on_disk.0.display().to_string();
+    let Ok(sequences) = token_windows(&if keyed { format!("{path}:w") } else { path }) else { return };
+    assert!(sequences.iter().all(|sequence| !sequence.tokens.is_empty()), "{sequences:?}");
+    let list: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.tokens.clone()).collect();
+    let (_, config, decoder) = &*WINDOWED;
+    let fit = check_sequences(config, &sequences).is_ok();
+    assert_eq!(calibrate(&list, how), fit, "{list:?}");
+    if fit {
+        let _ = evaluate(decoder, None, &sequences, 1 + usize::from(how >> 1 & 1), &|_| {});
+        let policy = "nuq4-1%".parse().expect("a policy");
+        decoder.clone().set_kv_calibrated(&policy, &list).expect("levels of tokens that the model knows");
+    }
+}
+
+/// Begins a window, and behind all windows the changes of the text; ids from 200 on are beyond the vocabulary.
+const BREAK: u8 = 240;
+
+/// A model of two layers and 200 tokens.
+static WINDOWED: LazyLock<(MapSource, ModelConfig, Decoder)> = LazyLock::new(|| {
+    let config = json!({
+        "model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": 200, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    });
+    let parsed = ModelConfig::from_json(&config, "config.json").expect("a config");
+    let value = |i: usize| random_u32(5, i as u64) as f32 / u32::MAX as f32 - 0.5;
+    let tensor = |tensor: mantissa_model::TensorInfo| {
+        let n: usize = tensor.shape.iter().product();
+        (tensor.name, (tensor.shape, (0..n).map(value).collect()))
+    };
+    let tensors = parsed.tensors().into_iter().map(tensor).collect();
+    let source = MapSource { config, tensors, ..MapSource::default() };
+    let decoder = Decoder::load(&source).expect("a whole model");
+    (source, parsed, decoder)
+});
+
+/// Takes windows through all layers, one input after another as methods do; false where they are refused.
+fn calibrate(list: &[Vec<u32>], how: u8) -> bool {
+    let (source, config, _) = &*WINDOWED;
+    let threads = 1 + usize::from(how >> 2 & 3);
+    let Ok(begun) = Calibration::begin(source, config, list, threads) else { return false };
+    let mut begun = if how >> 4 & 1 == 1 { begun.keeping() } else { begun }.to_the_end();
+    let go_on = &mut || ControlFlow::Continue(());
+    while let Some(layer) = begun.next_layer().expect("the model is whole") {
+        for input in [LinearInput::Qkv, LinearInput::O, LinearInput::GateUp, LinearInput::Down] {
+            begun.statistics(&layer, &[input], go_on).expect("tokens that the model knows");
+        }
+        begun.advance(&layer, go_on).expect("tokens that the model knows");
+    }
+    let tokens: usize = list.iter().map(Vec::len).sum();
+    assert_eq!(begun.into_states().total(), tokens * config.hidden_size);
+    true
 }

@@ -168,6 +168,25 @@ fn split() {
 }
 
 #[test]
+fn windows() {
+    let mut random = Random(79, 0);
+    let seeds = seeds("fuzz/seeds/windows", "");
+    seeds.iter().for_each(|seed| entries::windows(seed));
+    for round in 0..ROUNDS {
+        let input = match round % 2 {
+            0 => mutate(&seeds, &mut random),
+            // Many short windows, some of them empty, ids in and out of the vocabulary.
+            _ => {
+                let mut byte =
+                    || [250, random.below(200), random.below(200), random.below(256)][random.below(4)];
+                (0..40).map(|_| byte() as u8).collect()
+            }
+        };
+        assert!(catch_unwind(|| entries::windows(&input)).is_ok(), "round {round}: {input:?}");
+    }
+}
+
+#[test]
 fn imatrix() {
     survives("imatrix", entries::imatrix, &seeds("fuzz/seeds/imatrix", ""));
 }
