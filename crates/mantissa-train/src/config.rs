@@ -510,6 +510,29 @@ mod tests {
         RunConfig::parse("run.toml", LEAST, &changes).map_err(|e| e.to_string())
     }
 
+    /// Six thousand characters of a file say no more than eighty.
+    #[test]
+    fn what_a_message_quotes_is_cut_and_escaped() {
+        let long = "x".repeat(6000);
+        for text in [
+            format!("{long} = 1"),
+            format!("[{long}]\na = 1"),
+            format!("out = \"{long}\"\n{LEAST}"),
+            format!("method = \"{long}\""),
+            format!("out = 1\n\"\\u001b[31m{long}\" = 2"),
+            format!("{LEAST}\n[precision]\npolicy = \"{long}\""),
+        ] {
+            let error = RunConfig::parse("run.toml", &text, &[]).unwrap_err().to_string();
+            assert!(error.len() < 1200 && !error.contains('\n') && !error.contains('\u{1b}'), "{error}");
+        }
+        // A list of what may stand there is not cut.
+        let error = RunConfig::parse("run.toml", "seeed = 1", &[]).unwrap_err().to_string();
+        assert!(
+            error.contains("`seeed`, expected one of `seed`") && error.contains("`telemetry`"),
+            "{error}"
+        );
+    }
+
     #[test]
     fn defaults_are_resolved_and_read_back() {
         let config = changed(&[]).unwrap();

@@ -1,9 +1,37 @@
 //! What can go wrong in training.
 
 use mantissa_model::{ForwardError, LoadError};
-use mantissa_store::ErrorClass;
+use mantissa_store::{ErrorClass, Shown};
 
 use crate::data::DataError;
+
+/// Characters of a quotation, and of a message, that are shown.
+const QUOTED: usize = 80;
+const MESSAGE: usize = 600;
+
+/// A message that quotes a file between backticks or double quotes: on one line, control characters escaped, quotations cut.
+fn cut(message: &str) -> String {
+    let (mut out, mut quote, mut since) = (String::new(), None, 0);
+    for c in message.chars() {
+        since += 1;
+        match quote {
+            None if matches!(c, '`' | '"') => (quote, since) = (Some(c), 0),
+            Some(open) if c == open => quote = None,
+            Some(_) if since == QUOTED + 1 => out.push('…'),
+            _ => {}
+        }
+        match c {
+            _ if quote.is_some() && since > QUOTED => {}
+            '\n' => out.push(' '),
+            c if c.is_control() => out.extend(c.escape_unicode()),
+            c => out.push(c),
+        }
+    }
+    match out.char_indices().nth(MESSAGE) {
+        Some((end, _)) => format!("{}…", &out[..end]),
+        None => out,
+    }
+}
 
 /// Why training was refused or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -98,8 +126,8 @@ pub enum TrainError {
     /// Somebody asked for a stop.
     #[error("found a request to stop, allowed to run to the end of the step")]
     Stopped,
-    /// A setting.
-    #[error("{file}: {key}: found {found}, allowed {allowed}")]
+    /// A setting. What is quoted of the file is escaped, and cut where it is long.
+    #[error("{file}: {}: found {}, allowed {allowed}", Shown(.key), cut(.found))]
     Config {
         /// The file.
         file: String,

@@ -63,6 +63,7 @@ use std::path::Path;
 
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
+use mantissa_store::Shown;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
@@ -75,12 +76,12 @@ use crate::input_scales::Observer;
 use crate::qtip::QtipOptions;
 use crate::spqr::SpqrOptions;
 
-/// Why a recipe cannot be used.
+/// Why a recipe cannot be used. What is quoted of its text is escaped, and cut where it is long.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecipeError {
     /// The name is neither an alias nor composed as names are.
-    #[error("recipe \"{name}\": found {found}, allowed {allowed}; see `mantissa recipes`")]
+    #[error("recipe \"{}\": found {}, allowed {allowed}; see `mantissa recipes`", Shown(.name), Shown(.found))]
     Name {
         /// The recipe's name.
         name: String,
@@ -90,7 +91,7 @@ pub enum RecipeError {
         allowed: String,
     },
     /// A scheme in the recipe is not one.
-    #[error("recipe \"{name}\": {field}: {error}")]
+    #[error("recipe \"{}\": {field}: {error}", Shown(.name))]
     Scheme {
         /// The recipe's name or file.
         name: String,
@@ -100,7 +101,7 @@ pub enum RecipeError {
         error: mantissa_num::ParseError,
     },
     /// A key, or a value, of the file.
-    #[error("{file}: {field}: found {found}, allowed {allowed}")]
+    #[error("{file}: {}: found {}, allowed {allowed}", Shown(.field), Shown(.found))]
     File {
         /// The file.
         file: String,

@@ -50,6 +50,9 @@ const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tok
 const SPQR_KEYS: [&str; 1] = ["outliers"];
 const QTIP_KEYS: [&str; 2] = ["metric", "damp"];
 
+/// Bytes of the longest text that is parsed as a scheme, far above any: its errors quote it.
+const MAX_SCHEME: usize = 120;
+
 /// Far above any real recipe; keeps a hostile file from being read whole.
 const MAX_RULES: usize = 10_000;
 
@@ -382,6 +385,10 @@ impl<'a> Reader<'a> {
         parse: impl Fn(&str) -> Result<Scheme, mantissa_num::ParseError>,
     ) -> Result<Option<Scheme>, RecipeError> {
         let Some(text) = self.string(key)? else { return Ok(None) };
+        if text.len() > MAX_SCHEME {
+            let found = format!("{} bytes, \"{text}\"", text.len());
+            return Err(self.fault(key, found, "a scheme such as \"int4-g128\""));
+        }
         parse(text).map(Some).map_err(|error| RecipeError::Scheme {
             name: self.file.to_owned(),
             field: format!("{}{key}", self.at),
@@ -512,6 +519,26 @@ mod tests {
         assert_eq!(options, expected);
         let plain = parse("r.toml", "method = \"autoround\"\nweights = \"int4-g32\"").unwrap();
         assert_eq!(plain.autoround, AutoRoundOptions::default());
+    }
+
+    /// Six thousand characters of a file say no more than two hundred.
+    #[test]
+    fn what_a_message_quotes_is_cut_and_escaped() {
+        let long = "x".repeat(6000);
+        for text in [
+            format!("{long} = 1"),
+            format!("method = \"{long}\""),
+            format!("weights = \"{long}\""),
+            format!("weights = \"int4\\u001b[31m{long}\""),
+            format!("weights = \"nf4\"\nactivations = \"{long}\""),
+            format!("weights = \"nf4\"\nformat = \"{long}\""),
+            format!("weights = \"nf4\"\n[[layers]]\n{long} = 1"),
+            format!("file_type = \"\\u001b[31m{long}\""),
+            format!("\"\\u001b{long}\" = 1"),
+        ] {
+            let error = parse("r.toml", &text).unwrap_err().to_string();
+            assert!(error.len() < 1500 && !error.contains('\n') && !error.contains('\u{1b}'), "{error}");
+        }
     }
 
     #[test]
