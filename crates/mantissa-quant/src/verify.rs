@@ -19,6 +19,7 @@ mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
 pub mod independent;
+mod manifest;
 mod reference;
 mod trellis;
 
@@ -36,9 +37,10 @@ use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
-use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, manifest_path, verify_manifest};
+use mantissa_store::{ErrorClass, Manifest};
 use serde::Serialize;
 
+use manifest::check_manifest;
 use reference::source_weight;
 
 use crate::dequantize::Dequantizer;
@@ -47,7 +49,7 @@ use crate::error_stats::ErrorStats;
 use crate::fold::{Folded, Folds, Record};
 use crate::pipeline::stacks::stack_of;
 use crate::plan::model_config;
-use crate::quality::{Figures, QUALITY_NAME, check, quality_path};
+use crate::quality::{Figures, check};
 use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
@@ -84,6 +86,8 @@ pub struct Verification {
     pub faults: Vec<String>,
     /// What was not checked, and why.
     pub notes: Vec<String>,
+    /// Those of the notes that say which bytes no hash vouches for: there is no manifest, or it omits a file.
+    pub unhashed: Vec<String>,
 }
 
 /// What an artifact is verified against.
@@ -164,41 +168,6 @@ fn check_model(
         _ => {}
     }
     Ok(())
-}
-
-fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Manifest>> {
-    let path = manifest_path(artifact);
-    if !path.exists() {
-        found.notes.push(format!("no {MANIFEST_NAME}: hashes were not checked"));
-        return Ok(None);
-    }
-    let manifest = Manifest::read_file(&path)?;
-    found.files = manifest.files.len();
-    let mismatches =
-        if artifact.is_dir() { verify_manifest(artifact)? } else { single(artifact, &manifest)? };
-    for mismatch in mismatches {
-        match mismatch {
-            Mismatch::Unlisted { .. } => found.notes.push(mismatch.to_string()),
-            _ => found.faults.push(mismatch.to_string()),
-        }
-    }
-    Ok(Some(manifest))
-}
-
-/// A single file and its `quality.json` against the manifest. Whoever renames all three keeps the names that it says.
-fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
-    let mut found = Vec::new();
-    let one = manifest.files.keys().filter(|name| !name.ends_with(QUALITY_NAME)).count() == 1;
-    for (name, digest) in &manifest.files {
-        let path = match name {
-            _ if name.ends_with(QUALITY_NAME) => quality_path(artifact),
-            _ if one => artifact.to_owned(),
-            // The parts of a split model find each other by their names.
-            name => artifact.with_file_name(name),
-        };
-        found.extend(Mismatch::of_file(&path, *digest)?);
-    }
-    Ok(found)
 }
 
 /// Steps 2 to 4. `recorded` says by module what method chose the codes and what error it left; with `errors` that is checked.

@@ -117,6 +117,11 @@ impl Context {
         }
     }
 
+    /// True if what would only be warned of is to fail.
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
     /// Prints every warning, and fails under `--strict` if there is one.
     ///
     /// # Errors

@@ -16,10 +16,13 @@ use crate::progress::Unit;
 /// twice, logits; with --reference every weight against its source within the bound of its scheme, and the source's hashes;
 /// with the text that the recorded figures were measured on, the figures. Exit 1 where something does not hold. Of a GGUF
 /// file also the container; its manifest and quality.json lie beside it.
+///
+/// A file that differs from the manifest is a fault. Without a manifest no hash is checked, which is a note, and so is a file that the
+/// manifest does not list; with --strict both are faults (exit 1), but for hidden files such as .gitattributes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa verify demo-int4 --reference demo
-  mantissa verify path/to/quantized
+  mantissa verify path/to/quantized --strict
   mantissa verify path/to/quantized --reference path/to/model --json
   mantissa verify path/to/quantized --reference path/to/model --text story.txt
   mantissa verify path/to/model-q4_0.gguf --reference path/to/model")]
@@ -53,6 +56,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         ControlFlow::Continue(())
     })?;
     progress.finish();
+    let found = if context.is_strict() { found.strictly() } else { found };
     context.report(&found, |out| human(out, &found))?;
     require(&found)
 }

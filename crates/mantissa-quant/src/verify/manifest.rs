@@ -1,0 +1,84 @@
+//! The files of an artifact against the hashes of its manifest.
+
+use std::path::Path;
+
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::{Manifest, Mismatch, manifest_path, verify_manifest};
+
+use super::Verification;
+use crate::error::Result;
+use crate::quality::{QUALITY_NAME, quality_path};
+
+impl Verification {
+    /// The same, where bytes that no hash vouches for are a fault.
+    #[must_use]
+    pub fn strictly(mut self) -> Self {
+        let unhashed = std::mem::take(&mut self.unhashed);
+        self.notes.retain(|note| !unhashed.contains(note));
+        self.faults.extend(unhashed);
+        self.ok = self.faults.is_empty();
+        self
+    }
+
+    /// Notes that no hash vouches for some bytes.
+    fn note_unhashed(&mut self, note: String) {
+        self.unhashed.push(note.clone());
+        self.notes.push(note);
+    }
+}
+
+/// Compares the files with the manifest, if there is one, and returns it.
+///
+/// # Errors
+/// A manifest or a file that cannot be read.
+pub(super) fn check_manifest(artifact: &Path, found: &mut Verification) -> Result<Option<Manifest>> {
+    let path = manifest_path(artifact);
+    if !path.exists() {
+        found.note_unhashed(format!("no {}: hashes were not checked", name_of(&path)));
+        return Ok(None);
+    }
+    let manifest = Manifest::read_file(&path)?;
+    found.files = manifest.files.len();
+    let mismatches =
+        if artifact.is_dir() { verify_manifest(artifact)? } else { single(artifact, &manifest)? };
+    for mismatch in mismatches {
+        match &mismatch {
+            // What tools leave behind: .gitattributes, .cache of a download.
+            Mismatch::Unlisted { file } if file.split('/').any(|part| part.starts_with('.')) => {
+                found.notes.push(mismatch.to_string());
+            }
+            Mismatch::Unlisted { .. } => found.note_unhashed(mismatch.to_string()),
+            _ => found.faults.push(mismatch.to_string()),
+        }
+    }
+    Ok(Some(manifest))
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// A single file, or the parts of a split one, and its `quality.json` against the manifest. Whoever renames all of them keeps the
+/// names that it says.
+fn single(artifact: &Path, manifest: &Manifest) -> Result<Vec<Mismatch>> {
+    let (mut found, mut listed) = (Vec::new(), Vec::new());
+    let one = manifest.files.keys().filter(|name| !name.ends_with(QUALITY_NAME)).count() == 1;
+    for (name, digest) in &manifest.files {
+        let path = match name {
+            _ if name.ends_with(QUALITY_NAME) => quality_path(artifact),
+            _ if one => artifact.to_owned(),
+            // The parts of a split model find each other by their names.
+            name => artifact.with_file_name(name),
+        };
+        found.extend(Mismatch::of_file(&path, *digest)?);
+        listed.push(name_of(&path));
+    }
+    let parts = match ModelFiles::open(artifact) {
+        Ok(files) => files.checkpoint().files().map(name_of).collect(),
+        // Why it cannot be opened is told by what opens it next.
+        Err(_) => vec![name_of(artifact)],
+    };
+    let omitted = parts.into_iter().filter(|part| !listed.contains(part));
+    found.extend(omitted.map(|file| Mismatch::Unlisted { file }));
+    Ok(found)
+}
