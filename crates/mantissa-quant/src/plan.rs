@@ -28,6 +28,7 @@ use crate::quality::Evaluation;
 use crate::recipe::{Method, Part, Recipe, Transform};
 use crate::rotate::{self, RotateOptions};
 use crate::spqr;
+use crate::verify::loadable;
 
 /// How a run is to be done; nothing here changes what a scheme means.
 #[derive(Clone, Debug)]
@@ -128,7 +129,7 @@ impl Plan {
     /// # Errors
     /// [`QuantError::AlreadyQuantized`]; [`QuantError::NoCalibration`], [`QuantError::Calibrate`] and
     /// [`QuantError::Gptq`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
-    /// [`QuantError::NothingToDo`].
+    /// [`QuantError::NothingToDo`]; a source that could not be run, with the tensor or the file that it lacks.
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
         if source.is_quantized() || source.gguf().is_some() {
             let (path, convention) = (source.dir().to_owned(), source.convention_name());
@@ -209,6 +210,8 @@ impl Plan {
         }
         // What only the layers together cannot be stored as.
         plan.output_config(source)?;
+        // What the source lacks, the output would lack.
+        loadable(source)?;
         Ok(plan)
     }
 

@@ -26,6 +26,7 @@ use crate::plan::calibration::check_windows;
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
 use crate::unquantized::Unquantized;
+use crate::verify::loadable;
 
 /// The new scales of an artifact.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,6 +56,8 @@ impl Recalibration {
         tick: &mut Tick<'_>,
     ) -> Result<Self> {
         check_windows(set, config)?;
+        // What the source lacks, the output would lack.
+        loadable(source)?;
         let kv = cache_scales::of_source(source, config)?.unwrap_or_default();
         let mut found = Recalibration::default();
         check_kv_levels(source, config)?;

@@ -19,6 +19,7 @@ mod gguf_blocks;
 mod gguf_file;
 mod gguf_super;
 pub mod independent;
+mod load;
 mod manifest;
 mod reference;
 mod trellis;
@@ -40,6 +41,8 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, Manifest};
 use serde::Serialize;
 
+pub use load::load_check;
+pub(crate) use load::loadable;
 use manifest::check_manifest;
 use reference::source_weight;
 

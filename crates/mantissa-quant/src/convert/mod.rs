@@ -36,6 +36,7 @@ use crate::qtip::QtipOptions;
 use crate::recipe::{Glob, LayerRule, Method, Recipe};
 use crate::rtn;
 use crate::spqr::SpqrOptions;
+use crate::verify::loadable;
 
 use around::group_order;
 
@@ -73,7 +74,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`QuantError::NotLossless`] with the layers that the container cannot hold as they are and the reasons;
-    /// [`QuantError::NothingToConvert`]; what cannot be read.
+    /// [`QuantError::NothingToConvert`]; a source that could not be run, with what it lacks; what cannot be read.
     pub fn conversion(
         source: &ModelFiles,
         container: Container,
@@ -91,6 +92,8 @@ impl Plan {
         if container == Container::Mxfp4 {
             stacks::require(&config)?;
         }
+        // What the source lacks, the output would lack.
+        loadable(source)?;
         let dtype = model_dtype(source);
         let Decided { linears, inputs, by_group, rotations, mut refused } =
             Decided::new(source, &config, container, changes, dtype)?;

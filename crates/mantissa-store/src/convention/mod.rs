@@ -14,6 +14,7 @@ pub mod fp8;
 pub mod gguf;
 pub mod gpt_oss;
 pub mod gptq;
+mod headers;
 pub mod hqq;
 pub mod levels;
 pub mod mlx;

@@ -412,6 +412,22 @@ impl Config {
     }
 }
 
+/// Checks that the tensors of a quantized `module` are there, in the shapes that its scheme has. Nothing of them is read.
+///
+/// # Errors
+/// As [`Config::linear`] for what the headers show.
+pub(super) fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
+    let n = format!("{module}.weight");
+    let format = stored_scheme(files, &n, rows, cols)?.format;
+    files.expect_shape(files.meta(&format!("{n}.packed"))?, &[packed_bytes(&format, rows, cols)])?;
+    if format.trellis().is_some() {
+        return Ok(());
+    }
+    scale_specs(&n, &format, rows, cols)
+        .iter()
+        .try_for_each(|spec| files.expect_shape(files.meta(&spec.name)?, &spec.shape))
+}
+
 fn stored_scheme(files: &ModelFiles, n: &str, rows: usize, cols: usize) -> Result<Scheme> {
     let file = files.checkpoint().locate(&format!("{n}.packed")).map(|(file, _)| file);
     let text = file.and_then(|f| f.metadata().get(n)).map_or("", String::as_str);

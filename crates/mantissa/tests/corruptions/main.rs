@@ -14,6 +14,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use mantissa_model::{Batch, Buffers, Decoder, LoadError};
+use mantissa_quant::QuantError;
+use mantissa_quant::verify::load_check;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::ModelFiles;
 
@@ -64,7 +66,7 @@ fn complaint(path: &Path, expect: Expect, mentions: &[String]) -> Option<String>
         Err(_) => Some("panicked".to_owned()),
         Ok(Ok(false)) if expect != Expect::NotNumbers => Some("logits that are no numbers".to_owned()),
         Ok(Ok(true)) if expect == Expect::Error => Some("was not seen".to_owned()),
-        Ok(Ok(_)) => None,
+        Ok(Ok(_)) => refused(path),
         Ok(Err(error)) => {
             let text = error.to_string();
             if error.class() != ErrorClass::Input {
@@ -73,6 +75,14 @@ fn complaint(path: &Path, expect: Expect, mentions: &[String]) -> Option<String>
             let named = mentions.iter().any(|name| text.contains(name));
             (!named || text.len() > 2000).then(|| format!("names none of {mentions:?}: {text}"))
         }
+    }
+}
+
+/// Why the check by headers refuses a model that runs, if it does. A tokenizer is not asked for here.
+fn refused(path: &Path) -> Option<String> {
+    match load_check(path) {
+        Ok(()) | Err(QuantError::Tokenizer(_)) => None,
+        Err(error) => Some(format!("runs, and is refused by its headers: {error}")),
     }
 }
 
@@ -107,6 +117,7 @@ fn damage_of_every_convention_is_seen_or_harmless() {
             complaints.push(format!("{}: undamaged: {good:?}", subject.name));
             continue;
         }
+        complaints.extend(refused(dir.path()).map(|what| format!("{}: undamaged: {what}", subject.name)));
         let damaged = damage::of(&subject);
         let errors = damaged.iter().filter(|case| case.expect == Expect::Error).count();
         assert!(

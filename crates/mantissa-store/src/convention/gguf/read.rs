@@ -65,6 +65,15 @@ impl Model {
         })
     }
 
+    /// Checks that a tensor of this Hugging Face name and shape is there, whole or in parts. Nothing of it is read.
+    ///
+    /// # Errors
+    /// As [`tensor_f32`](Self::tensor_f32) for what the header shows.
+    pub(in crate::convention) fn check(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
+        // Parts are all there if they are found at all; how they are joined depends on the architecture.
+        if self.joined(name).is_some() { Ok(()) } else { self.expect(files, name, shape).map(|_| ()) }
+    }
+
     /// The values of a tensor, or of its part, in the order of the file.
     fn values(&self, files: &ModelFiles, found: Found<'_>, shape: &[usize]) -> Result<Vec<f32>> {
         let tensor = found.tensor;

@@ -1,0 +1,107 @@
+//! Checks of a model by its headers alone: every tensor that a reader will ask for is there, in its shape. No weight is read.
+
+use super::{Convention, ModelFiles, Stack, native};
+use crate::{Dtype, Error, Result, TensorMeta};
+
+/// Tensors of codes, and the tensors without which they decode to nothing.
+const CODES: [(&str, &[&str]); 8] = [
+    ("weight_packed", &["weight_scale"]),
+    ("qweight", &["qzeros", "scales"]),
+    ("q_weight", &["q_groups", "q_scale", "q_scale_max"]),
+    ("W_q", &["scale", "zero", "shape", "packing"]),
+    ("weight_quantized", &["weight_scale"]),
+    ("weight._data._data", &["weight._scale", "weight._shift"]),
+    ("weight._data", &["weight._scale"]),
+    ("trellis", &[]),
+];
+
+impl ModelFiles {
+    /// Checks that [`tensor_f32`](Self::tensor_f32) finds a tensor of this name and shape.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], [`Error::NotFloat`], or [`Error::Field`] for another shape.
+    pub fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
+        if let Some(model) = self.gguf() {
+            return model.check(self, name, shape);
+        }
+        let meta = self.meta(name)?;
+        self.expect_shape(meta, shape)?;
+        self.expect_float(meta)
+    }
+
+    /// Checks that [`linear`](Self::linear) finds the tensors of a linear layer: a dense weight of this shape, or codes with what
+    /// decodes them.
+    ///
+    /// # Errors
+    /// As [`check_tensor`](Self::check_tensor).
+    pub fn check_linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<()> {
+        if bias {
+            self.check_tensor(&format!("{module}.bias"), &[rows])?;
+        }
+        let weight = format!("{module}.weight");
+        if self.gguf().is_some() {
+            return self.check_tensor(&weight, &[rows, cols]);
+        }
+        match self.checkpoint().get(&weight) {
+            Some(meta) if self.is_dense(&weight) => self.expect_shape(meta, &[rows, cols]),
+            Some(meta) => self.check_one_code_each(meta, module, rows, cols),
+            None => self.check_codes(module, rows, cols),
+        }
+    }
+
+    /// Checks that [`expert`](Self::expert) finds the tensors of stacked experts.
+    ///
+    /// # Errors
+    /// As [`check_tensor`](Self::check_tensor).
+    pub fn check_expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<()> {
+        if matches!(self.convention, Convention::GptOss) && !self.has(&stack.tensor) {
+            return super::gpt_oss::names(&stack.tensor)
+                .iter()
+                .try_for_each(|name| self.meta(name).map(|_| ()));
+        }
+        let meta = self.meta(&stack.tensor)?;
+        self.expect_shape(meta, &stack.shape(rows, cols))?;
+        self.expect_float(meta)
+    }
+
+    /// Codes under the weight's own name: of FP8, ModelOpt, bitsandbytes, MLX and compressed-tensors.
+    fn check_one_code_each(&self, meta: &TensorMeta, module: &str, rows: usize, cols: usize) -> Result<()> {
+        if let Some(found) = self.coded_shape(module).filter(|found| *found != (rows, cols)) {
+            let hint = "config.json and the weights must belong together";
+            return Err(self.fault(
+                &meta.name,
+                format!("codes of {found:?}"),
+                format!("[{rows}, {cols}]"),
+                hint,
+            ));
+        }
+        const SCALES: [&str; 5] = ["weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "scales"];
+        if SCALES.iter().any(|scale| self.has(&format!("{module}.{scale}"))) {
+            return Ok(());
+        }
+        let found = format!("dtype {} without scales", meta.dtype);
+        let allowed = format!("floats, or {} beside the codes", SCALES.join(", "));
+        Err(self.fault(&meta.name, found, allowed, ""))
+    }
+
+    /// Codes under a name that says how they are packed.
+    fn check_codes(&self, module: &str, rows: usize, cols: usize) -> Result<()> {
+        let name = |suffix: &str| format!("{module}.{suffix}");
+        if self.has(&name("weight.packed")) {
+            return native::check(self, module, rows, cols);
+        }
+        let Some((_, beside)) = CODES.iter().find(|(codes, _)| self.has(&name(codes))) else {
+            // The name that a dense model has: what the reader would ask for.
+            return self.meta(&name("weight")).map(|_| ());
+        };
+        beside.iter().try_for_each(|suffix| self.meta(&name(suffix)).map(|_| ()))
+    }
+
+    fn expect_float(&self, meta: &TensorMeta) -> Result<()> {
+        if matches!(meta.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            return Ok(());
+        }
+        let (path, tensor) = (self.path_of(&meta.name).to_owned(), meta.name.clone());
+        Err(Error::NotFloat { path, tensor, dtype: meta.dtype })
+    }
+}
