@@ -120,6 +120,7 @@ mod tests {
         let from = SafeTensors::open(&data().join("llama2-gqa-tied/model.safetensors")).unwrap();
         let specs = from.tensors().iter().map(|t| TensorSpec::new(&t.name, t.dtype, t.shape.clone()));
         let specs: Vec<_> = specs.filter_map(change).collect();
+        fs::remove_file(dir.join("model.safetensors")).unwrap();
         let mut writer =
             SafetensorsWriter::create(&dir.join("model.safetensors"), specs.clone(), Default::default())
                 .unwrap();

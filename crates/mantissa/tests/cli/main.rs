@@ -26,6 +26,7 @@ mod memory;
 mod outputs;
 mod quality;
 mod spqr;
+mod strict;
 mod support;
 mod synth;
 mod token_files;

@@ -1,0 +1,108 @@
+//! `verify --strict`: fails where no hash vouches for the bytes of a model.
+
+use std::fs;
+use std::path::Path;
+
+use mantissa_store::{Dtype, SafeTensors};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{fail, mantissa, stderr, succeed, text, write};
+use crate::unopenable::model;
+
+/// A flipped bit in `path`.
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let at = bytes.len() - 100;
+    bytes[at] ^= 4;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Writes the manifest at `path` without the file `name`.
+fn omit(path: &Path, name: &str) {
+    let mut manifest: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    assert!(manifest["files"].as_object_mut().unwrap().remove(name).is_some(), "{name}: {manifest}");
+    fs::write(path, manifest.to_string()).unwrap();
+}
+
+#[test]
+fn strict_verification_fails_where_no_hash_vouches_for_bytes() {
+    let temp = TempDir::new().unwrap();
+    let (dense, out) = (temp.path().join("dense"), temp.path().join("out"));
+    model(&dense);
+    let manifest = out.join("mantissa-manifest.json");
+    let verify = |strict: bool, code: i32| {
+        let arguments = ["verify", text(&out), "--quiet"];
+        let output = mantissa(&[&arguments[..], if strict { &["--strict"] } else { &[] }].concat());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        String::from_utf8(output.stdout).unwrap() + &said
+    };
+    let write_out = || {
+        let _ = fs::remove_dir_all(&out);
+        succeed(&["quantize", text(&dense), "--recipe", "rtn-int8-channel", "--out", text(&out), "--quiet"]);
+    };
+    write_out();
+    verify(true, 0);
+    // A hidden file is what tools leave behind.
+    fs::write(out.join(".gitattributes"), "x").unwrap();
+    assert!(verify(true, 0).contains("note: .gitattributes: "));
+    // Flipped bytes under a manifest fail without --strict as well.
+    flip(&out.join("model.safetensors"));
+    for strict in [false, true] {
+        assert!(verify(strict, 1).contains("fault: model.safetensors: found SHA-256"));
+    }
+    // Of weights that the manifest omits nothing is known.
+    write_out();
+    omit(&manifest, "model.safetensors");
+    assert!(
+        verify(false, 0).contains("note: model.safetensors: found a file that the manifest does not list")
+    );
+    let said = verify(true, 1);
+    assert!(said.contains("NOT verified") && said.contains("error: verify: model.safetensors: "), "{said}");
+    // A tensor that no other check reads.
+    fs::remove_file(out.join("quality.json")).unwrap();
+    omit(&manifest, "quality.json");
+    let path = out.join("model.safetensors");
+    let file = SafeTensors::open(&path).unwrap();
+    let norm = file.get("model.norm.weight").unwrap();
+    let at = usize::try_from(norm.offset).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    verify(false, 0);
+    verify(true, 1);
+    // No manifest.
+    write_out();
+    fs::remove_file(&manifest).unwrap();
+    assert!(verify(false, 0).contains("note: no mantissa-manifest.json: hashes were not checked"));
+    assert!(verify(true, 1).contains("error: verify: no mantissa-manifest.json: hashes were not checked"));
+    // Another file beside those of the manifest, such as weights that another reader would take.
+    write_out();
+    write(&out.join("more.safetensors"), &[("x", Dtype::F32, &[1], vec![0; 4])]);
+    assert!(verify(true, 1).contains("error: verify: more.safetensors: "));
+}
+
+#[test]
+fn strict_verification_of_a_gguf_file_asks_for_its_manifest() {
+    let temp = TempDir::new().unwrap();
+    let (dense, out) = (temp.path().join("dense"), temp.path().join("q.gguf"));
+    model(&dense);
+    let quantize = ["quantize", text(&dense), "--recipe", "q8_0", "--out", text(&out), "--quiet"];
+    succeed(&quantize);
+    let strict = ["verify", text(&out), "--strict", "--quiet"];
+    succeed(&strict);
+    let manifest = temp.path().join("q.gguf.mantissa-manifest.json");
+    let whole = fs::read(&manifest).unwrap();
+    omit(&manifest, "q.gguf");
+    succeed(&strict[..2]);
+    assert!(fail(1, &strict).contains("verify: q.gguf: found a file that the manifest does not list"));
+    fs::remove_file(&manifest).unwrap();
+    succeed(&strict[..2]);
+    let line = fail(1, &strict);
+    assert!(line.contains("verify: no q.gguf.mantissa-manifest.json: hashes were not checked"), "{line}");
+    fs::write(&manifest, whole).unwrap();
+    flip(&out);
+    assert!(fail(1, &strict).contains("q.gguf: found SHA-256"));
+    assert!(fail(1, &["verify", text(&out), "--quiet"]).contains("q.gguf: found SHA-256"));
+}
