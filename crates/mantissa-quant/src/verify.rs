@@ -40,7 +40,7 @@ use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, MANIFEST_NAME, Manifest, Mismatch, manifest_path, verify_manifest};
 use serde::Serialize;
 
-pub use memory::verify_bytes;
+pub use memory::{stored_by_module, verify_bytes};
 use reference::source_weight;
 
 use crate::dequantize::Dequantizer;

@@ -188,7 +188,8 @@ impl Context {
     /// # Errors
     /// [`OverMemory`] with both sizes.
     pub fn require_more_memory(&self, what: &str, more: u64) -> Result<()> {
-        match more > self.memory_left() {
+        let (allowed, limit) = self.ceiling();
+        match held(limit).saturating_add(more) > allowed {
             true => Err(self.over_memory(what, more)),
             false => Ok(()),
         }
