@@ -57,7 +57,7 @@ impl TextFile {
         if let Some(found) = device(&kind) {
             return Err(refused(found));
         }
-        let size = kind.is_file().then(|| kind.len());
+        let size = kind.is_file().then_some(kind.len());
         let input = File::open(path).map_err(failed)?;
         let (path, buffer) = (path.to_owned(), Vec::new());
         Ok(TextFile { path, input, size, buffer, start: 0, offset: 0, ended: false, finished: false })

@@ -20,7 +20,7 @@ const PIECE: usize = 16 << 10;
 
 /// Bytes of memory for each byte of a piece while it is cut into words: as it is, by characters of bytes, with the places of
 /// both, and its words.
-const CUTTING: u64 = 128;
+const CUTTING: u64 = 192;
 
 /// Longest word that is read.
 const MAX_WORD: u64 = 16 << 20;
