@@ -192,7 +192,9 @@ pub fn windows(data: &[u8]) {
     }
     let on_disk = OnDisk::new("windows", &text);
     let path = on_disk.0.display().to_string();
-    let Ok(sequences) = token_windows(&if keyed { format!("{path}:w") } else { path }, MEMORY) else { return };
+    let Ok(sequences) = token_windows(&if keyed { format!("{path}:w") } else { path }, MEMORY) else {
+        return;
+    };
     assert!(sequences.iter().all(|sequence| !sequence.tokens.is_empty()), "{sequences:?}");
     let list: Vec<Vec<u32>> = sequences.iter().map(|sequence| sequence.tokens.clone()).collect();
     let (_, config, decoder) = &*WINDOWED;

@@ -1,9 +1,10 @@
 //! Models as the serving contract sees them.
 
-use mantissa_model::ModelConfig;
+use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_num::Blocks;
 use mantissa_num::stored::Map;
 use mantissa_plan::contract::{Input, Linear, Shape, Stored, Subject};
+use mantissa_quant::verify::stored_by_module;
 use mantissa_quant::{Plan, model_config};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -40,26 +41,42 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
     })
 }
 
-/// Predicted bytes that [`of_artifact`] takes beside the process: its largest weight as it is stored, unpacked and with its scales, and
-/// with a reference in f32.
+/// Predicted bytes that [`of_artifact`] takes beside the process: its largest weight as it is read, or with a reference in f32.
 ///
 /// # Errors
 /// The configuration.
 pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
-    let checkpoint = files.checkpoint();
-    let largest = checkpoint.tensors().map(|meta| meta.len).max().unwrap_or(0);
-    let weights = config.decoder_linears().map(|info| (info.rows * info.cols) as u64).max().unwrap_or(0);
-    let plain = config.linears().iter().all(|info| is_plain(files, &info.module));
-    let read = if plain { 0 } else { 2 * largest + 2 * weights };
     // A tied head is compared with the embedding, and only where there is one.
-    let tied = config.tie_word_embeddings && files.has(&format!("{}.weight", mantissa_model::graph::HEAD));
-    // Rows of q and k in both orders, and those of the source.
-    let ordered = if reference.is_some() && files.gguf().is_some() { 16 * weights + largest } else { 0 };
-    let tokenizer = mantissa_model::Tokenizer::bytes_to_load(files.dir());
-    let tokenizer = if files.gguf().is_some() { 0 } else { tokenizer };
-    let names = PER_TENSOR * checkpoint.tensors().count() as u64;
-    Ok(names + read.max(ordered).max(if tied { 2 * largest } else { 0 }).max(tokenizer))
+    let head = files.checkpoint().get(&format!("{}.weight", mantissa_model::graph::HEAD));
+    let tied = head.filter(|_| config.tie_word_embeddings).map_or(0, |meta| 2 * meta.len);
+    // Rows of q and k as they are read, in the other order and in the source, and one of them as it is stored.
+    let rotated = |info: &LinearInfo| crate::observe::rotated_heads(info, &config).is_some();
+    let rows = config.linears().into_iter().filter(rotated).map(|info| (info.rows * info.cols) as u64).max();
+    let compared = reference.filter(|_| files.gguf().is_some()).map_or(0, |_| 16 * rows.unwrap_or(0));
+    let tokenizer = match files.gguf() {
+        None => mantissa_model::Tokenizer::bytes_to_load(files.dir()),
+        Some(_) => 0,
+    };
+    Ok(bytes_of_weight(files)?.max(compared).max(tied).max(tokenizer))
+}
+
+/// Predicted bytes that reading the quantized weights one after another takes beside the process: the largest as it is stored, its
+/// codes, its scales, and the names of all.
+///
+/// # Errors
+/// The configuration.
+pub fn bytes_of_weight(files: &ModelFiles) -> Result<u64, AdviseError> {
+    let config = model_config(files)?;
+    let tensors = files.checkpoint().tensors().count() as u64;
+    let (by_module, mut read) = (stored_by_module(files), 0);
+    for info in config.linears().into_iter().filter(|info| !is_plain(files, &info.module)) {
+        let weights = (info.rows * info.cols) as u64;
+        // Of some containers the tensors have other names; they store no more than two bytes for a weight.
+        let stored = by_module.get(info.module.as_str()).copied().unwrap_or(2 * weights);
+        read = read.max(2 * stored + weights + weights / 2);
+    }
+    Ok(tensors * PER_TENSOR + read)
 }
 
 /// Bytes of a tensor's name, shape and findings.

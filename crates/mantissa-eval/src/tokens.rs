@@ -164,7 +164,12 @@ pub fn token_path(argument: &str) -> &Path {
 /// The text of a token file whose values fit into `memory` bytes.
 fn read_json(file: &str, memory: u64) -> Result<String, TokenError> {
     let path = Path::new(file);
-    let open = TextFile::open(path)?;
+    let open = TextFile::open(path).map_err(|error| match error {
+        mantissa_store::Error::Missing { path, .. } => {
+            mantissa_store::Error::Missing { path, expected: "a JSON file of token windows" }
+        }
+        error => error,
+    })?;
     let beyond = |needs| TokenError::Memory { what: file.to_owned(), needs, allowed: memory };
     if let Some(size) = open.size().filter(|&size| size > MAX_FILE) {
         return Err(field(file, "size", format!("{size} bytes"), format!("at most {MAX_FILE}")));

@@ -45,7 +45,7 @@ use serde::Serialize;
 pub use load::load_check;
 pub(crate) use load::loadable;
 use manifest::check_manifest;
-pub use memory::verify_bytes;
+pub use memory::{stored_by_module, verify_bytes};
 use reference::source_weight;
 
 use crate::dequantize::Dequantizer;

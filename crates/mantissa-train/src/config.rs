@@ -320,6 +320,9 @@ impl RunConfig {
         if self.data.files.is_empty() {
             return fault("data.files", "none".to_owned(), "at least one file");
         }
+        if self.data.split.as_deref() == Some("") {
+            return fault("data.split", "nothing".to_owned(), "one character or more, such as <|endoftext|>");
+        }
         if self.checkpoint.every == 0 {
             return fault("checkpoint.every", "0".to_owned(), "1 or more steps");
         }
@@ -580,6 +583,7 @@ mod tests {
     fn faults_name_the_key() {
         for (change, part) in [
             ("optimizer.lrr=1", "lrr"),
+            ("data.split=\"\"", "data.split: found nothing, allowed one character or more"),
             ("optimizer.lr=-1", "optimizer.lr: found -1, allowed 0 to"),
             ("precision.policy=fp8", "fp32, fp16, bf16"),
             ("optimizer.moments=4bit", "8bit:cpu"),

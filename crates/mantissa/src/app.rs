@@ -220,10 +220,12 @@ impl Context {
     /// # Errors
     /// [`OverMemory`] with both sizes.
     pub fn require_more_memory(&self, what: &str, more: u64) -> Result<()> {
-        match more > self.memory_left() {
-            true => Err(self.over_memory(what, more)),
-            false => Ok(()),
+        let (allowed, limit) = self.ceiling();
+        let needs = held(limit).saturating_add(more);
+        if needs > allowed {
+            return Err(OverMemory { what: what.into(), needs, allowed, limit }.into());
         }
+        Ok(())
     }
 
     /// Bytes that the process may take beside those that it holds now.
@@ -232,10 +234,11 @@ impl Context {
         allowed.saturating_sub(held(limit))
     }
 
-    /// The error of work that needs `more` memory than the process holds now, and does not get it.
-    pub fn over_memory(&self, what: &str, more: u64) -> anyhow::Error {
+    /// The error of work that needs `more` memory than the `left` bytes of [`memory_left`](Self::memory_left).
+    pub fn over_memory(&self, what: &str, more: u64, left: u64) -> anyhow::Error {
         let (allowed, limit) = self.ceiling();
-        OverMemory { what: what.into(), needs: more.saturating_add(held(limit)), allowed, limit }.into()
+        let held = if limit == Limit::Option { allowed.saturating_sub(left) } else { 0 };
+        OverMemory { what: what.into(), needs: more.saturating_add(held), allowed, limit }.into()
     }
 
     /// Reads texts, whose tokens and leavings then count in what is required.
@@ -248,7 +251,7 @@ impl Context {
         let left = anonymous_memory().unwrap_or(0).saturating_sub(before);
         self.texts.fetch_add(left, Ordering::Relaxed);
         result.map_err(|error| match error.downcast::<TokenError>() {
-            Ok(TokenError::Memory { what, needs, .. }) => self.over_memory(&what, needs),
+            Ok(TokenError::Memory { what, needs, allowed }) => self.over_memory(&what, needs, allowed),
             Ok(error) => error.into(),
             Err(error) => error,
         })

@@ -1,5 +1,7 @@
 //! The memory that verification takes, predicted from the shapes and sizes of what is stored.
 
+use std::collections::BTreeMap;
+
 use mantissa_model::{Buffers, LinearInfo, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 
@@ -26,7 +28,14 @@ pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: us
     let config = model_config(files)?;
     let all = [Some(files), source];
     let tensors: usize = all.into_iter().flatten().map(|files| files.checkpoint().tensors().count()).sum();
-    let weight = config.decoder_linears().map(|info| checking(files, &info, threads)).max().unwrap_or(0);
+    let stored = stored_by_module(files);
+    let trellis = files.checkpoint().tensors().any(|meta| meta.name.ends_with(".trellis"));
+    let weight = config.decoder_linears().map(|info| {
+        // Experts that are stored as one tensor are read as one.
+        let stored = stored.get(info.module.as_str()).copied().unwrap_or_else(|| largest(files));
+        checking(&info, stored, trellis, threads)
+    });
+    let weight = weight.max().unwrap_or(0);
     let mut needs = weight.max(copying(files, &config));
     if config.parameters() <= MAX_LOGIT_PARAMETERS {
         // The source is compared with itself where a transform has folded something into it.
@@ -35,19 +44,23 @@ pub fn verify_bytes(files: &ModelFiles, source: Option<&ModelFiles>, threads: us
     Ok(BASE + tensors as u64 * PER_TENSOR + needs)
 }
 
-/// A weight by both readers, and the rows that each thread decodes and compares.
-fn checking(files: &ModelFiles, info: &LinearInfo, threads: usize) -> u64 {
+/// Bytes of the tensors of every module and of those above it.
+pub fn stored_by_module(files: &ModelFiles) -> BTreeMap<&str, u64> {
+    let mut stored = BTreeMap::new();
+    for meta in files.checkpoint().tensors() {
+        for (dot, _) in meta.name.match_indices('.') {
+            *stored.entry(&meta.name[..dot]).or_insert(0) += meta.len;
+        }
+    }
+    stored
+}
+
+/// A weight of `stored` bytes by both readers, and the rows that each thread decodes and compares.
+fn checking(info: &LinearInfo, stored: u64, trellis: bool, threads: usize) -> u64 {
     let weights = (info.rows * info.cols) as u64;
-    let prefix = format!("{}.", info.module);
-    let beside = |name: &str| name.starts_with(&prefix) && !name.ends_with(".bias");
-    let stored = files.checkpoint().tensors().filter(|meta| beside(&meta.name)).map(|meta| meta.len).sum();
-    // Experts that are stored as one tensor are read as one.
-    let stored = if stored == 0 { largest(files) } else { stored };
-    // Several threads read, unpack and turn a tensor; codes have a byte each, scales four.
+    // The tensors, and as they are unpacked and turned; codes have a byte each, scales four.
     let readers = 3 * stored + 2 * weights + weights / 2;
-    let trellis = |name: &str| beside(name) && name.ends_with("trellis");
-    let rotated = files.checkpoint().tensors().any(|meta| trellis(&meta.name));
-    let rotated = if rotated { ROTATED * weights } else { 0 };
+    let rotated = if trellis { ROTATED * weights } else { 0 };
     let panel = (PANEL.max(info.cols) as u64) * 24;
     readers + rotated + panel * threads as u64
 }

@@ -20,7 +20,7 @@ const PIECE: usize = 16 << 10;
 
 /// Bytes of memory for each byte of a piece while it is cut into words: as it is, by characters of bytes, with the places of
 /// both, and its words.
-const CUTTING: u64 = 128;
+const CUTTING: u64 = 192;
 
 /// Longest word that is read.
 const MAX_WORD: u64 = 16 << 20;
@@ -65,17 +65,34 @@ impl WordCounts {
     /// # Errors
     /// As [`documents_within`], [`DataError::Memory`].
     pub fn add_file(&mut self, path: &Path, format: &TextFormat) -> Result<usize, DataError> {
-        if !matches!(format, TextFormat::Text { split: None }) {
-            let left = self.left() / 2;
-            return documents_within(path, format, left, |document| self.add(document));
+        let file = named(path);
+        self.require(2 * PIECE as u64 * CUTTING, &file)?;
+        if matches!(format, TextFormat::Text { split: None }) {
+            return self.add_text(path);
         }
+        // A document is held beside its pieces.
+        let half = self.left() / 2;
+        documents_within(path, format, half, |document| self.add(document)).map_err(|error| match error {
+            DataError::Memory { needs, allowed, file } if allowed == half => {
+                let needs = (2 * needs).saturating_add(self.memory.saturating_sub(2 * half));
+                DataError::Memory { file, needs, allowed: self.memory }
+            }
+            error => error,
+        })
+    }
+
+    /// Adds a file that is one document; 0 for one of white space.
+    fn add_text(&mut self, path: &Path) -> Result<usize, DataError> {
         let (mut file, mut last) = (open(path)?, String::new());
         loop {
             let affordable = self.left() / CUTTING;
             let most = MAX_WORD.min(affordable);
             match file.piece(PIECE, most, boundary)? {
                 Part::End => break,
-                Part::TooLong => return Err(too_long(path, 1, most, affordable)),
+                Part::TooLong => {
+                    self.require((most + 1).saturating_mul(CUTTING), &named(path))?;
+                    return Err(too_long(path, 1, most, u64::MAX));
+                }
                 Part::Text(piece) => {
                     // As documents are, the text is stripped.
                     let piece = if last.is_empty() { piece.trim_start() } else { piece };

@@ -53,7 +53,7 @@ impl<'a> Lines<'a> {
         if file.size().is_none() {
             let left = context.memory_left();
             let text = file.whole(left)?;
-            let beyond = || context.over_memory(&path.display().to_string(), left.saturating_add(1));
+            let beyond = || context.over_memory(&path.display().to_string(), left.saturating_add(1), left);
             lines.held = Some(text.ok_or_else(beyond)?);
         }
         let mut count = 0;
@@ -111,7 +111,7 @@ impl<'a> Lines<'a> {
     fn too_long(&self, number: usize, left: u64, context: &Context) -> anyhow::Error {
         let line = format!("{}: line {number}", self.path.display());
         if left < MAX_LINE {
-            return context.over_memory(&line, left.saturating_add(1));
+            return context.over_memory(&line, left.saturating_add(1), left);
         }
         let most = bytes(MAX_LINE);
         BadInput::new(line, format!("more than {most}"), format!("at most {most}")).into()

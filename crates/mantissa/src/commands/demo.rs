@@ -137,9 +137,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         chosen => chosen.iter().map(String::as_str).collect(),
     };
     let recipes: Vec<_> = names.into_iter().map(Recipe::load).collect::<Result<_, _>>()?;
-    let bench = Bench::load()?;
     // Measured: 61 MB with two threads, and each thread has buffers of its own.
     context.require_memory("demo", (64 << 20) + (8 << 20) * context.threads as u64)?;
+    let bench = Bench::load()?;
     let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
     progress.message("the model itself");
     let dense = bench.measure(&bench.decoder, None, context.threads)?;

@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mantissa_advise::subject::bytes_of_weight;
 use mantissa_model::ModelConfig;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
@@ -21,6 +22,7 @@ use self::inventory::{Entry, Inventory};
 use self::stats::Stats;
 use super::model::ModelPath;
 use crate::app::Context;
+use crate::memory::PROCESS;
 use crate::output::{self, Align, Table, bytes, count, number};
 use crate::progress::Unit;
 
@@ -103,6 +105,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let path = args.model.as_file();
     let model = Model::open(path, &mut warnings)?;
     let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
+    context.require_more_memory(&path.display().to_string(), 0)?;
+    if let (Model::Known(files), Some(_)) = (&model, &config) {
+        // The scales and codes of quantized weights say what they are.
+        let needs = bytes_of_weight(files).unwrap_or(0);
+        context.require_memory("inspect", PROCESS.saturating_add(needs))?;
+    }
     let inventory = Inventory::read(&model, config.as_ref(), &mut warnings)?;
     let mut notes = model.notes();
     if let (Model::Known(files), Some(config)) = (&model, &config) {

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::model::{self, ModelPath};
 use crate::app::Context;
 use crate::error::GateFailed;
+use crate::memory::PROCESS;
 
 /// Layers of one finding that are listed for people; the JSON has all.
 const LISTED: usize = 4;
@@ -71,7 +72,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
     let needs = subject::bytes_of_artifact(&files, reference.as_ref())?;
-    context.require_memory("lint", model::BASE.saturating_add(needs))?;
+    context.require_memory("lint", PROCESS.saturating_add(needs))?;
     let subject = subject::of_artifact(&files, reference.as_ref())?;
     let reports: Vec<_> = args.targets.iter().map(|target| lint(&subject, target)).collect();
     let ok = !reports.iter().any(Report::fails);

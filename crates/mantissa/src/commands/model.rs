@@ -119,7 +119,7 @@ fn set_kv(
     // States of all tokens, and of a layer keys and values, each with a weight and again beside its place.
     let each = (config.hidden_size as u64).saturating_add(6 * config.key_value_width() as u64);
     let needs = Buffers::bytes_needed(config, longest, longest).saturating_add(all.saturating_mul(4 * each));
-    context.require_memory("calibration of the KV cache", needs)?;
+    context.require_more_memory("calibration of the KV cache", needs)?;
     Ok(model.decoder.set_kv_calibrated(policy, &set.windows)?)
 }
 

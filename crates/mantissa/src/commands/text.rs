@@ -125,8 +125,10 @@ impl TextArgs {
     }
 
     fn cut(&self, path: &Path, model: &Path, context: &Context) -> Result<Vec<Sequence>> {
-        // What is no text is told of before what is no model.
-        TextFile::open(path)?;
+        // A text that is not there is told of before what is no model. A pipe is opened once.
+        if !path.exists() {
+            TextFile::open(path)?;
+        }
         let files = model::open_quietly(model)?;
         let limit = model::context_length(&files)?;
         if let Some(context) = self.context.filter(|&context| context > limit) {

@@ -90,7 +90,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 /// An error of texts, which in want of memory is one of the ceiling.
 fn over_memory(error: DataError, context: &Context) -> anyhow::Error {
     match error {
-        DataError::Memory { file, needs, .. } => context.over_memory(&format!("tokenizer: {file}"), needs),
+        DataError::Memory { file, needs, allowed } => {
+            context.over_memory(&format!("tokenizer: {file}"), needs, allowed)
+        }
         error => error.into(),
     }
 }

@@ -51,10 +51,9 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = args.text.sequences(&args.model, false, context)?;
-    let files = model::open_quietly(&args.model)?;
-    let source = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
-    context.require_memory("verify", verify_bytes(&files, source.as_ref(), context.threads)?)?;
-    drop((files, source));
+    if let Some(needs) = needed(args, context) {
+        context.require_memory("verify", needs)?;
+    }
     if let Some(sequences) = &sequences {
         let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
         model::require_memory(&models, Use::evaluation(sequences, context.threads), context)?;
@@ -71,6 +70,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let found = if context.is_strict() { found.strictly() } else { found };
     context.report(&found, |out| human(out, &found))?;
     require(&found)
+}
+
+/// Predicted peak memory; `None` where the models cannot be opened, of which the verification tells.
+fn needed(args: &Args, context: &Context) -> Option<u64> {
+    let files = model::open_quietly(&args.model).ok()?;
+    let source = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose().ok()?;
+    verify_bytes(&files, source.as_ref(), context.threads).ok()
 }
 
 /// Fails where a verification has found a fault.

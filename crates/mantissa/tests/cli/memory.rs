@@ -1,11 +1,12 @@
 //! Memory is refused before it is taken, in words, and running out of it is an error like any other.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::support::{fail, json, root, stderr, succeed, text};
+use crate::support::{command, fail, json, root, stderr, succeed, text};
 
 fn synth(dir: &Path, name: &str, sizes: &[&str]) -> PathBuf {
     let out = dir.join(name);
@@ -101,4 +102,295 @@ fn limited(mib: u32, arguments: &[&str]) -> Output {
     let script = format!("ulimit -v {}; exec \"$0\" \"$@\"", mib * 1024);
     command.args(["-c", &script, env!("CARGO_BIN_EXE_mantissa")]).args(arguments);
     command.output().unwrap()
+}
+
+/// Runs the binary and looks at its memory every millisecond: how it ended, and the largest anonymous memory that was seen; `None` where
+/// the system does not say.
+fn measured(arguments: &[&str]) -> (Output, Option<u64>) {
+    let mut command = command();
+    let mut child = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = None;
+    while child.try_wait().unwrap().is_none() {
+        let found = std::fs::read_to_string(&status).unwrap_or_default();
+        let field = |name: &str| {
+            let line = found.lines().find_map(|line| line.strip_prefix(name))?;
+            Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+        };
+        // The largest resident memory so far, without the pages of files.
+        let now = field("VmHWM:").zip(field("RssFile:")).map(|(all, files)| all.saturating_sub(files));
+        peak = peak.max(now.max(field("RssAnon:")));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    (child.wait_with_output().unwrap(), peak)
+}
+
+/// What the commands of the table read.
+struct Inputs {
+    dir: TempDir,
+}
+
+impl Inputs {
+    /// A model of 5 million parameters with a tokenizer, its quantized forms, texts and token windows.
+    fn new() -> Self {
+        let inputs = Inputs { dir: TempDir::new().unwrap() };
+        let at = |name: &str| inputs.at(name);
+        let word = |i: usize| format!("{:x}", (i * 2_654_435_761) % 99_991);
+        let line = |i: usize| (0..20).map(|j| word(i * 20 + j)).collect::<Vec<_>>().join(" ");
+        let documents: Vec<String> = (0..1500).map(line).collect();
+        std::fs::write(at("text.txt"), documents[..60].join("\n")).unwrap();
+        std::fs::write(at("long.txt"), documents.join("\n<|end|>\n")).unwrap();
+        let json = |text: &String| serde_json::json!({ "text": text }).to_string();
+        std::fs::write(at("lines.jsonl"), documents.iter().map(json).collect::<Vec<_>>().join("\n")).unwrap();
+        let window = |w: usize| (0..64).map(|i| (w * 31 + i * i) % 300).collect::<Vec<_>>();
+        let windows: Vec<_> = (0..8).map(window).collect();
+        std::fs::write(at("tokens.json"), serde_json::json!(windows).to_string()).unwrap();
+        let sizes = ["--hidden", "384", "--ffn", "1536", "--heads", "6", "--layers", "2", "--vocab", "512"];
+        synth(inputs.dir.path(), "model", &[&sizes[..], &["--context", "256", "--quiet"]].concat());
+        let learn = ["tokenizer", &at("text.txt"), "--vocab", "300", "--out", &at("tokenizer"), "--quiet"];
+        succeed(&learn);
+        for name in ["tokenizer.json", "tokenizer_config.json"] {
+            let dir = inputs.dir.path();
+            std::fs::copy(dir.join("tokenizer").join(name), dir.join("model").join(name)).unwrap();
+        }
+        let quantize = |recipe: &str, out: &str, more: &[&str]| {
+            let arguments = ["quantize", &at("model"), "--recipe", recipe, "--out", &at(out), "--quiet"];
+            succeed(&[&arguments[..], more].concat());
+        };
+        let tokens = at("tokens.json");
+        quantize("rtn-int4-g128", "int4", &[]);
+        quantize("rtn-q4_0", "q4_0.gguf", &[]);
+        quantize(
+            "rtn-int8-channel+kv-fp8-e4m3-tensor@static",
+            "static",
+            &["--calibration-tokens", &tokens, "--tokens", &tokens],
+        );
+        inputs
+    }
+
+    fn at(&self, name: &str) -> String {
+        text(&self.dir.path().join(name)).to_owned()
+    }
+
+    /// Runs a command, whose words that begin with `@` are files, under a ceiling.
+    fn run(&self, line: &str, memory: u64) -> (Output, Option<u64>) {
+        let words: Vec<String> = line
+            .split(' ')
+            .map(|word| match word.split_once('@') {
+                Some((before, name)) => format!("{before}{}", self.at(name)),
+                None => word.to_owned(),
+            })
+            .collect();
+        let memory = memory.to_string();
+        let mut arguments: Vec<&str> = words.iter().map(String::as_str).collect();
+        arguments.extend(["--memory", &memory, "--threads", "2", "--quiet"]);
+        measured(&arguments)
+    }
+
+    /// Removes what a command has written.
+    fn clean(&self) {
+        for entry in std::fs::read_dir(self.dir.path()).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.file_name().unwrap().to_string_lossy().starts_with("out") {
+                continue;
+            }
+            if path.is_dir() {
+                std::fs::remove_dir_all(path).unwrap();
+            } else {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+}
+
+/// Every command that has a ceiling, and the forms of it that hold other things.
+const COMMANDS: [&str; 35] = [
+    "demo --recipe rtn-q4_0 --report @out.html",
+    "inspect @model",
+    "inspect @int4",
+    "inspect @int4 --stats",
+    "quantize @model --recipe rtn-int4-g128 --out @out",
+    "quantize @model --recipe gptq-int4-g128 --calibration-tokens @tokens.json --out @out",
+    "quantize @model --recipe gptq-int4-g128 --calibration @text.txt --length 64 --out @out",
+    "quantize @model --recipe rtn-q4_0 --text @text.txt --context 64 --limit 256 --out @out.gguf",
+    "fit @model --budget 6bpw --schemes int4-g128,int8-g128 --tokens @tokens.json --out @out",
+    "eval @model --tokens @tokens.json",
+    "eval @int4 --reference @model --tokens @tokens.json",
+    "eval @model --text @text.txt --context 64 --limit 64",
+    "eval @model --text @long.txt --split <|end|> --context 64 --limit 64",
+    "eval @model --text @long.txt --split <|end|> --docs 1400..1402 --context 64",
+    "imatrix @model --calibration-tokens @tokens.json --out @out.gguf",
+    "imatrix @model --calibration @text.txt --length 64 --samples 8 --out @out.gguf",
+    "imatrix @model --calibration @long.txt --split <|end|> --length 64 --samples 8 --out @out.gguf",
+    "imatrix @model --calibration @lines.jsonl --length 64 --samples 8 --out @out.gguf",
+    "run @model -p one -n 4",
+    "verify @int4",
+    "verify @int4 --reference @model",
+    "verify @static --reference @model --tokens @tokens.json",
+    "verify @q4_0.gguf --reference @model",
+    "convert @int4 --format gguf --out @out.gguf",
+    "recalibrate @static --tokens @tokens.json --out @out",
+    "lint @int4 --for vllm",
+    "lint @q4_0.gguf --for llama.cpp --reference @model",
+    "doctor @int4 --tokens @tokens.json",
+    "doctor @int4 --reference @model",
+    "report @int4 --out @out.html",
+    "tokenizer @long.txt --vocab 400 --out @out",
+    "tokenizer @long.txt --vocab 400 --split <|end|> --out @out",
+    "tokenizer @lines.jsonl --vocab 400 --out @out",
+    "cast @model/model.safetensors --scheme int4-g32 --out @out.safetensors",
+    "synth --preset tiny --hidden 256 --ffn 1024 --heads 4 --out @out",
+];
+
+/// Under any ceiling a command holds to it, or refuses before it has written anything, with both sizes.
+#[test]
+fn a_ceiling_is_kept_or_refused_by_every_command() {
+    let inputs = Inputs::new();
+    for line in COMMANDS {
+        let mut report = Vec::new();
+        for memory in [1_000_000, 12_000_000, 40_000_000, 400_000_000] {
+            let (output, peak) = inputs.run(line, memory);
+            let said = stderr(&output);
+            match output.status.code() {
+                // 1: a gate of `lint` or `doctor`, which have done their work.
+                Some(0 | 1) => {
+                    assert!(peak.is_none_or(|peak| peak <= memory), "{line}: {peak:?} under {memory}");
+                    report.push(format!("{} MB: {}", memory / 1_000_000, peak.unwrap_or(0) / 1_000_000));
+                }
+                Some(3) => {
+                    assert!(said.contains("needs") && said.contains("--memory allows"), "{line}: {said}");
+                    let mut entries = std::fs::read_dir(inputs.dir.path()).unwrap();
+                    let out = entries
+                        .find(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("out"));
+                    assert!(out.is_none(), "{line}: {out:?} is written before it is refused");
+                }
+                code => panic!("{line} under {memory}: {code:?} {said}"),
+            }
+            let expected = match memory {
+                1_000_000 => output.status.code() == Some(3),
+                400_000_000 => output.status.code() != Some(3),
+                _ => true,
+            };
+            assert!(expected, "{line} under {memory}: {said}");
+            inputs.clean();
+        }
+        println!("{line}: peak {}", report.join(", "));
+    }
+}
+
+/// The ceiling of training: the tokens of its texts, and the run.
+#[test]
+fn training_keeps_its_ceiling() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| temp.path().join(name);
+    let tokenizer = root().join("tests/data/tiny/llama2-gqa-tied");
+    let model = std::fs::read(tokenizer.join("config.json")).unwrap();
+    let model: serde_json::Value = serde_json::from_slice(&model).unwrap();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
+        "vocab_size": model["vocab_size"],
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true,
+    });
+    std::fs::write(at("config.json"), config.to_string()).unwrap();
+    std::fs::write(at("text.txt"), "one two three\n==\n".repeat(4000)).unwrap();
+    std::fs::write(at("endless.txt"), "x".repeat(2_000_000)).unwrap();
+    let settings = |name: &str| {
+        let toml = format!(
+            "out = \"run\"\n[model]\nconfig = \"config.json\"\ntokenizer = \"{}\"\n[data]\nfiles = [\"{name}\"]\n\
+             split = \"==\"\nlength = 32\nbatch = 2\n[optimizer]\nlr = 1e-3\n[schedule]\nsteps = 2\n",
+            text(&tokenizer)
+        );
+        std::fs::write(at("run.toml"), toml).unwrap();
+    };
+    settings("text.txt");
+    let path = at("run.toml");
+    for memory in ["1M", "100M"] {
+        let (output, peak) =
+            measured(&["train", text(&path), "--memory", memory, "--threads", "2", "--quiet"]);
+        let expected = if memory == "1M" { Some(3) } else { Some(0) };
+        assert_eq!(output.status.code(), expected, "{memory}: {}", stderr(&output));
+        assert!(memory == "1M" || peak.is_none_or(|peak| peak <= 100_000_000), "{peak:?}");
+    }
+    std::fs::remove_dir_all(at("run")).unwrap();
+    settings("endless.txt");
+    let line = fail(3, &["train", text(&path), "--memory", "100M", "--quiet"]);
+    assert!(line.contains("endless.txt") && line.contains("needs"), "{line}");
+}
+
+/// What never ends, or is far too long, is refused within the ceiling, or with the limit where there is one without it.
+#[test]
+fn texts_without_end_are_refused_with_the_limit() {
+    let temp = TempDir::new().unwrap();
+    let at = |name: &str| text(&temp.path().join(name)).to_owned();
+    std::fs::write(at("line.jsonl"), format!("{{\"text\": \"{}\"}}", "a".repeat(20_000_000))).unwrap();
+    std::fs::write(at("long.txt"), "many words ".repeat(4_000_000)).unwrap();
+    let (line, long, out) = (at("line.jsonl"), at("long.txt"), at("out"));
+    let ceiling = 40_000_000;
+    let cases: [(&[&str], i32, &str); 13] = [
+        (&["eval", "demo", "--text", "/dev/zero"], 2, "a character device"),
+        (&["eval", "demo", "--tokens", "/dev/zero"], 2, "a character device"),
+        (&["verify", "demo", "--text", "/dev/zero"], 2, "a character device"),
+        (&["imatrix", "demo", "--calibration", "/dev/zero", "--out", &out], 2, "a character device"),
+        (&["tokenizer", "/dev/zero", "--vocab", "300", "--out", &out], 2, "a character device"),
+        (&["train", "/dev/zero"], 2, "a character device"),
+        (&["eval", "demo", "--text", &long], 2, "in one piece"),
+        (&["eval", "demo", "--text", &long, "--split", "<|end|>"], 3, "needs"),
+        (&["imatrix", "demo", "--calibration", &long, "--out", &out], 2, "in one piece"),
+        (&["imatrix", "demo", "--calibration", &line, "--out", &out], 3, "needs"),
+        (
+            &["quantize", "demo", "--recipe", "gptq-int4-g32", "--calibration", &line, "--out", &out],
+            3,
+            "needs",
+        ),
+        (&["tokenizer", &line, "--vocab", "300", "--out", &out], 3, "needs"),
+        (&["eval", "demo", "--tokens", &long], 3, "needs"),
+    ];
+    for (arguments, code, words) in cases {
+        let memory = ceiling.to_string();
+        let (output, peak) = measured(&[arguments, &["--memory", &memory, "--quiet"]].concat());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(words), "{arguments:?}: {said}");
+        assert!(peak.is_none_or(|peak| peak <= ceiling), "{arguments:?}: {peak:?}");
+    }
+    assert!(!temp.path().join("out").exists());
+    // A long text with few words that differ is learned from a piece at a time.
+    let learn = ["tokenizer", &long, "--vocab", "262", "--out", &out, "--memory", "40M", "--threads", "2"];
+    let (output, peak) = measured(&learn);
+    assert!(
+        output.status.success() && peak.is_none_or(|peak| peak <= ceiling),
+        "{peak:?} {}",
+        stderr(&output)
+    );
+}
+
+/// A pipe is read no further than memory goes.
+#[test]
+fn a_pipe_that_never_ends_is_read_to_the_limit() {
+    for (rest, code, words) in [
+        ("--memory 60M", 3, "--memory allows 60.0 MB"),
+        ("--split == --memory 60M", 3, "--memory allows 60.0 MB"),
+        ("--split ==", 2, "in one piece"),
+    ] {
+        let script = format!("yes words | \"$0\" eval demo --text /dev/stdin {rest} --quiet");
+        let output =
+            Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_mantissa")]).output().unwrap();
+        let said = stderr(&output);
+        assert!(output.status.code() == Some(code) && said.contains(words), "{rest}: {said}");
+    }
+}
+
+#[test]
+fn a_separator_of_nothing_is_refused_by_its_option() {
+    for arguments in [
+        &["eval", "demo", "--text", "x.txt", "--split", ""][..],
+        &["verify", "demo", "--text", "x.txt", "--split", ""],
+        &["quantize", "demo", "--recipe", "nf4", "--out", "o", "--text", "x.txt", "--split", ""],
+        &["imatrix", "demo", "--calibration", "x.txt", "--out", "o", "--split", ""],
+        &["tokenizer", "x.txt", "--vocab", "300", "--out", "o", "--split", ""],
+    ] {
+        let line = fail(2, arguments);
+        assert!(line.contains("--split") && line.contains("one character or more"), "{arguments:?}: {line}");
+    }
 }
