@@ -57,7 +57,7 @@ def main():
         for recipe in RECIPES:
             for verify in ("true", "false"):
                 out = work / "out"
-                command = [binary, "quantize", str(model), "--recipe", recipe, "--out", str(out), "--quiet"]
+                command = [binary, "quantize", str(model), "--recipe", recipe, "--overwrite", "--out", str(out), "--quiet"]
                 command += [f"--verify={verify}", "--threads", "2"]
                 if recipe.startswith("gpt"):
                     command += ["--calibration-tokens", str(windows)]

@@ -144,7 +144,7 @@ def main():
             for model in models.values():
                 out = work / "quantized"
                 shutil.rmtree(out, ignore_errors=True)
-                _, error = run(binary, "quantize", model, "--recipe", *recipe.split(), "--calibration-tokens", f"{tokens}:calib", "--out", out, "--json", "--quiet")
+                _, error = run(binary, "quantize", model, "--recipe", *recipe.split(), "--calibration-tokens", f"{tokens}:calib", "--overwrite", "--out", out, "--json", "--quiet")
                 found = None
                 if error is None:
                     found, error = run(binary, "eval", out, "--reference", model, "--tokens", f"{tokens}:eval_in", "--json", "--quiet")

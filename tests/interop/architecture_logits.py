@@ -25,7 +25,7 @@ def ours(binary, model, input_ids):
     with tempfile.TemporaryDirectory() as folder:
         windows, out = Path(folder) / "windows.json", Path(folder) / "logits.safetensors"
         windows.write_text(json.dumps(input_ids.tolist()))
-        command = [binary, "eval", model, "--tokens", windows, "--logits", out, "--quiet", "--json"]
+        command = [binary, "eval", model, "--tokens", windows, "--overwrite", "--logits", out, "--quiet", "--json"]
         subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
         with safe_open(out, "pt") as file:
             return file.get_tensor("logits")

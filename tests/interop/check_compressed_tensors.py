@@ -41,7 +41,7 @@ def without_activations(folder):
 
 def check(recipe, args, folder):
     out = folder / recipe.replace(":", "_")
-    run(args.mantissa, "quantize", args.model, "--recipe", recipe, "--format", "compressed-tensors", "--out", out, "--quiet")
+    run(args.mantissa, "quantize", args.model, "--recipe", recipe, "--format", "compressed-tensors", "--overwrite", "--out", out, "--quiet")
     if "+" in recipe:
         without_activations(out)
     file, key = args.tokens.rsplit(":", 1)
@@ -49,7 +49,7 @@ def check(recipe, args, folder):
     tokens = folder / "windows.json"
     tokens.write_text(json.dumps({"w": windows}))
     ours, theirs = folder / "ours.safetensors", folder / "theirs.safetensors"
-    run(args.mantissa, "eval", out, "--tokens", f"{tokens}:w", "--logits", ours, "--quiet")
+    run(args.mantissa, "eval", out, "--tokens", f"{tokens}:w", "--overwrite", "--logits", ours, "--quiet")
     # transformers loads asymmetric files only by a path that rounds each weight to the dtype of its scale (bf16 in a bf16
     # model: logits move by 0.02), so these are decoded by the package itself, in float32.
     via = "package" if "asym" in recipe else "auto"

@@ -67,7 +67,7 @@ def measure(args, path):
     """Figures, and the KL of each window."""
     windows = path + ".windows.json"
     on = ["--tokens", args.tokens] if args.tokens else ["--text", args.text_to_measure, *(["--limit", args.limit] if args.limit else [])]
-    figures = mantissa(args.mantissa, "eval", path, "--reference", args.model, *on, "--per-window", windows, "--json")
+    figures = mantissa(args.mantissa, "eval", path, "--reference", args.model, *on, "--overwrite", "--per-window", windows, "--json")
     with open(windows) as file:
         found = json.load(file)
     rows = found["windows"]
@@ -101,15 +101,15 @@ def main():
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
     at = lambda name: os.path.join(args.work, name)
-    mantissa(args.mantissa, "imatrix", args.model, "--calibration", args.text, "--samples", args.samples, "--out", at("imatrix.gguf"))
-    mantissa(args.mantissa, "quantize", args.model, "--recipe", "rtn-bf16", "--format", "gguf", "--out", at("bf16.gguf"))
+    mantissa(args.mantissa, "imatrix", args.model, "--calibration", args.text, "--samples", args.samples, "--overwrite", "--out", at("imatrix.gguf"))
+    mantissa(args.mantissa, "quantize", args.model, "--recipe", "rtn-bf16", "--format", "gguf", "--overwrite", "--out", at("bf16.gguf"))
     importance = means(at("imatrix.gguf"))
     rows, worse = [], 0
     print("| type | bytes | KL, ours | KL, llama.cpp | difference (paired) | top-1, ours | llama.cpp |\n|---|---|---|---|---|---|---|")
     for file_type in args.types:
         ours, theirs = at(f"ours-{file_type}.gguf"), at(f"theirs-{file_type}.gguf")
         mantissa(
-            args.mantissa, "quantize", args.model, "--recipe", file_type, "--imatrix", at("imatrix.gguf"), "--out", ours,
+            args.mantissa, "quantize", args.model, "--recipe", file_type, "--imatrix", at("imatrix.gguf"), "--overwrite", "--out", ours,
         )
         llama_quantize(at("bf16.gguf"), theirs, file_type, importance, args.threads)
         (a, a_windows), (b, b_windows) = measure(args, ours), measure(args, theirs)

@@ -93,7 +93,7 @@ def run(binary, *arguments):
 def logits(binary, model, windows, folder):
     out = folder / "logits.safetensors"
     out.unlink(missing_ok=True)
-    run(binary, "eval", model, "--tokens", windows, "--logits", out, "--quiet", "--json")
+    run(binary, "eval", model, "--tokens", windows, "--overwrite", "--logits", out, "--quiet", "--json")
     return load_file(out)["logits"]
 
 
@@ -125,7 +125,7 @@ def main():
     for name in args.names:
         try:
             model, file = make(name, folder), folder / f"{name}.gguf"
-            run(args.mantissa, "quantize", model, "--recipe", args.recipe, "--format", "gguf", "--out", file, "--quiet")
+            run(args.mantissa, "quantize", model, "--recipe", args.recipe, "--format", "gguf", "--overwrite", "--out", file, "--quiet")
             run(args.mantissa, "verify", file, "--reference", model)
             source = logits(args.mantissa, model, folder / "windows.json", folder)
             ours = logits(args.mantissa, file, folder / "windows.json", folder)

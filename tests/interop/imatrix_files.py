@@ -74,7 +74,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         ours = folder / "ours.gguf"
-        run(args.mantissa, "imatrix", args.model, "--calibration", args.calibration, "--out", ours, "--quiet")
+        run(args.mantissa, "imatrix", args.model, "--calibration", args.calibration, "--overwrite", "--out", ours, "--quiet")
         entries = read(ours)
         write_gguf(folder / "theirs.gguf", entries)
         write_dat(folder / "theirs.dat", entries)
@@ -82,7 +82,7 @@ def main():
         for name in ("ours.gguf", "theirs.gguf", "theirs.dat", None):
             out = folder / f"quantized-{name}.gguf"
             given = ["--imatrix", folder / name] if name else []
-            run(args.mantissa, "quantize", args.model, "--recipe", args.recipe, *given, "--out", out, "--quiet")
+            run(args.mantissa, "quantize", args.model, "--recipe", args.recipe, *given, "--overwrite", "--out", out, "--quiet")
             written[name] = {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(out).tensors}
         for name in ("theirs.gguf", "theirs.dat"):
             apart = [tensor for tensor, data in written[name].items() if data != written["ours.gguf"][tensor]]
