@@ -320,6 +320,9 @@ impl RunConfig {
         if self.data.files.is_empty() {
             return fault("data.files", "none".to_owned(), "at least one file");
         }
+        if self.schedule.steps == 0 {
+            return fault("schedule.steps", "0".to_owned(), "1 or more");
+        }
         if self.checkpoint.every == 0 {
             return fault("checkpoint.every", "0".to_owned(), "1 or more steps");
         }

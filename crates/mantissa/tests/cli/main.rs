@@ -28,4 +28,5 @@ mod spqr;
 mod support;
 mod synth;
 mod train;
+mod train_faults;
 mod trellis;
