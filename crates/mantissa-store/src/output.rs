@@ -18,6 +18,7 @@ use crate::error::{Error, OutputFault, Result};
 use crate::failpoint;
 use crate::hash::FileDigest;
 use crate::manifest::{MANIFEST_NAME, Manifest, files_under, verify_manifest};
+use crate::target::resolve;
 
 /// Name of the extended attribute that holds the key of the job that wrote a file or folder.
 pub const ATTRIBUTE: &str = "user.mantissa.job";
@@ -82,6 +83,14 @@ impl Output {
     /// The path `path`, by the same rule: a file that belongs to this output, such as the manifest beside a GGUF file.
     pub fn at(&self, path: impl Into<PathBuf>) -> Self {
         Output { path: path.into(), rule: self.rule.clone() }
+    }
+
+    /// Refuses now what writing a folder here would refuse later, before hours of work.
+    ///
+    /// # Errors
+    /// As [`crate::Staging::begin`], which checks again.
+    pub fn require_folder_writable(&self) -> Result<()> {
+        self.check_folder(&resolve(&self.path)?).map(drop)
     }
 
     pub(crate) fn is_owned(&self) -> bool {

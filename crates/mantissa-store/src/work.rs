@@ -171,12 +171,13 @@ pub(crate) fn left(target: &Target, purpose: &str) -> Result<Vec<Left>> {
     Ok(found)
 }
 
-/// Removes every work folder in the folder `dir` that a dead process has left, for whatever file of it; gives them. For a folder
-/// that belongs to one process alone, which holds its lock: a training run.
+/// Removes every work folder in the folder `dir` that a dead process has left for an output whose name is `ours`; gives them. For
+/// outputs that only the caller writes, which holds the lock of the whole: the files of a training run. Other processes may write
+/// other outputs in the same folder.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn sweep(dir: &Path) -> Result<Vec<PathBuf>> {
+pub fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let mut swept = Vec::new();
     for path in sorted_entries(dir)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -184,7 +185,8 @@ pub fn sweep(dir: &Path) -> Result<Vec<PathBuf>> {
         else {
             continue;
         };
-        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
+        if ours(target)
+            && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
             && read_mark(&path, target)? != Marked::NotOurs
         {
             remove_marked(&path)?;
@@ -318,7 +320,8 @@ mod tests {
         let stranger = dir.path().join(".x.mantissa-partial-9");
         fs::create_dir(&stranger).unwrap();
         fs::write(stranger.join("notes"), "mine").unwrap();
-        assert_eq!(sweep(dir.path()).unwrap(), [work.path().to_owned()]);
+        assert_eq!(sweep(dir.path(), |name| name == "another").unwrap(), [""; 0].map(PathBuf::from));
+        assert_eq!(sweep(dir.path(), |_| true).unwrap(), [work.path().to_owned()]);
         assert!(!work.path().exists() && stranger.join("notes").exists());
     }
 }

@@ -25,7 +25,8 @@ const KEY: &str = "mantissa-train";
 const VERSION: u64 = 1;
 
 impl Trainer {
-    /// Writes all of the run's state to `output`, with a checksum of it ([`sealed`]). `about` is what it must be gone on with: its settings, for example.
+    /// Writes all of the run's state to `output`, with a checksum ([`sealed`]). `about`, the settings for example, must be the same
+    /// when it is loaded.
     ///
     /// # Errors
     /// [`TrainError::Store`]; an older file there is then as it was.
@@ -114,7 +115,7 @@ struct Numbers {
 impl Numbers {
     fn read(file: &SafeTensors, about: &str) -> Result<Self, TrainError> {
         let fault = |field: &str, found: String, allowed: &str| {
-            let hint = "go on with the settings that the run was begun with, or begin anew";
+            let hint = "resume with the settings that the run began with, or rerun with --restart";
             TrainError::from(Error::field(file.path(), field, found, allowed, hint))
         };
         let text = file.metadata().get(KEY).map_or("", String::as_str);
@@ -128,7 +129,7 @@ impl Numbers {
             return Err(fault("version", version.to_string(), "1"));
         }
         if value["about"].as_str() != Some(about) {
-            return Err(fault("about", "another run".to_owned(), "the run that is gone on with"));
+            return Err(fault("about", "other settings".to_owned(), "those of the run that is resumed"));
         }
         let scaler = match &value["scaler"] {
             Value::Null => None,

@@ -323,6 +323,9 @@ impl RunConfig {
         if self.data.split.as_deref() == Some("") {
             return fault("data.split", "nothing".to_owned(), "one character or more, such as <|endoftext|>");
         }
+        if self.schedule.steps == 0 {
+            return fault("schedule.steps", "0".to_owned(), "1 or more");
+        }
         if self.checkpoint.every == 0 {
             return fault("checkpoint.every", "0".to_owned(), "1 or more steps");
         }

@@ -92,9 +92,7 @@ pub struct OverMemory {
 
 /// A training run that a signal ended, with a checkpoint.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{run}: found a request to stop, allowed to run to the end; a checkpoint of step {steps} is written: --resume goes on from it"
-)]
+#[error("{run}: Interrupted after step {steps}. Rerun with --resume to resume.")]
 pub struct Stopped {
     /// Steps done.
     pub steps: u64,

@@ -1,7 +1,9 @@
-//! `mantissa train`: a run from a TOML file, with checkpoints from which it goes on with the same bits.
+//! `mantissa train`: a run from a TOML file, with checkpoints from which it resumes bit-exactly.
 
 pub mod folder;
+mod owned;
 mod setup;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,7 +24,9 @@ use crate::machine::{Machine, peak_anonymous};
 use crate::output::{Align, Table, bytes, count};
 use crate::progress::anonymous_memory;
 use folder::{Checkpoints, Log, LogLine, RunFile};
+use owned::{How, RunFolder};
 use setup::Setup;
+use tokens::Tokens;
 
 /// Train a model by the settings of a TOML file: data, precision policy, optimizer, schedule, checkpoints.
 ///
@@ -42,13 +46,13 @@ pub struct Args {
     /// Change a setting: a.b=value; may be given several times
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Go on from the last checkpoint of the run
+    /// Resume from the last sound checkpoint of the run
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
-    /// Begin anew where there is a run already, and remove it
+    /// Start over: remove the files of the run that is there, and no others
     #[arg(long)]
     restart: bool,
-    /// Say what memory the run takes and which weights decay; write nothing
+    /// Print the memory the run takes and the weights that decay; write nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -90,15 +94,30 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     let base = args.config.parent().unwrap_or(Path::new(""));
     paths.watch(&args.config);
     paths.read(base.join(&settings.model.config));
-    for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
+    for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"] {
         paths.read(base.join(&settings.model.tokenizer).join(file));
     }
-    settings.model.init.iter().for_each(|init| paths.read(base.join(init)));
+    if let Some(init) = settings.model.init.as_ref().map(|init| base.join(init)) {
+        // Each file too: it may be a link into the folder of the run.
+        let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
+        files.for_each(|file| paths.read(file.path()));
+        paths.read(init);
+    }
     settings.data.files.iter().for_each(|file| paths.read(base.join(file)));
     if !args.dry_run {
         paths.write("out", base.join(&settings.out), Kind::Run);
     }
     Ok(())
+}
+
+impl Args {
+    fn how(&self) -> How {
+        match (self.resume, self.restart) {
+            (true, _) => How::Resume,
+            (_, true) => How::Restart,
+            _ => How::New,
+        }
+    }
 }
 
 /// Runs the command.
@@ -114,22 +133,15 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if args.dry_run {
         return dry_run(&setup, &settings, needs, context);
     }
-    context.require_memory("train", needs + needs / 20)?;
     let run = base.join(&settings.out);
-    folder::begin(&run, args.resume, args.restart)?;
-    let resolved = settings.resolved();
-    let tokens = setup::tokens(&run, &settings, base, &setup)?;
-    let mut trainer = setup.trainer(&settings, tokens)?;
-    let checkpoints = Checkpoints { dir: run.join("checkpoints"), keep: settings.checkpoint.keep };
-    if args.resume {
-        trainer.load(&checkpoints.last()?, &resolved)?;
-    } else {
-        write_file_atomic(&Output::owned(run.join(folder::CONFIG)), resolved.as_bytes())?;
-    }
+    let folder = RunFolder::open(&run, args.how())?;
+    context.require_memory("train", needs + needs / 20)?;
+    let left = interrupt::leaving("rerun the same command".to_owned());
+    let begun = Begun::new(folder, &setup, &settings, base, context)?;
+    drop(left);
     let mut about = about(&setup, &settings, needs, context);
     let start = Instant::now();
-    trainer.set_stop(|| interrupt::received().is_some());
-    let mut course = Course::new(&run, trainer, &settings, resolved, checkpoints)?;
+    let mut course = Course::new(begun, &settings)?;
     about.write(&run)?;
     let outcome = interrupt::orderly(|| course.run(context), |error: &anyhow::Error| error.is::<Stopped>());
     about.outcome = outcome
@@ -138,13 +150,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     about.measured_peak_memory = peak_anonymous();
     let (written, loss) = (about.write(&run), outcome?);
     written?;
-    let (trainer, model) = (&course.trainer, run.join("model"));
-    trainer.export(
-        &Output::owned(&model),
-        &setup.config_json,
-        &setup.tokenizer_dir,
-        setup.init.as_ref().map(ModelFiles::dir),
-    )?;
+    let left = interrupt::leaving("rerun with --resume to write the model".to_owned());
+    let (trainer, model) = (&course.trainer, course.checkpoints.folder.model());
+    let init = setup.init.as_ref().map(ModelFiles::dir);
+    trainer.export(&model, &setup.config_json, &setup.tokenizer_dir, init)?;
+    drop(left);
+    let model = model.path().to_owned();
     let progress = trainer.progress();
     let done = Done {
         run: &run,
@@ -176,6 +187,48 @@ fn about(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> 
     }
 }
 
+/// A run that is ready for its next step.
+struct Begun {
+    trainer: Trainer,
+    resolved: String,
+    checkpoints: Checkpoints,
+}
+
+impl Begun {
+    /// Reads everything that the run needs, and only then removes the run before it or writes anything.
+    fn new(
+        mut folder: RunFolder,
+        setup: &Setup,
+        settings: &RunConfig,
+        base: &Path,
+        context: &Context,
+    ) -> Result<Self> {
+        let tokens = Tokens::prepare(&folder, settings, base, setup, context)?;
+        let model = setup.model(settings)?;
+        if let Some(path) = folder.rebuilt() {
+            context.warn(&format!("{}: is damaged; made again from the files of the run", path.display()));
+        }
+        let others = folder.begin(&tokens.made_from)?;
+        if folder.how() == How::Restart && !others.is_empty() {
+            let run = folder.dir().display();
+            context.warn(&format!("{run}: kept what this run did not write: {}", others.join(", ")));
+        }
+        let mut trainer = Setup::trainer(model, settings, tokens.write()?)?;
+        let resolved = settings.resolved();
+        let checkpoints = Checkpoints { folder, keep: settings.checkpoint.keep };
+        if checkpoints.folder.how() == How::Resume {
+            let damaged = checkpoints.load_last(&mut trainer, &resolved)?;
+            damaged.iter().for_each(|warning| context.warn(warning));
+        }
+        let config = checkpoints.folder.dir().join(folder::CONFIG);
+        if !std::fs::read(&config).is_ok_and(|text| text == resolved.as_bytes()) {
+            write_file_atomic(&Output::owned(config), resolved.as_bytes())?;
+        }
+        trainer.set_stop(|| interrupt::received().is_some());
+        Ok(Begun { trainer, resolved, checkpoints })
+    }
+}
+
 /// A run under way.
 struct Course<'a> {
     trainer: Trainer,
@@ -187,14 +240,9 @@ struct Course<'a> {
 }
 
 impl<'a> Course<'a> {
-    fn new(
-        run: &Path,
-        trainer: Trainer,
-        settings: &'a RunConfig,
-        resolved: String,
-        checkpoints: Checkpoints,
-    ) -> Result<Self> {
-        let steps = trainer.progress().steps;
+    fn new(begun: Begun, settings: &'a RunConfig) -> Result<Self> {
+        let Begun { trainer, resolved, checkpoints } = begun;
+        let (steps, run) = (trainer.progress().steps, checkpoints.folder.dir());
         let log = Log::open(&run.join(folder::LOG), steps)?;
         let telemetry = Log::open(&run.join(folder::TELEMETRY), steps)?;
         Ok(Course { trainer, settings, resolved, checkpoints, log, telemetry })
@@ -249,7 +297,7 @@ impl<'a> Course<'a> {
         Ok(log_line(&report, &self.trainer, begin, last))
     }
 
-    fn checkpoint(&self) -> Result<()> {
+    fn checkpoint(&mut self) -> Result<()> {
         // A line that a checkpoint counts on must not be lost before it.
         self.log.sync()?;
         self.telemetry.sync()?;

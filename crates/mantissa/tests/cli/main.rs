@@ -31,5 +31,6 @@ mod support;
 mod synth;
 mod token_files;
 mod train;
+mod train_faults;
 mod trellis;
 mod unopenable;

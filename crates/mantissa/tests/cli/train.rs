@@ -325,7 +325,7 @@ fn a_signal_ends_a_run_with_a_checkpoint_within_five_seconds() {
         let (took, said) = (sent.elapsed(), String::from_utf8_lossy(&output.stderr).into_owned());
         assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(took < Duration::from_secs(5), "{name}: {took:?}");
-        assert!(said.contains("--resume goes on"), "{said}");
+        assert!(said.contains("Rerun with --resume to resume."), "{said}");
         assert_eq!(checkpoints(temp.path()).len(), 1, "{name}");
         fs::remove_file(about).unwrap();
     }

@@ -1,4 +1,4 @@
-//! The folder of a run: its checkpoints, logs, and what it says of itself.
+//! What a run writes: its checkpoints, logs, and what it says of itself.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,11 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_store::{Output, StagedFile, disk, write_file_atomic};
-use mantissa_train::Trainer;
+use mantissa_store::{Output, disk, sealed, write_file_atomic};
+use mantissa_train::{TrainError, Trainer};
 use serde::{Deserialize, Serialize};
 
-use crate::error::BadInput;
+use super::owned::{RunFault, RunFolder};
 use crate::machine::Machine;
 
 /// The settings with all defaults.
@@ -86,86 +86,95 @@ impl RunFile {
     }
 }
 
-/// Makes the folder of the run; refuses to touch one that is there unless that is asked for.
-///
-/// # Errors
-/// [`BadInput`], I/O.
-pub(super) fn begin(run: &Path, resume: bool, restart: bool) -> Result<()> {
-    let io = |operation: &'static str| {
-        let path = run.to_owned();
-        move |error| mantissa_store::Error::Io { path, operation, error }
-    };
-    let checkpoints = Checkpoints { dir: run.join("checkpoints"), keep: 1 };
-    let there = checkpoints.dir.exists() && !checkpoints.all()?.is_empty();
-    match (there, resume, restart) {
-        (true, false, false) => {
-            let found = "a run that is begun already";
-            return Err(BadInput::new(run.display().to_string(), found, "--resume or --restart").into());
-        }
-        (false, true, _) => {
-            return Err(
-                BadInput::new(run.display().to_string(), "no checkpoint", "a run to go on with").into()
-            );
-        }
-        (_, false, true) => {
-            for name in ["checkpoints", "model"] {
-                let dir = run.join(name);
-                if dir.exists() {
-                    fs::remove_dir_all(dir).map_err(io("remove the old run"))?;
-                }
-            }
-            for name in [LOG, TELEMETRY, RUN, "tokens.safetensors"] {
-                let _ = fs::remove_file(run.join(name));
-            }
-        }
-        _ => {}
-    }
-    fs::create_dir_all(run.join("checkpoints")).map_err(io("create"))?;
-    Ok(())
+/// Steps of the checkpoint of this file name.
+pub(super) fn steps_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?.strip_suffix(".safetensors")?;
+    (digits.len() >= 10 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
 /// The checkpoints of a run.
 pub(super) struct Checkpoints {
-    pub(super) dir: PathBuf,
+    pub(super) folder: RunFolder,
     pub(super) keep: usize,
 }
 
 impl Checkpoints {
-    /// All of them, the oldest first.
-    fn all(&self) -> Result<Vec<PathBuf>> {
-        let io =
-            |error| mantissa_store::Error::Io { path: self.dir.clone(), operation: "list folder", error };
-        let entries = fs::read_dir(&self.dir).map_err(io)?;
-        let paths = entries.map(|entry| Ok(entry.map_err(io)?.path())).collect::<Result<Vec<_>>>()?;
-        let name =
-            |path: &PathBuf| path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let ours = |path: &PathBuf| name(path).starts_with("step-") && name(path).ends_with(".safetensors");
-        let mut all: Vec<_> = paths.into_iter().filter(ours).collect();
-        all.sort();
-        Ok(all)
-    }
-
+    /// Loads the newest that is sound; gives a warning for each damaged one.
+    ///
     /// # Errors
-    /// [`BadInput`] where there is none.
-    pub(super) fn last(&self) -> Result<PathBuf> {
-        let none = || BadInput::new(self.dir.display().to_string(), "no checkpoint", "at least one");
-        Ok(self.all()?.pop().ok_or_else(none)?)
+    /// [`RunFault::NoSound`], a checkpoint of other settings, I/O.
+    pub(super) fn load_last(&self, trainer: &mut Trainer, resolved: &str) -> Result<Vec<String>> {
+        let all = self.folder.checkpoints();
+        let mut damaged = Vec::new();
+        for (steps, path) in all.iter().rev() {
+            match trainer.load(path, resolved) {
+                Ok(()) => {
+                    let resumes = format!("is damaged; resuming from the checkpoint of step {steps}");
+                    return Ok(damaged
+                        .iter()
+                        .map(|path: &&PathBuf| format!("{}: {resumes}", path.display()))
+                        .collect());
+                }
+                Err(TrainError::Store(error)) if sealed::is_damage(&error) => damaged.push(path),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(RunFault::NoSound { run: self.folder.dir().to_owned(), count: all.len() }.into())
     }
 
     /// Writes one, and removes those that are too many once it is in place.
     ///
     /// # Errors
     /// I/O; those that were there are then still there.
-    pub(super) fn write(&self, trainer: &Trainer, resolved: &str) -> Result<()> {
-        let path = self.dir.join(format!("step-{:010}.safetensors", trainer.progress().steps));
+    pub(super) fn write(&mut self, trainer: &Trainer, resolved: &str) -> Result<()> {
+        let now = trainer.progress().steps;
+        let path = self.folder.checkpoint(now)?;
         trainer.save(&Output::owned(&path), resolved)?;
-        let all = self.all()?;
-        for old in &all[..all.len().saturating_sub(self.keep)] {
-            let io = |error| mantissa_store::Error::Io { path: old.clone(), operation: "remove", error };
-            disk::remove_file(old).map_err(io)?;
+        // Those of later steps are damaged, or the run would have been resumed from them.
+        let (later, mut old): (Vec<_>, Vec<_>) =
+            self.folder.checkpoints().into_iter().partition(|(steps, _)| *steps > now);
+        old.truncate(old.len().saturating_sub(self.keep));
+        for (_, path) in later.iter().chain(&old) {
+            let io = |error| mantissa_store::Error::Io { path: path.clone(), operation: "remove", error };
+            disk::remove_file(path).map_err(io)?;
+        }
+        if let Some(folder) = path.parent().filter(|_| !(later.is_empty() && old.is_empty())) {
+            // Before they are no longer listed: after a power cut they would come back as files of others.
+            let io = |error| mantissa_store::Error::Io {
+                path: folder.to_owned(),
+                operation: "fsync folder",
+                error,
+            };
+            disk::sync_path(folder).map_err(io)?;
         }
         Ok(())
     }
+}
+
+/// Largest step of a log, 0 where there is no log.
+///
+/// # Errors
+/// I/O.
+pub(super) fn logged_steps(path: &Path) -> Result<u64> {
+    let bytes = read_log(path)?;
+    Ok(bytes.split(|&b| b == b'\n').filter_map(step_of).max().unwrap_or(0))
+}
+
+fn read_log(path: &Path) -> Result<Vec<u8>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        bytes => Ok(bytes.map_err(|error| mantissa_store::Error::Io {
+            path: path.to_owned(),
+            operation: "read",
+            error,
+        })?),
+    }
+}
+
+/// Step of a line; `None` where it is no JSON object with one.
+fn step_of(line: &[u8]) -> Option<u64> {
+    let object = line.trim_ascii_start().starts_with(b"{");
+    serde_json::from_slice::<Step>(line).ok().filter(|_| object).map(|line| line.step)
 }
 
 /// A log, a JSON object with a field `step` on each line.
@@ -190,19 +199,17 @@ impl Log {
             let path = path.to_owned();
             move |error| mantissa_store::Error::Io { path, operation, error }
         };
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(io("read")(error).into()),
-        };
-        // What a killed process has left of its last line is no object.
-        let kept = |line: &&str| serde_json::from_str::<Step>(line).is_ok_and(|line| line.step <= steps);
-        let kept: Vec<_> = text.lines().filter(kept).collect();
-        let staged = StagedFile::begin(&Output::owned(path))?;
-        staged.write(kept.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;
-        staged.commit()?;
-        let file = fs::OpenOptions::new().append(true).open(path).map_err(io("open"))?;
-        Ok(Log { path: path.to_owned(), file, last: kept.last().map(|line| (*line).to_owned()) })
+        let bytes = read_log(path)?;
+        // What a killed process has left of its last line is no object, nor is a line that was damaged since.
+        let kept = |line: &&[u8]| step_of(line).is_some_and(|step| step <= steps);
+        let kept: Vec<_> = bytes.split(|&b| b == b'\n').filter(kept).collect();
+        let text: Vec<u8> = kept.iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect();
+        if text != bytes {
+            write_file_atomic(&Output::owned(path), &text)?;
+        }
+        let file = disk::open_append(path).map_err(io("open"))?;
+        let last = kept.last().map(|line| String::from_utf8_lossy(line).into_owned());
+        Ok(Log { path: path.to_owned(), file, last })
     }
 
     /// The last line that was there.

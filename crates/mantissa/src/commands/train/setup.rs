@@ -1,13 +1,14 @@
-//! What the settings of a run mean: model, tokenizer, tokens, memory.
+//! What the settings of a run mean: model, tokenizer, memory.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_model::{Bos, ModelConfig, Tokenizer};
+use mantissa_model::{ModelConfig, Tokenizer};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::{FileDigest, Output, hash_file, json};
+use mantissa_store::{Error, Manifest, json};
 use mantissa_train::config::{OptimizerOptions, RunConfig};
-use mantissa_train::data::{Batches, Cursor, DataError, TokenFile, TokenWriter, documents_within};
+use mantissa_train::data::{Batches, Cursor, TokenFile};
 use mantissa_train::{
     AdamW, DecayGroups, Optimizer, Options, ParamInfo, ParamTable, Parameters, Plan, Policy, Sgd, TrainModel,
     Trainer, TrainerOptions,
@@ -38,7 +39,7 @@ pub(super) struct Setup {
     /// Bytes by name, predicted.
     pub(super) memory: Vec<(&'static str, u64)>,
     /// Bytes that the tokens may take while they are made.
-    text_memory: u64,
+    pub(super) text_memory: u64,
     /// Every parameter, and whether its weights decay.
     pub(super) decays: Vec<(ParamInfo, bool)>,
 }
@@ -60,6 +61,13 @@ impl Setup {
         context.require_more_memory(&what, Tokenizer::bytes_to_load(&tokenizer_dir))?;
         let tokenizer = Tokenizer::load(&tokenizer_dir)?;
         let init = settings.model.init.as_ref().map(|dir| ModelFiles::open(&base.join(dir))).transpose()?;
+        if let Some(init) = &init {
+            // The history of the model goes into the manifest of the trained one, which is written last.
+            Manifest::history(init.dir())?;
+        }
+        for file in &settings.data.files {
+            require_file(&base.join(file))?;
+        }
         // Both were checked with the settings.
         let policy = settings.policy().unwrap_or_default();
         let options = Options {
@@ -98,11 +106,12 @@ impl Setup {
         })
     }
 
-    /// The run at its beginning.
+    /// The model at its beginning, and its optimizer. Nothing is written, so that weights that do not fit are found before a run
+    /// is removed.
     ///
     /// # Errors
     /// Memory, or weights that cannot be read.
-    pub(super) fn trainer(&self, settings: &RunConfig, tokens: TokenFile) -> Result<Trainer> {
+    pub(super) fn model(&self, settings: &RunConfig) -> Result<(TrainModel, Optimizer)> {
         let params = match &self.init {
             Some(files) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
             None => {
@@ -117,7 +126,18 @@ impl Setup {
         let optimizer = optimizer
             .with_decay(&settings.decay_groups(), params.table())
             .map_err(|error| BadInput::new(error.key, error.to_string(), DecayGroups::ALLOWED))?;
-        let model = TrainModel::new(self.config.clone(), params, self.options.clone())?;
+        Ok((TrainModel::new(self.config.clone(), params, self.options.clone())?, optimizer))
+    }
+
+    /// The run at its beginning.
+    ///
+    /// # Errors
+    /// Too few tokens.
+    pub(super) fn trainer(
+        (model, optimizer): (TrainModel, Optimizer),
+        settings: &RunConfig,
+        tokens: TokenFile,
+    ) -> Result<Trainer> {
         let batches = Batches::new(tokens, settings.data.length, settings.seed, Cursor::default())?;
         let options = TrainerOptions {
             batch: settings.data.batch,
@@ -128,48 +148,15 @@ impl Setup {
     }
 }
 
-/// The run's tokens, made once from its data and its tokenizer.
-///
-/// # Errors
-/// Data or a tokenizer that cannot be read; I/O.
-pub(super) fn tokens(run: &Path, settings: &RunConfig, base: &Path, setup: &Setup) -> Result<TokenFile> {
-    let path = run.join("tokens.safetensors");
-    let made_from = made_from(settings, base, &setup.tokenizer_dir)?;
-    if path.exists() {
-        let file = TokenFile::open(&path)?;
-        if file.about().get("made_from") == Some(&made_from) {
-            return Ok(file);
-        }
+/// Refuses a file of data that is not there or cannot be opened.
+fn require_file(path: &Path) -> Result<()> {
+    let opening = |error| Error::opening(path, "a file of training data", "open", error);
+    let found = fs::metadata(path).map_err(opening)?;
+    if !found.is_file() {
+        return Err(
+            BadInput::new(path.display().to_string(), "no regular file", "a file of training data").into()
+        );
     }
-    let mut writer = TokenWriter::new(setup.config.vocab_size);
-    let mut count = 0;
-    for file in &settings.data.files {
-        let file = base.join(file);
-        let within = setup.text_memory;
-        count += documents_within(&file, &settings.format_of(&file), within, |document| {
-            let needs = (document.len() as u64).saturating_mul(Tokenizer::ENCODING) + writer.bytes();
-            if needs > within {
-                return Err(DataError::Memory { file: file.display().to_string(), needs, allowed: within });
-            }
-            let mut ids = setup.tokenizer.encode(document, Bos::Auto).map_err(DataError::from)?;
-            ids.extend(setup.config.eos_token_ids.first());
-            writer.push(&ids)
-        })?;
-    }
-    let about = [("made_from".to_owned(), made_from), ("documents".to_owned(), count.to_string())];
-    writer.finish(&Output::owned(&path), about.into())?;
-    Ok(TokenFile::open(&path)?)
-}
-
-/// Hash of what tokens follow from: the files, the tokenizer, and how the files are cut.
-fn made_from(settings: &RunConfig, base: &Path, tokenizer: &Path) -> Result<String> {
-    let mut text = format!("{:?} {}", settings.data.split, settings.data.field);
-    let files = settings.data.files.iter().map(|file| base.join(file));
-    for file in files.chain([tokenizer.join("tokenizer.json")]) {
-        if !file.is_file() {
-            return Err(BadInput::new(file.display().to_string(), "no such file", "a file").into());
-        }
-        text += &format!(" {}", hash_file(&file)?.hex());
-    }
-    Ok(FileDigest::of(text.as_bytes()).hex())
+    fs::File::open(path).map_err(opening)?;
+    Ok(())
 }

@@ -1,0 +1,429 @@
+//! The files of a run: which of those in its folder it wrote, by a manifest of its own, and which are somebody else's.
+//!
+//! The manifest [`MANIFEST`] is written before anything else and lists every file before it is created. Only listed files are ever
+//! replaced or removed. A file that has one of the run's names and is not listed stops the run before it changes anything.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use mantissa_store::{
+    Error, Job, Lock, MANIFEST_NAME, Manifest, Output, disk, json, sealed, work, write_file_atomic,
+};
+use mantissa_train::data::TokenFile;
+use serde::{Deserialize, Serialize};
+
+use super::folder::{CONFIG, LOG, RUN, TELEMETRY, steps_of};
+
+/// The files of a run, and the hash of its data.
+pub const MANIFEST: &str = "mantissa-run.json";
+/// The tokens made from the data.
+pub const TOKENS: &str = "tokens.safetensors";
+/// Metadata key of the tokens: the hash of what they follow from.
+pub const MADE_FROM: &str = "made_from";
+/// Folder of the checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder of the trained model, whose files its own manifest lists.
+const MODEL: &str = "model";
+
+/// Files that every run has.
+const FILES: [&str; 5] = [CONFIG, LOG, TELEMETRY, RUN, TOKENS];
+/// First field of the manifest, by which it is known as ours.
+const TOOL: &str = "mantissa train";
+/// Longest manifest read, in bytes.
+const MAX_MANIFEST: u64 = 16 << 20;
+
+/// Why the folder of a run is not touched.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFault {
+    /// Something of a name that the run needs is there, and the run did not write it.
+    #[error(
+        "{}: expected nothing or a file that this run wrote, got another of this name; fix: move it away, or choose another `out`",
+        .0.display()
+    )]
+    NotOurs(PathBuf),
+    /// The run's manifest cannot be understood.
+    #[error(
+        "{}: expected the list of the run's files, got a damaged one; fix: choose another `out`, or remove the old run yourself",
+        .0.display()
+    )]
+    Damaged(PathBuf),
+    /// There is a run already.
+    #[error("{}: expected no run, got one that has begun; fix: rerun with {fix}", .run.display())]
+    Begun {
+        /// Folder of the run.
+        run: PathBuf,
+        /// The options that work.
+        fix: &'static str,
+    },
+    /// There is nothing to resume.
+    #[error("{}: expected a run with a checkpoint, got no checkpoint; fix: rerun with {fix}", .run.display())]
+    NoCheckpoint {
+        /// Folder of the run.
+        run: PathBuf,
+        /// The options that work.
+        fix: &'static str,
+    },
+    /// Every checkpoint is damaged.
+    #[error("{}: expected a sound checkpoint, got {count} damaged; fix: rerun with --restart", .run.display())]
+    NoSound {
+        /// Folder of the run.
+        run: PathBuf,
+        /// Number of checkpoints.
+        count: usize,
+    },
+    /// The tokens are lost and the data have changed.
+    #[error(
+        "{}: expected the tokens that the run began with, got {found}, and the data or the tokenizer have changed since; fix: restore them, or rerun with --restart",
+        .path.display()
+    )]
+    Tokens {
+        /// The file of tokens.
+        path: PathBuf,
+        /// What was found.
+        found: &'static str,
+    },
+}
+
+/// How a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Where there is none.
+    New,
+    /// From the last checkpoint.
+    Resume,
+    /// Where there may be one, which is removed.
+    Restart,
+}
+
+/// The manifest of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listing {
+    tool: String,
+    about: String,
+    /// Hash of what the tokens follow from.
+    tokens_from: String,
+    /// Names relative to the folder; `model` stands for the files that its own manifest lists.
+    files: BTreeSet<String>,
+}
+
+/// The folder of a run, which belongs to this process as long as this lives.
+pub struct RunFolder {
+    dir: PathBuf,
+    how: How,
+    listing: Option<Listing>,
+    rebuilt: bool,
+    _lock: Lock,
+}
+
+impl RunFolder {
+    /// Takes the lock of the run at `dir`, and refuses what is there unless it may be resumed, replaced or removed. Changes nothing
+    /// but the lock.
+    ///
+    /// # Errors
+    /// [`RunFault`], an output fault with the owner's process id and start where the run has one, I/O.
+    pub fn open(dir: &Path, how: How) -> Result<Self> {
+        let lock = Lock::of(dir)?;
+        let is_damaged = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(RunFault::Damaged(_)));
+        let (listing, rebuilt) = match Listing::read(&dir.join(MANIFEST)) {
+            Err(error) if how == How::Resume && is_damaged(&error) => (Some(Listing::rebuild(dir)?), true),
+            listing => (listing?, false),
+        };
+        let folder = RunFolder { dir: dir.to_owned(), how, listing, rebuilt, _lock: lock };
+        folder.refuse_strangers()?;
+        folder.refuse_state()?;
+        Ok(folder)
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// How the run begins.
+    pub fn how(&self) -> How {
+        self.how
+    }
+
+    /// Path of the run's manifest where it was damaged and made again from what is in the folder.
+    pub fn rebuilt(&self) -> Option<PathBuf> {
+        self.rebuilt.then(|| self.dir.join(MANIFEST))
+    }
+
+    /// Hash of what the run's tokens follow from, where the run has begun.
+    pub fn tokens_from(&self) -> Option<&str> {
+        self.listing.as_ref().map(|listing| &*listing.tokens_from)
+    }
+
+    /// The output of the trained model. What is there is replaced only if its manifest lists every file.
+    pub fn model(&self) -> Output {
+        Output::of_job(self.dir.join(MODEL), Job::of(TOOL), true)
+    }
+
+    /// Checkpoints that the run wrote and that are there, with their steps, the oldest first.
+    pub fn checkpoints(&self) -> Vec<(u64, PathBuf)> {
+        let files = self.listing.iter().flat_map(|listing| &listing.files);
+        let named = files.filter_map(|file| Some((checkpoint_steps(file)?, self.dir.join(file))));
+        let mut there: Vec<_> = named.filter(|(_, path)| path.is_file()).collect();
+        there.sort();
+        there
+    }
+
+    /// Makes the folder ready: removes what dead processes have left half written and, unless the run is resumed, all that the run
+    /// before has written. A kill at any point leaves a folder that the same command makes ready. Gives the files of others, which
+    /// stay.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn begin(&mut self, tokens_from: &str) -> Result<Vec<String>> {
+        create_folder(&self.dir)?;
+        let checkpoints = self.dir.join(CHECKPOINTS);
+        work::sweep(&self.dir, |name| FILES.contains(&name) || [MANIFEST, MODEL].contains(&name))?;
+        if checkpoints.is_dir() {
+            work::sweep(&checkpoints, |name| steps_of(name).is_some())?;
+        }
+        if self.how != How::Resume {
+            self.remove_run()?;
+            let files = FILES.into_iter().chain([MODEL]).map(str::to_owned).collect();
+            self.write(Listing::new(tokens_from, files))?;
+        } else if let Some(listing) = self.listing.take_if(|_| self.rebuilt) {
+            self.write(Listing::new(tokens_from, listing.files))?;
+        }
+        create_folder(&checkpoints)?;
+        self.others()
+    }
+
+    /// Path of the checkpoint of `steps`, listed before it is created.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn checkpoint(&mut self, steps: u64) -> Result<PathBuf> {
+        let file = format!("{CHECKPOINTS}/step-{steps:010}.safetensors");
+        let path = self.dir.join(&file);
+        let Some(mut listing) = self.listing.clone() else { return Ok(path) };
+        if listing.files.insert(file.clone()) {
+            // Those that were removed since are no longer ours.
+            listing.files.retain(|name| {
+                *name == file || checkpoint_steps(name).is_none() || self.dir.join(name).is_file()
+            });
+            self.write(listing)?;
+        }
+        Ok(path)
+    }
+
+    fn write(&mut self, listing: Listing) -> Result<()> {
+        let text = serde_json::to_string_pretty(&listing)? + "\n";
+        write_file_atomic(&Output::owned(self.dir.join(MANIFEST)), text.as_bytes())?;
+        self.listing = Some(listing);
+        Ok(())
+    }
+
+    fn lists(&self, file: &str) -> bool {
+        self.listing.as_ref().is_some_and(|listing| listing.files.contains(file))
+    }
+
+    /// Refuses files of the run's names that the run did not write.
+    fn refuse_strangers(&self) -> Result<()> {
+        for file in FILES {
+            self.refuse_stranger(file)?;
+        }
+        let checkpoints = self.dir.join(CHECKPOINTS);
+        for name in entries(&checkpoints)?.unwrap_or_default() {
+            if steps_of(&name).is_some() {
+                self.refuse_stranger(&format!("{CHECKPOINTS}/{name}"))?;
+            }
+        }
+        self.refuse_model()
+    }
+
+    fn refuse_stranger(&self, file: &str) -> Result<()> {
+        let path = self.dir.join(file);
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(fault(&path, "look up")(error)),
+            Ok(found) if found.is_file() && self.lists(file) => Ok(()),
+            Ok(_) => Err(RunFault::NotOurs(path).into()),
+        }
+    }
+
+    /// Refuses a model that the run did not write, or that holds files of others: it could not be replaced at the end.
+    fn refuse_model(&self) -> Result<()> {
+        let path = self.dir.join(MODEL);
+        let not_ours = || Err(RunFault::NotOurs(path.clone()).into());
+        if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_dir()) {
+            return not_ours();
+        }
+        if entries(&path)?.unwrap_or_default().is_empty() {
+            return Ok(());
+        }
+        if !self.lists(MODEL) {
+            return not_ours();
+        }
+        self.model().require_folder_writable()?;
+        match Manifest::read(&path)?.run.get("command") {
+            Some(command) if command == "train" => Ok(()),
+            _ => not_ours(),
+        }
+    }
+
+    /// Refuses to begin where a run has begun, and to resume where none has.
+    fn refuse_state(&self) -> Result<()> {
+        let run = self.dir.clone();
+        let checkpoints = !self.checkpoints().is_empty();
+        match self.how {
+            How::New if checkpoints => Err(RunFault::Begun { run, fix: "--resume or --restart" }.into()),
+            How::New if self.has_results()? => Err(RunFault::Begun { run, fix: "--restart" }.into()),
+            How::Resume if !checkpoints => {
+                let fix = if self.has_results()? { "--restart" } else { "neither --resume nor --restart" };
+                Err(RunFault::NoCheckpoint { run, fix }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// True if there is more than a run leaves that was killed before its first checkpoint.
+    fn has_results(&self) -> Result<bool> {
+        let model = !entries(&self.dir.join(MODEL))?.unwrap_or_default().is_empty();
+        Ok(model || super::folder::logged_steps(&self.dir.join(LOG))? > 1)
+    }
+
+    /// Removes the files of the run before, checkpoints first: as long as there is one, the run can be resumed, with its whole log.
+    /// The tokens stay, which are checked against the data.
+    fn remove_run(&mut self) -> Result<()> {
+        let remove = |path: &Path| disk::remove_file_if_there(path).map_err(fault(path, "remove"));
+        let there = self.checkpoints();
+        for (_, path) in &there {
+            remove(path)?;
+        }
+        if !there.is_empty() {
+            // Before they are no longer listed.
+            let folder = self.dir.join(CHECKPOINTS);
+            disk::sync_path(&folder).map_err(fault(&folder, "fsync folder"))?;
+        }
+        self.remove_model()?;
+        for file in [LOG, TELEMETRY, RUN, CONFIG].into_iter().filter(|file| self.lists(file)) {
+            remove(&self.dir.join(file))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the files of the model that its manifest lists, the manifest last, and then the folder.
+    fn remove_model(&self) -> Result<()> {
+        let model = self.dir.join(MODEL);
+        if !self.lists(MODEL) || !model.is_dir() {
+            return Ok(());
+        }
+        let manifest = model.join(MANIFEST_NAME);
+        if manifest.is_file() {
+            for file in Manifest::read(&model)?.files.keys().map(|name| model.join(name)).chain([manifest]) {
+                disk::remove_file_if_there(&file).map_err(fault(&file, "remove"))?;
+            }
+        }
+        match disk::remove_folder(&model) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+            result => result.map_err(fault(&model, "remove folder")),
+        }
+    }
+
+    /// Files in the folders of the run that it did not write, but for its report.
+    fn others(&self) -> Result<Vec<String>> {
+        let known = [MANIFEST, CHECKPOINTS, MODEL, "report.html"];
+        let top = entries(&self.dir)?.unwrap_or_default().into_iter();
+        let mut others: Vec<_> =
+            top.filter(|name| !FILES.contains(&&**name) && !known.contains(&&**name)).collect();
+        let checkpoints = entries(&self.dir.join(CHECKPOINTS))?.unwrap_or_default().into_iter();
+        others.extend(
+            checkpoints.filter(|name| steps_of(name).is_none()).map(|name| format!("{CHECKPOINTS}/{name}")),
+        );
+        Ok(others)
+    }
+}
+
+impl Listing {
+    fn new(tokens_from: &str, files: BTreeSet<String>) -> Self {
+        let about = "files of this training run, which --restart removes; written by mantissa train";
+        Listing { tool: TOOL.to_owned(), about: about.to_owned(), tokens_from: tokens_from.to_owned(), files }
+    }
+
+    /// The manifest of a run whose own is damaged: the files that every run has, and the checkpoints that are sound.
+    fn rebuild(dir: &Path) -> Result<Self> {
+        let mut files: BTreeSet<_> = FILES.into_iter().chain([MODEL]).map(str::to_owned).collect();
+        for name in entries(&dir.join(CHECKPOINTS))?.unwrap_or_default() {
+            let file = format!("{CHECKPOINTS}/{name}");
+            if steps_of(&name).is_some() && sealed::check(&dir.join(&file)).is_ok() {
+                files.insert(file);
+            }
+        }
+        let tokens = TokenFile::open(&dir.join(TOKENS)).ok();
+        let tokens_from = tokens.and_then(|tokens| tokens.about().get(MADE_FROM).cloned());
+        Ok(Listing::new(&tokens_from.unwrap_or_default(), files))
+    }
+
+    /// The manifest at `path`; `None` where there is none.
+    fn read(path: &Path) -> Result<Option<Self>> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                let run = path.parent().unwrap_or(path).to_owned();
+                return Err(
+                    Error::WrongKind { path: run, found: "a file", expected: "a folder or nothing" }.into()
+                );
+            }
+            Ok(found) if !found.is_file() => return Err(RunFault::NotOurs(path.to_owned()).into()),
+            _ => {}
+        }
+        let damaged = || RunFault::Damaged(path.to_owned());
+        let value = match json::read_strict(path, MAX_MANIFEST, "a run's mantissa-run.json") {
+            Err(Error::Json { .. }) => return Err(damaged().into()),
+            value => value?,
+        };
+        let listing: Listing = serde_json::from_value(value).map_err(|_| damaged())?;
+        // Whatever the file says, nothing but what a run writes is ever removed.
+        let known =
+            |file: &String| FILES.contains(&&**file) || file == MODEL || checkpoint_steps(file).is_some();
+        if listing.tool != TOOL || !listing.files.iter().all(known) {
+            return Err(damaged().into());
+        }
+        Ok(Some(listing))
+    }
+}
+
+/// Steps of the checkpoint that the manifest lists as `file`.
+fn checkpoint_steps(file: &str) -> Option<u64> {
+    steps_of(file.strip_prefix(CHECKPOINTS)?.strip_prefix('/')?)
+}
+
+/// Names in a folder, sorted; `None` where there is no folder.
+fn entries(dir: &Path) -> Result<Option<Vec<String>>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            return Err(RunFault::NotOurs(dir.to_owned()).into());
+        }
+        entries => entries.map_err(fault(dir, "list folder"))?,
+    };
+    let name = |entry: io::Result<fs::DirEntry>| {
+        Ok(entry.map_err(fault(dir, "list folder"))?.file_name().to_string_lossy().into_owned())
+    };
+    let mut names = entries.map(name).collect::<Result<Vec<_>>>()?;
+    names.sort();
+    Ok(Some(names))
+}
+
+/// Creates a folder, durably.
+fn create_folder(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    disk::create_folders(path).map_err(fault(path, "create folder"))?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    disk::sync_path(parent).map_err(fault(parent, "fsync folder"))
+}
+
+fn fault(path: &Path, operation: &'static str) -> impl Fn(io::Error) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| Error::Io { path: path.clone(), operation, error }.into()
+}
