@@ -12,7 +12,7 @@ use mantissa_quant::model_config;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::gguf::is_part_of;
 use mantissa_store::shard_plan::SINGLE_NAME;
-use mantissa_store::{Checkpoint, INDEX_NAME, Paths};
+use mantissa_store::{Checkpoint, INDEX_NAME, Paths, interrupted_publication};
 use serde::{Serialize, Serializer};
 
 use super::calibration::CalibrationArgs;
@@ -33,10 +33,24 @@ pub struct Model {
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     let files = open_quietly(path)?;
-    let notes: Vec<_> =
-        files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
+    let notes: Vec<_> = interrupted(path)
+        .into_iter()
+        .chain(files.notes())
+        .chain(files.checkpoint().warnings().iter().cloned())
+        .collect();
     context.warn_all(&notes)?;
     Ok(files)
+}
+
+/// A warning of a GGUF model at `path` of which a kill has let a part alone be put in place.
+pub fn interrupted(path: &Path) -> Option<String> {
+    let work = interrupted_publication(path)?;
+    let what = "was not put in place completely; fix: rerun the command that wrote it";
+    Some(format!(
+        "{}: expected all files of the model, got a part of them: {} {what}",
+        path.display(),
+        work.display()
+    ))
 }
 
 /// Opens the files of a model whose notes are told elsewhere.

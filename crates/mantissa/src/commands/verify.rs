@@ -47,6 +47,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// What cannot be read at all, and a text that is not the one of the recorded figures; [`GateFailed`] where something does
 /// not hold.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
+    context.warn_all(&model::interrupted(&args.model).into_iter().collect::<Vec<_>>())?;
     let sequences = args.text.sequences(&args.model, false)?;
     if let Some(sequences) = &sequences {
         let models: Vec<_> = [Some(&*args.model), args.reference.as_deref()].into_iter().flatten().collect();
