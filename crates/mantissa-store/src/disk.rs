@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags, fallocate, renameat_with, setxattr};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::failpoint::{Change, change};
@@ -89,6 +89,17 @@ pub fn reserve(file: &File, path: &Path, len: u64) -> io::Result<()> {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len),
             result => result.map_err(io::Error::from),
         }
+    })
+}
+
+/// Puts a text on a file or folder as the extended attribute `name`; nothing where the file system has no attributes.
+///
+/// # Errors
+/// As the system.
+pub fn mark(path: &Path, name: &str, text: &str) -> io::Result<()> {
+    change(Change::Mark(path, text), || match setxattr(path, name, text.as_bytes(), XattrFlags::empty()) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => Ok(()),
+        result => result.map_err(io::Error::from),
     })
 }
 

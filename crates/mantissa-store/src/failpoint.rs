@@ -5,8 +5,9 @@
 //!
 //! - [`failing`], in the process: for one call and its thread.
 //! - the environment, for a whole process, so that a test can run any command under it: `MANTISSA_FAULT=kill:N` kills the
-//!   process (SIGKILL) in place of its change number N, `error:N` fails that change with EIO, `full:N` fails it and all later ones
-//!   that take space with ENOSPC. `MANTISSA_TRACE=FILE` appends one line per change to FILE, and the bytes written to `FILE.data`.
+//!   process (SIGKILL) in place of its change number N, `stop:N` stops it (SIGSTOP) before that change until it is continued,
+//!   `error:N` fails that change with EIO, `full:N` fails it and all later ones that take space with ENOSPC. `MANTISSA_TRACE=FILE`
+//!   appends one line per change to FILE, and the bytes written to `FILE.data`.
 //!
 //! The environment can harm only the process that it is given to. Where nothing is armed, the cost is one thread-local load and
 //! one atomic load beside a system call.
@@ -49,6 +50,8 @@ pub(crate) enum Change<'a> {
     Write(&'a Path, Option<u64>, &'a [u8]),
     /// A file gets a length.
     Length(&'a Path, u64),
+    /// A file or folder gets the attribute that names its job.
+    Mark(&'a Path, &'a str),
     /// A file or folder is made durable.
     Sync(&'a Path),
     /// A name is moved, and what was at the new one is gone.
@@ -64,7 +67,10 @@ pub(crate) enum Change<'a> {
 impl Change<'_> {
     /// True for changes that a full disk refuses.
     fn takes_space(self) -> bool {
-        matches!(self, Change::Create(_) | Change::Folder(_) | Change::Write(..) | Change::Length(..))
+        matches!(
+            self,
+            Change::Create(_) | Change::Folder(_) | Change::Write(..) | Change::Length(..) | Change::Mark(..)
+        )
     }
 }
 
@@ -127,6 +133,7 @@ fn check(operation: Operation) -> io::Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Kill(u64),
+    Stop(u64),
     Error(u64),
     Full(u64),
 }
@@ -137,6 +144,7 @@ impl Fault {
         let number = number.parse().ok()?;
         match kind {
             "kill" => Some(Fault::Kill(number)),
+            "stop" => Some(Fault::Stop(number)),
             "error" => Some(Fault::Error(number)),
             "full" => Some(Fault::Full(number)),
             _ => None,
@@ -177,6 +185,10 @@ impl Process {
             Some(Fault::Kill(n)) if at == n => {
                 let _ = kill_process(getpid(), Signal::KILL);
                 error(rustix::io::Errno::IO)
+            }
+            Some(Fault::Stop(n)) if at == n => {
+                let _ = kill_process(getpid(), Signal::STOP);
+                Ok(())
             }
             Some(Fault::Error(n)) if at == n => error(rustix::io::Errno::IO),
             Some(Fault::Full(n)) if at >= n && change.takes_space() => error(rustix::io::Errno::NOSPC),
@@ -219,6 +231,7 @@ impl Trace {
                 line
             }
             Change::Length(path, len) => format!("length\t{}\t{len}", path.display()),
+            Change::Mark(path, text) => format!("mark\t{}\t{text}", path.display()),
             Change::Sync(path) => format!("sync\t{}", path.display()),
             Change::Rename(from, to) => format!("rename\t{}\t{}", from.display(), to.display()),
             Change::Exchange(a, b) => format!("exchange\t{}\t{}", a.display(), b.display()),
@@ -258,7 +271,8 @@ mod tests {
     fn faults_of_a_process_are_spelt_with_a_number() {
         assert_eq!(Fault::parse("kill:3"), Some(Fault::Kill(3)));
         assert_eq!(Fault::parse("full:0"), Some(Fault::Full(0)));
-        for wrong in ["kill", "kill:", "kill:x", "stop:1", ""] {
+        assert_eq!(Fault::parse("stop:1"), Some(Fault::Stop(1)));
+        for wrong in ["kill", "kill:", "kill:x", "halt:1", ""] {
             assert_eq!(Fault::parse(wrong), None, "{wrong}");
         }
     }

@@ -4,7 +4,8 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread::sleep;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 
@@ -19,6 +20,10 @@ const WORD: &str = "mantissa-lock";
 
 /// Longest lock file read, in bytes.
 const MAX_LOCK: u64 = 256;
+
+/// How often, and how far apart, the file of a lock that another process holds is read until it says which.
+const OWNER_TRIES: u32 = 20;
+const OWNER_WAIT: Duration = Duration::from_millis(5);
 
 /// Held until dropped; the system releases it when the process dies, so a stale file locks nobody out.
 #[derive(Debug)]
@@ -56,7 +61,8 @@ impl Lock {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    return Err(Error::output(&target.path(), OutputFault::Busy { owner: owner(&text) }));
+                    let owner = owner_of(&mut file, text);
+                    return Err(Error::output(&target.path(), OutputFault::Busy { owner }));
                 }
                 Err(TryLockError::Error(error)) => return Err(Error::io(&path, "lock", error)),
             }
@@ -105,7 +111,21 @@ fn text_of(file: &mut File) -> String {
     let mut bytes = Vec::new();
     let read = file.rewind().and_then(|()| file.take(MAX_LOCK).read_to_end(&mut bytes));
     // What cannot be read is not taken for ours.
-    read.map_or_else(|_| "?".to_owned(), |_| String::from_utf8_lossy(&bytes).into_owned())
+    // A power cut may leave zeros where a dead process wrote who it was.
+    let text = || String::from_utf8_lossy(&bytes).trim_start_matches('\0').to_owned();
+    read.map_or_else(|_| "?".to_owned(), |_| text())
+}
+
+/// The owner as messages name it. One that has just taken the lock gets a moment to write who it is.
+fn owner_of(file: &mut File, mut text: String) -> String {
+    for _ in 0..OWNER_TRIES {
+        if !text.is_empty() {
+            break;
+        }
+        sleep(OWNER_WAIT);
+        text = text_of(file);
+    }
+    owner(&text)
 }
 
 /// The owner as messages name it: process id and start.
@@ -156,6 +176,14 @@ mod tests {
         let error = Lock::of(&dir.path().join("out")).unwrap_err();
         assert!(matches!(error, Error::Output { fault: OutputFault::NotALock, .. }), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "shopping list");
+    }
+
+    #[test]
+    fn a_lock_of_zeros_is_one_that_a_power_cut_has_left() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(".out.mantissa-lock"), [0; 31]).unwrap();
+        drop(Lock::of(&dir.path().join("out")).unwrap());
+        assert!(fs::read_dir(dir.path()).unwrap().next().is_none());
     }
 
     #[test]

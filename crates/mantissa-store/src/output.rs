@@ -12,8 +12,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::fs::getxattr;
 
+use crate::disk;
 use crate::error::{Error, OutputFault, Result};
 use crate::failpoint;
 use crate::hash::FileDigest;
@@ -117,17 +118,19 @@ impl Output {
         Ok(attribute(path).as_deref() == Some(job.key()) && verify_manifest(path)?.is_empty())
     }
 
-    /// Puts the key of the job on a file that is written and not yet in place.
-    pub(crate) fn mark_file(&self, staged: &Path) {
-        if let (Rule::Job { job, .. }, Ok(found)) = (&self.rule, fs::metadata(staged)) {
-            set_attribute(staged, &file_mark(job, &found));
-        }
+    /// Puts the key of the job on a file that is written and not yet in place. Before its last fsync: after a power cut an output
+    /// without its key would be refused to the job that wrote it.
+    pub(crate) fn mark_file(&self, staged: &Path) -> Result<()> {
+        let Rule::Job { job, .. } = &self.rule else { return Ok(()) };
+        let found = fs::metadata(staged).map_err(|e| Error::io(staged, "look up", e))?;
+        mark(staged, &file_mark(job, &found))
     }
 
-    /// Puts the key of the job on a folder that is written and not yet in place.
-    pub(crate) fn mark_folder(&self, staged: &Path) {
-        if let Rule::Job { job, .. } = &self.rule {
-            set_attribute(staged, job.key());
+    /// Puts the key of the job on a folder that is written and not yet in place, before its last fsync.
+    pub(crate) fn mark_folder(&self, staged: &Path) -> Result<()> {
+        match &self.rule {
+            Rule::Job { job, .. } => mark(staged, job.key()),
+            Rule::New | Rule::Owned => Ok(()),
         }
     }
 
@@ -227,9 +230,9 @@ fn attribute(path: &Path) -> Option<String> {
     String::from_utf8(bytes.get(..len)?.to_vec()).ok()
 }
 
-fn set_attribute(path: &Path, value: &str) {
-    // Where the file system has no attributes the output is replaced only with --overwrite.
-    let _ = setxattr(path, ATTRIBUTE, value.as_bytes(), XattrFlags::empty());
+/// Where the file system has no attributes the output is replaced only with `--overwrite`.
+fn mark(path: &Path, text: &str) -> Result<()> {
+    disk::mark(path, ATTRIBUTE, text).map_err(|e| Error::io(path, "set an attribute", e))
 }
 
 /// Refuses to replace a folder unless its manifest lists every file in it.

@@ -260,7 +260,8 @@ fn mark_text(path: &Path) -> Option<String> {
     let file = options.open(path).ok()?;
     let mut text = String::new();
     file.take(MAX_MARK).read_to_string(&mut text).ok()?;
-    Some(text)
+    // A power cut may leave zeros where the mark had just been written.
+    Some(text.trim_start_matches('\0').to_owned())
 }
 
 #[cfg(test)]
@@ -277,8 +278,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = target(dir.path());
         let at = |name: &str| dir.path().join(name);
-        // A stranger's folder that has the name, another one with a mark of another output, an empty one, and ours.
-        for name in ["1", "2", "3"] {
+        // A stranger's folder that has the name, another one with a mark of another output, an empty one, one with a mark that a
+        // power cut has left as zeros, and ours.
+        for name in ["1", "2", "3", "4"] {
             fs::create_dir(at(&format!(".out.mantissa-partial-{name}"))).unwrap();
         }
         fs::write(at(".out.mantissa-partial-1/thesis.tex"), "years").unwrap();
@@ -287,11 +289,15 @@ mod tests {
             r#"{"tool":"mantissa","output":"b","plan":"k"}"#,
         )
         .unwrap();
+        fs::write(at(".out.mantissa-partial-4").join(MARK_NAME), [0; 40]).unwrap();
         let work = Work::create(&target, "partial", "key").unwrap();
         let found = left(&target, "partial").unwrap();
         let expected = |path: PathBuf, key: Option<&str>| Left { path, key: key.map(str::to_owned) };
-        let mut all =
-            vec![expected(target.sibling("partial-3"), None), expected(work.path().to_owned(), Some("key"))];
+        let mut all = vec![
+            expected(target.sibling("partial-3"), None),
+            expected(target.sibling("partial-4"), None),
+            expected(work.path().to_owned(), Some("key")),
+        ];
         all.sort_by(|a, b| a.path.cmp(&b.path));
         assert_eq!(found, all);
     }

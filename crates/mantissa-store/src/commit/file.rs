@@ -62,8 +62,8 @@ impl StagedFile {
     pub fn commit(self) -> Result<()> {
         let Begun { output, target, unpublished, .. } = &self.begun;
         let path = target.path();
+        output.mark_file(&self.path)?;
         sync_file(&self.path)?;
-        output.mark_file(&self.path);
         output.require_unchanged(&path, &self.before)?;
         let put = || match self.before.there {
             true => disk::rename(&self.path, &path),

@@ -173,6 +173,7 @@ impl Staging {
         }
         let manifest = Manifest::new(files, run);
         write_new(&self.path.join(MANIFEST_NAME), manifest.to_json().as_bytes())?;
+        self.begun.output.mark_folder(&self.path)?;
         sync_folders(&self.path)?;
         self.sealed = Some(manifest);
         Ok(())
@@ -194,7 +195,6 @@ impl Staging {
         let Begun { output, target, unpublished, .. } = &self.begun;
         let path = target.path();
         output.require_unchanged(&path, &self.before)?;
-        output.mark_folder(&self.path);
         unpublished.publish(|| self.replace(&path))?;
         self.published = true;
         // The work is done and cannot be resumed, also where the sync fails.

@@ -73,8 +73,8 @@ impl StagedSet {
     pub fn seal(&self) -> Result<()> {
         for name in self.names() {
             let path = self.path().join(name);
+            self.begun.output.mark_file(&path)?;
             sync_file(&path)?;
-            self.begun.output.mark_file(&path);
         }
         sync_folders(&self.path())
     }
@@ -116,6 +116,10 @@ impl StagedSet {
                 Error::Output { fault: OutputFault::Exists { .. }, .. } => other(),
                 error => error,
             })?;
+            // Another process of the same job may have been here since the names were listed, before the lock was taken.
+            if !found.there {
+                continue;
+            }
             if !output.wrote_file(&path) && !self.is_listed(name) {
                 return Err(other());
             }

@@ -20,7 +20,7 @@ use serde_json::Value;
 use self::architecture::Architecture;
 use self::inventory::{Entry, Inventory};
 use self::stats::Stats;
-use super::model::ModelPath;
+use super::model::{self, ModelPath};
 use crate::app::Context;
 use crate::memory::PROCESS;
 use crate::output::{self, Align, Table, bytes, count, number};
@@ -103,6 +103,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let mut warnings = Vec::new();
     let path = args.model.as_file();
+    warnings.extend(model::interrupted(path));
     let model = Model::open(path, &mut warnings)?;
     let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
     context.require_more_memory(&path.display().to_string(), 0)?;

@@ -33,15 +33,26 @@ pub struct Model {
 /// As [`ModelFiles::open`]; under `--strict`, for notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     let files = open_quietly(path)?;
-    if let Some(work) = interrupted_publication(path) {
-        context.warn(&unfinished(path, &work));
-    }
     // Headers are read before their names can be counted: those of a hundred thousand tensors are held.
     context.require_more_memory(&path.display().to_string(), 0)?;
-    let notes: Vec<_> =
-        files.notes().into_iter().chain(files.checkpoint().warnings().iter().cloned()).collect();
+    let notes: Vec<_> = interrupted(path)
+        .into_iter()
+        .chain(files.notes())
+        .chain(files.checkpoint().warnings().iter().cloned())
+        .collect();
     context.warn_all(&notes)?;
     Ok(files)
+}
+
+/// A warning of a GGUF model at `path` of which a kill has let a part alone be put in place.
+pub fn interrupted(path: &Path) -> Option<String> {
+    let work = interrupted_publication(path)?;
+    let what = "was not put in place completely; fix: rerun the command that wrote it";
+    Some(format!(
+        "{}: expected all files of the model, got a part of them: {} {what}",
+        path.display(),
+        work.display()
+    ))
 }
 
 /// Opens the files of a model whose notes are told elsewhere.
@@ -50,19 +61,10 @@ pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
 /// As [`ModelFiles::open`].
 pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
     let opened = ModelFiles::open(path);
-    match interrupted_publication(path).filter(|_| opened.is_err()) {
-        Some(work) => Ok(opened.context(unfinished(path, &work))?),
+    match interrupted(path).filter(|_| opened.is_err()) {
+        Some(warning) => Ok(opened.context(warning)?),
         None => Ok(opened?),
     }
-}
-
-/// A message of a model whose files were being put in place when their writer died.
-fn unfinished(path: &Path, work: &Path) -> String {
-    format!(
-        "{}: its publication was interrupted; rerun the command that wrote it, which completes it from {}",
-        path.display(),
-        work.display()
-    )
 }
 
 /// How a model is to be run.
