@@ -210,5 +210,6 @@ fn every_test_that_the_documentation_names_exists() {
             assert!(sources.contains(&format!("fn {name}(")), "case {}: no test `{name}`", cells[0]);
         }
     }
-    assert_eq!(cases, (1..=36).collect::<Vec<_>>());
+    // 43 to 46 are about a server, which there is not.
+    assert_eq!(cases, (1..=42).chain(47..=54).collect::<Vec<_>>());
 }
