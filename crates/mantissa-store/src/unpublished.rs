@@ -1,6 +1,7 @@
 //! What this process has begun and not yet put in place, so that a signal handler's thread can take it away: work folders and locks.
 
 use std::fs;
+use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,15 @@ impl Unpublished {
         let path = path.to_owned();
         begun().push(Begun { path: path.clone(), kept: false });
         Self { path }
+    }
+
+    /// A folder that `create` makes. No signal comes between: such a folder would be left behind.
+    pub(crate) fn create(path: &Path, create: impl FnOnce() -> io::Result<()>) -> io::Result<Self> {
+        let mut begun = begun();
+        create()?;
+        let path = path.to_owned();
+        begun.push(Begun { path: path.clone(), kept: false });
+        Ok(Self { path })
     }
 
     /// A lock file.

@@ -18,6 +18,7 @@ use crate::error::{Error, OutputFault, Result};
 use crate::failpoint;
 use crate::lock::Lock;
 use crate::target::Target;
+use crate::unpublished::Unpublished;
 
 /// Name of the mark within a work folder. It is created first and removed last.
 pub const MARK_NAME: &str = "mantissa-work.json";
@@ -45,17 +46,18 @@ pub(crate) struct Left {
 
 impl Work {
     /// Creates the folder `.NAME.mantissa-PURPOSE-PID` beside `target`, or with a number after it where that is taken.
-    pub(crate) fn create(target: &Target, purpose: &str, key: &str) -> Result<Self> {
+    /// A signal removes it, as long as the second value lives.
+    pub(crate) fn create(target: &Target, purpose: &str, key: &str) -> Result<(Self, Unpublished)> {
         let name = format!("{purpose}-{}", std::process::id());
         for n in 0..TRIES {
             let name = if n == 0 { name.clone() } else { format!("{name}-{n}") };
             let path = target.sibling(&name);
-            match disk::create_folder(&path) {
-                Ok(()) => {
+            match Unpublished::create(&path, || disk::create_folder(&path)) {
+                Ok(unpublished) => {
                     let work = Work { path };
                     let marked = write_mark(&work.path, &target.name(), key);
                     return match marked {
-                        Ok(()) => Ok(work),
+                        Ok(()) => Ok((work, unpublished)),
                         Err(error) => {
                             // It holds nothing yet but perhaps a part of the mark; the error that matters is the first.
                             let _ = work.remove();
@@ -116,7 +118,8 @@ impl WorkFolder {
         let resumed = taken.is_some();
         let work = match taken {
             Some(left) => Work::adopt(left),
-            None => Work::create(&target, purpose, key)?,
+            // What is in it is kept, also when a signal ends the process.
+            None => Work::create(&target, purpose, key)?.0,
         };
         Ok(WorkFolder { work, resumed, others, _lock: lock })
     }
@@ -290,7 +293,7 @@ mod tests {
         )
         .unwrap();
         fs::write(at(".out.mantissa-partial-4").join(MARK_NAME), [0; 40]).unwrap();
-        let work = Work::create(&target, "partial", "key").unwrap();
+        let work = Work::create(&target, "partial", "key").unwrap().0;
         let found = left(&target, "partial").unwrap();
         let expected = |path: PathBuf, key: Option<&str>| Left { path, key: key.map(str::to_owned) };
         let mut all = vec![
@@ -309,7 +312,7 @@ mod tests {
         let taken = target.sibling(&format!("partial-{}", std::process::id()));
         fs::create_dir(&taken).unwrap();
         fs::write(taken.join("notes"), "mine").unwrap();
-        let work = Work::create(&target, "partial", "key").unwrap();
+        let work = Work::create(&target, "partial", "key").unwrap().0;
         assert_ne!(work.path(), taken);
         assert_eq!(left(&target, "partial").unwrap().len(), 1);
         work.remove().unwrap();
@@ -321,7 +324,7 @@ mod tests {
     fn a_run_sweeps_what_is_marked_in_its_folder() {
         let dir = tempfile::tempdir().unwrap();
         let target = target(dir.path());
-        let work = Work::create(&target, "partial", "").unwrap();
+        let work = Work::create(&target, "partial", "").unwrap().0;
         fs::write(work.path().join("half"), "x").unwrap();
         let stranger = dir.path().join(".x.mantissa-partial-9");
         fs::create_dir(&stranger).unwrap();

@@ -63,11 +63,14 @@ impl Begun {
         let lock = if output.is_owned() { None } else { Some(Lock::acquire(&target)?) };
         let Cleaned { removed: cleaned, others, adopted } = clean_up(&target, key, fits)?;
         let resumed = adopted.is_some();
-        let work = match adopted {
-            Some(left) => Work::adopt(left),
+        let (work, unpublished) = match adopted {
+            Some(left) => {
+                let work = Work::adopt(left);
+                let unpublished = Unpublished::folder(work.path());
+                (work, unpublished)
+            }
             None => Work::create(&target, PURPOSE, key)?,
         };
-        let unpublished = Unpublished::folder(work.path());
         unpublished.keep(resumed);
         let begun = Begun {
             output: output.clone(),

@@ -14,7 +14,7 @@ fn config_of(path: &Path) -> String {
 /// A work folder of a dead process with this key.
 fn left(dir: &Path, key: &str) -> PathBuf {
     let target = Target::prepare(&dir.join("out")).unwrap();
-    Work::create(&target, PURPOSE, key).unwrap().path().to_owned()
+    Work::create(&target, PURPOSE, key).unwrap().0.path().to_owned()
 }
 
 #[test]

@@ -372,7 +372,8 @@ impl<'a> Disk<'a> {
                 }
                 _ => mark.clone(),
             };
-            setxattr(path, ATTRIBUTE, text.as_bytes(), XattrFlags::empty()).unwrap();
+            // Where there are no attributes the command is run with --overwrite.
+            let _ = setxattr(path, ATTRIBUTE, text.as_bytes(), XattrFlags::empty());
         }
     }
 }
