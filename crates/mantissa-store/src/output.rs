@@ -219,6 +219,13 @@ fn identity(found: &fs::Metadata) -> [i64; 4] {
     [found.ino().cast_signed(), found.len().cast_signed(), found.mtime(), found.mtime_nsec()]
 }
 
+/// True if the file at `path` is an output of some job, unchanged since.
+pub(crate) fn is_output(path: &Path) -> bool {
+    let Some(mark) = attribute(path) else { return false };
+    let (Some((job, _)), Ok(found)) = (mark.split_once(' '), fs::metadata(path)) else { return false };
+    mark == file_mark(&Job(job.to_owned()), &found)
+}
+
 /// What a file's attribute says: its job, and length and time of change, by which an edited one is told.
 fn file_mark(job: &Job, found: &fs::Metadata) -> String {
     format!("{} {} {}.{:09}", job.key(), found.len(), found.mtime(), found.mtime_nsec())

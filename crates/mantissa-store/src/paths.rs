@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, OutputFault, Result};
 use crate::gguf::is_part_of;
 use crate::manifest::{MANIFEST_NAME, beside};
-use crate::output::{Job, Output};
+use crate::output::{Job, Output, is_output};
 use crate::target::resolve;
 
 /// Kinds of outputs.
@@ -47,6 +47,9 @@ struct Write {
     path: PathBuf,
     kind: Kind,
 }
+
+/// End of the name of what describes a GGUF model beside it.
+const QUALITY_SUFFIX: &str = "quality.json";
 
 /// Device and inode.
 type FileId = (u64, u64);
@@ -102,7 +105,7 @@ impl Paths {
     fn refuse_twice(&self, write: &Write, resolved: &Path, before: &[Write]) -> Result<()> {
         for other in before {
             let of_other = resolve(&other.path)?;
-            let relation = if resolved == of_other {
+            let relation = if resolved == of_other || belongs(write, resolved, &of_other) || belongs(other, &of_other, resolved) {
                 "is"
             } else if resolved.starts_with(&of_other) || of_other.starts_with(resolved) {
                 "lies inside"
@@ -114,6 +117,18 @@ impl Paths {
         }
         Ok(())
     }
+}
+
+/// True if `file` is a part of the GGUF model that `write` makes at `model`, or lies beside it or a part under its name.
+fn belongs(write: &Write, model: &Path, file: &Path) -> bool {
+    if write.kind != Kind::Gguf || model.parent() != file.parent() {
+        return false;
+    }
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (model, file) = (name(model), name(file));
+    let first = [QUALITY_SUFFIX, MANIFEST_NAME].iter().find_map(|end| file.strip_suffix(end)?.strip_suffix('.'));
+    let file = first.unwrap_or(&file);
+    file == model || is_part_of(&model, file)
 }
 
 /// The files that exist of the GGUF model at `path`: itself, its parts, and what lies beside.
@@ -159,7 +174,8 @@ impl Permits {
 struct Inputs {
     /// Resolved paths with the names that they were given by.
     paths: Vec<(PathBuf, PathBuf)>,
-    files: HashMap<FileId, PathBuf>,
+    /// Files, and whether they are named themselves, not just their folder.
+    files: HashMap<FileId, (PathBuf, bool)>,
     /// Text that changes when an input does.
     described: String,
 }
@@ -177,19 +193,21 @@ impl Inputs {
                 files.sort();
                 // An output of this command in a folder that it reads is not part of what it was made from.
                 for file in files.iter().filter(|file| file.is_file()) {
-                    inputs.add(file, *decides && !outputs.contains(file));
+                    inputs.add(file, false, *decides && !outputs.contains(file));
                 }
             } else {
-                inputs.add(&resolved, *decides);
+                inputs.add(&resolved, true, *decides);
             }
             inputs.paths.push((resolved, path.clone()));
         }
         inputs
     }
 
-    fn add(&mut self, path: &Path, describes: bool) {
+    fn add(&mut self, path: &Path, named: bool, describes: bool) {
         let Ok(found) = fs::metadata(path) else { return };
-        self.files.insert((found.dev(), found.ino()), path.to_owned());
+        let id = (found.dev(), found.ino());
+        let named = named || self.files.get(&id).is_some_and(|(_, before)| *before);
+        self.files.insert(id, (path.to_owned(), named));
         if !describes {
             return;
         }
@@ -205,7 +223,7 @@ impl Inputs {
                 "is"
             } else if input.starts_with(resolved) {
                 "contains"
-            } else if write.kind == Kind::Folder && resolved.starts_with(input) {
+            } else if matches!(write.kind, Kind::Folder | Kind::Gguf) && resolved.starts_with(input) {
                 "lies inside"
             } else {
                 continue;
@@ -219,7 +237,10 @@ impl Inputs {
     fn refuse_file(&self, write: &Write, resolved: &Path, output: &Output) -> Result<()> {
         let Ok(found) = fs::metadata(resolved) else { return Ok(()) };
         match self.files.get(&(found.dev(), found.ino())) {
-            Some(input) if !output.wrote_file(resolved) => Err(overlap(write, "is", input)),
+            // A file in a folder that is read, but an output of ours, is not part of what the folder is for.
+            Some((input, named)) if *named || !(output.wrote_file(resolved) || is_output(resolved)) => {
+                Err(overlap(write, "is", input))
+            }
             _ => Ok(()),
         }
     }

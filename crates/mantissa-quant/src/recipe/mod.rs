@@ -200,10 +200,15 @@ impl Recipe {
     /// # Errors
     /// [`RecipeError`] names the part at fault and what may stand there.
     pub fn load(text: &str) -> Result<Self, RecipeError> {
-        if text.ends_with(".toml") || text.contains('/') {
+        if Self::is_file(text) {
             return Self::from_toml(text, &read_capped(text)?);
         }
         name::parse(text)
+    }
+
+    /// True if `text` names a file, not a recipe by its parts.
+    pub fn is_file(text: &str) -> bool {
+        text.ends_with(".toml") || text.contains('/')
     }
 
     /// What reports call it: its name, or the name of its file without the folder.

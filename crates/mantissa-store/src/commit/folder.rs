@@ -211,7 +211,6 @@ impl Staging {
     /// As these.
     pub fn commit(mut self, run: Map<String, Value>) -> Result<Committed> {
         self.seal(run)?;
-        // Without its journal nothing can go on from here.
         self.publish()
     }
 

@@ -1,8 +1,7 @@
 //! The publication of several files, written down before it begins, so that a kill in between is completed by the next start.
 //!
 //! The intent lists each new file by name and inode, in the order in which they are put in place, and the old files that go first.
-//! Every step can be told done from not done by the inode at its name, so that carrying it out again does the rest and nothing
-//! twice. Old files are moved into the work folder, not deleted: an error in the middle moves them back.
+//! A step is done if the file at its name has the recorded inode, so repeating the list is safe. Old files are moved into the work folder, not deleted: an error in the middle moves them back.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -128,7 +127,12 @@ pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
     if !intent.has_begun(target.parent(), work) {
         return Ok(false);
     }
-    intent.carry_out(target.parent(), work)?;
+    intent.carry_out(target.parent(), work).map_err(|error| match error {
+        Error::Output { path, fault: OutputFault::Changed } => {
+            Error::output(&path, OutputFault::Stuck { work: work.to_owned() })
+        }
+        error => error,
+    })?;
     Ok(true)
 }
 

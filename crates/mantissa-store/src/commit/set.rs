@@ -142,7 +142,7 @@ impl StagedSet {
     fn intent(&self) -> Intent {
         let inode = |path: &Path| inode_of(path).unwrap_or(0);
         let FileSet { parts, beside, obsolete } = &self.set;
-        // What lies beside another file's content would be a lie for as long as it stands there: it goes first.
+        // The old manifest and quality.json go first, so that they never stand beside the new weights.
         let first = parts.first().filter(|_| parts.len() > 1);
         let going = beside.iter().rev().chain(obsolete).chain(first);
         let there = |name: &&String| fs::symlink_metadata(self.place(name)).is_ok();

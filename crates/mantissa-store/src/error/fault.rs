@@ -366,6 +366,12 @@ pub enum OutputFault {
         "output: expected what was there when the work began, got something that changed since; fix: look at it, then choose another path or run again"
     )]
     Changed,
+    /// A publication was interrupted, and its files were changed or removed since.
+    #[error("output: expected the files of an interrupted publication as it left them, got others; fix: take what you need from {}, then remove that folder and run again", ShownPath(.work))]
+    Stuck {
+        /// The work folder with the other files.
+        work: PathBuf,
+    },
     /// The existing folder holds a file that its manifest does not list.
     #[error("output: expected only files that its mantissa-manifest.json lists, got \"{}\"; fix: move that file away or choose another path", Shown(.entry))]
     NotOurs {

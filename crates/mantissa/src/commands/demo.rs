@@ -123,7 +123,7 @@ struct Bench {
 /// Adds what the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     paths.write("--report", &args.report, Kind::File);
-    args.recipes.iter().filter(|recipe| Path::new(recipe).exists()).for_each(|recipe| paths.read(recipe));
+    args.recipes.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
 }
 
 /// Runs the command.

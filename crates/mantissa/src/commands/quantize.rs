@@ -183,8 +183,10 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.model.paths(paths);
     args.calibration.paths(paths);
     args.measure.paths(paths);
-    let files = [&args.imatrix, &args.traffic, &Some(PathBuf::from(&args.recipe))];
-    files.into_iter().flatten().filter(|path| path.exists()).for_each(|path| paths.read(path));
+    [&args.imatrix, &args.traffic].into_iter().flatten().for_each(|path| paths.read(path));
+    if Recipe::is_file(&args.recipe) {
+        paths.read(&args.recipe);
+    }
     if !args.dry_run {
         let container = args
             .format

@@ -43,7 +43,13 @@ struct Done {
 
 /// Adds what the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
-    paths.watch(&args.run);
+    if args.run.is_file() {
+        paths.watch(&args.run);
+    }
+    paths.watch(quality_path(&args.run));
+    for name in [folder::LOG, folder::TELEMETRY, folder::RUN, folder::CONFIG] {
+        paths.watch(args.run.join(name));
+    }
     paths.write("--out", place(args), Kind::File);
 }
 

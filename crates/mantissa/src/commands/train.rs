@@ -92,7 +92,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     let name = args.config.display().to_string();
     let settings = RunConfig::parse(&name, &super::text::read_text(&args.config)?, &args.set)?;
     let base = args.config.parent().unwrap_or(Path::new(""));
-    paths.watch(&args.config);
+    paths.read(&args.config);
     paths.read(base.join(&settings.model.config));
     for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"] {
         paths.read(base.join(&settings.model.tokenizer).join(file));
