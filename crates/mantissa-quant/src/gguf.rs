@@ -338,10 +338,10 @@ pub(crate) fn run(
     let manifest = Manifest::new(files, pipeline::run_fields(plan, source)?);
     output.seal(text.as_bytes(), manifest.to_json().as_bytes())?;
     let verification = assess::sealed(plan, &quality, &staged, out.path())?;
-    let (path, others) = (output.first(), output.others());
+    let path = output.first();
     let leftover = output.publish()?;
     let committed = Committed { path, manifest, leftover };
-    Ok(Outcome { quality, committed, resumed: 0, synced: Some(synced), verification, others })
+    Ok(Outcome { quality, committed, resumed: 0, synced: Some(synced), verification })
 }
 
 /// What searched blocks are weighed by: as given, or found on the calibration text.

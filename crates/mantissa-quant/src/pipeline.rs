@@ -13,7 +13,7 @@
 pub(crate) mod stacks;
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use mantissa_model::LinearInfo;
@@ -77,8 +77,6 @@ pub struct Outcome {
     pub synced: Option<Duration>,
     /// Verification before the output was put in place, where the plan asks for it, and how long it took.
     pub verification: Option<(Verification, Duration)>,
-    /// Work folders of other commands, killed while they wrote the same output. They are left.
-    pub others: Vec<PathBuf>,
 }
 
 /// Carries out `plan` into the folder `out`. `progress` is told of every step and may end the run: between two steps, with
@@ -128,10 +126,10 @@ pub fn run(
     });
     match sealed {
         Ok((quality, verification)) => {
-            let (kept, others) = (staging.work().to_owned(), staging.others().to_vec());
+            let kept = staging.work().to_owned();
             let committed = staging.publish().map_err(|e| unfinished(e.into(), &kept, journal.done()))?;
             let resumed = journal.recovered();
-            Ok(Outcome { quality, committed, resumed, synced: None, verification, others })
+            Ok(Outcome { quality, committed, resumed, synced: None, verification })
         }
         // The next run with the same plan may be allowed to lose more.
         Err(error @ QuantError::Gate(_)) => Err(error),

@@ -47,7 +47,8 @@ pub mod writer;
 
 pub use checksum::Checksum;
 pub use commit::{
-    Committed, FileSet, StagedFile, StagedSet, Staging, interrupted_publication, write_file_atomic,
+    Committed, FileSet, StagedFile, StagedSet, Staging, interrupted_publication, take_others,
+    write_file_atomic,
 };
 pub use dtype::Dtype;
 pub use error::{Error, ErrorClass, Result, Shown};

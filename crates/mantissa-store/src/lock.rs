@@ -18,6 +18,9 @@ use crate::unpublished::Unpublished;
 /// First word of a lock file, by which it is told from a file of somebody else.
 const WORD: &str = "mantissa-lock";
 
+/// What a lock inside a folder is of: its file is `.run.mantissa-lock`.
+const INSIDE: &str = "run";
+
 /// Longest lock file read, in bytes.
 const MAX_LOCK: u64 = 256;
 
@@ -40,7 +43,16 @@ impl Lock {
     /// [`Error::Output`] with [`OutputFault::Busy`] and the owner's process id and start, [`OutputFault::NotALock`] where a file of
     /// somebody else has the lock's name, [`Error::Io`].
     pub fn of(path: &Path) -> Result<Self> {
-        Self::acquire(&Target::prepare(path)?)
+        let closed = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+        };
+        match Self::acquire(&Target::prepare(path)?) {
+            // Of a folder whose parent cannot be written, such as a mounted volume, the lock lies in the folder.
+            Err(Error::Io { error, .. }) if closed(&error) && path.is_dir() => {
+                Self::acquire(&Target::prepare(&path.join(INSIDE))?)
+            }
+            result => result,
+        }
     }
 
     /// Takes the lock of `target`, or says who holds it.

@@ -105,7 +105,10 @@ impl Paths {
     fn refuse_twice(&self, write: &Write, resolved: &Path, before: &[Write]) -> Result<()> {
         for other in before {
             let of_other = resolve(&other.path)?;
-            let relation = if resolved == of_other || belongs(write, resolved, &of_other) || belongs(other, &of_other, resolved) {
+            let relation = if resolved == of_other
+                || belongs(write, resolved, &of_other)
+                || belongs(other, &of_other, resolved)
+            {
                 "is"
             } else if resolved.starts_with(&of_other) || of_other.starts_with(resolved) {
                 "lies inside"
@@ -126,7 +129,8 @@ fn belongs(write: &Write, model: &Path, file: &Path) -> bool {
     }
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (model, file) = (name(model), name(file));
-    let first = [QUALITY_SUFFIX, MANIFEST_NAME].iter().find_map(|end| file.strip_suffix(end)?.strip_suffix('.'));
+    let first =
+        [QUALITY_SUFFIX, MANIFEST_NAME].iter().find_map(|end| file.strip_suffix(end)?.strip_suffix('.'));
     let file = first.unwrap_or(&file);
     file == model || is_part_of(&model, file)
 }

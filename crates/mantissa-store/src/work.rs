@@ -244,15 +244,22 @@ fn read_mark(folder: &Path, name: &str) -> Result<Marked> {
     let nothing_else = entries.iter().all(|entry| *entry == mark);
     match text {
         None if entries.is_empty() => return Ok(Marked::Empty),
-        Some(text) if text.is_empty() && nothing_else => return Ok(Marked::Empty),
+        // Nothing of use to anybody, whoever's plan it was: killed at its beginning or at the end of its clean-up.
+        Some(text) if nothing_else && (text.is_empty() || is_ours(&text, name)) => return Ok(Marked::Empty),
         _ => {}
     }
-    let value: Value = serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default();
-    let ours = value["tool"] == "mantissa" && value["output"] == name;
-    Ok(match value["plan"].as_str().filter(|_| ours) {
+    let text = text.unwrap_or_default();
+    let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    Ok(match value["plan"].as_str().filter(|_| is_ours(&text, name)) {
         Some(key) => Marked::Ours(key.to_owned()),
         None => Marked::NotOurs,
     })
+}
+
+/// True if the text of a mark says that the folder is of the output `name`.
+fn is_ours(text: &str, name: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap_or_default();
+    value["tool"] == "mantissa" && value["output"] == name
 }
 
 /// The text of a mark; `None` where there is none that can be read.
@@ -294,6 +301,7 @@ mod tests {
         .unwrap();
         fs::write(at(".out.mantissa-partial-4").join(MARK_NAME), [0; 40]).unwrap();
         let work = Work::create(&target, "partial", "key").unwrap().0;
+        fs::write(work.path().join("half"), "x").unwrap();
         let found = left(&target, "partial").unwrap();
         let expected = |path: PathBuf, key: Option<&str>| Left { path, key: key.map(str::to_owned) };
         let mut all = vec![

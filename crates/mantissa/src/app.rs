@@ -295,7 +295,9 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     let result = Context::new(cli.common, &cli.command, &arguments).and_then(|context| {
         interrupt::watch()?;
         mantissa_kernels::init()?;
-        commands::run(cli.command, &context)
+        let result = commands::run(cli.command, &context);
+        mantissa_store::take_others().iter().for_each(|path| context.warn(&commands::left_by_another(path)));
+        result
     });
     match result {
         Ok(()) => Exit::Done,

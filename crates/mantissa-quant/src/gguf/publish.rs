@@ -25,9 +25,9 @@ impl Output {
         let paths = split_paths(out.path(), count)?;
         let parts: Vec<String> = paths.iter().map(|path| name_of(path)).collect();
         let names = [QUALITY_NAME, MANIFEST_NAME].map(|name| name_of(&beside(&paths[0], name)));
-        let obsolete = obsolete(out.path(), &parts)?;
-        let set = FileSet { parts: parts.clone(), beside: names.to_vec(), obsolete };
-        Ok(Output { staged: StagedSet::begin(out, set)?, parts, beside: names })
+        let set = FileSet { parts: parts.clone(), beside: names.to_vec() };
+        let staged = StagedSet::begin(out, set, &|| obsolete(out.path(), &parts))?;
+        Ok(Output { staged, parts, beside: names })
     }
 
     /// Where the files of weights are written, under their names.
@@ -43,11 +43,6 @@ impl Output {
     /// Names of the files of weights.
     pub(super) fn names(&self) -> Vec<String> {
         self.parts.clone()
-    }
-
-    /// Work folders that other commands, killed while they wrote this output, have left.
-    pub(super) fn others(&self) -> Vec<PathBuf> {
-        self.staged.others().to_vec()
     }
 
     /// Writes what lies beside the weights and makes all files durable.
@@ -72,7 +67,7 @@ impl Output {
 
 /// Names of files of the model `out` that exist and are none of `parts`: of an older output in another number of parts, with what
 /// lies beside its first. Parts that are opened first come first.
-fn obsolete(out: &Path, parts: &[String]) -> Result<Vec<String>> {
+fn obsolete(out: &Path, parts: &[String]) -> std::result::Result<Vec<String>, Error> {
     let own = name_of(out);
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let entries = match fs::read_dir(parent) {

@@ -16,6 +16,7 @@ mod set;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 pub use file::{StagedFile, write_file_atomic};
 pub use folder::{Committed, Staging};
@@ -101,6 +102,18 @@ impl Begun {
     }
 }
 
+/// Work folders of other plans that this process has met, and not told of yet.
+static OTHERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn tell_other(path: &Path) {
+    OTHERS.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_owned());
+}
+
+/// Takes the work folders of other plans that this process has met beside its outputs and left, so that its user is told of them.
+pub fn take_others() -> Vec<PathBuf> {
+    std::mem::take(&mut *OTHERS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// What was done about work folders of dead processes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Cleaned {
@@ -119,6 +132,7 @@ fn clean_up(target: &Target, key: &str, fits: &mut dyn FnMut(&Path) -> bool) -> 
             _ if settled => {}
             None => {}
             Some(of) if of != key => {
+                tell_other(&left.path);
                 cleaned.others.push(left.path);
                 continue;
             }

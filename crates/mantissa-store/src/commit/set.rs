@@ -17,8 +17,6 @@ pub struct FileSet {
     pub parts: Vec<String>,
     /// Files that describe the parts and are put in place after them.
     pub beside: Vec<String>,
-    /// Files of an older output of another number of parts, which go: the first is the one by which it is opened.
-    pub obsolete: Vec<String>,
 }
 
 /// The files of an output being written. Dropped without [`Self::publish`], it removes what was written.
@@ -26,18 +24,22 @@ pub struct FileSet {
 pub struct StagedSet {
     begun: Begun,
     set: FileSet,
+    /// Files of an older output of another number of parts, which go: the first is the one by which it is opened.
+    obsolete: Vec<String>,
     before: Vec<(String, Found)>,
 }
 
 impl StagedSet {
     /// Begins writing the files `set` of `output`. Old files of the same names are replaced if `output` allows it, and so are
-    /// obsolete ones, if their own manifest lists them.
+    /// those that `obsolete` lists, if their own manifest lists them: files of an older output of another number of parts, the first of
+    /// them that by which it is opened. They are listed once the output is locked and an interrupted publication is completed.
     ///
     /// # Errors
     /// As [`super::StagedFile::begin`]; [`OutputFault::OtherParts`] for an obsolete file that may not be removed.
-    pub fn begin(output: &Output, set: FileSet) -> Result<Self> {
+    pub fn begin(output: &Output, set: FileSet, obsolete: &dyn Fn() -> Result<Vec<String>>) -> Result<Self> {
         let begun = Begun::new(output, output.key(), &mut |_| false)?;
-        let mut staged = StagedSet { begun, set, before: Vec::new() };
+        let mut staged = StagedSet { begun, set, obsolete: Vec::new(), before: Vec::new() };
+        staged.obsolete = obsolete()?;
         staged.begun.create_new_folder()?;
         staged.before = staged.check()?;
         Ok(staged)
@@ -51,11 +53,6 @@ impl StagedSet {
     /// The final path of a file.
     pub fn place(&self, name: &str) -> PathBuf {
         self.begun.target.parent().join(name)
-    }
-
-    /// Work folders that killed processes with other jobs have left for this output. They are never removed.
-    pub fn others(&self) -> &[PathBuf] {
-        &self.begun.others
     }
 
     /// Writes a file of the set, which must not have been created yet, and makes it durable.
@@ -109,7 +106,7 @@ impl StagedSet {
         for name in self.names() {
             before.push((name.clone(), output.check_file(&self.place(name))?));
         }
-        for name in &self.set.obsolete {
+        for name in &self.obsolete {
             let path = self.place(name);
             let other = || Error::output(output.path(), OutputFault::OtherParts { entry: name.clone() });
             let found = output.check_file(&path).map_err(|error| match error {
@@ -130,8 +127,7 @@ impl StagedSet {
 
     /// True if the manifest of an older output lists an obsolete file.
     fn is_listed(&self, name: &str) -> bool {
-        let manifests =
-            self.set.obsolete.iter().map(|first| companion_path(&self.place(first), MANIFEST_NAME));
+        let manifests = self.obsolete.iter().map(|first| companion_path(&self.place(first), MANIFEST_NAME));
         let own = |path: &Path| path.file_name().is_some_and(|own| own.to_string_lossy() == name);
         manifests.into_iter().any(|path| {
             let listed = Manifest::read_file(&path).is_ok_and(|manifest| manifest.files.contains_key(name));
@@ -141,7 +137,7 @@ impl StagedSet {
 
     fn intent(&self) -> Intent {
         let inode = |path: &Path| inode_of(path).unwrap_or(0);
-        let FileSet { parts, beside, obsolete } = &self.set;
+        let (FileSet { parts, beside }, obsolete) = (&self.set, &self.obsolete);
         // The old manifest and quality.json go first, so that they never stand beside the new weights.
         let first = parts.first().filter(|_| parts.len() > 1);
         let going = beside.iter().rev().chain(obsolete).chain(first);

@@ -14,7 +14,9 @@ fn config_of(path: &Path) -> String {
 /// A work folder of a dead process with this key.
 fn left(dir: &Path, key: &str) -> PathBuf {
     let target = Target::prepare(&dir.join("out")).unwrap();
-    Work::create(&target, PURPOSE, key).unwrap().0.path().to_owned()
+    let path = Work::create(&target, PURPOSE, key).unwrap().0.path().to_owned();
+    fs::write(path.join("half"), "x").unwrap();
+    path
 }
 
 #[test]
@@ -46,8 +48,8 @@ fn work_of_other_plans_and_of_strangers_is_left() {
 /// A set of two parts and a file beside them, each holding `text`.
 fn publish_set(dir: &Path, text: &str) -> Result<()> {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let set = FileSet { parts: names(&["a", "b"]), beside: names(&["a.json"]), obsolete: Vec::new() };
-    let staged = StagedSet::begin(&Output::owned(dir.join("m")), set)?;
+    let set = FileSet { parts: names(&["a", "b"]), beside: names(&["a.json"]) };
+    let staged = StagedSet::begin(&Output::owned(dir.join("m")), set, &|| Ok(Vec::new()))?;
     ["a", "b", "a.json"].iter().try_for_each(|name| staged.write(name, text.as_bytes()))?;
     staged.seal()?;
     staged.publish().map(drop)

@@ -1,6 +1,8 @@
 //! What can be wrong, by the part of the input or output that is at fault.
 
-use super::Shown;
+use std::path::PathBuf;
+
+use super::{Shown, ShownPath};
 use crate::dtype::Dtype;
 
 /// What is wrong with a safetensors file as a whole.

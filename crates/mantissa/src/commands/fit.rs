@@ -178,6 +178,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let units = Unit::of_plan(&plans[0]);
     context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, &rest)?)?;
     let limit = limit(args.budget, &plans[0])?;
+    // A budget that no choice meets is known without any cost.
+    choose(&sizes(&plans, &units), limit, &plans[0])?;
     let work = WorkFolder::begin(&args.out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
     let left =
@@ -188,8 +190,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     drop(leaving);
     let (rows, found, outcome) = match searched {
         Ok(done) => done,
-        // Nothing in it is of use to a rerun.
-        Err(error) if exit_of(&error) == Exit::Input && measured(&work).is_empty() => {
+        // The same command would fail again.
+        Err(error) if exit_of(&error) == Exit::Input => {
             work.remove()?;
             return Err(error);
         }
@@ -314,6 +316,18 @@ struct Measured {
     costs: Vec<Candidate>,
 }
 
+/// The candidates of every unit, with their sizes and no cost.
+fn sizes(plans: &[Plan], units: &[Unit]) -> Vec<Vec<Candidate>> {
+    units.iter().map(|unit| plans.iter().map(|plan| candidate(plan, unit, 0.0, 0.0)).collect()).collect()
+}
+
+/// A unit under the scheme of `plan`, with what that costs.
+fn candidate(plan: &Plan, unit: &Unit, kl: f64, kl_se: f64) -> Candidate {
+    let weights = &plan.recipe.weights;
+    let bits = unit.linears.iter().map(|l| weights.format.total_bits(l.rows, l.cols)).sum();
+    Candidate { scheme: weights.to_string(), bits, kl, kl_se }
+}
+
 /// What a work folder's journal holds.
 fn measured(work: &WorkFolder) -> Vec<Measured> {
     let lines = Journal::read(work.path()).unwrap_or_default();
@@ -395,12 +409,8 @@ fn measure_one(
         progress.set(done);
     })?;
     progress.finish();
-    let candidate = |(unit, Estimate { mean, se }): (&Unit, Estimate)| {
-        let format = &plan.recipe.weights.format;
-        let bits = unit.linears.iter().map(|l| format.total_bits(l.rows, l.cols)).sum();
-        Candidate { scheme: scheme.clone(), bits, kl: mean, kl_se: se }
-    };
-    Ok(units.iter().zip(measured).map(candidate).collect())
+    let costs = units.iter().zip(measured);
+    Ok(costs.map(|(unit, Estimate { mean, se })| candidate(plan, unit, mean, se)).collect())
 }
 
 fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation> {

@@ -32,6 +32,7 @@ use clap::Subcommand;
 
 use mantissa_store::Paths;
 
+pub use self::outcome::left_by_another;
 use crate::app::Context;
 use crate::memory::PROCESS;
 

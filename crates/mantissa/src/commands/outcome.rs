@@ -137,9 +137,6 @@ pub fn carry_out(
     if let Some(path) = &outcome.committed.leftover {
         context.warn(&format!("{}: the replaced output could not be removed", path.display()));
     }
-    for path in &outcome.others {
-        context.warn(&left_by_another(path));
-    }
     Ok(outcome)
 }
 

@@ -205,7 +205,7 @@ fn settings_and_data_that_cannot_be_are_named_and_leave_nothing() {
     refused("model.tokenizer=nowhere", "nowhere");
     fs::write(temp.path().join("wide.json"), "{\"model_type\": \"mamba\"}").unwrap();
     refused("model.config=wide.json", "wide.json");
-    let line = fail(3, &["train", text(&config), "--memory", "1M", "--quiet"]);
+    let line = fail(3, &["train", text(&config), "--memory", "5M", "--quiet"]);
     assert!(line.contains("train: needs"), "{line}");
 }
 

@@ -330,7 +330,7 @@ impl RunFolder {
 
     /// Files in the folders of the run that it did not write, but for its report.
     fn others(&self) -> Result<Vec<String>> {
-        let known = [MANIFEST, CHECKPOINTS, MODEL, "report.html"];
+        let known = [MANIFEST, CHECKPOINTS, MODEL, "report.html", ".run.mantissa-lock"];
         let top = entries(&self.dir)?.unwrap_or_default().into_iter();
         let mut others: Vec<_> =
             top.filter(|name| !FILES.contains(&&**name) && !known.contains(&&**name)).collect();

@@ -49,6 +49,7 @@ impl Tokens {
             // The hash in the manifest is written before the tokens. Sound tokens of the data as they are show that it is damaged.
             Ok(file) if [&made_from, &now].map(Some).contains(&file.about().get(MADE_FROM)) => {
                 let made_from = file.about().get(MADE_FROM).cloned().unwrap_or_default();
+                require_window(file.len(), settings)?;
                 if made_from != now {
                     let resumes = "resuming with the tokens that the run began with";
                     context.warn(&format!("data.files: the data or the tokenizer have changed; {resumes}"));
@@ -66,11 +67,7 @@ impl Tokens {
             context.warn(&format!("{}: is damaged; made again from the data", path.display()));
         }
         let (writer, documents) = make(settings, base, setup)?;
-        let (count, length) = (writer.len(), settings.data.length);
-        if count <= length {
-            let allowed = format!("more than {length}, the tokens of a window (data.length)");
-            return Err(BadInput::new("data.files", format!("{count} tokens"), allowed).into());
-        }
+        require_window(writer.len() as u64, settings)?;
         let about = [(MADE_FROM, made_from.clone()), ("documents", documents.to_string())];
         let about = about.map(|(key, value)| (key.to_owned(), value)).into();
         Ok(Tokens { made_from, path, made: Made::Now(writer, about) })
@@ -89,6 +86,16 @@ impl Tokens {
             }
         }
     }
+}
+
+/// Refuses data with fewer tokens than a window takes.
+fn require_window(count: u64, settings: &RunConfig) -> Result<()> {
+    let length = settings.data.length;
+    if count > length as u64 {
+        return Ok(());
+    }
+    let allowed = format!("more than {length}, the tokens of a window (data.length)");
+    Err(BadInput::new("data.files", format!("{count} tokens"), allowed).into())
 }
 
 /// The tokens of the data, and the number of documents.
