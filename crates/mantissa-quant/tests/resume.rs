@@ -160,7 +160,8 @@ fn only_the_same_work_is_gone_on_with() {
     assert_eq!((restarted.resumed, left_beside(&out)), (0, None));
     let out = begun("other-recipe");
     let other = quantize(&source, "rtn-nf4", &out, Start::Resume, usize::MAX).unwrap();
-    assert_eq!((other.resumed, left_beside(&out)), (0, None));
+    assert_eq!(other.resumed, 0);
+    assert!(left_beside(&out).is_some(), "the work of another plan is left");
     // The same bytes written once more are another source: nothing says that they are the same but their times.
     let out = begun("source-written-again");
     let weights = source.join("model.safetensors");
@@ -175,19 +176,21 @@ fn what_was_damaged_is_done_again() {
     let expected = temp.path().join("expected");
     whole(&source, &expected).unwrap();
     type Damage<'a> = &'a dyn Fn(&Path);
+    // The first of the weight files, in the folder of what is to be published.
+    let weights = |dir: &Path| dir.join("new").join(&names_in(&dir.join("new"))[0]);
     let damages: [(&str, Damage<'_>); 6] = [
         ("a byte of a tensor", &|dir| {
-            let path = dir.join(&names_in(dir)[1]);
+            let path = weights(dir);
             let mut bytes = fs::read(&path).unwrap();
             let at = bytes.len() - 7;
             bytes[at] ^= 1;
             fs::write(&path, bytes).unwrap();
         }),
         ("a file cut short", &|dir| {
-            let path = dir.join(&names_in(dir)[1]);
+            let path = weights(dir);
             fs::write(&path, &fs::read(&path).unwrap()[..900]).unwrap();
         }),
-        ("a file gone", &|dir| fs::remove_file(dir.join(&names_in(dir)[1])).unwrap()),
+        ("a file gone", &|dir| fs::remove_file(weights(dir)).unwrap()),
         ("a torn line", &|dir| {
             let bytes = fs::read(dir.join(JOURNAL_NAME)).unwrap();
             fs::write(dir.join(JOURNAL_NAME), &bytes[..bytes.len() - 40]).unwrap();
@@ -199,8 +202,8 @@ fn what_was_damaged_is_done_again() {
             fs::write(dir.join(JOURNAL_NAME), bytes).unwrap();
         }),
         ("other files", &|dir| {
-            fs::write(dir.join("config.json"), "{}").unwrap();
-            fs::write(dir.join("stray.safetensors"), "").unwrap();
+            fs::write(dir.join("new/config.json"), "{}").unwrap();
+            fs::write(dir.join("new/stray.safetensors"), "").unwrap();
         }),
     ];
     for (name, damage) in damages {
@@ -277,6 +280,12 @@ fn step_over(operation: Operation, errno: Errno, from: impl Fn(u64) -> Failing, 
                 whole(&source, &out).unwrap();
                 assert_eq!(files(&out), expected, "gone on with after {operation:?} {n}");
             }
+        }
+        let strays = || names_in(temp.path()).iter().any(|name| name.contains(".mantissa-"));
+        if strays() {
+            // The clean-up after the end failed: the next run makes up for it.
+            whole(&source, &out).unwrap();
+            assert_eq!(files(&out), expected, "run again after {operation:?} {n}");
         }
         let beside = names_in(temp.path());
         assert!(beside.iter().all(|name| !name.contains(".mantissa-")), "{operation:?} {n}: {beside:?}");

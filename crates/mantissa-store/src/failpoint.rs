@@ -35,7 +35,7 @@ pub enum Operation {
 pub enum Failing {
     /// This one alone.
     Once(u64),
-    /// This one and all after it, as on a full disk.
+    /// This one and all after it but removals, as on a full disk.
     From(u64),
 }
 
@@ -65,7 +65,12 @@ pub(crate) enum Change<'a> {
 }
 
 impl Change<'_> {
-    /// True for changes that a full disk refuses.
+    /// True for removals, which a full disk never refuses.
+    fn is_removal(self) -> bool {
+        matches!(self, Change::RemoveFile(_) | Change::RemoveFolder(_))
+    }
+
+    /// True for changes that take space.
     fn takes_space(self) -> bool {
         matches!(
             self,
@@ -103,13 +108,13 @@ pub fn failing<T>(
 
 /// Runs a read, unless a fault is armed for it.
 pub(crate) fn read<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    check(Operation::Read)?;
+    check(Operation::Read, true)?;
     operation()
 }
 
 /// Runs a change, unless a fault is armed for it, and records it where changes are traced.
 pub(crate) fn change<T>(change: Change<'_>, operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    check(Operation::Write)?;
+    check(Operation::Write, !change.is_removal())?;
     let Some(process) = process() else { return operation() };
     process.fault(change)?;
     let done = operation()?;
@@ -117,14 +122,15 @@ pub(crate) fn change<T>(change: Change<'_>, operation: impl FnOnce() -> io::Resu
     Ok(done)
 }
 
-fn check(operation: Operation) -> io::Result<()> {
+/// `full` is true for operations that a full disk can refuse.
+fn check(operation: Operation, full: bool) -> io::Result<()> {
     let Some(mut armed) = ARMED.get().filter(|armed| armed.operation == operation) else { return Ok(()) };
     let at = armed.seen;
     armed.seen += 1;
     ARMED.set(Some(armed));
     let fails = match armed.failing {
         Failing::Once(n) => at == n,
-        Failing::From(n) => at >= n,
+        Failing::From(n) => at >= n && full,
     };
     if fails { Err(io::Error::from_raw_os_error(armed.errno)) } else { Ok(()) }
 }

@@ -43,7 +43,7 @@ fn another_file_is_not_one_of_tokens() {
     let temp = TempDir::new().unwrap();
     let path = temp.path().join("x.safetensors");
     std::fs::write(&path, b"\x02\0\0\0\0\0\0\0{}").unwrap();
-    assert!(matches!(TokenFile::open(&path), Err(DataError::Field { .. })));
+    assert!(matches!(TokenFile::open(&path), Err(DataError::Store(mantissa_store::Error::Field(_)))));
     assert!(TokenFile::open(&temp.path().join("none")).is_err());
 }
 
