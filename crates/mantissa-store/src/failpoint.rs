@@ -1,6 +1,6 @@
 //! File operations that fail on demand, so that tests can put a fault or a kill at every one of them.
 //!
-//! Every change of a file or folder goes through [`crate::disk`], and so through [`change`]; reads go through `read`. Two ways
+//! Every change of a file or folder goes through [`crate::disk`], and so through `change`; reads go through `read`. Two ways
 //! arm a fault:
 //!
 //! - [`failing`], in the process: for one call and its thread.

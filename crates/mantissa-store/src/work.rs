@@ -2,7 +2,7 @@
 //!
 //! A work folder is created with a fresh name by mkdir and marked by a file [`MARK_NAME`] of ours, which says for which output, by
 //! which plan and by which process. Only a folder with our mark, for the same output, is ever resumed or removed, and of these only
-//! one of the same plan ([`Left::key`]) or one that holds nothing. A name alone proves nothing: anybody can take it.
+//! one of the same plan or one that holds nothing. A name alone proves nothing: anybody can take it.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Outputs that appear only when they are complete.
 //!
-//! An output is written into a work folder beside the target, `.NAME.mantissa-partial-PID` ([`crate::work`]), below [`NEW`]. It is
+//! An output is written into a work folder beside the target, `.NAME.mantissa-partial-PID` ([`crate::work`]), below `new`. It is
 //! sealed there (digests, manifest, fsync), may be opened and verified, and is then published: moved to its place by renames. Where
 //! something is there that may be replaced ([`crate::output`]), the two are exchanged in one step, so that a reader sees the old
 //! output or the new one. A kill at any time leaves one of them whole, and the next start on the same target completes the rest:
