@@ -75,7 +75,7 @@ fn obsolete(out: &Path, parts: &[String]) -> std::result::Result<Vec<String>, Er
         // It is created with the output.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => {
-            return Err(Error::Io { path: parent.to_owned(), operation: "list folder", error }.into());
+            return Err(Error::Io { path: parent.to_owned(), operation: "list folder", error });
         }
     };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
