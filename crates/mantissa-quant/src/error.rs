@@ -270,7 +270,7 @@ pub struct GateFailure {
 #[derive(Debug, thiserror::Error)]
 #[error("verify: {}; nothing was put at {}", .verification.faults.join("; "), .out.display())]
 pub struct NotVerified {
-    /// What the output is.
+    /// Description and errors of the output.
     pub quality: Quality,
     /// What did not hold.
     pub verification: Verification,

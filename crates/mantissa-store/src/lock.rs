@@ -18,13 +18,13 @@ use crate::unpublished::Unpublished;
 /// First word of a lock file, by which it is told from a file of somebody else.
 const WORD: &str = "mantissa-lock";
 
-/// What a lock inside a folder is of: its file is `.run.mantissa-lock`.
+/// Name in the file name of a lock inside a folder: `.run.mantissa-lock`.
 const INSIDE: &str = "run";
 
 /// Longest lock file read, in bytes.
 const MAX_LOCK: u64 = 256;
 
-/// How often, and how far apart, the file of a lock that another process holds is read until it says which.
+/// Number and distance of the reads of a lock file until it names the process that holds it.
 const OWNER_TRIES: u32 = 20;
 const OWNER_WAIT: Duration = Duration::from_millis(5);
 

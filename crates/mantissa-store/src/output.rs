@@ -191,7 +191,7 @@ impl Output {
     }
 }
 
-/// What is at an output's path: each file with what tells it from another or an edited one.
+/// Files at an output's path, each with its identity: inode, length and time of change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// True if anything is there, be it an empty folder.
@@ -226,7 +226,7 @@ pub(crate) fn is_output(path: &Path) -> bool {
     mark == file_mark(&Job(job.to_owned()), &found)
 }
 
-/// What a file's attribute says: its job, and length and time of change, by which an edited one is told.
+/// Value of a file's attribute: its job, and length and time of change, which differ once it is edited.
 fn file_mark(job: &Job, found: &fs::Metadata) -> String {
     format!("{} {} {}.{:09}", job.key(), found.len(), found.mtime(), found.mtime_nsec())
 }
@@ -255,7 +255,7 @@ fn require_listed(path: &Path, found: &Found) -> Result<()> {
     }
 }
 
-/// What is at `path`; an error where that is neither a file nor nothing.
+/// Looks up the file at `path`; an error where something other than a file is there.
 pub(crate) fn require_file_or_nothing(path: &Path) -> Result<Option<fs::Metadata>> {
     match failpoint::read(|| fs::symlink_metadata(path)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

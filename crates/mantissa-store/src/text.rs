@@ -15,7 +15,7 @@ const PIECE: usize = 64 << 10;
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// What stands before a separator or the end.
+    /// The text before a separator or the end.
     Text(&'a str),
     /// Nothing is left.
     End,
@@ -29,7 +29,7 @@ pub struct TextFile {
     path: PathBuf,
     input: File,
     size: Option<u64>,
-    /// What was read and not yet given out begins at `start`.
+    /// Start of the text that was read and not yet given out.
     buffer: Vec<u8>,
     start: usize,
     /// Place of `start` in the file.

@@ -1,4 +1,4 @@
-//! What this process has begun and not yet put in place, so that a signal handler's thread can take it away: work folders and locks.
+//! Outputs that this process has begun and not yet put in place, so that a signal handler's thread can take it away: work folders and locks.
 
 use std::fs;
 use std::io;

@@ -80,7 +80,7 @@ pub struct Context {
     strict: bool,
     json: Json,
     permits: Permits,
-    /// Bytes that reading texts has left in the process: tokens, and what the allocator keeps.
+    /// Bytes that tokenizing texts left allocated in the process.
     texts: AtomicU64,
 }
 
@@ -198,7 +198,7 @@ impl Context {
     }
 
     /// Refuses work that needs more memory than `--memory` allows, or, without it, than the machine has available, before it
-    /// begins. `needs` is the peak of the process without what texts have left in it, which counts as well.
+    /// begins. `needs` is the peak without the bytes that tokenizing texts left allocated, which are added.
     ///
     /// # Errors
     /// [`OverMemory`] with both sizes.
@@ -241,7 +241,7 @@ impl Context {
         OverMemory { what: what.into(), needs: more.saturating_add(held), allowed, limit }.into()
     }
 
-    /// Reads texts, whose tokens and leavings then count in what is required.
+    /// Reads texts; the bytes that this leaves allocated are added to later requirements.
     ///
     /// # Errors
     /// Those of `read`; [`OverMemory`] where it says that it takes more.

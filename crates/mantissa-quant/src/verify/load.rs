@@ -1,4 +1,4 @@
-//! Whether `mantissa run` could open a model: everything that it needs is there and parses. Headers and small files are read, weights
+//! Check that `mantissa run` can open a model: everything that it needs is there and parses. Headers and small files are read, weights
 //! are not.
 
 use std::path::Path;

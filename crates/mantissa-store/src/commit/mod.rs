@@ -114,7 +114,7 @@ pub fn take_others() -> Vec<PathBuf> {
     std::mem::take(&mut *OTHERS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What was done about work folders of dead processes.
+/// Outcome of a look at the work folders of dead processes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Cleaned {
     removed: Vec<PathBuf>,

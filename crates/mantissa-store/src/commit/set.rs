@@ -99,7 +99,7 @@ impl StagedSet {
         self.set.parts.iter().chain(&self.set.beside)
     }
 
-    /// What is at each name, which may be replaced.
+    /// Looks up what may be replaced at each name.
     fn check(&self) -> Result<Vec<(String, Found)>> {
         let output = &self.begun.output;
         let mut before = Vec::new();

@@ -363,7 +363,7 @@ pub enum OutputFault {
         /// `a file` or `a folder`.
         what: &'static str,
     },
-    /// What is there is not what was there when the work began.
+    /// The target has changed since the work began.
     #[error(
         "output: expected what was there when the work began, got something that changed since; fix: look at it, then choose another path or run again"
     )]

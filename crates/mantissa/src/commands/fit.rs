@@ -328,7 +328,7 @@ fn candidate(plan: &Plan, unit: &Unit, kl: f64, kl_se: f64) -> Candidate {
     Candidate { scheme: weights.to_string(), bits, kl, kl_se }
 }
 
-/// What a work folder's journal holds.
+/// Reads the journal of a work folder.
 fn measured(work: &WorkFolder) -> Vec<Measured> {
     let lines = Journal::read(work.path()).unwrap_or_default();
     lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect()

@@ -133,7 +133,7 @@ pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Resu
     require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
 }
 
-/// As [`require_memory`], of work that holds so many more of a hundred bytes.
+/// As [`require_memory`], with `percent` added to the prediction.
 ///
 /// # Errors
 /// As [`require_memory`].

@@ -1,4 +1,4 @@
-//! What a run writes: its checkpoints, logs, and what it says of itself.
+//! Files that a run writes: checkpoints, logs, and its description.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -82,12 +82,12 @@ pub enum RunFault {
     Tokens {
         /// The file of tokens.
         path: PathBuf,
-        /// What was found.
+        /// The reason.
         found: &'static str,
     },
 }
 
-/// How a run begins.
+/// Beginning of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// Where there is none.
