@@ -21,6 +21,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::process::{Signal, getpid, kill_process};
 
+use crate::unpublished::stop_if_ending;
+
 /// Operations that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -114,6 +116,7 @@ pub(crate) fn read<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T
 
 /// Runs a change, unless a fault is armed for it, and records it where changes are traced.
 pub(crate) fn change<T>(change: Change<'_>, operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    stop_if_ending();
     check(Operation::Write, !change.is_removal())?;
     let Some(process) = process() else { return operation() };
     process.fault(change)?;

@@ -38,11 +38,8 @@ impl Scratch {
             let path = parent.join(format!("mantissa-{}-{count}-{clock:08x}", std::process::id()));
             // Never a folder that is there already: someone else's would be read as ours.
             let create = || DirBuilder::new().mode(0o700).create(&path);
-            match change(Change::Folder(&path), create) {
-                Ok(()) => {
-                    let unpublished = Unpublished::folder(&path);
-                    return Ok(Scratch { path, _unpublished: unpublished });
-                }
+            match Unpublished::create(&path, || change(Change::Folder(&path), create)) {
+                Ok(unpublished) => return Ok(Scratch { path, _unpublished: unpublished }),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => failed = Some(error),
                 Err(error) => return Err(Error::io(&path, "create a temporary folder (TMPDIR)", error)),
             }

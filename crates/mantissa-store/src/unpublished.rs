@@ -1,10 +1,13 @@
 //! Outputs that this process has begun and not yet put in place, so that a signal handler's thread can take it away: work folders and locks.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use crate::disk;
 use crate::work;
@@ -16,12 +19,29 @@ struct Begun {
 
 static BEGUN: Mutex<Vec<Begun>> = Mutex::new(Vec::new());
 
+/// True once the process is being ended.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// True for the thread that ends the process.
+    static ENDER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Stops this thread for ever if the process is being ended: a file made now would be left behind.
+pub(crate) fn stop_if_ending() {
+    while ENDING.load(Ordering::SeqCst) && !ENDER.get() {
+        thread::park();
+    }
+}
+
 /// Removes every output that this process has begun and not put in place, and its lock, before the process exits. Work that can be
 /// resumed ([`crate::Staging::keep`]) stays. For the thread that has received a signal, while others still write.
 ///
-/// After this no output of the process can be begun or put in place: threads that try wait for the exit.
+/// After this no other thread changes a file: those that try wait for the exit.
 pub fn abandon_unpublished() {
     let begun = begun();
+    ENDER.set(true);
+    ENDING.store(true, Ordering::SeqCst);
     // Locks come before what they protect, and are removed after it.
     for entry in begun.iter().rev().filter(|entry| !entry.kept) {
         remove(&entry.path);
