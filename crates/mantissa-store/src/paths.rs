@@ -164,11 +164,6 @@ impl Permits {
         self.writes.iter().find(|write| write.path == path).map(|write| self.of(write))
     }
 
-    /// True if outputs of other jobs may be replaced.
-    pub fn overwrites(&self) -> bool {
-        self.overwrite
-    }
-
     fn of(&self, write: &Write) -> Output {
         Output::of_job(&write.path, self.job.clone(), self.overwrite)
     }

@@ -94,7 +94,6 @@ impl Work {
 #[derive(Debug)]
 pub struct WorkFolder {
     work: Work,
-    resumed: bool,
     others: Vec<PathBuf>,
     _lock: Lock,
 }
@@ -115,23 +114,17 @@ impl WorkFolder {
                 _ => remove_marked(&left.path)?,
             }
         }
-        let resumed = taken.is_some();
         let work = match taken {
             Some(left) => Work::adopt(left),
             // What is in it is kept, also when a signal ends the process.
             None => Work::create(&target, purpose, key)?.0,
         };
-        Ok(WorkFolder { work, resumed, others, _lock: lock })
+        Ok(WorkFolder { work, others, _lock: lock })
     }
 
     /// The folder.
     pub fn path(&self) -> &Path {
         self.work.path()
-    }
-
-    /// True if it was taken over.
-    pub fn resumed(&self) -> bool {
-        self.resumed
     }
 
     /// Folders that processes with other plans have left for the same output. They are never removed.

@@ -41,11 +41,6 @@ impl StagedFile {
         &self.path
     }
 
-    /// Work folders of killed processes that were removed at the start.
-    pub fn cleaned(&self) -> &[PathBuf] {
-        &self.begun.cleaned
-    }
-
     /// Writes all of the file, which must not have been created yet, and makes it durable.
     ///
     /// # Errors
