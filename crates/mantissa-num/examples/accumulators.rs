@@ -1,5 +1,5 @@
 //! What long products of E4M3 lose to each accumulator: root mean square of the error beside that of the exact sum, 64 products
-//! of each length. The figures stand in docs/arithmetic.md.
+//! of each length. The figures stand in docs/results/arithmetic.md.
 
 use mantissa_num::minifloat::E4M3;
 use mantissa_num::round::random_u32;

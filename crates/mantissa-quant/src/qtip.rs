@@ -18,7 +18,7 @@
 //! scale under which the output errs least, `tr(W H Pᵀ) / tr(P H Pᵀ)` for the weight `P` of scale 1.
 //!
 //! Tiles of a diagonal do not meet, so they run on any number of threads, and the bytes do not depend on their number. A search takes
-//! 2^16 additions and comparisons for each weight, `1 + 160 / (256 · bits)` times: measured in docs/quantize.md.
+//! 2^16 additions and comparisons for each weight, `1 + 160 / (256 · bits)` times: measured in docs/results/weights.md.
 
 mod solve;
 

@@ -241,7 +241,7 @@ impl Quality {
         }
         let quality = serde_json::from_value(value);
         Ok(Some(quality.map_err(|e| {
-            Error::field(&path, "layout", e.to_string(), "the fields of docs/quality.md", "")
+            Error::field(&path, "layout", e.to_string(), "the fields of docs/reference/json.md", "")
         })?))
     }
 

@@ -282,7 +282,7 @@ impl RunConfig {
             file: file.to_owned(),
             key: key.to_owned(),
             found,
-            allowed: "what docs/training.md lists".to_owned(),
+            allowed: "what docs/guide/train.md lists".to_owned(),
         };
         let one_line = |error: toml::de::Error| error.message().replace('\n', " ");
         let mut table: toml::Table =

@@ -181,7 +181,7 @@ fn weights_that_are_no_numbers_are_named_by_every_command() {
     assert_eq!((&stats["nan"], &stats["inf"]), (&json!(1), &json!(1)));
 }
 
-/// `docs/hostile.md` names the tests that hold it to its word; each is there.
+/// `docs/reference/hostile-input.md` names the tests that hold it to its word; each is there.
 #[test]
 fn every_test_that_the_documentation_names_exists() {
     let mut sources = String::new();
@@ -196,7 +196,7 @@ fn every_test_that_the_documentation_names_exists() {
             }
         }
     }
-    let table = fs::read_to_string(root().join("docs/hostile.md")).unwrap();
+    let table = fs::read_to_string(root().join("docs/reference/hostile-input.md")).unwrap();
     let mut cases = Vec::new();
     for row in table
         .lines()
