@@ -12,7 +12,7 @@
 //! by descent along signs with a step that falls linearly to 0 (200 steps, 1/200 at first). [`LearnedWeight`] is Q and its
 //! gradient; the layer's own is `mantissa-train`'s.
 //!
-//! Some things are not as published, each because it loses less (docs/results/weights.md): the norm is that of the Fisher information
+//! Some things are not as published, each because it loses less (docs/explain/methods.md): the norm is that of the Fisher information
 //! of the output ([`Metric`]); signs are of the gradient and its momentum together, which lets 512 tokens a step do where 2048
 //! were taken; ranges begin where they lose least against each input's mean square, not at the largest magnitude; their step is
 //! a fifth of the offsets'; and of symmetric integers a group's multiplier may be negative, so that the larger side has the extra
