@@ -1,43 +1,43 @@
-//! Why a model could not be examined.
+//! Error type of this crate.
 
 use mantissa_eval::EvalError;
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_quant::QuantError;
 use mantissa_store::ErrorClass;
 
-/// An error of this crate.
+/// Error of diagnosing or describing a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdviseError {
-    /// A file.
+    /// A file cannot be read.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
-    /// The model.
+    /// The model cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A forward pass.
+    /// A forward pass failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// An evaluation.
+    /// An evaluation failed.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// The configuration, or a quantization that is compared with.
+    /// The configuration is invalid, or the comparison quantization failed.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// A reference that the model cannot be compared with.
-    #[error("{reference}: found {found}, allowed the model that {model} was made from")]
+    /// The reference has another shape than the model.
+    #[error("{reference}: expected the source model of {model}, got {found}")]
     Reference {
-        /// The reference.
+        /// Path of the reference.
         reference: String,
-        /// The model.
+        /// Path of the model.
         model: String,
-        /// What differs.
+        /// Shape of the reference.
         found: String,
     },
 }
 
 impl AdviseError {
-    /// Whether the input or the environment is at fault.
+    /// Returns who has to act: the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             AdviseError::Store(error) => error.class(),

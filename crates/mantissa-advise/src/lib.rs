@@ -1,8 +1,9 @@
-//! Diagnoses with a model in hand.
+//! Diagnoses and measurements on a model.
 //!
-//! [`subject`] describes a model, or one that is only planned, for the rules of [`mantissa_plan::contract`]. [`doctor`] looks for
-//! what is wrong with a checkpoint that computes the wrong thing: it tries the ways in which readers and writers disagree, and
-//! shows which of them repairs it. [`sensitivity`] measures what each part of a model costs in fewer bits.
+//! [`subject`] describes a written or planned model for the rules of [`mantissa_plan::contract`]. [`doctor`]
+//! finds the fault of a checkpoint with garbled output: it tries known disagreements between writers and
+//! readers, and reports the one that repairs the model. [`sensitivity`] measures the KL divergence of
+//! quantizing each part of a model alone.
 #![forbid(unsafe_code)]
 
 pub mod doctor;

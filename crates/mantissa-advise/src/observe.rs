@@ -1,4 +1,4 @@
-//! What an artifact shows beside the shapes and schemes of its layers.
+//! Problems of a checkpoint that show in names, metadata and values rather than in layer shapes and schemes.
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{Bos, LinearInfo, LinearKind, ModelConfig, Tokenizer, read_json};
@@ -15,10 +15,10 @@ use crate::values::{relative_error, values};
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// What was looked for, and what was seen of it.
+/// Properties examined, and problems observed.
 type Seen = (Vec<Observed>, Vec<Observation>);
 
-/// Tensors that only a quantized layer has, by the ends of their names.
+/// Name suffixes of tensors that only quantized layers have.
 const QUANTIZED: [&str; 5] =
     ["weight_packed", "weight_scale", "weight_scale_inv", "qweight", "weight.absmax"];
 
@@ -73,21 +73,25 @@ impl Looking<'_> {
             && head.shape == embedding.shape
             && checkpoint.read(&name)? == checkpoint.read(&table)?;
         if !same {
-            self.see(Observed::TiedHead, name, "other values than the embedding, tie_word_embeddings true");
+            self.see(
+                Observed::TiedHead,
+                name,
+                "values that differ from the embedding, tie_word_embeddings true",
+            );
         }
         Ok(())
     }
 
-    /// Names in the config and names of tensors.
+    /// Checks names in the config against tensor names, and tensors of the KV cache and routers.
     fn names(&mut self) {
         self.examined.extend([Observed::IgnoredName, Observed::Router, Observed::CacheScale]);
         let tensors: Vec<&TensorMeta> = self.files.checkpoint().tensors().collect();
         for name in ignored_names(self.files.config()) {
             let plain = !name.starts_with("re:") && !name.contains(['*', '^', '\\']);
-            // A tied head has no tensor of its own, and lists name it all the same.
+            // A tied head has no tensor, but ignore lists name it anyway.
             let absent = |prefix: String| !tensors.iter().any(|meta| meta.name.starts_with(&prefix));
             if plain && name != HEAD && absent(format!("{name}.")) {
-                self.see(Observed::IgnoredName, name, "no tensor of this name");
+                self.see(Observed::IgnoredName, name, "no tensor with this name");
             }
         }
         for meta in tensors {
@@ -107,8 +111,8 @@ impl Looking<'_> {
         }
     }
 
-    /// Symmetric GPTQ has one zero point, which says which of the two versions it is: 2^(b-1) is stored as it is by v2, less
-    /// one by v1.
+    /// Checks `checkpoint_format`. Symmetric GPTQ has one zero point, 2^(b-1), which reveals the version: v2
+    /// stores it unchanged, v1 minus one.
     fn zero_points(&mut self) -> Result<()> {
         let Some(quantization) = self.files.config().and_then(|config| config.get("quantization_config"))
         else {
@@ -141,15 +145,15 @@ impl Looking<'_> {
             if let Some(stored) = stored.filter(|&stored| stored != labelled) {
                 let version = if stored == v2 { "gptq_v2" } else { "gptq" };
                 let found =
-                    format!("every zero point stored as {stored}, as {version} has it, labelled \"{label}\"");
+                    format!("every zero point stored as {stored}, as in {version}, but labelled \"{label}\"");
                 self.see(Observed::ZeroPointVersion, name, found);
             }
         }
         Ok(())
     }
 
-    /// What the reader made of the zero points of a sample of the layers, where those of each layer say nothing by themselves:
-    /// asymmetric codes, widths that do not divide a word.
+    /// Adds the reader's own finding on zero points where single layers do not reveal the version: asymmetric
+    /// codes, and widths that do not divide a word.
     fn zero_point_note(&mut self) {
         let what = Observed::ZeroPointVersion;
         if !["gptq", "auto-round"].contains(&self.files.convention_name()) || self.examined.contains(&what) {
@@ -161,7 +165,7 @@ impl Looking<'_> {
         }
     }
 
-    /// Scales of a quantized KV cache, where the config asks for one: what is not there is 1 in engines.
+    /// Checks for KV cache scales if the config asks for a quantized cache: engines use 1 for missing ones.
     fn cache_scales(&mut self, config: &ModelConfig) -> Result<()> {
         self.examined.push(Observed::NoCacheScale);
         for layer in 0..config.num_hidden_layers {
@@ -170,7 +174,7 @@ impl Looking<'_> {
             if self.files.kv_quant(&module, heads)?.is_none() {
                 return Ok(());
             }
-            // compressed-tensors has them beside the attention, ModelOpt beside the projections.
+            // compressed-tensors stores them at the attention module, ModelOpt at the projections.
             for (scale, projection) in [("k_scale", "k_proj"), ("v_scale", "v_proj")] {
                 let names = [format!("{module}.{scale}"), format!("{module}.{projection}.{scale}")];
                 if !names.iter().any(|name| self.files.has(name)) {
@@ -178,7 +182,7 @@ impl Looking<'_> {
                     self.see(
                         Observed::NoCacheScale,
                         name,
-                        "no such tensor, and a quantized KV cache is asked for",
+                        "no such tensor, but the config asks for a quantized KV cache",
                     );
                 }
             }
@@ -186,7 +190,7 @@ impl Looking<'_> {
         Ok(())
     }
 
-    /// Whether `tokenizer_config.json` and `tokenizer.json` agree on the token that begins a text.
+    /// Checks that `tokenizer_config.json` and `tokenizer.json` agree on the BOS token.
     fn bos_rule(&mut self) {
         let dir = self.files.dir();
         let Ok(tokenizer) = Tokenizer::load(dir) else { return };
@@ -198,8 +202,8 @@ impl Looking<'_> {
         let Ok(ids) = tokenizer.encode("a", Bos::Auto) else { return };
         self.examined.push(Observed::BosRule);
         if stated != (ids.first() == Some(&bos)) {
-            let does = if stated { "puts none there" } else { "puts one there" };
-            let found = format!("add_bos_token {stated}, and tokenizer.json {does}");
+            let does = if stated { "adds none" } else { "adds one" };
+            let found = format!("add_bos_token {stated}, but tokenizer.json {does}");
             self.see(Observed::BosRule, "tokenizer_config.json: add_bos_token", found);
         }
     }
@@ -218,7 +222,7 @@ impl Looking<'_> {
         self.examined.extend([Observed::Tokenizer, Observed::NoVocabulary]);
         self.examined.extend([Observed::PreTokenizer, Observed::Vocabulary]);
         let metadata = model.metadata();
-        // Both are known to llama.cpp (src/llama-vocab.cpp, llama_vocab::impl::load).
+        // llama.cpp accepts both values (src/llama-vocab.cpp, llama_vocab::impl::load).
         if let Some(none @ ("no_vocab" | "none")) = metadata.get(kind).and_then(|value| value.as_str()) {
             return self.see(Observed::NoVocabulary, kind, format!("\"{none}\""));
         }
@@ -243,12 +247,12 @@ impl Looking<'_> {
         }
         let listed = metadata.get(tokens).and_then(|value| value.as_array()).map(<[_]>::len);
         if let Some(n) = listed.filter(|&n| n != config.vocab_size) {
-            let found = format!("{n} tokens, {} rows of the embedding", config.vocab_size);
+            let found = format!("{n} tokens, {} embedding rows", config.vocab_size);
             self.see(Observed::Vocabulary, tokens, found);
         }
     }
 
-    /// Compares q and k with the source under the order that the architecture asks for and under the other one.
+    /// Compares q and k with the source in the architecture's row order and in the other one.
     fn row_order(&mut self, model: &Model, config: &ModelConfig, reference: &ModelFiles) -> Result<()> {
         self.examined.push(Observed::RowOrder);
         let interleaved = model.row_order().interleaved.is_some();
@@ -256,7 +260,7 @@ impl Looking<'_> {
             let Some(heads) = rotated_heads(&info, config) else { continue };
             let ours = self.values(self.files, &info)?;
             let theirs = self.values(reference, &info)?;
-            // The reader has undone the order of the architecture: what it would be had there been nothing to undo.
+            // The reader has undone the architecture's permutation; apply it again to get the stored order.
             let other = match interleaved {
                 true => to_gguf_order(&ours, info.cols, heads),
                 false => to_hf_order(&ours, info.cols, heads),
@@ -265,7 +269,7 @@ impl Looking<'_> {
             if otherwise < 0.5 * as_read {
                 let what = if interleaved { "not interleaved" } else { "interleaved" };
                 let found = format!(
-                    "rows of q and k {what}: relative error to the source {as_read:.3}, {otherwise:.3} in the other order"
+                    "q and k rows {what}: relative error to the source {as_read:.3}, in the other order {otherwise:.3}"
                 );
                 let name = format!("{}.weight", info.module);
                 let stored = stored_name(&name).unwrap_or(name);
@@ -281,7 +285,7 @@ impl Looking<'_> {
     }
 }
 
-/// The heads of a layer whose outputs are rotated.
+/// Returns the number of heads if RoPE applies to the layer's output.
 pub(crate) fn rotated_heads(info: &LinearInfo, config: &ModelConfig) -> Option<usize> {
     match info.kind {
         LinearKind::Q => Some(config.num_attention_heads),
@@ -290,7 +294,7 @@ pub(crate) fn rotated_heads(info: &LinearInfo, config: &ModelConfig) -> Option<u
     }
 }
 
-/// The modules that the config says are left alone, under every key that conventions have for them.
+/// Returns the ignored modules of the config, under the key of any known format.
 fn ignored_names(config: Option<&Value>) -> Vec<String> {
     let Some(quantization) = config.and_then(|config| config.get("quantization_config")) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! A model a layer at a time: the states of a few windows of text, taken through one layer after another.
+//! Runs a model one layer at a time on a few windows of text.
 
 use mantissa_eval::Sequence;
 use mantissa_model::{
@@ -10,13 +10,13 @@ use crate::error::AdviseError;
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// States of every window, `[tokens, hidden]` each.
+/// Hidden states of every window, `[tokens, hidden]` each.
 pub(crate) type States = Vec<Vec<f32>>;
 
-/// Rows of logits that are held at a time.
+/// Rows of logits held at a time.
 pub(crate) const ROWS: usize = 64;
 
-/// What stands before the first layer and after the last.
+/// Embedding, final norm and head.
 pub(crate) struct Ends {
     embedding: Embedding,
     norm: Norm,
@@ -38,7 +38,7 @@ impl Ends {
         Ok(Ends { embedding: load_embedding(source, config)?, norm, head, softcap: config.logit_softcap })
     }
 
-    /// The states that the first layer reads.
+    /// Returns the hidden states that enter the first layer.
     pub(crate) fn embed(&self, config: &ModelConfig, windows: &[Sequence]) -> Result<States> {
         let embed = |window: &Sequence| {
             let mut states = vec![0.0; window.tokens.len() * config.hidden_size];
@@ -48,7 +48,7 @@ impl Ends {
         windows.iter().map(embed).collect()
     }
 
-    /// Hands the logits `[vocabulary]` of every position of `states`, which the last layer left, to `take`.
+    /// Passes the logits `[vocabulary]` of every position to `take`; `states` come from the last layer.
     pub(crate) fn logits(&self, states: &[f32], mut take: impl FnMut(usize, &[f32])) -> Result<()> {
         let (vocabulary, d) = (self.head.rows(), self.head.cols());
         let mut scratch = vec![0.0; Linear::scratch_len(vocabulary, d)];
@@ -73,7 +73,7 @@ impl Ends {
     }
 }
 
-/// Does `work` on every window, on up to `threads` threads. The results are in the order of the windows.
+/// Runs `work` on every window, on up to `threads` threads; results keep window order.
 pub(crate) fn each<T: Send>(
     windows: usize,
     threads: usize,
@@ -99,7 +99,7 @@ pub(crate) fn each<T: Send>(
     Ok(all.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Takes the states of every window through a layer.
+/// Runs the hidden states of every window through a layer.
 pub(crate) fn through(
     layer: &Layer,
     config: &ModelConfig,
@@ -115,7 +115,7 @@ pub(crate) fn through(
     })
 }
 
-/// A layer with some of its linear layers at 0.
+/// Returns a layer with the linear layers `kinds` zeroed.
 pub(crate) fn silenced(layer: &Layer, kinds: &[LinearKind]) -> Result<Layer> {
     let mut layer = layer.clone();
     for &kind in kinds {

@@ -1,9 +1,9 @@
-//! How much of a model's predictions each of its parts costs when it alone is quantized: the KL divergence of the model with one
-//! unit in fewer bits from the model as it is, measured on text.
+//! Sensitivity of each part of a model: the KL divergence from the source when that part alone is quantized,
+//! measured on text.
 //!
-//! A unit is what can have a scheme of its own in engines: a linear layer, or those that run as one matrix (q, k and v; gate and
-//! up), or all experts of a layer. Costs of units add up as far as their errors are small and independent, which the figure of the
-//! finished model shows or refutes.
+//! A unit is the smallest set of layers that engines allow its own scheme: one linear layer, one fused group
+//! (q, k and v; gate and up), or all experts of a layer. KL values of units add up as long as errors are
+//! small and independent; the KL of the finished model confirms or refutes this.
 
 use mantissa_eval::stats::{Estimate, Sum, estimate};
 use mantissa_eval::{Sequence, check_sequences, divergence};
@@ -16,16 +16,16 @@ use crate::run::{Ends, ROWS, States, each, through};
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// Linear layers that take one scheme together.
+/// Linear layers that share one scheme.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
-    /// Its layer.
+    /// Layer index.
     pub layer: usize,
-    /// Its linear layers, in the order of the graph.
+    /// Linear layers in graph order.
     pub linears: Vec<LinearInfo>,
 }
 
-/// What makes linear layers of one layer a unit.
+/// Key that groups the linear layers of one decoder layer into a unit.
 #[derive(PartialEq)]
 enum Joined {
     Fused(FusedGroup),
@@ -44,7 +44,7 @@ impl Joined {
 }
 
 impl Unit {
-    /// The units of what `plan` quantizes, in the order of the graph.
+    /// Returns the units of the layers that `plan` quantizes, in graph order.
     pub fn of_plan(plan: &Plan) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for (info, _) in plan.quantized() {
@@ -59,7 +59,8 @@ impl Unit {
         units
     }
 
-    /// Its modules, the names of all but the first shortened: `model.layers.0.self_attn.q_proj+k_proj+v_proj`.
+    /// Returns the module names, all but the first shortened:
+    /// `model.layers.0.self_attn.q_proj+k_proj+v_proj`.
     pub fn name(&self) -> String {
         let short = |module: &str| module.rsplit('.').next().unwrap_or(module).to_owned();
         let mut modules = self.linears.iter().map(|info| info.module.as_str());
@@ -71,13 +72,13 @@ impl Unit {
     }
 }
 
-/// A model in memory, layer by layer, and its states on some windows of text.
+/// Source model in memory with its hidden states on some windows of text.
 pub struct Baseline {
     config: mantissa_model::ModelConfig,
     ends: Ends,
     layers: Vec<Layer>,
     windows: Vec<Sequence>,
-    /// Before each layer, and behind the last.
+    /// Hidden states before each layer and after the last.
     states: Vec<States>,
     threads: usize,
 }
@@ -85,8 +86,7 @@ pub struct Baseline {
 impl Baseline {
     /// Runs `source` over `windows`.
     ///
-    /// # Errors
-    /// The model cannot be loaded, or not run on these windows.
+    /// # Errors The model cannot be loaded, or cannot run these windows.
     pub fn new(source: &ModelFiles, windows: &[Sequence], threads: usize) -> Result<Self> {
         let config = load_config(source)?;
         check_sequences(&config, windows)?;
@@ -102,20 +102,19 @@ impl Baseline {
         Ok(Baseline { config, ends, layers, windows: windows.to_vec(), states, threads })
     }
 
-    /// Bytes that it and one measurement hold, weights as `source` stores them.
+    /// Returns the bytes of the baseline and one measurement, with weights as `source` stores them.
     ///
-    /// # Errors
-    /// The configuration of `source`.
+    /// # Errors The configuration of `source` is invalid.
     pub fn bytes(source: &ModelFiles, windows: &[Sequence], threads: usize) -> Result<u64> {
         let config = load_config(source)?;
         let tokens: usize = windows.iter().map(|w| w.tokens.len()).sum();
         let states = (tokens * config.hidden_size * 4 * (config.num_hidden_layers + 3)) as u64;
         let longest = windows.iter().map(|w| w.tokens.len()).max().unwrap_or(0);
-        // A tied embedding is there twice: as a table and as a head.
+        // A tied embedding is held twice: as a table and as a head.
         let table = (config.vocab_size * config.hidden_size) as u64;
         let tables = source.checkpoint().tensors().filter(|meta| meta.numel() == table).map(|meta| meta.len);
         let tied = if config.tie_word_embeddings { tables.max().unwrap_or(0) } else { 0 };
-        // The layer that is altered, the candidate's, and the tensor that is read.
+        // The altered layer, the candidate's layer, and the tensor being read.
         let layer: u64 = config.layer_linears(0).iter().map(|l| 2 * (l.rows * l.cols) as u64).sum();
         let largest = source.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
         let logits = (2 * ROWS * config.vocab_size * 4) as u64;
@@ -125,11 +124,10 @@ impl Baseline {
         Ok(held.saturating_add(passes))
     }
 
-    /// Mean KL, in nats, of the model whose `units` have the weights that `candidate` has, one after another, and otherwise those
-    /// of the source. `progress` is told of every unit.
+    /// Measures the mean KL (nats/token) for each unit: the source with that unit's weights taken from
+    /// `candidate`. `progress` receives every unit.
     ///
-    /// # Errors
-    /// The candidate is another model.
+    /// # Errors The candidate has another shape.
     pub fn measure(
         &self,
         candidate: &ModelFiles,
@@ -157,7 +155,7 @@ impl Baseline {
         Ok(all)
     }
 
-    /// KL of the model with another layer in the place of one.
+    /// Returns the KL of the model with layer `layer` replaced by `altered`.
     fn divergence(&self, layer: usize, altered: &Layer) -> Result<Estimate> {
         let mut states = through(altered, &self.config, &self.states[layer], self.threads)?;
         for layer in &self.layers[layer + 1..] {

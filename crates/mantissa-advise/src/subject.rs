@@ -1,4 +1,4 @@
-//! Models as the serving contract sees them.
+//! Describes models for the serving contract.
 
 use mantissa_model::{LinearInfo, ModelConfig};
 use mantissa_num::Blocks;
@@ -14,10 +14,10 @@ use serde_json::Value;
 use crate::error::AdviseError;
 use crate::observe;
 
-/// The model at `files`. Every quantized weight is read, one at a time. With the model that it was made from, more is seen.
+/// Describes the model at `files`, reading every quantized weight, one at a time. With its source as
+/// `reference`, more problems can be observed.
 ///
-/// # Errors
-/// What cannot be read.
+/// # Errors Unreadable files or tensors.
 pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<Subject, AdviseError> {
     let config = model_config(files)?;
     let mut linears = Vec::new();
@@ -41,16 +41,16 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
     })
 }
 
-/// Predicted bytes that [`of_artifact`] takes beside the process: its largest weight as it is read, or with a reference in f32.
+/// Predicts the peak memory of [`of_artifact`] in bytes, beyond the process: the largest weight as stored, or
+/// in f32 with a reference.
 ///
-/// # Errors
-/// The configuration.
+/// # Errors The configuration is invalid.
 pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
-    // A tied head is compared with the embedding, and only where there is one.
+    // A separate head is compared with the embedding.
     let head = files.checkpoint().get(&format!("{}.weight", mantissa_model::graph::HEAD));
     let tied = head.filter(|_| config.tie_word_embeddings).map_or(0, |meta| 2 * meta.len);
-    // Rows of q and k as they are read, in the other order and in the source, and one of them as it is stored.
+    // q or k rows as read, in the other order, in the source, and one of them as stored.
     let rotated = |info: &LinearInfo| crate::observe::rotated_heads(info, &config).is_some();
     let rows = config.linears().into_iter().filter(rotated).map(|info| (info.rows * info.cols) as u64).max();
     let compared = reference.filter(|_| files.gguf().is_some()).map_or(0, |_| 16 * rows.unwrap_or(0));
@@ -61,28 +61,27 @@ pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> 
     Ok(bytes_of_weight(files)?.max(compared).max(tied).max(tokenizer))
 }
 
-/// Predicted bytes that reading the quantized weights one after another takes beside the process: the largest as it is stored, its
-/// codes, its scales, and the names of all.
+/// Predicts the bytes of reading the quantized weights one at a time, beyond the process: the largest as
+/// stored, its codes, its scales, and the names of all.
 ///
-/// # Errors
-/// The configuration.
+/// # Errors The configuration is invalid.
 pub fn bytes_of_weight(files: &ModelFiles) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
     let tensors = files.checkpoint().tensors().count() as u64;
     let (by_module, mut read) = (stored_by_module(files), 0);
     for info in config.linears().into_iter().filter(|info| !is_plain(files, &info.module)) {
         let weights = (info.rows * info.cols) as u64;
-        // Of some containers the tensors have other names; they store no more than two bytes for a weight.
+        // Some formats use other tensor names; they store at most two bytes per weight.
         let stored = by_module.get(info.module.as_str()).copied().unwrap_or(2 * weights);
         read = read.max(2 * stored + weights + weights / 2);
     }
     Ok(tensors * PER_TENSOR + read)
 }
 
-/// Bytes of a tensor's name, shape and findings.
+/// Bytes per tensor for name, shape and findings.
 const PER_TENSOR: u64 = 2 << 10;
 
-/// What `plan` will make of `source`.
+/// Describes the checkpoint that `plan` will make of `source`.
 pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
     let act_order = plan.recipe.method.needs_calibration() && plan.recipe.gptq.follows_order();
     let input = plan.recipe.activations.as_ref();
@@ -116,13 +115,13 @@ fn shape(config: &ModelConfig) -> Shape {
     Shape { heads: config.num_attention_heads, kv_heads: config.num_key_value_heads }
 }
 
-/// The dtype that the config states, under its new or its old name.
+/// Returns the dtype of the config, under its new or old key.
 fn dtype(config: Option<&Value>) -> Option<String> {
     let field = |name| config?.get(name)?.as_str().map(str::to_owned);
     field("dtype").or_else(|| field("torch_dtype"))
 }
 
-/// Whether a weight is stored as plain numbers.
+/// True if a weight is stored unquantized.
 pub(crate) fn is_plain(files: &ModelFiles, module: &str) -> bool {
     let name = format!("{module}.weight");
     match files.gguf() {
@@ -136,7 +135,7 @@ pub(crate) fn is_plain(files: &ModelFiles, module: &str) -> bool {
 
 fn stored(linear: &LinearWeight) -> Option<Stored> {
     let Weight::Quantized(q) = &linear.weight else { return None };
-    // One scale for the whole tensor is what joined layers must share, at whichever level it stands.
+    // Fused layers must share the per-tensor scale, at whichever level it is stored.
     let single = || {
         let scale =
             q.format.scale().filter(|_| q.format.blocks() == Blocks::Tensor && !q.scales.is_empty())?;

@@ -1,12 +1,12 @@
-//! The values of a stored weight.
+//! Decoded values of a stored weight.
 
 use mantissa_model::{Linear, LoadError};
 use mantissa_store::convention::LinearWeight;
 
-/// The weight `[rows, cols]` that the layer multiplies with, all that stands around its codes included.
+/// Decodes the weight `[rows, cols]` that the layer multiplies with, its side tensors and transforms
+/// included.
 ///
-/// # Errors
-/// Its parts do not fit together.
+/// # Errors The parts of the weight do not fit together.
 pub(crate) fn values(module: &str, mut weight: LinearWeight) -> Result<Vec<f32>, LoadError> {
     let transforms = std::mem::take(&mut weight.transforms);
     weight.input = None;
@@ -20,7 +20,7 @@ pub(crate) fn values(module: &str, mut weight: LinearWeight) -> Result<Vec<f32>,
     Ok(values)
 }
 
-/// `||a - b|| / ||b||`; 0 where both are 0.
+/// Returns `||a - b|| / ||b||`; 0 if both are 0.
 pub(crate) fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let error: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();

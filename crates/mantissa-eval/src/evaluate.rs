@@ -1,4 +1,4 @@
-//! Running models over sequences and summing up.
+//! Forward passes over evaluation windows and their summary statistics.
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;
@@ -13,77 +13,78 @@ use crate::pass::Runner;
 use crate::stats::{Estimate, Sum, estimate, percentile};
 use crate::tokens::Sequence;
 
-/// Positions whose logits each thread holds at a time.
+/// Number of positions whose logits each thread holds at a time.
 pub const ROWS: usize = 64;
 
-/// Why an evaluation stopped.
+/// Error of an evaluation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// A forward pass.
+    /// A forward pass failed.
     #[error("window {window}: {error}")]
     Forward {
         /// Index of the window.
         window: usize,
-        /// What is wrong.
+        /// Cause.
         error: ForwardError,
     },
     /// A window is longer than the model's context.
-    #[error("window {window}: found {needed} tokens, allowed {allowed} (max_position_embeddings)")]
+    #[error("window {window}: expected at most {allowed} tokens (max_position_embeddings), got {needed}")]
     Context {
         /// Index of the window.
         window: usize,
-        /// Its tokens.
+        /// Tokens of the window.
         needed: usize,
-        /// The model's context.
+        /// Maximum context of the model in tokens.
         allowed: usize,
     },
-    /// Memory or context.
+    /// The buffers of a forward pass could not be allocated, or the model does not load.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A model gives NaN or infinite log-probabilities.
     #[error(
-        "window {window}, position {position}: found a loss of {value}, allowed finite; the {model} overflows or holds NaN"
+        "window {window}, position {position}: expected a finite loss, got {value}; the {model} overflows or holds NaN"
     )]
     NonFinite {
         /// Index of the window.
         window: usize,
-        /// Position in it.
+        /// Position in the window.
         position: usize,
-        /// The loss.
+        /// Value of the loss.
         value: f64,
-        /// Which model.
+        /// Model that gave the loss: `model` or `reference`.
         model: &'static str,
     },
-    /// The two models do not share a vocabulary.
-    #[error("reference: found a vocabulary of {reference}, allowed {model}, that of the model")]
+    /// The model and the reference have different vocabulary sizes.
+    #[error("reference: expected a vocabulary of {model} tokens (the model's), got {reference}")]
     Vocabulary {
-        /// Of the model.
+        /// Vocabulary size of the model.
         model: usize,
-        /// Of the reference.
+        /// Vocabulary size of the reference.
         reference: usize,
     },
-    /// The model keeps recent keys and values in f32, of which one pass over a window shows nothing.
+    /// The KV scheme keeps the most recent keys and values in f32; a single pass over a window never
+    /// quantizes them.
     #[error(
-        "KV cache: found a window of tokens in f32, allowed with a prompt that decoding begins from (--prefill N)"
+        "KV cache: expected a prompt to decode from, because recent keys and values stay in f32; fix: add --prefill N"
     )]
     KvWindow,
-    /// No position counts.
-    #[error("evaluation: found no token to predict in {windows} windows, allowed at least one: a window of two tokens{}",
-        .prefill.map_or_else(String::new, |tokens| format!(", longer than its prompt of {tokens} (--prefill)")))]
+    /// No token is predicted.
+    #[error("evaluation: expected at least one token to predict, got none in {windows} windows; fix: use windows of at least two tokens{}",
+        .prefill.map_or_else(String::new, |tokens| format!(", longer than the prompt of {tokens} tokens (--prefill)")))]
     Nothing {
-        /// How many windows there are.
+        /// Number of windows.
         windows: usize,
-        /// Tokens of the prompts that decoding begins from, where it does.
+        /// Prompt length in tokens when decoding through the KV cache.
         prefill: Option<usize>,
     },
-    /// The caller ended it.
-    #[error("evaluation: found a request to stop, allowed to run to the end")]
+    /// The caller stopped the evaluation.
+    #[error("evaluation: stopped before the last window")]
     Stopped,
 }
 
 impl EvalError {
-    /// Whether the input or the environment is at fault.
+    /// Returns who has to act: the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             EvalError::Load(error) => error.class(),
@@ -93,70 +94,71 @@ impl EvalError {
     }
 }
 
-/// Sums over one window.
+/// Sums over the predicted positions of one window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WindowResult {
-    /// Loss.
+    /// Negative log-likelihood, nats.
     pub nll: Sum,
-    /// Loss of the reference.
+    /// Negative log-likelihood of the reference, nats.
     pub reference_nll: Sum,
-    /// Loss minus the reference's, position by position.
+    /// NLL minus the reference's NLL, per position (paired).
     pub delta: Sum,
-    /// KL divergence.
+    /// KL(reference ‖ model), nats.
     pub kl: Sum,
-    /// Agreements of the argmax.
+    /// Positions where both argmaxes agree (1 or 0 each).
     pub top1: Sum,
-    /// KL divergence of each position.
+    /// KL divergence per position, nats.
     pub kl_positions: Vec<f32>,
 }
 
-/// The comparison with a reference.
+/// Comparison of a model with its reference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// NLL of the reference, nats.
+    /// Mean NLL of the reference, nats/token.
     pub reference_nll: f64,
-    /// Mean KL(reference ‖ model), nats.
+    /// Mean KL(reference ‖ model), nats/token.
     pub kl: f64,
-    /// Its standard error.
+    /// Standard error of `kl`.
     pub kl_se: f64,
-    /// Median over positions.
+    /// Median KL over positions, nats.
     pub kl_median: f32,
-    /// 99th percentile over positions.
+    /// 99th percentile of KL over positions, nats.
     pub kl_p99: f32,
-    /// Largest.
+    /// Largest KL over positions, nats.
     pub kl_max: f32,
-    /// Share of positions with the same argmax.
+    /// Share of positions where both models have the same argmax (top-1 agreement).
     pub top1: f64,
-    /// Its standard error.
+    /// Standard error of `top1`.
     pub top1_se: f64,
-    /// NLL minus the reference's.
+    /// Mean NLL minus the reference's, nats/token.
     pub delta_nll: f64,
-    /// Its paired standard error.
+    /// Paired standard error of `delta_nll`.
     pub delta_nll_se: f64,
 }
 
-/// The result of an evaluation.
+/// Result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean loss, nats.
+    /// Mean NLL, nats/token.
     pub nll: f64,
-    /// Its standard error.
+    /// Standard error of `nll`.
     pub nll_se: f64,
-    /// `exp(nll)`.
+    /// Perplexity, `exp(nll)`.
     pub ppl: f64,
-    /// Predicted tokens.
+    /// Number of predicted tokens.
     pub tokens: u64,
-    /// Against the reference, if there was one.
+    /// Comparison with the reference, if one was given.
     pub comparison: Option<Comparison>,
-    /// Window by window.
+    /// Sums per window, in input order.
     pub windows: Vec<WindowResult>,
 }
 
-/// Evaluates `model` on `sequences`, against `reference` where given. Windows run on `threads` threads; the result does not
-/// depend on how many. `progress` is told the number of tokens done.
+/// Evaluates `model` on `sequences`, and compares it with `reference` if given.
 ///
-/// # Errors
-/// [`EvalError`] names the window.
+/// Windows run on `threads` threads; the result does not depend on the number of threads. `progress` receives
+/// the number of tokens done so far.
+///
+/// # Errors [`EvalError`], which names the window.
 pub fn evaluate(
     model: &Decoder,
     reference: Option<&Decoder>,
@@ -170,10 +172,10 @@ pub fn evaluate(
     })
 }
 
-/// Whether a model of this configuration can run `sequences`, without running it.
+/// Checks that a model with this configuration can run `sequences`, without running it.
 ///
-/// # Errors
-/// As [`evaluate`] would fail for a token that is not in the vocabulary or a window longer than the model's context.
+/// # Errors [`EvalError::Forward`] for a token outside the vocabulary, [`EvalError::Context`] for a window
+/// longer than the model's context.
 pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(), EvalError> {
     for (window, Sequence { tokens, .. }) in sequences.iter().enumerate() {
         let (needed, allowed) = (tokens.len(), config.max_position_embeddings);
@@ -189,10 +191,9 @@ pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(
     Ok(())
 }
 
-/// [`evaluate`], which `progress` may end between two windows.
+/// Evaluates like [`evaluate`]; `progress` can end the run between two windows.
 ///
-/// # Errors
-/// As [`evaluate`], and [`EvalError::Stopped`].
+/// # Errors As [`evaluate`], and [`EvalError::Stopped`].
 pub fn evaluate_while(
     model: &Decoder,
     reference: Option<&Decoder>,
@@ -203,11 +204,12 @@ pub fn evaluate_while(
     run_windows(model, reference, sequences, threads, None, progress)
 }
 
-/// [`evaluate_while`] as text is generated: the first `prefill` tokens of each window go through the model's KV cache at once,
-/// the others one by one, and positions from the last of the prompt on count. The reference runs whole windows.
+/// Evaluates as text is generated: through the KV cache.
 ///
-/// # Errors
-/// As [`evaluate_while`].
+/// The first `prefill` tokens of each window are processed in one pass, the rest one by one. Positions count
+/// from the last prompt token on. The reference runs whole windows.
+///
+/// # Errors As [`evaluate_while`].
 pub fn evaluate_decoding(
     model: &Decoder,
     reference: Option<&Decoder>,
@@ -238,6 +240,7 @@ fn run_windows(
     }
     check_sequences(model.config(), sequences)?;
     let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+    // Workers keep their buffers between windows; at most one per thread is ever made.
     let pool: Mutex<Vec<Worker<'_>>> = Mutex::new(Vec::new());
     let (done, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
     let run = |range: std::ops::Range<usize>| {
@@ -277,10 +280,9 @@ fn run_windows(
     }
 }
 
-/// [`evaluate_while`] against a reference, with the comparison beside.
+/// Evaluates `model` against `reference`; returns the comparison beside the evaluation.
 ///
-/// # Errors
-/// As [`evaluate_while`].
+/// # Errors As [`evaluate_while`].
 pub fn compare(
     model: &Decoder,
     reference: &Decoder,
@@ -325,11 +327,11 @@ impl Comparison {
     }
 }
 
-/// One thread's memory.
+/// Buffers of one thread.
 struct Worker<'a> {
     model: Runner<'a>,
     reference: Option<Runner<'a>>,
-    /// Index of the first token that is predicted, at least.
+    /// Index of the first predicted token; a window's own `from` may be larger.
     prefill: usize,
 }
 
@@ -354,7 +356,8 @@ impl<'a> Worker<'a> {
         let forward = |error| EvalError::Forward { window, error };
         let mut pass = self.model.begin(tokens).map_err(forward)?;
         let mut reference = self.reference.as_mut().map(|r| r.begin(tokens)).transpose().map_err(forward)?;
-        // The logits of position i predict token i + 1; all positions run in whole blocks, so that bits do not depend on `from`.
+        // Position i predicts token i + 1. Blocks start at fixed positions, so that results do not depend on
+        // `from`.
         for start in (0..tokens.len() - 1).step_by(ROWS) {
             let rows = start..(start + ROWS).min(tokens.len());
             let logits = pass.logits(tokens, rows.clone()).map_err(forward)?;
@@ -375,7 +378,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Adds one position: its logits, the reference's, and the token that came.
+/// Adds one position to `result`: its logits and the reference's, `[vocabulary]` each, and the target token.
 fn score(
     result: &mut WindowResult,
     logits: &[f32],
@@ -399,13 +402,14 @@ fn score(
     Ok(())
 }
 
-/// `KL(reference ‖ model)` of one position, nats, from the logits `[vocabulary]` of both. NaN where one has no probabilities.
+/// Returns KL(reference ‖ model) of one position in nats from both logits `[vocabulary]`; NaN if a softmax is
+/// undefined.
 pub fn divergence(reference: &[f32], model: &[f32]) -> f64 {
     let stats = |logits| kernels().log_softmax_stats(logits);
     divergence_of(reference, &stats(reference), model, &stats(model))
 }
 
-/// `sum_v p(v) (ln p(v) - ln q(v))` with p the reference.
+/// Returns `sum_v p(v) (ln p(v) - ln q(v))`, with p the reference.
 fn divergence_of(p: &[f32], p_stats: &LogSumExp, q: &[f32], q_stats: &LogSumExp) -> f64 {
     p.iter().zip(q).fold(0.0, |sum, (&p, &q)| {
         let log_p = -p_stats.nll(p);
@@ -413,10 +417,10 @@ fn divergence_of(p: &[f32], p_stats: &LogSumExp, q: &[f32], q_stats: &LogSumExp)
     })
 }
 
-/// Logits of every position of `sequence`, `[tokens, vocabulary]`: for comparing with another implementation.
+/// Returns the logits of every position of `sequence`, `[tokens, vocabulary]`, for comparison with another
+/// implementation.
 ///
-/// # Errors
-/// [`EvalError`] with `window` as its index.
+/// # Errors [`EvalError`], with `window` as its index.
 pub fn logits(model: &Decoder, window: usize, sequence: &Sequence) -> Result<Vec<f32>, EvalError> {
     let tokens = &sequence.tokens;
     let mut buffers = Buffers::plan(model.config(), tokens.len(), tokens.len())?;

@@ -1,12 +1,14 @@
-//! What a quantization cost, measured: perplexity, KL divergence and top-1 agreement, each with a standard error.
+//! Quality loss of a quantized model: perplexity, KL divergence and top-1 agreement, each with a standard
+//! error.
 //!
-//! Definitions: windows are independent; position `i` of a window predicts token `i + 1`; logits are f32, sums f64.
-//! - NLL: mean over predicted tokens of `-ln p(token)`, in nats; perplexity `exp(NLL)`.
+//! Definitions: windows are independent; position `i` of a window predicts token `i + 1`; logits are f32,
+//! sums f64.
+//! - NLL: mean over predicted tokens of `-ln p(token)`, in nats; perplexity is `exp(NLL)`.
 //! - KL: mean over the same positions of `sum_v p_ref(v) (ln p_ref(v) - ln p(v))`, in nats.
-//! - top-1: share of positions at which both models have the same argmax (lowest index wins ties).
+//! - top-1: share of positions where both models have the same argmax (the lowest index wins ties).
 //!
-//! Tokens of a window depend on each other, so standard errors treat windows, not tokens, as the independent unit
-//! ([`stats`]). With a reference, differences are taken position by position first (paired).
+//! Tokens within a window are correlated, so standard errors take the window as the independent unit
+//! ([`stats`]). Differences from a reference are taken per position first (paired).
 #![forbid(unsafe_code)]
 
 mod evaluate;

@@ -1,4 +1,5 @@
-//! Where the logits of a window come from: one pass over all of it, or a prompt and then token by token through the cache.
+//! Logits of a window: from one pass over all tokens, or from a prefill followed by decode steps through the
+//! KV cache.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use mantissa_model::{Batch, Buffers, Decoder, ForwardError, Hidden, KvCache, Loa
 
 use crate::evaluate::{EvalError, ROWS};
 
-/// A model and the memory of one thread.
+/// A model with the buffers of one thread.
 pub(crate) struct Runner<'a> {
     decoder: &'a Decoder,
     buffers: Buffers,
@@ -14,7 +15,7 @@ pub(crate) struct Runner<'a> {
     decode: Option<(KvCache, usize)>,
 }
 
-/// The pass over one window.
+/// Forward pass over one window.
 pub(crate) struct Pass<'a> {
     source: Source<'a>,
     logits: &'a mut [f32],
@@ -27,7 +28,8 @@ enum Source<'a> {
 }
 
 impl<'a> Runner<'a> {
-    /// For windows of up to `longest` tokens; with `prefill`, that many go through the cache at once and the others one by one.
+    /// Allocates buffers for windows of up to `longest` tokens. With `prefill`, that many tokens run in one
+    /// pass and the rest one by one through the KV cache.
     pub(crate) fn new(
         decoder: &'a Decoder,
         longest: usize,
@@ -47,7 +49,7 @@ impl<'a> Runner<'a> {
         Ok(Runner { decoder, buffers, logits, decode })
     }
 
-    /// Begins a window.
+    /// Starts a window.
     pub(crate) fn begin(&mut self, tokens: &[u32]) -> Result<Pass<'_>, ForwardError> {
         let Runner { decoder, buffers, logits, decode } = self;
         let source = match decode {
@@ -62,8 +64,9 @@ impl<'a> Runner<'a> {
 }
 
 impl Pass<'_> {
-    /// Logits of the positions `rows`, at most [`ROWS`] of them, after those of the call before; where tokens go through the
-    /// cache, those before the last of the prompt are not computed and stay as they were.
+    /// Returns the logits of positions `rows`, at most [`ROWS`], which must follow those of the previous
+    /// call. When decoding, positions before the last prompt token are not computed and keep their old
+    /// values.
     pub(crate) fn logits(&mut self, tokens: &[u32], rows: Range<usize>) -> Result<&[f32], ForwardError> {
         let vocabulary = self.vocabulary;
         let out = &mut self.logits[..rows.len() * vocabulary];
@@ -71,7 +74,7 @@ impl Pass<'_> {
             Source::Whole(hidden) => hidden.logits(rows, out)?,
             Source::Decode { decoder, buffers, cache, prefill } => {
                 for (position, out) in rows.zip(out.chunks_exact_mut(vocabulary.max(1))) {
-                    // A prompt as long as the window ends at its last position.
+                    // A prompt as long as the window ends at the window's last position.
                     let prompt = (*prefill).min(tokens.len());
                     if position + 1 < prompt {
                         continue;

@@ -1,4 +1,4 @@
-//! Means and standard errors of sums over windows.
+//! Means and standard errors from per-window sums.
 
 /// Sums of one quantity over one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,18 +20,18 @@ impl Sum {
     }
 }
 
-/// A mean with its standard error.
+/// Mean with its standard error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Mean over positions.
     pub mean: f64,
-    /// Standard error; NaN where there is nothing to estimate it from.
+    /// Standard error; NaN if there are too few observations.
     pub se: f64,
 }
 
-/// The mean over all positions and its standard error with windows as the independent unit: the ratio estimator for
-/// clusters, `se² = W/(W-1) · sum_w (S_w - mean·n_w)² / N²` (W. Cochran, "Sampling Techniques", 1977, section 6.3 with
-/// clusters as units). A single window falls back on its positions.
+/// Estimates the mean over all positions and its standard error, with windows as the independent unit. Uses
+/// the ratio estimator for clusters, `se² = W/(W-1) · sum_w (S_w - mean·n_w)² / N²` (W. Cochran, "Sampling
+/// Techniques", 1977, section 6.3 with clusters as units). A single window falls back to its positions.
 pub fn estimate(windows: &[Sum]) -> Estimate {
     let n: u64 = windows.iter().map(|w| w.count).sum();
     let total: f64 = windows.iter().map(|w| w.sum).sum();
@@ -50,7 +50,7 @@ pub fn estimate(windows: &[Sum]) -> Estimate {
     Estimate { mean, se }
 }
 
-/// The value below which `share` of `sorted` lies (nearest rank).
+/// Returns the `share` quantile of `sorted` (nearest rank).
 pub fn percentile(sorted: &[f32], share: f64) -> f32 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(f32::NAN)
@@ -72,7 +72,7 @@ mod tests {
         let found = estimate(&[window(&[1.0, 3.0]), window(&[5.0, 7.0]), window(&[3.0, 5.0])]);
         assert!((found.mean - 4.0).abs() < 1e-15);
         assert!((found.se - (4.0f64 / 3.0).sqrt()).abs() < 1e-15, "{}", found.se);
-        // Copying every position into its window adds no information.
+        // Duplicating every position within its window adds no information.
         let doubled = [&[1.0, 1.0, 3.0, 3.0][..], &[5.0, 5.0, 7.0, 7.0], &[3.0, 3.0, 5.0, 5.0]];
         assert!((estimate(&doubled.map(window)).se - found.se).abs() < 1e-15);
     }

@@ -1,4 +1,4 @@
-//! What is evaluated: sequences of token ids, from a file of windows or from text.
+//! Evaluation input: token sequences from a token file or from text.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -7,103 +7,103 @@ use mantissa_model::{Bos, Tokenizer, TokenizerError};
 use mantissa_store::{ErrorClass, Part, Shown, TextFile};
 use serde_json::Value;
 
-/// Tokens to run, and from which index on they are predicted.
+/// Token sequence with the index of the first predicted token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// Token ids.
     pub tokens: Vec<u32>,
-    /// Index of the first token that counts, at least 1.
+    /// Index of the first predicted token, at least 1.
     pub from: usize,
 }
 
-/// How text becomes sequences.
+/// Options for cutting text into sequences.
 #[derive(Clone, Debug)]
 pub struct TextOptions {
-    /// Cuts the text into documents, each stripped of white space and one sequence.
+    /// Separator between documents. Each document is stripped of white space and becomes one sequence.
     pub split: Option<String>,
-    /// Documents to take, counted from 1.
+    /// Range of documents to take, 1-based and inclusive.
     pub docs: Option<RangeInclusive<usize>>,
-    /// Longest sequence, BOS included.
+    /// Maximum sequence length in tokens, BOS included.
     pub context: usize,
-    /// Distance of overlapping windows over undivided text; `None` puts them end to end.
+    /// Stride in tokens between windows of undivided text; `None` means no overlap.
     pub stride: Option<usize>,
-    /// Whether a BOS stands before each sequence.
+    /// Policy for a BOS token before each sequence.
     pub bos: Bos,
 }
 
-/// Why there is nothing to evaluate.
+/// Error of reading evaluation input.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// A file is not there or cannot be read.
+    /// A file is missing or cannot be read.
     #[error(transparent)]
     File(#[from] mantissa_store::Error),
-    /// A token file does not hold windows.
-    #[error("{file}: {field}: found {found}, allowed {allowed}")]
+    /// A field of a token file has the wrong form.
+    #[error("{file}: {field}: expected {allowed}, got {found}")]
     Field {
-        /// The file.
+        /// Token file.
         file: String,
-        /// Where.
+        /// Key or index in the file.
         field: String,
-        /// What is there.
+        /// Value in the file.
         found: String,
-        /// What may be there.
+        /// Accepted form.
         allowed: String,
     },
-    /// A window holds no token: nothing can be run on it, and a method that calibrates on it would have no states to keep.
+    /// A window is empty: there is nothing to run and no state to calibrate on.
     #[error(
         "{file}: {field}: expected at least one token id, got an empty list; fix: remove this window from the list"
     )]
     EmptyWindow {
-        /// The file.
+        /// Token file.
         file: String,
-        /// The key and the index of the window.
+        /// Key and index of the window.
         field: String,
     },
-    /// A range of documents is not one, or lies beyond the text.
-    #[error("--docs: found {found}, allowed {allowed}")]
+    /// A document range is malformed or outside the text.
+    #[error("--docs: expected {allowed}, got {found}")]
     Docs {
-        /// The range.
+        /// Range given.
         found: String,
-        /// What may stand there.
+        /// Accepted ranges.
         allowed: String,
     },
-    /// Windows of no use.
-    #[error("{option}: found {found}, allowed {allowed}")]
+    /// A window option is out of range.
+    #[error("{option}: expected {allowed}, got {found}")]
     Window {
-        /// The option.
+        /// Name of the option.
         option: &'static str,
-        /// Its value.
+        /// Value given.
         found: usize,
-        /// What it may be.
+        /// Accepted values.
         allowed: String,
     },
-    /// Nothing to cut a text at.
-    #[error("--split: found nothing, allowed one character or more, such as '<|endoftext|>'")]
+    /// The document separator is empty.
+    #[error("--split: expected at least one character, such as '<|endoftext|>', got an empty separator")]
     Separator,
-    /// Nothing is predicted.
-    #[error("{what}: found no token to predict, allowed at least one sequence of two tokens")]
+    /// The input holds no token to predict.
+    #[error("{what}: expected at least one sequence of two tokens, got no token to predict")]
     Empty {
-        /// The text or file.
+        /// Name of the text or file.
         what: String,
     },
-    /// A text and its tokens take more memory than they may.
-    #[error("{what}: needs {needs} bytes, {allowed} allowed")]
+    /// A text and its tokens exceed the memory limit.
+    #[error("{what}: expected at most {allowed} bytes of memory, got a need of {needs}; fix: raise --memory")]
     Memory {
-        /// The text or file.
+        /// Name of the text or file.
         what: String,
-        /// Bytes that it takes, at least.
+        /// Bytes needed, at least.
         needs: u64,
-        /// Bytes that it may take.
+        /// Bytes allowed.
         allowed: u64,
     },
-    /// The tokenizer.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
 impl TokenError {
-    /// Whether the input or the environment is at fault.
+    /// Returns who has to act: the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             TokenError::File(error) => error.class(),
@@ -114,22 +114,23 @@ impl TokenError {
     }
 }
 
-/// Token files up to this size are read.
+/// Maximum size of a token file, bytes.
 const MAX_FILE: u64 = 1 << 30;
 
-/// Windows of `FILE.json[:KEY]`: a list of lists of ids, or, with a key, an object of such lists. They are used as they are, of
-/// whatever lengths; one without tokens is refused.
+/// Reads the windows of `FILE.json[:KEY]`: a list of lists of token ids or, with a key, an object of such
+/// lists.
 ///
-/// # Errors
-/// [`TokenError`] names the file and the field; [`TokenError::Memory`] where reading takes more than `memory` bytes.
+/// Windows are used as they are, of any length; an empty window is refused.
+///
+/// # Errors [`TokenError`] names the file and the field; [`TokenError::Memory`] if reading needs more than
+/// `memory` bytes.
 pub fn token_file(argument: &str, memory: u64) -> Result<Vec<Sequence>, TokenError> {
     not_empty(argument, token_windows(argument, memory)?)
 }
 
-/// As [`token_file`], for a use that predicts nothing: a window may be a single token.
+/// Reads windows like [`token_file`], for uses that predict nothing: a window may hold a single token.
 ///
-/// # Errors
-/// As [`token_file`]; no window holds a token.
+/// # Errors As [`token_file`], and if no window holds a token.
 pub fn token_windows(argument: &str, memory: u64) -> Result<Vec<Sequence>, TokenError> {
     let (file, key) = split_key(argument);
     let text = read_json(file, memory)?;
@@ -156,12 +157,12 @@ pub fn token_windows(argument: &str, memory: u64) -> Result<Vec<Sequence>, Token
     }
 }
 
-/// The path of `FILE.json[:KEY]`.
+/// Returns the path part of `FILE.json[:KEY]`.
 pub fn token_path(argument: &str) -> &Path {
     Path::new(split_key(argument).0)
 }
 
-/// The text of a token file whose values fit into `memory` bytes.
+/// Reads the text of a token file if its parsed values fit into `memory` bytes.
 fn read_json(file: &str, memory: u64) -> Result<String, TokenError> {
     let path = Path::new(file);
     let open = TextFile::open(path).map_err(|error| match error {
@@ -174,7 +175,7 @@ fn read_json(file: &str, memory: u64) -> Result<String, TokenError> {
     if let Some(size) = open.size().filter(|&size| size > MAX_FILE) {
         return Err(field(file, "size", format!("{size} bytes"), format!("at most {MAX_FILE}")));
     }
-    // Every byte takes one byte at least.
+    // Each byte of the file occupies at least one byte.
     let Some(text) = open.whole(MAX_FILE.min(memory))? else {
         return Err(match memory < MAX_FILE {
             true => beyond(memory.saturating_add(1)),
@@ -187,7 +188,8 @@ fn read_json(file: &str, memory: u64) -> Result<String, TokenError> {
     if needs > memory { Err(beyond(needs)) } else { Ok(text) }
 }
 
-/// Bytes that a JSON text takes with its values and the ids that they become. A list that grows holds twice its values.
+/// Upper bound on the bytes of a JSON text, its parsed values and the token ids. A growing list can hold
+/// twice its length.
 fn json_bytes(text: &str) -> u64 {
     let count = |of: &[u8]| text.bytes().filter(|byte| of.contains(byte)).count() as u64;
     let value = 2 * size_of::<Value>() as u64 + 4;
@@ -195,7 +197,8 @@ fn json_bytes(text: &str) -> u64 {
     text.len() as u64 + values * value + keys * (2 * value + 64)
 }
 
-/// A path may itself hold a colon: the key is what follows the last one, unless the whole is a file.
+/// Splits off the key: the text after the last colon, unless the whole argument is a file (a path may contain
+/// a colon).
 fn split_key(argument: &str) -> (&str, Option<&str>) {
     match argument.rsplit_once(':') {
         Some((file, key)) if !Path::new(argument).exists() && !key.contains('/') => (file, Some(key)),
@@ -209,14 +212,14 @@ fn window(file: &str, name: &str, index: usize, value: &Value) -> Result<Sequenc
     let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
     let tokens: Option<Vec<u32>> = ids.iter().map(id).collect();
     let tokens = tokens
-        .ok_or_else(|| field(file, &at(), "something that is not an id", "ids from 0 to 4294967295"))?;
+        .ok_or_else(|| field(file, &at(), "a value that is no token id", "ids from 0 to 4294967295"))?;
     Ok(Sequence { tokens, from: 1 })
 }
 
 fn keys(value: &Value) -> String {
     match value.as_object() {
         None => "no key: the file is a list".to_owned(),
-        // Keys are text of the file: escaped and cut.
+        // Keys come from the file, so they are escaped and cut.
         Some(object) => {
             let keys: Vec<_> = object.keys().take(20).map(|key| Shown(key).to_string()).collect();
             format!("one of {}", keys.join(", "))
@@ -227,7 +230,7 @@ fn keys(value: &Value) -> String {
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "a truth value",
+        Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
@@ -240,10 +243,9 @@ fn field(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
     TokenError::Field { file: file.into(), field, found: found.into(), allowed: allowed.into() }
 }
 
-/// Parses `A..B`, counted from 1 and inclusive.
+/// Parses a document range `A..B`, 1-based and inclusive.
 ///
-/// # Errors
-/// [`TokenError::Docs`].
+/// # Errors [`TokenError::Docs`] if the text is not such a range.
 pub fn parse_docs(text: &str) -> Result<RangeInclusive<usize>, TokenError> {
     let bounds = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match bounds {
@@ -255,12 +257,13 @@ pub fn parse_docs(text: &str) -> Result<RangeInclusive<usize>, TokenError> {
     }
 }
 
-/// Tokenizes `text` into sequences. With a separator, each document is one sequence, cut to the context. Without, the whole
-/// text is tokenized in one piece and cut into windows of the context, a BOS before each where there is one; an incomplete
-/// last window is dropped unless it is the only one.
+/// Tokenizes `text` into sequences.
 ///
-/// # Errors
-/// [`TokenError`] for options that leave nothing, and for the tokenizer's own.
+/// With a separator, each document becomes one sequence, cut to the context. Without, the whole text is
+/// tokenized at once and cut into windows of the context, each with its own BOS where the tokenizer adds one.
+/// An incomplete last window is dropped unless it is the only one.
+///
+/// # Errors [`TokenError`] for options that leave no sequence, and for errors of the tokenizer.
 pub fn sequences_from_text(
     name: &str,
     text: &str,
@@ -284,11 +287,10 @@ pub fn sequences_from_text(
     not_empty(name, sequences)
 }
 
-/// [`sequences_from_text`] of a file or pipe in up to `memory` bytes: documents are read one at a time, and no further than `limit`
-/// predicted tokens where there is one.
+/// Tokenizes a file or pipe like [`sequences_from_text`], in at most `memory` bytes. Documents are read one
+/// at a time and only until `limit` tokens are predicted, if there is a limit.
 ///
-/// # Errors
-/// As [`sequences_from_text`]; a file that cannot be read; [`TokenError::Memory`] where it takes more.
+/// # Errors As [`sequences_from_text`]; an unreadable file; [`TokenError::Memory`] if more memory is needed.
 pub fn sequences_from_file(
     path: &Path,
     tokenizer: &Tokenizer,
@@ -330,20 +332,19 @@ fn check_separator(separator: &str) -> Result<(), TokenError> {
     Ok(())
 }
 
-/// Documents longer than this are not read to their end: no tokenizer takes them.
+/// Documents longer than this are not read to the end: no tokenizer accepts them.
 const MAX_DOCUMENT: u64 = 64 << 20;
 
-/// A text that is tokenized in one piece, where that fits into `memory` bytes.
+/// Reads a text that is tokenized in one piece, if it fits into `memory` bytes.
 ///
-/// # Errors
-/// [`TokenError::Memory`], and [`TokenizerError::TextTooLong`], before more of it is read than may be held.
+/// # Errors [`TokenError::Memory`] or [`TokenizerError::TextTooLong`], before reading more than may be held.
 pub fn whole(file: TextFile, name: &str, tokenizer: &Tokenizer, memory: u64) -> Result<String, TokenError> {
     let (most, size) = (tokenizer.max_text(), file.size());
     let affordable = memory / Tokenizer::ENCODING;
     if let Some(text) = file.whole(most.min(affordable))? {
         return Ok(text);
     }
-    // What the tokenizer refuses, no memory makes good.
+    // More memory does not help a text that the tokenizer refuses, so that error comes first.
     if size.map_or(most <= affordable, |size| size > most) {
         return Err(tokenizer.too_long(size.unwrap_or(most + 1)).into());
     }
@@ -351,7 +352,7 @@ pub fn whole(file: TextFile, name: &str, tokenizer: &Tokenizer, memory: u64) -> 
     Err(TokenError::Memory { what: name.to_owned(), needs, allowed: memory })
 }
 
-/// Gives the parts of `file` to `taken` until it has enough.
+/// Passes the documents of `file` to `taken` until it has enough.
 fn documents(mut file: TextFile, separator: &str, taken: &mut Documents<'_>) -> Result<(), TokenError> {
     loop {
         let left = taken.left();
@@ -365,17 +366,17 @@ fn documents(mut file: TextFile, separator: &str, taken: &mut Documents<'_>) -> 
     }
 }
 
-/// Sequences from documents, each of which is tokenized as it comes.
+/// Collects sequences, tokenizing one document at a time.
 struct Documents<'a> {
     name: &'a str,
     tokenizer: &'a Tokenizer,
     options: &'a TextOptions,
-    /// Predicted tokens that are still asked for.
+    /// Predicted tokens still wanted.
     wanted: usize,
     memory: u64,
-    /// Bytes of the sequences.
+    /// Bytes of the collected sequences.
     held: u64,
-    /// Documents so far, taken or not.
+    /// Documents read so far, including skipped ones.
     count: usize,
     sequences: Vec<Sequence>,
 }
@@ -392,7 +393,7 @@ impl<'a> Documents<'a> {
         Documents { name, tokenizer, options, wanted, memory, held: 0, count: 0, sequences: Vec::new() }
     }
 
-    /// Bytes that may still be taken.
+    /// Returns the bytes still available.
     fn left(&self) -> u64 {
         self.memory.saturating_sub(self.held)
     }
@@ -406,7 +407,7 @@ impl<'a> Documents<'a> {
         self.options.docs.as_ref().map_or((1, usize::MAX), |range| (*range.start(), *range.end()))
     }
 
-    /// Takes what stands between separators; `false` where no more is wanted.
+    /// Adds the text between two separators; returns `false` once no more is wanted.
     fn take(&mut self, part: &str) -> Result<bool, TokenError> {
         let document = part.trim();
         if document.is_empty() {
@@ -425,7 +426,7 @@ impl<'a> Documents<'a> {
         tokens.truncate(self.options.context);
         tokens.shrink_to_fit();
         if tokens.len() > 1 {
-            // The list of them holds up to twice as many when it grows, the allocator a header for each.
+            // A growing list holds up to twice its length, and the allocator adds a header per sequence.
             self.held += (4 * tokens.len() + 3 * size_of::<Sequence>() + 16) as u64;
             self.wanted = self.wanted.saturating_sub(tokens.len() - 1);
             self.sequences.push(Sequence { tokens, from: 1 });
@@ -436,14 +437,14 @@ impl<'a> Documents<'a> {
     fn finish(self) -> Result<Vec<Sequence>, TokenError> {
         let (first, last) = self.range();
         if self.options.docs.is_some() && last > self.count && self.wanted > 0 {
-            let allowed = format!("1..{} (the documents there are)", self.count);
+            let allowed = format!("a range within 1..{} (the number of documents)", self.count);
             return Err(TokenError::Docs { found: format!("{first}..{last}"), allowed });
         }
         Ok(self.sequences)
     }
 }
 
-/// A text in windows of the context, of which no more are made than `limit` predicted tokens take.
+/// Cuts a text into windows of the context, no more than `limit` predicted tokens need.
 fn windows(
     name: &str,
     text: &str,
@@ -452,7 +453,7 @@ fn windows(
     limit: Option<usize>,
     memory: u64,
 ) -> Result<Vec<Sequence>, TokenError> {
-    // What the tokenizer puts before a text is put before each window.
+    // The tokenizer's prefix (BOS) is repeated before each window.
     let bos = tokenizer.encode("", options.bos)?;
     let tokens = tokenizer.encode(text, Bos::Never)?;
     let block = options.context.saturating_sub(bos.len()).max(1);
@@ -464,7 +465,7 @@ fn windows(
             allowed: format!("1 to {block}"),
         });
     }
-    // Windows that overlap much are many times the text.
+    // A small stride repeats most tokens in several windows, so memory is checked before any is made.
     let wanted = limit.map_or(usize::MAX, |limit| limit / (stride - 1).max(1));
     let count = wanted.min(tokens.len() / stride).saturating_add(2);
     let window = 4 * (bos.len() + block.min(tokens.len())) + 3 * size_of::<Sequence>();
@@ -477,7 +478,7 @@ fn windows(
     while tokens.len().saturating_sub(start) >= block || (start == 0 && !tokens.is_empty()) {
         let end = start.saturating_add(block).min(tokens.len());
         let sequence: Vec<u32> = bos.iter().chain(&tokens[start..end]).copied().collect();
-        // Tokens that an earlier window has predicted are context only.
+        // Tokens predicted in the previous window serve only as context.
         let fresh = if start == 0 { 0 } else { block - stride };
         let from = (bos.len() + fresh).max(1);
         predicted += sequence.len().saturating_sub(from);

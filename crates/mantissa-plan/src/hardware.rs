@@ -1,17 +1,17 @@
-//! GPU generations, as far as the choice of a kernel depends on them.
+//! GPU generations that decide which kernels are available.
 
 use std::fmt;
 
-/// A GPU by its compute capability.
+/// GPU with its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// As the user named it, or the first name of its capability.
+    /// Name as given, or the first known name with this capability.
     pub name: &'static str,
     /// Compute capability times ten: 89 is 8.9.
     pub sm: u32,
 }
 
-/// The GPUs known by name. Compute capabilities as NVIDIA lists them (developer.nvidia.com/cuda-gpus).
+/// GPUs known by name. Compute capabilities from NVIDIA's list (developer.nvidia.com/cuda-gpus).
 pub const GPUS: [Gpu; 22] = [
     Gpu { name: "v100", sm: 70 },
     Gpu { name: "t4", sm: 75 },
@@ -38,7 +38,7 @@ pub const GPUS: [Gpu; 22] = [
 ];
 
 impl Gpu {
-    /// A GPU by its name, or by its capability as `sm90`.
+    /// Parses a GPU name, or a capability such as `sm90`.
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(gpu) = GPUS.into_iter().find(|gpu| gpu.name == text) {
             return Some(gpu);

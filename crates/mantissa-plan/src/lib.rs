@@ -1,7 +1,7 @@
-//! Arithmetic that needs no weights: what a serving engine asks of a model, checked on shapes and schemes.
+//! Deployment checks that need no weights: engine requirements, evaluated on shapes and schemes.
 //!
-//! [`contract`] holds the rules of each engine as data, every one with the place it was read in, and judges a
-//! [`contract::Subject`]: the description of an artifact, or of one that is only planned. [`hardware`] knows GPU generations.
+//! [`contract`] holds the rules of each engine as data, each with its source, and evaluates them on a
+//! [`contract::Subject`], which describes a written or planned model. [`hardware`] lists GPU generations.
 #![forbid(unsafe_code)]
 
 pub mod contract;

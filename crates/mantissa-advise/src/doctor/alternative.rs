@@ -1,174 +1,174 @@
-//! The ways in which readers and writers of a checkpoint disagree, as data.
+//! Known ways in which readers and writers of a checkpoint disagree, as data.
 
 use serde::Serialize;
 
-/// A disagreement, and its undoing.
+/// Known disagreement between writer and reader, which the doctor tries to undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Alternative {
-    /// Zero points one higher.
+    /// Zero points increased by one.
     ZeroPointUp,
-    /// Zero points one lower.
+    /// Zero points decreased by one.
     ZeroPointDown,
-    /// The two codes of a byte in the other order.
+    /// The two 4-bit codes of each byte swapped.
     NibbleOrder,
-    /// Codes that are stored in neighbouring pairs, read as the halves of a block.
+    /// Codes stored in adjacent pairs, read as the two halves of a block.
     HalfSplit,
-    /// Codes that are stored as the halves of a block, read in neighbouring pairs.
+    /// Codes stored as the two halves of a block, read in adjacent pairs.
     Adjacent,
-    /// Rows of q and k in heads whose halves are interleaved, put apart.
+    /// Rows of q and k de-interleaved: the halves of each head put apart.
     RowsApart,
-    /// The same, interleaved.
+    /// Rows of q and k interleaved.
     RowsInterleaved,
-    /// The scale of the whole tensor as its reciprocal.
+    /// Reciprocal of the global scale.
     GlobalReciprocal,
-    /// The scale of the whole tensor of the layer that it is joined with (gate and up).
+    /// Global scales of gate and up swapped.
     GlobalSwapped,
-    /// The stored scale of the inputs as its reciprocal.
+    /// Reciprocal of the stored input scale.
     InputReciprocal,
-    /// Block scales as their reciprocals.
+    /// Reciprocals of the block scales.
     ScaleReciprocal,
-    /// Block scales that were written column by column.
+    /// Block scales transposed: they were written column by column.
     ScalesTransposed,
-    /// gate and up in each other's place.
+    /// gate and up swapped.
     GateUpSwapped,
-    /// Norms that are stored less one.
+    /// One added to every norm weight.
     NormPlusOne,
-    /// Norms that are stored plus one.
+    /// One subtracted from every norm weight.
     NormMinusOne,
-    /// A beginning-of-sequence token where there is none, or none where there is one.
+    /// BOS token added if absent, removed if present.
     OtherBos,
 }
 
-/// What is known of an alternative.
+/// Description of an alternative.
 pub struct Entry {
-    /// It.
+    /// Alternative described.
     pub alternative: Alternative,
-    /// Its name in tables.
+    /// Name in tables and JSON.
     pub name: &'static str,
-    /// What has gone wrong where it repairs the model.
+    /// Likely cause if this alternative repairs the model.
     pub cause: &'static str,
-    /// What helps.
-    pub cure: &'static str,
+    /// Fix, as printed.
+    pub fix: &'static str,
 }
 
-/// Every alternative, in the order in which they are tried.
+/// Every alternative, in the order of the trials.
 pub const ALTERNATIVES: [Entry; 16] = [
     Entry {
         alternative: Alternative::ZeroPointUp,
         name: "zero points + 1",
-        cause: "zero points stored less one, as GPTQ v1 has them, under a label that says otherwise",
-        cure: "set checkpoint_format to \"gptq\"",
+        cause: "zero points are stored minus one (GPTQ v1), but checkpoint_format says otherwise",
+        fix: "set checkpoint_format to \"gptq\"",
     },
     Entry {
         alternative: Alternative::ZeroPointDown,
         name: "zero points - 1",
-        cause: "zero points stored as they are, as GPTQ v2 has them, under a label that says otherwise",
-        cure: "set checkpoint_format to \"gptq_v2\"",
+        cause: "zero points are stored unchanged (GPTQ v2), but checkpoint_format says otherwise",
+        fix: "set checkpoint_format to \"gptq_v2\"",
     },
     Entry {
         alternative: Alternative::NibbleOrder,
         name: "nibbles swapped",
-        cause: "the two codes of a byte are packed high nibble first where the convention has low first, or the other way",
-        cure: "pack the codes again in the convention's order",
+        cause: "the two codes of each byte are in the opposite nibble order to what the format requires",
+        fix: "pack the codes again in the format's order",
     },
     Entry {
         alternative: Alternative::HalfSplit,
         name: "pairs as halves",
-        cause: "codes packed in neighbouring pairs were written where a block's halves share bytes",
-        cure: "pack the codes again in the convention's order",
+        cause: "codes were packed in adjacent pairs, but the format stores the two halves of a block in shared bytes",
+        fix: "pack the codes again in the format's order",
     },
     Entry {
         alternative: Alternative::Adjacent,
         name: "halves as pairs",
-        cause: "codes whose bytes hold the halves of a block, as GGUF has them, were written as neighbouring pairs",
-        cure: "pack the codes again in the convention's order",
+        cause: "codes were packed as block halves (GGUF's layout), but the format stores adjacent pairs",
+        fix: "pack the codes again in the format's order",
     },
     Entry {
         alternative: Alternative::RowsApart,
         name: "q and k rows apart",
-        cause: "rows of q and k are interleaved, as GGUF's llama has them, in a file that should have Hugging Face's order",
-        cure: "convert again with the permutation undone",
+        cause: "q and k rows are interleaved (GGUF's llama layout), but the file should have Hugging Face's order",
+        fix: "convert again with the permutation undone",
     },
     Entry {
         alternative: Alternative::RowsInterleaved,
         name: "q and k rows interleaved",
         cause: "a GGUF file of the llama architecture was written without the permutation of q and k",
-        cure: "convert again with the permutation of the architecture",
+        fix: "convert again with the architecture's permutation",
     },
     Entry {
         alternative: Alternative::GlobalReciprocal,
         name: "1 / global scale",
-        cause: "the global scale is stored as a multiplier where the convention has the divisor, or the other way",
-        cure: "store the reciprocal",
+        cause: "the global scale is stored as a multiplier where the format has a divisor, or vice versa",
+        fix: "store the reciprocal",
     },
     Entry {
         alternative: Alternative::GlobalSwapped,
         name: "global scales of gate and up swapped",
-        cause: "the global scales of gate and up stand in each other's place",
-        cure: "swap them",
+        cause: "the global scales of gate and up are swapped",
+        fix: "swap them",
     },
     Entry {
         alternative: Alternative::InputReciprocal,
         name: "1 / input scale",
-        cause: "the stored scale of the inputs is a multiplier where the convention has the divisor, or the other way",
-        cure: "store the reciprocal",
+        cause: "the stored input scale is a multiplier where the format has a divisor, or vice versa",
+        fix: "store the reciprocal",
     },
     Entry {
         alternative: Alternative::ScaleReciprocal,
         name: "1 / block scales",
         cause: "block scales are stored as reciprocals (a name ending in _inv does not mean that they are)",
-        cure: "store the multipliers",
+        fix: "store the multipliers",
     },
     Entry {
         alternative: Alternative::ScalesTransposed,
         name: "block scales transposed",
         cause: "block scales were written group by group instead of row by row",
-        cure: "transpose them",
+        fix: "transpose them",
     },
     Entry {
         alternative: Alternative::GateUpSwapped,
         name: "gate and up swapped",
-        cause: "gate and up stand in each other's place, as where a fused weight was cut in the wrong order",
-        cure: "swap the two tensors",
+        cause: "gate and up are swapped, for example by splitting a fused weight in the wrong order",
+        fix: "swap the two tensors",
     },
     Entry {
         alternative: Alternative::NormPlusOne,
         name: "norms + 1",
-        cause: "norms are stored less one (Gemma's way) for an architecture that multiplies with them as they are",
-        cure: "add 1 to every norm",
+        cause: "norm weights are stored minus one (Gemma's form), but the architecture uses them unchanged",
+        fix: "add 1 to every norm",
     },
     Entry {
         alternative: Alternative::NormMinusOne,
         name: "norms - 1",
-        cause: "norms are stored plus one for an architecture that adds 1 itself",
-        cure: "subtract 1 from every norm",
+        cause: "norm weights are stored plus one, but the architecture adds 1 itself",
+        fix: "subtract 1 from every norm",
     },
     Entry {
         alternative: Alternative::OtherBos,
         name: "the other BOS",
-        cause: "the tokenizer puts a beginning-of-sequence token where the model was trained without, or leaves it out",
-        cure: "set add_bos_token in tokenizer_config.json (tokenizer.ggml.add_bos_token in GGUF)",
+        cause: "the tokenizer adds a BOS token that the model was trained without, or omits one that it needs",
+        fix: "set add_bos_token in tokenizer_config.json (tokenizer.ggml.add_bos_token in GGUF)",
     },
 ];
 
-/// The layers that an alternative must change together, where not all of them share a fault.
+/// Smallest set of layers that an alternative changes together when only some layers share a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Each by itself.
+    /// One linear layer.
     Linear,
-    /// q and k: their products keep their values when both are permuted.
+    /// q and k: attention scores are unchanged if both are permuted.
     Rotated,
     /// gate and up.
     Joined,
-    /// Norms, which stand outside linear layers.
+    /// Norms, which are no linear layers.
     Norms,
-    /// The text.
+    /// The tokenized text.
     Text,
 }
 
 impl Alternative {
-    /// What changes together.
+    /// Returns the unit that changes together.
     pub(super) fn unit(self) -> Unit {
         match self {
             Alternative::RowsApart | Alternative::RowsInterleaved => Unit::Rotated,
@@ -179,18 +179,18 @@ impl Alternative {
         }
     }
 
-    /// What is known of it.
+    /// Returns the description.
     pub fn entry(self) -> &'static Entry {
         let found = ALTERNATIVES.iter().find(|entry| entry.alternative == self);
         found.unwrap_or(&ALTERNATIVES[0])
     }
 
-    /// The alternative of this name.
+    /// Finds the alternative with this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         ALTERNATIVES.iter().find(|entry| entry.name == name).map(|entry| entry.alternative)
     }
 
-    /// Whether it changes norms instead of linear layers, and by how much.
+    /// Returns the shift of norm weights; `None` for alternatives that change linear layers.
     pub(super) fn of_norms(self) -> Option<f32> {
         match self {
             Alternative::NormPlusOne => Some(1.0),

@@ -1,4 +1,4 @@
-//! Weights under an alternative.
+//! Applies an alternative to stored weights.
 
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::format::{Affine, Format, Offset};
@@ -14,15 +14,14 @@ use crate::values::values;
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// The linear layers of one decoder layer as they are stored, in the order of the forward pass.
+/// Linear layers of one decoder layer as stored, in forward order.
 pub(super) type Stored = Vec<(LinearInfo, LinearWeight)>;
 
 impl Alternative {
-    /// The layer at `at` of `stored` under this alternative; `None` where it changes nothing there. What cannot be changed in
-    /// its packed form becomes f32.
+    /// Applies this alternative to layer `at` of `stored`; `None` if nothing changes. A weight that cannot be
+    /// changed in packed form is decoded to f32.
     ///
-    /// # Errors
-    /// Its parts do not fit together.
+    /// # Errors The parts of the weight do not fit together.
     pub(super) fn linear(
         self,
         config: &ModelConfig,
@@ -42,7 +41,7 @@ impl Alternative {
         }
     }
 
-    /// Rows of q and k in the other order.
+    /// Reorders the rows of q and k.
     fn rows(
         self,
         config: &ModelConfig,
@@ -64,7 +63,7 @@ impl Alternative {
         Ok(Some(LinearWeight { rows, cols, weight: changed, bias, input, transforms }))
     }
 
-    /// Codes and scales under this alternative; `None` where it says nothing about them.
+    /// Applies this alternative to codes and scales; `None` if it does not concern them.
     fn codes(self, q: &Quantized) -> Option<Quantized> {
         let mut q = match (self, &q.format) {
             (Alternative::NibbleOrder | Alternative::HalfSplit, Format::Codec(id)) => {
@@ -77,7 +76,7 @@ impl Alternative {
             Alternative::ZeroPointUp => shift_zero(q, 1),
             Alternative::ZeroPointDown => shift_zero(q, -1),
             Alternative::NibbleOrder => permute_codes(q, |i, _| i ^ 1),
-            // Element `2j` lies where `j` is expected, `2j + 1` where `j + half` is.
+            // Element `2j` is stored at position `j`, `2j + 1` at `j + half`.
             Alternative::HalfSplit => {
                 permute_codes(q, |i, half| if i < half { 2 * i } else { 2 * (i - half) + 1 })
             }
@@ -92,7 +91,7 @@ impl Alternative {
         }
     }
 
-    /// Blocks with their 4-bit fields in another order: those of each byte swapped, or pairs of neighbours put apart.
+    /// Reorders the 4-bit fields of GGUF blocks: swaps each byte's nibbles, or de-interleaves adjacent pairs.
     fn fields(self, q: &Quantized, id: CodecId) -> Option<Quantized> {
         let (fields, block) = (id.nibbles()?, id.codec().bytes);
         let Codes::Packed(bytes) = &q.codes else { return None };
@@ -109,7 +108,7 @@ impl Alternative {
     }
 }
 
-/// Bytes of neighbouring elements `2j` and `2j + 1` as bytes of elements `j` and `j + n`.
+/// Repacks bytes of elements `2j` and `2j + 1` as bytes of elements `j` and `j + n`.
 fn put_apart(run: &mut [u8]) {
     let elements: Vec<u8> = run.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
     let (low, high) = elements.split_at(run.len());
@@ -128,7 +127,7 @@ fn with(of: &LinearWeight, weight: Weight) -> LinearWeight {
     }
 }
 
-/// gate's up, and up's gate, as they are stored.
+/// Returns up for gate, and gate for up.
 fn partner(stored: &Stored, kind: LinearKind) -> Option<&LinearWeight> {
     let kind = match kind {
         LinearKind::Gate => LinearKind::Up,
@@ -153,7 +152,7 @@ fn invert_input(weight: &LinearWeight) -> Option<LinearWeight> {
     Some(changed)
 }
 
-/// `None` where it is no number, or the same.
+/// Returns `1 / scale`; `None` if that is not finite or equals `scale`.
 fn reciprocal(scale: f32) -> Option<f32> {
     Some(1.0 / scale).filter(|inverse| inverse.is_finite() && *inverse != scale)
 }
@@ -200,7 +199,7 @@ fn shift_zero(mut q: Quantized, by: i32) -> Option<Quantized> {
     Some(q)
 }
 
-/// 4-bit codes with element `i` of each block taken from `from(i, half the block)`.
+/// Permutes 4-bit codes within blocks: element `i` comes from `from(i, block / 2)`.
 fn permute_codes(mut q: Quantized, from: impl Fn(usize, usize) -> usize) -> Option<Quantized> {
     const ROW_BLOCK: usize = 32;
     if q.format.code_bits() != 4 {
@@ -231,13 +230,14 @@ mod tests {
 
     fn quantized(scheme: &str, rows: usize, cols: usize) -> Quantized {
         let scheme: Scheme = scheme.parse().unwrap();
-        // Groups of unlike sizes, so that no two arrangements of their scales are equal.
+        // Group sizes differ, so that no two arrangements of the scales are equal.
         let size = |i: usize| (1 << (i / 32 % 5)) as f32;
         let x: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin() * size(i)).collect();
         quantize(&scheme, &x, rows, cols, Given::default()).unwrap()
     }
 
-    /// Every alternative for codes on every kind of format: none panics, and each that says something changes the values.
+    /// Applies every alternative to every kind of format: none panics, and each that applies changes the
+    /// values.
     #[test]
     fn every_alternative_takes_every_format() {
         let mut applied = 0;
@@ -277,7 +277,7 @@ mod tests {
         assert!(applied > 50, "{applied}");
     }
 
-    /// What swaps twice is as it was; what is written in pairs and put apart is as it was.
+    /// Swapping twice restores the input; packing in pairs and de-interleaving restores it too.
     #[test]
     fn orders_are_undone() {
         for scheme in ["int4-g32", "q4_0", "q4_k", "mxfp4"] {

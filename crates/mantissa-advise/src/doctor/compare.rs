@@ -1,4 +1,4 @@
-//! A model against the one that it was made from: tensor by tensor, layer by layer on the same states, and as a whole.
+//! Compares a model with its source: per tensor, per layer on equal inputs, and end to end.
 
 use mantissa_eval::Sequence;
 use mantissa_model::{Buffers, Layer, LinearKind, ModelConfig, load_config};
@@ -15,49 +15,48 @@ use crate::values::relative_error;
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// A deviation is a fault beyond this many times what rounding to nearest under the same scheme explains, and this much.
+/// A deviation is a fault if it exceeds `TIMES` times the RTN error under the same scheme, plus `SLACK`.
 const TIMES: f64 = 3.0;
 const SLACK: f64 = 0.02;
 
-/// Windows and tokens of each that layers are compared on.
+/// Windows for the layer comparison, and tokens of each.
 const WINDOWS: usize = 4;
 const TOKENS: usize = 32;
 
-/// A layer of both models on the same states, or a part of it with the other part silent.
+/// One layer, or its attention or MLP alone, run in both models on the same input.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerRow {
-    /// Its number.
+    /// Layer index.
     pub layer: usize,
-    /// `attention`, `mlp`, or `layer` where they cannot be told apart.
+    /// `attention`, `mlp`, or `layer` if the two cannot be separated.
     pub part: &'static str,
-    /// `||y - y_ref|| / ||y_ref - x||`: the deviation of what it adds to its states.
+    /// `||y - y_ref|| / ||y_ref - x||`: relative deviation of what the layer adds to the residual stream.
     pub deviation: f64,
-    /// The same of the reference rounded to nearest under the schemes of the model.
+    /// The same deviation for the source rounded to nearest under the model's schemes.
     pub expected: f64,
-    /// Whether it deviates by more than its schemes explain.
+    /// True if the deviation exceeds what the schemes explain.
     pub faulty: bool,
 }
 
-/// Both models from end to end.
+/// End-to-end comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Whole {
     /// Mean KL(reference ‖ model), nats.
     pub kl: f64,
-    /// The same of the reference rounded to nearest under the schemes of the model.
+    /// The same KL for the source rounded to nearest under the model's schemes.
     pub expected: f64,
-    /// Whether it deviates by more than its schemes explain.
+    /// True if the KL exceeds what the schemes explain.
     pub faulty: bool,
 }
 
-/// Whether an error is more than `expected`, the same of the reference rounded to nearest, explains.
+/// True if `error` exceeds what rounding to nearest explains, given its error `expected`.
 pub(super) fn beyond(error: f64, expected: f64) -> bool {
     error.is_nan() || error > TIMES * expected + SLACK
 }
 
-/// Compares `files` with `reference` on the first of `windows`, or on tokens of no meaning where there are none.
+/// Compares `files` with `reference` on the first of `windows`, or on random tokens if there are none.
 ///
-/// # Errors
-/// What cannot be read; models of different shapes.
+/// # Errors Unreadable files, or models of different shapes.
 pub fn against(
     files: &ModelFiles,
     reference: &ModelFiles,
@@ -79,11 +78,10 @@ pub fn against(
     comparing.run(progress)
 }
 
-/// Predicted peak memory of [`against`] beside the process: embedding and head of both models, a layer of each, and the values of a
-/// weight as the two have it and as rounding leaves it.
+/// Predicts the peak memory of [`against`] in bytes, beyond the process: embedding and head of both models,
+/// one layer of each, and one weight as stored, as in the source, and as rounded.
 ///
-/// # Errors
-/// The configuration of `files`.
+/// # Errors The configuration of `files` is invalid.
 pub fn bytes_against(files: &ModelFiles, reference: &ModelFiles, threads: usize) -> Result<u64> {
     let config = load_config(files)?;
     let table = (config.vocab_size * config.hidden_size) as u64;
@@ -102,7 +100,7 @@ pub fn bytes_against(files: &ModelFiles, reference: &ModelFiles, threads: usize)
     Ok(held.saturating_add(pass.saturating_mul(threads.clamp(1, WINDOWS) as u64)))
 }
 
-/// The beginning of the text, or tokens drawn at random.
+/// Takes the beginning of the text, or random tokens.
 fn short(windows: &[Sequence], config: &ModelConfig) -> Vec<Sequence> {
     let most = TOKENS.min(config.max_position_embeddings);
     let cut = |tokens: Vec<u32>| Sequence { tokens, from: 1 };
@@ -128,14 +126,15 @@ pub(super) struct Comparing<'a> {
     pub(super) windows: &'a [Sequence],
 }
 
-/// The states of three models after the layers so far: the reference, the model, and the reference rounded under its schemes.
+/// Hidden states of three models after the layers so far: the source, the model, and the source rounded under
+/// the model's schemes.
 struct Chains {
     reference: States,
     ours: States,
     rounded: States,
 }
 
-/// One layer of the same three.
+/// One layer of the same three models.
 pub(super) struct Layers {
     pub(super) reference: Layer,
     pub(super) ours: Layer,
@@ -162,7 +161,8 @@ impl Comparing<'_> {
                 rounded: rounded_layer(self, number, rounded)?,
             };
             let rows = self.layer(number, &layers, &chains.reference)?;
-            // The first layer that deviates, for reasons that its tensors do not give.
+            // Only the first deviating layer is searched for a config field, and only if its tensors do not
+            // explain it.
             if by_config.is_none() && rows.iter().any(|row| row.faulty) {
                 let sound = found.tensors.iter().all(|row| row.layer != Some(number) || !row.faulty);
                 by_config = Some(if sound {
@@ -194,7 +194,7 @@ impl Comparing<'_> {
         Ok(found)
     }
 
-    /// What each part of a layer adds to the same states.
+    /// Compares what each part of a layer adds to the same input.
     fn layer(&self, number: usize, layers: &Layers, states: &States) -> Result<Vec<LayerRow>> {
         let (attention, mlp): (Vec<_>, Vec<_>) =
             layers.ours.linears().map(|(kind, _)| kind).partition(|kind| {
@@ -213,7 +213,7 @@ impl Comparing<'_> {
         let (attention, mlp) = (ends(&attention), ends(&mlp));
         let parts = match attention.is_empty() || mlp.is_empty() {
             true => vec![("layer", Vec::new())],
-            // What is not looked at is silent.
+            // The other part is zeroed, so that it adds nothing.
             false => vec![("attention", mlp), ("mlp", attention)],
         };
         let row = |(part, silent): (&'static str, Vec<LinearKind>)| {
@@ -247,7 +247,7 @@ impl Comparing<'_> {
     }
 }
 
-/// `KL(p ‖ q)` of two lists of logits, nats.
+/// Returns `KL(p ‖ q)` of two logit vectors, nats.
 fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let normalizer = |x: &[f32]| {
         let most = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -261,8 +261,8 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
     p.iter().zip(q).map(term).sum()
 }
 
-/// What the comparison says. A tensor that an alternative brings back to the source is faulty whatever the model computes with it;
-/// others count where the layer that they are in computes something else.
+/// Derives the fault from the comparison. A tensor that an alternative restores to the source is faulty even
+/// if the model's output is right; other tensors count only in a layer whose output deviates.
 fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Option<Fault>) -> Option<Fault> {
     if let Some(row) = found.tensors.iter().find(|row| row.repaired) {
         let name = row.best.map(|(name, _)| name)?;
@@ -274,15 +274,16 @@ fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Optio
     }
     let first = found.layers.iter().find(|row| row.faulty);
     let table = found.tensors.iter().find(|row| row.layer.is_none() && row.faulty);
-    // A rotated model has other tensors everywhere, and computes the same.
+    // A rotated model has different tensors everywhere but the same outputs.
     let Some(row) = first.filter(|_| whole.faulty || table.is_none()) else {
         let table = table.filter(|_| whole.faulty)?;
-        let cause = "it is not the source's: of another model, or of a permuted vocabulary";
+        let cause =
+            "the tensor differs from the source: it belongs to another model or a permuted vocabulary";
         return Some(Fault::unknown(
             table.tensor.clone(),
             Vec::new(),
             cause,
-            "take the tensor over from the source",
+            "copy the tensor from the source",
         ));
     };
     let mut layers: Vec<usize> = found.layers.iter().filter(|row| row.faulty).map(|row| row.layer).collect();
@@ -290,6 +291,7 @@ fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Optio
     if let Some(fault) = by_config {
         return Some(Fault { layers, ..fault });
     }
+    // Column-scaled tensors and norms are usually a method's doing, so a damaged tensor is blamed first.
     let mut other = found.tensors.iter().filter(|tensor| tensor.layer == Some(row.layer) && tensor.faulty);
     let damaged = other.clone().find(|tensor| !tensor.diagonal && !tensor.is_norm);
     let scaled = other.clone().find(|tensor| tensor.diagonal);
@@ -297,7 +299,7 @@ fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Optio
         (Some(tensor), ..) | (None, None, Some(tensor)) => Fault::unknown(
             tensor.tensor.clone(),
             layers,
-            "none of the known disagreements: the tensor is damaged or not of this model",
+            "no known disagreement: the tensor is damaged or belongs to another model",
             "quantize it again from the source",
         ),
         (None, Some(tensor), _) => Fault {
@@ -305,18 +307,18 @@ fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Optio
             ..Fault::unknown(
                 tensor.tensor.clone(),
                 layers,
-                "its columns are scaled (AWQ, SmoothQuant), and the norm before it does not undo that",
+                "its columns are scaled (AWQ, SmoothQuant), but the norm before it does not undo the scaling",
                 "fold the scales into the norm, or store them (pre_quant_scale)",
             )
         },
         (None, None, None) => Fault::unknown(
             of.config.attention_module(row.layer).trim_end_matches(".self_attn").to_owned(),
             layers,
-            "its tensors are the source's within their schemes, and what it computes is not: the config differs",
+            "its tensors match the source within their schemes, but its output does not: the config differs",
             "compare config.json with the source's",
         ),
     })
 }
 
-/// Name of the alternative that only a comparison can try.
+/// Name of the alternative that only a comparison with the source can try.
 pub(super) const DIAGONAL: &str = "column scales undone";

@@ -1,4 +1,4 @@
-//! What a config may say otherwise than the source's: a fault outside the weights.
+//! Config fields that differ from the source: faults outside the weights.
 
 use mantissa_model::{Layer, ModelConfig};
 
@@ -8,11 +8,11 @@ use crate::error::AdviseError;
 use crate::run::{States, through};
 use crate::values::relative_error;
 
-/// Fields of a config that a layer computes by.
+/// Config field that changes what a layer computes.
 struct Field {
-    /// Names in `config.json`.
+    /// Keys in `config.json`.
     name: &'static str,
-    /// Takes it over.
+    /// Copies the field from the second config to the first.
     take: fn(&mut ModelConfig, &ModelConfig),
 }
 
@@ -37,15 +37,12 @@ const FIELDS: [Field; 9] = [
             c.attention_scale = from.attention_scale;
         },
     },
-    Field {
-        name: "the scale of the attention's scores",
-        take: |c, from| c.attention_scale = from.attention_scale,
-    },
+    Field { name: "the attention scale", take: |c, from| c.attention_scale = from.attention_scale },
     Field { name: "attn_logit_softcapping", take: |c, from| c.attention_softcap = from.attention_softcap },
     Field { name: "sliding_window, layer_types", take: |c, from| c.windows = from.windows.clone() },
     Field { name: "clip_qkv", take: |c, from| c.clip_qkv = from.clip_qkv },
     Field {
-        name: "model_type: the form and the places of norms",
+        name: "model_type: norm type and placement",
         take: |c, from| {
             c.norm = from.norm;
             c.norm_places = from.norm_places;
@@ -54,10 +51,10 @@ const FIELDS: [Field; 9] = [
     },
 ];
 
-/// The field of the config which, taken over from the source's, makes layer `number` compute what the source's does.
+/// Finds the config field which, copied from the source, makes layer `number` compute what the source
+/// computes.
 ///
-/// # Errors
-/// A layer cannot be run.
+/// # Errors A layer cannot be run.
 pub(super) fn differing_field(
     of: &Comparing<'_>,
     number: usize,
@@ -76,12 +73,12 @@ pub(super) fn differing_field(
         if config == *of.config {
             continue;
         }
-        // Other norms may need tensors that are not there.
+        // Another norm placement may need tensors that do not exist; such a field is skipped.
         let Ok(layer) = Layer::load(of.files, &config, number) else { continue };
         if !beyond(relative_error(&run(&layer, &config)?, &right), expected) {
-            let cause = "the config says otherwise than the source's, whose value makes the layer compute what the source does";
-            let cure = "take the field over from the source's config.json";
-            return Ok(Some(Fault::unknown(format!("config.json: {}", field.name), Vec::new(), cause, cure)));
+            let cause = "the config differs from the source; with the source's value the layer computes the right result";
+            let fix = "copy the field from the source's config.json";
+            return Ok(Some(Fault::unknown(format!("config.json: {}", field.name), Vec::new(), cause, fix)));
         }
     }
     Ok(None)

@@ -1,13 +1,15 @@
-//! What is wrong with a checkpoint that speaks nonsense.
+//! Diagnosis of a checkpoint with garbled output.
 //!
-//! Two ways, by what is at hand. With the model that it was made from ([`against`]), each tensor is compared with the source's
-//! under the bound of its scheme and the [alternatives](ALTERNATIVES) are tried on those beyond it; each layer is run on the same
-//! states in both models, which finds faults outside the weights, and tells methods that move scales between layers from damage.
-//! Without ([`examine`]), alternatives are tried on the whole model, then on the layers and tensors by themselves, and judged by
-//! the loss on a text. Both go through the model a layer at a time.
+//! With the source model ([`against`]), each tensor is compared with the source's under the error bound of
+//! its scheme, and the [alternatives](ALTERNATIVES) are tried on tensors beyond the bound. Each layer is run
+//! on the same input in both models; this finds faults outside the weights, and tells methods that move
+//! scales between layers from damage.
 //!
-//! A sound model is never to be accused: without a source an alternative counts only where it makes the model predict the text
-//! better beyond doubt (see [`Trial::decisive`]), and what is not known is said to be undecided.
+//! Without the source ([`examine`]), alternatives are tried on the whole model, then on single layers and
+//! tensors, and judged by the loss on a text. Both run the model one layer at a time.
+//!
+//! A sound model must never be called faulty. Without a source, an alternative counts only if it improves the
+//! loss beyond doubt (see [`Trial::decisive`]); everything else is reported as undecided.
 
 mod alternative;
 mod change;
@@ -26,41 +28,41 @@ pub use score::Gain;
 pub use tensors::TensorRow;
 pub use trial::{Trial, examine, steps};
 
-/// What was found.
+/// Result of a diagnosis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Diagnosis {
-    /// The fault, where one was found.
+    /// Fault, if one was found.
     pub fault: Option<Fault>,
-    /// Why nothing was decided, where that is so.
+    /// Reason why no verdict was reached, if so.
     pub undecided: Option<&'static str>,
-    /// The model as it is, on the text.
+    /// Unchanged model on the text.
     pub baseline: Option<Baseline>,
-    /// What was tried on the text.
+    /// Trials on the text.
     pub trials: Vec<Trial>,
-    /// Alternatives that say nothing about this model.
+    /// Alternatives that do not apply to this model.
     pub not_applicable: Vec<&'static str>,
-    /// Both models from end to end.
+    /// End-to-end comparison with the source.
     pub whole: Option<Whole>,
-    /// Layers compared with the reference.
+    /// Layers compared with the source.
     pub layers: Vec<LayerRow>,
-    /// Tensors compared with the reference, in the order of the forward pass, with what was tried on them.
+    /// Tensors compared with the source, in forward order, with the alternatives tried on them.
     pub tensors: Vec<TensorRow>,
 }
 
-/// What a diagnosis comes to.
+/// Verdict of a diagnosis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Nothing that was tried is better than the model as it is.
+    /// No trial improves on the unchanged model.
     Sound,
-    /// There is a fault.
+    /// A fault was found.
     Faulty,
-    /// It cannot be told.
+    /// No verdict is possible.
     Undecided,
 }
 
 impl Diagnosis {
-    /// What it comes to.
+    /// Returns the verdict.
     pub fn verdict(&self) -> Verdict {
         match (&self.fault, self.undecided) {
             (Some(_), _) => Verdict::Faulty,
@@ -70,45 +72,46 @@ impl Diagnosis {
     }
 }
 
-/// What is wrong.
+/// Fault of a model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fault {
-    /// The first tensor that it is in, in the order of the forward pass; a field of the config, or the tokenizer.
+    /// First affected tensor in forward order, or a config field, or the tokenizer.
     pub tensor: String,
-    /// Layers that it is in, where that is known.
+    /// Affected layers, if known.
     pub layers: Vec<usize>,
-    /// The alternative that repairs it; `None` where none of them does.
+    /// Name of the alternative that repairs the fault; `None` if none does.
     pub alternative: Option<&'static str>,
-    /// The likely cause.
+    /// Likely cause.
     pub cause: &'static str,
-    /// What helps.
-    pub cure: &'static str,
+    /// Fix, as printed.
+    #[serde(rename = "cure")]
+    pub fix: &'static str,
 }
 
-/// The model as it is, on the text.
+/// Unchanged model on the text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Baseline {
-    /// Mean loss, nats.
+    /// Mean NLL, nats/token.
     pub nll: f64,
-    /// `exp(nll)`.
+    /// Perplexity, `exp(nll)`.
     pub ppl: f64,
-    /// Predicted tokens.
+    /// Number of predicted tokens.
     pub tokens: u64,
-    /// Mean loss at the temperature that suits it best, nats.
+    /// Mean NLL at the best temperature, nats/token.
     pub calibrated_nll: f64,
-    /// Entropy of the text's tokens, nats: the loss of knowing how often each occurs.
+    /// Entropy of the token frequencies, nats: the NLL of a unigram model fitted to this text.
     pub token_entropy: f64,
-    /// Share of tokens that were the most likely ones.
+    /// Share of tokens that were the argmax (top-1 accuracy).
     pub hits: f64,
 }
 
 impl Fault {
     fn of(alternative: Alternative, tensor: String, layers: Vec<usize>) -> Self {
         let entry = alternative.entry();
-        Fault { tensor, layers, alternative: Some(entry.name), cause: entry.cause, cure: entry.cure }
+        Fault { tensor, layers, alternative: Some(entry.name), cause: entry.cause, fix: entry.fix }
     }
 
-    fn unknown(tensor: String, layers: Vec<usize>, cause: &'static str, cure: &'static str) -> Self {
-        Fault { tensor, layers, alternative: None, cause, cure }
+    fn unknown(tensor: String, layers: Vec<usize>, cause: &'static str, fix: &'static str) -> Self {
+        Fault { tensor, layers, alternative: None, cause, fix }
     }
 }

@@ -1,7 +1,9 @@
-//! How well a model predicts a text, and when one reading of it is better than another beyond doubt.
+//! Loss of a model on a text, and the test that decides whether one reading of a checkpoint is better than
+//! another.
 //!
-//! Losses are compared at the temperature that suits each reading best. Noise in the weights flattens predictions, and on text that
-//! a model does not know that alone lowers the loss: a comparison at temperature 1 would call sound models faulty.
+//! Losses are compared at each reading's best temperature. Noise in the weights flattens predictions, which
+//! alone lowers the loss on text that a model does not know: at temperature 1, sound models would be called
+//! faulty.
 
 use mantissa_eval::Sequence;
 use mantissa_eval::stats::{Sum, estimate};
@@ -11,24 +13,25 @@ use serde::Serialize;
 use crate::error::AdviseError;
 use crate::run::{Ends, States, each};
 
-/// Factors of the logits, the reciprocals of temperatures.
+/// Inverse temperatures, which multiply the logits.
 const SHARPNESS: [f64; 6] = [1.0, 0.75, 0.5, 0.3, 0.15, 0.05];
 
-/// Predicted tokens that make one unit of the statistic. Neighbours depend on each other; units this long hardly do.
+/// Predicted tokens per unit of the statistic. Adjacent tokens are correlated; units of this length hardly
+/// are.
 const SEGMENT: usize = 32;
 
-/// Units below which nothing is decided.
+/// Minimum number of units for a decision.
 pub(super) const LEAST_UNITS: usize = 8;
 
-/// What a repair must lower the loss by, nats.
+/// Minimum loss improvement of a repair, nats.
 const LEAST: f64 = 0.1;
 
-/// The same in standard errors of the difference: of alternatives on the whole model, of which there are a dozen, and on its parts,
-/// of which there are hundreds.
+/// Minimum loss improvement in standard errors: for the dozen alternatives on the whole model, and for the
+/// hundreds on its parts.
 pub(super) const WHOLE_ERRORS: f64 = 5.0;
 pub(super) const PART_ERRORS: f64 = 6.0;
 
-/// Standard errors by which it must raise the share of tokens that are predicted first.
+/// Minimum improvement of top-1 accuracy in standard errors.
 const HITS_ERRORS: f64 = 2.0;
 
 /// Sums over one unit.
@@ -39,14 +42,14 @@ struct Segment {
     hits: u64,
 }
 
-/// Losses on a text.
+/// Loss on a text.
 #[derive(Clone, Debug)]
 pub(super) struct Score {
     segments: Vec<Segment>,
 }
 
 impl Score {
-    /// Of the states that the last layer left; `None` where they are no numbers.
+    /// Scores the hidden states after the last layer; `None` if they are not finite.
     pub(super) fn of(
         ends: &Ends,
         windows: &[Sequence],
@@ -77,7 +80,7 @@ impl Score {
         self.segments.len()
     }
 
-    /// That of its first units.
+    /// Returns the score of the first `units` units.
     pub(super) fn first(&self, units: usize) -> Score {
         Score { segments: self.segments.iter().take(units).copied().collect() }
     }
@@ -86,28 +89,28 @@ impl Score {
         self.segments.iter().map(|segment| segment.nll[sharpness]).sum::<f64>() / self.tokens() as f64
     }
 
-    /// Mean loss as the model is, nats.
+    /// Mean NLL at temperature 1, nats/token.
     pub(super) fn nll(&self) -> f64 {
         self.mean(0)
     }
 
-    /// Which temperature gives the least loss.
+    /// Returns the index of the temperature with the lowest loss.
     fn best(&self) -> usize {
         let all = 0..SHARPNESS.len();
         all.min_by(|&a, &b| self.mean(a).total_cmp(&self.mean(b))).unwrap_or(0)
     }
 
-    /// Mean loss at its best temperature, nats.
+    /// Mean NLL at the best temperature, nats/token.
     pub(super) fn calibrated(&self) -> f64 {
         self.mean(self.best())
     }
 
-    /// Share of tokens that were the most likely ones.
+    /// Share of tokens that were the argmax.
     pub(super) fn hits(&self) -> f64 {
         self.segments.iter().map(|segment| segment.hits).sum::<u64>() as f64 / self.tokens() as f64
     }
 
-    /// What `other` gains over it on the same tokens.
+    /// Returns the paired gain of `other` over this score on the same tokens.
     pub(super) fn gain(&self, other: &Score) -> Gain {
         let (own, others) = (self.best(), other.best());
         let pairs = || self.segments.iter().zip(&other.segments);
@@ -123,7 +126,7 @@ impl Segment {
     fn add(&mut self, logits: &[f32], target: usize) {
         self.count += 1;
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // The first of equals: a model whose logits are all alike predicts nothing.
+        // Ties go to the lowest index: a model whose logits are all equal predicts nothing.
         if logits.iter().position(|&x| x == most) == Some(target) {
             self.hits += 1;
         }
@@ -136,23 +139,23 @@ impl Segment {
     }
 }
 
-/// One reading of a model against another on the same tokens.
+/// Paired comparison of a changed model with the unchanged one on the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
-    /// Loss less that of the model as it is, each at its best temperature, nats.
+    /// Loss minus that of the unchanged model, each at its best temperature, nats/token.
     pub delta: f64,
-    /// Its paired standard error.
+    /// Paired standard error of `delta`.
     pub se: f64,
-    /// Share of tokens predicted first, less that of the model as it is.
+    /// Top-1 accuracy minus that of the unchanged model.
     pub hits: f64,
-    /// Its paired standard error.
+    /// Paired standard error of `hits`.
     pub hits_se: f64,
-    /// Units of the statistic.
+    /// Number of units of the statistic.
     pub units: usize,
 }
 
 impl Gain {
-    /// Whether the other reading is better beyond doubt: by more than `errors` standard errors.
+    /// True if the change improves loss and top-1 accuracy, the loss by more than `errors` standard errors.
     pub(super) fn is_decisive(&self, errors: f64) -> bool {
         self.units >= LEAST_UNITS
             && self.delta < -LEAST
@@ -160,20 +163,20 @@ impl Gain {
             && self.hits > HITS_ERRORS * self.hits_se
     }
 
-    /// Whether the other reading is better than doing without the part that it changes; of a part that only disturbs a model
-    /// that is broken elsewhere, any change is an improvement.
+    /// True if the changed part beats a zeroed one. In a model that is broken elsewhere, any change to a
+    /// disturbing part improves the loss.
     pub(super) fn beats_silence(&self) -> bool {
         self.delta < -LEAST / 2.0 && self.delta < -PART_ERRORS / 2.0 * self.se
     }
 
-    /// Whether it is worth trying on more text.
+    /// True if the change deserves a trial on more text.
     pub(super) fn is_promising(&self) -> bool {
         self.delta < -LEAST / 2.0
     }
 }
 
-/// Entropy of the predicted tokens of `windows`, nats: the loss of a model that knows how often each of them occurs in this very
-/// text, and nothing else. On a short text that is a strict measure.
+/// Returns the entropy of the predicted tokens of `windows`, nats: the NLL of a unigram model fitted to this
+/// very text. On a short text this is a strict bound.
 pub(super) fn entropy(windows: &[Sequence]) -> f64 {
     let mut counts = std::collections::BTreeMap::<u32, u64>::new();
     for Sequence { tokens, from } in windows {
@@ -183,11 +186,12 @@ pub(super) fn entropy(windows: &[Sequence]) -> f64 {
     counts.values().map(|&n| n as f64 / total).map(|p| -p * p.ln()).sum()
 }
 
-/// Positions of a window that a missing or additional first token is not judged on: without it the first few are about something
-/// else.
+/// Positions after the start of a window that the BOS trial ignores: without a first token they have no
+/// context.
 const SETTLING: usize = 8;
 
-/// `windows` with the token `bos` before them and without it, the same tokens predicted; whether they have it.
+/// Returns `windows` with a `bos` token and without, both predicting the same tokens, and whether the input
+/// had it.
 pub(super) fn with_and_without(
     windows: &[Sequence],
     bos: u32,
@@ -221,7 +225,8 @@ mod tests {
 
     #[test]
     fn a_flatter_model_gains_nothing() {
-        // Over-confident as it is; the same predictions, only flatter, are better at temperature 1 alone.
+        // An over-confident model improves at temperature 1 by flattening alone; the best-temperature loss
+        // must not change.
         let sharp = score(|i| ([5.0 + 0.1 * i as f64, 4.0, 3.5, 3.2, 3.3, 3.4], 8));
         let flat = score(|i| ([3.5 + 0.01 * i as f64, 3.3, 3.2, 3.3, 3.4, 3.4], 8));
         let gain = sharp.gain(&flat);
@@ -229,7 +234,7 @@ mod tests {
         let right = score(|i| ([2.0 + 0.1 * i as f64, 2.2, 2.4, 2.6, 2.8, 3.0], 16));
         assert!(sharp.gain(&right).is_decisive(WHOLE_ERRORS));
         assert!(!right.gain(&sharp).is_decisive(WHOLE_ERRORS));
-        // Better on average, and not by more than chance.
+        // Better on average, but not beyond chance.
         let mixed = score(|i| ([if i == 0 { -20.0 } else { 3.3 }, 3.4, 3.4, 3.4, 3.4, 3.4], 16));
         assert!(!sharp.gain(&mixed).is_decisive(WHOLE_ERRORS));
     }

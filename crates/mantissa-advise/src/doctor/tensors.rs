@@ -1,4 +1,4 @@
-//! Stored tensors against those of the model that they were made from.
+//! Compares stored tensors with those of the source.
 
 use std::collections::BTreeMap;
 
@@ -20,25 +20,25 @@ use crate::values::{relative_error, values};
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// A tensor of both models.
+/// Tensor present in both models.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorRow {
-    /// Its name.
+    /// Name in the checkpoint.
     pub tensor: String,
-    /// Its layer; `None` of tables and the last norm.
+    /// Layer index; `None` for embedding, head and final norm.
     pub layer: Option<usize>,
-    /// `||w - w_ref|| / ||w_ref||`.
+    /// Relative error, `||w - w_ref|| / ||w_ref||`.
     pub error: f64,
-    /// The same of the reference rounded to nearest under its scheme.
+    /// The same error for the source rounded to nearest under the tensor's scheme.
     pub expected: f64,
-    /// Whether it deviates by more than its scheme explains. Methods that move scales between layers, or rotate them, make
-    /// tensors differ and leave what the model computes alone.
+    /// True if the error exceeds what the scheme explains. Methods that rescale or rotate layers change
+    /// tensors without changing the model's output.
     pub faulty: bool,
-    /// Whether it is the source's but for a scale of each column and row.
+    /// True if the tensor equals the source's up to one scale per column and row.
     pub diagonal: bool,
-    /// The alternative under which it deviates least, and by how much, where it is faulty.
+    /// Alternative with the smallest error, and that error, if the tensor is faulty.
     pub best: Option<(&'static str, f64)>,
-    /// Whether that brings it back within its scheme.
+    /// True if that alternative brings the error back within the scheme's bound.
     pub repaired: bool,
     #[serde(skip)]
     pub(super) is_norm: bool,
@@ -60,11 +60,11 @@ impl TensorRow {
     }
 }
 
-/// Puts rows into the order of the forward pass.
+/// Sorts rows into forward order.
 pub(super) fn in_order(of: &Comparing<'_>, rows: &mut [TensorRow]) {
     let mut order: BTreeMap<String, usize> =
         of.config.tensors().into_iter().enumerate().map(|(i, tensor)| (tensor.name, i)).collect();
-    // An expert stands where the tensor does that it is stacked in.
+    // An expert sorts at the place of its stacked tensor.
     for info in of.config.decoder_linears() {
         if let Some(&place) = order.get(&info.dense_tensor().0) {
             order.entry(format!("{}.weight", info.module)).or_insert(place);
@@ -73,11 +73,11 @@ pub(super) fn in_order(of: &Comparing<'_>, rows: &mut [TensorRow]) {
     rows.sort_by_key(|row| order.get(&row.tensor).copied().unwrap_or(usize::MAX));
 }
 
-/// Tensors that are no linear layers: of a layer, or those outside all layers. Those that either model stores in another way than
-/// by themselves are left out.
+/// Compares tensors that are no linear layers: those of `layer`, or those outside all layers. Tensors that
+/// either model stores fused or transposed are left out.
 pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec<TensorRow>> {
     let tied = of.config.tie_word_embeddings || of.theirs.tie_word_embeddings;
-    // The same tensors under the names that the reference has for them.
+    // The same tensors under the reference's names.
     let named = ModelConfig { bare_names: of.theirs.bare_names, ..of.config.clone() };
     let mut rows = Vec::new();
     for (tensor, named) in of.config.tensors().into_iter().zip(named.tensors()) {
@@ -96,12 +96,14 @@ pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec
             Role::Positions | Role::HeadBias => (None, false),
             _ => continue,
         };
+        // Linear layers and tensors of other layers are compared elsewhere.
         if its != layer {
             continue;
         }
         let read = |files: &ModelFiles, name: &str| files.tensor_f32(name, &tensor.shape);
         let (Ok(ours), Ok(theirs)) = (read(of.files, &tensor.name), read(of.reference, &named.name)) else {
             continue;
+            // A model may lack the tensor or store it differently; the layer comparison covers that.
         };
         let row = TensorRow::new(tensor.name.clone(), its, relative_error(&ours, &theirs), 0.0);
         let shifted = |by: f32| relative_error(&ours.iter().map(|v| v + by).collect::<Vec<_>>(), &theirs);
@@ -118,7 +120,7 @@ pub(super) fn dense_rows(of: &Comparing<'_>, layer: Option<usize>) -> Result<Vec
     Ok(rows)
 }
 
-/// The embedding or the head, which may be quantized: of the model, and what the reference calls it.
+/// Compares embedding or head, which may be quantized; `named` is its name in the reference.
 fn table_row(of: &Comparing<'_>, name: &str, named: &str) -> Result<Option<TensorRow>> {
     let (Some(module), Some(named)) = (name.strip_suffix(".weight"), named.strip_suffix(".weight")) else {
         return Ok(None);
@@ -131,14 +133,14 @@ fn table_row(of: &Comparing<'_>, name: &str, named: &str) -> Result<Option<Tenso
     Ok(Some(TensorRow::new(name.to_owned(), None, error, expected)))
 }
 
-/// The linear layers of a decoder layer that both models have, and the source's under the same schemes.
+/// Compares the linear layers of a decoder layer, and returns the source's rounded under the same schemes.
 pub(super) fn linear_rows(of: &Comparing<'_>, layer: usize) -> Result<(Vec<TensorRow>, Vec<RoundedLinear>)> {
     let mut counterparts: BTreeMap<LinearKind, LinearInfo> =
         of.theirs.layer_linears(layer).into_iter().map(|info| (info.kind, info)).collect();
     let (mut stored, mut sources) = (Stored::new(), Vec::new());
     for info in of.config.layer_linears(layer) {
         let Some(source) = counterparts.remove(&info.kind) else { continue };
-        // Either may hold it transposed or stacked, whatever the other does.
+        // Either model may store the weight transposed or stacked.
         let weight = linear_weight(of.files, &info)?;
         stored.push((info, weight));
         sources.push(source);
@@ -152,7 +154,7 @@ pub(super) fn linear_rows(of: &Comparing<'_>, layer: usize) -> Result<(Vec<Tenso
     Ok((found, all))
 }
 
-/// The linear layer at `at` of `stored` against `source`, its counterpart, and that rounded under the same scheme.
+/// Compares layer `at` of `stored` with its counterpart `source`, and rounds that under the same scheme.
 fn linear_row(
     of: &Comparing<'_>,
     stored: &Stored,
@@ -188,22 +190,22 @@ fn linear_row(
     Ok((TensorRow { diagonal, ..row.judged(tried) }, linear))
 }
 
-/// The format of the codes that `ours` was read from; `None` where it is stored as values.
+/// Returns the stored format of `ours`; `None` if it is unquantized.
 fn stored_format(files: &ModelFiles, module: &str, ours: &LinearWeight) -> Option<Format> {
     if let Weight::Quantized(q) = &ours.weight {
         return Some(q.format.clone());
     }
-    // Blocks with a factor beside them that no format has are read as values.
+    // GGUF blocks with a separate scale tensor have no format; they are read as values.
     let name = stored_name(&format!("{module}.weight"))?;
     let tensor = files.gguf()?.tensors().iter().find(|tensor| tensor.name == name)?;
     tensor.ty.codec().map(|codec| Format::Codec(codec.id))
 }
 
-/// `theirs` rounded to nearest under the format of `ours`, and the relative error of that. Of a format that is not written here,
-/// integers of as many bits in groups of 32.
+/// Rounds `theirs` to nearest under the format of `ours`; returns the relative error and the weight. A format
+/// without an encoder is approximated by integers of the same width in groups of 32.
 fn expected(of: &Comparing<'_>, module: &str, ours: &LinearWeight, theirs: &[f32]) -> Result<(f64, Weight)> {
     let (rows, cols) = (ours.rows, ours.cols);
-    // A source in f32 that has been rounded to a dtype is within the slack.
+    // The error of an f32 source rounded to a 16-bit dtype is within `SLACK`.
     let Some(format) = stored_format(of.files, module, ours) else {
         return Ok((0.0, Weight::F32(theirs.to_vec())));
     };
@@ -223,7 +225,7 @@ fn expected(of: &Comparing<'_>, module: &str, ours: &LinearWeight, theirs: &[f32
     Ok((relative_error(&values(module, whole)?, theirs), weight))
 }
 
-/// `w` with each column, and then each row, scaled by what brings it nearest to `reference`.
+/// Returns `w` with columns, then rows, rescaled to the least-squares fit to `reference`.
 fn without_diagonals(w: &[f32], reference: &[f32], cols: usize) -> Vec<f32> {
     let cols = cols.max(1);
     let fit = |w: &[f32], lines: usize, line: &dyn Fn(usize) -> usize| -> Vec<f32> {
@@ -239,14 +241,14 @@ fn without_diagonals(w: &[f32], reference: &[f32], cols: usize) -> Vec<f32> {
     fit(&columns, w.len() / cols, &|i| i / cols)
 }
 
-/// A linear layer of the source, rounded to nearest under the scheme of the model.
+/// Linear layer of the source, rounded to nearest under the model's scheme.
 pub(super) struct RoundedLinear {
     kind: LinearKind,
     module: String,
     weight: LinearWeight,
 }
 
-/// Layer `number` of the source with its linear layers rounded under the schemes of the model, and its KV cache.
+/// Loads layer `number` of the source with rounded linear layers and the model's KV quantization.
 pub(super) fn rounded_layer(of: &Comparing<'_>, number: usize, linears: Vec<RoundedLinear>) -> Result<Layer> {
     let source = CacheOf { files: of.files, reference: of.reference };
     let mut layer = Layer::load(&source, of.theirs, number)?;
@@ -258,7 +260,7 @@ pub(super) fn rounded_layer(of: &Comparing<'_>, number: usize, linears: Vec<Roun
     Ok(layer)
 }
 
-/// The source with the KV cache of the model.
+/// Source weights with the model's KV quantization.
 struct CacheOf<'a> {
     files: &'a ModelFiles,
     reference: &'a ModelFiles,

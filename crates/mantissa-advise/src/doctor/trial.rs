@@ -1,4 +1,4 @@
-//! Alternatives judged by the loss on a text.
+//! Tries alternatives on a model and judges them by the loss on a text.
 
 use mantissa_eval::Sequence;
 use mantissa_model::{
@@ -17,34 +17,34 @@ use crate::run::{Ends, States, silenced, through};
 
 type Result<T> = std::result::Result<T, AdviseError>;
 
-/// An alternative and its loss.
+/// Alternative with its loss.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trial {
-    /// Its name.
+    /// Name of the alternative.
     pub alternative: &'static str,
-    /// Where it was applied.
+    /// Part of the model it was applied to.
     pub scope: String,
-    /// Tensors that it changed.
+    /// Number of changed tensors.
     pub tensors: usize,
-    /// Mean loss, nats; absent where the model gives no numbers.
+    /// Mean NLL, nats/token; absent if not finite.
     pub nll: Option<f64>,
-    /// `exp(nll)`.
+    /// Perplexity, `exp(nll)`.
     pub ppl: Option<f64>,
-    /// What it gains over the model as it is.
+    /// Gain over the unchanged model.
     pub gain: Option<Gain>,
-    /// Whether that is beyond doubt: it predicts the text much better, with more of its tokens first, in every part of it.
+    /// True if the gain is beyond doubt: lower loss and higher top-1 accuracy, in every part of the text.
     pub decisive: bool,
 }
 
-/// Steps of [`examine`]: the layers, once for the whole model and once for their parts.
+/// Returns the number of steps of [`examine`]: one per layer for the whole model and one per layer for its
+/// parts.
 pub fn steps(config: &ModelConfig) -> usize {
     2 * config.num_hidden_layers
 }
 
-/// Tries the alternatives on `windows`. `progress` is told the number of [`steps`] done.
+/// Tries the alternatives on `windows`. `progress` receives the number of finished [`steps`].
 ///
-/// # Errors
-/// The model cannot be loaded or run as it is.
+/// # Errors The unchanged model cannot be loaded or run.
 pub fn examine(
     files: &ModelFiles,
     windows: &[Sequence],
@@ -84,28 +84,29 @@ struct Trying<'a> {
     windows: &'a [Sequence],
     threads: usize,
     progress: &'a dyn Fn(usize),
-    /// Loss of a model that knows how often tokens occur.
+    /// NLL of a unigram model, nats/token.
     entropy: f64,
     ends: Ends,
-    /// The layers as they are.
+    /// Unchanged layers.
     layers: Vec<Layer>,
-    /// The model as it is.
+    /// Score of the unchanged model.
     base: Option<Score>,
     /// Alternatives that change something.
     applicable: Vec<Alternative>,
     trials: Vec<Trial>,
 }
 
-/// An alternative on its way through all layers.
+/// Alternative applied to the whole model, one layer at a time.
 struct Whole {
     entry: &'static Entry,
     tensors: usize,
-    /// From the first layer on that it changes.
+    /// Hidden states from the first changed layer on.
     states: Option<States>,
 }
 
 impl Trying<'_> {
-    /// Every alternative on the whole model, all of them a layer at a time; gives the decisive one that gains most.
+    /// Tries every alternative on the whole model, all in one pass over the layers; returns the decisive one
+    /// with the largest gain.
     fn everywhere(&mut self) -> Result<Option<Alternative>> {
         let mut states = self.ends.embed(&self.config, self.windows)?;
         let entries = ALTERNATIVES.iter().filter(|entry| entry.alternative != Alternative::OtherBos);
@@ -164,7 +165,7 @@ impl Trying<'_> {
             .collect()
     }
 
-    /// A layer with an alternative on all of it, and how many tensors that changes.
+    /// Applies an alternative to all of a layer; returns the layer and the number of changed tensors.
     fn altered(
         &self,
         alternative: Alternative,
@@ -194,7 +195,7 @@ impl Trying<'_> {
         for &at in part {
             let Some(weight) = alternative.linear(&self.config, stored, at)? else { continue };
             let info = &stored[at].0;
-            // What cannot be built under an alternative is not what it was meant to be.
+            // A weight that cannot be built under the alternative rules it out.
             let Ok(linear) = Linear::new(&info.module, weight) else { return Ok(None) };
             if let Some(place) = altered.get_or_insert_with(|| layer.clone()).linear_mut(info.kind) {
                 *place = linear;
@@ -208,7 +209,7 @@ impl Trying<'_> {
         let nll = score.as_ref().map(Score::nll);
         let gain = self.base.as_ref().zip(score.as_ref()).map(|(base, score)| base.gain(score));
         let knows = score.as_ref().is_some_and(|score| score.calibrated() < self.entropy);
-        // A model that gives no numbers is repaired by what makes it predict.
+        // For a model with non-finite logits, any finite loss is a repair.
         let better = match (&self.base, &gain) {
             (Some(_), Some(gain)) => gain.is_decisive(WHOLE_ERRORS),
             (None, _) => score.as_ref().is_some_and(|score| score.units() >= LEAST_UNITS),
@@ -225,12 +226,13 @@ impl Trying<'_> {
         Alternative::named(best.alternative)
     }
 
-    /// The layers that an alternative for the whole model concerns: those without which it repairs less.
+    /// Finds the layers that a whole-model alternative repairs: those where undoing it raises the loss.
     fn locate(&mut self, alternative: Alternative) -> Result<Fault> {
         let mut repaired = Vec::with_capacity(self.layers.len());
         let mut changed = Vec::new();
         for (number, layer) in self.layers.iter().enumerate() {
             let altered = self.altered(alternative, number, layer, &self.stored(number)?)?;
+            // Repair everything first, then undo one layer at a time.
             changed.push(altered.is_some());
             repaired.push(altered.map_or_else(|| layer.clone(), |(layer, _)| layer));
         }
@@ -265,7 +267,7 @@ impl Trying<'_> {
         Ok(Fault::of(alternative, self.first_changed(alternative, first)?, layers))
     }
 
-    /// The first tensor of layer `layer` that an alternative says something about.
+    /// Returns the first tensor of layer `layer` that an alternative changes.
     fn first_changed(&self, alternative: Alternative, layer: usize) -> Result<String> {
         if alternative.unit() == Unit::Norms {
             let mut tensors = self.config.tensors().into_iter();
@@ -276,7 +278,7 @@ impl Trying<'_> {
         self.first_of(alternative, &stored, &(0..stored.len()).collect::<Vec<_>>(), layer)
     }
 
-    /// The first tensor of a part that an alternative says something about.
+    /// Returns the first tensor of a part that an alternative changes.
     fn first_of(
         &self,
         alternative: Alternative,
@@ -292,8 +294,9 @@ impl Trying<'_> {
         Ok(format!("layer {layer}"))
     }
 
-    /// Alternatives on each layer, and on each of the tensors in it that change together: for a fault that not all layers
-    /// share. The decisive one that gains most is it: next to a fault, others may gain by hiding what it does.
+    /// Tries alternatives on each layer and on each unit in it, for faults that only some layers share. The
+    /// decisive trial with the largest gain wins: next to a fault, other changes may gain by hiding its
+    /// effect.
     fn in_parts(&mut self) -> Result<Option<Fault>> {
         let Some(base) = self.base.clone() else { return Ok(None) };
         let count = self.layers.len();
@@ -324,8 +327,8 @@ impl Trying<'_> {
         }))
     }
 
-    /// The loss with layer `number` altered in part: on a quarter of the windows first, and on all of them where that looks
-    /// promising; `None` where it does not, or where the model does as well without the linear layers `kinds` that are altered.
+    /// Scores the model with layer `number` changed in part: on a quarter of the windows first, then on all
+    /// if promising. `None` if not, or if the model does as well with the layers `kinds` zeroed.
     fn in_part(
         &self,
         number: usize,
@@ -354,7 +357,7 @@ impl Trying<'_> {
         Ok(Some(score).filter(|score| silent.is_none_or(|silent| silent.gain(score).beats_silence())))
     }
 
-    /// The text with the other beginning: the same tokens are predicted, so that losses compare.
+    /// Tries the text with BOS added or removed, predicting the same tokens so that losses compare.
     fn other_bos(&mut self) -> Result<()> {
         let Some(bos) = self.config.bos_token_id.filter(|&bos| (bos as usize) < self.config.vocab_size)
         else {
@@ -394,15 +397,15 @@ impl Trying<'_> {
         let undecided = match &self.base {
             _ if fault.is_some() => None,
             Some(base) if base.units() < LEAST_UNITS => {
-                Some("the text is too short to decide on: give more of it")
+                Some("the text is too short for a decision; fix: pass a longer text")
             }
             Some(base) if base.calibrated() < self.entropy => None,
             Some(_) => Some(
-                "under no reading does the model predict this text better than how often its tokens occur: it is damaged in a way that \
-                 is not tried, was never trained, or the text is none of its kind; give another text, or the source (--reference)",
+                "under no reading does the model beat the token frequencies of this text: it is damaged in an untested way, was \
+                 never trained, or the text is out of domain; fix: pass another text, or the source (--reference)",
             ),
             None => Some(
-                "the model gives no numbers on this text, and nothing that was tried changes that: give the source (--reference)",
+                "the loss is not finite on this text, whatever alternative is tried; fix: pass the source (--reference)",
             ),
         };
         let tried = |entry: &&Entry| !self.applicable.contains(&entry.alternative);
@@ -417,7 +420,7 @@ impl Trying<'_> {
     }
 }
 
-/// The parts of a layer that an alternative is tried on: indices into `stored`, and what they are called.
+/// Returns the parts of a layer to try an alternative on: indices into `stored`, and a description.
 fn parts(alternative: Alternative, layer: usize, stored: &Stored) -> Vec<(Vec<usize>, String)> {
     let of = |kinds: &[LinearKind]| -> Vec<usize> {
         (0..stored.len()).filter(|&at| kinds.contains(&stored[at].0.kind)).collect()
@@ -437,7 +440,7 @@ fn parts(alternative: Alternative, layer: usize, stored: &Stored) -> Vec<(Vec<us
     if joined.is_empty() { Vec::new() } else { vec![(joined.clone(), name(&joined))] }
 }
 
-/// A model with its norms shifted.
+/// Model with shifted norm weights.
 struct ShiftedNorms<'a> {
     files: &'a ModelFiles,
     by: f32,

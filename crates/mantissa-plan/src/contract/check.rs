@@ -1,4 +1,4 @@
-//! The evaluation of rules.
+//! Evaluation of serving rules.
 
 use mantissa_num::Blocks;
 use mantissa_num::format::{Affine, Format};
@@ -7,29 +7,29 @@ use super::subject::{Linear, Observed, Split, Stored, Subject, split_of};
 use super::{Check, Rule, Target};
 use crate::contract::Kind;
 
-/// A place and what was found there.
+/// Tensor, layer or field at fault, and the value found there.
 type Violation = (String, String);
 
-/// Why a rule cannot be evaluated on what is given.
+/// Returns the reason why a rule cannot be evaluated with the given information.
 pub(super) fn undecidable(rule: &Rule, subject: &Subject, target: &Target) -> Option<&'static str> {
     match rule.check {
         Check::Capability { .. } if target.gpu.is_none() => {
-            Some("the GPU is not given; name it as in vllm:gpu=h100")
+            Some("needs the GPU; fix: name it, for example vllm:gpu=h100")
         }
         Check::FusedScale(_) | Check::FusedInputScale | Check::Seen(_) if subject.planned => {
-            Some("it is about values; lint the artifact once it is written")
+            Some("needs the tensor values; fix: lint the model after writing it")
         }
         Check::Seen(what) if !subject.examined.contains(&what) => Some(match what {
             Observed::RowOrder => {
-                "the weights alone do not show it; give the source as --reference, or let doctor try both orders"
+                "cannot be seen in the weights alone; fix: pass the source model as --reference, or run doctor, which tries both orders"
             }
-            _ => "the artifact does not say",
+            _ => "not recorded",
         }),
         _ => None,
     }
 }
 
-/// Where `check` does not hold.
+/// Returns every violation of `check`.
 pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Vec<Violation> {
     match check {
         Check::Convention(allowed) => convention(allowed, subject),
@@ -83,7 +83,7 @@ fn convention(allowed: &[&str], subject: &Subject) -> Vec<Violation> {
         return Vec::new();
     }
     let field = if subject.convention == "gguf" { "the file" } else { "quantization_config" };
-    vec![(field.to_owned(), format!("convention {}", subject.convention))]
+    vec![(field.to_owned(), format!("format {}", subject.convention))]
 }
 
 fn groups(stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<String> {
@@ -93,11 +93,11 @@ fn groups(stored: &Stored, sizes: &[u32], channel: bool, f16: bool) -> Option<St
         Blocks::Row if channel => None,
         Blocks::Group(g) => Some(format!("groups of {g}")),
         Blocks::Row => Some("a scale per output row".to_owned()),
-        _ => Some("another layout of scales".to_owned()),
+        _ => Some("another scale layout".to_owned()),
     }
 }
 
-/// Rows and columns that one GPU has of a layer, rounded down.
+/// Returns the rows and columns of a layer on one GPU, rounded down.
 fn partition(linear: &Linear, tp: usize) -> (usize, usize) {
     match split_of(&linear.module) {
         Split::Rows => (linear.rows / tp, linear.cols),
@@ -118,7 +118,8 @@ fn heads(subject: &Subject, tp: usize) -> Vec<Violation> {
     found
 }
 
-/// [`heads`] is about keys and values: their layers are copied where there are fewer heads than GPUs.
+/// Checks that `tp` divides the split dimension. Skips K and V, which [`heads`] covers: they are replicated
+/// if there are fewer heads than GPUs.
 fn width(linear: &Linear, tp: usize) -> Option<Violation> {
     let (what, n) = match split_of(&linear.module) {
         Split::Rows if ["k_proj", "v_proj"].iter().any(|name| linear.module.ends_with(name)) => return None,
@@ -142,7 +143,7 @@ fn whole_groups(linear: &Linear, stored: &Stored, tp: usize) -> Option<String> {
 }
 
 fn whole_tiles(subject: &Subject, tp: usize) -> Vec<Violation> {
-    // Of layers that are joined and not split, the last may end within a tile.
+    // In fused layers that are not split, the last layer may end within a tile.
     let fused = subject.fused();
     let joined = |module: &str| {
         fused.iter().find_map(|members| {
@@ -166,8 +167,8 @@ fn whole_tiles(subject: &Subject, tp: usize) -> Vec<Violation> {
 
 fn fused_alike(subject: &Subject) -> Vec<Violation> {
     let mut found = Vec::new();
-    // Servers that read GGUF multiply each part in its own type, as llama.cpp's mixtures need: vLLM's `GGUFLinearMethod`, and
-    // SGLang's after it.
+    // vLLM (`GGUFLinearMethod`) and SGLang multiply each part of a fused layer in its own type, as
+    // llama.cpp's mixed types need.
     if subject.convention == "gguf" {
         return found;
     }
@@ -200,14 +201,15 @@ fn describe((name, format, _): &(&'static str, Option<Format>, Option<Format>)) 
     }
     let blocks = match format.blocks() {
         Blocks::Group(g) => format!(" in groups of {g}"),
-        Blocks::Row => " with a scale per row".to_owned(),
+        Blocks::Row => " with one scale per row".to_owned(),
         Blocks::Tensor => " with one scale".to_owned(),
         _ => String::new(),
     };
     format!("{name} of {} bits{blocks}", format.code_bits())
 }
 
-/// Layers whose scale differs from that of the first they are joined with. `scale` is `None` of a layer that is not asked.
+/// Returns layers whose scale differs from the first one they are fused with. `scale` returns `None` for
+/// layers to skip.
 fn fused_scales(subject: &Subject, scale: impl Fn(&Stored) -> Option<Option<f32>>) -> Vec<Violation> {
     let mut found = Vec::new();
     for members in subject.fused() {
@@ -234,7 +236,7 @@ fn capability(
     if gpu.sm >= least && end.is_none_or(|end| gpu.sm < end) {
         return Vec::new();
     }
-    // One line for all layers: they differ in nothing that matters here.
+    // One finding covers all layers: the GPU is the cause for each.
     let mut of_kind = subject.stored().filter(|(_, stored)| kinds.contains(&stored.kind()));
     let Some((first, stored)) = of_kind.next() else { return Vec::new() };
     let others = of_kind.count();

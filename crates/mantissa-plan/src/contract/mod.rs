@@ -1,8 +1,8 @@
-//! The serving contract: what each engine requires of a quantized model, and whether a model keeps to it.
+//! Serving contract: what each engine requires of a quantized model, and which requirements a model breaks.
 //!
-//! A [`Rule`] is data: whom it binds, what it asks, where that was read, what helps. [`lint`] evaluates all rules of a
-//! [`Target`] on a [`Subject`], which describes an artifact, or one that is only planned. What cannot be decided from what is
-//! given is said in [`Report::unchecked`], not passed over.
+//! A [`Rule`] is data: the engines it applies to, the requirement, its source and the fix. [`lint`] evaluates
+//! all rules of a [`Target`] on a [`Subject`], which describes a written or a planned model. Rules that
+//! cannot be decided from the given information are listed in [`Report::unchecked`].
 
 mod check;
 mod rules;
@@ -17,7 +17,7 @@ pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stor
 
 use crate::hardware::{GPUS, Gpu};
 
-/// An engine.
+/// Serving engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Server {
@@ -34,14 +34,14 @@ pub enum Server {
     Transformers,
     /// TensorRT-LLM's PyTorch backend.
     TensorrtLlm,
-    /// MLX's language models.
+    /// mlx-lm.
     Mlx,
     /// ExLlamaV2.
     Exllamav2,
 }
 
 impl Server {
-    /// Every engine with its name on the command line.
+    /// Every engine with its command-line name.
     pub const NAMES: [(Server, &'static str); 8] = [
         (Server::Vllm, "vllm"),
         (Server::LlamaCpp, "llama.cpp"),
@@ -53,48 +53,47 @@ impl Server {
         (Server::Exllamav2, "exllamav2"),
     ];
 
-    /// Name on the command line.
+    /// Returns the command-line name.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(server, _)| *server == self).map_or("", |(_, name)| name)
     }
 
-    /// Whether it splits layers between GPUs by rows and columns, as `tp=` says.
+    /// True if the engine splits layers over GPUs (tensor parallelism, `tp=N`).
     pub fn splits_tensors(self) -> bool {
         matches!(self, Server::Vllm | Server::Sglang | Server::Lmdeploy | Server::TensorrtLlm)
     }
 }
 
-/// An engine and how it is to run.
+/// Engine with its run options.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// The engine.
+    /// Serving engine.
     pub server: Server,
-    /// Tensor parallelism: GPUs that share each layer; 1 without.
+    /// Tensor parallelism: number of GPUs that share each layer; 1 if not split.
     pub tp: usize,
-    /// The GPU, where it is given.
+    /// GPU, if given.
     pub gpu: Option<Gpu>,
 }
 
-/// A target that cannot be parsed.
+/// Error of parsing a [`Target`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: found \"{found}\", allowed {allowed}")]
+#[error("{field}: expected {allowed}, got \"{found}\"")]
 pub struct TargetError {
-    /// The part at fault.
+    /// Part of the target.
     pub field: &'static str,
-    /// What it is.
+    /// Value given.
     pub found: String,
-    /// What it may be.
+    /// Accepted values.
     pub allowed: String,
 }
 
-/// Largest tensor parallelism taken.
+/// Maximum tensor parallelism.
 const MAX_TP: usize = 1024;
 
 impl Target {
     /// Parses `SERVER[:tp=N][,gpu=NAME]`.
     ///
-    /// # Errors
-    /// [`TargetError`] names the part at fault and what may stand there.
+    /// # Errors [`TargetError`] names the part at fault and the accepted values.
     pub fn parse(text: &str) -> Result<Self, TargetError> {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };
@@ -133,25 +132,25 @@ impl fmt::Display for Target {
     }
 }
 
-/// What breaking a rule leads to.
+/// Consequence of a broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// It works, by a slower way or with other figures than expected.
+    /// Works, but on a slower path or with slightly different results.
     Warning,
-    /// It loads and computes something else.
+    /// Loads, but computes wrong results.
     Wrong,
-    /// It does not load.
+    /// Does not load.
     Refused,
 }
 
 impl Severity {
-    /// Whether the model must not be served so.
+    /// True if the model must not be served this way.
     pub fn fails(self) -> bool {
         self > Severity::Warning
     }
 
-    /// For people.
+    /// Returns the text for reports.
     pub fn text(self) -> &'static str {
         match self {
             Severity::Warning => "warning",
@@ -161,127 +160,129 @@ impl Severity {
     }
 }
 
-/// What a rule looks at. Numbers are the engine's.
+/// Property that a rule checks. Numbers are the engine's limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Check {
-    /// The convention of the artifact is one of these.
+    /// The checkpoint format is one of these.
     Convention(&'static [&'static str]),
-    /// Quantized weights are of these kinds.
+    /// All quantized weights are of these kinds.
     Kinds(&'static [Kind]),
-    /// Integers have one of these widths: without and with zero points.
+    /// Integer weights have one of these bit widths.
     Bits {
-        /// Of symmetric integers.
+        /// Widths allowed without zero points.
         symmetric: &'static [u32],
-        /// Of integers with zero points.
+        /// Widths allowed with zero points.
         asymmetric: &'static [u32],
     },
-    /// Groups of integers have one of these sizes.
+    /// Integer weights have one of these group sizes.
     Groups {
-        /// Sizes.
+        /// Group sizes.
         sizes: &'static [u32],
-        /// Whether one scale per output row is allowed.
+        /// True if one scale per output row is accepted.
         channel: bool,
-        /// Whether another size is run in f16 by another kernel.
+        /// True if another kernel runs other sizes in f16.
         other_in_f16: bool,
     },
-    /// Attention heads can be dealt out to the GPUs.
+    /// `tp` divides the query heads, and divides or is a multiple of the key/value heads.
     Heads,
-    /// Rows (of layers split by rows) and columns (of layers split by columns) can be dealt out.
+    /// `tp` divides the split dimension: rows of row-split layers, columns of column-split layers.
     Widths,
-    /// The columns of a partition are whole groups.
+    /// Columns per GPU are whole groups.
     WholeGroups,
-    /// Rows and columns of a partition are whole tiles; of fused layers that are not split, those of all but the last.
+    /// Rows and columns per GPU are whole tiles; in fused unsplit layers the last layer may end within a
+    /// tile.
     WholeTiles,
-    /// With act-order, the rows and columns of a partition are multiples of these.
+    /// With act-order, rows and columns per GPU are multiples of these.
     ActOrderTiles {
         /// Rows.
         rows: usize,
         /// Columns.
         cols: usize,
     },
-    /// No act-order.
+    /// No layer uses act-order.
     NoActOrder,
-    /// Fused layers are stored alike.
+    /// Fused layers share one format.
     FusedAlike,
-    /// Fused layers of this kind have one scale for the whole tensor.
+    /// Fused layers of this kind share one per-tensor scale.
     FusedScale(Kind),
-    /// The same for the stored scale of their inputs.
+    /// Fused layers share one stored input scale.
     FusedInputScale,
-    /// Weights of these kinds need this compute capability.
+    /// The GPU has the compute capability that weights of these kinds need.
     Capability {
-        /// Kinds.
+        /// Kinds of weights.
         kinds: &'static [Kind],
-        /// Least capability, times ten.
+        /// Minimum compute capability times ten.
         least: u32,
-        /// Capability at which support ends, times ten.
+        /// Compute capability times ten from which support ends.
         end: Option<u32>,
     },
-    /// Something that was seen in the artifact.
+    /// The checkpoint was examined and this problem was not observed.
     Seen(Observed),
 }
 
-/// A requirement of engines.
+/// Requirement of one or more engines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// Its name.
+    /// Identifier.
     pub id: &'static str,
-    /// Whom it binds.
+    /// Engines it applies to.
     pub servers: &'static [Server],
-    /// The conventions it is about; all where empty.
+    /// Checkpoint formats it applies to; all if empty.
     pub conventions: &'static [&'static str],
-    /// What breaking it leads to.
+    /// Consequence of breaking it.
     pub severity: Severity,
-    /// What it asks.
+    /// Requirement, as printed.
     pub requires: &'static str,
-    /// How that is checked.
+    /// Check that decides it.
     pub check: Check,
-    /// Where it was read: project, file, commit; or documentation.
+    /// Source of the requirement: project, file and commit, or a documentation page.
     pub source: &'static str,
-    /// What helps.
-    pub cure: &'static str,
+    /// Fix, as printed.
+    pub fix: &'static str,
 }
 
-/// A rule that is broken, and where.
+/// Broken rule with its location.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// The rule.
+    /// Identifier of the rule.
     pub rule: &'static str,
-    /// What it leads to.
+    /// Consequence.
     pub severity: Severity,
-    /// The tensor, the layer, or the field.
+    /// Tensor, layer or config field.
     pub tensor: String,
-    /// What was found.
+    /// Value found.
     pub found: String,
-    /// What the engine requires.
+    /// Requirement of the engine.
     pub requires: &'static str,
-    /// What helps.
-    pub cure: &'static str,
-    /// Where the requirement was read.
+    /// Fix.
+    #[serde(rename = "cure")]
+    pub fix: &'static str,
+    /// Source of the requirement.
     pub source: &'static str,
 }
 
-/// What a subject's examination showed.
+/// Result of [`lint`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// The engine and how it runs.
+    /// Target, as `SERVER[:tp=N][,gpu=NAME]`.
     pub target: String,
-    /// Rules that were evaluated.
+    /// Number of rules evaluated.
     pub rules: usize,
-    /// Those that are broken, the gravest first.
+    /// Broken rules, most severe first.
     pub findings: Vec<Finding>,
-    /// What could not be decided, and why.
+    /// Rules that could not be decided, each with the reason.
     pub unchecked: Vec<String>,
 }
 
 impl Report {
-    /// Whether the engine would refuse the model or compute something else with it.
+    /// True if the engine would not load the model or would compute wrong results.
     pub fn fails(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity.fails())
     }
 }
 
-/// Evaluates every rule that binds `target` on `subject`.
+/// Evaluates every rule that applies to `target` on `subject`.
 pub fn lint(subject: &Subject, target: &Target) -> Report {
     let mut report =
         Report { target: target.to_string(), rules: 0, findings: Vec::new(), unchecked: Vec::new() };
@@ -301,13 +302,13 @@ pub fn lint(subject: &Subject, target: &Target) -> Report {
             tensor,
             found,
             requires: rule.requires,
-            cure: rule.cure,
+            fix: rule.fix,
             source: rule.source,
         };
         report.findings.extend(check::violations(rule.check, subject, target).into_iter().map(finding));
     }
     report.unchecked.dedup();
-    // Stable: findings of a rule keep the order of the layers.
+    // Stable sort: findings of one rule keep layer order.
     report.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     report
 }

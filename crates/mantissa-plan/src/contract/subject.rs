@@ -1,37 +1,37 @@
-//! What the rules are about: a model as it is, or will be, stored.
+//! Description of a model as the serving rules see it: written, or planned.
 
 use mantissa_num::format::{Affine, Format, Table};
 use mantissa_num::{Blocks, Code, ScaleTree, minifloat};
 
-/// A model as engines see it.
+/// Model under examination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
-    /// Whether it is only planned: nothing that takes weights is known of it.
+    /// True if the model is only planned: rules that need tensor values cannot be decided.
     pub planned: bool,
-    /// Name of its convention: `compressed-tensors`, `gptq`, `gguf`, `dense` …
+    /// Checkpoint format: `compressed-tensors`, `gptq`, `gguf`, `dense` …
     pub convention: String,
-    /// Dtype of its dense tensors as its config says: `bfloat16`, `float16`, `float32`.
+    /// Dtype of unquantized tensors in the config: `bfloat16`, `float16`, `float32`.
     pub dtype: Option<String>,
-    /// Sizes that are dealt out to GPUs.
+    /// Head counts, which tensor parallelism splits.
     pub shape: Shape,
-    /// Linear layers of the decoder, fused partners after each other.
+    /// Linear layers of the decoder; fused layers are adjacent.
     pub linears: Vec<Linear>,
-    /// What was looked for in the artifact.
+    /// Properties that were examined in the checkpoint.
     pub examined: Vec<Observed>,
-    /// What was seen of it.
+    /// Problems observed in the checkpoint.
     pub observations: Vec<Observation>,
 }
 
-/// Sizes of a decoder.
+/// Head counts of a decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key/value heads.
     pub kv_heads: usize,
 }
 
-/// A linear layer.
+/// Linear layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     /// Module name in the checkpoint.
@@ -40,42 +40,42 @@ pub struct Linear {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// How it is stored; `None` where it is dense.
+    /// Quantization; `None` if the layer is dense.
     pub stored: Option<Stored>,
 }
 
-/// A quantized weight.
+/// Quantized weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
-    /// Codes and scales.
+    /// Format of codes and scales.
     pub format: Format,
-    /// Scale of the whole tensor, where it is known.
+    /// Per-tensor (global) scale, if known.
     pub outer: Option<f32>,
-    /// Quantization of the input at run time.
+    /// Run-time quantization of the layer's input.
     pub input: Option<Input>,
-    /// Whether columns stand in another order than their groups (`g_idx`).
+    /// True if columns are not in group order (`g_idx`).
     pub act_order: bool,
 }
 
 /// Quantization of a layer's input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Input {
-    /// Its format.
+    /// Format of the activations.
     pub format: Format,
-    /// The stored scale, where there is one.
+    /// Stored (static) scale, if any.
     pub scale: Option<f32>,
 }
 
-/// Families of formats that engines treat alike.
+/// Weight formats that engines treat alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Integers, inputs as they come.
+    /// Integer weights with unquantized activations.
     IntWeights,
-    /// Integers of 8 bits with integer inputs.
+    /// 8-bit integer weights and activations.
     Int8,
-    /// FP8 with a scale per tensor or row.
+    /// FP8 with per-tensor or per-row scales.
     Fp8,
-    /// FP8 with a scale per tile.
+    /// FP8 with per-tile scales.
     Fp8Tiles,
     /// NVFP4.
     Nvfp4,
@@ -83,26 +83,26 @@ pub enum Kind {
     Mxfp4,
     /// MXFP8.
     Mxfp8,
-    /// Code books (NF4, FP4 of bitsandbytes).
+    /// Codebook formats (NF4 and FP4 of bitsandbytes).
     Book,
-    /// Block types of GGUF and other closed formats.
+    /// GGUF block types and other fixed block codecs.
     Blocks,
     /// Anything else.
     Other,
 }
 
 impl Kind {
-    /// For people.
+    /// Returns the name for reports.
     pub fn name(self) -> &'static str {
         match self {
             Kind::IntWeights => "integer weights",
             Kind::Int8 => "int8 weights and inputs",
             Kind::Fp8 => "FP8",
-            Kind::Fp8Tiles => "FP8 in tiles",
+            Kind::Fp8Tiles => "FP8 tiles",
             Kind::Nvfp4 => "NVFP4",
             Kind::Mxfp4 => "MXFP4",
             Kind::Mxfp8 => "MXFP8",
-            Kind::Book => "a code book",
+            Kind::Book => "a codebook format",
             Kind::Blocks => "a block type",
             Kind::Other => "another format",
         }
@@ -110,7 +110,7 @@ impl Kind {
 }
 
 impl Stored {
-    /// Its family.
+    /// Returns the kind of this weight.
     pub fn kind(&self) -> Kind {
         let Format::Affine(Affine { code, blocks, scale: Some(ScaleTree { code: scale, .. }), .. }) =
             &self.format
@@ -133,7 +133,7 @@ impl Stored {
         }
     }
 
-    /// Columns that share a scale; `None` where a row or the tensor does.
+    /// Returns the number of columns that share a scale; `None` for per-row and per-tensor scales.
     pub fn group(&self) -> Option<usize> {
         match self.format.blocks() {
             Blocks::Group(g) | Blocks::Tile { cols: g, .. } => Some(g as usize),
@@ -141,7 +141,7 @@ impl Stored {
         }
     }
 
-    /// Width and zero point of integers.
+    /// Returns the bit width of integer weights, and whether they have zero points.
     pub fn integers(&self) -> Option<(u32, bool)> {
         match &self.format {
             Format::Affine(Affine { code: Code::Int(bits), scale: Some(_), .. }) => {
@@ -152,21 +152,21 @@ impl Stored {
     }
 }
 
-/// How a layer is split between GPUs.
+/// Dimension along which tensor parallelism splits a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Each GPU has some of its rows: its outputs are dealt out.
+    /// Output features: each GPU holds some rows.
     Rows,
-    /// Each GPU has some of its columns: its inputs are dealt out.
+    /// Input features: each GPU holds some columns.
     Columns,
 }
 
-/// Last parts of names of layers that are split by columns: the output of the attention and of the MLP, as the models of
-/// transformers name them. All others are split by rows.
+/// Name suffixes of layers split by columns: outputs of attention and MLP, as transformers names them. All
+/// other layers are split by rows.
 const BY_COLUMNS: [&str; 9] =
     ["o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h", "c_proj", "w2", "wo", "fc2"];
 
-/// Layers that engines join into one, by the last parts of their names.
+/// Layers that engines fuse into one matrix, by name suffix.
 const FUSED: [&[&str]; 4] = [
     &["q_proj", "k_proj", "v_proj"],
     &["gate_proj", "up_proj"],
@@ -174,7 +174,7 @@ const FUSED: [&[&str]; 4] = [
     &["q_a_proj", "kv_a_proj_with_mqa"],
 ];
 
-/// How the layer of this name is split.
+/// Returns how the layer of this name is split.
 pub fn split_of(module: &str) -> Split {
     if BY_COLUMNS.contains(&last(module)) { Split::Columns } else { Split::Rows }
 }
@@ -184,7 +184,7 @@ fn last(module: &str) -> &str {
 }
 
 impl Subject {
-    /// Layers that are joined, each list with its name. A layer that is joined with no other is not among them.
+    /// Returns the groups of fused layers. A layer without a fused partner is in no group.
     pub(super) fn fused(&self) -> Vec<Vec<&Linear>> {
         let mut groups: Vec<((&str, usize), Vec<&Linear>)> = Vec::new();
         for linear in &self.linears {
@@ -199,53 +199,53 @@ impl Subject {
         groups.into_iter().map(|(_, members)| members).filter(|members| members.len() > 1).collect()
     }
 
-    /// The quantized layers.
+    /// Returns the quantized layers.
     pub(super) fn stored(&self) -> impl Iterator<Item = (&Linear, &Stored)> {
         self.linears.iter().filter_map(|linear| Some((linear, linear.stored.as_ref()?)))
     }
 }
 
-/// What may be seen in an artifact.
+/// Problem that can be observed in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Observed {
     /// Zero points that contradict `checkpoint_format`.
     ZeroPointVersion,
-    /// A router of experts that is quantized.
+    /// Quantized expert router.
     Router,
-    /// A name in the list of layers left alone that no tensor has.
+    /// Ignore-list entry that matches no tensor.
     IgnoredName,
-    /// No head, and none that is tied.
+    /// Neither a head nor a tied embedding.
     Head,
-    /// A head beside a tied embedding, with other values.
+    /// Separate head beside a tied embedding, with different values.
     TiedHead,
-    /// A norm or a bias in another type than f32, in GGUF.
+    /// GGUF norm or bias that is not F32.
     Norm,
-    /// No tokenizer in the metadata of GGUF.
+    /// GGUF metadata without a tokenizer.
     Tokenizer,
-    /// No tokenizer, which the metadata of GGUF say: the file runs on token ids only.
+    /// GGUF metadata that declare no tokenizer (`no_vocab`): the file runs on token ids only.
     NoVocabulary,
-    /// A byte-level tokenizer that does not say how text is cut, in GGUF.
+    /// GGUF byte-level tokenizer without `tokenizer.ggml.pre`.
     PreTokenizer,
-    /// As many tokens as the embedding has rows is not what the metadata of GGUF list.
+    /// GGUF token count that differs from the number of embedding rows.
     Vocabulary,
-    /// Rows of q and k that are not in the order of the architecture, in GGUF.
+    /// GGUF q or k rows in the wrong order for the architecture.
     RowOrder,
-    /// Scales of the KV cache that are not one per tensor.
+    /// KV cache scales that are not per tensor.
     CacheScale,
-    /// A quantized KV cache whose scales are not in the checkpoint.
+    /// Quantized KV cache without scales in the checkpoint.
     NoCacheScale,
-    /// Whether a beginning-of-sequence token stands first is not said, or said in two ways.
+    /// BOS rule that is missing or contradictory.
     BosRule,
 }
 
-/// Something that was seen, and where.
+/// Observed problem with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What.
+    /// Kind of problem.
     pub what: Observed,
-    /// The tensor or field.
+    /// Tensor or field.
     pub tensor: String,
-    /// What it holds.
+    /// Value found.
     pub found: String,
 }

@@ -53,11 +53,11 @@ fn targets_are_parsed_and_printed() {
     }
     assert_eq!(target("sglang:gpu=sm90").gpu.map(|gpu| gpu.name), Some("h100"));
     for (text, part) in [
-        ("vlm", "server: found \"vlm\", allowed vllm, llama.cpp"),
-        ("vllm:tp=0", "tp: found \"0\", allowed 1 to 1024"),
-        ("vllm:gpu=h1000", "gpu: found \"h1000\", allowed v100"),
-        ("llama.cpp:tp=2", "option: found \"tp=2\", allowed gpu=NAME"),
-        ("vllm:pp=2", "option: found \"pp=2\""),
+        ("vlm", "server: expected vllm, llama.cpp"),
+        ("vllm:tp=0", "tp: expected 1 to 1024, got \"0\""),
+        ("vllm:gpu=h1000", "gpu: expected v100"),
+        ("llama.cpp:tp=2", "option: expected gpu=NAME, got \"tp=2\""),
+        ("vllm:pp=2", "got \"pp=2\""),
     ] {
         let message = Target::parse(text).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
@@ -214,7 +214,7 @@ fn every_rule_is_told_apart_sourced_and_reachable() {
     ids.dedup();
     assert_eq!(ids.len(), rules().count());
     for rule in rules() {
-        assert!(!rule.servers.is_empty() && rule.source.len() > 8 && !rule.cure.is_empty(), "{}", rule.id);
-        assert!(!rule.requires.ends_with('.') && !rule.cure.ends_with('.'), "{}", rule.id);
+        assert!(!rule.servers.is_empty() && rule.source.len() > 8 && !rule.fix.is_empty(), "{}", rule.id);
+        assert!(!rule.requires.ends_with('.') && !rule.fix.ends_with('.'), "{}", rule.id);
     }
 }

@@ -1,4 +1,4 @@
-//! `mantissa doctor`: what is wrong with a checkpoint that speaks nonsense.
+//! `mantissa doctor`: finds the fault of a checkpoint with garbled output.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -19,28 +19,32 @@ use crate::error::{BadInput, GateFailed};
 use crate::output::{Align, Table, number};
 use crate::progress::Unit;
 
-/// Tokens of a window of the text inside, and how many windows are taken.
+/// Tokens per window of the built-in text, and number of windows.
 const WINDOW: usize = 128;
 const WINDOWS: usize = 8;
 
-/// Find out why a checkpoint computes the wrong thing: try the ways in which readers and writers disagree, and say which of them
-/// repairs it.
+/// Garbled output? Find the fault of a checkpoint
 ///
-/// With --reference, the model that it was made from, every tensor is compared with the source's under the bound of its scheme, and
-/// every layer runs on the same states in both: the first tensor at fault is named with the alternative that brings it back, or the
-/// field of the config, or the tokenizer. Without, every alternative is tried on the model, on each layer and on each tensor, and
-/// judged by the loss on a text: the one given, or the texts inside the program; it counts only where the text is predicted better
-/// beyond doubt. Tried are zero points one off, the order of nibbles, permuted rows of q and k, scales that are reciprocal, swapped
-/// or transposed, gate and up swapped, norms one off, and a missing or additional BOS. Exit 1 where a fault is found.
+/// Tries known disagreements between writers and readers of checkpoints, and reports the one that repairs the
+/// model: zero points off by one, nibble order, permuted q and k rows, reciprocal, swapped or transposed
+/// scales, gate and up swapped, norms off by one, and a missing or extra BOS.
+///
+/// With --reference (the source model), every tensor is compared with the source's under the error bound of
+/// its scheme, and every layer runs on the same input in both models. The report names the first tensor at
+/// fault, the config field, or the tokenizer.
+///
+/// Without --reference, every alternative is tried on the model, on each layer and on each tensor, and judged
+/// by the loss on a text (--text, or a built-in text). An alternative counts only if it improves the loss
+/// beyond doubt. Exit code 1 if a fault is found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa doctor path/to/quantized
+  mantissa doctor demo
   mantissa doctor path/to/quantized --reference path/to/model
   mantissa doctor path/to/model.gguf --text sample.txt --context 128 --json")]
 pub struct Args {
-    /// A model folder or GGUF file
+    /// Model folder or GGUF file
     model: ModelPath,
-    /// The model that it was made from
+    /// Source model to compare with
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
     #[command(flatten)]
@@ -56,7 +60,7 @@ struct Report<'a> {
     diagnosis: &'a Diagnosis,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
@@ -65,8 +69,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 
 /// Runs the command.
 ///
-/// # Errors
-/// What cannot be read or run; [`GateFailed`] where a fault is found.
+/// # Errors Unreadable files or a model that cannot run; [`GateFailed`] if a fault is found.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let given = args.text.sequences(&args.model, false, context)?;
@@ -86,7 +89,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
                 Some(sequences) => sequences,
                 None => context.reading_texts(|| prose(&args.model, context))?,
             };
-            // The model as it is, and one that is read in another way.
+            // The unchanged model, and one altered reading of it.
             let path: &Path = &args.model;
             let used = Use::evaluation(&sequences, context.threads);
             model::require_memory_and(15, &[path, path], used, context)?;
@@ -108,21 +111,25 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         None => Ok(()),
         Some(fault) => {
             let repaired = fault.alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
-            Err(GateFailed::new(format!("{}: {}{repaired}; {}", fault.tensor, fault.cause, fault.cure))
+            Err(GateFailed::new(format!("{}: {}{repaired}; fix: {}", fault.tensor, fault.cause, fault.fix))
                 .into())
         }
     }
 }
 
-/// Windows of the texts inside the program, cut by the model's tokenizer.
+/// Tokenizes the built-in texts with the model's tokenizer.
 fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
     let files = model::open_quietly(model)?;
     let longest = embedded::DOMAINS.iter().map(|domain| domain.held_out.len()).max().unwrap_or(0) as u64;
     let needs = Tokenizer::bytes_to_load(files.dir()).saturating_add(longest * Tokenizer::ENCODING);
-    context.require_more_memory("doctor: tokenizer and the texts inside", needs)?;
+    context.require_more_memory("doctor: tokenizer and built-in text", needs)?;
     let tokenizer = Tokenizer::load(files.dir()).map_err(|error| {
-        let found = format!("no tokenizer to cut the text inside with ({error})");
-        BadInput::new(model.display().to_string(), found, "one, --tokens FILE.json, or --reference SOURCE")
+        let found = format!("no tokenizer for the built-in text ({error})");
+        BadInput::new(
+            model.display().to_string(),
+            found,
+            "a tokenizer, --tokens FILE.json, or --reference SOURCE",
+        )
     })?;
     let window = WINDOW.min(model::context_length(&files)?);
     let options = TextOptions { split: None, docs: None, context: window, stride: None, bos: Bos::Auto };
@@ -130,7 +137,7 @@ fn prose(model: &Path, context: &Context) -> Result<Vec<Sequence>> {
     let mut all = Vec::new();
     for text in text {
         let text = text.split(embedded::SEPARATOR).next().unwrap_or(text);
-        all.extend(sequences_from_text("the text inside", text, &tokenizer, &options)?);
+        all.extend(sequences_from_text("built-in text", text, &tokenizer, &options)?);
     }
     all.truncate(WINDOWS);
     Ok(all)
@@ -140,8 +147,8 @@ fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     if let Some(base) = &found.baseline {
         writeln!(
             out,
-            "as it is: perplexity {:.4} on {} tokens, {:.4} at its best temperature ({:.4} by knowing only how often each token occurs); \
-             {:.1} % of tokens predicted first",
+            "unchanged: perplexity {:.4} on {} tokens, {:.4} at the best temperature ({:.4} from token frequencies alone); \
+             top-1 accuracy {:.1} %",
             base.ppl,
             base.tokens,
             base.calibrated_nll.exp(),
@@ -154,20 +161,23 @@ fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     tensors(out, found)?;
     if let Some(whole) = &found.whole {
         let Whole { kl, expected, .. } = whole;
-        writeln!(out, "from end to end: KL {kl:.4} to the source, {expected:.4} by rounding alone")?;
+        writeln!(
+            out,
+            "end to end: KL {kl:.4} nats/token to the source, {expected:.4} expected from rounding"
+        )?;
     }
     match (&found.fault, found.undecided) {
         (None, Some(_)) => writeln!(out, "undecided"),
         (None, None) if found.whole.is_some() => {
-            writeln!(out, "no fault found: it computes what its source does, within its schemes")
+            writeln!(out, "no fault found: output matches the source within its schemes")
         }
         (None, None) => {
-            writeln!(out, "no fault found: nothing that was tried is better than the model as it is")
+            writeln!(out, "no fault found: no alternative is better than the unchanged model")
         }
         (Some(fault), _) => {
             writeln!(out, "fault   {}", fault.tensor)?;
             writeln!(out, "cause   {}", fault.cause)?;
-            writeln!(out, "cure    {}", fault.cure)?;
+            writeln!(out, "fix     {}", fault.fix)?;
             match fault.layers.as_slice() {
                 [] => Ok(()),
                 layers => writeln!(out, "layers  {layers:?}"),
@@ -185,12 +195,12 @@ fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
         ("on", Align::Left),
         ("tensors", Align::Right),
         ("perplexity", Align::Right),
-        ("ΔNLL at best temperature", Align::Right),
-        ("first", Align::Right),
+        ("Δ loss at best temperature", Align::Right),
+        ("Δ top-1", Align::Right),
         ("", Align::Left),
     ]);
     for trial in &found.trials {
-        let cell = |of: fn(&Gain) -> String| trial.gain.as_ref().map_or("no numbers".to_owned(), of);
+        let cell = |of: fn(&Gain) -> String| trial.gain.as_ref().map_or("not finite".to_owned(), of);
         let verdict = if trial.decisive { "repairs" } else { "" };
         table.row([
             trial.alternative.to_owned(),
@@ -204,7 +214,7 @@ fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     }
     table.write(out)?;
     if !found.not_applicable.is_empty() {
-        writeln!(out, "nothing to try them on: {}", found.not_applicable.join(", "))?;
+        writeln!(out, "not applicable: {}", found.not_applicable.join(", "))?;
     }
     writeln!(out)
 }
@@ -217,7 +227,7 @@ fn layers(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
         ("layer", Align::Right),
         ("part", Align::Left),
         ("deviation", Align::Right),
-        ("by rounding alone", Align::Right),
+        ("expected from rounding", Align::Right),
         ("", Align::Left),
     ]);
     for row in &found.layers {
@@ -230,7 +240,7 @@ fn layers(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Tensors that are not the source's within their schemes.
+/// Prints tensors that deviate from the source by more than their schemes explain.
 fn tensors(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     let differ: Vec<_> = found.tensors.iter().filter(|row| row.faulty).collect();
     if differ.is_empty() {
@@ -239,12 +249,12 @@ fn tensors(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     let mut table = Table::new([
         ("tensor", Align::Left),
         ("error", Align::Right),
-        ("by rounding alone", Align::Right),
+        ("expected from rounding", Align::Right),
         ("best alternative", Align::Left),
     ]);
     for row in &differ {
         let best = row.best.map_or("none".to_owned(), |(name, error)| format!("{name}: {error:.4}"));
-        let best = if row.diagonal { format!("{best}; the source's but for scales") } else { best };
+        let best = if row.diagonal { format!("{best}; equals the source up to scales") } else { best };
         table.row([row.tensor.clone(), format!("{:.4}", row.error), format!("{:.4}", row.expected), best]);
     }
     table.write(out)?;

@@ -1,4 +1,4 @@
-//! `mantissa lint`: whether a model will load and compute rightly in an engine.
+//! `mantissa lint`: checks that a model will load and compute correctly in an engine.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,36 +16,39 @@ use crate::app::Context;
 use crate::error::GateFailed;
 use crate::memory::PROCESS;
 
-/// Layers of one finding that are listed for people; the JSON has all.
+/// Layers listed per finding in the text output; the JSON lists all.
 const LISTED: usize = 4;
 
-/// Check a model against the serving contract of an engine: shapes, groups and tensor parallelism, scales of layers that run
-/// joined, zero-point versions read from the data, names against the config, the head, kernels of a GPU generation. Every
-/// rule says where it was read.
+/// Check that a model will load and compute correctly in a serving engine
 ///
-/// The weights are read; nothing is run. With --reference the rows of q and k of a GGUF file are compared with the source.
-/// Exit 1 where a rule is broken under which the model does not load or computes something else.
+/// Checks shapes, group sizes and tensor parallelism; shared scales of fused layers (qkv, gate_up);
+/// zero-point versions, read from the data; names against the config; the head; and kernel support of a GPU
+/// generation. Every rule names its source.
+///
+/// Reads the weights but runs nothing. With --reference, the q and k rows of a GGUF file are compared with
+/// the source model. Exit code 1 if the model will not load or will compute wrong results.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa lint path/to/quantized --for vllm:tp=4,gpu=h100
-  mantissa lint path/to/quantized --for vllm --for sglang --json
+  mantissa lint demo --for vllm
+  mantissa lint path/to/quantized --for vllm:tp=4,gpu=h100 --for sglang --json
   mantissa lint path/to/model.gguf --for llama.cpp --reference path/to/model")]
 pub struct Args {
-    /// A model folder or GGUF file
+    /// Model folder or GGUF file
     model: ModelPath,
-    /// The engine, and how it runs: vllm, sglang, lmdeploy or tensorrt-llm with :tp=N,gpu=NAME, llama.cpp, transformers, mlx,
-    /// exllamav2
+    /// Engine with its options (repeatable)
+    ///
+    /// vllm, sglang, lmdeploy and tensorrt-llm take :tp=N,gpu=NAME; llama.cpp, transformers, mlx and
+    /// exllamav2 take :gpu=NAME.
     #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", required = true, value_parser = target)]
     targets: Vec<Target>,
-    /// The model that it was made from
+    /// Source model, for checks that compare with it
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
 }
 
-/// An engine on the command line.
+/// Parses an engine on the command line.
 ///
-/// # Errors
-/// A message that says what is allowed.
+/// # Errors A message with the accepted values.
 pub fn target(text: &str) -> Result<Target, String> {
     Target::parse(text).map_err(|error| error.to_string())
 }
@@ -58,7 +61,7 @@ struct Linted<'a> {
     reports: &'a [Report],
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.reference.iter().for_each(|model| model.paths(paths));
@@ -66,8 +69,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 
 /// Runs the command.
 ///
-/// # Errors
-/// What cannot be read; [`GateFailed`] where a rule is broken.
+/// # Errors Unreadable files; [`GateFailed`] if a rule is broken.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
@@ -83,7 +85,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     refuse(&reports)
 }
 
-/// Fails for the gravest finding of `reports`, if there is one.
+/// Fails with the most severe finding of `reports`, if any.
 fn refuse(reports: &[Report]) -> Result<()> {
     let failing: Vec<_> = reports.iter().filter(|report| report.fails()).collect();
     let Some(report) = failing.first() else { return Ok(()) };
@@ -93,10 +95,9 @@ fn refuse(reports: &[Report]) -> Result<()> {
     Err(GateFailed::new(format!("lint for {}: {first}{more}", report.target)).into())
 }
 
-/// Refuses a plan whose output an engine would not run, before any work; tells what it would run slowly.
+/// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
 ///
-/// # Errors
-/// [`GateFailed`].
+/// # Errors [`GateFailed`] with the most severe finding.
 pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context: &Context) -> Result<()> {
     let subject = subject::of_plan(plan, source);
     let reports: Vec<_> = targets.iter().map(|target| lint(&subject, target)).collect();
@@ -106,35 +107,36 @@ pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context:
 }
 
 fn line(finding: &Finding) -> String {
-    let Finding { rule, tensor, found, requires, cure, .. } = finding;
-    format!("{tensor}: found {found}, allowed {requires} [{rule}]; {cure}")
+    let Finding { rule, tensor, found, requires, fix, .. } = finding;
+    format!("{tensor}: expected {requires}, got {found} [{rule}]; fix: {fix}")
 }
 
 fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let Report { target, rules, findings, unchecked } = report;
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
     match (findings.len(), report.fails()) {
-        (0, _) => writeln!(out, "{target}: {rules} rules hold")?,
+        (0, _) => writeln!(out, "{target}: ok ({rules} rules)")?,
         (_, true) => writeln!(
             out,
-            "{target}: NOT served rightly (does not load: {}, wrong results: {}, warnings: {})",
+            "{target}: FAIL (does not load: {}, wrong results: {}, warnings: {})",
             count(Severity::Refused),
             count(Severity::Wrong),
             count(Severity::Warning)
         )?,
+        (1, false) => writeln!(out, "{target}: 1 warning")?,
         (n, false) => writeln!(out, "{target}: {n} warnings")?,
     }
     for of_rule in findings.chunk_by(|a, b| a.rule == b.rule) {
         let first = &of_rule[0];
         writeln!(out, "  {} ({})", first.rule, first.severity.text())?;
-        writeln!(out, "    requires  {}", first.requires)?;
+        writeln!(out, "    expected  {}", first.requires)?;
         for finding in of_rule.iter().take(LISTED) {
-            writeln!(out, "    found     {}: {}", finding.tensor, finding.found)?;
+            writeln!(out, "    got       {}: {}", finding.tensor, finding.found)?;
         }
         if of_rule.len() > LISTED {
-            writeln!(out, "    found     … and {} more", of_rule.len() - LISTED)?;
+            writeln!(out, "    got       … and {} more", of_rule.len() - LISTED)?;
         }
-        writeln!(out, "    cure      {}", first.cure)?;
+        writeln!(out, "    fix       {}", first.fix)?;
         writeln!(out, "    source    {}", first.source)?;
     }
     unchecked.iter().try_for_each(|why| writeln!(out, "  not checked: {why}"))

@@ -1,4 +1,4 @@
-//! ExLlamaV2.
+//! Rules of ExLlamaV2.
 
 use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
@@ -17,26 +17,26 @@ pub(super) const RULES: &[Rule] = &[
         requires: "exl2 or gptq tensors",
         check: Check::Convention(&["dense", "exl2", "gptq", "auto-round"]),
         source: EXLLAMA,
-        cure: "mantissa convert --format gptq",
+        fix: "mantissa convert --format gptq",
     },
     Rule {
         id: "exllamav2-bits",
         servers: &[Exllamav2],
         conventions: &["gptq", "auto-round"],
         severity: Refused,
-        requires: "integers of 4 bits: a GPTQ matrix has 8 rows to the word",
+        requires: "4-bit integers: a GPTQ matrix packs 8 rows into one word",
         check: Check::Bits { symmetric: &[4], asymmetric: &[4] },
         source: EXLLAMA,
-        cure: "int4, or exl2 for other widths",
+        fix: "use int4, or exl2 for other widths",
     },
     Rule {
         id: "exllamav2-kinds",
         servers: &[Exllamav2],
         conventions: &["gptq", "auto-round"],
         severity: Refused,
-        requires: "integers",
+        requires: "integer weights",
         check: Check::Kinds(&[IntWeights]),
         source: EXLLAMA,
-        cure: "int4",
+        fix: "use int4",
     },
 ];

@@ -1,4 +1,4 @@
-//! LMDeploy's TurboMind engine.
+//! Rules of LMDeploy's TurboMind engine.
 
 use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
@@ -15,7 +15,7 @@ pub(super) const RULES: &[Rule] = &[
         servers: &[Lmdeploy],
         conventions: &[],
         severity: Refused,
-        requires: "a convention that TurboMind reads: awq, gptq, compressed-tensors, fp8, mxfp4",
+        requires: "a format that TurboMind reads: awq, gptq, compressed-tensors, fp8, mxfp4",
         check: Check::Convention(&[
             "dense",
             "awq",
@@ -26,27 +26,27 @@ pub(super) const RULES: &[Rule] = &[
             "mxfp4",
         ]),
         source: LMDEPLOY,
-        cure: "mantissa convert --format awq",
+        fix: "run mantissa convert --format awq",
     },
     Rule {
         id: "lmdeploy-bits",
         servers: &[Lmdeploy],
         conventions: &["compressed-tensors", "awq"],
         severity: Refused,
-        requires: "integers of 4 bits, inputs as they come",
+        requires: "4-bit integers with unquantized activations",
         check: Check::Bits { symmetric: &[4], asymmetric: &[4] },
         source: LMDEPLOY,
-        cure: "int4 in groups of 128",
+        fix: "use int4 with groups of 128",
     },
     Rule {
         id: "lmdeploy-gptq",
         servers: &[Lmdeploy],
         conventions: &["gptq"],
         severity: Refused,
-        requires: "symmetric integers of 4 bits",
+        requires: "symmetric 4-bit integers",
         check: Check::Bits { symmetric: &[4], asymmetric: &[] },
         source: LMDEPLOY,
-        cure: "mantissa convert --format awq",
+        fix: "run mantissa convert --format awq",
     },
     Rule {
         id: "lmdeploy-act-order",
@@ -56,7 +56,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "no act-order (desc_act false)",
         check: Check::NoActOrder,
         source: LMDEPLOY,
-        cure: "quantize with act-order and static groups, which needs no g_idx",
+        fix: "quantize with act-order and static groups, which needs no g_idx",
     },
     Rule {
         id: "lmdeploy-groups",
@@ -66,7 +66,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "groups of 128",
         check: Check::Groups { sizes: &[128], channel: false, other_in_f16: false },
         source: LMDEPLOY,
-        cure: "groups of 128",
+        fix: "use groups of 128",
     },
     Rule {
         id: "lmdeploy-ct-groups",
@@ -76,16 +76,16 @@ pub(super) const RULES: &[Rule] = &[
         requires: "groups of 32 or 128",
         check: Check::Groups { sizes: &[32, 128], channel: false, other_in_f16: false },
         source: LMDEPLOY,
-        cure: "groups of 128",
+        fix: "use groups of 128",
     },
     Rule {
         id: "lmdeploy-ct-kinds",
         servers: &[Lmdeploy],
         conventions: &["compressed-tensors"],
         severity: Refused,
-        requires: "pack-quantized integers: other formats of compressed-tensors are refused",
+        requires: "pack-quantized integers: other compressed-tensors formats are refused",
         check: Check::Kinds(&[IntWeights]),
         source: LMDEPLOY,
-        cure: "int4 in groups of 128, or FP8 tiles as deepseek-fp8",
+        fix: "use int4 with groups of 128, or FP8 tiles as deepseek-fp8",
     },
 ];

@@ -1,7 +1,7 @@
-//! The rules, engine by engine.
+//! Rules of each engine.
 //!
-//! Sources name project, file and the commit that was read; documentation by its page. Engines change: a rule says what its
-//! source said.
+//! Sources name project, file and commit, or a documentation page. Engines change: a rule holds for the
+//! version its source names.
 
 mod exllamav2;
 mod llama_cpp;
@@ -16,7 +16,7 @@ mod vllm;
 
 use super::Rule;
 
-/// Every rule: those of several engines first, then engine by engine.
+/// Returns every rule: those shared by several engines first, then engine by engine.
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     let all = [
         shared::RULES,

@@ -1,4 +1,4 @@
-//! SGLang.
+//! Rules of SGLang.
 
 use super::super::{Check, Rule, Server, Severity};
 
@@ -14,7 +14,7 @@ pub(super) const RULES: &[Rule] = &[
         servers: &[Sglang],
         conventions: &[],
         severity: Refused,
-        requires: "a convention that SGLang reads: compressed-tensors, gptq, awq, modelopt, fp8, mxfp4, bitsandbytes, gguf",
+        requires: "a format that SGLang reads: compressed-tensors, gptq, awq, modelopt, fp8, mxfp4, bitsandbytes, gguf",
         check: Check::Convention(&[
             "dense",
             "compressed-tensors",
@@ -29,26 +29,26 @@ pub(super) const RULES: &[Rule] = &[
             "gguf",
         ]),
         source: SGLANG,
-        cure: "mantissa convert --format compressed-tensors",
+        fix: "run mantissa convert --format compressed-tensors",
     },
     Rule {
         id: "sglang-bits",
         servers: &[Sglang],
         conventions: &["compressed-tensors", "awq"],
         severity: Refused,
-        requires: "integers of 4 or 8 bits, with zero points of 4",
+        requires: "4 or 8-bit integers; zero points only with 4 bits",
         check: Check::Bits { symmetric: &[4, 8], asymmetric: &[4] },
         source: "sgl-project/sglang python/sglang/srt/layers/quantization/compressed_tensors/schemes/compressed_tensors_wNa16.py @b4ea46ff",
-        cure: "int4 or int8",
+        fix: "use int4 or int8",
     },
     Rule {
         id: "sglang-gptq-bits",
         servers: &[Sglang],
         conventions: &["gptq", "auto-round"],
         severity: Refused,
-        requires: "integers of 2, 3, 4 or 8 bits",
+        requires: "2, 3, 4 or 8-bit integers",
         check: Check::Bits { symmetric: &[2, 3, 4, 8], asymmetric: &[2, 3, 4, 8] },
         source: SGLANG_GPTQ,
-        cure: "another width",
+        fix: "use another bit width",
     },
 ];

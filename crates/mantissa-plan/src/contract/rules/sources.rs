@@ -1,4 +1,4 @@
-//! Sources of rules in more than one place.
+//! Sources cited by several rule files.
 
 pub(super) const MLX_OPS: &str = "ml-explore/mlx mlx/ops.cpp (affine_quantize, fp_quantize) @846d1762";
 pub(super) const EXLLAMA: &str =

@@ -1,4 +1,4 @@
-//! TensorRT-LLM's PyTorch backend.
+//! Rules of TensorRT-LLM's PyTorch backend.
 
 use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
@@ -17,7 +17,7 @@ pub(super) const RULES: &[Rule] = &[
         servers: &[TensorrtLlm],
         conventions: &[],
         severity: Refused,
-        requires: "a convention that TensorRT-LLM reads: modelopt, compressed-tensors, fp8, awq, gptq, mxfp4",
+        requires: "a format that TensorRT-LLM reads: modelopt, compressed-tensors, fp8, awq, gptq, mxfp4",
         check: Check::Convention(&[
             "dense",
             "modelopt",
@@ -29,7 +29,7 @@ pub(super) const RULES: &[Rule] = &[
             "mxfp4",
         ]),
         source: TRTLLM,
-        cure: "mantissa convert --format modelopt",
+        fix: "run mantissa convert --format modelopt",
     },
     Rule {
         id: "trtllm-fp8-gpu",
@@ -39,7 +39,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "SM 8.9 for FP8",
         check: Check::Capability { kinds: &[Fp8, Fp8Tiles], least: 89, end: None },
         source: MODELOPT,
-        cure: "an Ada, Hopper or Blackwell GPU; or int4",
+        fix: "use an Ada, Hopper or Blackwell GPU, or int4",
     },
     Rule {
         id: "trtllm-fp4-gpu",
@@ -49,7 +49,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "SM 10.0 for FP4",
         check: Check::Capability { kinds: &[Nvfp4, Mxfp4, Mxfp8], least: 100, end: None },
         source: MODELOPT,
-        cure: "a Blackwell GPU; or FP8 or int4",
+        fix: "use a Blackwell GPU, or FP8 or int4",
     },
     Rule {
         id: "trtllm-int4-gpu",
@@ -59,7 +59,7 @@ pub(super) const RULES: &[Rule] = &[
         requires: "SM 8.0 for int4 weights",
         check: Check::Capability { kinds: &[IntWeights], least: 80, end: None },
         source: MODELOPT,
-        cure: "an Ampere GPU or later",
+        fix: "use an Ampere or later GPU",
     },
     Rule {
         id: "trtllm-kinds",
@@ -69,6 +69,6 @@ pub(super) const RULES: &[Rule] = &[
         requires: "FP8, NVFP4, MXFP4, MXFP8 or int4 weights",
         check: Check::Kinds(&[Fp8, Fp8Tiles, Nvfp4, Mxfp4, Mxfp8, IntWeights]),
         source: TRTLLM,
-        cure: "FP8 or NVFP4",
+        fix: "use FP8 or NVFP4",
     },
 ];

@@ -1,4 +1,4 @@
-//! Hugging Face transformers.
+//! Rules of Hugging Face transformers.
 
 use super::super::{Check, Rule, Server, Severity};
 
@@ -13,7 +13,7 @@ pub(super) const RULES: &[Rule] = &[Rule {
     servers: &[Transformers],
     conventions: &[],
     severity: Refused,
-    requires: "a quant_method that transformers has a quantizer for (gguf through gguf_file)",
+    requires: "a quant_method that has a quantizer in transformers (GGUF through gguf_file)",
     check: Check::Convention(&[
         "dense",
         "compressed-tensors",
@@ -29,5 +29,5 @@ pub(super) const RULES: &[Rule] = &[Rule {
         "quanto",
     ]),
     source: TRANSFORMERS,
-    cure: "mantissa convert --format compressed-tensors",
+    fix: "run mantissa convert --format compressed-tensors",
 }];
