@@ -9,8 +9,8 @@ use mantissa_kernels::{ScoreRules, for_each, kernels};
 use crate::cache::Past;
 use crate::config::{HeadNorms, QkvForm};
 use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
-use crate::graph::{LinearInput, LinearKind};
+use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
+use crate::graph::{LinearInput, LinearKind, NormKind};
 use crate::operands::OperandRounding;
 
 /// The sequences of one thread: their queries, keys, values and results, and where they are rotated and scored.

@@ -2,8 +2,9 @@
 
 use crate::config::{MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::{Activations, Choice, Extra, MIN_ROWS, MlpRows, attention_shape};
+use crate::flow::operators::{Activations, Choice, Extra, MIN_ROWS, MlpRows};
 use crate::linear::Linear;
+use crate::memory::{check_context, zeros};
 
 /// Tokens that go through the MLP at a time: its inner activations are by far the widest.
 const MLP_TOKENS: usize = 512;
@@ -79,7 +80,7 @@ impl Sizes {
         let panels = config.linear_shapes().map(|(rows, cols)| Linear::scratch_len(rows, cols));
         let tables = config.vocab_size.max(config.experts.as_ref().map_or(0, |experts| experts.count.into()));
         let head = Linear::scratch_len(tables, config.hidden_size);
-        let attention = attention_shape(config, None);
+        let attention = config.attention_shape(None);
         Sizes {
             tokens: max_tokens,
             rows: max_tokens.max(MIN_ROWS),
@@ -309,19 +310,4 @@ fn widest_extra(config: &ModelConfig) -> usize {
     let normed = matches!(config.norm_places, NormPlaces::After | NormPlaces::Both);
     let latent = config.latent.map_or(0, |latent| latent.scratch(config.num_attention_heads));
     joined.max(gate_up).max(if normed { config.hidden_size } else { 0 }).max(latent)
-}
-
-/// # Errors
-/// [`LoadError::Context`] where `needed` tokens exceed the model's context.
-pub(crate) fn check_context(config: &ModelConfig, needed: usize) -> Result<(), LoadError> {
-    let allowed = config.max_position_embeddings;
-    if needed > allowed { Err(LoadError::Context { needed, allowed }) } else { Ok(()) }
-}
-
-/// `n` zeros, or `None` where there is no memory for them.
-pub fn zeros<T: Clone + Default>(n: usize) -> Option<Vec<T>> {
-    let mut values = Vec::new();
-    values.try_reserve_exact(n).ok()?;
-    values.resize(n, T::default());
-    Some(values)
 }

@@ -4,11 +4,11 @@
 mod latent;
 mod packed;
 
-use crate::buffers::{check_context, zeros};
 use crate::config::ModelConfig;
-use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
-use crate::kv::KvQuantizer;
+use crate::kv::policy::KvPolicy;
+use crate::kv::quantizer::KvQuantizer;
+use crate::memory::{check_context, zeros};
 
 use self::latent::LatentCache;
 pub(crate) use self::latent::{LATENT_QUERIES, LatentScratch};
@@ -56,16 +56,7 @@ impl KvCache {
         Self::with_layers(config, capacity, config.num_hidden_layers, |_| None)
     }
 
-    /// Allocates for `capacity` tokens of `decoder`, quantized where its layers quantize.
-    ///
-    /// # Errors
-    /// As [`plan`](Self::plan).
-    pub fn for_decoder(decoder: &Decoder, capacity: usize) -> Result<Self, LoadError> {
-        let layers = decoder.layers();
-        Self::with_layers(decoder.config(), capacity, layers.len(), |layer| layers[layer].kv())
-    }
-
-    fn with_layers<'q>(
+    pub(crate) fn with_layers<'q>(
         config: &ModelConfig,
         capacity: usize,
         count: usize,
@@ -124,7 +115,7 @@ impl KvCache {
     pub fn bytes_needed_under(
         config: &ModelConfig,
         capacity: usize,
-        policy: &crate::KvPolicy,
+        policy: &KvPolicy,
     ) -> Result<u64, LoadError> {
         let quantizer = policy.quantizer(config)?;
         let layers = layer_bytes(config, capacity, Some(&quantizer));

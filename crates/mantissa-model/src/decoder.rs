@@ -8,9 +8,11 @@ use mantissa_num::Accumulator;
 use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::config::{ModelConfig, read_json};
+use crate::embedding::{Embedding, load_embedding};
 use crate::error::{ForwardError, LoadError};
 use crate::flow::{MIN_ROWS, Sequences};
-use crate::kv::{KvCalibrationError, KvPolicy, Text};
+use crate::kv::policy::KvPolicy;
+use crate::kv::{KvCalibrationError, Text};
 use crate::layer::Layer;
 use crate::linear::{Job, Linear, forward_fused};
 use crate::norm::Norm;
@@ -154,13 +156,6 @@ impl Decoder {
         self.layers.iter().map(|l| l.kv().map_or(exact, |kv| kv.bytes_per_token(&self.config))).sum()
     }
 
-    /// Bytes of the linear layers, the embedding and the head in memory.
-    pub fn weight_bytes(&self) -> usize {
-        let linears = self.layers.iter().flat_map(Layer::linears).map(|(_, linear)| linear);
-        let tables = [Some(&self.embedding.table), self.embedding.positions.as_ref()];
-        linears.chain(tables.into_iter().flatten()).chain(&self.head).map(Linear::bytes).sum()
-    }
-
     /// Runs whole sequences. A sequence's states have the same bits in any batch.
     ///
     /// # Errors
@@ -235,80 +230,14 @@ impl Decoder {
     }
 }
 
-/// What tokens become before the first layer.
-#[derive(Clone, Debug)]
-pub struct Embedding {
-    /// `[vocabulary, hidden]`.
-    table: Linear,
-    /// `[positions, hidden]`.
-    positions: Option<Linear>,
-    scale: Option<f32>,
-}
-
-/// The embedding by itself, for work that holds one layer at a time.
-///
-/// # Errors
-/// As [`WeightSource`]'s.
-pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Embedding, LoadError> {
-    let table = |module: &str, rows| {
-        let weight = source.linear(module, rows, config.hidden_size, false)?;
-        // Its rows are looked up, which maps around the codes would stand in the way of.
-        Ok::<_, LoadError>(Linear::new(module, weight)?.folded())
-    };
-    let positions = match config.learned_positions {
-        true => Some(table(&config.positions_module(), config.max_position_embeddings)?),
-        false => None,
-    };
-    let scale = config.embedding_scale;
-    Ok(Embedding { table: table(&config.embedding_module(), config.vocab_size)?, positions, scale })
-}
-
-impl Embedding {
-    /// What the first layer reads of sequences of `lens` tokens, one after another, that begin at position `start`, into
-    /// `states` (`[tokens, hidden]`).
+impl KvCache {
+    /// Allocates for `capacity` tokens of `decoder`, quantized where its layers quantize.
     ///
     /// # Errors
-    /// [`ForwardError::Vocabulary`], [`ForwardError::Lengths`] or, for positions that were not learned,
-    /// [`ForwardError::Plan`]; the states are then as they were.
-    ///
-    /// # Panics
-    /// If `states` has another length.
-    pub fn embed(
-        &self,
-        tokens: &[u32],
-        lens: &[usize],
-        start: usize,
-        states: &mut [f32],
-    ) -> Result<(), ForwardError> {
-        let (vocab_size, d) = (self.table.rows(), self.table.cols());
-        assert_eq!(states.len(), tokens.len() * d, "embed: states are not a row of {d} per token");
-        if let Some((index, &token)) = tokens.iter().enumerate().find(|(_, t)| **t as usize >= vocab_size) {
-            return Err(ForwardError::Vocabulary { index, token, vocab_size });
-        }
-        let sum = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
-        if sum != tokens.len() {
-            return Err(ForwardError::Lengths { sum, tokens: tokens.len() });
-        }
-        let needed = start.saturating_add(lens.iter().max().copied().unwrap_or(0));
-        if let Some(positions) = self.positions.as_ref().filter(|table| table.rows() < needed) {
-            let planned = positions.rows();
-            return Err(ForwardError::Plan { what: "learned positions", needed, planned });
-        }
-        for (&token, out) in tokens.iter().zip(states.chunks_exact_mut(d)) {
-            self.table.row(token as usize, out);
-            if let Some(scale) = self.scale {
-                out.iter_mut().for_each(|x| *x *= scale);
-            }
-        }
-        if let Some(positions) = &self.positions {
-            let mut row = vec![0.0; d];
-            let places = lens.iter().flat_map(|&len| start..start + len);
-            for (position, out) in places.zip(states.chunks_exact_mut(d)) {
-                positions.row(position, &mut row);
-                kernels().axpy(1.0, &row, out);
-            }
-        }
-        Ok(())
+    /// As [`plan`](Self::plan).
+    pub fn for_decoder(decoder: &Decoder, capacity: usize) -> Result<Self, LoadError> {
+        let layers = decoder.layers();
+        Self::with_layers(decoder.config(), capacity, layers.len(), |layer| layers[layer].kv())
     }
 }
 

@@ -11,10 +11,8 @@ use mantissa_kernels::kernels;
 
 use crate::config::{Routing, Scores};
 use crate::error::ForwardError;
-use crate::flow::{
-    Activations, Choice, ExpertFlow, Job, LayerFlow, MIN_ROWS, NormKind, Operators, SideKind, VectorKind,
-};
-use crate::graph::{LinearInput, LinearKind};
+use crate::flow::{Activations, Choice, ExpertFlow, Job, LayerFlow, MIN_ROWS, Operators};
+use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
 impl LayerFlow {
     /// The `rows`, of which the first `real` are no padding.

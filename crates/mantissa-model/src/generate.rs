@@ -11,10 +11,11 @@ use mantissa_kernels::kernels;
 use mantissa_num::round::random_u32;
 use mantissa_store::ErrorClass;
 
-use crate::buffers::{Buffers, check_context};
+use crate::buffers::Buffers;
 use crate::cache::KvCache;
 use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
+use crate::memory::check_context;
 
 /// Tokens of a prompt that go through the model at a time.
 pub const PREFILL: usize = 512;

@@ -4,16 +4,17 @@
 //! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for
 //! the embedding.
 
-mod kinds;
+pub(crate) mod kinds;
 mod names;
 
-pub use kinds::{FusedGroup, LinearInput, LinearKind};
+pub use kinds::{FusedGroup, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 pub use names::{EMBEDDING, FINAL_NORM, HEAD};
 
-use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, ModelType, NormForm, NormPlaces, QkvForm};
-use crate::flow::{NormKind, SideKind, VectorKind};
-use crate::source::WeightSource;
+use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
+
+use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, ModelType, NormForm, NormPlaces, QkvForm};
+use crate::source::WeightSource;
 
 /// What a parameter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -372,6 +373,17 @@ impl ModelConfig {
     pub fn parameters(&self) -> u64 {
         let count = |t: TensorInfo| t.shape.iter().map(|&n| n as u64).product::<u64>();
         self.tensors().into_iter().map(count).sum()
+    }
+
+    /// The shape of the attention of a layer with `window`.
+    pub(crate) fn attention_shape(&self, window: Option<usize>) -> CausalAttention {
+        CausalAttention {
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            scale: self.attention_scale,
+            window,
+        }
     }
 
     fn layer_tensors(&self, layer: usize, tensors: &mut Vec<TensorInfo>) {

@@ -15,8 +15,8 @@ use mantissa_num::{
 use mantissa_store::convention::ActivationQuant;
 
 use crate::error::LoadError;
+use crate::factored::Factored;
 use crate::packed::Packed;
-use crate::simulated::Factored;
 
 /// Quantizes inputs as a checkpoint asks for. Two are equal when they give equal results.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,8 +12,8 @@ use mantissa_kernels::kernels;
 use crate::cache::{LATENT_QUERIES, LatentScratch, Past};
 use crate::config::Latent;
 use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators, Sequences};
-use crate::graph::{LinearInput, LinearKind};
+use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
+use crate::graph::{LinearInput, LinearKind, NormKind};
 
 impl Latent {
     /// Values of scratch for each row: latents, their normed copies, and what becomes of them.

@@ -14,11 +14,12 @@ use mantissa_num::{Accumulator, Codes, Quantized};
 use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::error::{ForwardError, LoadError};
-use crate::flow::parts;
+use crate::factored::Factored;
+use crate::flow::operators::parts;
 use crate::input::InputQuantizer;
 use crate::packed::Packed;
 use crate::products::{BF16_PANEL, Products};
-use crate::simulated::{Factored, Simulated};
+use crate::simulated::Simulated;
 
 /// f32 values that a panel holds, about what a core's second-level cache does.
 const PANEL: usize = 1 << 17;
@@ -129,17 +130,6 @@ impl Linear {
         self.input.as_ref()
     }
 
-    /// Bytes that the weight and the bias take in memory.
-    pub fn bytes(&self) -> usize {
-        let weight = match &self.storage {
-            Storage::F32(w) => 4 * w.len(),
-            Storage::Bf16(w) | Storage::F16(w) => 2 * w.len(),
-            Storage::Packed(packed) => packed.bytes(),
-            Storage::Blocks { bytes, .. } => bytes.len(),
-        };
-        weight + 4 * self.bias.as_ref().map_or(0, Vec::len)
-    }
-
     /// f32 values of scratch that [`forward`](Self::forward) needs for a weight `[rows, cols]`.
     pub fn scratch_len(rows: usize, cols: usize) -> usize {
         panel_rows(cols).min(rows).saturating_mul(cols)
@@ -148,7 +138,7 @@ impl Linear {
     /// Adds the products of the codes as `accumulator` does, and says whether weight and input are floats of 8 bits, which
     /// alone are added otherwise than in f32.
     pub(crate) fn set_accumulator(&mut self, accumulator: Accumulator) -> bool {
-        let simulated = Simulated::new(self, accumulator);
+        let simulated = Simulated::new(self.input(), self.factored(), accumulator);
         let fits = simulated.is_some();
         self.simulated = simulated.filter(|_| accumulator != Accumulator::F32).map(Box::new);
         fits

@@ -9,8 +9,8 @@ use mantissa_kernels::{for_each, kernels};
 
 use crate::config::{Activation, MlpForm};
 use crate::error::ForwardError;
-use crate::flow::{Activations, Job, LayerFlow, NormKind, Operators};
-use crate::graph::{LinearInput, LinearKind};
+use crate::flow::{Activations, Job, LayerFlow, Operators};
+use crate::graph::{LinearInput, LinearKind, NormKind};
 
 impl LayerFlow {
     /// The `rows`, of which the first `real` are no padding.

@@ -17,7 +17,8 @@ use mantissa_num::{Hadamard, Scheme, parse_activation};
 use crate::config::ModelConfig;
 use crate::error::LoadError;
 use crate::input::fast_element;
-use crate::kv::{RowCodec, Side, is_by_head};
+use crate::kv::codec::{RowCodec, is_by_head};
+use crate::kv::side::Side;
 
 /// Which operands are rounded, and to what. Parses from and prints to text: see the [module](self).
 #[derive(Clone, Debug, Default, PartialEq)]

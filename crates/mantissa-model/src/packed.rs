@@ -4,7 +4,7 @@
 use mantissa_kernels::kernels;
 use mantissa_num::{Affine, Blocks, Code, Codes, Format, Quantized, Sense};
 
-use crate::simulated::{Factored, is_float8};
+use crate::factored::{Factored, is_float8};
 
 /// Codes of at most 8 bits, `[rows, cols]`.
 #[derive(Clone, Debug)]
@@ -76,17 +76,6 @@ impl Packed {
         };
         let (scales, tail) = decoded_scales(q);
         Some(Packed { cols: q.cols, data, blocks, scales, tail, float8: is_float8(&q.format) })
-    }
-
-    /// Bytes held.
-    pub(crate) fn bytes(&self) -> usize {
-        let data = match &self.data {
-            Data::Nibbles { codes, .. } | Data::Bytes { codes, .. } => codes.len(),
-            Data::ZeroNibbles { codes, zeros } | Data::ZeroBytes { codes, zeros } => {
-                codes.len() + 4 * zeros.len()
-            }
-        };
-        data + 4 * self.scales.len()
     }
 
     /// Elements and factors apart, where elements are floats of 8 bits.
@@ -255,12 +244,5 @@ mod tests {
                 check(&text.parse().unwrap(), rows, cols);
             }
         }
-    }
-
-    #[test]
-    fn four_bits_take_half_a_byte() {
-        let scheme: Scheme = "int4-g32".parse().unwrap();
-        let q = quantize(&scheme, &weights(4 * 64), 4, 64, Given::default()).unwrap();
-        assert_eq!(Packed::new(&q).unwrap().bytes(), 4 * 32 + 4 * 8);
     }
 }

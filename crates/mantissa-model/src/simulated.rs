@@ -1,37 +1,10 @@
 //! Products of 8-bit floats as a matrix unit adds them, by a [`mantissa_num::Accumulator`].
 
-use mantissa_num::{Accumulator, Affine, Blocks, Code, Format, Offset};
+use mantissa_num::Accumulator;
+use mantissa_store::convention::ActivationQuant;
 
-use crate::linear::Linear;
-
-/// A matrix in the form in which its products are added: elements, each to be multiplied by the factor of its block.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Factored {
-    pub(crate) cols: usize,
-    /// `[rows, cols]`.
-    pub(crate) elements: Vec<f32>,
-    pub(crate) blocks: Blocks,
-    /// One of each block.
-    pub(crate) factors: Vec<f32>,
-}
-
-impl Factored {
-    /// Columns after which the factor of a row may change.
-    fn group(&self) -> usize {
-        match self.blocks {
-            Blocks::Group(cols) | Blocks::Tile { cols, .. } => (cols as usize).clamp(1, self.cols.max(1)),
-            _ => self.cols.max(1),
-        }
-    }
-
-    fn factor(&self, row: usize, col: usize) -> f32 {
-        self.factors[self.blocks.index(self.cols, row, col)]
-    }
-
-    fn row(&self, row: usize) -> &[f32] {
-        &self.elements[row * self.cols..(row + 1) * self.cols]
-    }
-}
+use crate::factored::{Factored, is_float8};
+use crate::input::InputQuantizer;
 
 /// What a linear layer of 8-bit floats is multiplied by, where its products are to be added in another way than in f32.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,12 +15,14 @@ pub(crate) struct Simulated {
 
 impl Simulated {
     /// `None` where weight or input are no 8-bit floats with blocks within rows.
-    pub(crate) fn new(linear: &Linear, accumulator: Accumulator) -> Option<Self> {
-        let input = linear
-            .input()
-            .filter(|input| is_float8(&input.quant().scheme.format) && input.quant().keep_above.is_none());
-        input?;
-        Some(Simulated { accumulator, weight: linear.factored()? })
+    pub(crate) fn new(
+        input: Option<&InputQuantizer>,
+        weight: Option<Factored>,
+        accumulator: Accumulator,
+    ) -> Option<Self> {
+        let fits = |quant: &ActivationQuant| is_float8(&quant.scheme.format) && quant.keep_above.is_none();
+        input.filter(|input| fits(input.quant()))?;
+        Some(Simulated { accumulator, weight: weight? })
     }
 
     /// `out = x Wᵀ`, or `out += x Wᵀ`; `x` `[t, cols]`, `out` `[t, rows]`. A chain of products ends where the factor of either
@@ -76,27 +51,14 @@ impl Simulated {
     }
 }
 
-/// Floats of 8 bits with a scale for each row, tensor or block of a row, and nothing added.
-pub(crate) fn is_float8(format: &Format) -> bool {
-    matches!(
-        format,
-        Format::Affine(Affine {
-            code: Code::Float(float),
-            blocks: Blocks::Row | Blocks::Tensor | Blocks::Group(_) | Blocks::Tile { .. },
-            scale: Some(_),
-            offset: Offset::None,
-        }) if float.bits() == 8
-    )
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use mantissa_num::{Given, Scheme, parse_activation, quantize};
-    use mantissa_store::convention::{ActivationQuant, LinearWeight, Weight};
+    use mantissa_store::convention::{LinearWeight, Weight};
 
     use super::*;
-    use crate::linear::{Job, forward_fused};
+    use crate::linear::{Job, Linear, forward_fused};
 
     fn wave(n: usize, phase: f32) -> Vec<f32> {
         (0..n).map(|i| (i as f32 * 0.517 + phase).sin() + 0.5).collect()

@@ -7,6 +7,8 @@
 
 mod charsmap;
 mod check;
+mod error;
+mod fault;
 pub mod gguf;
 mod guard;
 mod regexes;
@@ -18,112 +20,19 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use mantissa_store::error::Shown;
-use mantissa_store::{ErrorClass, json};
+use mantissa_store::json;
 use serde_json::Value;
 
+pub use error::TokenizerError;
 pub use stream::DecodeStream;
 
 use crate::chat::ChatTemplates;
-use crate::config::{ConfigError, read_json};
+use crate::config::read_json;
 use check::Checked;
 use guard::guarded;
 
 /// Largest `tokenizer.json` that is read. The largest of public models have about 35 MB.
 const MAX_FILE: u64 = 64 << 20;
-
-/// Why a tokenizer could not be loaded or used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenizerError {
-    /// There is no tokenizer.
-    #[error("{}: found no such file, allowed a tokenizer.json beside the weights; token windows need none", .path.display())]
-    Missing {
-        /// Where it should be.
-        path: PathBuf,
-    },
-    /// The file cannot be read.
-    #[error("{}: found I/O error `{error}`, allowed a readable file", .path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        error: io::Error,
-    },
-    /// The file is too large.
-    #[error("{}: found more than {allowed} bytes, allowed up to that", .path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// The limit.
-        allowed: u64,
-    },
-    /// A field of the file contradicts another, or asks for what would not end well.
-    #[error("{}: {}: found {}, allowed {allowed}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
-    Field {
-        /// The file.
-        path: PathBuf,
-        /// The field, with dots between levels.
-        field: String,
-        /// What is there.
-        found: String,
-        /// What could be.
-        allowed: String,
-    },
-    /// A text is too long to be encoded in one piece.
-    #[error("text: found {found} bytes, allowed {allowed} in one piece with {}; cut it into documents (--split)", .path.display())]
-    TextTooLong {
-        /// The tokenizer's file.
-        path: PathBuf,
-        /// Bytes of the text.
-        found: u64,
-        /// The limit that follows from the file.
-        allowed: u64,
-    },
-    /// The file is not a tokenizer, or text could not be taken through it.
-    #[error("{}: {operation}: found `{message}`, allowed a tokenizer that the tokenizers library accepts", .path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What was being done.
-        operation: &'static str,
-        /// What the library said.
-        message: String,
-    },
-    /// A beginning-of-text token was asked for and none is known.
-    #[error("{}: found no beginning-of-text token, allowed one in tokenizer_config.json or config.json; use --bos auto or never", .path.display())]
-    NoBos {
-        /// The tokenizer's file.
-        path: PathBuf,
-    },
-    /// The tokenizer knows more tokens than the model.
-    #[error("{}: found token id {id}, allowed 0 to {}; the tokenizer belongs to another model", .path.display(), .vocab_size - 1)]
-    Vocabulary {
-        /// The tokenizer's file.
-        path: PathBuf,
-        /// The id.
-        id: u32,
-        /// The model's vocabulary.
-        vocab_size: usize,
-    },
-    /// The GGUF file that holds the tokenizer.
-    #[error(transparent)]
-    Store(#[from] mantissa_store::Error),
-    /// A configuration beside the tokenizer is broken.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-}
-
-impl TokenizerError {
-    /// Who must act on it.
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            TokenizerError::Io { .. } => ErrorClass::Environment,
-            TokenizerError::Store(error) => error.class(),
-            _ => ErrorClass::Input,
-        }
-    }
-}
 
 /// Whether a text begins with the beginning-of-text token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

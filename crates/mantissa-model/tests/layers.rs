@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use common::{expected, load, tiny};
 use mantissa_model::config::NormPlaces;
-use mantissa_model::flow::NormKind;
+use mantissa_model::graph::NormKind;
 use mantissa_model::{
     Batch, Buffers, Decoder, ForwardError, Layer, Linear, LinearInput, LinearKind, ModelConfig, Norm,
     load_embedding,

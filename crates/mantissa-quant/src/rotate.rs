@@ -12,7 +12,7 @@
 //!   model runs, by Sylvester's matrix in runs of the largest power of two that divides its width.
 
 use mantissa_model::config::{NormForm, NormPlaces};
-use mantissa_model::flow::NormKind;
+use mantissa_model::graph::NormKind;
 use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, Role, StoredAs};
 use mantissa_num::Hadamard;
 use mantissa_store::Error;

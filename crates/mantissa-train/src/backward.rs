@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use mantissa_kernels::{AttentionGrads, AttentionSaved, for_each, kernels};
-use mantissa_model::flow::{NormKind, parts};
+use mantissa_model::flow::parts;
+use mantissa_model::graph::NormKind;
 use mantissa_model::{LinearInput, LinearKind};
 
 use crate::arena::Parameters;

@@ -1,7 +1,8 @@
 //! The forward pass that keeps what the backward needs: the flow of `mantissa-model`'s layers over the arena.
 
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::flow::{Activations, Extra, Job, MlpRows, NormKind, Operators, Sequences, parts};
+use mantissa_model::flow::{Activations, Extra, Job, MlpRows, Operators, Sequences, parts};
+use mantissa_model::graph::NormKind;
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
 use crate::arena::Parameters;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mantissa_model::LinearKind;
-use mantissa_model::flow::NormKind;
+use mantissa_model::graph::NormKind;
 use mantissa_num::Scheme;
 use serde::Serialize;
 

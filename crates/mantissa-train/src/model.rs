@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use mantissa_kernels::kernels;
-use mantissa_model::flow::{LayerFlow, NormKind, Sequences};
-use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD};
+use mantissa_model::flow::{LayerFlow, Sequences};
+use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD, NormKind};
 use mantissa_model::{
     Activation, Batch, ForwardError, HeadNorms, LinearKind, ModelConfig, ModelType, Role, WeightSource,
     load_config,

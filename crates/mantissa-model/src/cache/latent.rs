@@ -5,9 +5,9 @@ use mantissa_kernels::CausalAttention;
 use mantissa_num::TensorError;
 
 use super::packed::SideCache;
-use crate::buffers::zeros;
 use crate::config::{Latent, ModelConfig};
-use crate::kv::KvQuantizer;
+use crate::kv::quantizer::KvQuantizer;
+use crate::memory::zeros;
 
 /// Queries that attend at a time.
 pub(crate) const LATENT_QUERIES: usize = 16;

@@ -3,8 +3,8 @@
 
 use mantissa_num::TensorError;
 
-use crate::buffers::zeros;
-use crate::kv::Side;
+use crate::kv::side::Side;
+use crate::memory::zeros;
 
 /// One side of one layer.
 #[derive(Debug)]

@@ -84,6 +84,49 @@ pub enum LinearInput {
     SharedDown,
 }
 
+/// The norms of a decoder layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormKind {
+    /// Before the attention.
+    Input,
+    /// Over each head of the queries, or over all.
+    Query,
+    /// Over each head of the keys, or over all.
+    Key,
+    /// Over the joined heads before the output projection.
+    AttentionSub,
+    /// Before the MLP.
+    Post,
+    /// Over the inner activation before the down projection.
+    MlpSub,
+    /// Over the attention's result before it is added.
+    AfterAttention,
+    /// Over the MLP's result before it is added.
+    AfterMlp,
+    /// Over the latent of the queries (MLA).
+    QLatent,
+    /// Over the latent of keys and values (MLA).
+    KvLatent,
+}
+
+/// The small linear layers beside experts, which are not quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SideKind {
+    /// States to a logit for each expert.
+    Router,
+    /// States to the gate of the shared experts.
+    SharedGate,
+}
+
+/// Vectors beside a layer's linear layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VectorKind {
+    /// The attention's sinks, one for each query head.
+    Sinks,
+    /// What is added to the scores of the experts to choose by.
+    Correction,
+}
+
 impl LinearInput {
     /// Those of a plain layer (separate projections, one MLP), in the order of the forward pass.
     pub const PLAIN: [LinearInput; 4] =

@@ -1,8 +1,7 @@
 //! What each architecture calls its parameters in a Hugging Face checkpoint. Nothing else in the project spells these names.
 
-use super::LinearKind;
+use super::kinds::{LinearKind, NormKind, SideKind, VectorKind};
 use crate::config::{ModelConfig, ModelType};
-use crate::flow::{NormKind, SideKind, VectorKind};
 
 /// Module of the embedding in checkpoints named as Llama's are.
 pub const EMBEDDING: &str = "model.embed_tokens";

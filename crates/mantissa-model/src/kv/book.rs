@@ -40,6 +40,22 @@ pub(crate) struct Span {
     pub(crate) half: f32,
 }
 
+/// What a text says of one layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct LayerBooks {
+    pub(crate) keys: Option<KeyBook>,
+    /// Levels of the values.
+    pub(crate) values: Option<Vec<f32>>,
+}
+
+/// Of keys, what is not stored with them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KeyBook {
+    pub(crate) levels: Vec<f32>,
+    /// One of each channel.
+    pub(crate) spans: Vec<Span>,
+}
+
 impl Span {
     /// From the least and the greatest value.
     pub(crate) fn of(least: f32, greatest: f32) -> Self {

@@ -10,14 +10,18 @@ use std::ops::ControlFlow;
 
 use mantissa_kernels::{CausalAttention, kernels};
 use mantissa_num::lloyd;
+use mantissa_store::convention::KvLevels;
 
-use super::book::{BookCodec, Scaling, Span};
-use super::{KvPolicy, KvScheme};
+use super::book::{BookCodec, KeyBook, LayerBooks, Scaling, Span};
+use super::policy::KvPolicy;
+use super::scheme::KvScheme;
+use super::stored::CacheInF32;
 use crate::buffers::Buffers;
 use crate::config::ModelConfig;
-use crate::decoder::Embedding;
+use crate::embedding::{Embedding, load_embedding};
 use crate::error::{ForwardError, LoadError};
 use crate::layer::Layer;
+use crate::source::WeightSource;
 
 /// Why levels could not be found.
 #[derive(Debug, thiserror::Error)]
@@ -36,22 +40,6 @@ pub enum KvCalibrationError {
     /// The caller ended the run.
     #[error("found a request to stop, allowed to run to the end")]
     Stopped,
-}
-
-/// What a text says of one layer.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct LayerBooks {
-    pub(crate) keys: Option<KeyBook>,
-    /// Levels of the values.
-    pub(crate) values: Option<Vec<f32>>,
-}
-
-/// Of keys, what is not stored with them.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct KeyBook {
-    pub(crate) levels: Vec<f32>,
-    /// One of each channel.
-    pub(crate) spans: Vec<Span>,
 }
 
 /// Tokens of a layer with their weights.
@@ -118,6 +106,31 @@ impl<'a> Text<'a> {
         }
         Ok(samples.books(policy, config))
     }
+}
+
+/// The levels of `policy` for every layer of `source`, found on `windows` of tokens with keys and values in f32: those of
+/// [`Decoder::set_kv_calibrated`](crate::Decoder::set_kv_calibrated). One layer is in memory at a time. `tick` is asked before
+/// every window of a layer whether to go on.
+///
+/// # Errors
+/// [`KvCalibrationError`].
+pub fn find_kv_levels(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    policy: &KvPolicy,
+    windows: &[Vec<u32>],
+    tick: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Vec<KvLevels>, KvCalibrationError> {
+    // Whether the heads can be stored so.
+    policy.quantizer(config)?;
+    let plain = CacheInF32(source);
+    let mut text = Text::begin(config, &load_embedding(&plain, config)?, windows)?;
+    let mut levels = Vec::with_capacity(config.num_hidden_layers);
+    for layer in 0..config.num_hidden_layers {
+        let books = text.through(policy, config, &Layer::load(&plain, config, layer)?, tick)?;
+        levels.push(books.stored(policy));
+    }
+    Ok(levels)
 }
 
 impl Samples {

@@ -13,12 +13,11 @@ use std::str::FromStr;
 
 use mantissa_num::{Affine, Blocks, Code, Format, Hadamard, Scheme, lloyd};
 
-use super::book::{BookCodec, Scaling, Span};
-use super::calibrate::LayerBooks;
+use super::book::{BookCodec, LayerBooks, Scaling, Span};
 use super::codec::{RowCodec, is_by_head};
+use super::quantizer::{KvQuantizer, Parts};
 use super::scheme::KvScheme;
 use super::side::Side;
-use super::{KvQuantizer, Parts};
 use crate::config::ModelConfig;
 use crate::error::LoadError;
 

@@ -1,16 +1,13 @@
-//! Levels of a text that are stored with a model ([`KvLevels`]): found, read back and put to use.
-
-use std::ops::ControlFlow;
+//! Levels that are stored with a model ([`KvLevels`]): checked, read back and put to use.
 
 use mantissa_store::convention::{KeyLevels, KvLevels, KvQuant};
 
-use super::book::Span;
-use super::calibrate::{KeyBook, LayerBooks, Text};
-use super::{KvCalibrationError, KvPolicy, KvQuantizer, KvScheme};
+use super::book::{KeyBook, LayerBooks, Span};
+use super::policy::KvPolicy;
+use super::quantizer::KvQuantizer;
+use super::scheme::KvScheme;
 use crate::config::ModelConfig;
-use crate::decoder::load_embedding;
 use crate::error::LoadError;
-use crate::layer::Layer;
 use crate::source::{SourceView, WeightSource};
 
 /// A model whose checkpoint asks nothing of the cache.
@@ -28,31 +25,6 @@ impl SourceView for CacheInF32<'_> {
     fn kv_levels(&self, _: &str, _: usize) -> Result<Option<KvLevels>, LoadError> {
         Ok(None)
     }
-}
-
-/// The levels of `policy` for every layer of `source`, found on `windows` of tokens with keys and values in f32: those of
-/// [`Decoder::set_kv_calibrated`](crate::Decoder::set_kv_calibrated). One layer is in memory at a time. `tick` is asked before
-/// every window of a layer whether to go on.
-///
-/// # Errors
-/// [`KvCalibrationError`].
-pub fn find_kv_levels(
-    source: &dyn WeightSource,
-    config: &ModelConfig,
-    policy: &KvPolicy,
-    windows: &[Vec<u32>],
-    tick: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<Vec<KvLevels>, KvCalibrationError> {
-    // Whether the heads can be stored so.
-    policy.quantizer(config)?;
-    let plain = CacheInF32(source);
-    let mut text = Text::begin(config, &load_embedding(&plain, config)?, windows)?;
-    let mut levels = Vec::with_capacity(config.num_hidden_layers);
-    for layer in 0..config.num_hidden_layers {
-        let books = text.through(policy, config, &Layer::load(&plain, config, layer)?, tick)?;
-        levels.push(books.stored(policy));
-    }
-    Ok(levels)
 }
 
 /// Checks the levels that `source` brings, where it brings some.
@@ -104,7 +76,7 @@ impl KvPolicy {
 }
 
 impl LayerBooks {
-    fn stored(self, policy: &KvPolicy) -> KvLevels {
+    pub(super) fn stored(self, policy: &KvPolicy) -> KvLevels {
         let keys = self.keys.map(|KeyBook { levels, spans }| {
             let (middles, halves) = spans.into_iter().map(|span| (span.middle, span.half)).unzip();
             KeyLevels { levels, middles, halves }

@@ -2,7 +2,7 @@
 //! units, the layout of darts-clone) and the texts that its values point into, each ended by a NUL. The library indexes
 //! both without asking, so every unit that a text can reach is visited here.
 
-use super::check::{Fault, fault};
+use super::fault::{Fault, fault};
 
 /// Largest map, decoded. NFKC with case folding has 250 kB.
 const MAX_MAP: usize = 8 << 20;

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::TokenizerError;
+use super::error::TokenizerError;
+use super::fault::{Fault, fault};
 use super::regexes::Cost;
 use super::steps::{self, Kind};
 
@@ -34,17 +35,6 @@ pub(super) struct Checked {
     pub(super) max_text: u64,
     /// Added tokens with the ids that the file gives them.
     pub(super) added: Vec<(String, u32)>,
-}
-
-/// A field of a `tokenizer.json` and what is wrong with it.
-pub(super) struct Fault {
-    pub(super) field: String,
-    pub(super) found: String,
-    pub(super) allowed: String,
-}
-
-pub(super) fn fault(field: impl Into<String>, found: impl Into<String>, allowed: impl Into<String>) -> Fault {
-    Fault { field: field.into(), found: found.into(), allowed: allowed.into() }
 }
 
 /// Checks the file at `path` with the contents `file`.

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::charsmap;
-use super::check::{Fault, fault};
+use super::fault::{Fault, fault};
 use super::regexes::{self, Cost};
 
 /// Most steps of one kind, nested ones included.

@@ -2,7 +2,7 @@
 //! channels can be scaled.
 
 use mantissa_model::config::{MlpForm, NormForm, NormPlaces, QkvForm};
-use mantissa_model::flow::NormKind;
+use mantissa_model::graph::NormKind;
 use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, StoredAs};
 
 use super::{Coordinates, Folds, NormParts};
