@@ -195,7 +195,7 @@ fn what_gptq_cannot_do_is_refused_before_any_work() {
     assert!(refused("gptq-int4-g32", None).contains("--calibration TEXT"));
     assert!(refused("gptq-int4-g32", windows(&[vec![], vec![]])).contains("no tokens"));
     let message = refused("gptq-int4-g32", windows(&[vec![1], vec![1, 96]]));
-    assert!(message.contains("w.json: window 1: found token 96, allowed below 96"), "{message}");
+    assert!(message.contains("w.json: window 1: expected below 96, got token 96"), "{message}");
     assert!(refused("gptq-int4-g32", windows(&[vec![1; 65]])).contains("65 tokens"));
     assert!(refused("gptq-int8-tensor", Some(calibration())).contains("groups or channels"));
     assert!(refused("gptq-q8_0", Some(calibration())).contains("use rtn"));
@@ -412,7 +412,7 @@ fn values_that_no_code_stands_for_name_tensor_and_element() {
     // Also where the scheme has a code for NaN: such a weight is damage.
     for recipe in ["rtn-int4-g32", "mxfp4", "nvfp4", "rtn-fp8-e5m2-channel", "rtn-int8-tensor"] {
         let error = quantize(&source, recipe, &out, options(2)).unwrap_err().to_string();
-        let says = "tensor \"model.layers.1.mlp.up_proj.weight\": found 1 non-finite values, the first (NaN) at element 10";
+        let says = "tensor \"model.layers.1.mlp.up_proj.weight\": expected finite values, got 1 non-finite values, the first (NaN) at element 10";
         assert!(error.contains(says), "{recipe}: {error}");
         assert!(!out.exists());
     }
@@ -434,8 +434,7 @@ fn copied_tensors_hold_numbers() {
     for recipe in ["rtn-int4-g32", "rtn-q4_0"] {
         let out = temp.path().join(format!("{recipe}.gguf"));
         let error = quantize(&source, recipe, &out, options(2)).unwrap_err().to_string();
-        let says =
-            "tensor \"model.embed_tokens.weight\": found 3 non-finite values, the first (inf) at element 100";
+        let says = "tensor \"model.embed_tokens.weight\": expected finite values, got 3 non-finite values, the first (inf) at element 100";
         assert!(error.contains(says), "{recipe}: {error}");
         assert!(!out.exists());
     }

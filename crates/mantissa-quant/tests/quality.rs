@@ -309,7 +309,7 @@ fn a_file_that_is_none_is_a_fault() {
     quantize(&source, RECIPE, &out, options(1));
     let good = fs::read_to_string(out.join(QUALITY_NAME)).unwrap();
     for (from, to, says) in [
-        ("\"version\": 1", "\"version\": 2", "version: found 2, allowed 1"),
+        ("\"version\": 1", "\"version\": 2", "version: expected 1, got 2"),
         ("\"method\":", "\"meth\":", "method"),
         ("\"tool\":", "\"version\":", "version"),
         ("{", "[", "quality.json"),

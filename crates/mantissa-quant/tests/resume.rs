@@ -229,7 +229,10 @@ fn an_error_of_the_source_leaves_nothing() {
     fs::write(&weights, bytes).unwrap();
     let out = temp.path().join("out");
     let error = whole(&source, &out).unwrap_err();
-    assert!(error.to_string().contains("up_proj.weight\": found 1 non-finite"), "{error}");
+    assert!(
+        error.to_string().contains("up_proj.weight\": expected finite values, got 1 non-finite"),
+        "{error}"
+    );
     assert!(left_beside(&out).is_none() && !out.exists());
 }
 

@@ -237,7 +237,10 @@ fn a_renamed_file_keeps_its_manifest() {
     assert!(alone.ok && alone.files == 0 && alone.notes.len() == 2, "{alone:?}");
     fs::rename(manifest_path(&out), manifest_path(&renamed)).unwrap();
     let found = checked(&renamed, Some(&model));
-    assert!(!found.ok && found.faults[0].contains("quality.json: found nothing"), "{found:?}");
+    assert!(
+        !found.ok && found.faults[0].contains("quality.json: expected the file that the manifest lists"),
+        "{found:?}"
+    );
     fs::rename(quality_path(&out), quality_path(&renamed)).unwrap();
     let found = checked(&renamed, Some(&model));
     assert!(found.ok && found.files == 2 && found.notes.is_empty(), "{found:?}");

@@ -1,6 +1,6 @@
 //! What can be wrong with a file, and whose fault it is.
 //!
-//! Every message is one line, `<file>: <tensor or field>: found X, allowed Y; <hint>`. Text that comes from a
+//! Every message is one line, `<file>: <tensor or field>: expected X, got Y; <cause or fix>`. Text that comes from a
 //! file is escaped and cut to 200 characters, so that a hostile name can neither forge a line nor flood a log.
 
 use std::fmt;
@@ -30,7 +30,7 @@ pub enum ErrorClass {
 #[non_exhaustive]
 pub enum Error {
     /// A path that the caller named does not exist.
-    #[error("{}: found no such file or folder, allowed {expected}; check the path", ShownPath(.path))]
+    #[error("{}: expected {expected}, got no such file or folder; fix: check the path", ShownPath(.path))]
     Missing {
         /// The path.
         path: PathBuf,
@@ -38,7 +38,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// A path is a folder, device or pipe where something else is needed.
-    #[error("{}: found {found}, allowed {expected}", ShownPath(.path))]
+    #[error("{}: expected {expected}, got {found}", ShownPath(.path))]
     WrongKind {
         /// The path.
         path: PathBuf,
@@ -49,7 +49,7 @@ pub enum Error {
     },
     /// The operating system refused an operation.
     // Not a `source`: the text is in the message already and a chain printer would repeat it.
-    #[error("{}: {operation}: found I/O error `{error}`{}", ShownPath(.path), io_hint(.error))]
+    #[error("{}: {operation}: I/O error `{error}`{}", ShownPath(.path), io_hint(.error))]
     Io {
         /// The path operated on.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// An allocation failed.
     #[error(
-        "{}: {}: found no memory for {bytes} bytes, allowed what is free; raise the memory limit or use a smaller model",
+        "{}: {}: expected {bytes} bytes of free memory, got none; fix: raise the memory limit or use a smaller model",
         ShownPath(.path), Shown(.what)
     )]
     Memory {
@@ -72,7 +72,7 @@ pub enum Error {
         bytes: u64,
     },
     /// The file is something else, recognised by its first bytes or its name.
-    #[error("{}: found {}, allowed safetensors weights; {}", ShownPath(.path), kind.found(), kind.hint())]
+    #[error("{}: expected safetensors weights, got {}; {}", ShownPath(.path), kind.found(), kind.hint())]
     Foreign {
         /// The file or folder.
         path: PathBuf,
@@ -126,7 +126,7 @@ pub enum Error {
     },
     /// A folder holds several weight files and nothing says which to read.
     #[error(
-        "{}: found {count} .safetensors files and no index, allowed model.safetensors or model.safetensors.index.json; name one file",
+        "{}: expected model.safetensors or model.safetensors.index.json, got {count} .safetensors files and no index; fix: name one file",
         ShownPath(.path)
     )]
     Ambiguous {
@@ -136,13 +136,13 @@ pub enum Error {
         count: usize,
     },
     /// A folder holds no weights in any known format.
-    #[error("{}: found no weights, allowed a folder with model.safetensors or model.safetensors.index.json", ShownPath(.path))]
+    #[error("{}: expected a folder with model.safetensors or model.safetensors.index.json, got no weights", ShownPath(.path))]
     NoWeights {
         /// The folder.
         path: PathBuf,
     },
     /// A tensor was asked for that is not there.
-    #[error("{}: tensor \"{}\": found no such tensor, allowed one of the file's names", ShownPath(.path), Shown(.tensor))]
+    #[error("{}: tensor \"{}\": expected a tensor of this name, got none", ShownPath(.path), Shown(.tensor))]
     NoTensor {
         /// File or folder.
         path: PathBuf,
@@ -150,7 +150,7 @@ pub enum Error {
         tensor: String,
     },
     /// A tensor of floats was asked for and the tensor holds something else.
-    #[error("{}: tensor \"{}\": found dtype {dtype}, allowed F64 F32 F16 BF16", ShownPath(.path), Shown(.tensor))]
+    #[error("{}: tensor \"{}\": expected dtype F64, F32, F16 or BF16, got {dtype}", ShownPath(.path), Shown(.tensor))]
     NotFloat {
         /// The file.
         path: PathBuf,
@@ -161,7 +161,7 @@ pub enum Error {
     },
     /// A weight or scale holds values that are no numbers.
     #[error(
-        "{}: tensor \"{}\": found {count} non-finite values, the first ({value}) at element {index}, allowed finite values only; the file is damaged or its training diverged",
+        "{}: tensor \"{}\": expected finite values, got {count} non-finite values, the first ({value}) at element {index}; the file is damaged or its training diverged",
         ShownPath(.path), Shown(.tensor)
     )]
     NonFinite {
@@ -177,7 +177,7 @@ pub enum Error {
         value: f32,
     },
     /// A read within a tensor reaches beyond it.
-    #[error("{}: tensor \"{}\": found a read of {len} bytes at byte {offset}, allowed within {size}", ShownPath(.path), Shown(.tensor))]
+    #[error("{}: tensor \"{}\": expected a read within {size} bytes, got {len} bytes at byte {offset}", ShownPath(.path), Shown(.tensor))]
     Range {
         /// The file.
         path: PathBuf,
@@ -276,7 +276,7 @@ impl Error {
 
 /// Payload of [`Error::Field`].
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {}: found {}, allowed {}{}{}", ShownPath(.path), Shown(.field), Shown(.found), .allowed,
+#[error("{}: {}: expected {}, got {}{}{}", ShownPath(.path), Shown(.field), .allowed, Shown(.found),
     if .hint.is_empty() { "" } else { "; " }, .hint)]
 pub struct FieldFault {
     /// The file.
@@ -354,15 +354,15 @@ impl ForeignKind {
     fn hint(self) -> &'static str {
         match self {
             Self::Gguf => {
-                "give the .gguf file by its own name; where safetensors are needed, the model it was made from"
+                "fix: give the .gguf file by its own name, or the safetensors model it was made from"
             }
-            Self::GitLfsPointer => "run `git lfs install && git lfs pull` in its folder",
-            Self::Html => "the download failed (login or missing page): download it again",
+            Self::GitLfsPointer => "fix: run `git lfs install && git lfs pull` in its folder",
+            Self::Html => "the download failed (login or missing page); fix: download it again",
             Self::Numpy => {
-                "save it with safetensors.numpy.save_file; arrays of objects are pickles and never read"
+                "fix: save it with safetensors.numpy.save_file (arrays of objects are pickles and never read)"
             }
             Self::Pickle | Self::Zip => {
-                "pickles can run code and are never read: convert once with transformers, save_pretrained(DIR, safe_serialization=True)"
+                "pickles can run code and are never read; fix: convert once with transformers, save_pretrained(DIR, safe_serialization=True)"
             }
         }
     }
@@ -404,10 +404,12 @@ impl fmt::Display for ShownPath<'_> {
 
 fn io_hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free disk space or write elsewhere",
-        io::ErrorKind::PermissionDenied => "; check the permissions",
-        io::ErrorKind::ReadOnlyFilesystem => "; write elsewhere",
-        io::ErrorKind::AlreadyExists => "; remove it or choose another path",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; fix: free disk space or write elsewhere"
+        }
+        io::ErrorKind::PermissionDenied => "; fix: check the permissions",
+        io::ErrorKind::ReadOnlyFilesystem => "; fix: write elsewhere",
+        io::ErrorKind::AlreadyExists => "; fix: remove it or choose another path",
         io::ErrorKind::UnexpectedEof => "; the file changed while it was read",
         _ => "",
     }

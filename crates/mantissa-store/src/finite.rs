@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(scan(Dtype::F32, &[&bytes(&x[..2500])]), None);
         let error = require_finite(&x, Path::new("m"), "t").unwrap_err().to_string();
         assert!(
-            error.contains("m: tensor \"t\": found 2 non-finite values, the first (-inf) at element 2500"),
+            error.contains("m: tensor \"t\": expected finite values, got 2 non-finite values, the first (-inf) at element 2500"),
             "{error}"
         );
     }

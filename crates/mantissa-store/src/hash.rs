@@ -41,7 +41,7 @@ impl TryFrom<Spelt> for FileDigest {
 
     fn try_from(spelt: Spelt) -> std::result::Result<Self, String> {
         let sha256 = Self::parse_hex(&spelt.sha256);
-        let sha256 = sha256.ok_or("sha256: found other text, allowed 64 lower-case hexadecimal digits")?;
+        let sha256 = sha256.ok_or("sha256: expected 64 lower-case hexadecimal digits, got other text")?;
         Ok(Self { len: spelt.bytes, sha256 })
     }
 }

@@ -165,6 +165,6 @@ mod tests {
         let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
         assert!(matches!(fault(&deep), JsonFault::Syntax { .. }));
         let error = parse_strict(b"[1]", Path::new("c"), 2).unwrap_err();
-        assert_eq!(error.to_string(), "c: file: found 3 bytes, allowed at most 2");
+        assert_eq!(error.to_string(), "c: file: expected at most 2 bytes, got 3");
     }
 }

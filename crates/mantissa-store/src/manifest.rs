@@ -165,13 +165,13 @@ impl Manifest {
 #[non_exhaustive]
 pub enum Mismatch {
     /// A listed file is not there.
-    #[error("{}: found nothing, allowed the file that the manifest lists", Shown(.file))]
+    #[error("{}: expected the file that the manifest lists, got none", Shown(.file))]
     Missing {
         /// Its name.
         file: String,
     },
     /// A file has another length.
-    #[error("{}: found {found} bytes, allowed {expected} as in the manifest", Shown(.file))]
+    #[error("{}: expected {expected} bytes as in the manifest, got {found}", Shown(.file))]
     Length {
         /// Its name.
         file: String,
@@ -181,7 +181,7 @@ pub enum Mismatch {
         expected: u64,
     },
     /// A file of the right length has other content.
-    #[error("{}: found SHA-256 {found}, allowed {expected} as in the manifest", Shown(.file))]
+    #[error("{}: expected SHA-256 {expected} as in the manifest, got {found}", Shown(.file))]
     Hash {
         /// Its name.
         file: String,
@@ -191,7 +191,7 @@ pub enum Mismatch {
         expected: String,
     },
     /// A file that the manifest does not list; what it does list may still be intact.
-    #[error("{}: found a file that the manifest does not list", Shown(.file))]
+    #[error("{}: the manifest does not list this file", Shown(.file))]
     Unlisted {
         /// Its name.
         file: String,

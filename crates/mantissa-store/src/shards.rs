@@ -314,7 +314,10 @@ fn total_size_warning(path: &Path, index: &Value, total: u64) -> Option<String> 
         return None;
     }
     let stated: String = stated.to_string().chars().take(40).collect();
-    Some(format!("{}: metadata.total_size: found {stated}, tensors hold {total} bytes", path.display()))
+    Some(format!(
+        "{}: metadata.total_size: expected {total}, the bytes of the tensors, got {stated}",
+        path.display()
+    ))
 }
 
 fn kind_of(value: &Value) -> &'static str {

@@ -420,7 +420,7 @@ mod tests {
         let mut writer = SafetensorsWriter::of(&path, file, vec![(meta, Written::default())], 4);
         let error = writer.write("a", &[1; 4]).unwrap_err();
         assert_eq!(error.class(), crate::ErrorClass::Environment);
-        assert!(error.to_string().starts_with("out.safetensors: write tensor: found I/O error"), "{error}");
+        assert!(error.to_string().starts_with("out.safetensors: write tensor: I/O error"), "{error}");
         assert!(error.to_string().contains("free disk space"), "{error}");
     }
 }

@@ -313,9 +313,9 @@ fn broken_quanto_is_refused_by_name() {
     }
     let map = copy.dir.path().join("quanto_qmap.json");
     for (text, says) in [
-        ("[]", "allowed an object"),
+        ("[]", "expected an object"),
         ("{", "quanto_qmap.json"),
-        (r#"{"model.layers.0.mlp.up_proj": {"weights": "qint5"}}"#, "up_proj.weights: found qint5"),
+        (r#"{"model.layers.0.mlp.up_proj": {"weights": "qint5"}}"#, "got qint5"),
         (r#"{"model.layers.0.mlp.up_proj": {"weights": "qint2"}}"#, "_data._data"),
         (r#"{"model.layers.0.mlp.up_proj": {"weights": "qint8"}}"#, "weight._data"),
         ("{}", "up_proj.weight"),

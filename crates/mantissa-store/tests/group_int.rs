@@ -258,7 +258,7 @@ fn broken_configs_are_refused_by_their_key() {
             let error = model.read_with_notes().expect_err(key);
             let text = error.to_string();
             assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{text}");
-            assert!(text.contains(says) && text.contains("found"), "{container:?} {key} {value}: {text}");
+            assert!(text.contains(says) && text.contains(", got "), "{container:?} {key} {value}: {text}");
         }
     }
 }
@@ -279,7 +279,10 @@ fn broken_tensors_are_refused_by_name() {
             let error = model.read_with_notes().expect_err(what);
             let text = error.to_string();
             assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{text}");
-            assert!(text.contains(suffix) && text.contains("found"), "{container:?} {suffix} {what}: {text}");
+            assert!(
+                text.contains(suffix) && text.contains(", got "),
+                "{container:?} {suffix} {what}: {text}"
+            );
         };
         for suffix in suffixes.iter().copied() {
             let reshape = |shape: &'static [usize]| {

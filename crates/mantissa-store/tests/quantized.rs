@@ -46,7 +46,7 @@ fn refused(weights: Value, tensors: &[Tensor], suffix: &str, says: &str) {
     let text = error.to_string();
     assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{text}");
     assert!(text.contains(&format!("{MODULE}.{suffix}")) && text.contains(says), "{suffix} {says}: {text}");
-    assert!(text.contains("found") && text.contains("allowed"), "{text}");
+    assert!(text.contains("expected ") && text.contains(", got "), "{text}");
 }
 
 fn int4(symmetric: bool) -> Value {

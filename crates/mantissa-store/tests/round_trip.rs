@@ -162,10 +162,7 @@ fn misuse_of_a_writer_is_an_error() {
     writer.write("b", &[0; 4]).unwrap();
     assert_eq!(writer.remaining(), 2);
     let error = writer.finish().unwrap_err();
-    assert!(
-        error.to_string().contains("tensor \"a\": found 2 bytes written, allowed to finish at 4"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("tensor \"a\": expected 4 bytes written, got 2"), "{error}");
 }
 
 #[test]

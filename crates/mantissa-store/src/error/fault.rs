@@ -10,13 +10,15 @@ use crate::dtype::Dtype;
 #[non_exhaustive]
 pub enum HeaderFault {
     /// Fewer than the 8 bytes of the header length.
-    #[error("file: found {found} bytes, allowed at least 8 and a header; the file is empty or truncated")]
+    #[error(
+        "file: expected at least 8 bytes and a header, got {found} bytes; the file is empty or truncated"
+    )]
     TooShort {
         /// Bytes of the file.
         found: u64,
     },
     /// The stated header length exceeds the cap.
-    #[error("header length: found {found}, allowed at most {cap}; the file is not safetensors or is corrupt")]
+    #[error("header length: expected at most {cap}, got {found}; the file is not safetensors or is corrupt")]
     TooLong {
         /// The stated length.
         found: u64,
@@ -25,7 +27,7 @@ pub enum HeaderFault {
     },
     /// The stated header length exceeds the file.
     #[error(
-        "header length: found {found}, allowed at most the {available} bytes that follow it; the file is truncated or corrupt"
+        "header length: expected at most the {available} bytes that follow it, got {found}; the file is truncated or corrupt"
     )]
     PastEnd {
         /// The stated length.
@@ -34,13 +36,13 @@ pub enum HeaderFault {
         available: u64,
     },
     /// The header is not UTF-8.
-    #[error("header: found a byte that is not UTF-8 at header byte {position}, allowed JSON text")]
+    #[error("header: expected JSON text, got invalid UTF-8 at header byte {position}")]
     NotUtf8 {
         /// Position from the start of the header.
         position: usize,
     },
     /// The header is not the JSON it should be.
-    #[error("header: found at header byte {position}: {}, allowed a JSON object of tensor entries", Shown(.message))]
+    #[error("header: expected a JSON object of tensor entries, got {} at header byte {position}", Shown(.message))]
     Json {
         /// Position from the start of the header.
         position: usize,
@@ -48,7 +50,7 @@ pub enum HeaderFault {
         message: String,
     },
     /// `__metadata__` is not an object of strings.
-    #[error("__metadata__: found at header byte {position}: {}, allowed an object of strings", Shown(.message))]
+    #[error("__metadata__: expected an object of strings, got {} at header byte {position}", Shown(.message))]
     Metadata {
         /// Position from the start of the header.
         position: usize,
@@ -56,17 +58,17 @@ pub enum HeaderFault {
         message: String,
     },
     /// `__metadata__` occurs twice.
-    #[error("__metadata__: found twice, allowed once")]
+    #[error("__metadata__: expected one, got two")]
     DuplicateMetadata,
     /// A key of `__metadata__` occurs twice.
-    #[error("__metadata__: found key \"{}\" twice, allowed once", Shown(.key))]
+    #[error("__metadata__: expected each key once, got \"{}\" twice", Shown(.key))]
     DuplicateMetadataKey {
         /// The key.
         key: String,
     },
     /// Bytes that belong to no tensor follow the last one.
     #[error(
-        "file: found {found} bytes of data, allowed the {used} that tensors cover; trailing bytes are not allowed"
+        "file: expected {used} bytes of data (those of the tensors), got {found}; trailing bytes are not allowed"
     )]
     TrailingBytes {
         /// Bytes after the header.
@@ -81,10 +83,10 @@ pub enum HeaderFault {
 #[non_exhaustive]
 pub enum TensorFault {
     /// The name occurs twice in one file.
-    #[error("name: found twice, allowed once")]
+    #[error("name: expected a unique name, got a second tensor of this name")]
     Duplicate,
     /// The entry is not the JSON it should be.
-    #[error("found at header byte {position}: {}, allowed {{\"dtype\", \"shape\", \"data_offsets\"}}", Shown(.message))]
+    #[error("expected an object {{\"dtype\", \"shape\", \"data_offsets\"}}, got {} at header byte {position}", Shown(.message))]
     Entry {
         /// Position from the start of the header.
         position: usize,
@@ -92,43 +94,43 @@ pub enum TensorFault {
         message: String,
     },
     /// A field of the entry is missing.
-    #[error("{field}: found nothing, allowed a value")]
+    #[error("{field}: expected a value, got nothing")]
     MissingField {
         /// The field.
         field: &'static str,
     },
     /// A field of the entry occurs twice.
-    #[error("{field}: found twice, allowed once")]
+    #[error("{field}: expected one, got two")]
     DuplicateField {
         /// The field.
         field: &'static str,
     },
     /// A field that the format does not define, and whose meaning could change how the tensor is read.
-    #[error("found unknown field \"{}\", allowed dtype shape data_offsets", Shown(.field))]
+    #[error("expected the fields dtype, shape and data_offsets, got \"{}\"", Shown(.field))]
     UnknownField {
         /// The field.
         field: String,
     },
     /// The dtype is not one of the format's.
-    #[error("dtype: found \"{}\", allowed {}", Shown(.found), Dtype::known())]
+    #[error("dtype: expected {}, got \"{}\"", Dtype::known(), Shown(.found))]
     UnknownDtype {
         /// The dtype's name.
         found: String,
     },
     /// A dimension is negative, fractional or too large.
-    #[error("shape: found dimension {found}, allowed an integer from 0 to 2^63-1")]
+    #[error("shape: expected dimensions from 0 to 2^63-1, got {found}")]
     Dimension {
         /// The number.
         found: String,
     },
     /// The element or byte count does not fit in 63 bits.
-    #[error("shape: found {shape} whose size overflows, allowed at most 2^63-1 bits")]
+    #[error("shape: expected at most 2^63-1 bits, got {shape}, whose size overflows")]
     Overflow {
         /// The shape, as text.
         shape: String,
     },
     /// A sub-byte dtype ends within a byte.
-    #[error("shape: found {shape} of {dtype} ({bits} bits), allowed a whole number of bytes")]
+    #[error("shape: expected a whole number of bytes, got {shape} of {dtype} ({bits} bits)")]
     PartialByte {
         /// The shape, as text.
         shape: String,
@@ -138,13 +140,13 @@ pub enum TensorFault {
         bits: u64,
     },
     /// An offset is not a non-negative integer.
-    #[error("data_offsets: found {found}, allowed two integers [begin, end]")]
+    #[error("data_offsets: expected two integers [begin, end], got {found}")]
     Offset {
         /// The number, or the count of numbers.
         found: String,
     },
     /// The end lies before the beginning.
-    #[error("data_offsets: found [{start}, {end}], allowed begin <= end")]
+    #[error("data_offsets: expected begin <= end, got [{start}, {end}]")]
     Reversed {
         /// First byte.
         start: u64,
@@ -152,7 +154,7 @@ pub enum TensorFault {
         end: u64,
     },
     /// The range and the shape disagree.
-    #[error("data_offsets: found {found} bytes, allowed the {expected} of its dtype and shape")]
+    #[error("data_offsets: expected {expected} bytes for its dtype and shape, got {found}")]
     Size {
         /// Bytes of the range.
         found: u64,
@@ -160,7 +162,7 @@ pub enum TensorFault {
         expected: u64,
     },
     /// The range begins before the previous tensor ends.
-    #[error("data_offsets: found begin {start}, allowed {end} where tensor \"{}\" ends; the two overlap", Shown(.previous))]
+    #[error("data_offsets: expected begin {end}, where tensor \"{}\" ends, got {start}; the two overlap", Shown(.previous))]
     Overlap {
         /// First byte.
         start: u64,
@@ -171,7 +173,7 @@ pub enum TensorFault {
     },
     /// Bytes that belong to no tensor come before this one.
     #[error(
-        "data_offsets: found begin {start}, allowed {end} where the tensor before ends; holes are not allowed"
+        "data_offsets: expected begin {end}, where the tensor before ends, got {start}; holes are not allowed"
     )]
     Hole {
         /// First byte.
@@ -181,7 +183,7 @@ pub enum TensorFault {
     },
     /// The range reaches beyond the file.
     #[error(
-        "data_offsets: found end {end}, allowed at most the {available} bytes of data in the file; the file is truncated or corrupt"
+        "data_offsets: expected end at most {available}, the bytes of data in the file, got {end}; the file is truncated or corrupt"
     )]
     PastEnd {
         /// Byte after the last.
@@ -196,7 +198,7 @@ pub enum TensorFault {
 #[non_exhaustive]
 pub enum JsonFault {
     /// The file exceeds the cap for its kind.
-    #[error("file: found {found} bytes, allowed at most {cap}")]
+    #[error("file: expected at most {cap} bytes, got {found}")]
     TooLarge {
         /// Bytes of the file.
         found: u64,
@@ -204,13 +206,13 @@ pub enum JsonFault {
         cap: u64,
     },
     /// The text is not UTF-8.
-    #[error("found a byte that is not UTF-8 at byte {position}, allowed JSON text")]
+    #[error("expected JSON text, got invalid UTF-8 at byte {position}")]
     NotUtf8 {
         /// Byte position.
         position: usize,
     },
     /// The text is not JSON, or nests deeper than 128.
-    #[error("found at line {line} column {column}: {}, allowed strict JSON at most 128 deep", Shown(.message))]
+    #[error("expected strict JSON at most 128 levels deep, got {} at line {line} column {column}", Shown(.message))]
     Syntax {
         /// Line, from 1.
         line: usize,
@@ -220,7 +222,7 @@ pub enum JsonFault {
         message: String,
     },
     /// A key occurs twice in one object.
-    #[error("found key \"{}\" twice in one object at line {line} column {column}, allowed once", Shown(.key))]
+    #[error("expected each key once, got \"{}\" twice in one object at line {line} column {column}", Shown(.key))]
     Duplicate {
         /// The key.
         key: String,
@@ -236,7 +238,7 @@ pub enum JsonFault {
 #[non_exhaustive]
 pub enum IndexFault {
     /// A shard is named by something other than a file name inside the folder.
-    #[error("weight_map[\"{}\"]: found \"{}\", allowed the name of a .safetensors file in the same folder", Shown(.tensor), Shown(.shard))]
+    #[error("weight_map[\"{}\"]: expected the name of a .safetensors file in the same folder, got \"{}\"", Shown(.tensor), Shown(.shard))]
     ShardName {
         /// The tensor.
         tensor: String,
@@ -244,7 +246,7 @@ pub enum IndexFault {
         shard: String,
     },
     /// A shard does not exist.
-    #[error("weight_map[\"{}\"]: found no file \"{}\", allowed a file in the folder; download the missing shard", Shown(.tensor), Shown(.shard))]
+    #[error("weight_map[\"{}\"]: expected file \"{}\" in the folder, got none; fix: download the missing shard", Shown(.tensor), Shown(.shard))]
     MissingShard {
         /// The tensor.
         tensor: String,
@@ -252,7 +254,7 @@ pub enum IndexFault {
         shard: String,
     },
     /// A shard lacks a tensor that the index puts there.
-    #[error("weight_map[\"{}\"]: found no such tensor in \"{}\", allowed a tensor of that shard", Shown(.tensor), Shown(.shard))]
+    #[error("weight_map[\"{}\"]: expected this tensor in \"{}\", got none", Shown(.tensor), Shown(.shard))]
     LacksTensor {
         /// The tensor.
         tensor: String,
@@ -260,7 +262,7 @@ pub enum IndexFault {
         shard: String,
     },
     /// Two shards hold one tensor.
-    #[error("tensor \"{}\": found in \"{}\" and \"{}\", allowed in one shard", Shown(.tensor), Shown(.first), Shown(.second))]
+    #[error("tensor \"{}\": expected one shard with it, got \"{}\" and \"{}\"", Shown(.tensor), Shown(.first), Shown(.second))]
     TwoShards {
         /// The tensor.
         tensor: String,
@@ -270,7 +272,7 @@ pub enum IndexFault {
         second: String,
     },
     /// A shard holds a tensor that the index does not list.
-    #[error("tensor \"{}\": found in \"{}\" but not in weight_map, allowed only listed tensors", Shown(.tensor), Shown(.shard))]
+    #[error("tensor \"{}\": expected an entry in weight_map, got none; \"{}\" holds the tensor", Shown(.tensor), Shown(.shard))]
     Unlisted {
         /// The tensor.
         tensor: String,
@@ -284,16 +286,16 @@ pub enum IndexFault {
 #[non_exhaustive]
 pub enum WriteFault {
     /// The name is not among the specs given at creation.
-    #[error("found no such tensor, allowed the names given when the file was created")]
+    #[error("expected a name given when the file was created, got another")]
     Unknown,
     /// The name is given twice.
-    #[error("name: found twice, allowed once")]
+    #[error("name: expected a unique name, got a second tensor of this name")]
     Duplicate,
     /// The name is the format's own key.
-    #[error("name: found the reserved key, allowed any other name")]
+    #[error("name: expected a name other than the reserved key, got that key")]
     Reserved,
     /// Dtype and shape give no byte length.
-    #[error("shape: found {shape} of {dtype}, allowed a whole number of bytes below 2^60")]
+    #[error("shape: expected a whole number of bytes below 2^60, got {shape} of {dtype}")]
     Size {
         /// The shape, as text.
         shape: String,
@@ -301,7 +303,7 @@ pub enum WriteFault {
         dtype: Dtype,
     },
     /// The name is longer than readers of the format accept.
-    #[error("name: found {found} bytes, allowed {allowed}")]
+    #[error("name: expected at most {allowed} bytes, got {found}")]
     NameTooLong {
         /// Bytes of the name.
         found: usize,
@@ -315,7 +317,7 @@ pub enum WriteFault {
         what: String,
     },
     /// A write reaches beyond the tensor or is not all of it.
-    #[error("found a write of {len} bytes at byte {offset}, allowed {allowed}")]
+    #[error("expected {allowed}, got a write of {len} bytes at byte {offset}")]
     Length {
         /// First byte, from the tensor's start.
         offset: u64,
@@ -325,13 +327,13 @@ pub enum WriteFault {
         allowed: String,
     },
     /// Bytes are written a second time.
-    #[error("found a second write to byte {offset}, allowed one")]
+    #[error("expected one write to byte {offset}, got a second")]
     Twice {
         /// First byte that was written before.
         offset: u64,
     },
     /// The file is finished before the tensor is complete.
-    #[error("found {written} bytes written, allowed to finish at {size}")]
+    #[error("expected {size} bytes written, got {written}")]
     Incomplete {
         /// Bytes written.
         written: u64,
@@ -346,14 +348,14 @@ pub enum WriteFault {
 pub enum OutputFault {
     /// Another process writes the same output.
     #[error(
-        "output: found process {owner} writing it, allowed one writer; wait for it or choose another path"
+        "output: expected one writer, got process {owner} writing it; fix: wait for it or choose another path"
     )]
     Busy {
         /// Process id of the owner, or `unknown`.
         owner: String,
     },
     /// The path has no name to write to, such as `/`.
-    #[error("output: found no file name, allowed a path that ends in a name")]
+    #[error("output: expected a path that ends in a name, got no file name")]
     NoName,
     /// Something is there that this job did not write.
     #[error(
@@ -414,7 +416,7 @@ pub enum OutputFault {
         entry: String,
     },
     /// Output and input are the same, or one holds the other.
-    #[error("output: found that it {relation} the input \"{}\", allowed a path apart from it; choose another path", Shown(.input))]
+    #[error("output: expected a path apart from the inputs, got one that {relation} the input \"{}\"; fix: choose another path", Shown(.input))]
     Overlap {
         /// `is`, `lies inside` or `contains`.
         relation: &'static str,
@@ -422,7 +424,7 @@ pub enum OutputFault {
         input: String,
     },
     /// A finished header exceeds what readers accept.
-    #[error("header: found {found} bytes, allowed at most {cap}; write fewer tensors to one file")]
+    #[error("header: expected at most {cap} bytes, got {found}; fix: write fewer tensors to one file")]
     HeaderTooLong {
         /// Bytes of the header.
         found: u64,

@@ -8,7 +8,7 @@ use crate::error::Shown;
 pub enum GgufFault {
     /// The file ends before a part of it does.
     #[error(
-        "{part}: found {available} bytes at byte {at}, allowed at least {needed}; the file is truncated or corrupt"
+        "{part}: expected at least {needed} bytes at byte {at}, got {available}; the file is truncated or corrupt"
     )]
     Truncated {
         /// What was being read.
@@ -21,39 +21,39 @@ pub enum GgufFault {
         needed: u64,
     },
     /// The first bytes are something else.
-    #[error("magic: found bytes {0:02x?}, allowed \"GGUF\"; the file is not GGUF", .found)]
+    #[error("magic: expected \"GGUF\", got bytes {0:02x?}; the file is not GGUF", .found)]
     Magic {
         /// The first four bytes.
         found: [u8; 4],
     },
     /// The magic stands backwards.
     #[error(
-        "magic: found \"FUGG\", allowed \"GGUF\"; the bytes are swapped: write the file on a little-endian machine"
+        "magic: expected \"GGUF\", got \"FUGG\"; the bytes are swapped; fix: write the file on a little-endian machine"
     )]
     SwappedMagic,
     /// The version reads as a small number with its bytes reversed.
     #[error(
-        "version: found {version} in big-endian order, allowed little-endian files; convert it with gguf_convert_endian.py of llama.cpp"
+        "version: expected little-endian files, got version {version} in big-endian order; fix: convert it with gguf_convert_endian.py of llama.cpp"
     )]
     BigEndian {
         /// The version, its bytes swapped back.
         version: u32,
     },
     /// Version 0, which never existed.
-    #[error("version: found 0, allowed 3; the file is corrupt")]
+    #[error("version: expected 3, got 0; the file is corrupt")]
     VersionZero,
     /// Version 1, whose lengths are 32-bit.
-    #[error("version: found 1, allowed 3; convert the model again with a present llama.cpp")]
+    #[error("version: expected 3, got 1; fix: convert the model again with a current llama.cpp")]
     VersionOne,
     /// A version that is not defined yet.
-    #[error("version: found {found}, allowed 3; the file is newer than this program or corrupt")]
+    #[error("version: expected 3, got {found}; the file is newer than this program or corrupt")]
     FutureVersion {
         /// The version.
         found: u32,
     },
     /// A count or length that cannot be.
     #[error(
-        "{field}: found {found}, allowed at most {allowed}, what the {remaining} bytes after it can hold"
+        "{field}: expected at most {allowed} (what the {remaining} bytes after it can hold), got {found}"
     )]
     Count {
         /// Which count.
@@ -66,9 +66,7 @@ pub enum GgufFault {
         remaining: u64,
     },
     /// Metadata and tensor infos take more memory than any model needs.
-    #[error(
-        "{part}: found more than {allowed} bytes of metadata in memory, allowed up to that; the file is corrupt"
-    )]
+    #[error("{part}: expected at most {allowed} bytes of metadata in memory, got more; the file is corrupt")]
     Budget {
         /// What was being read.
         part: String,
@@ -76,7 +74,7 @@ pub enum GgufFault {
         allowed: u64,
     },
     /// Arrays within arrays.
-    #[error("key \"{}\": found arrays nested deeper than {allowed}, allowed up to that", Shown(.key))]
+    #[error("key \"{}\": expected at most {allowed} levels of nested arrays, got more", Shown(.key))]
     Depth {
         /// The key.
         key: String,
@@ -84,19 +82,19 @@ pub enum GgufFault {
         allowed: usize,
     },
     /// A key, name or text is not UTF-8.
-    #[error("{part}: found bytes that are not UTF-8, allowed UTF-8 text")]
+    #[error("{part}: expected UTF-8 text, got invalid bytes")]
     NotUtf8 {
         /// What was being read.
         part: String,
     },
     /// A key has no characters.
-    #[error("key number {index}: found an empty key, allowed a name")]
+    #[error("key number {index}: expected a name, got an empty key")]
     EmptyKey {
         /// Its position.
         index: u64,
     },
     /// A boolean is neither 0 nor 1.
-    #[error("key \"{}\": found a boolean of value {found}, allowed 0 or 1", Shown(.key))]
+    #[error("key \"{}\": expected a boolean 0 or 1, got {found}", Shown(.key))]
     Bool {
         /// The key.
         key: String,
@@ -104,7 +102,7 @@ pub enum GgufFault {
         found: u8,
     },
     /// The type of a value is not defined.
-    #[error("key \"{}\": found value type {found}, allowed 0 to 12", Shown(.key))]
+    #[error("key \"{}\": expected value type 0 to 12, got {found}", Shown(.key))]
     ValueType {
         /// The key.
         key: String,
@@ -112,7 +110,7 @@ pub enum GgufFault {
         found: u32,
     },
     /// A key whose type the format defines has another.
-    #[error("key \"{}\": found {found}, allowed {allowed}", Shown(.key))]
+    #[error("key \"{}\": expected {allowed}, got {found}", Shown(.key))]
     KeyType {
         /// The key.
         key: String,
@@ -122,13 +120,13 @@ pub enum GgufFault {
         allowed: &'static str,
     },
     /// A key stands twice.
-    #[error("key \"{}\": found it twice, allowed once", Shown(.key))]
+    #[error("key \"{}\": expected one, got a second", Shown(.key))]
     DuplicateKey {
         /// The key.
         key: String,
     },
     /// `general.alignment` cannot be used.
-    #[error("key \"general.alignment\": found {found}, allowed a power of two up to {allowed}")]
+    #[error("key \"general.alignment\": expected a power of two up to {allowed}, got {found}")]
     Alignment {
         /// The value.
         found: u64,
@@ -150,28 +148,28 @@ pub enum GgufFault {
 #[non_exhaustive]
 pub enum TensorFault {
     /// The name stands twice.
-    #[error("found it twice, allowed once")]
+    #[error("expected one, got a second")]
     Duplicate,
     /// The number of dimensions.
-    #[error("found {found} dimensions, allowed 1 to 4")]
+    #[error("expected 1 to 4 dimensions, got {found}")]
     Dimensions {
         /// The number.
         found: u32,
     },
     /// A dimension is negative, as the format counts.
-    #[error("found dimension {found}, allowed 0 to 2^63 - 1")]
+    #[error("expected dimensions from 0 to 2^63 - 1, got {found}")]
     Dimension {
         /// The dimension, as an unsigned number.
         found: u64,
     },
     /// Elements or bytes cannot be counted.
-    #[error("found shape {shape:?} (fastest first), allowed fewer than 2^63 elements and bytes")]
+    #[error("expected fewer than 2^63 elements and bytes, got shape {shape:?} (fastest first)")]
     Overflow {
         /// Dimensions as in the file.
         shape: Vec<u64>,
     },
     /// The type is not defined.
-    #[error("found type {found}, allowed {allowed}")]
+    #[error("expected type {allowed}, got {found}")]
     Type {
         /// The number.
         found: u32,
@@ -179,7 +177,7 @@ pub enum TensorFault {
         allowed: String,
     },
     /// Blocks do not divide a row.
-    #[error("found rows of {found} elements, allowed multiples of {block}, the block of {ty}")]
+    #[error("expected rows of a multiple of {block} elements (the block of {ty}), got {found}")]
     Row {
         /// Elements of a row.
         found: u64,
@@ -189,7 +187,7 @@ pub enum TensorFault {
         ty: &'static str,
     },
     /// The offset is not aligned.
-    #[error("found offset {found}, allowed multiples of {alignment}")]
+    #[error("expected an offset that is a multiple of {alignment}, got {found}")]
     Unaligned {
         /// The offset.
         found: u64,
@@ -198,7 +196,7 @@ pub enum TensorFault {
     },
     /// The data end behind the file.
     #[error(
-        "found {len} bytes at offset {offset}, allowed within the {available} bytes of data; the file is truncated or corrupt"
+        "expected data within {available} bytes, got {len} bytes at offset {offset}; the file is truncated or corrupt"
     )]
     PastEnd {
         /// The offset.
@@ -209,7 +207,7 @@ pub enum TensorFault {
         available: u64,
     },
     /// The data lie over another tensor's.
-    #[error("found data at offset {offset}, allowed from {end} on, where \"{}\" ends", Shown(.previous))]
+    #[error("expected an offset from {end} on, where \"{}\" ends, got {offset}", Shown(.previous))]
     Overlap {
         /// The offset.
         offset: u64,

@@ -197,7 +197,7 @@ fn values_of_no_or_the_wrong_type_name_their_key() {
     let signed = File::new().pair("general.alignment", 5, &32i32.to_le_bytes()).fault();
     assert!(matches!(&signed, GgufFault::KeyType { key, .. } if key == "general.alignment"), "{signed}");
     let text = File::new().pair("tokenizer.ggml.token_type", 8, &string("normal")).fault();
-    assert!(text.to_string().contains("token_type\": found a string, allowed an array of i32"), "{text}");
+    assert!(text.to_string().contains("token_type\": expected an array of i32, got a string"), "{text}");
     let floats = [&6u32.to_le_bytes()[..], &1u64.to_le_bytes(), &[0; 4]].concat();
     let floats = File::new().pair("tokenizer.ggml.tokens", 9, &floats).fault();
     assert!(floats.to_string().contains("an array of 1 f32"), "{floats}");
@@ -360,8 +360,8 @@ fn what_readers_would_refuse_is_not_written() {
             .unwrap_err()
             .to_string()
     };
-    assert!(create(["a", "a"], 32, ["k", "l"]).contains("found twice"));
-    assert!(create(["a", "b"], 32, ["k", "k"]).contains("found twice"));
+    assert!(create(["a", "a"], 32, ["k", "l"]).contains("expected a unique name"));
+    assert!(create(["a", "b"], 32, ["k", "k"]).contains("expected one, got a second"));
     assert!(create(["a", "b"], 33, ["k", "l"]).contains("multiples of 32"));
     assert!(create(["a", &"n".repeat(64)], 32, ["k", "l"]).contains("allowed 63"));
     assert!(!path.exists());

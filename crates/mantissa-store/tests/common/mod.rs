@@ -42,7 +42,7 @@ pub fn error_of(bytes: &[u8]) -> Error {
     let error = open(bytes).expect_err("must be refused");
     let text = error.to_string();
     assert!(text.contains("m.safetensors: "), "names the file: {text}");
-    assert!(text.contains("found") && text.contains("allowed"), "{text}");
+    assert!(text.contains("expected ") && text.contains(", got "), "{text}");
     assert!(text.lines().count() == 1 && text.len() < 1200, "one short line: {text}");
     assert_eq!(error.class(), ErrorClass::Input, "{text}");
     error

@@ -39,7 +39,7 @@ impl Model {
         let Err(error) = self.read() else { panic!("{what}: it was read") };
         let text = error.to_string();
         assert_eq!((error.class(), text.lines().count()), (ErrorClass::Input, 1), "{what}: {text}");
-        assert!(text.contains("found") && text.contains("allowed"), "{what}: {text}");
+        assert!(text.contains("expected ") && text.contains(", got "), "{what}: {text}");
         text
     }
 }

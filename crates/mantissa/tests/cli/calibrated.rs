@@ -292,7 +292,7 @@ fn a_calibration_is_asked_for_and_checked() {
         message
     };
     assert!(refused(2, &[]).contains("--calibration TEXT or --calibration-tokens"));
-    assert!(refused(2, &["--calibration", "nowhere.txt"]).contains("nowhere.txt: found no such file"));
+    assert!(refused(2, &["--calibration", "nowhere.txt"]).contains("got no such file"));
     let empty = temp.path().join("empty.txt");
     fs::write(&empty, " \n").unwrap();
     assert!(refused(2, &["--calibration", text(&empty)]).contains("empty.txt"));

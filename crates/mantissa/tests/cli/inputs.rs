@@ -77,7 +77,7 @@ fn every_input_that_is_not_there_exits_2_and_is_named() {
         vec!["cast", "no/file", "--scheme", "int8-channel", "--out", text(&out)],
     ] {
         let line = fail(2, &arguments);
-        assert!(line.starts_with("error: no/") && line.contains(": found no such file"), "{line}");
+        assert!(line.starts_with("error: no/") && line.contains(", got no such file"), "{line}");
         // A folder is no file either.
         let folder = text(temp.path());
         if let Some(file) = arguments.iter_mut().find(|a| **a == "no/file") {

@@ -314,14 +314,14 @@ fn outputs_that_cannot_be_written_are_refused() {
         assert_eq!(output.status.code(), Some(code), "{}: {}", out.display(), stderr(&output));
         assert!(stderr(&output).contains(says), "{}", stderr(&output));
     };
-    refused(&model, 2, "it is the input");
+    refused(&model, 2, "is the input");
     refused(&model.join("inside"), 2, "lies inside");
     let link = temp.path().join("link");
     std::os::unix::fs::symlink("model", &link).unwrap();
-    refused(&link, 2, "it is the input");
+    refused(&link, 2, "is the input");
     let file = temp.path().join("file");
     fs::write(&file, "text").unwrap();
-    refused(&file, 2, "found a file");
+    refused(&file, 2, "got a file");
     refused(&file.join("below"), 3, "file");
     let dangling = temp.path().join("dangling");
     std::os::unix::fs::symlink("nowhere", &dangling).unwrap();

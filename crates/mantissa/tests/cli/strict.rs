@@ -50,14 +50,12 @@ fn strict_verification_fails_where_no_hash_vouches_for_bytes() {
     // Flipped bytes under a manifest fail without --strict as well.
     flip(&out.join("model.safetensors"));
     for strict in [false, true] {
-        assert!(verify(strict, 1).contains("fault: model.safetensors: found SHA-256"));
+        assert!(verify(strict, 1).contains("fault: model.safetensors: expected SHA-256"));
     }
     // Of weights that the manifest omits nothing is known.
     write_out();
     omit(&manifest, "model.safetensors");
-    assert!(
-        verify(false, 0).contains("note: model.safetensors: found a file that the manifest does not list")
-    );
+    assert!(verify(false, 0).contains("note: model.safetensors: the manifest does not list this file"));
     let said = verify(true, 1);
     assert!(said.contains("NOT verified") && said.contains("error: verify: model.safetensors: "), "{said}");
     // A tensor that no other check reads.
@@ -96,13 +94,13 @@ fn strict_verification_of_a_gguf_file_asks_for_its_manifest() {
     let whole = fs::read(&manifest).unwrap();
     omit(&manifest, "q.gguf");
     succeed(&strict[..2]);
-    assert!(fail(1, &strict).contains("verify: q.gguf: found a file that the manifest does not list"));
+    assert!(fail(1, &strict).contains("verify: q.gguf: the manifest does not list this file"));
     fs::remove_file(&manifest).unwrap();
     succeed(&strict[..2]);
     let line = fail(1, &strict);
     assert!(line.contains("verify: no q.gguf.mantissa-manifest.json: hashes were not checked"), "{line}");
     fs::write(&manifest, whole).unwrap();
     flip(&out);
-    assert!(fail(1, &strict).contains("q.gguf: found SHA-256"));
-    assert!(fail(1, &["verify", text(&out), "--quiet"]).contains("q.gguf: found SHA-256"));
+    assert!(fail(1, &strict).contains("q.gguf: expected SHA-256"));
+    assert!(fail(1, &["verify", text(&out), "--quiet"]).contains("q.gguf: expected SHA-256"));
 }

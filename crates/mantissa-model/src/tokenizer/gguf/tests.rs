@@ -118,9 +118,9 @@ fn what_is_not_known_is_refused_by_its_key() {
         result.map(|_| ()).unwrap_err()
     };
     let text = |s: &str| Some(Value::String(s.into()));
-    assert!(replaced("tokenizer.ggml.model", text("bert")).contains("found \"bert\""));
+    assert!(replaced("tokenizer.ggml.model", text("bert")).contains("got \"bert\""));
     assert!(replaced("tokenizer.ggml.pre", text("viking")).contains("llama-bpe"));
-    assert!(replaced("tokenizer.ggml.pre", None).contains("found nothing"));
+    assert!(replaced("tokenizer.ggml.pre", None).contains("got nothing"));
     assert!(replaced("tokenizer.ggml.merges", None).contains("tokenizer.ggml.merges"));
     assert!(replaced("tokenizer.ggml.bos_token_id", Some(Value::U32(1 << 30))).contains("below 1024"));
     let twice = Value::strings(["a".to_owned(), "a".to_owned()]);

@@ -443,16 +443,16 @@ mod tests {
             args.scheme(Path::new("config.json")).unwrap_err().to_string()
         };
         for (value, said) in [
-            (json!({"num_bits": 3, "type": "float"}), "found float of 3 bits"),
+            (json!({"num_bits": 3, "type": "float"}), "got float of 3 bits"),
             (
                 json!({"num_bits": 8, "type": "int", "strategy": "attn_head"}),
-                "found \"attn_head\" with int of 8 bits",
+                "got \"attn_head\" with int of 8 bits",
             ),
-            (json!({"num_bits": 4, "strategy": "group"}), "found null, allowed a positive number"),
-            (json!({"num_bits": 4, "strategy": "group", "group_size": -7}), "found -7, allowed"),
+            (json!({"num_bits": 4, "strategy": "group"}), "expected a positive number, got null"),
+            (json!({"num_bits": 4, "strategy": "group", "group_size": -7}), "got -7"),
             (
                 json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128]}),
-                "found [128], allowed",
+                "got [128]",
             ),
         ] {
             let text = message(value);
