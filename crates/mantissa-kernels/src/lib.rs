@@ -57,5 +57,5 @@ pub use generic::{
 };
 pub use isa::{Isa, IsaError};
 pub use mat::{MatMut, MatRef};
-pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed};
+pub use parallel::{available_threads, for_each, for_each_range, for_each_with, map_reduce_fixed, parts};
 pub use trellis::TrellisScratch;

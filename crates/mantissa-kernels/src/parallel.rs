@@ -123,6 +123,13 @@ impl<F: Fn()> Drop for StopOnPanic<F> {
     }
 }
 
+/// Cuts `rows` into nearly equal parts of at most `most`. The parts of a large pass are all large, so that none
+/// is multiplied by the path for single rows.
+pub fn parts(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    let parts = rows.div_ceil(most.max(1));
+    (0..parts).map(move |i| i * rows / parts..(i + 1) * rows / parts)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod tests {
@@ -205,5 +212,16 @@ mod tests {
             let payload = catch_unwind(AssertUnwindSafe(items)).unwrap_err();
             assert_eq!(payload.downcast_ref::<&str>(), Some(&"item seven"));
         }
+    }
+
+    #[test]
+    fn parts_cover_all_rows_and_are_never_tiny() {
+        for rows in [1, 2, 3, 511, 512, 513, 1024, 1025, 1537, 100_000] {
+            let cut: Vec<_> = parts(rows, 512).collect();
+            assert_eq!(cut.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
+            assert!(cut.windows(2).all(|w| w[0].end == w[1].start));
+            assert!(cut.iter().all(|p| p.len() <= 512 && p.len() >= rows.min(256)));
+        }
+        assert_eq!(parts(0, 512).count(), 0);
     }
 }

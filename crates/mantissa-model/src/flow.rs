@@ -8,6 +8,7 @@
 
 pub(crate) mod operators;
 
+pub use mantissa_kernels::parts;
 use mantissa_kernels::{CausalAttention, kernels};
 
 use crate::cache::Past;
@@ -19,7 +20,7 @@ use crate::graph::kinds::{NormKind, VectorKind};
 use crate::kv::quantizer::KvQuantizer;
 use crate::operands::OperandRounding;
 
-pub use self::operators::{Activations, Choice, Extra, Job, MIN_ROWS, MlpRows, Operators, Sequences, parts};
+pub use self::operators::{Activations, Choice, Extra, Job, MIN_ROWS, MlpRows, Operators, Sequences};
 
 /// A layer's architecture as far as its flow needs it.
 #[derive(Clone, Debug, PartialEq)]

@@ -15,7 +15,7 @@ use mantissa_store::convention::{LinearWeight, Weight};
 
 use crate::error::{ForwardError, LoadError};
 use crate::factored::Factored;
-use crate::flow::operators::parts;
+use crate::flow::parts;
 use crate::input::InputQuantizer;
 use crate::packed::Packed;
 use crate::products::{BF16_PANEL, Products};

@@ -19,7 +19,6 @@
 //! code.
 
 mod levels;
-mod metric;
 mod weight;
 
 use std::ops::ControlFlow;
@@ -31,25 +30,10 @@ use mantissa_num::{Code, Scheme};
 use mantissa_store::ErrorClass;
 use mantissa_train::{LayerTrainer, TrainError};
 
-pub use metric::Metric;
-pub(crate) use metric::weigh;
+pub use mantissa_methods::metric::{ERROR_METRICS, ErrorMetric, Metric};
 pub use weight::{LearnedWeight, check_scheme};
 
 use crate::calibrate::{States, Tick};
-
-/// By what length errors of a layer's output are measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ErrorMetric {
-    /// By what they cost the model, to second order: under the Fisher information of the output, [`Metric`].
-    #[default]
-    Fisher,
-    /// By their squares, as published.
-    Mse,
-}
-
-/// Metrics by name.
-pub const ERROR_METRICS: [(&str, ErrorMetric); 2] =
-    [("fisher", ErrorMetric::Fisher), ("mse", ErrorMetric::Mse)];
 
 /// How AutoRound works.
 #[derive(Clone, Copy, Debug, PartialEq)]

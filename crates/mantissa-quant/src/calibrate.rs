@@ -325,10 +325,7 @@ impl<'a> Calibration<'a> {
         let mut hessians: Vec<Hessian> = new.collect::<Result<_, _>>()?;
         let (threads, products) = (self.threads, self.products);
         self.pass(layer, inputs, false, tick, |worker, _| {
-            hessians
-                .iter_mut()
-                .zip(&worker.seen)
-                .for_each(|(hessian, x)| hessian.add_as(products, x, threads));
+            hessians.iter_mut().zip(&worker.seen).for_each(|(hessian, x)| add(hessian, products, x, threads));
         })?;
         Ok(hessians)
     }
@@ -491,6 +488,14 @@ fn distinct(kinds: impl IntoIterator<Item = LinearKind>) -> Vec<LinearInput> {
     inputs.sort_unstable();
     inputs.dedup();
     inputs
+}
+
+/// Adds the inputs `x` of a layer, rounded as products are, to `hessian`.
+fn add(hessian: &mut Hessian, products: Products, x: &[f32], threads: usize) {
+    match products {
+        Products::F32 => hessian.add(x, threads),
+        Products::Bf16 => hessian.add_bf16(x, threads),
+    }
 }
 
 pub(crate) fn go_on(tick: &mut Tick<'_>) -> Result<(), CalibrateError> {

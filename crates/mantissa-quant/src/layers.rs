@@ -1,9 +1,9 @@
 //! The layers of a plan, quantized one after another by its method.
 
+pub(crate) use mantissa_methods::Solved;
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
-use mantissa_num::stored::Extra;
 use mantissa_num::{Code, CodecId, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
 use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
@@ -16,11 +16,9 @@ use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
 use crate::gguf;
-use crate::gptq::dequantize_by_group;
 use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
-use crate::judge::Judgement;
 use crate::plan::Plan;
 use crate::recipe::Method;
 use crate::report::LayerReport;
@@ -32,53 +30,6 @@ use crate::transform::{self, Prepared};
 
 /// The tensors that a layer becomes, by name, and its error.
 pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
-
-/// A layer's weight as a method leaves it.
-pub(crate) struct Solved {
-    pub(crate) quantized: Quantized,
-    /// Group of each column, where groups are not of neighbours.
-    pub(crate) g_idx: Option<Vec<u32>>,
-    /// Single weights beside the codes.
-    pub(crate) outliers: Option<Extra>,
-    /// The scale of the layer's inputs that is stored, of a model as it was read.
-    pub(crate) input_scale: Option<f32>,
-    pub(crate) stats: ErrorStats,
-    /// Why another method than the recipe's was taken.
-    pub(crate) fallback: Option<String>,
-    /// `tr((W - Q) H (W - Q)ᵀ)` on the calibration, where the method has an H.
-    pub(crate) output_error: Option<f64>,
-    /// How it did against rounding to nearest, where that was measured.
-    pub(crate) judged: Option<Judgement>,
-    pub(crate) notes: Vec<String>,
-}
-
-impl Solved {
-    /// Rounded to nearest.
-    pub(crate) fn rounded((quantized, stats): (Quantized, ErrorStats)) -> Self {
-        Solved {
-            quantized,
-            g_idx: None,
-            outliers: None,
-            input_scale: None,
-            stats,
-            fallback: None,
-            output_error: None,
-            judged: None,
-            notes: Vec::new(),
-        }
-    }
-
-    /// The weight `[rows, cols]` as it is stored.
-    ///
-    /// # Errors
-    /// [`TensorError`] where the parts do not fit together.
-    pub(crate) fn values(&self) -> std::result::Result<Vec<f32>, TensorError> {
-        let mut values = dequantize_by_group(&self.quantized, self.g_idx.as_deref())?;
-        let (rows, cols) = (self.quantized.rows, self.quantized.cols);
-        self.outliers.iter().for_each(|outliers| outliers.fold(&mut values, rows, cols));
-        Ok(values)
-    }
-}
 
 /// The layers of a plan.
 pub(crate) struct Layers<'a> {

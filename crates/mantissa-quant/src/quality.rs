@@ -17,7 +17,6 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use figures::null_is_nan;
 pub use figures::{Evaluation, Figures};
 pub(crate) use hashes::SourceHashes;
 

@@ -176,7 +176,7 @@ impl<'a> Sequential<'a> {
         self.prepare(info.kind.input(), tick)?;
         let case = Case { plan: self.plan, source: self.source, info, scheme, w, outer, target };
         let solved = match self.judges.iter().find(|(of, _)| *of == info.kind.input()) {
-            Some((_, judge)) => judge.better(&case, solved)?,
+            Some((_, judge)) => case.better(judge, solved)?,
             None => solved,
         };
         if let Some(layer) = &mut self.layer {

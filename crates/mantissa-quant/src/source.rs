@@ -3,104 +3,18 @@
 
 use std::ops::Range;
 
-use mantissa_kernels::{for_each_with, kernels};
+use mantissa_kernels::kernels;
 use mantissa_model::{LinearInfo, StoredAs};
 use mantissa_num::TensorError;
 use mantissa_num::pack::transpose;
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{Dtype, FiniteScan};
 
+pub(crate) use mantissa_methods::source::{PANEL, Tail};
+pub use mantissa_methods::source::{Scratch, Source, amax};
+
 use crate::error::QuantError;
 use crate::fold::Folded;
-
-/// Elements of a panel: enough to pay for a dispatch, little enough to stay in a core's cache and, at two bytes each, below what
-/// an allocator takes from the system anew every time.
-pub(crate) const PANEL: usize = 1 << 15;
-
-/// What a thread reads and widens a panel in; used again, it costs neither zeros nor pages.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    bytes: Vec<u8>,
-    values: Vec<f32>,
-}
-
-/// A flattened tensor that can be read in pieces, by several threads at once.
-pub trait Source: Sync {
-    /// Why it could not be read, or its values not be quantized.
-    type Error: From<TensorError> + Send;
-
-    /// Elements `range`; `scratch` holds them where they have to be brought into memory first.
-    ///
-    /// # Errors
-    /// As the implementation says.
-    fn elements<'a>(
-        &'a self,
-        range: Range<usize>,
-        scratch: &'a mut Scratch,
-    ) -> Result<&'a [f32], Self::Error>;
-}
-
-impl Source for [f32] {
-    type Error = TensorError;
-
-    fn elements<'a>(&'a self, range: Range<usize>, _: &'a mut Scratch) -> Result<&'a [f32], TensorError> {
-        Ok(&self[range])
-    }
-}
-
-/// A source from its element `first` on.
-pub(crate) struct Tail<'a, S: ?Sized> {
-    pub(crate) source: &'a S,
-    pub(crate) first: usize,
-}
-
-impl<S: Source + ?Sized> Source for Tail<'_, S> {
-    type Error = S::Error;
-
-    fn elements<'a>(&'a self, range: Range<usize>, scratch: &'a mut Scratch) -> Result<&'a [f32], S::Error> {
-        self.source.elements(self.first + range.start..self.first + range.end, scratch)
-    }
-}
-
-/// The greatest magnitude among the `len` elements of `source`; NaN if one is NaN.
-///
-/// # Errors
-/// As [`Source::elements`].
-pub fn amax<S: Source + ?Sized>(source: &S, len: usize, threads: usize) -> Result<f32, S::Error> {
-    // Positive floats, infinity and NaN are ordered as their bits are.
-    let parts = map_panels(source, len, threads, |x| kernels().amax(x).to_bits())?;
-    Ok(f32::from_bits(parts.into_iter().max().unwrap_or(0)))
-}
-
-/// The least and the greatest of the `len` elements of `source`; `None` if one is not finite.
-///
-/// # Errors
-/// As [`Source::elements`].
-pub(crate) fn min_max<S: Source + ?Sized>(
-    source: &S,
-    len: usize,
-    threads: usize,
-) -> Result<Option<(f32, f32)>, S::Error> {
-    let parts = map_panels(source, len, threads, |x| kernels().min_max(x))?;
-    let finite = parts.iter().all(|(low, high)| low.is_finite() && high.is_finite());
-    let start = (f32::INFINITY, f32::NEG_INFINITY);
-    Ok(finite.then(|| parts.iter().fold(start, |all, part| (all.0.min(part.0), all.1.max(part.1)))))
-}
-
-/// `f` of every panel, in order.
-fn map_panels<S: Source + ?Sized, T: Send>(
-    source: &S,
-    len: usize,
-    threads: usize,
-    f: impl Fn(&[f32]) -> T + Sync,
-) -> Result<Vec<T>, S::Error> {
-    let mut parts: Vec<Option<Result<T, S::Error>>> = (0..len.div_ceil(PANEL)).map(|_| None).collect();
-    for_each_with(threads, Scratch::default, parts.iter_mut().enumerate(), |scratch, (i, part)| {
-        let range = i * PANEL..len.min((i + 1) * PANEL);
-        *part = Some(source.elements(range, scratch).map(&f));
-    });
-    parts.into_iter().flatten().collect()
-}
 
 /// Refuses a tensor of a model that holds values which are no numbers, with their count in the whole of it. Schemes that
 /// have a code for NaN or infinity are no exception: such a weight is damage.

@@ -1,8 +1,6 @@
 //! What the flow of a layer asks of whoever holds its weights ([`Operators`]), and where its activations go
 //! ([`Activations`]).
 
-use std::ops::Range;
-
 use crate::error::ForwardError;
 use crate::graph::kinds::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
@@ -150,27 +148,4 @@ pub struct MlpRows {
     pub most: usize,
     /// Whether `gate` and `up` keep all rows, for a backward pass, or those of one part.
     pub keep: bool,
-}
-
-/// Cuts `rows` into nearly equal parts of at most `most`. The parts of a large pass are all large, so that none
-/// is multiplied by the path for single rows.
-pub fn parts(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    let parts = rows.div_ceil(most.max(1));
-    (0..parts).map(move |i| i * rows / parts..(i + 1) * rows / parts)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_cover_all_rows_and_are_never_tiny() {
-        for rows in [1, 2, 3, 511, 512, 513, 1024, 1025, 1537, 100_000] {
-            let cut: Vec<_> = parts(rows, 512).collect();
-            assert_eq!(cut.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
-            assert!(cut.windows(2).all(|w| w[0].end == w[1].start));
-            assert!(cut.iter().all(|p| p.len() <= 512 && p.len() >= rows.min(256)));
-        }
-        assert_eq!(parts(0, 512).count(), 0);
-    }
 }

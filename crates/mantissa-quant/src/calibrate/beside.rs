@@ -5,7 +5,7 @@ use std::mem::swap;
 
 use mantissa_model::{LinearInput, ModelConfig};
 
-use super::{CalibrateError, CalibratedLayer, Calibration, CalibrationSet, Tick, go_on};
+use super::{CalibrateError, CalibratedLayer, Calibration, CalibrationSet, Tick, add, go_on};
 use crate::gptq::{Drift, Hessian};
 
 /// An input's second moments, and how it has moved.
@@ -41,7 +41,7 @@ impl Calibration<'_> {
             reference.step(&mut before, &mut workers, windows.clone(), &mut |_, _| {})?;
             for (now, worker) in seen.iter().zip(&mut workers).take(windows.len()) {
                 for (((hessian, drift), now), before) in all.iter_mut().zip(now).zip(&mut worker.seen) {
-                    hessian.add_as(products, now, threads);
+                    add(hessian, products, now, threads);
                     drift.add(before, now, threads);
                 }
             }

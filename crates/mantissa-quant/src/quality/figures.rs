@@ -91,7 +91,7 @@ pub struct Figures {
 }
 
 /// A standard error that one position does not give is NaN, which JSON spells null.
-pub(crate) fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 

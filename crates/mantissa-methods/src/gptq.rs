@@ -67,7 +67,7 @@ pub enum GroupRange {
 }
 
 /// What an error of rounding counts in the search for a scale, one of clipping being 1: other columns make up for more of the first.
-pub(crate) const OF_ROUNDING: f64 = 0.5;
+pub const OF_ROUNDING: f64 = 0.5;
 
 /// Group ranges by name.
 pub const GROUP_RANGES: [(&str, GroupRange); 2] = [("mse", GroupRange::Mse), ("amax", GroupRange::Amax)];
@@ -404,7 +404,7 @@ impl InverseFactor {
     }
 
     /// The diagonal of the Hessian, which says what a squared error in each column counts.
-    pub(crate) fn diagonal(&self) -> &[f64] {
+    pub fn diagonal(&self) -> &[f64] {
         &self.diagonal
     }
 

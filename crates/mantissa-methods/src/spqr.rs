@@ -41,7 +41,7 @@ impl SpqrOptions {
 }
 
 /// The scheme with scales of 16 bits, where they would be f32 and nothing stands above them.
-pub(crate) fn with_f16_scales(mut scheme: Scheme) -> Scheme {
+pub fn with_f16_scales(mut scheme: Scheme) -> Scheme {
     if scheme.format.scale().is_some_and(|scale| scale.code == Code::F32 && scale.outer.is_none()) {
         scheme.format = scheme.format.with_scale_code(Code::Float(F16));
     }
@@ -53,7 +53,7 @@ pub(crate) fn with_f16_scales(mut scheme: Scheme) -> Scheme {
 ///
 /// # Errors
 /// [`TensorError`] where the parts of `q` do not fit.
-pub(crate) fn furthest(w: &[f32], q: &Quantized, count: usize) -> Result<Extra, TensorError> {
+pub fn furthest(w: &[f32], q: &Quantized, count: usize) -> Result<Extra, TensorError> {
     let mut errors = q.dequantize()?;
     errors.iter_mut().zip(w).for_each(|(q, w)| *q = w - *q);
     let far: Vec<f32> = errors.iter().map(|error| error.abs()).collect();

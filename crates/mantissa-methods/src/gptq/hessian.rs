@@ -1,7 +1,6 @@
 //! The second moments of a linear layer's inputs, and the factor of their inverse that GPTQ needs.
 
 use mantissa_kernels::{Kernels, MatRef, NotPositiveDefinite, kernels};
-use mantissa_model::Products;
 use mantissa_num::stored::Map;
 
 use super::GptqError;
@@ -101,14 +100,11 @@ impl Hessian {
         kernels().accumulate_xtx(MatRef::new(x, tokens, self.cols), &mut self.sum, threads);
     }
 
-    /// [`add`](Self::add) of inputs that are rounded as `products` says. Takes two bytes for each where that is to bf16.
+    /// Adds inputs rounded to bf16, which takes two bytes for each of them beside.
     ///
     /// # Panics
     /// As [`add`](Self::add).
-    pub fn add_as(&mut self, products: Products, x: &[f32], threads: usize) {
-        if products == Products::F32 {
-            return self.add(x, threads);
-        }
+    pub fn add_bf16(&mut self, x: &[f32], threads: usize) {
         let tokens = self.count(x);
         let (kernels, mut factors) = (kernels().in_common_order(), vec![0; x.len()]);
         kernels.f32_to_bf16_factors(x, &mut factors);

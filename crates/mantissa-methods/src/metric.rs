@@ -5,10 +5,23 @@
 //! diagonal of `g gᵀ`; here it is the whole matrix, the mean over all tokens, so that one matrix `[hidden, hidden]` of each layer
 //! is all that is kept.
 
-use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
-use mantissa_model::flow::parts;
+use mantissa_kernels::{MatMut, MatRef, for_each, kernels, parts};
 
 use crate::gptq::Hessian;
+
+/// By what length errors of a layer's output are measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ErrorMetric {
+    /// By what they cost the model, to second order: under the Fisher information of the output, [`Metric`].
+    #[default]
+    Fisher,
+    /// By their squares, as published.
+    Mse,
+}
+
+/// Metrics by name.
+pub const ERROR_METRICS: [(&str, ErrorMetric); 2] =
+    [("fisher", ErrorMetric::Fisher), ("mse", ErrorMetric::Mse)];
 
 /// Share of the identity in a metric: what the calibration is indifferent to is not free.
 const IDENTITY: f64 = 0.1;
@@ -42,13 +55,13 @@ impl Metric {
     }
 
     /// `errors M` for `errors` `[tokens, hidden]`.
-    pub(super) fn weigh(&self, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
+    pub fn weigh(&self, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
         weigh(&self.m, self.hidden, errors, out, threads);
     }
 }
 
 /// `errors M` for `errors` `[_, d]` and the symmetric `m` `[d, d]`.
-pub(crate) fn weigh(m: &[f32], d: usize, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
+pub fn weigh(m: &[f32], d: usize, errors: &[f32], out: &mut Vec<f32>, threads: usize) {
     out.resize(errors.len(), 0.0);
     let mut rest = &mut out[..];
     let pieces = parts(errors.len() / d.max(1), ROWS).map(|part| {

@@ -11,7 +11,7 @@ use crate::error_stats::ErrorStats;
 use crate::source::{PANEL, Scratch, Source};
 
 /// Takes the blocks of a panel, and the offset of their first byte in the tensor. Threads call it in any order.
-pub(crate) type Sink<'a, E> = dyn Fn(u64, &[u8]) -> Result<(), E> + Sync + 'a;
+pub type Sink<'a, E> = dyn Fn(u64, &[u8]) -> Result<(), E> + Sync + 'a;
 
 /// [`quantize_source`](super::quantize_source) into the blocks of `codec`, which are searched for by what they lose under
 /// `importance`, one weight per column, where the codec is [searched](Codec::is_searched).
@@ -45,7 +45,7 @@ pub fn quantize_blocks<S: Source + ?Sized>(
 ///
 /// # Errors
 /// As there, and those of `sink`.
-pub(crate) fn stream_blocks<S: Source + ?Sized>(
+pub fn stream_blocks<S: Source + ?Sized>(
     codec: &'static Codec,
     source: &S,
     (rows, cols): (usize, usize),

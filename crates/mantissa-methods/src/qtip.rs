@@ -30,8 +30,8 @@ use mantissa_num::trellis::{TILE, TILE_WEIGHTS, Trellis, order, rotation};
 use mantissa_num::{Codes, Format, Quantized, Rounding, Scheme};
 
 use self::solve::Problem;
-use crate::autoround::ErrorMetric;
 use crate::gptq::{GptqError, GptqOptions, Hessian, InverseFactor};
+use crate::metric::ErrorMetric;
 
 /// Standard deviation of the values that are coded, by bits, that of the code book being 1: of a normal source of this spread the paths
 /// through the trellis leave least of its square (.269, .069, .018, .0046 … of it). More bits reach further into the tails.

@@ -42,7 +42,7 @@ impl ErrorStats {
     }
 
     /// Of `w` against `approximation`, both `[_, cols]`, row by row as [`of`](Self::of).
-    pub(crate) fn of_rows(w: &[f32], approximation: &[f32], cols: usize) -> Self {
+    pub fn of_rows(w: &[f32], approximation: &[f32], cols: usize) -> Self {
         let mut stats = ErrorStats::default();
         let rows = w.chunks_exact(cols.max(1)).zip(approximation.chunks_exact(cols.max(1)));
         rows.for_each(|(w, approximation)| stats.merge(&Self::of_values(w, approximation)));
@@ -55,7 +55,7 @@ impl ErrorStats {
     }
 
     /// Of the sums over `count` elements.
-    pub(crate) fn of_sums(count: usize, sums: ErrorSums) -> Self {
+    pub fn of_sums(count: usize, sums: ErrorSums) -> Self {
         let ErrorSums { squared_error, squared_value, max_error } = sums;
         ErrorStats { count: count as u64, squared_error, squared_value, max_error }
     }
@@ -69,7 +69,7 @@ impl ErrorStats {
     }
 
     /// Whether no error was infinite or NaN.
-    pub(crate) fn is_finite(&self) -> bool {
+    pub fn is_finite(&self) -> bool {
         self.squared_error.is_finite()
     }
 

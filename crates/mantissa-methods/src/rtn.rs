@@ -16,8 +16,7 @@ use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_un
 
 use crate::error_stats::ErrorStats;
 use crate::source::{self, PANEL, Scratch, Source};
-pub use blocks::quantize_blocks;
-pub(crate) use blocks::{Sink, stream_blocks};
+pub use blocks::{Sink, quantize_blocks, stream_blocks};
 use panel::Elements;
 
 /// Quantizes `w` (`[rows, cols]`, row-major) and measures the error. `outer` is the tensor-wide scale where fused partners
@@ -84,7 +83,7 @@ pub fn quantize_source<S: Source + ?Sized>(
 
 /// Whether panels of rows can be quantized by themselves and put together: not where scales are quantized in turn, nor in
 /// formats that no weight is stored in for long (KV caches, f64) or that have no codes of elements.
-pub(crate) fn in_panels(scheme: &Scheme) -> bool {
+pub fn in_panels(scheme: &Scheme) -> bool {
     let format = &scheme.format;
     !scheme.needs_whole_tensor() && !format.has_bias() && format.codec().is_none() && code_unit(format) <= 4
 }

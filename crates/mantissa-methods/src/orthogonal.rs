@@ -15,7 +15,7 @@ const MOST_ERROR: f32 = 1e-4;
 
 /// An orthogonal matrix `M`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Orthogonal {
+pub struct Orthogonal {
     n: usize,
     /// `[n, n]`, as it is learned.
     exact: Vec<f64>,
@@ -30,7 +30,7 @@ impl Orthogonal {
     }
 
     /// The matrix of `n` rows that multiplies each run of its order by `hadamard`; `n` must be a multiple of it.
-    pub(crate) fn of_hadamard(hadamard: &Hadamard, n: usize) -> Self {
+    pub fn of_hadamard(hadamard: &Hadamard, n: usize) -> Self {
         // Rows are what becomes of the unit vectors: the columns of M.
         let mut columns = vec![0.0; n * n];
         columns.iter_mut().step_by(n + 1).for_each(|v| *v = 1.0);
@@ -39,12 +39,12 @@ impl Orthogonal {
     }
 
     /// Length of the vectors.
-    pub(crate) fn order(&self) -> usize {
+    pub fn order(&self) -> usize {
         self.n
     }
 
     /// `M x` in place, for as many whole vectors as `x` holds.
-    pub(crate) fn forward(&self, x: &mut [f32]) {
+    pub fn forward(&self, x: &mut [f32]) {
         let n = self.n;
         let mut product = vec![0.0; ROWS.min(x.len() / n) * n];
         for x in x.chunks_mut(ROWS * n) {
@@ -56,7 +56,7 @@ impl Orthogonal {
     }
 
     /// One step along the skew-symmetric `a` (`[n, n]`).
-    pub(crate) fn turned(&self, a: &[f64]) -> Self {
+    pub fn turned(&self, a: &[f64]) -> Self {
         let n = self.n;
         let (mut left, mut right) = (a.to_vec(), self.exact.clone());
         for (row, to) in a.chunks_exact(n).zip(right.chunks_exact_mut(n)) {
@@ -71,7 +71,7 @@ impl Orthogonal {
     }
 
     /// The greatest difference of an entry of `M Mᵀ` from that of 1, as the matrix is stored.
-    pub(crate) fn error(&self) -> f32 {
+    pub fn error(&self) -> f32 {
         let n = self.n;
         let mut product = self.values.clone();
         self.forward(&mut product);
@@ -80,12 +80,12 @@ impl Orthogonal {
     }
 
     /// Its entries, row by row: f32 as hexadecimal digits of their bits.
-    pub(crate) fn digits(&self) -> String {
+    pub fn digits(&self) -> String {
         self.values.iter().map(|v| format!("{:08x}", v.to_bits())).collect()
     }
 
     /// The matrix of `n` rows of [`digits`](Self::digits); `None` where these are others, or their matrix is not orthogonal.
-    pub(crate) fn from_digits(digits: &str, n: usize) -> Option<Self> {
+    pub fn from_digits(digits: &str, n: usize) -> Option<Self> {
         if n == 0 || digits.len() != n.checked_mul(n)?.checked_mul(8)? {
             return None;
         }

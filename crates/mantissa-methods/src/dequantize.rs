@@ -6,7 +6,7 @@ use mantissa_num::minifloat::{BF16, F16};
 use mantissa_num::{Blocks, Code, Codes, Quantized};
 
 /// A tensor and what its rows need to be decoded. One per thread.
-pub(crate) struct Dequantizer<'a> {
+pub struct Dequantizer<'a> {
     q: &'a Quantized,
     /// The element of every code of at most 8 bits; `None` for integers, which are their own elements.
     elements: Option<Box<[f32; 256]>>,
@@ -20,7 +20,7 @@ pub(crate) struct Dequantizer<'a> {
 
 impl<'a> Dequantizer<'a> {
     /// Of a tensor that has passed [`Quantized::check`].
-    pub(crate) fn new(q: &'a Quantized) -> Self {
+    pub fn new(q: &'a Quantized) -> Self {
         let integer = matches!(q.format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let elements = (!integer && q.format.code_bits() <= 8)
             .then(|| Box::new(std::array::from_fn(|code| q.format.element(code as u32))));
@@ -31,7 +31,7 @@ impl<'a> Dequantizer<'a> {
     }
 
     /// Dequantizes row `row` into `out` (`[cols]`).
-    pub(crate) fn row(&mut self, row: usize, out: &mut [f32]) {
+    pub fn row(&mut self, row: usize, out: &mut [f32]) {
         let cols = self.q.cols;
         if self.q.format.has_bias() || self.q.format.codec().is_some() {
             return self.q.dequantize_rows(row..row + 1, out);

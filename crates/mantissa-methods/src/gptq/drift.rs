@@ -152,7 +152,7 @@ impl InverseFactor {
 mod tests {
     use super::super::{GptqOptions, Hessian, gptq};
     use super::*;
-    use crate::judge::tests::values;
+    use crate::testing::values;
 
     /// Inputs whose columns depend on one another, and the same behind something that was rounded.
     fn inputs(tokens: usize, cols: usize) -> [Vec<f32>; 2] {
