@@ -143,7 +143,7 @@ fn stored(linear: &LinearWeight) -> Option<Stored> {
     };
     Some(Stored {
         format: q.format.clone(),
-        outer: q.outer.or_else(single),
+        outer: q.outer().or_else(single),
         input: linear
             .input
             .as_ref()

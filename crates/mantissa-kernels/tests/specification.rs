@@ -53,7 +53,7 @@ proptest! {
             let scales_expected: Vec<u32> = (0..groups).map(|i| expected.scales.get(i)).collect();
             prop_assert_eq!(bits(&scales), scales_expected);
             let zeros: Vec<i32> = zeros.into_iter().map(i32::from).collect();
-            prop_assert_eq!(&zeros, &expected.zeros);
+            prop_assert_eq!(&zeros, expected.zeros());
             let codes_expected: Vec<i8> = (0..x.len()).map(|i| expected.codes.get(i) as u8 as i8).collect();
             prop_assert_eq!(&codes, &codes_expected);
             // And back: the unsigned domain of the packed formats decodes to what the specification decodes

@@ -69,14 +69,14 @@ pub fn quantize(
     let format = &scheme.format;
     let amax = || w.iter().fold(0f32, |amax, v| amax.max(v.abs()));
     let outer = outer.filter(|_| scheme.has_outer_scale()).or_else(|| scheme.outer_scale(amax()));
-    let start =
-        Quantized { outer, codes: codes_of(scheme, 0), ..Quantized::empty(format.clone(), rows, cols) };
+    let mut start = Quantized { codes: codes_of(scheme, 0), ..Quantized::empty(format.clone(), rows, cols) };
+    start.set_outer(outer);
     let panel = |span: Span<usize>| panel(scheme, w, cols, outer, span);
     let q = map_reduce_fixed(threads, rows, rows_at_once(cols), panel, start, |mut all, part| {
+        all.scales.extend_zeros(part.zeros().iter().copied());
+        all.scales.extend_biases(part.biases().iter().copied());
+        append(&mut all.scales.codes, part.scales.codes);
         append(&mut all.codes, part.codes);
-        append(&mut all.scales, part.scales);
-        all.zeros.extend(part.zeros);
-        all.biases.extend(part.biases);
         all
     });
     let stats = ErrorStats::of(w, &q);
@@ -102,10 +102,10 @@ fn panel(scheme: &Scheme, w: &[f32], cols: usize, outer: Option<f32>, span: Span
             });
             q.scales.push(block.scale);
             if format.has_zero() {
-                q.zeros.push(block.zero);
+                q.scales.extend_zeros([block.zero]);
             }
             if format.has_bias() {
-                q.biases.push(block.bias);
+                q.scales.extend_biases([block.bias]);
             }
         }
     }

@@ -24,8 +24,8 @@ impl<'a> Dequantizer<'a> {
         let integer = matches!(q.format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let elements = (!integer && q.format.code_bits() <= 8)
             .then(|| Box::new(std::array::from_fn(|code| q.format.element(code as u32))));
-        let decoder = |scale: u32| q.format.decoder(scale, 0, q.outer).parts();
-        let coded = q.nested.is_none() && q.format.scale().is_some_and(|s| s.code.bits() <= 8);
+        let decoder = |scale: u32| q.format.decoder(scale, 0, q.outer()).parts();
+        let coded = q.nested().is_none() && q.format.scale().is_some_and(|s| s.code.bits() <= 8);
         let factors = coded.then(|| Box::new(std::array::from_fn(|code| decoder(code as u32).1)));
         Dequantizer { q, elements, factors, tail: decoder(0).2, scales: Vec::new(), zeros: Vec::new() }
     }
@@ -68,13 +68,13 @@ impl<'a> Dequantizer<'a> {
         let q = self.q;
         self.scales.clear();
         self.zeros.clear();
-        match (&self.factors, &q.scales) {
+        match (&self.factors, &q.scales.codes) {
             (Some(factors), Codes::U8(scales)) => {
                 self.scales.extend(scales[blocks.clone()].iter().map(|&code| factors[usize::from(code)]));
             }
             _ => self.scales.extend(blocks.clone().map(|block| q.block_decoder(block).parts().1)),
         }
-        self.zeros.extend(blocks.map(|block| q.zeros.get(block).copied().unwrap_or(0) as f32));
+        self.zeros.extend(blocks.map(|block| q.zeros().get(block).copied().unwrap_or(0) as f32));
     }
 
     /// Plain casts to 16 bits and more.

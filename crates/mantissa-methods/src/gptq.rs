@@ -457,11 +457,11 @@ pub(crate) fn dequantize_by_group(q: &Quantized, g_idx: Option<&[u32]>) -> Resul
     q.check()?;
     let groups = q.format.blocks().count(q.rows, q.cols) / q.rows.max(1);
     let scale = |block: usize| if q.scales.is_empty() { 0 } else { q.scales.get(block) };
-    let zero = |block: usize| q.zeros.get(block).copied().unwrap_or(0);
+    let zero = |block: usize| q.zeros().get(block).copied().unwrap_or(0);
     let mut out = Vec::with_capacity(q.rows * q.cols);
     for row in 0..q.rows {
         let blocks = row * groups..(row + 1) * groups;
-        let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer)).collect();
+        let decoders: Vec<_> = blocks.map(|b| q.format.decoder(scale(b), zero(b), q.outer())).collect();
         let codes = (row * q.cols..).map(|i| q.codes.get(i));
         out.extend(
             g_idx.iter().zip(codes).map(|(&g, code)| decoders[g as usize].value(q.format.element(code))),

@@ -239,15 +239,26 @@ fn of_columns(
     let (found, errors) = quantize_lines(&along, &turned, (cols, rows), (bits, lines), options, threads)?;
     let groups = rows.div_ceil(group);
     let scales = Codes::with_capacity(scheme.format.scale()?.code.unit_bytes(), groups * cols);
-    let mut q = Quantized { format: scheme.format.clone(), rows, cols, scales, ..found.clone() };
+    let mut q = Quantized { format: scheme.format.clone(), rows, cols, ..found.clone() };
+    q.scales.codes = scales;
     if let (Codes::U8(codes), Codes::U8(turned)) = (&mut q.codes, &found.codes) {
         codes.iter_mut().enumerate().for_each(|(i, code)| *code = turned[i % cols * rows + i / cols]);
     }
     // Tiles go row of tiles by row of tiles.
     let place = |tile: usize| tile % cols * groups + tile / cols;
     (0..groups * cols).for_each(|tile| q.scales.push(found.scales.get(place(tile))));
-    q.biases.iter_mut().enumerate().for_each(|(tile, bias)| *bias = found.biases[place(tile)]);
-    q.zeros.iter_mut().enumerate().for_each(|(tile, zero)| *zero = found.zeros[place(tile)]);
+    q.scales
+        .offsets
+        .biases_mut()
+        .iter_mut()
+        .enumerate()
+        .for_each(|(tile, bias)| *bias = found.biases()[place(tile)]);
+    q.scales
+        .offsets
+        .zeros_mut()
+        .iter_mut()
+        .enumerate()
+        .for_each(|(tile, zero)| *zero = found.zeros()[place(tile)]);
     Some((q, errors))
 }
 
@@ -264,8 +275,11 @@ fn quantize_lines(
     let biased = scheme.format.has_bias();
     let empty = Quantized::empty(scheme.format.clone(), rows, cols);
     let unit = scheme.format.scale().map_or(4, |scale| scale.code.unit_bytes());
-    let mut q =
-        Quantized { codes: Codes::U8(vec![0; w.len()]), scales: Codes::with_capacity(unit, 0), ..empty };
+    let mut q = Quantized {
+        codes: Codes::U8(vec![0; w.len()]),
+        scales: Codes::with_capacity(unit, 0).into(),
+        ..empty
+    };
     let (top, half) = (((1u32 << bits) - 1) as f32, 1i32 << (bits - 1));
     let code = scheme.format.scale()?.code;
     let stored = |step: f32| scheme.format.nearest_scale(step, None).map_or(step, |scale| code.decode(scale));
@@ -283,9 +297,9 @@ fn quantize_lines(
     for Grid { step, zero } in &steps {
         q.scales.push(scheme.format.nearest_scale(*step, None)?);
         if biased {
-            q.biases.push(-zero * step);
+            q.scales.extend_biases([-zero * step]);
         } else {
-            q.zeros.push(*zero as i32 - half);
+            q.scales.extend_zeros([*zero as i32 - half]);
         }
     }
     if let Codes::U8(codes) = &mut q.codes {

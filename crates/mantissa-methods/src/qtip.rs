@@ -145,10 +145,10 @@ impl RotatedInput {
         let codes = problem.solve(threads);
         let mut q =
             Quantized { codes: Codes::Packed(codes), ..Quantized::empty(scheme.format.clone(), rows, cols) };
-        q.scales = Codes::U16(self.stored(&signs, &vec![1.0; rows]));
+        q.scales.codes = Codes::U16(self.stored(&signs, &vec![1.0; rows]));
         let unit = q.dequantize()?;
         let fitted = self.fitted(&trellis, w, &unit, rows, scales);
-        q.scales = Codes::U16(self.stored(&signs, &fitted));
+        q.scales.codes = Codes::U16(self.stored(&signs, &fitted));
         let loss = self.hessian.loss(w, &q.dequantize()?);
         Ok(QtipResult { quantized: q, loss, notes: self.factor.notes() })
     }

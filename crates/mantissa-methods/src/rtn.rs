@@ -12,7 +12,7 @@ mod panel;
 
 use mantissa_kernels::for_each_with;
 use mantissa_num::blockwise::{self, Block};
-use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit};
+use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit};
 
 use crate::error_stats::ErrorStats;
 use crate::source::{self, PANEL, Scratch, Source};
@@ -119,8 +119,8 @@ impl Job<'_> {
         let mut results: Vec<Result<ErrorStats, S::Error>> =
             (0..panels).map(|_| Ok(ErrorStats::default())).collect();
         let codes = pieces(&mut q.codes, grain * cols, panels);
-        let scales = pieces(&mut q.scales, blocks, panels);
-        let zeros = pieces_of(&mut q.zeros, blocks, panels);
+        let scales = pieces(&mut q.scales.codes, blocks, panels);
+        let zeros = pieces_of(q.scales.offsets.zeros_mut(), blocks, panels);
         let parts = codes.into_iter().zip(scales).zip(zeros).zip(&mut results);
         for_each_with(threads, Scratch::default, parts.enumerate(), |scratch, (i, part)| {
             let (((codes, scales), zeros), result) = part;
@@ -130,8 +130,8 @@ impl Job<'_> {
                 codes.copy_from(&part.codes);
                 // A single block for all is the same in every panel.
                 if self.fixed.is_none() || i == 0 {
-                    scales.copy_from(&part.scales);
-                    zeros.copy_from_slice(&part.zeros);
+                    scales.copy_from(&part.scales.codes);
+                    zeros.copy_from_slice(part.zeros());
                 }
                 Ok(ErrorStats::of(x, &part))
             });
@@ -153,7 +153,8 @@ impl Job<'_> {
             None => zeroed(1, 0),
         };
         let zeros = vec![0; if format.has_zero() { blocks } else { 0 }];
-        Quantized { codes, scales, outer: self.outer, zeros, ..Quantized::empty(format, rows, self.cols) }
+        let scales = ScaleLevel::from(scales).with_zeros(zeros).with_outer(self.outer);
+        Quantized { codes, scales, ..Quantized::empty(format, rows, self.cols) }
     }
 
     fn panel(&self, x: &[f32], first_row: usize) -> Result<Quantized, TensorError> {

@@ -48,7 +48,7 @@ impl Packed {
     /// [`Quantized::check`].
     pub(crate) fn new(q: &Quantized) -> Option<Self> {
         let Codes::U8(codes) = &q.codes else { return None };
-        if q.format.has_bias() || q.nested.is_some() {
+        if q.format.has_bias() || q.nested().is_some() {
             return None;
         }
         let blocks = simplest(q.format.blocks(), q.rows, q.cols);
@@ -64,7 +64,7 @@ impl Packed {
                 Data::Bytes { codes: codes.clone(), table }
             }
             (Some(offset), _) => {
-                let zeros = q.zeros.iter().map(|&z| (z + i32::from(offset)) as f32).collect();
+                let zeros = q.zeros().iter().map(|&z| (z + i32::from(offset)) as f32).collect();
                 match nibbles {
                     true => Data::ZeroNibbles { codes: pack(codes, q.cols, offset), zeros },
                     false => {
@@ -172,13 +172,13 @@ fn pack(codes: &[u8], cols: usize, offset: u8) -> Vec<u8> {
 fn decoded_scales(q: &Quantized) -> (Vec<f32>, Option<f32>) {
     let Some(tree) = q.format.scale() else { return (vec![1.0], None) };
     let amax = match tree.outer.as_ref().map(|(_, outer)| outer.sense) {
-        Some(Sense::Amax { full_scale }) => q.outer.map(|amax| amax / full_scale as f32),
+        Some(Sense::Amax { full_scale }) => q.outer().map(|amax| amax / full_scale as f32),
         _ => None,
     };
     let scales = (0..q.scales.len()).map(|block| match amax {
         Some(_) => tree.code.decode(q.scales.get(block)),
         // (1 - 0) · inner is the factor itself.
-        None => q.format.decoder(q.scales.get(block), 0, q.outer).value(1.0),
+        None => q.format.decoder(q.scales.get(block), 0, q.outer()).value(1.0),
     });
     (scales.collect(), amax)
 }
@@ -200,7 +200,7 @@ mod tests {
         let Some(packed) = Packed::new(&q) else {
             let codec = q.format.codec().is_some();
             assert!(
-                codec || q.format.code_bits() > 8 || q.format.has_bias() || q.nested.is_some(),
+                codec || q.format.code_bits() > 8 || q.format.has_bias() || q.nested().is_some(),
                 "{scheme}"
             );
             return;

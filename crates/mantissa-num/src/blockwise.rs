@@ -13,7 +13,7 @@ use crate::minifloat::{E2M1, E4M3, MiniFloat, Overflow, TF32};
 use crate::round::Rounding;
 use crate::scheme::{RowName, Rule, Scheme};
 
-pub use nested::{Nested, nest};
+pub use nested::nest;
 
 /// What a block's scale depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -230,7 +230,7 @@ impl Format {
     }
 
     /// How a block with this stored scale, zero point and tensor-wide scale decodes, its bias aside
-    /// ([`Decoder::with_bias`]). Blocks under double quantization decode as [`Nested::scale`] says.
+    /// ([`Decoder::with_bias`]). Blocks under double quantization decode as [`Nested::scale`](crate::Nested::scale) says.
     pub fn decoder(&self, scale: u32, zero: i32, outer: Option<f32>) -> Decoder {
         let Some(tree) = self.scale() else { return Decoder::scaled(1.0) };
         let inner = tree.code.decode(scale);

@@ -2,99 +2,13 @@
 
 use std::ops::Range as Rows;
 
-use crate::blockwise::{Block, Decoder, Nested, Range, nest};
+use crate::blockwise::{Block, Decoder, Range, nest};
 use crate::codec::Codec;
+use crate::codes::Codes;
 use crate::format::{Blocks, Code, Format};
+use crate::level::{Nested, ScaleLevel};
 use crate::scheme::{Rule, Scheme};
 use crate::trellis::Trellis;
-
-/// A list of codes, each in the smallest unit that holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Codes {
-    /// Codes of at most 8 bits.
-    U8(Vec<u8>),
-    /// Codes of 9 to 16 bits.
-    U16(Vec<u16>),
-    /// Codes of 17 to 32 bits.
-    U32(Vec<u32>),
-    /// Bit patterns of f64. [`get`](Codes::get) and [`push`](Codes::push) give and take the f32 pattern of the same value,
-    /// nearest-even where a file holds more digits.
-    U64(Vec<u64>),
-    /// Whole blocks of a codec, row by row, or the tiles of a trellis: bytes, not codes of elements.
-    Packed(Vec<u8>),
-}
-
-impl Codes {
-    /// An empty list for codes of `unit_bytes` 1, 2, 4 or 8.
-    pub fn with_capacity(unit_bytes: usize, n: usize) -> Self {
-        match unit_bytes {
-            1 => Codes::U8(Vec::with_capacity(n)),
-            2 => Codes::U16(Vec::with_capacity(n)),
-            8 => Codes::U64(Vec::with_capacity(n)),
-            _ => Codes::U32(Vec::with_capacity(n)),
-        }
-    }
-
-    /// Number of codes, or of bytes where there are none.
-    pub fn len(&self) -> usize {
-        match self {
-            Codes::U8(v) | Codes::Packed(v) => v.len(),
-            Codes::U16(v) => v.len(),
-            Codes::U32(v) => v.len(),
-            Codes::U64(v) => v.len(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Code `i`.
-    pub fn get(&self, i: usize) -> u32 {
-        match self {
-            Codes::U8(v) | Codes::Packed(v) => v[i].into(),
-            Codes::U16(v) => v[i].into(),
-            Codes::U32(v) => v[i],
-            Codes::U64(v) => (f64::from_bits(v[i]) as f32).to_bits(),
-        }
-    }
-
-    /// Appends a code, cut to the unit.
-    pub fn push(&mut self, code: u32) {
-        match self {
-            Codes::U8(v) | Codes::Packed(v) => v.push(code as u8),
-            Codes::U16(v) => v.push(code as u16),
-            Codes::U32(v) => v.push(code),
-            Codes::U64(v) => v.push(f64::from(f32::from_bits(code)).to_bits()),
-        }
-    }
-
-    /// Little-endian bytes, one unit per code.
-    pub fn to_le_bytes(&self) -> Vec<u8> {
-        match self {
-            Codes::U8(v) | Codes::Packed(v) => v.clone(),
-            Codes::U16(v) => v.iter().flat_map(|c| c.to_le_bytes()).collect(),
-            Codes::U32(v) => v.iter().flat_map(|c| c.to_le_bytes()).collect(),
-            Codes::U64(v) => v.iter().flat_map(|c| c.to_le_bytes()).collect(),
-        }
-    }
-
-    /// The inverse of [`to_le_bytes`](Self::to_le_bytes); a trailing partial unit is dropped.
-    pub fn from_le_bytes(unit_bytes: usize, bytes: &[u8]) -> Self {
-        match unit_bytes {
-            1 => Codes::U8(bytes.to_vec()),
-            2 => Codes::U16(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()),
-            8 => {
-                let word = |b: &[u8]| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
-                Codes::U64(bytes.chunks_exact(8).map(word).collect())
-            }
-            _ => Codes::U32(
-                bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            ),
-        }
-    }
-}
 
 /// A quantized `[rows, cols]` tensor, unpacked: one code per element, row-major, or the blocks of a codec.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,17 +21,8 @@ pub struct Quantized {
     pub cols: usize,
     /// One per element. Integers are sign-extended to 8 bits. Of a codec or trellis, [`Codes::Packed`].
     pub codes: Codes,
-    /// Stored block scales, in the order of [`Blocks::grid`]; empty for a plain cast. Of a trellis, f16 patterns of the inputs and then of
-    /// the outputs ([`crate::trellis`]).
-    pub scales: Codes,
-    /// Tensor-wide scale as stored, where the format has one.
-    pub outer: Option<f32>,
-    /// Zero points in the signed domain, one per block; empty where the format has none.
-    pub zeros: Vec<i32>,
-    /// The value of the lowest code, one per block; empty where the format has no bias.
-    pub biases: Vec<f32>,
-    /// The level above `scales`, under double quantization.
-    pub nested: Option<Nested>,
+    /// Stored block scales and offsets, and the levels above them.
+    pub scales: ScaleLevel,
 }
 
 /// Why a tensor could not be quantized or a quantized tensor not be read.
@@ -248,18 +153,21 @@ pub fn quantize(
     }
     let plan = Plan::new(scheme, x, rows, cols, given)?;
     let format = &scheme.format;
-    let mut q = Quantized { outer: plan.outer, ..Quantized::empty(format.clone(), rows, cols) };
+    let mut q = Quantized::empty(format.clone(), rows, cols);
     plan.for_each(|i, block| q.codes.push(scheme.encode(x[i], block, given.first_index + i as u64)));
     match plan.nested {
-        Some((scales, nested)) => (q.scales, q.nested) = (scales, Some(nested)),
+        Some(scales) => q.scales = scales,
         None if format.scale().is_some() => plan.blocks.iter().for_each(|b| q.scales.push(b.scale)),
         None => {}
     }
     if format.has_zero() {
-        q.zeros.extend(plan.blocks.iter().map(|b| b.zero));
+        q.scales.extend_zeros(plan.blocks.iter().map(|b| b.zero));
     }
     if format.has_bias() {
-        q.biases.extend(plan.blocks.iter().map(|b| b.bias));
+        q.scales.extend_biases(plan.blocks.iter().map(|b| b.bias));
+    }
+    if plan.outer.is_some() {
+        q.scales = q.scales.with_outer(plan.outer);
     }
     Ok(q)
 }
@@ -298,8 +206,32 @@ impl Quantized {
             _ => Codes::with_capacity(code_unit(&format), rows.saturating_mul(cols).min(MAX_RESERVED)),
         };
         let scales = Codes::with_capacity(format.scale().map_or(1, |s| s.code.unit_bytes()), 0);
-        let (zeros, biases) = (Vec::new(), Vec::new());
-        Quantized { format, rows, cols, codes, scales, outer: None, zeros, biases, nested: None }
+        Quantized { format, rows, cols, codes, scales: scales.into() }
+    }
+
+    /// Tensor-wide scale as stored, where the format has one.
+    pub fn outer(&self) -> Option<f32> {
+        self.scales.tensor_wide()
+    }
+
+    /// Zero points in the signed domain, one per block; empty where the format has none.
+    pub fn zeros(&self) -> &[i32] {
+        self.scales.zeros()
+    }
+
+    /// Values of the lowest code, one per block; empty where the format has no bias.
+    pub fn biases(&self) -> &[f32] {
+        self.scales.biases()
+    }
+
+    /// Level above the block scales, under double quantization.
+    pub fn nested(&self) -> Option<Nested<'_>> {
+        self.scales.nested(self.format.scale()?)
+    }
+
+    /// Replaces the tensor-wide scale.
+    pub fn set_outer(&mut self, scale: Option<f32>) {
+        self.scales.outer = scale.map(|scale| Box::new(ScaleLevel::single(scale)));
     }
 
     /// Dequantizes all rows.
@@ -361,10 +293,10 @@ impl Quantized {
         let lists = [
             ("codes", self.codes.len(), self.code_count()?),
             ("scales", self.scales.len(), scales),
-            ("zero points", self.zeros.len(), per_block(self.format.has_zero())),
-            ("biases", self.biases.len(), per_block(self.format.has_bias())),
-            ("tensor-wide scales", usize::from(self.outer.is_some()), outer),
-            ("nested scales", self.nested.as_ref().map_or(0, |n| n.scales.len()), nested),
+            ("zero points", self.zeros().len(), per_block(self.format.has_zero())),
+            ("biases", self.biases().len(), per_block(self.format.has_bias())),
+            ("tensor-wide scales", usize::from(self.outer().is_some()), outer),
+            ("nested scales", self.nested().map_or(0, |n| n.len()), nested),
         ];
         match lists.into_iter().find(|(_, found, expected)| found != expected) {
             None => Ok(()),
@@ -392,12 +324,13 @@ impl Quantized {
     /// How elements of `block` decode, in the order of [`Blocks::grid`]. The tensor must have passed [`check`](Self::check).
     pub fn block_decoder(&self, block: usize) -> Decoder {
         let scale = if self.scales.is_empty() { 0 } else { self.scales.get(block) };
-        if let (Some(nested), Some(tree)) = (&self.nested, self.format.scale()) {
+        if let (Some(nested), Some(tree)) = (self.nested(), self.format.scale()) {
             return Decoder::scaled(nested.scale(block, tree.code.decode(scale)));
         }
-        let zero = if self.zeros.is_empty() { 0 } else { self.zeros[block] };
-        let decoder = self.format.decoder(scale, zero, self.outer);
-        if self.biases.is_empty() { decoder } else { decoder.with_bias(self.biases[block]) }
+        let (zeros, biases) = (self.zeros(), self.biases());
+        let zero = if zeros.is_empty() { 0 } else { zeros[block] };
+        let decoder = self.format.decoder(scale, zero, self.outer());
+        if biases.is_empty() { decoder } else { decoder.with_bias(biases[block]) }
     }
 }
 
@@ -433,7 +366,7 @@ struct Plan {
     cols: usize,
     blocks: Vec<Block>,
     outer: Option<f32>,
-    nested: Option<(Codes, Nested)>,
+    nested: Option<ScaleLevel>,
 }
 
 impl Plan {
@@ -485,9 +418,11 @@ impl Plan {
 
     fn decoder(&self, format: &Format, block: usize) -> Decoder {
         let Block { scale, zero, bias, .. } = self.blocks[block];
-        match (&self.nested, format.scale()) {
-            (Some((codes, nested)), Some(tree)) => {
-                Decoder::scaled(nested.scale(block, tree.code.decode(codes.get(block))))
+        let level = self.nested.as_ref().zip(format.scale());
+        let nested = level.and_then(|(level, tree)| Some((level, tree, level.nested(tree)?)));
+        match nested {
+            Some((level, tree, nested)) => {
+                Decoder::scaled(nested.scale(block, tree.code.decode(level.get(block))))
             }
             _ if format.has_bias() => format.decoder(scale, zero, self.outer).with_bias(bias),
             _ => format.decoder(scale, zero, self.outer),

@@ -122,7 +122,7 @@ fn partners_can_share_the_outer_scale() {
     let given = Given { outer, ..Given::default() };
     let a = quantize(&scheme, &small, 1, 16, given).unwrap();
     let b = quantize(&scheme, &large, 1, 16, given).unwrap();
-    assert_eq!((a.outer, b.outer), (outer, Some(448.0)));
+    assert_eq!((a.outer(), b.outer()), (outer, Some(448.0)));
 }
 
 proptest! {

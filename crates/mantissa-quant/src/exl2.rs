@@ -112,7 +112,7 @@ pub(crate) fn quantize(scheme: &Scheme, w: &[f32], rows: usize, cols: usize) -> 
         }
     }
     let empty = Quantized::empty(with_f16_scales(scheme).format, rows, cols);
-    Some(Quantized { codes: Codes::U8(codes), scales: Codes::U16(scales), ..empty })
+    Some(Quantized { codes: Codes::U8(codes), scales: Codes::U16(scales).into(), ..empty })
 }
 
 /// The scales `[rows, groups]` under which `w`, rounded to nearest, loses least when a squared error in a column counts its
@@ -227,7 +227,7 @@ mod tests {
                 (0..rows * groups).map(of).sum()
             };
             let nearest = quantize(&scheme, &w, rows, cols).unwrap();
-            assert!(loss(&found) < loss(&nearest.scales), "{text}");
+            assert!(loss(&found) < loss(&nearest.scales.codes), "{text}");
             let Codes::U16(scales) = &found else { unreachable!() };
             for g in 0..groups {
                 let column: Vec<u16> = scales.iter().skip(g).step_by(groups).copied().collect();
@@ -244,7 +244,7 @@ mod tests {
             let scheme: Scheme = text.parse().unwrap();
             let q = quantize(&scheme, &w, rows, cols).unwrap();
             let groups = q.format.blocks().count(1, cols);
-            let Codes::U16(scales) = &q.scales else { unreachable!() };
+            let Codes::U16(scales) = &q.scales.codes else { unreachable!() };
             for g in 0..groups {
                 let column: Vec<u16> = scales.iter().skip(g).step_by(groups).copied().collect();
                 assert!(squares(&column).is_some(), "{text} {g}");

@@ -461,8 +461,8 @@ fn worst_error(q: &Quantized, bound: f32, row: usize, w: &[f32], decoded: &[f32]
 /// What double quantization adds to the error of a block: its scale is a level of the signed dynamic map, whose levels
 /// are at most 1/64 apart, of the amax of its run. A scale that is too small clips by as much.
 fn nested_slack(q: &Quantized, block: usize, bound: f32) -> f64 {
-    let Some(nested) = &q.nested else { return 0.0 };
-    f64::from(nested.scales[block / nested.block]) / 64.0 * f64::from(1.0 + bound)
+    let Some(nested) = q.nested() else { return 0.0 };
+    f64::from(nested.factor(block)) / 64.0 * f64::from(1.0 + bound)
 }
 
 /// Tensors that are not linear weights must have been taken over byte for byte, or as a transform changes them.

@@ -103,7 +103,7 @@ fn columns_come_sorted_by_group() {
         for row in 0..ROWS {
             for (k, &group) in g_idx.iter().enumerate() {
                 let block = row * 3 + group as usize;
-                let zero = q.zeros.get(block).copied().unwrap_or(0);
+                let zero = q.zeros().get(block).copied().unwrap_or(0);
                 let decoder = q.format.decoder(q.scales.get(block), zero, None);
                 let expected = decoder.value(q.format.element(q.codes.get(row * COLS + k)));
                 assert_eq!(found[row * COLS + k], expected, "{text} [{row}, {k}]");
@@ -133,13 +133,13 @@ fn a_zero_point_of_0_survives_v1() {
     // What GPTQModel makes of v2: whole words less one in each field, so that a 0 borrows from its neighbour.
     let scheme = scheme("int4-g32-asym");
     let mut q = weight(&scheme);
-    q.zeros.iter_mut().step_by(5).for_each(|zero| *zero = -8);
+    q.scales.offsets.zeros_mut().iter_mut().step_by(5).for_each(|zero| *zero = -8);
     let mut model = Model::written(Container::Gptq, &scheme, &q, None);
     let words = model.words("qzeros").into_iter().map(|word| word.wrapping_sub(0x1111_1111));
     model.tensor("qzeros").1 = words.flat_map(u32::to_le_bytes).collect();
     model.config["checkpoint_format"] = json!("gptq");
     let (linear, _) = model.read_with_notes().unwrap();
-    assert_eq!(quantized(&linear).zeros, q.zeros);
+    assert_eq!(quantized(&linear).zeros(), q.zeros());
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Alternative {
             }
             Alternative::Adjacent => permute_codes(q, |i, half| i / 2 + i % 2 * half),
             Alternative::GlobalReciprocal => {
-                q.outer = Some(reciprocal(q.outer?)?);
+                q.set_outer(Some(reciprocal(q.outer()?)?));
                 Some(q)
             }
             Alternative::ScaleReciprocal => scales_inverted(q),
@@ -141,8 +141,12 @@ fn swap_outer(weight: &LinearWeight, partner: &LinearWeight) -> Option<LinearWei
     let (Weight::Quantized(own), Weight::Quantized(other)) = (&weight.weight, &partner.weight) else {
         return None;
     };
-    let differ = own.outer.is_some() && other.outer.is_some() && own.outer != other.outer;
-    differ.then(|| with(weight, Weight::Quantized(Quantized { outer: other.outer, ..own.clone() })))
+    let differ = own.outer().is_some() && other.outer().is_some() && own.outer() != other.outer();
+    differ.then(|| {
+        let mut own = own.clone();
+        own.set_outer(other.outer());
+        with(weight, Weight::Quantized(own))
+    })
 }
 
 fn invert_input(weight: &LinearWeight) -> Option<LinearWeight> {
@@ -159,11 +163,11 @@ fn reciprocal(scale: f32) -> Option<f32> {
 
 fn scales_inverted(mut q: Quantized) -> Option<Quantized> {
     let scale = q.format.scale().filter(|scale| scale.outer.is_none())?.code;
-    if !matches!(scale, Code::F32 | Code::Float(_)) || q.nested.is_some() || q.scales.is_empty() {
+    if !matches!(scale, Code::F32 | Code::Float(_)) || q.nested().is_some() || q.scales.is_empty() {
         return None;
     }
     let words = (0..q.scales.len()).map(|i| Some(reciprocal(scale.decode(q.scales.get(i)))?.to_bits()));
-    q.scales = Codes::U32(words.collect::<Option<_>>()?);
+    q.scales.codes = Codes::U32(words.collect::<Option<_>>()?);
     q.format = q.format.with_scale_code(Code::F32);
     Some(q)
 }
@@ -174,7 +178,7 @@ fn scales_transposed(mut q: Quantized) -> Option<Quantized> {
     if rows < 2 || groups < 2 || q.scales.len() != rows * groups {
         return None;
     }
-    q.scales = match q.scales {
+    q.scales.codes = match q.scales.codes {
         Codes::U8(scales) => Codes::U8(transpose(&scales, groups, rows)),
         Codes::U16(scales) => Codes::U16(transpose(&scales, groups, rows)),
         Codes::U32(scales) => Codes::U32(transpose(&scales, groups, rows)),
@@ -189,10 +193,10 @@ fn shift_zero(mut q: Quantized, by: i32) -> Option<Quantized> {
         return None;
     };
     match offset {
-        Offset::Zero => q.zeros.iter_mut().for_each(|zero| *zero += by),
+        Offset::Zero => q.scales.offsets.zeros_mut().iter_mut().for_each(|zero| *zero += by),
         Offset::None => {
             *offset = Offset::Zero;
-            q.zeros = vec![by; blocks];
+            q.scales.extend_zeros(vec![by; blocks]);
         }
         _ => return None,
     }

@@ -5,7 +5,7 @@ use std::ops::Range as Span;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::blockwise::{Block, Decoder, Range};
 use mantissa_num::format::Affine;
-use mantissa_num::{Code, Codes, Format, Quantized, Scheme, code_unit};
+use mantissa_num::{Code, Codes, Format, Quantized, ScaleLevel, Scheme, code_unit};
 
 use super::outliers::as_f16;
 use super::{Fixed, GptqOptions, GroupOrder, GroupRange, InverseFactor, OF_ROUNDING};
@@ -85,8 +85,11 @@ impl Problem<'_> {
         });
         let Panel { codes, scales, zeros, residuals, losses } = all;
         let (rows, cols, outer) = (self.rows, self.cols, self.outer);
-        let quantized =
-            Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) };
+        let quantized = Quantized {
+            codes,
+            scales: ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer),
+            ..Quantized::empty(format.clone(), rows, cols)
+        };
         // Row by row in their order, whatever the panels were.
         (quantized, residuals, losses.into_iter().sum())
     }

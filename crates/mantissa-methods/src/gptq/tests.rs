@@ -302,11 +302,11 @@ fn a_scale_given_for_the_tensor_is_used() {
     let (w, hessian) = problem(9, 2, 64);
     let scheme: Scheme = "nvfp4".parse().unwrap();
     let given = gptq(&scheme, &w, &hessian, GptqOptions::default(), Some(123.0), 1).unwrap();
-    assert_eq!(given.quantized.outer, Some(123.0));
+    assert_eq!(given.quantized.outer(), Some(123.0));
     // One that the format has no place for is not.
     let scheme: Scheme = "int4-g32".parse().unwrap();
     let given = gptq(&scheme, &w, &hessian, GptqOptions::default(), Some(123.0), 1).unwrap();
-    assert_eq!(given.quantized.outer, None);
+    assert_eq!(given.quantized.outer(), None);
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn scales_that_are_given_are_kept() {
     // Whatever the groups would have been otherwise.
     for options in options() {
         let factor = InverseFactor::new(&hessian, options, 1).unwrap();
-        let found = factor.quantize_under(&scheme, &w, &chosen.quantized.scales, 2).unwrap();
+        let found = factor.quantize_under(&scheme, &w, &chosen.quantized.scales.codes, 2).unwrap();
         assert!(found.g_idx.is_none() && found.quantized.scales == chosen.quantized.scales);
         if options.act_order {
             assert_eq!((&found.quantized, found.loss), (&chosen.quantized, chosen.loss), "{options:?}");

@@ -183,7 +183,7 @@ fn scales_are_shared_as_the_scheme_says() {
     w[..32 * cols].fill(0.0);
     for (text, shared) in [("trellis3", 32), ("trellis3-channel", 1)] {
         let q = code(&input, text, &w, None).quantized;
-        let Codes::U16(scales) = &q.scales else { unreachable!() };
+        let Codes::U16(scales) = &q.scales.codes else { unreachable!() };
         assert!(scales[..cols].iter().all(|scale| scale & 0x7fff == 0x3c00), "{text}");
         let magnitudes: Vec<u16> = scales[cols..].iter().map(|scale| scale & 0x7fff).collect();
         for run in magnitudes.chunks(shared) {

@@ -6,7 +6,7 @@ use mantissa_num::blockwise::{self, Block, Range};
 use mantissa_num::format::{Affine, Format, Offset, Table};
 use mantissa_num::minifloat::{BF16, F16, MiniFloat, Special};
 use mantissa_num::scheme::Rule;
-use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding, Scheme};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding, ScaleLevel, Scheme};
 
 /// The elements for which there are kernels.
 pub(super) enum Elements {
@@ -129,7 +129,11 @@ pub(super) fn quantize(
     }
     let zeros = if format.has_zero() { blocks.iter().map(|block| block.zero).collect() } else { Vec::new() };
     let codes = encode(elements, &lines, &blocks, x)?;
-    Some(Quantized { codes, scales, outer, zeros, ..Quantized::empty(format.clone(), rows, cols) })
+    Some(Quantized {
+        codes,
+        scales: ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer),
+        ..Quantized::empty(format.clone(), rows, cols)
+    })
 }
 
 /// The reference's choice for every block, from its range.

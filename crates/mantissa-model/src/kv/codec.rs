@@ -152,7 +152,7 @@ impl RowCodec {
         match (packing(&q.format), &q.codes) {
             (Some(packing), Codes::U8(list)) => {
                 codes.copy_from_slice(&packing.pack(list, self.cols));
-                let unsigned: Vec<u8> = q.zeros.iter().map(|&zero| zero as i8 as u8).collect();
+                let unsigned: Vec<u8> = q.zeros().iter().map(|&zero| zero as i8 as u8).collect();
                 zeros.copy_from_slice(&packing.pack(&unsigned, unsigned.len()));
             }
             (_, list) => codes.copy_from_slice(&list.to_le_bytes()),
@@ -160,8 +160,8 @@ impl RowCodec {
         if !scales.is_empty() {
             scales.copy_from_slice(&q.scales.to_le_bytes());
         }
-        copy_f32(&q.biases, biases);
-        copy_f32(&q.outer.map_or(Vec::new(), |outer| vec![outer]), outer);
+        copy_f32(q.biases(), biases);
+        copy_f32(&q.outer().map_or(Vec::new(), |outer| vec![outer]), outer);
         Ok(())
     }
 

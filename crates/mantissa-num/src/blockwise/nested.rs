@@ -4,45 +4,28 @@
 //! mean `m`, `a - m` is stored in signed dynamic 8-bit codes over flat blocks of 256 with an f32 amax each.
 
 use super::Range;
+use crate::codes::Codes;
 use crate::format::{Code, ScaleTree};
-use crate::tensor::Codes;
+use crate::level::ScaleLevel;
 
-/// The level above the codes of quantized scales.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Nested {
-    /// How many consecutive scales share one of these.
-    pub block: usize,
-    /// The amax of each run of scales, mean removed.
-    pub scales: Vec<f32>,
-    /// The mean of all scales.
-    pub mean: f32,
-}
-
-impl Nested {
-    /// The scale of block `i`, given its level in the code book: `level · nested + mean`.
-    pub fn scale(&self, i: usize, level: f32) -> f32 {
-        level * self.scales[i / self.block] + self.mean
-    }
-}
-
-/// Quantizes `scales` as the tree says: the codes, and the level above them. `mean` is taken from the scales where it is not
+/// Quantizes `scales` as the tree describes: their codes below the level above. `mean` is taken from the scales where it is not
 /// given (in f64, in order, then rounded; torch's f32 sum may differ in the last place). `None` where the tree's scales are
 /// not [nested](ScaleTree::nested).
-pub fn nest(tree: &ScaleTree, scales: &[f32], mean: Option<f32>) -> Option<(Codes, Nested)> {
+pub fn nest(tree: &ScaleTree, scales: &[f32], mean: Option<f32>) -> Option<ScaleLevel> {
     let (blocks, _) = tree.nested()?;
     let Code::Book(book) = tree.code else { return None };
     let block = blocks.len(1, scales.len()).max(1);
     let sum: f64 = scales.iter().map(|&s| f64::from(s)).sum();
     let mean = mean.unwrap_or((sum / scales.len().max(1) as f64) as f32);
     let mut codes = Codes::with_capacity(tree.code.unit_bytes(), scales.len());
-    let mut nested = Nested { block, scales: Vec::with_capacity(scales.len().div_ceil(block)), mean };
+    let mut factors = Vec::with_capacity(scales.len().div_ceil(block));
     for run in scales.chunks(block) {
         let residuals: Vec<f32> = run.iter().map(|s| s - mean).collect();
         let amax = Range::of(&residuals).amax();
         // Code 0 in a run without differences, whose amax of 0 it multiplies.
         let code = |r: &f32| if amax == 0.0 { 0 } else { book.encode_by_table(r * (1.0 / amax.max(1e-38))) };
         residuals.iter().for_each(|r| codes.push(code(r)));
-        nested.scales.push(amax);
+        factors.push(amax);
     }
-    Some((codes, nested))
+    Some(ScaleLevel::from(codes).with_residual(ScaleLevel::residual(&factors, mean)))
 }

@@ -5,11 +5,12 @@
 //! are signs times scales in f16. In a [`Quantized`] the codes are the words of the tiles in little-endian bytes, the scales `u` and then `v`.
 
 use super::{TILE, TILE_WEIGHTS, TrellisBook, place, states};
+use crate::codes::Codes;
 use crate::format::Format;
 use crate::hadamard::Hadamard;
 use crate::minifloat::F16;
 use crate::stored::{Map, Transforms};
-use crate::tensor::{Codes, Quantized, TensorError};
+use crate::tensor::{Quantized, TensorError};
 
 /// Largest order of a rotation.
 const MAX_ORDER: usize = 128;
@@ -138,7 +139,7 @@ mod tests {
         let scales = (0..(rows + cols) as u64).map(scale).collect();
         Quantized {
             codes: Codes::Packed(bytes),
-            scales: Codes::U16(scales),
+            scales: Codes::U16(scales).into(),
             ..Quantized::empty(scheme.format, rows, cols)
         }
     }
@@ -199,7 +200,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let mut q = random("trellis2", 32, 32);
-        q.scales = Codes::U16(vec![0; 63]);
+        q.scales = Codes::U16(vec![0; 63]).into();
         assert!(matches!(q.dequantize(), Err(TensorError::Length { what: "scales", .. })));
         let q = random("trellis2", 24, 32);
         assert!(matches!(q.unfold(), Some(Err(TensorError::Tiles { .. }))));

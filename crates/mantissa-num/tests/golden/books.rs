@@ -4,7 +4,7 @@ use mantissa_num::blockwise::nest;
 use mantissa_num::codebook::Book;
 use mantissa_num::pack::Packing;
 use mantissa_num::{
-    Blocks, Code, Codes, Format, Given, Nested, Quantized, ScaleTree, Scheme, Sense, Table, quantize,
+    Blocks, Code, Codes, Format, Given, Quantized, ScaleLevel, ScaleTree, Scheme, Sense, Table, quantize,
 };
 use safetensors::SafeTensors;
 
@@ -152,17 +152,17 @@ fn compare_double_quantized(t: &SafeTensors<'_>, tensor: &str, base: &str, schem
     let x = t.f32(&format!("{tensor}.x")).unwrap();
     let (rows, cols) = t.shape2(&format!("{tensor}.x"));
     let mut q = quantize(scheme, &x, rows, cols, Given::default()).unwrap();
-    let ours = q.nested.as_ref().unwrap().mean;
+    let ours = q.nested().unwrap().mean;
     assert!(ours.to_bits().abs_diff(offset.to_bits()) <= 1, "{base}: {ours:e}, expected {offset:e}");
 
-    let (codes, nested) = nest(tree, &absmax, Some(offset)).unwrap();
-    assert_codes(base, &wide(&codes), &t.ints(&format!("{base}.absmax_codes")).unwrap());
-    assert_same(base, &nested.scales, &get("nested_absmax"), true);
+    q.scales = nest(tree, &absmax, Some(offset)).unwrap();
+    let (codes, nested) = (&q.scales.codes, q.nested().unwrap());
+    assert_codes(base, &wide(codes), &t.ints(&format!("{base}.absmax_codes")).unwrap());
+    assert_same(base, &nested.factors(), &get("nested_absmax"), true);
     assert_same(base, Book::Dyn8.levels(), &get("nested_code"), true);
     let scales: Vec<f32> =
         (0..codes.len()).map(|i| nested.scale(i, tree.code.decode(codes.get(i)))).collect();
     assert_same(&format!("{base}.scales"), &scales, &get("absmax_reconstructed"), true);
-    (q.scales, q.nested) = (codes, Some(nested));
     assert_same(&format!("{base}.dequant"), &q.dequantize().unwrap(), &get("dequant_f32"), false);
 }
 
@@ -200,16 +200,13 @@ fn torchao_nf4_decodes() {
         let scale = ScaleTree::below(Code::Int(8), Blocks::Flat(per_factor), residual);
         let format = Format::Table(Table { book: Book::Nf4, blocks: Blocks::Flat(64), scale });
         let packed = t.u8("weights.torchao_nf4.quantized_data").unwrap();
-        let nested = Nested {
-            block: per_factor as usize,
-            // It divides by this factor where the tree multiplies by a scale.
-            scales: get("quantization_factor").iter().map(|f| 1.0 / f).collect(),
-            mean: get("scaler_mean")[0],
-        };
+        // It divides by this factor where the tree multiplies by a scale.
+        let factors: Vec<f32> = get("quantization_factor").iter().map(|f| 1.0 / f).collect();
+        let nested = ScaleLevel::residual(&factors, get("scaler_mean")[0]);
+        let codes = Codes::U8(t.u8("weights.torchao_nf4.quantized_scalers_i8").unwrap());
         let q = Quantized {
             codes: Codes::U8(Packing::bitsandbytes().unpack(&packed, rows, cols, false).unwrap()),
-            scales: Codes::U8(t.u8("weights.torchao_nf4.quantized_scalers_i8").unwrap()),
-            nested: Some(nested),
+            scales: ScaleLevel::from(codes).with_residual(nested),
             ..Quantized::empty(format, rows, cols)
         };
         q.check().unwrap();

@@ -64,7 +64,7 @@ fn compressed_tensors(t: &safetensors::SafeTensors<'_>, base: &str, q: &Quantize
         return 0;
     }
     if let Some(zeros) = t.ints(&format!("{base}.zero_point_i8")) {
-        let found: Vec<i64> = q.zeros.iter().map(|&z| z.into()).collect();
+        let found: Vec<i64> = q.zeros().iter().map(|&z| z.into()).collect();
         assert_codes(&format!("{base}.zero"), &found, &zeros);
     }
     assert_same(
@@ -89,7 +89,7 @@ fn torchao(t: &safetensors::SafeTensors<'_>, base: &str, symmetric: bool, bits: 
     let found: Vec<i64> = codes(q).iter().map(|c| c + shift).collect();
     assert_codes(&base, &found, &t.ints(&format!("{base}.codes")).unwrap());
     if let Some(zeros) = t.ints(&format!("{base}.zero_point_i32")) {
-        let found: Vec<i64> = q.zeros.iter().map(|&z| i64::from(z) + shift).collect();
+        let found: Vec<i64> = q.zeros().iter().map(|&z| i64::from(z) + shift).collect();
         assert_codes(&format!("{base}.zero"), &found, &zeros);
     }
     1

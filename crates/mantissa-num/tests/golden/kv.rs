@@ -37,7 +37,7 @@ fn compare(t: &SafeTensors<'_>, base: &str, q: &Quantized) {
     assert_same(&format!("{base}.scale"), &scales(q), &t.f32(&format!("{base}.scale")).unwrap(), true);
     assert_codes(base, &codes(q), &golden_codes(t, base));
     if let Some(min) = t.f32(&format!("{base}.min")) {
-        assert_same(&format!("{base}.min"), &q.biases, &min, false);
+        assert_same(&format!("{base}.min"), q.biases(), &min, false);
     }
     if let Some(dequant) = t.f32(&format!("{base}.dequant")) {
         assert_same(base, &q.dequantize().unwrap(), &dequant, false);
@@ -106,7 +106,7 @@ fn groups_of_tokens_per_channel_match() {
                 let n = groups * channels;
                 // The data has [group, channel] where the transpose has [channel, group].
                 assert_same(&base, &transpose(&scales(&q), channels, groups), &at(&scale, n), true);
-                assert_same(&base, &transpose(&q.biases, channels, groups), &at(&min, n), false);
+                assert_same(&base, &transpose(q.biases(), channels, groups), &at(&min, n), false);
                 let n = tokens * channels;
                 assert_codes(&base, &transpose(&codes(&q), channels, tokens), &expected[head * n..][..n]);
                 let values = transpose(&q.dequantize().unwrap(), channels, tokens);

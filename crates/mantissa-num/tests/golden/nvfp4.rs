@@ -71,7 +71,7 @@ fn every_rule_is_bit_exact() {
                 if let Some(outer) = outer {
                     assert_same(
                         &base,
-                        &[q.outer.unwrap()],
+                        &[q.outer().unwrap()],
                         &t.f32(&format!("{base}.{outer}")).unwrap(),
                         true,
                     );

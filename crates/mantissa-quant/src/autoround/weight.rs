@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 
 use mantissa_kernels::for_each;
 use mantissa_num::blockwise::{Decoder, Range};
-use mantissa_num::{Blocks, Code, Codes, Quantized, Scheme, code_unit};
+use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, Scheme, code_unit};
 
 use super::AutoRoundError;
 use super::levels::{Levels, Rounded, integer};
@@ -389,7 +389,11 @@ impl LearnedWeight {
         let zeros =
             if format.has_zero() { self.groups.iter().map(|group| group.zero).collect() } else { Vec::new() };
         let outer = self.outer.filter(|_| self.scheme.has_outer_scale());
-        Quantized { codes, scales, zeros, outer, ..Quantized::empty(format.clone(), self.rows, self.cols) }
+        Quantized {
+            codes,
+            scales: ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer),
+            ..Quantized::empty(format.clone(), self.rows, self.cols)
+        }
     }
 
     /// Bytes that a learned weight takes: weight, offset and momentum in f32, and a group's state.

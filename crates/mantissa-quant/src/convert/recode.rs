@@ -2,7 +2,7 @@
 
 use mantissa_num::format::{Affine, Format, Offset, ScaleTree, Sense};
 use mantissa_num::minifloat::{self, BF16, E2M1, E4M3, F16, MiniFloat};
-use mantissa_num::{Blocks, Code, CodecId, Codes, Quantized, Rounding, Rule, Scheme};
+use mantissa_num::{Blocks, Code, CodecId, Codes, Quantized, Rounding, Rule, ScaleLevel, Scheme};
 use mantissa_store::convention::{Container, LinearPlan};
 
 type Why<T> = std::result::Result<T, String>;
@@ -136,24 +136,25 @@ fn affine(q: &Quantized, to: &Affine) -> Why<Quantized> {
     }
     let mut out =
         Quantized { codes: q.codes.clone(), ..Quantized::empty(Format::Affine(to.clone()), q.rows, q.cols) };
-    out.scales = scales(q, old.code, new.code)?;
-    out.outer = outer(q.outer, old, new)?;
-    out.zeros = match (from.offset, to.offset) {
-        (a, b) if a == b => q.zeros.clone(),
+    let scales = scales(q, old.code, new.code)?;
+    let outer = outer(q.outer(), old, new)?;
+    let zeros = match (from.offset, to.offset) {
+        (a, b) if a == b => q.zeros().to_vec(),
         (Offset::None, Offset::Zero) => vec![0; from.blocks.count(q.rows, q.cols)],
-        (Offset::Zero, Offset::None) => match q.zeros.iter().position(|&zero| zero != 0) {
+        (Offset::Zero, Offset::None) => match q.zeros().iter().position(|&zero| zero != 0) {
             None => Vec::new(),
-            Some(at) => return Err(format!("zero point {} of group {at}, and it holds none", q.zeros[at])),
+            Some(at) => return Err(format!("zero point {} of group {at}, and it holds none", q.zeros()[at])),
         },
         _ => return Err("a float minimum in place of zero points".to_owned()),
     };
+    out.scales = ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer);
     Ok(out)
 }
 
 /// Scales as codes of another element.
 fn scales(q: &Quantized, from: Code, to: Code) -> Why<Codes> {
     if from == to {
-        return Ok(q.scales.clone());
+        return Ok(q.scales.codes.clone());
     }
     let mut out = Codes::with_capacity(to.unit_bytes(), q.scales.len());
     for i in 0..q.scales.len() {
@@ -224,8 +225,8 @@ pub(super) fn same_but_for_reciprocal(a: &Quantized, b: &Quantized) -> Option<Wh
     let (a, b) = (opened(a).unwrap_or_else(|| a.clone()), opened(b).unwrap_or_else(|| b.clone()));
     let sense = |q: &Quantized| q.format.scale().and_then(ScaleTree::tensor_wide).map(|tree| tree.sense);
     let (x, y) = match (sense(&a), sense(&b)) {
-        (Some(Sense::Divisor), Some(Sense::Multiplier)) => (1.0 / a.outer?, b.outer?),
-        (Some(Sense::Multiplier), Some(Sense::Divisor)) => (1.0 / b.outer?, a.outer?),
+        (Some(Sense::Divisor), Some(Sense::Multiplier)) => (1.0 / a.outer()?, b.outer()?),
+        (Some(Sense::Multiplier), Some(Sense::Divisor)) => (1.0 / b.outer()?, a.outer()?),
         _ => return None,
     };
     if a.codes != b.codes || a.scales != b.scales {
@@ -299,8 +300,8 @@ fn closed(q: &Quantized, id: CodecId) -> Why<Quantized> {
     if *bits != width || !whole || !q.cols.is_multiple_of(BLOCK) {
         return Err(format!("groups that are no whole blocks of {BLOCK}"));
     }
-    if let Some(at) = q.zeros.iter().position(|&zero| zero != 0) {
-        return Err(format!("zero point {} of group {at}, and the type has none", q.zeros[at]));
+    if let Some(at) = q.zeros().iter().position(|&zero| zero != 0) {
+        return Err(format!("zero point {} of group {at}, and the type has none", q.zeros()[at]));
     }
     let words = scales(q, scale.code, Code::Float(F16))?;
     let Codes::U8(codes) = &q.codes else { return Err("codes wider than a byte".to_owned()) };

@@ -62,7 +62,7 @@ pub(crate) fn quantize(
     let factor = if amax > 0.0 { amax } else { 1.0 };
     let quotients: Vec<f32> = w.iter().map(|v| v / factor).collect();
     let trits = quotients.iter().all(|v| [-1.0, 0.0, 1.0].contains(v));
-    let q = if trits && codec == CodecId::Q4_0 {
+    let mut q = if trits && codec == CodecId::Q4_0 {
         let codes = Codes::Packed(quotients.chunks_exact(32).flat_map(q4_0_of_trits).collect());
         Quantized { codes, ..Quantized::empty(Format::Codec(codec), rows, cols) }
     } else {
@@ -70,7 +70,8 @@ pub(crate) fn quantize(
     };
     let decoded: Vec<f32> = q.dequantize()?.into_iter().map(|v| v * factor).collect();
     let stats = ErrorStats::of_rows(w, &decoded, cols);
-    Ok(Solved::rounded((Quantized { outer: Some(factor), ..q }, stats)))
+    q.set_outer(Some(factor));
+    Ok(Solved::rounded((q, stats)))
 }
 
 /// A block whose scale is 1: `d | 16 bytes`, element `i` in the low nibble of byte `i`, element `i + 16` in the high one, each
@@ -93,13 +94,14 @@ mod tests {
         let w: Vec<f32> = (0..512).map(|i| s * (i % 3) as f32 - s).collect();
         for codec in TERNARY {
             let solved = quantize(codec, &w, 2, 256, 1).unwrap();
-            assert_eq!(solved.quantized.outer, Some(s));
-            let blocks = Quantized { outer: None, ..solved.quantized };
+            assert_eq!(solved.quantized.outer(), Some(s));
+            let mut blocks = solved.quantized;
+            blocks.set_outer(None);
             let decoded = blocks.dequantize().unwrap();
             assert!(decoded.iter().zip(&w).all(|(v, w)| v * s == *w), "{codec:?}");
             assert_eq!(solved.stats.report().max_abs_error, 0.0);
         }
-        assert_eq!(quantize(CodecId::Tq2_0, &[0.0; 256], 1, 256, 1).unwrap().quantized.outer, Some(1.0));
+        assert_eq!(quantize(CodecId::Tq2_0, &[0.0; 256], 1, 256, 1).unwrap().quantized.outer(), Some(1.0));
         assert!(quantize(CodecId::Tq2_0, &[f32::NAN; 256], 1, 256, 1).is_err());
     }
 

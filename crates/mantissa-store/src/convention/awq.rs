@@ -149,15 +149,15 @@ pub fn tensors(
     q: &Quantized,
 ) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
-    let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales) else {
+    let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales.codes) else {
         let why = "gptq and awq store scales in f16".to_owned();
         return Err(NotStorable { scheme: plan.scheme.to_string(), why });
     };
     let groups = q.format.blocks().count(1, q.cols);
     let pack = |codes: &[u8]| Packing::gptq(BITS).pack(&gather_runs(codes, &AWQ_NIBBLES), q.rows);
-    let zeros: Vec<u8> = match q.zeros.is_empty() {
+    let zeros: Vec<u8> = match q.zeros().is_empty() {
         true => vec![0; groups * q.rows],
-        false => transpose(&q.zeros, q.rows, groups).iter().map(|&z| z as u8).collect(),
+        false => transpose(q.zeros(), q.rows, groups).iter().map(|&z| z as u8).collect(),
     };
     Ok(vec![
         (name("qweight"), pack(&transpose(codes, q.rows, q.cols))),

@@ -40,7 +40,8 @@ pub(super) fn linear(files: &ModelFiles, module: &str, rows: usize, cols: usize)
     let mut scales = signs(files, module, ["suh", "su"], cols)?;
     scales.extend(signs(files, module, ["svh", "sv"], rows)?);
     let (codes, scales) = (Codes::Packed(bytes), Codes::U16(scales));
-    let q = Quantized { codes, scales, ..Quantized::empty(Format::Trellis(trellis), rows, cols) };
+    let q =
+        Quantized { codes, scales: scales.into(), ..Quantized::empty(Format::Trellis(trellis), rows, cols) };
     files.unfolded(&name, &q)
 }
 

@@ -105,7 +105,11 @@ impl Config {
         let scales = Codes::from_le_bytes(code.unit_bytes(), &files.checkpoint().read(&scale_name)?);
         let scale = Some(ScaleTree::leaf(code));
         let format = Format::Affine(Affine { code: E4M3, blocks, scale, offset: Offset::None });
-        let q = Quantized { codes: Codes::U8(codes), scales, ..Quantized::empty(format, rows, cols) };
+        let q = Quantized {
+            codes: Codes::U8(codes),
+            scales: scales.into(),
+            ..Quantized::empty(format, rows, cols)
+        };
         sound::check(files, Names { codes: &codes_name, scales: &scale_name, zeros: &scale_name }, &q)?;
         Ok((Weight::Quantized(q), Some(self.input(files, module)?)).into())
     }

@@ -45,7 +45,7 @@ pub fn expert(files: &ModelFiles, stack: &Stack, rows: usize, cols: usize) -> Re
     let codes = Packing::rows(4).unpack(&blocks, rows, cols, false);
     let codes = codes.ok_or_else(|| files.fault(&codes_name, "a wrong length", "two codes to a byte", ""))?;
     let empty = Quantized::empty(Scheme::mx(Code::Float(minifloat::E2M1)).format, rows, cols);
-    let q = Quantized { codes: Codes::U8(codes), scales: Codes::U8(scales), ..empty };
+    let q = Quantized { codes: Codes::U8(codes), scales: Codes::U8(scales).into(), ..empty };
     sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &scales_name }, &q)?;
     Ok(q)
 }

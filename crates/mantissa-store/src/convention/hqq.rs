@@ -10,7 +10,7 @@
 
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Strided;
-use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleTree};
+use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree};
 
 use super::gptq::centred;
 use super::sound::{self, Names};
@@ -76,7 +76,8 @@ pub(super) fn linear(files: &ModelFiles, module: &str, rows: usize, cols: usize)
     let codes = codes.into_iter().map(|q| centred(q, packing.bits) as u8).collect();
     let biases = zeros.iter().enumerate().map(|(i, zero)| -zero * code.decode(scales.get(i))).collect();
     let empty = Quantized::empty(Format::Affine(affine), rows, cols);
-    let q = Quantized { codes: Codes::U8(codes), scales, biases, ..empty };
+    let q =
+        Quantized { codes: Codes::U8(codes), scales: ScaleLevel::from(scales).with_biases(biases), ..empty };
     sound::check(files, Names { codes: &codes_name, scales: &scale_name, zeros: &zero_name }, &q)?;
     Ok(Weight::Quantized(q))
 }

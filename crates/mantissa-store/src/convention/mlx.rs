@@ -12,7 +12,7 @@ use std::path::Path;
 
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Packing;
-use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleTree, Scheme, minifloat};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, Scheme, minifloat};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
@@ -124,7 +124,11 @@ impl Config {
         let (format, unit) = layer.format(scale_code(dtype).unwrap_or(Code::F32));
         let scales = Codes::from_le_bytes(unit, &raw);
         let biases = if affine { files.tensor_f32(&biases_name, &grid)? } else { Vec::new() };
-        let q = Quantized { codes: Codes::U8(codes), scales, biases, ..Quantized::empty(format, rows, cols) };
+        let q = Quantized {
+            codes: Codes::U8(codes),
+            scales: ScaleLevel::from(scales).with_biases(biases),
+            ..Quantized::empty(format, rows, cols)
+        };
         sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &biases_name }, &q)?;
         Ok(Weight::Quantized(q))
     }
@@ -254,7 +258,7 @@ pub fn tensors(
     let mut all =
         vec![(name("weight"), layer.packing().pack(codes, q.cols)), (name("scales"), q.scales.to_le_bytes())];
     if layer.mode == Mode::Affine {
-        all.push((name("biases"), q.biases.iter().flat_map(|v| v.to_le_bytes()).collect()));
+        all.push((name("biases"), q.biases().iter().flat_map(|v| v.to_le_bytes()).collect()));
     }
     Ok(all)
 }

@@ -17,12 +17,13 @@ mod trellis;
 
 use std::collections::BTreeMap;
 
-use mantissa_num::blockwise::Nested;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::minifloat::{BF16, F16};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Extra, Map, Transforms};
-use mantissa_num::{Code, Codes, Hadamard, Quantized, Scheme, Source, code_unit, parse_activation};
+use mantissa_num::{
+    Code, Codes, Hadamard, Quantized, ScaleLevel, Scheme, Source, code_unit, parse_activation,
+};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
@@ -139,22 +140,22 @@ pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
         };
         all.push((format!("{n}.scale"), bytes));
     }
-    if let Some(outer) = q.outer {
+    if let Some(outer) = q.outer() {
         all.push((format!("{n}.global"), outer.to_le_bytes().to_vec()));
     }
-    if let Some(nested) = &q.nested {
-        all.push((format!("{n}.nested_scale"), floats(&nested.scales)));
+    if let Some(nested) = q.nested() {
+        all.push((format!("{n}.nested_scale"), floats(&nested.factors())));
         all.push((format!("{n}.nested_offset"), floats(&[nested.mean])));
     }
     if q.format.has_zero() {
         let zeros = match zero_dtype(&q.format) {
-            Dtype::I8 => q.zeros.iter().map(|&z| z as i8 as u8).collect(),
-            _ => q.zeros.iter().flat_map(|z| z.to_le_bytes()).collect(),
+            Dtype::I8 => q.zeros().iter().map(|&z| z as i8 as u8).collect(),
+            _ => q.zeros().iter().flat_map(|z| z.to_le_bytes()).collect(),
         };
         all.push((format!("{n}.zero"), zeros));
     }
     if q.format.has_bias() {
-        all.push((format!("{n}.bias"), floats(&q.biases)));
+        all.push((format!("{n}.bias"), floats(q.biases())));
     }
     all
 }
@@ -397,7 +398,7 @@ impl Config {
         let codes = codes.ok_or_else(|| files.fault(&packed, "a wrong length", "the packed codes", ""))?;
         let mut q = Quantized { codes, ..Quantized::empty(format, rows, cols) };
         if let Some(trellis) = q.format.trellis() {
-            q.scales = trellis::read_scales(files, &n, &trellis, (rows, cols))?;
+            q.scales.codes = trellis::read_scales(files, &n, &trellis, (rows, cols))?;
             return Ok(Parts { input, ..files.unfolded(&packed, &q)? });
         }
         read_scales(files, &n, &mut q)?;
@@ -446,24 +447,26 @@ fn stored_scheme(files: &ModelFiles, n: &str, rows: usize, cols: usize) -> Resul
 }
 
 fn read_scales(files: &ModelFiles, n: &str, q: &mut Quantized) -> Result<()> {
-    let blocks = q.format.blocks().count(q.rows, q.cols);
-    let shared = q.format.scale().and_then(|scale| scale.nested()).map(|(shared, _)| shared.len(1, blocks));
-    let mut nested = Nested { block: shared.unwrap_or(1).max(1), scales: Vec::new(), mean: 0.0 };
+    let (mut factors, mut mean) = (Vec::new(), 0.0);
     for spec in scale_specs(n, &q.format, q.rows, q.cols) {
         let bytes = files.read_exact(&spec.name, &[spec.dtype], &spec.shape)?;
         let words = || bytes.as_chunks::<4>().0.iter().copied();
         match spec.name.rsplit('.').next() {
             Some("scale") => {
-                q.scales = Codes::from_le_bytes((spec.dtype.bits() / 8) as usize, &bytes);
+                q.scales.codes = Codes::from_le_bytes((spec.dtype.bits() / 8) as usize, &bytes);
             }
-            Some("global") => q.outer = words().next().map(f32::from_le_bytes),
-            Some("bias") => q.biases = words().map(f32::from_le_bytes).collect(),
-            Some("nested_scale") => nested.scales = words().map(f32::from_le_bytes).collect(),
-            Some("nested_offset") => nested.mean = words().next().map_or(0.0, f32::from_le_bytes),
-            _ if spec.dtype == Dtype::I8 => q.zeros = bytes.iter().map(|&z| i32::from(z as i8)).collect(),
-            _ => q.zeros = words().map(i32::from_le_bytes).collect(),
+            Some("global") => q.set_outer(words().next().map(f32::from_le_bytes)),
+            Some("bias") => q.scales.extend_biases(words().map(f32::from_le_bytes)),
+            Some("nested_scale") => factors = words().map(f32::from_le_bytes).collect(),
+            Some("nested_offset") => mean = words().next().map_or(0.0, f32::from_le_bytes),
+            _ if spec.dtype == Dtype::I8 => {
+                q.scales.extend_zeros(bytes.iter().map(|&z| i32::from(z as i8)));
+            }
+            _ => q.scales.extend_zeros(words().map(i32::from_le_bytes)),
         }
     }
-    q.nested = shared.map(|_| nested);
+    if q.format.scale().is_some_and(|scale| scale.nested().is_some()) {
+        q.scales.outer = Some(Box::new(ScaleLevel::residual(&factors, mean)));
+    }
     Ok(())
 }

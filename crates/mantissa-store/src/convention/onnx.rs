@@ -22,7 +22,7 @@ use std::path::Path;
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::minifloat::{E4M3, E4M3_FNUZ, E5M2, E5M2_FNUZ};
 use mantissa_num::pack::{First, Packing};
-use mantissa_num::{Blocks, Code, Codes, Quantized, Scheme};
+use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, Scheme};
 use serde_json::{Map, Value, json};
 
 use super::sound::{self, Names};
@@ -130,7 +130,11 @@ impl Config {
         };
         let zeros = zeros.into_iter().map(|zero| i32::from(zero as i8)).collect();
         let empty = Quantized::empty(format.clone(), rows, cols);
-        let q = Quantized { codes: Codes::U8(codes), scales, zeros, ..empty };
+        let q = Quantized {
+            codes: Codes::U8(codes),
+            scales: ScaleLevel::from(scales).with_zeros(zeros),
+            ..empty
+        };
         sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &zeros_name }, &q)?;
         Ok(Weight::Quantized(q))
     }
@@ -232,8 +236,8 @@ pub fn tensors(
         _ => codes.to_vec(),
     };
     let mut all = vec![(codes_name, packed(codes)), (scales_name, q.scales.to_le_bytes())];
-    if !q.zeros.is_empty() {
-        let zeros: Vec<u8> = q.zeros.iter().map(|&zero| zero as i8 as u8).collect();
+    if !q.zeros().is_empty() {
+        let zeros: Vec<u8> = q.zeros().iter().map(|&zero| zero as i8 as u8).collect();
         all.push((zeros_name, packed(&zeros)));
     }
     Ok(all)

@@ -127,7 +127,7 @@ impl Config {
         let scale = Some(ScaleTree::leaf(scale));
         let affine = Affine { code, blocks: Blocks::Row, scale, offset: Offset::None };
         let empty = Quantized::empty(Format::Affine(affine), rows, cols);
-        let q = Quantized { codes: Codes::U8(codes), scales, ..empty };
+        let q = Quantized { codes: Codes::U8(codes), scales: scales.into(), ..empty };
         sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &scales_name }, &q)?;
         Ok(Weight::Quantized(q))
     }
@@ -164,13 +164,14 @@ impl Config {
         let blocks = if group == cols { Blocks::Row } else { Blocks::Group(group as u32) };
         let affine = Affine { code: Code::Int(bits), blocks, scale: Some(ScaleTree::leaf(scale)), offset };
         let empty = Quantized::empty(Format::Affine(affine), rows, cols);
-        let mut q = Quantized { codes: Codes::U8(codes), scales, ..empty };
+        let mut q = Quantized { codes: Codes::U8(codes), scales: scales.into(), ..empty };
         if whole {
             let bytes = files.read_exact(&shift_name, &[Dtype::I8, Dtype::U8], &[groups, 1])?;
             let middle = 1 << (bits - 1);
-            q.zeros = bytes.into_iter().map(|zero| i32::from(zero) - middle).collect();
+            q.scales.extend_zeros(bytes.into_iter().map(|zero| i32::from(zero) - middle));
         } else {
-            q.biases = files.tensor_f32(&shift_name, &[groups, 1])?.into_iter().map(|shift| -shift).collect();
+            let shifts = files.tensor_f32(&shift_name, &[groups, 1])?;
+            q.scales.extend_biases(shifts.into_iter().map(|shift| -shift));
         }
         sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &shift_name }, &q)?;
         Ok(Weight::Quantized(q))

@@ -29,9 +29,9 @@ pub(super) fn check(files: &ModelFiles, names: Names<'_>, q: &Quantized) -> Resu
 fn check_zeros(files: &ModelFiles, name: &str, q: &Quantized) -> Result<()> {
     let Format::Affine(Affine { code: Code::Int(bits), .. }) = &q.format else { return Ok(()) };
     let allowed = -(1i32 << (bits - 1))..1i32 << (bits - 1);
-    let Some(at) = q.zeros.iter().position(|z| !allowed.contains(z)) else { return Ok(()) };
+    let Some(at) = q.zeros().iter().position(|z| !allowed.contains(z)) else { return Ok(()) };
     let range = format!("{} to {} in {bits} bits", allowed.start, allowed.end - 1);
-    Err(files.fault(name, format!("zero point {} at element {at}", q.zeros[at]), range, ""))
+    Err(files.fault(name, format!("zero point {} at element {at}", q.zeros()[at]), range, ""))
 }
 
 /// Refuses codes that are no numbers; gives the greatest magnitude of a code, zero points included.
@@ -43,7 +43,7 @@ fn check_codes(files: &ModelFiles, name: &str, q: &Quantized) -> Result<f32> {
     };
     if let Format::Affine(Affine { code: Code::Int(bits), .. }) = &q.format {
         let lowest = (1u32 << (bits - 1)) as f32;
-        return Ok(if q.zeros.is_empty() { lowest } else { 2.0 * lowest });
+        return Ok(if q.zeros().is_empty() { lowest } else { 2.0 * lowest });
     }
     let known = 1u32 << q.format.code_bits().min(8);
     let table: Vec<f32> = (0..known).map(|code| q.format.element(code)).collect();
@@ -60,14 +60,14 @@ fn check_scales(files: &ModelFiles, name: &str, q: &Quantized, largest: f32) -> 
     let Some(tree) = q.format.scale() else { return Ok(()) };
     let scale = |i| tree.code.decode(q.scales.get(i));
     refuse(files, name, q.scales.len(), scale)?;
-    if let Some(nested) = &q.nested {
+    if let Some(nested) = q.nested() {
         // A list of another length is left to `Quantized::check`.
-        let known = q.scales.len().min(nested.scales.len() * nested.block);
+        let known = q.scales.len().min(nested.len() * nested.block);
         return refuse(files, name, known, |i| nested.scale(i, scale(i)) * largest);
     }
-    let factor = |i| q.format.decoder(q.scales.get(i), 0, q.outer).value(1.0);
+    let factor = |i| q.format.decoder(q.scales.get(i), 0, q.outer()).value(1.0);
     let Some(at) = (0..q.scales.len()).find(|&i| !(factor(i) * largest).is_finite()) else { return Ok(()) };
-    let outer = q.outer.map_or(String::new(), |outer| format!(" with the tensor's {outer:e}"));
+    let outer = q.outer().map_or(String::new(), |outer| format!(" with the tensor's {outer:e}"));
     let found = format!("scale {:e}{outer} at element {at}", scale(at));
     Err(files.fault(name, found, "scales under which every code is a finite f32", ""))
 }

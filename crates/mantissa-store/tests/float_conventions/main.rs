@@ -264,7 +264,7 @@ fn compressed_tensors_holds_the_group_of_each_column() {
         // Each code with the scale and zero point of its column's group.
         let expected = |row: usize, col: usize| {
             let block = row * grid + g_idx[col] as usize;
-            let zero = q.zeros.get(block).copied().unwrap_or(0);
+            let zero = q.zeros().get(block).copied().unwrap_or(0);
             let scale = q.format.scale().unwrap().code.decode(q.scales.get(block));
             (f32::from(q.codes.get(row * COLS + col) as u8 as i8) - zero as f32) * scale
         };

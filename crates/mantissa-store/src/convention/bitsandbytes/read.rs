@@ -5,7 +5,7 @@ use std::path::Path;
 use mantissa_num::codebook::Book;
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Packing;
-use mantissa_num::{Blocks, Code, Codes, Nested, Quantized, ScaleTree, Scheme};
+use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree, Scheme};
 use serde_json::Value;
 
 use super::config::{Config, Kind};
@@ -95,7 +95,7 @@ impl Reader<'_> {
         let scale = Some(ScaleTree::leaf(Code::F32));
         let affine = Affine { code: Code::Int(8), blocks: Blocks::Row, scale, offset: Offset::None };
         let empty = Quantized::empty(Format::Affine(affine), self.rows, self.cols);
-        let q = Quantized { codes: Codes::U8(codes), scales: Codes::U32(scales), ..empty };
+        let q = Quantized { codes: Codes::U8(codes), scales: Codes::U32(scales).into(), ..empty };
         sound::check(self.files, Names { codes: &name, scales: &scales_name, zeros: &scales_name }, &q)?;
         Ok(q)
     }
@@ -126,7 +126,11 @@ impl Reader<'_> {
                 let blocks = format.blocks().count(rows, cols);
                 let amax = self.floats(&scales_name, blocks)?;
                 let scales = Codes::U32(amax.into_iter().map(f32::to_bits).collect());
-                Quantized { codes: Codes::U8(codes), scales, ..Quantized::empty(format, rows, cols) }
+                Quantized {
+                    codes: Codes::U8(codes),
+                    scales: scales.into(),
+                    ..Quantized::empty(format, rows, cols)
+                }
             }
             Some((mean, block)) => {
                 let mut format = Scheme::double_quantized(book, state.block).format;
@@ -138,12 +142,14 @@ impl Reader<'_> {
                 let blocks = format.blocks().count(rows, cols);
                 let scales = Codes::U8(self.files.read_exact(&scales_name, &[Dtype::U8], &[blocks])?);
                 self.check_map("weight.nested_quant_map", Book::Dyn8)?;
-                let nested_scales =
+                let factors =
                     self.floats(&self.name("weight.nested_absmax"), Blocks::Flat(block).count(1, blocks))?;
-                // As many as there are, where they do not fill one block.
-                let block = Blocks::Flat(block).len(1, blocks).max(1);
-                let nested = Some(Nested { block, scales: nested_scales, mean });
-                Quantized { codes: Codes::U8(codes), scales, nested, ..Quantized::empty(format, rows, cols) }
+                let nested = ScaleLevel::residual(&factors, mean);
+                Quantized {
+                    codes: Codes::U8(codes),
+                    scales: ScaleLevel::from(scales).with_residual(nested),
+                    ..Quantized::empty(format, rows, cols)
+                }
             }
         };
         sound::check(self.files, Names { codes: &name, scales: &scales_name, zeros: &scales_name }, &q)?;

@@ -113,12 +113,12 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     };
     let packed = Packing::bitsandbytes().pack(codes, q.cols);
     let mut all = vec![(name("weight"), packed), (name("weight.absmax"), q.scales.to_le_bytes())];
-    if let Some(nested) = &q.nested {
-        all.push((name("weight.nested_absmax"), floats(&nested.scales)));
+    if let Some(nested) = q.nested() {
+        all.push((name("weight.nested_absmax"), floats(&nested.factors())));
         all.push((name("weight.nested_quant_map"), floats(Book::Dyn8.levels())));
     }
     all.push((name("weight.quant_map"), floats(book.levels())));
-    let state = state(&layout, q.rows, q.cols, q.nested.as_ref().map(|nested| nested.mean));
+    let state = state(&layout, q.rows, q.cols, q.nested().map(|nested| nested.mean));
     all.push((name(&format!("weight.quant_state.bitsandbytes__{book_name}")), state));
     Ok(all)
 }

@@ -3,7 +3,7 @@
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::pack::{Packing, transpose};
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Code, Codes, Quantized, Scheme};
+use mantissa_num::{Code, Codes, Quantized, ScaleLevel, Scheme};
 
 use super::config::{Args, Config};
 use super::transform;
@@ -94,7 +94,11 @@ impl Config {
             }
         };
         let empty = Quantized::empty(scheme.format, rows, cols);
-        let q = Quantized { codes: Codes::U8(codes), scales, outer, zeros, ..empty };
+        let q = Quantized {
+            codes: Codes::U8(codes),
+            scales: ScaleLevel::from(scales).with_zeros(zeros).with_outer(outer),
+            ..empty
+        };
         sound::check(files, Names { codes: &codes_name, scales: &scale_name, zeros: &zero_name }, &q)?;
         Ok((q, order))
     }

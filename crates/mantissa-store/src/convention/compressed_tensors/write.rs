@@ -164,12 +164,12 @@ fn weight_tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(Strin
         _ => all.push((name("weight"), codes.clone())),
     }
     all.push((name("weight_scale"), q.scales.to_le_bytes()));
-    if !q.zeros.is_empty() {
-        let zeros: Vec<u8> = q.zeros.iter().map(|&z| z as i8 as u8).collect();
+    if !q.zeros().is_empty() {
+        let zeros: Vec<u8> = q.zeros().iter().map(|&z| z as i8 as u8).collect();
         let bytes = if format == PackFormat::PackQuantized { pack_zeros(&zeros, packing, q) } else { zeros };
         all.push((name("weight_zero_point"), bytes));
     }
-    if let Some(outer) = q.outer {
+    if let Some(outer) = q.outer() {
         all.push((name("weight_global_scale"), outer.to_le_bytes().to_vec()));
     }
     all

@@ -134,7 +134,7 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
 }
 
 fn squares_of(plan: &LinearPlan<'_>, q: &Quantized, block: usize) -> Result<Squares, NotStorable> {
-    let Codes::U16(scales) = &q.scales else {
+    let Codes::U16(scales) = &q.scales.codes else {
         let why = format!("{}: exl2 stores scales in f16", plan.module);
         return Err(NotStorable { scheme: plan.scheme.to_string(), why });
     };

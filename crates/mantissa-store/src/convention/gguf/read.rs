@@ -263,7 +263,7 @@ fn ternary(values: &[f32], rows: usize, cols: usize, factor: f32) -> Option<Quan
         let codes = Codes::U8(values.iter().map(|&value| value as i8 as u8).collect());
         Quantized {
             codes,
-            scales: Codes::U32(vec![factor.to_bits()]),
+            scales: Codes::U32(vec![factor.to_bits()]).into(),
             ..Quantized::empty(format, rows, cols)
         }
     })
@@ -276,7 +276,8 @@ fn two_level_nvfp4(q: &Quantized, factor: f32) -> Quantized {
     const NIBBLES: usize = 8;
     let codec = CodecId::Nvfp4.codec();
     let format = Scheme::nvfp4(Rule::Torchao).format;
-    let mut out = Quantized { outer: Some(factor), ..Quantized::empty(format, q.rows, q.cols) };
+    let mut out = Quantized::empty(format, q.rows, q.cols);
+    out.set_outer(Some(factor));
     let Codes::Packed(bytes) = &q.codes else { return out };
     for block in bytes.chunks_exact(codec.bytes) {
         let (scales, nibbles) = block.split_at(SCALES);

@@ -71,13 +71,13 @@ pub fn tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, Vec<
     let ty = stored_type(plan)?;
     let bytes = match (ty, &q.codes) {
         (_, Codes::Packed(bytes)) => bytes.clone(),
-        (GgmlType::MXFP4, Codes::U8(codes)) => blocks(codes, &q.scales, 32, 1),
-        (GgmlType::NVFP4, Codes::U8(codes)) => blocks(codes, &q.scales, 16, 4),
+        (GgmlType::MXFP4, Codes::U8(codes)) => blocks(codes, &q.scales.codes, 32, 1),
+        (GgmlType::NVFP4, Codes::U8(codes)) => blocks(codes, &q.scales.codes, 16, 4),
         (GgmlType::TQ2_0, Codes::U8(codes)) => trits(codes),
         (_, codes) => codes.to_le_bytes(),
     };
     let mut all = vec![(stored(plan, "weight")?, bytes)];
-    let factor = match (&q.format, q.outer) {
+    let factor = match (&q.format, q.outer()) {
         (format, Some(outer)) => Some(factor(format, outer)),
         (format, None) if is_ternary(format) && q.scales.len() == 1 => Some(f32::from_bits(q.scales.get(0))),
         _ => None,

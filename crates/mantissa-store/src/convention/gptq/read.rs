@@ -3,7 +3,7 @@
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::transpose;
 use mantissa_num::stored::{Map, Transforms, by_group};
-use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleTree};
+use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree};
 
 use super::config::{Config, Layer, Layout};
 use super::version::{ZeroVersion, lines, transpose_words};
@@ -131,7 +131,11 @@ pub(in crate::convention) fn group_int(
     let scale = Some(ScaleTree::leaf(code));
     let format = Format::Affine(Affine { code: Code::Int(bits), blocks, scale, offset });
     let zeros = if symmetric { Vec::new() } else { zeros };
-    Quantized { codes: Codes::U8(codes), scales, zeros, ..Quantized::empty(format, rows, cols) }
+    Quantized {
+        codes: Codes::U8(codes),
+        scales: ScaleLevel::from(scales).with_zeros(zeros),
+        ..Quantized::empty(format, rows, cols)
+    }
 }
 
 /// Scales stored `[groups, rows]`, in the order of `[rows, groups]`.

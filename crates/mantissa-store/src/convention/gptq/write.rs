@@ -97,7 +97,7 @@ pub fn tensors(
     v2: bool,
 ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
     let name = |suffix: &str| format!("{}.{suffix}", plan.module);
-    let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales) else {
+    let (Codes::U8(codes), Codes::U16(scales)) = (&q.codes, &q.scales.codes) else {
         let why = "gptq and awq store scales in f16".to_owned();
         return Err(NotStorable { scheme: plan.scheme.to_string(), why });
     };
@@ -105,9 +105,9 @@ pub fn tensors(
     let (groups, size) = (q.format.blocks().count(1, q.cols), q.format.blocks().len(1, q.cols).max(1));
     // In v1 a zero point of 0 would not fit its field; it is only written where there are none.
     let lowered = i32::from(!v2);
-    let zeros: Vec<u8> = match q.zeros.is_empty() {
+    let zeros: Vec<u8> = match q.zeros().is_empty() {
         true => vec![(-lowered) as u8; groups * q.rows],
-        false => transpose(&q.zeros, q.rows, groups).iter().map(|z| (z - lowered) as u8).collect(),
+        false => transpose(q.zeros(), q.rows, groups).iter().map(|z| (z - lowered) as u8).collect(),
     };
     let g_idx: Vec<u8> = match g_idx {
         Some(g_idx) => g_idx.iter().flat_map(|group| group.to_le_bytes()).collect(),

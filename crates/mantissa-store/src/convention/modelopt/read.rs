@@ -3,7 +3,7 @@
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleTree, Scheme, Source, minifloat};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, Scheme, Source, minifloat};
 
 use super::config::{Algo, Config};
 use crate::convention::sound::{self, Names};
@@ -117,7 +117,11 @@ impl Reader<'_> {
     ) -> Result<Quantized> {
         let format = Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None });
         let empty = Quantized::empty(format, self.rows, self.cols);
-        let q = Quantized { codes: Codes::U8(codes), scales, outer, ..empty };
+        let q = Quantized {
+            codes: Codes::U8(codes),
+            scales: ScaleLevel::from(scales).with_outer(outer),
+            ..empty
+        };
         let (codes, scales) = (self.name("weight"), self.name("weight_scale"));
         sound::check(self.files, Names { codes: &codes, scales: &scales, zeros: &scales }, &q)?;
         Ok(q)

@@ -141,7 +141,7 @@ fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, V
         _ => codes.clone(),
     };
     let mut all = vec![(name("weight"), packed), (name("weight_scale"), q.scales.to_le_bytes())];
-    if let Some(outer) = q.outer {
+    if let Some(outer) = q.outer() {
         let divisor =
             q.format.scale().and_then(|s| s.tensor_wide()).is_some_and(|s| s.sense == Sense::Divisor);
         let factor = if divisor { 1.0 / outer } else { outer };

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 use mantissa_kernels::map_reduce_fixed;
 use mantissa_num::blockwise::{self, Block};
-use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit, quantize};
+use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit, quantize};
 use mantissa_store::SafetensorsWriter;
 use mantissa_store::convention::native;
 use mantissa_store::error::Shown;
@@ -186,7 +186,11 @@ impl<'a> Caster<'a> {
         scales.push(block.scale);
         let zeros = if format.has_zero() { vec![block.zero] } else { Vec::new() };
         let biases = if format.has_bias() { vec![block.bias] } else { Vec::new() };
-        Ok(Quantized { codes, scales, zeros, biases, ..Quantized::empty(format.clone(), rows, cols) })
+        Ok(Quantized {
+            codes,
+            scales: ScaleLevel::from(scales).with_zeros(zeros).with_biases(biases),
+            ..Quantized::empty(format.clone(), rows, cols)
+        })
     }
 
     /// A tensor without elements may still have scales.
