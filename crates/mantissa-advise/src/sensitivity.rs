@@ -86,7 +86,8 @@ pub struct Baseline {
 impl Baseline {
     /// Runs `source` over `windows`.
     ///
-    /// # Errors The model cannot be loaded, or cannot run these windows.
+    /// # Errors
+    /// The model cannot be loaded, or cannot run these windows.
     pub fn new(source: &ModelFiles, windows: &[Sequence], threads: usize) -> Result<Self> {
         let config = load_config(source)?;
         check_sequences(&config, windows)?;
@@ -104,7 +105,8 @@ impl Baseline {
 
     /// Returns the bytes of the baseline and one measurement, with weights as `source` stores them.
     ///
-    /// # Errors The configuration of `source` is invalid.
+    /// # Errors
+    /// The configuration of `source` is invalid.
     pub fn bytes(source: &ModelFiles, windows: &[Sequence], threads: usize) -> Result<u64> {
         let config = load_config(source)?;
         let tokens: usize = windows.iter().map(|w| w.tokens.len()).sum();
@@ -127,7 +129,8 @@ impl Baseline {
     /// Measures the mean KL (nats/token) for each unit: the source with that unit's weights taken from
     /// `candidate`. `progress` receives every unit.
     ///
-    /// # Errors The candidate has another shape.
+    /// # Errors
+    /// The candidate has another shape.
     pub fn measure(
         &self,
         candidate: &ModelFiles,

@@ -17,7 +17,8 @@ use crate::observe;
 /// Describes the model at `files`, reading every quantized weight, one at a time. With its source as
 /// `reference`, more problems can be observed.
 ///
-/// # Errors Unreadable files or tensors.
+/// # Errors
+/// Unreadable files or tensors.
 pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<Subject, AdviseError> {
     let config = model_config(files)?;
     let mut linears = Vec::new();
@@ -44,7 +45,8 @@ pub fn of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result
 /// Predicts the peak memory of [`of_artifact`] in bytes, beyond the process: the largest weight as stored, or
 /// in f32 with a reference.
 ///
-/// # Errors The configuration is invalid.
+/// # Errors
+/// The configuration is invalid.
 pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
     // A separate head is compared with the embedding.
@@ -64,7 +66,8 @@ pub fn bytes_of_artifact(files: &ModelFiles, reference: Option<&ModelFiles>) -> 
 /// Predicts the bytes of reading the quantized weights one at a time, beyond the process: the largest as
 /// stored, its codes, its scales, and the names of all.
 ///
-/// # Errors The configuration is invalid.
+/// # Errors
+/// The configuration is invalid.
 pub fn bytes_of_weight(files: &ModelFiles) -> Result<u64, AdviseError> {
     let config = model_config(files)?;
     let tensors = files.checkpoint().tensors().count() as u64;

@@ -6,7 +6,8 @@ use mantissa_store::convention::LinearWeight;
 /// Decodes the weight `[rows, cols]` that the layer multiplies with, its side tensors and transforms
 /// included.
 ///
-/// # Errors The parts of the weight do not fit together.
+/// # Errors
+/// The parts of the weight do not fit together.
 pub(crate) fn values(module: &str, mut weight: LinearWeight) -> Result<Vec<f32>, LoadError> {
     let transforms = std::mem::take(&mut weight.transforms);
     weight.input = None;

@@ -158,7 +158,8 @@ pub struct Evaluation {
 /// Windows run on `threads` threads; the result does not depend on the number of threads. `progress` receives
 /// the number of tokens done so far.
 ///
-/// # Errors [`EvalError`], which names the window.
+/// # Errors
+/// [`EvalError`], which names the window.
 pub fn evaluate(
     model: &Decoder,
     reference: Option<&Decoder>,
@@ -174,8 +175,9 @@ pub fn evaluate(
 
 /// Checks that a model with this configuration can run `sequences`, without running it.
 ///
-/// # Errors [`EvalError::Forward`] for a token outside the vocabulary, [`EvalError::Context`] for a window
-/// longer than the model's context.
+/// # Errors
+/// [`EvalError::Forward`] for a token outside the vocabulary, [`EvalError::Context`] for a window longer than
+/// the model's context.
 pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(), EvalError> {
     for (window, Sequence { tokens, .. }) in sequences.iter().enumerate() {
         let (needed, allowed) = (tokens.len(), config.max_position_embeddings);
@@ -193,7 +195,8 @@ pub fn check_sequences(config: &ModelConfig, sequences: &[Sequence]) -> Result<(
 
 /// Evaluates like [`evaluate`]; `progress` can end the run between two windows.
 ///
-/// # Errors As [`evaluate`], and [`EvalError::Stopped`].
+/// # Errors
+/// As [`evaluate`], and [`EvalError::Stopped`].
 pub fn evaluate_while(
     model: &Decoder,
     reference: Option<&Decoder>,
@@ -209,7 +212,8 @@ pub fn evaluate_while(
 /// The first `prefill` tokens of each window are processed in one pass, the rest one by one. Positions count
 /// from the last prompt token on. The reference runs whole windows.
 ///
-/// # Errors As [`evaluate_while`].
+/// # Errors
+/// As [`evaluate_while`].
 pub fn evaluate_decoding(
     model: &Decoder,
     reference: Option<&Decoder>,
@@ -282,7 +286,8 @@ fn run_windows(
 
 /// Evaluates `model` against `reference`; returns the comparison beside the evaluation.
 ///
-/// # Errors As [`evaluate_while`].
+/// # Errors
+/// As [`evaluate_while`].
 pub fn compare(
     model: &Decoder,
     reference: &Decoder,
@@ -420,7 +425,8 @@ fn divergence_of(p: &[f32], p_stats: &LogSumExp, q: &[f32], q_stats: &LogSumExp)
 /// Returns the logits of every position of `sequence`, `[tokens, vocabulary]`, for comparison with another
 /// implementation.
 ///
-/// # Errors [`EvalError`], with `window` as its index.
+/// # Errors
+/// [`EvalError`], with `window` as its index.
 pub fn logits(model: &Decoder, window: usize, sequence: &Sequence) -> Result<Vec<f32>, EvalError> {
     let tokens = &sequence.tokens;
     let mut buffers = Buffers::plan(model.config(), tokens.len(), tokens.len())?;

@@ -122,15 +122,17 @@ const MAX_FILE: u64 = 1 << 30;
 ///
 /// Windows are used as they are, of any length; an empty window is refused.
 ///
-/// # Errors [`TokenError`] names the file and the field; [`TokenError::Memory`] if reading needs more than
-/// `memory` bytes.
+/// # Errors
+/// [`TokenError`] names the file and the field; [`TokenError::Memory`] if reading needs more than `memory`
+/// bytes.
 pub fn token_file(argument: &str, memory: u64) -> Result<Vec<Sequence>, TokenError> {
     not_empty(argument, token_windows(argument, memory)?)
 }
 
 /// Reads windows like [`token_file`], for uses that predict nothing: a window may hold a single token.
 ///
-/// # Errors As [`token_file`], and if no window holds a token.
+/// # Errors
+/// As [`token_file`], and if no window holds a token.
 pub fn token_windows(argument: &str, memory: u64) -> Result<Vec<Sequence>, TokenError> {
     let (file, key) = split_key(argument);
     let text = read_json(file, memory)?;
@@ -245,7 +247,8 @@ fn field(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
 
 /// Parses a document range `A..B`, 1-based and inclusive.
 ///
-/// # Errors [`TokenError::Docs`] if the text is not such a range.
+/// # Errors
+/// [`TokenError::Docs`] if the text is not such a range.
 pub fn parse_docs(text: &str) -> Result<RangeInclusive<usize>, TokenError> {
     let bounds = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match bounds {
@@ -263,7 +266,8 @@ pub fn parse_docs(text: &str) -> Result<RangeInclusive<usize>, TokenError> {
 /// tokenized at once and cut into windows of the context, each with its own BOS where the tokenizer adds one.
 /// An incomplete last window is dropped unless it is the only one.
 ///
-/// # Errors [`TokenError`] for options that leave no sequence, and for errors of the tokenizer.
+/// # Errors
+/// [`TokenError`] for options that leave no sequence, and for errors of the tokenizer.
 pub fn sequences_from_text(
     name: &str,
     text: &str,
@@ -290,7 +294,8 @@ pub fn sequences_from_text(
 /// Tokenizes a file or pipe like [`sequences_from_text`], in at most `memory` bytes. Documents are read one
 /// at a time and only until `limit` tokens are predicted, if there is a limit.
 ///
-/// # Errors As [`sequences_from_text`]; an unreadable file; [`TokenError::Memory`] if more memory is needed.
+/// # Errors
+/// As [`sequences_from_text`]; an unreadable file; [`TokenError::Memory`] if more memory is needed.
 pub fn sequences_from_file(
     path: &Path,
     tokenizer: &Tokenizer,
@@ -337,7 +342,8 @@ const MAX_DOCUMENT: u64 = 64 << 20;
 
 /// Reads a text that is tokenized in one piece, if it fits into `memory` bytes.
 ///
-/// # Errors [`TokenError::Memory`] or [`TokenizerError::TextTooLong`], before reading more than may be held.
+/// # Errors
+/// [`TokenError::Memory`] or [`TokenizerError::TextTooLong`], before reading more than may be held.
 pub fn whole(file: TextFile, name: &str, tokenizer: &Tokenizer, memory: u64) -> Result<String, TokenError> {
     let (most, size) = (tokenizer.max_text(), file.size());
     let affordable = memory / Tokenizer::ENCODING;

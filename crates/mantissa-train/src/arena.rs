@@ -1,5 +1,5 @@
-//! Parameters in one flat arena, and the table that says where each lies. Gradients and optimizer states are
-//! arenas of the same table.
+//! Parameters in one flat arena, with a table of their places. Gradients and optimizer states are arenas with
+//! the same table.
 
 use std::borrow::Cow;
 use std::f64::consts::TAU;
@@ -10,19 +10,19 @@ use mantissa_num::round::philox4x32_10;
 
 use crate::store::{Precision, Store, Stored};
 
-/// Tensors begin at multiples of this many f32 (64 bytes, a cache line); what is between is 0 and stays 0.
+/// Alignment of tensors in f32 values (64 bytes, one cache line). Padding is 0 and stays 0.
 const ALIGN: usize = 16;
 
-/// A parameter and its place.
+/// Parameter with its place in the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamInfo {
     /// Name, shape and role.
     pub tensor: TensorInfo,
-    /// Where it lies in every arena.
+    /// Range of the parameter in every arena.
     pub range: Range<usize>,
 }
 
-/// Where each parameter of a model lies.
+/// Table of the parameters of a model and their ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamTable {
     params: Vec<ParamInfo>,
@@ -30,7 +30,7 @@ pub struct ParamTable {
 }
 
 impl ParamTable {
-    /// The table of a model.
+    /// Makes the table of a model.
     pub fn new(config: &ModelConfig) -> Self {
         let mut len = 0usize;
         let place = |tensor: TensorInfo| {
@@ -42,39 +42,39 @@ impl ParamTable {
         ParamTable { params, len: aligned(len) }
     }
 
-    /// Number of f32 in an arena.
+    /// Number of f32 values in an arena, padding included.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no parameter.
+    /// True if the model has no parameters.
     pub fn is_empty(&self) -> bool {
         self.params.is_empty()
     }
 
-    /// All parameters, in the order of the forward pass and of their places.
+    /// Returns all parameters in forward order, which is arena order.
     pub fn iter(&self) -> impl Iterator<Item = &ParamInfo> {
         self.params.iter()
     }
 
-    /// The parameter called `name`.
+    /// Finds the parameter called `name`.
     pub fn by_name(&self, name: &str) -> Option<&ParamInfo> {
         self.params.iter().find(|param| param.tensor.name == name)
     }
 
-    /// Where the only parameter of a role lies.
+    /// Returns the range of the only parameter with this role.
     pub(crate) fn range(&self, role: Role) -> Option<Range<usize>> {
         self.params.iter().find(|param| param.tensor.role == role).map(|param| param.range.clone())
     }
 }
 
-/// The next place where a tensor may begin. A config may name more than there are addresses: its table ends at the last
-/// of them, and nobody can allocate it.
+/// Returns the next aligned offset. A config may describe more values than there are addresses; its table
+/// saturates, and allocation fails later.
 fn aligned(len: usize) -> usize {
     len.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
-/// An arena of parameter values, in f32 or 16 bits.
+/// Arena of parameter values, stored in f32, bf16 or f16.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     table: ParamTable,
@@ -82,18 +82,19 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Reads a model's parameters, widened to f32.
+    /// Reads a model's parameters as f32.
     ///
     /// # Errors
-    /// As [`WeightSource::tensor_f32`], [`LoadError::Memory`].
+    /// As [`WeightSource::tensor_f32`], and [`LoadError::Memory`].
     pub fn load(source: &dyn WeightSource, config: &ModelConfig) -> Result<Self, LoadError> {
         Self::load_as(source, config, Precision::F32)
     }
 
-    /// [`load`](Self::load), stored in `precision`, rounded to nearest; all of them in f32 are never held.
+    /// Reads a model's parameters and stores them in `precision`, rounded to nearest. Converts tensor by
+    /// tensor, so that the f32 copy is never held whole.
     ///
     /// # Errors
-    /// As there.
+    /// As [`load`](Self::load).
     pub fn load_as(
         source: &dyn WeightSource,
         config: &ModelConfig,
@@ -107,9 +108,11 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// A fresh model: weights and tables from a normal distribution of standard deviation `std`, norms 1,
-    /// biases 0. A value is a function of the seed and its place alone (Philox4x32-10, key = seed, counter = a
-    /// group of four places; Box & Muller 1958).
+    /// Initializes a model: weights and embeddings from a normal distribution with standard deviation `std`,
+    /// norms 1, biases 0.
+    ///
+    /// A value depends only on the seed and its place (Philox4x32-10, key = seed, counter = group of four
+    /// places; Box & Muller 1958).
     ///
     /// # Errors
     /// [`LoadError::Memory`].
@@ -117,10 +120,11 @@ impl Parameters {
         Self::random_as(config, std, seed, Precision::F32)
     }
 
-    /// [`random`](Self::random), stored in `precision`, rounded to nearest; all of them in f32 are never held.
+    /// Initializes a model like [`random`](Self::random), stored in `precision`, rounded to nearest. The f32
+    /// copy is never held whole.
     ///
     /// # Errors
-    /// As there.
+    /// As [`random`](Self::random).
     pub fn random_as(
         config: &ModelConfig,
         std: f32,
@@ -149,7 +153,7 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// A model of zeros.
+    /// Allocates parameters of value 0.
     pub(crate) fn zeros(config: &ModelConfig, precision: Precision) -> Result<Self, LoadError> {
         let table = ParamTable::new(config);
         let bytes = (table.len as u64).saturating_mul(precision.bytes());
@@ -158,7 +162,7 @@ impl Parameters {
         Ok(Parameters { table, store })
     }
 
-    /// The same values stored in `precision`, rounded to nearest.
+    /// Converts the values to `precision`, rounded to nearest.
     ///
     /// # Errors
     /// [`LoadError::Memory`].
@@ -175,28 +179,28 @@ impl Parameters {
         Ok(Parameters { table: self.table, store })
     }
 
-    /// Values without names.
+    /// Wraps values without a table.
     #[cfg(test)]
     pub(crate) fn bare(values: Vec<f32>) -> Self {
         Parameters { table: ParamTable { params: Vec::new(), len: values.len() }, store: Store::F32(values) }
     }
 
-    /// Where each parameter lies.
+    /// Returns the table of parameter ranges.
     pub fn table(&self) -> &ParamTable {
         &self.table
     }
 
-    /// The whole arena as f32, copied where it is stored otherwise.
+    /// Returns the whole arena as f32; copies if it is stored in 16 bits.
     pub fn values(&self) -> Cow<'_, [f32]> {
         self.store.get(0..self.table.len).widened()
     }
 
-    /// How they are stored.
+    /// Returns the storage precision.
     pub fn precision(&self) -> Precision {
         self.store.precision()
     }
 
-    /// Replaces the values from place `first` on, rounded to nearest.
+    /// Overwrites the values from offset `first` on, rounded to nearest.
     ///
     /// # Panics
     /// If they reach beyond the arena.
@@ -204,17 +208,17 @@ impl Parameters {
         self.store.set(first, values);
     }
 
-    /// Replaces the values of the parameter called `name`.
+    /// Overwrites the parameter called `name`.
     ///
     /// # Panics
-    /// If there is none of this name and length.
+    /// If no parameter has this name and length.
     pub(crate) fn put(&mut self, name: &str, values: &[f32]) {
         let range = self.table.by_name(name).map(|param| param.range.clone()).unwrap_or_default();
         assert_eq!(range.len(), values.len(), "parameter {name}");
         self.store.set(range.start, values);
     }
 
-    /// Little-endian values as they are stored.
+    /// Returns the stored little-endian bytes of a range.
     pub(crate) fn stored_bytes(&self, range: Range<usize>) -> Vec<u8> {
         match self.store.get(range) {
             Stored::F32(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -222,7 +226,7 @@ impl Parameters {
         }
     }
 
-    /// Takes over little-endian values as they are stored, from place `first` on.
+    /// Copies stored little-endian bytes to offset `first`.
     pub(crate) fn fill(&mut self, first: usize, bytes: &[u8]) {
         match &mut self.store {
             Store::F32(values) => {
@@ -236,32 +240,32 @@ impl Parameters {
         }
     }
 
-    /// Values as they are stored.
+    /// Returns the stored values of a range.
     pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
         self.store.get(range)
     }
 
-    /// Few values, such as those of a norm, as f32.
+    /// Returns a short range as f32, such as a norm weight.
     pub(crate) fn f32(&self, range: &Range<usize>) -> Cow<'_, [f32]> {
         self.store.get(range.clone()).widened()
     }
 
-    /// The table, and the arena to change.
+    /// Returns the table, and the arena for writing.
     pub(crate) fn split_mut(&mut self) -> (&ParamTable, &mut Store) {
         (&self.table, &mut self.store)
     }
 
-    /// Name, shape and values of every parameter.
+    /// Returns name, shape and values of every parameter.
     pub fn iter(&self) -> impl Iterator<Item = (&TensorInfo, Cow<'_, [f32]>)> {
         self.table.params.iter().map(|param| (&param.tensor, self.f32(&param.range)))
     }
 }
 
-/// Four standard normal values.
+/// Returns four standard normal values.
 fn normals(seed: u64, group: u64) -> [f64; 4] {
     let words = philox4x32_10([group as u32, (group >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
     let pair = |a: u32, b: u32| {
-        // In (0, 1], so that the logarithm is finite.
+        // Uniform in (0, 1], so that the logarithm is finite.
         let radius = (-2.0 * ((f64::from(a) + 1.0) / 4_294_967_296.0).ln()).sqrt();
         let angle = TAU * f64::from(b) / 4_294_967_296.0;
         [radius * angle.cos(), radius * angle.sin()]

@@ -1,8 +1,9 @@
-//! The backward of a decoder layer, written out. In each half, the gradient of the residual stream goes through
-//! the branch and is added to itself: `d_residual += (∂ branch / ∂ residual)ᵀ d_residual`.
+//! Backward pass of a decoder layer, written by hand. In each half (attention, MLP), the gradient of the
+//! residual stream is propagated through the branch and added to itself: `d_residual += (∂ branch / ∂
+//! residual)ᵀ d_residual`.
 //!
-//! Threads take parts of the tokens through a chain of operators; weight gradients, which sum over all tokens,
-//! follow when the chain is through, split by output features.
+//! Activation gradients are split over threads by tokens. Weight gradients sum over all tokens, so they are
+//! computed afterwards, split by output features.
 
 use std::ops::Range;
 
@@ -21,14 +22,14 @@ use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut, take};
 
-/// Which gradients of a layer are computed.
+/// Gradients to compute for a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Of its parameters, and of what it read.
+    /// Gradients of parameters and input.
     All,
-    /// Of the weights of its linear layers; `d_residual` is of no further use.
+    /// Gradients of linear weights only; `d_residual` is not used afterwards.
     Weights,
-    /// Of what it read.
+    /// Gradient of the input only.
     Input,
 }
 
@@ -43,7 +44,8 @@ impl Wanted {
 }
 
 impl TrainModel {
-    /// Takes `d_residual` `[tokens, hidden]` from what layer `i` gave to what it read. What was saved is used up.
+    /// Propagates `d_residual` `[tokens, hidden]` from the output of layer `i` to its input. Overwrites the
+    /// saved activations.
     pub(crate) fn layer_backward(&mut self, i: usize, lens: &[usize], wanted: Wanted) {
         let mut layer = LayerBackward {
             layer: &self.layers[i],
@@ -64,10 +66,10 @@ impl TrainModel {
     }
 }
 
-/// What reads the input norm, in the order of the backward.
+/// Linear layers that read the input norm, in backward order.
 const QKV: [LinearKind; 3] = [LinearKind::Q, LinearKind::K, LinearKind::V];
 
-/// One layer's backward.
+/// Backward pass of one layer.
 struct LayerBackward<'a> {
     layer: &'a LayerOps,
     params: &'a Parameters,
@@ -83,7 +85,7 @@ struct LayerBackward<'a> {
     wanted: Wanted,
 }
 
-/// Shows the numbers of a layer to whoever watches.
+/// Passes tensors of a layer to the numerics watch.
 #[derive(Clone, Copy)]
 struct Look<'a> {
     watch: &'a Watch,
@@ -92,17 +94,17 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// The gradient of what a linear layer gave.
+    /// Passes the output gradient of a linear layer.
     fn dy(self, kind: LinearKind, dy: &[f32]) {
         self.watch.operand(Operator::Linear(self.layer.index, kind), OperandKind::Dy, self.policy, dy);
     }
 
-    /// The gradient of what it read.
+    /// Passes the input gradient of a linear layer.
     fn dx(self, kind: LinearKind, dx: &[f32]) {
         self.watch.result(Operator::Linear(self.layer.index, kind), "dgrad dx", dx);
     }
 
-    /// The gradients of weights.
+    /// Passes weight gradients.
     fn dw(self, kinds: &[LinearKind], grads: &Gradients) {
         if !self.watch.is_off() {
             for &kind in kinds {
@@ -112,7 +114,7 @@ impl Look<'_> {
         }
     }
 
-    /// The gradient of what another operator read.
+    /// Passes the input gradient of another operator.
     fn gradient(self, at: Operator, values: &[f32]) {
         self.watch.result(at, "gradient", values);
     }
@@ -158,8 +160,8 @@ impl LayerBackward<'_> {
         read.add_slopes(&s.normed[..tokens * d], &s.d_normed[..tokens * d], d);
     }
 
-    /// From the output projection to the inner ones, whose gradients take the place of their values; what the
-    /// weight gradients read is made again where it was not kept.
+    /// Propagates from the down projection to gate and up, whose gradients overwrite their activations.
+    /// Recomputes the MLP activation if it was not saved.
     fn mlp_inner(&mut self) {
         let (down, ffn) = (self.layer.linear(LinearKind::Down), self.layer.linear(LinearKind::Gate).rows());
         let (d, params, profile, eps, look) = (self.hidden, self.params, self.profile, self.eps, self.look);
@@ -195,11 +197,20 @@ impl LayerBackward<'_> {
     }
 
     fn attention(&mut self, lens: &[usize]) {
-        let [q, k, v, o] =
-            [LinearKind::Q, LinearKind::K, LinearKind::V, LinearKind::O].map(|kind| self.layer.linear(kind));
+        self.output_projection();
+        let (profile, threads) = (self.profile, self.threads);
+        profile.time(Part::AttentionBackward, || {
+            attend_backward(self.layer, lens, self.saved, self.s, threads);
+        });
+        self.head_norms();
+        self.qkv();
+    }
+
+    /// Propagates from the residual stream to the attention output, through the output projection.
+    fn output_projection(&mut self) {
+        let o = self.layer.linear(LinearKind::O);
         let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
-        let (query, key) = (q.rows(), k.rows());
-        let (look, index) = (self.look, self.layer.index);
+        let (look, query) = (self.look, o.cols());
         let [of_residual, _, _] = &mut self.s.rounded;
         let d_residual = &self.s.d_residual[..tokens * d];
         look.dy(LinearKind::O, d_residual);
@@ -217,18 +228,24 @@ impl LayerBackward<'_> {
             });
             look.dw(&[LinearKind::O], self.grads);
         }
-        self.profile
-            .time(Part::AttentionBackward, || attend_backward(self.layer, lens, self.saved, self.s, threads));
-        self.head_norms();
+    }
 
+    /// Propagates from queries, keys and values to the residual stream, through their projections and the input norm.
+    fn qkv(&mut self) {
+        let [q, k, v] = QKV.map(|kind| self.layer.linear(kind));
+        let (d, tokens, threads, params) = (self.hidden, self.tokens, self.threads, self.params);
+        let (query, key) = (q.rows(), k.rows());
+        let (look, index) = (self.look, self.layer.index);
         let (profile, saved, s) = (self.profile, &mut *self.saved, &mut *self.s);
         let normed = &mut saved.inputs[LinearInput::Qkv.index()];
+        // The normed input is recomputed if it was not saved; wgrad of q, k and v needs it.
         if normed.needs_values() {
             let (x, to) = (&saved.residual[..tokens * d], &mut s.normed[..tokens * d]);
             let weight = params.f32(&self.layer.input_norm);
             profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, to, normed, threads));
         }
         let normed = normed.of(&s.normed[..tokens * d]);
+        // Moved out of `s`, because the norm's backward below borrows the rest of it mutably.
         let [dq, dk, dv] = [&mut s.dq, &mut s.dk, &mut s.dv].map(std::mem::take);
         let mut rounded = std::mem::take(&mut s.rounded);
         let all = [(q, &dq[..tokens * query]), (k, &dk[..tokens * key]), (v, &dv[..tokens * key])];
@@ -263,7 +280,7 @@ impl LayerBackward<'_> {
 }
 
 impl LayerBackward<'_> {
-    /// From the gradients of normed queries and keys to those of what their norms read.
+    /// Propagates from normed queries and keys to the inputs of their head norms.
     fn head_norms(&mut self) {
         let Some(norms) = &self.layer.head_norms else { return };
         let (tokens, eps, threads, s) = (self.tokens, self.eps, self.threads, &mut *self.s);
@@ -274,7 +291,7 @@ impl LayerBackward<'_> {
         {
             let (width, weight) = (self.layer.linear(linear).rows(), self.params.f32(range));
             let cut = parts(tokens, PART);
-            // Nothing reads the gradient of the joined heads any more.
+            // The gradient of the attention output is no longer needed, so its buffer is reused.
             let pieces = cut.clone().zip(rows_mut(&mut s.d_attended, width, cut.clone()));
             let pieces = pieces.zip(rows_mut(&mut s.partials, weight.len(), cut.clone().map(|_| 0..1)));
             let pieces = pieces.zip(rows_mut(dy, width, cut));
@@ -291,18 +308,19 @@ impl LayerBackward<'_> {
     }
 }
 
-/// The last step of each half: from what the norm gave, through the norm, to the residual stream.
+/// Last step of each half: propagates from the norm's output to the residual stream.
 struct NormBackward<'a> {
-    /// What the norm read, `[rows, hidden]`.
+    /// Input of the norm, `[rows, hidden]`.
     x: &'a [f32],
-    /// Place of its weight.
+    /// Range of the norm's weight.
     weight: &'a Range<usize>,
     params: &'a Parameters,
     eps: f32,
 }
 
 impl NormBackward<'_> {
-    /// `through` gives the gradient of what the norm gave for a part of the tokens.
+    /// Runs the norm's backward; `through` computes the gradient of the norm's output for a part of the
+    /// tokens.
     fn run(
         &self,
         tokens: usize,
@@ -328,7 +346,8 @@ impl NormBackward<'_> {
     }
 }
 
-/// Backward of a norm for a part of the tokens: adds to `dx`, and writes the weight's gradient to `partial`.
+/// Computes the backward of a norm for some tokens: adds to `dx`, and writes the weight gradient to
+/// `partial`.
 pub(crate) fn norm_backward_part(
     x: &[f32],
     weight: &[f32],
@@ -341,13 +360,13 @@ pub(crate) fn norm_backward_part(
     kernels().rms_norm_backward(x, weight, eps, dy, dx, partial);
 }
 
-/// Adds the parts' gradients of a norm's weight, in their order.
+/// Adds the partial weight gradients of a norm in fixed order.
 pub(crate) fn add_partials(partials: &[f32], tokens: usize, grad: &mut [f32]) {
     let parts = parts(tokens, PART).count();
     partials.chunks_exact(grad.len()).take(parts).for_each(|partial| kernels().axpy(1.0, partial, grad));
 }
 
-/// The sequences of one thread.
+/// Sequences of one thread.
 struct Group<'a> {
     lens: &'a [usize],
     /// Row of the first token.
@@ -358,8 +377,8 @@ struct Group<'a> {
     scores: &'a mut [f32],
 }
 
-/// From `d_attended` to the gradients of queries, keys and values before their rotation. A thread takes some
-/// consecutive sequences.
+/// Propagates `d_attended` to queries, keys and values before RoPE. Each thread takes a run of consecutive
+/// sequences.
 fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scratch, threads: usize) {
     if lens.is_empty() {
         return;

@@ -1,44 +1,44 @@
-//! AdamW whose two moments are kept in 8 bits (Dettmers, Lewis, Shleifer & Zettlemoyer 2022, "8-bit Optimizers via Block-wise
-//! Quantization", arXiv 2110.02861): blocks of 256 values of the flattened tensor, each with its absmax in f32, and dynamic
-//! maps, signed for the first moment and unsigned for the second.
+//! AdamW with 8-bit moments (Dettmers, Lewis, Shleifer & Zettlemoyer 2022, "8-bit Optimizers via Block-wise
+//! Quantization", arXiv 2110.02861): blocks of 256 values of the flattened tensor, each with its absmax in
+//! f32, and dynamic maps, signed for the first moment and unsigned for the second.
 //!
-//! bitsandbytes has two orders of operations, and both are here by name. With `m = map1[code1] · absmax1`,
+//! bitsandbytes has two orders of operations; both are available by name. With `m = map1[code1] · absmax1`,
 //! `v = map2[code2] · absmax2`, then `m ← β1 m + (1 - β1) g`, `v ← β2 v + (1 - β2) g²` in f32:
 //!
 //! ```text
 //! cuda   p ← p - lr √(1 - β2ᵗ) / (1 - β1ᵗ) · m / (√v + ε √(1 - β2ᵗ)),  then  p ← p (1 - lr wd);
-//!        codes are the nearest levels, and one that would turn the sign of m moves to its neighbour
+//!        codes are the nearest levels; a code that would flip the sign of m moves to the adjacent level
 //! cpu    p ← p (1 - lr wd),  then  p ← p - lr / (1 - β1ᵗ) · m / (√v / √(1 - β2ᵗ) + ε);
 //!        codes come from a table of 65 536 points over [-1, 1]
 //! ```
 //!
-//! The update uses the moments before they are quantized again.
+//! The update uses the moments before they are requantized.
 
 use std::sync::LazyLock;
 
 use mantissa_num::codebook::Book;
 
-/// Values of a block.
+/// Block size in values.
 pub const BLOCK: usize = 256;
 
 /// Tensors with fewer elements keep f32 moments, as in bitsandbytes (`min_8bit_size`).
 pub const MIN_ELEMENTS: usize = 4096;
 
-/// Whose order of operations.
+/// Order of operations of an 8-bit AdamW step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BlockwiseRule {
-    /// That of bitsandbytes' CUDA kernel.
+    /// Order of bitsandbytes' CUDA kernel.
     #[default]
     Cuda,
-    /// That of bitsandbytes' CPU backend.
+    /// Order of bitsandbytes' CPU backend.
     Cpu,
 }
 
-/// Rules by name.
+/// Rules with their names.
 pub const BLOCKWISE_RULES: [(&str, BlockwiseRule); 2] =
     [("cuda", BlockwiseRule::Cuda), ("cpu", BlockwiseRule::Cpu)];
 
-/// The factors of one update.
+/// Constants of one update step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlockwiseStep {
     rule: BlockwiseRule,
@@ -49,13 +49,14 @@ pub struct BlockwiseStep {
     beta2: f32,
     one_minus_beta2: f32,
     sqrt_correction2: f32,
-    /// What is added to √v (cuda) or to its corrected root (cpu).
+    /// Term added to √v (cuda) or to the bias-corrected √v (cpu).
     eps: f32,
     step_size: f32,
 }
 
 impl BlockwiseStep {
-    /// Of step `t`, counted from 1, at learning rate `lr`. `grad_scale` multiplies each gradient first.
+    /// Computes the constants of step `t` (from 1) at learning rate `lr`. `grad_scale` multiplies each
+    /// gradient first.
     pub fn new(
         rule: BlockwiseRule,
         (beta1, beta2, eps): (f64, f64, f64),
@@ -84,11 +85,11 @@ impl BlockwiseStep {
         }
     }
 
-    /// Updates the parameters of one block, at most [`BLOCK`] of them, and its moments. A gradient that is not finite forgets
-    /// the moments of its element and leaves the parameter.
+    /// Updates the parameters of one block, at most [`BLOCK`], and its moments. A non-finite gradient resets
+    /// the moments of its element and leaves the parameter unchanged.
     ///
     /// # Panics
-    /// If the slices have different lengths, or more than [`BLOCK`] elements.
+    /// If the slices have different lengths or more than [`BLOCK`] elements.
     pub fn block(&self, p: &mut [f32], g: &[f32], m: Moment<'_>, v: Moment<'_>) {
         let n = p.len();
         assert!(
@@ -125,7 +126,7 @@ impl BlockwiseStep {
     }
 }
 
-/// A moment of one block: a code for each element, and the block's absmax.
+/// Quantized moment of one block: a code per element and the block's absmax.
 #[derive(Debug)]
 pub struct Moment<'a> {
     /// Indices into the map.
@@ -134,8 +135,8 @@ pub struct Moment<'a> {
     pub absmax: &'a mut f32,
 }
 
-/// The code of zero in the signed and in the unsigned map: with an absmax of 0 any code is zero, with this one its bytes say
-/// so too.
+/// Codes of zero in the signed and the unsigned map. With an absmax of 0 every code decodes to zero; these
+/// are the ones written.
 pub const ZERO_CODES: (u8, u8) = (127, 0);
 
 fn quantize(rule: BlockwiseRule, points: &Points, values: &[f32], to: Moment<'_>) {
@@ -154,7 +155,7 @@ fn quantize(rule: BlockwiseRule, points: &Points, values: &[f32], to: Moment<'_>
     }
 }
 
-/// A map with the code of each of the 65 536 points over [-1, 1].
+/// Map with the code of each of 65 536 points over [-1, 1].
 struct Points {
     levels: &'static [f32],
     at: Vec<u8>,
@@ -170,7 +171,7 @@ impl Points {
         Points { levels: book.levels(), at: (0..65_536).map(at).collect(), zero }
     }
 
-    /// [`Book::encode`], from the nearest point on.
+    /// Returns the nearest code, as [`Book::encode`], starting at the nearest point.
     fn nearest(&self, v: f32) -> u8 {
         let middle = |code: usize| (self.levels[code] + self.levels[code + 1]) / 2.0;
         let mut code = usize::from(self.at[point(v)]);
@@ -183,7 +184,7 @@ impl Points {
         code as u8
     }
 
-    /// `code`, or its neighbour where the level has another sign than the value.
+    /// Returns `code`, or the adjacent level if the level's sign differs from the value's.
     fn with_sign(&self, code: u8, value: f32) -> u8 {
         let level = self.levels[usize::from(code)];
         match level.is_sign_negative() == value.is_sign_negative() {
@@ -194,7 +195,7 @@ impl Points {
     }
 }
 
-/// Index of the nearest of the 65 536 points; see [`Book::encode_by_table`].
+/// Returns the index of the nearest of the 65 536 points; see [`Book::encode_by_table`].
 fn point(v: f32) -> usize {
     ((v.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65535.0 + 0.5) as usize
 }
@@ -218,7 +219,8 @@ mod tests {
         }
     }
 
-    /// From zero moments, one step of either rule is AdamW's first: the sign of the gradient times the rate, and decay.
+    /// From zero moments, one step of either rule equals AdamW's first: the sign of the gradient times the
+    /// learning rate, and decay.
     #[test]
     fn the_first_step_moves_by_the_rate() {
         for rule in [BlockwiseRule::Cuda, BlockwiseRule::Cpu] {

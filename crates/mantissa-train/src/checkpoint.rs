@@ -1,5 +1,5 @@
-//! Checkpoints: one safetensors file that appears whole or not at all and holds all that a run needs to go on with the same bits:
-//! weights as they are stored, optimizer state with its codes, master weights, loss scale, place in the data.
+//! Checkpoints: one safetensors file, replaced atomically, with everything a run needs to resume bit-exactly:
+//! stored weights, optimizer state codes, master weights, loss scale, data position.
 //!
 //! ```text
 //! weights.NAME                    each parameter, [shape], F32, BF16 or F16
@@ -7,7 +7,7 @@
 //! optimizer.master                master weights, the whole arena, F32 or U16 (the low halves)
 //! ```
 //!
-//! The numbers that belong to them stand in the metadata as JSON under `mantissa-train`.
+//! Counters and scaler state are JSON under `mantissa-train` in the file's metadata.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,11 +25,11 @@ const KEY: &str = "mantissa-train";
 const VERSION: u64 = 1;
 
 impl Trainer {
-    /// Writes all of the run's state to `output`, with a checksum ([`sealed`]). `about`, the settings for example, must be the same
-    /// when it is loaded.
+    /// Writes the run's state to `output` with a checksum ([`sealed`]). `about` (for example the settings)
+    /// must be equal on load.
     ///
     /// # Errors
-    /// [`TrainError::Store`]; an older file there is then as it was.
+    /// [`TrainError::Store`]; an older file at `output` is then unchanged.
     pub fn save(&self, output: &Output, about: &str) -> Result<(), TrainError> {
         let table = self.model.params.table();
         let mut specs = Vec::new();
@@ -57,11 +57,12 @@ impl Trainer {
         Ok(staged.commit()?)
     }
 
-    /// Takes over the state that [`save`](Self::save) has written to `path`, with the same `about`, of a run of the same model,
-    /// policy and optimizer.
+    /// Restores the state that [`save`](Self::save) wrote to `path`, with the same `about`, for the same
+    /// model, policy and optimizer.
     ///
     /// # Errors
-    /// [`TrainError::Store`] where the file is another run's or damaged; the run is then of no further use.
+    /// [`TrainError::Store`] if the file is damaged or belongs to another run; the trainer must not be used
+    /// afterwards.
     pub fn load(&mut self, path: &Path, about: &str) -> Result<(), TrainError> {
         sealed::check(path)?;
         let file = SafeTensors::open(path)?;
@@ -105,7 +106,7 @@ impl Trainer {
     }
 }
 
-/// What the metadata say.
+/// Counters and scaler state in the metadata.
 struct Numbers {
     progress: Progress,
     optimizer_steps: u64,
@@ -115,12 +116,12 @@ struct Numbers {
 impl Numbers {
     fn read(file: &SafeTensors, about: &str) -> Result<Self, TrainError> {
         let fault = |field: &str, found: String, allowed: &str| {
-            let hint = "resume with the settings that the run began with, or rerun with --restart";
+            let hint = "resume with the original settings, or rerun with --restart";
             TrainError::from(Error::field(file.path(), field, found, allowed, hint))
         };
         let text = file.metadata().get(KEY).map_or("", String::as_str);
         let value: Value = serde_json::from_str(text)
-            .map_err(|_| fault(KEY, "no such metadata".to_owned(), "a checkpoint of mantissa train"))?;
+            .map_err(|_| fault(KEY, "none".to_owned(), "metadata of a mantissa train checkpoint"))?;
         let number = |value: &Value, field: &str| {
             value[field].as_u64().ok_or_else(|| fault(field, value[field].to_string(), "a number"))
         };
@@ -129,7 +130,7 @@ impl Numbers {
             return Err(fault("version", version.to_string(), "1"));
         }
         if value["about"].as_str() != Some(about) {
-            return Err(fault("about", "other settings".to_owned(), "those of the run that is resumed"));
+            return Err(fault("about", "other settings".to_owned(), "the settings of the resumed run"));
         }
         let scaler = match &value["scaler"] {
             Value::Null => None,
@@ -203,10 +204,10 @@ fn len_mut(array: &ArrayMut<'_>) -> usize {
     }
 }
 
-/// Bytes of an array that are copied at a time: what a checkpoint takes besides what it holds.
+/// Bytes copied at a time: the memory that a checkpoint needs beyond its content.
 const PIECE: usize = 1 << 20;
 
-/// Writes an array, a piece at a time.
+/// Writes an array piece by piece.
 fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result<(), TrainError> {
     let mut at = 0;
     let mut put = |bytes: &[u8]| {
@@ -230,7 +231,7 @@ fn write(writer: &mut SafetensorsWriter, name: &str, array: Array<'_>) -> Result
     Ok(())
 }
 
-/// Fills `to` from its byte `at` on with whole elements.
+/// Copies whole elements to `to` from byte offset `at` on.
 fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) {
     match to {
         ArrayMut::F32(x) => {
@@ -245,7 +246,7 @@ fn fill(to: &mut ArrayMut<'_>, at: usize, bytes: &[u8]) {
     }
 }
 
-/// Gives the bytes of a tensor, piece by piece with their places, to `take`.
+/// Passes the bytes of a tensor to `take`, piece by piece with their offsets.
 fn read(
     file: &SafeTensors,
     name: &str,
@@ -258,10 +259,10 @@ fn read(
     if meta.dtype != dtype || meta.shape != shape {
         let found = format!("{} {:?}", meta.dtype, meta.shape);
         let allowed = format!("{dtype} {shape:?}");
-        let hint = "the checkpoint is of another model, policy or optimizer";
+        let hint = "resume with the model, policy and optimizer of the checkpoint";
         return Err(Error::field(file.path(), name, found, allowed, hint).into());
     }
-    // The shape is that of an array in memory, so that its length is an address.
+    // The shape is that of an array in memory, so its length fits an address.
     let len = meta.len as usize;
     let mut bytes = vec![0; PIECE.min(len)];
     for at in (0..len).step_by(PIECE) {

@@ -1,8 +1,9 @@
-//! Training towards another model: the divergence of its predictions from a teacher's, in place of the likelihood of a text.
+//! Knowledge distillation: minimizes the KL divergence from a teacher's predictions instead of the NLL of a
+//! text.
 //!
-//! `KL(teacher ‖ model) = Σ p (ln p - ln q)` has the gradient `q - p` with respect to the model's logits. It is zero where the two
-//! agree, whereas a text's gradient is not, so that little text says much of small differences (Hinton, Vinyals & Dean 2015,
-//! arXiv:1503.02531).
+//! `KL(teacher ‖ model) = Σ p (ln p - ln q)` has the gradient `q - p` with respect to the model's logits. It
+//! vanishes where the two agree, unlike the NLL gradient, so little text suffices to measure small
+//! differences (Hinton, Vinyals & Dean 2015, arXiv:1503.02531).
 
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{MIN_ROWS, parts};
@@ -16,12 +17,16 @@ use crate::plan::HEAD_ROWS;
 use crate::rows::rows;
 
 impl TrainModel {
-    /// Sum over the tokens of a batch of `KL(teacher ‖ model)` in nats. `scale` times its gradient goes back through the layers: to their
-    /// weights, if `weights`, added to the gradients, and to the [slopes](Self::slopes) of inputs, which it replaces. The teacher has this
-    /// model's last norm and head; `states` `[tokens, hidden]` is what its last layer gave.
+    /// Returns the sum over a batch's tokens of `KL(teacher ‖ model)` in nats, and propagates `scale` times
+    /// its gradient through the layers.
+    ///
+    /// Weight gradients are added to the gradients if `weights`; the [slopes](Self::slopes) of inputs are
+    /// replaced. The teacher shares this model's final norm and head; `states` `[tokens, hidden]` is the
+    /// output of its last layer.
     ///
     /// # Errors
-    /// As [`forward_backward`](Self::forward_backward); [`TrainError::Load`] where there is no memory for the teacher's predictions.
+    /// As [`forward_backward`](Self::forward_backward); [`TrainError::Load`] if memory for the teacher's
+    /// predictions is missing.
     pub fn distill(
         &mut self,
         batch: &Batch<'_>,
@@ -44,10 +49,10 @@ impl TrainModel {
         Ok(sum)
     }
 
-    /// The same sum, without gradients.
+    /// Returns the same sum without computing gradients.
     ///
     /// # Errors
-    /// As there.
+    /// As [`distill`](Self::distill).
     pub fn divergence(&mut self, batch: &Batch<'_>, states: &[f32]) -> Result<f64, TrainError> {
         let mut teacher = self.teacher(batch, states)?;
         self.forward_saving(batch)?;
@@ -64,15 +69,15 @@ impl TrainModel {
         Ok(sum)
     }
 
-    /// From now on the linear layers of layer `layer` that read `input` read what `quantizer` makes of it, as in a model whose inputs
-    /// are quantized at run time. Gradients pass the rounding as if it were none. With `order`, the [slopes](Self::slopes) of rotations of
-    /// that order are kept.
+    /// Quantizes the `input` of layer `layer`'s linear layers with `quantizer` from now on, as at run time.
+    /// Gradients pass the rounding unchanged (straight-through estimator). With `order`, the
+    /// [slopes](Self::slopes) for rotations of that order are kept.
     ///
     /// # Errors
-    /// [`TrainError::Load`] where there is not enough memory.
+    /// [`TrainError::Load`] if memory is missing.
     ///
     /// # Panics
-    /// If there is no such layer, or it has not this input.
+    /// If the layer or input does not exist.
     pub fn quantize_input(
         &mut self,
         layer: usize,
@@ -92,9 +97,11 @@ impl TrainModel {
         Ok(())
     }
 
-    /// How the loss of the last [`distill`](Self::distill) changes where the quantized `input` of layer `layer` turns from x to `x + A x`
-    /// before it is rounded, each run of the order by itself, and what reads it turns with it: by `Σ S[i, j] A[i, j]`, as far as the ranges
-    /// of its blocks change. `None` where that is not kept.
+    /// Returns the slope matrix `S` `[order, order]` of the last [`distill`](Self::distill) for a quantized
+    /// input; `None` if it is not kept.
+    ///
+    /// If the input turns from x to `x + A x` before rounding, each run of `order` values by itself, and the
+    /// consumers turn with it, the loss changes by `Σ S[i, j] A[i, j]`, as far as block ranges change.
     ///
     /// # Panics
     /// As [`quantize_input`](Self::quantize_input).
@@ -119,18 +126,19 @@ impl TrainModel {
     }
 }
 
-/// What the other model predicts.
+/// Predictions of the teacher.
 struct Teacher {
     hidden: usize,
     vocab: usize,
-    /// What its head reads, `[tokens, hidden]`.
+    /// Input of the head, `[tokens, hidden]`.
     normed: Vec<f32>,
-    /// Of some tokens.
+    /// Logits of some tokens.
     logits: Vec<f32>,
 }
 
 impl Teacher {
-    /// The divergence of `logits`, those of the tokens from `first` on, which become `scale` times its gradient. `multiply` is the head.
+    /// Returns the divergence for the tokens from `first` on; `logits` become `scale` times its gradient.
+    /// `multiply` is the head's product.
     fn divergence(
         &mut self,
         multiply: &dyn Fn(&[f32], &mut [f32]),
@@ -156,7 +164,7 @@ impl Teacher {
     }
 }
 
-/// KL of one token; `logits` become `scale` times its gradient. `p` is scratch.
+/// Returns the KL of one token; `logits` become `scale` times its gradient. `p` is scratch.
 fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], scale: f32) -> f64 {
     let [of_teacher, of_model] = [teacher, &*logits].map(|row| kernels().log_softmax_stats(row));
     p.copy_from_slice(teacher);
@@ -165,7 +173,7 @@ fn divergence(teacher: &[f32], logits: &mut [f32], p: &mut [f32], scale: f32) ->
     let gap: f64 = gaps.map(|(p, (t, q))| f64::from(*p) * (f64::from(*t) - f64::from(*q))).sum();
     let own = kernels().softmax_numerators(logits, 1.0);
     logits.iter_mut().zip(&*p).for_each(|(q, p)| *q = scale * (*q / own - p / sum));
-    // ln of both sums of exponentials, by way of their nll at 0.
+    // The NLL at index 0 plus its logit is the log of the sum of exponentials.
     gap / f64::from(sum) + of_model.nll(0.0) - of_teacher.nll(0.0)
 }
 

@@ -1,15 +1,16 @@
-//! What can go wrong in training.
+//! Error type of training.
 
 use mantissa_model::{ForwardError, LoadError};
 use mantissa_store::{ErrorClass, Shown};
 
 use crate::data::DataError;
 
-/// Characters of a quotation, and of a message, that are shown.
+/// Maximum characters of a quotation, and of a message.
 const QUOTED: usize = 80;
 const MESSAGE: usize = 600;
 
-/// A message that quotes a file between backticks or double quotes: on one line, control characters escaped, quotations cut.
+/// Cleans a message that quotes a file in backticks or double quotes: one line, control characters escaped,
+/// quotations cut.
 fn cut(message: &str) -> String {
     let (mut out, mut quote, mut since) = (String::new(), None, 0);
     for c in message.chars() {
@@ -33,129 +34,139 @@ fn cut(message: &str) -> String {
     }
 }
 
-/// Why training was refused or stopped.
+/// Error of a training run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The model has a part whose backward is not there.
-    #[error("config: {field}: found {found}, allowed {allowed} in training; train a model without it")]
+    /// A part of the model has no backward pass.
+    #[error("config: {field}: expected {allowed} for training, got {found}; fix: train a model without it")]
     Unsupported {
-        /// Field of the configuration.
+        /// Field of the model configuration.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: String,
-        /// What can be trained.
+        /// Values that can be trained.
         allowed: &'static str,
     },
-    /// A linear layer's policy asks for an operand that its products cannot have.
-    #[error("linear \"{module}\": policy.{operand}: found {found}, allowed f32, bf16 or f16")]
+    /// A policy names a scheme that matmul operands cannot have.
+    #[error("linear \"{module}\": policy.{operand}: expected f32, bf16 or f16, got {found}")]
     Policy {
-        /// The linear layer.
+        /// Module name of the linear layer.
         module: String,
-        /// Which product and operand.
+        /// Product and operand, such as `fprop.left`.
         operand: String,
-        /// The scheme.
+        /// Scheme of the operand.
         found: String,
     },
-    /// A policy asks for a precision that training does not have yet.
-    #[error("policy.{field}: found {found}, allowed f32")]
+    /// A policy sets a precision that training does not support yet.
+    #[error("policy.{field}: expected f32, got {found}")]
     PolicyField {
         /// Field of the policy.
         field: &'static str,
-        /// The precision.
+        /// Precision of the field.
         found: String,
     },
-    /// A model could not be read, or there is not enough memory.
+    /// The model cannot be read, or memory is missing.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A batch was refused.
+    /// A batch is invalid.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// The targets are not one for each token.
-    #[error("targets: found {found}, allowed {allowed}, one for each token of the batch")]
+    /// The number of targets differs from the number of tokens.
+    #[error("targets: expected {allowed}, one per token of the batch, got {found}")]
     Targets {
-        /// Their number.
+        /// Number of targets.
         found: usize,
         /// Number of tokens.
         allowed: usize,
     },
-    /// A target is no row of the head.
+    /// A target is outside the vocabulary.
     #[error(
-        "target {index}: found id {target}, allowed 0 to {}, or IGNORE_TARGET; the tokens were made with another tokenizer",
+        "target {index}: expected an id from 0 to {}, or IGNORE_TARGET, got {target}; fix: use the model's tokenizer",
         .vocab_size - 1
     )]
     Target {
         /// Index in the batch.
         index: usize,
-        /// The id.
+        /// Target id.
         target: u32,
-        /// Number of rows.
+        /// Vocabulary size.
         vocab_size: usize,
     },
-    /// The gradients hold NaN or infinities; the parameters were left as they are.
+    /// The gradients hold NaN or infinity; the parameters are unchanged.
     #[error(
-        "step {step}: gradient norm: found {norm}, allowed finite; lower the learning rate or skip the batch"
+        "step {step}: expected a finite gradient norm, got {norm}; fix: lower the learning rate or skip the batch"
     )]
     NonFinite {
-        /// Number of the step, from 1.
+        /// Step number, from 1.
         step: u64,
-        /// The norm.
+        /// Gradient norm.
         norm: f64,
     },
-    /// An optimizer's state belongs to another model.
-    #[error("optimizer: found a state of {found} parameters, allowed {allowed}, those of the model")]
+    /// The optimizer state belongs to another model.
+    #[error("optimizer: expected a state of {allowed} parameters (the model's), got {found}")]
     OtherModel {
-        /// Of the state.
+        /// Parameters of the state.
         found: usize,
-        /// Of the model.
+        /// Parameters of the model.
         allowed: usize,
     },
-    /// Loss or gradients are not finite, and no smaller loss scale helps.
+    /// Loss or gradients are not finite, and a smaller loss scale does not help.
     #[error(
-        "step {step}: found loss {loss} and values that are not finite, first in {tensor}, allowed finite; the weights are those of the step before: \
-         lower the learning rate, clip gradients, or take another policy"
+        "step {step}: expected finite values, got loss {loss}, first non-finite tensor {tensor}; the weights are those of the previous step; \
+         fix: lower the learning rate, clip gradients, or use another precision policy"
     )]
     Diverged {
-        /// Number of the step, from 1.
+        /// Step number, from 1.
         step: u64,
-        /// Its loss.
+        /// Loss of the step.
         loss: f64,
-        /// The first tensor, in the order of the step: operator and product.
+        /// First non-finite tensor in step order: operator and product.
         tensor: String,
     },
-    /// Somebody asked for a stop.
-    #[error("found a request to stop, allowed to run to the end of the step")]
+    /// The caller requested a stop.
+    #[error("stopped before the end of the step")]
     Stopped,
-    /// A setting. What is quoted of the file is escaped, and cut where it is long.
-    #[error("{file}: {}: found {}, allowed {allowed}", Shown(.key), cut(.found))]
+    /// A setting is invalid. Quoted file content is escaped and cut.
+    #[error("{file}: {}: expected {allowed}, got {}", Shown(.key), cut(.found))]
     Config {
-        /// The file.
+        /// Settings file.
         file: String,
-        /// The key.
+        /// Key of the setting.
         key: String,
-        /// What it holds.
+        /// Value found.
         found: String,
-        /// What it may hold.
+        /// Accepted values.
         allowed: String,
     },
-    /// The data was made for a larger vocabulary.
-    #[error("tokens: found a vocabulary of {found}, allowed at most the model's {allowed}")]
+    /// The settings are not valid TOML, or have an unknown key or a wrong type.
+    #[error("{file}: {}: {}; fix: see the keys in docs/guide/train.md", Shown(.place), cut(.error))]
+    Toml {
+        /// Settings file.
+        file: String,
+        /// Line, after its table header.
+        place: String,
+        /// Message of the parser.
+        error: String,
+    },
+    /// The data has a larger vocabulary than the model.
+    #[error("tokens: expected a vocabulary of at most {allowed} (the model's), got {found}")]
     Tokens {
-        /// Of the data.
+        /// Vocabulary size of the data.
         found: usize,
-        /// Of the model.
+        /// Vocabulary size of the model.
         allowed: usize,
     },
-    /// The data.
+    /// The data cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A checkpoint.
+    /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
 }
 
 impl TrainError {
-    /// Whether the input or the environment is at fault.
+    /// Returns who has to act: the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             TrainError::Load(error) => error.class(),

@@ -1,4 +1,4 @@
-//! A trained model as a Hugging Face folder.
+//! Export of a trained model as a Hugging Face folder.
 
 use std::path::Path;
 
@@ -10,13 +10,13 @@ use crate::error::TrainError;
 use crate::store::Precision;
 use crate::trainer::Trainer;
 
-/// Weights that are copied at a time.
+/// Values copied at a time.
 const PIECE: usize = 1 << 18;
 
 impl Trainer {
-    /// Writes the model into the folder `out`, which appears complete or not at all: weights as they are stored, `config` as
-    /// `config.json`, and the files of the folder `tokenizer`. `init` is the model that training began with, if any: what made
-    /// it is recorded with this run.
+    /// Writes the model into the folder `out` atomically: stored weights, `config` as `config.json`, and the
+    /// files of the folder `tokenizer`. The provenance of the initial model `init`, if any, is recorded with
+    /// this run.
     ///
     /// # Errors
     /// [`TrainError::Store`].
@@ -65,7 +65,7 @@ impl Trainer {
             Some(init) => Manifest::run_after(init, run)?,
             None => run,
         })?;
-        // An output that no command opens must not take the place of one that works.
+        // An output that does not open must not replace one that works.
         ModelFiles::open(staging.path())?;
         staging.publish()?;
         Ok(())

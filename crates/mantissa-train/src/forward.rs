@@ -1,4 +1,5 @@
-//! The forward pass that keeps what the backward needs: the flow of `mantissa-model`'s layers over the arena.
+//! Forward pass that saves activations for the backward pass: runs the layers of `mantissa-model` over the
+//! parameter arena.
 
 use mantissa_kernels::{for_each, kernels};
 use mantissa_model::flow::{Activations, Extra, Job, MlpRows, Operators, Sequences, parts};
@@ -14,15 +15,15 @@ use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 use crate::rows::{PART, rows, rows_mut};
 
-/// A layer's operators over the arena of parameters.
+/// Operators of a layer that save their inputs.
 struct Saving<'a> {
     layer: &'a LayerOps,
     params: &'a Parameters,
-    /// What the linear layers read, in the order of [`LinearInput::PLAIN`].
+    /// Inputs of the linear layers, in the order of [`LinearInput::PLAIN`].
     inputs: &'a mut [Operand; 4],
-    /// Queries and keys before their norms.
+    /// Queries and keys before their head norms.
     raw: &'a mut [Vec<f32>; 2],
-    /// Rows of each that were read.
+    /// Rows saved so far for each input.
     read: [usize; 4],
     eps: f32,
     threads: usize,
@@ -40,7 +41,7 @@ impl Operators for Saving<'_> {
             self.profile.time(Part::Norm, || rms_norm(x, &weight, self.eps, out, none, self.threads));
             return self.watch.result(Operator::Norm(self.layer.index, kind), "output", out);
         }
-        // The other norms belong to models that training refuses.
+        // Other norms belong to models that training refuses.
         let range = if kind == NormKind::Post { &self.layer.post_norm } else { &self.layer.input_norm };
         let weight = self.params.f32(range);
         let input = if kind == NormKind::Post { LinearInput::GateUp } else { LinearInput::Qkv };
@@ -76,7 +77,8 @@ impl Operators for Saving<'_> {
     }
 }
 
-/// RMSNorm of every row of `x`, also `rounded` for the linear layers that read it, on several threads.
+/// Applies RMSNorm to every row of `x`, and rounds the result into `rounded` for the linear layers that read
+/// it.
 pub(crate) fn rms_norm(
     x: &[f32],
     weight: &[f32],
@@ -95,8 +97,8 @@ pub(crate) fn rms_norm(
 }
 
 impl TrainModel {
-    /// Runs a checked batch: its last states are in `scratch.residual`, normed in `scratch.normed`, and what the
-    /// backward needs in `saved`.
+    /// Runs a checked batch. The final hidden states are in `scratch.residual`, normed in `scratch.normed`;
+    /// activations for the backward are in `saved`.
     pub(crate) fn forward_saving(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         self.embed(batch);
         self.watch.result(
@@ -109,7 +111,7 @@ impl TrainModel {
         Ok(())
     }
 
-    /// Norms the states of `tokens` tokens in `scratch.residual` for the head, into `scratch.normed`.
+    /// Applies the final norm to `tokens` rows of `scratch.residual`, into `scratch.normed`.
     pub(crate) fn final_norm(&mut self, tokens: usize) {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = tokens * self.config.hidden_size;
@@ -127,7 +129,7 @@ impl TrainModel {
         self.watch.result(Operator::FinalNorm, "output", &scratch.normed[..len]);
     }
 
-    /// Takes the residual stream in `scratch`, padded, through all layers.
+    /// Runs the padded residual stream in `scratch` through all layers.
     pub(crate) fn run_layers(&mut self, seqs: &Sequences<'_>) -> Result<(), TrainError> {
         let (scratch, params) = (&mut self.scratch, &self.params);
         let len = seqs.rows * self.config.hidden_size;
@@ -167,6 +169,7 @@ impl TrainModel {
                 sin: &scratch.sin,
                 extra: Extra::default(),
             };
+            // The residual stream is overwritten in place, so the input of each half is copied for the backward.
             keep(activations.residual, &mut saved.residual);
             self.profile.time_without(Part::Attention, &[Part::Norm, Part::Rounding, Part::Fprop], || {
                 layer.flow.attention(&mut operators, seqs, &mut activations)
@@ -179,7 +182,7 @@ impl TrainModel {
         Ok(())
     }
 
-    /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
+    /// Fills the residual stream with embedding rows; padding rows are zero.
     fn embed(&mut self, batch: &Batch<'_>) {
         let d = self.config.hidden_size;
         let (params, first) = (&self.params, self.embedding.start);

@@ -1,4 +1,4 @@
-//! The arena of gradients, in f32 or, with half the memory, in bf16.
+//! Gradient arena in f32, or in bf16 at half the memory.
 
 use std::ops::Range;
 
@@ -8,16 +8,17 @@ use mantissa_model::{LoadError, zeros};
 use crate::arena::ParamTable;
 use crate::store::{Precision, Store, Stored};
 
-/// An arena of gradients.
+/// Arena of gradients.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     store: Store,
-    /// Sums in f32 that are not in the store yet: of one parameter, the largest of which it holds.
+    /// Staging buffer: f32 sums of one parameter before rounding into a bf16 store. As long as the largest
+    /// parameter.
     stage: Vec<f32>,
 }
 
 impl Gradients {
-    /// Zeros.
+    /// Allocates zero gradients.
     ///
     /// # Errors
     /// [`LoadError::Memory`].
@@ -27,12 +28,12 @@ impl Gradients {
         Ok(Gradients { store, stage: zeros(staged(table, precision)).ok_or_else(memory)? })
     }
 
-    /// Bytes of the arena, and of the f32 sums that one in bf16 needs.
+    /// Bytes of the arena and of the f32 staging buffer that bf16 needs.
     pub fn bytes(table: &ParamTable, precision: Precision) -> u64 {
         precision.bytes() * table.len() as u64 + 4 * staged(table, precision) as u64
     }
 
-    /// Gradients without names.
+    /// Wraps gradients without a table.
     #[cfg(test)]
     pub(crate) fn bare(values: Vec<f32>) -> Self {
         Gradients { store: Store::F32(values), stage: Vec::new() }
@@ -43,17 +44,17 @@ impl Gradients {
         self.store.len()
     }
 
-    /// Whether there is none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All gradients, placed as the parameters are.
+    /// Returns all gradients as f32, in the order of the parameters.
     pub fn to_f32(&self) -> std::borrow::Cow<'_, [f32]> {
         self.store.get(0..self.len()).widened()
     }
 
-    /// Forgets them.
+    /// Sets all gradients to zero.
     pub fn zero(&mut self) {
         match &mut self.store {
             Store::F32(values) => values.fill(0.0),
@@ -61,7 +62,7 @@ impl Gradients {
         }
     }
 
-    /// Lets `add` add to the gradients at `range`. Those in bf16 take the sum of what was added, rounded once.
+    /// Passes the gradients at `range` to `add`. A bf16 arena accumulates in f32 and rounds the sum once.
     pub(crate) fn add<T>(&mut self, range: Range<usize>, add: impl FnOnce(&mut [f32]) -> T) -> T {
         match &mut self.store {
             Store::F32(values) => add(&mut values[range]),
@@ -75,18 +76,18 @@ impl Gradients {
         }
     }
 
-    /// The gradients at `range`.
+    /// Returns the gradients at `range`.
     pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
         self.store.get(range)
     }
 
-    /// Sum of the squares of those at `range`, in f64.
+    /// Returns the sum of squares at `range`, in f64.
     pub(crate) fn sum_squares(&self, range: Range<usize>) -> f64 {
         kernels().sum_squares_f64(&self.get(range).widened())
     }
 }
 
-/// The largest parameter, where sums are not made in place.
+/// Length of the staging buffer: the largest parameter, or 0 for f32.
 fn staged(table: &ParamTable, precision: Precision) -> usize {
     let largest = table.iter().map(|param| param.range.len()).max().unwrap_or(0);
     if precision == Precision::F32 { 0 } else { largest }

@@ -1,5 +1,5 @@
-//! Last norm, head and softmax cross-entropy with their backward, some tokens at a time, so that logits and
-//! their gradients are never held for all.
+//! Final norm, head and softmax cross-entropy with their backward. Tokens are processed in parts, so that
+//! logits are never held for all.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use crate::profile::Part;
 use crate::rows::{PART, rows, rows_mut};
 
 impl TrainModel {
-    /// From the states in `scratch`: the loss, the gradients of head and last norm, and in `d_residual` that of
-    /// what the last norm reads.
+    /// Computes the loss from the hidden states in `scratch`, the gradients of head and final norm, and in
+    /// `d_residual` the gradient of the norm's input.
     pub(crate) fn head_backward(&mut self, targets: &[u32], scale: f32) -> Loss {
         let (mut loss, threads) = (Loss::default(), self.options.threads);
         self.head_backward_of(targets.len(), |_, part, logits| {
@@ -24,8 +24,8 @@ impl TrainModel {
         loss
     }
 
-    /// The same for any loss: `differentiate` is given the product by the head, some of the `tokens` tokens and their logits, which it
-    /// replaces by the loss's gradient.
+    /// Computes the same for any loss. `differentiate` receives the head's product, a part of the `tokens`
+    /// tokens and their logits, which it replaces by the gradient of the loss.
     pub(crate) fn head_backward_of(
         &mut self,
         tokens: usize,
@@ -34,7 +34,7 @@ impl TrainModel {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let (s, params, profile, head) = (&mut self.scratch, &self.params, &self.profile, &self.head);
         let (watch, policy, at) = (&self.watch, &self.options.policy, Operator::Head);
-        // One sum over all tokens, which is rounded once where gradients are.
+        // Head gradients accumulate in f32 over all parts, and are rounded once if gradients are bf16.
         self.grads.add(head.weight(), |dw| {
             for part in parts(tokens, HEAD_ROWS) {
                 let (logits, states) =
@@ -46,6 +46,7 @@ impl TrainModel {
                 let multiply = |x: &[f32], out: &mut [f32]| head.fprop_f32(params, x, out, threads);
                 profile.time(Part::CrossEntropy, || differentiate(&multiply, part.clone(), logits));
                 let d_normed = &mut s.d_normed[part.start * d..part.end * d];
+                // From here on, `logits` holds the gradient of the loss.
                 watch.result(Operator::Loss, "gradient", logits);
                 watch.operand(at, OperandKind::Dy, policy, logits);
                 profile.time(Part::Rounding, || s.head_gradient.round(0, vocab, logits, threads));
@@ -79,7 +80,7 @@ impl TrainModel {
 }
 
 impl TrainModel {
-    /// From the states in `scratch`: the loss.
+    /// Computes the loss from the hidden states in `scratch`.
     pub(crate) fn head_loss(&mut self, targets: &[u32]) -> Loss {
         let (d, vocab, threads) = (self.config.hidden_size, self.config.vocab_size, self.options.threads);
         let (s, params, head) = (&mut self.scratch, &self.params, &self.head);
@@ -94,7 +95,8 @@ impl TrainModel {
     }
 }
 
-/// Adds the loss of at most [`HEAD_ROWS`] tokens to `loss` and replaces the logits of each by `scale` times the gradient of its own.
+/// Adds the loss of at most [`HEAD_ROWS`] tokens to `loss`, and replaces each token's logits by `scale` times
+/// its gradient.
 fn cross_entropy(targets: &[u32], scale: f32, logits: &mut [f32], loss: &mut Loss, threads: usize) {
     let mut nll = [0.0; HEAD_ROWS];
     let nll = &mut nll[..targets.len()];

@@ -1,5 +1,5 @@
-//! Looking at the numbers of a step: how much of each tensor its format loses, and which tensor is the first that is not
-//! finite. A step that nobody looks at pays one comparison for each operator.
+//! Numerics telemetry of a training step: the share of each tensor that its format underflows or saturates,
+//! and the first non-finite tensor. When off, it costs one comparison per operator.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,15 +14,15 @@ use serde::Serialize;
 use crate::policy::{LinearPolicy, Policy};
 use crate::store::Precision;
 
-/// An operator of the model.
+/// Operator of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operator {
     Embedding,
     Norm(usize, NormKind),
     Linear(usize, LinearKind),
-    /// Rotation and causal attention.
+    /// RoPE and causal attention.
     Attention(usize),
-    /// The product of SiLU and up.
+    /// Product of SiLU(gate) and up.
     Gate(usize),
     FinalNorm,
     Head,
@@ -47,19 +47,19 @@ impl fmt::Display for Operator {
     }
 }
 
-/// An operand of a linear layer's products.
+/// Operand of a linear layer's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum OperandKind {
-    /// What the layer reads.
+    /// Input of the layer.
     X,
-    /// Its weight.
+    /// Weight of the layer.
     W,
-    /// Gradient of what it gives.
+    /// Gradient of the layer's output.
     Dy,
 }
 
 impl OperandKind {
-    /// The products that read it, with its name in each, and how it is stored in them.
+    /// Returns the two products that read the operand, with its name and its scheme in each.
     fn products(self, policy: &LinearPolicy) -> [(&'static str, &Scheme); 2] {
         match self {
             OperandKind::X => [("fprop x", &policy.fprop.left), ("wgrad x", &policy.wgrad.right)],
@@ -69,21 +69,22 @@ impl OperandKind {
     }
 }
 
-/// What rounding to a format takes from values.
+/// Range limits of a rounding.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Values up to here become 0.
+    /// Values up to this magnitude round to 0.
     tiny: f32,
-    /// Finite values from here on become infinite, or the largest number.
+    /// Finite values from this magnitude on become infinity or the largest number.
     huge: f32,
 }
 
 impl Limits {
     fn of(precision: Precision) -> Self {
         match precision {
-            // Nothing that is stored as f32 is rounded.
+            // Storing as f32 rounds nothing.
             Precision::F32 => Limits { tiny: 0.0, huge: f32::INFINITY },
-            // Half of the smallest number, 2⁻¹³³, goes to the even 0; half a step (2¹¹⁹) above the largest, 2¹²⁸ - 2¹²⁰.
+            // Half of the smallest number, 2⁻¹³³, rounds to the even 0; half a step (2¹¹⁹) above the largest,
+            // 2¹²⁸ - 2¹²⁰.
             Precision::Bf16 => Limits { tiny: f32::from_bits(1 << 15), huge: f32::from_bits(0x7f7f_8000) },
             // Half of 2⁻²⁴; half a step (16) above 65504.
             Precision::F16 => Limits { tiny: 2.980_232_2e-8, huge: 65_520.0 },
@@ -91,7 +92,7 @@ impl Limits {
     }
 }
 
-/// Sums over the values of a tensor.
+/// Counts over the values of a tensor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
     amax: f32,
@@ -105,7 +106,7 @@ impl Sums {
         let (mut amax, mut under, mut over) = (0f32, 0, 0);
         for value in values {
             let size = value.abs();
-            // A NaN stays out of the largest, as infinity does not.
+            // `max` ignores NaN; infinity does not enter the largest value either way.
             amax = amax.max(size);
             under += u64::from(size <= limits.tiny && size > 0.0);
             over += u64::from(size >= limits.huge && size < f32::INFINITY);
@@ -117,10 +118,10 @@ impl Sums {
     }
 }
 
-/// What becomes of the weights of a parameter in an update; filled by several threads.
+/// Counts over the weights of a parameter in an update, shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct WeightCounts {
-    /// Bits of the largest size, which are in the order of the sizes.
+    /// Bits of the largest magnitude; for non-negative floats, bit order equals value order.
     amax: AtomicU32,
     underflowed: AtomicU64,
     saturated: AtomicU64,
@@ -128,7 +129,7 @@ pub(crate) struct WeightCounts {
 }
 
 impl WeightCounts {
-    /// Of some weights: in f32, and the working copy before and after the update.
+    /// Counts some weights, given their f32 values and the working copy before and after the update.
     pub(crate) fn add(&self, exact: &[f32], before: &[f32], after: &[f32]) {
         let (mut amax, mut under, mut over, mut changed) = (0f32, 0, 0, 0);
         for ((exact, before), after) in exact.iter().zip(before).zip(after) {
@@ -143,7 +144,7 @@ impl WeightCounts {
         self.changed.fetch_add(changed, Ordering::Relaxed);
     }
 
-    /// What was counted of the parameter `tensor` of `n` weights; `grad_amax` is the largest of its gradients.
+    /// Returns the health of parameter `tensor` with `n` weights; `grad_amax` is its largest gradient.
     pub(crate) fn health(&self, tensor: &str, n: usize, grad_amax: f32) -> WeightHealth {
         let share = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64 / n.max(1) as f64;
         WeightHealth {
@@ -157,92 +158,94 @@ impl WeightCounts {
     }
 }
 
-/// JSON has no infinity.
+/// Returns `None` for infinity, which JSON cannot represent.
 fn finite(value: f32) -> Option<f32> {
     Some(value).filter(|value| value.is_finite())
 }
 
-/// The health of a parameter in one update.
+/// Health of a parameter in one update.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WeightHealth {
-    /// Its name.
+    /// Name of the parameter.
     pub tensor: String,
-    /// The largest size of its weights, before they are rounded into the working copy; `None` where it is infinite.
+    /// Largest weight magnitude before rounding into the working copy; `None` if infinite.
     pub amax: Option<f32>,
-    /// The largest size of its gradients, loss scale taken out, before clipping.
+    /// Largest gradient magnitude, unscaled and before clipping.
     pub grad_amax: Option<f32>,
-    /// Share of weights that are 0 in the working copy alone.
+    /// Share of non-zero weights that are 0 in the working copy.
     pub underflowed: f64,
-    /// Share of weights that are finite, but not in the working copy.
+    /// Share of finite weights that are not finite in the working copy.
     pub saturated: f64,
-    /// Share of weights whose working copy the update changed. Where there is no master copy, the others did not learn.
+    /// Share of weights whose working copy the update changed. Without a master copy, the others learned
+    /// nothing.
     pub changed: f64,
 }
 
-/// The health of an operand of a linear layer in one step.
+/// Health of a linear layer's operand in one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperandHealth {
-    /// The linear layer.
+    /// Module name of the linear layer.
     pub linear: String,
-    /// Product and operand: `fprop x`, `fprop w`, `dgrad dy`; where it is stored otherwise in the second product that reads it,
-    /// `wgrad x`, `dgrad w`, `wgrad dy` too.
+    /// Product and operand: `fprop x`, `fprop w`, `dgrad dy`; also `wgrad x`, `dgrad w`, `wgrad dy` if the
+    /// second product uses another format.
     pub operand: &'static str,
-    /// The format in which it is multiplied.
+    /// Matmul operand dtype.
     pub format: String,
-    /// The largest size, before rounding; gradients are scaled as the loss is. `None` where it is infinite.
+    /// Largest magnitude before rounding; gradients include the loss scale. `None` if infinite.
     pub amax: Option<f32>,
-    /// Share of all values that are not 0 and that rounding to the format makes 0.
+    /// Share of all values that are non-zero and round to 0.
     pub underflowed: f64,
     /// Share of finite values beyond the largest number of the format.
     pub saturated: f64,
 }
 
-/// What a step looked like.
+/// Health of a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepHealth {
-    /// Number of the step, from 1.
+    /// Step number, from 1.
     pub step: u64,
-    /// Parameters, in the order of the forward pass; none where the update was left out.
+    /// Parameters in forward order; empty if the update was skipped.
     pub weights: Vec<WeightHealth>,
-    /// Operands of the linear layers, in the order of the forward pass.
+    /// Operands of the linear layers in forward order.
     pub operands: Vec<OperandHealth>,
 }
 
-/// Who looks at a step.
+/// Observer of a step's tensors.
 #[derive(Debug, Default)]
 pub(crate) enum Watch {
-    /// Nobody.
+    /// No observation.
     #[default]
     Off,
-    /// Counts what formats lose.
+    /// Counts underflow and saturation.
     Health(Mutex<Operands>),
-    /// Searches for the first tensor that is not finite; to be run on one thread, where operators have an order.
+    /// Finds the first non-finite tensor. Needs one thread, so that operators run in order.
     Finite(Mutex<Option<String>>),
 }
 
-/// By layer (the head's follows the last), linear and operand; [`OperandKind::products`] each.
+/// Counts by layer (the head sorts last), linear layer and operand, for the products in
+/// [`OperandKind::products`].
 type Operands = BTreeMap<(usize, usize, OperandKind), [Sums; 2]>;
 
-/// Layer of the head.
+/// Layer index of the head.
 const HEAD: usize = usize::MAX;
 
 impl Watch {
-    /// One that counts.
+    /// Starts counting underflow and saturation.
     pub(crate) fn health() -> Self {
         Watch::Health(Mutex::default())
     }
 
-    /// One that searches.
+    /// Starts a search for the first non-finite tensor.
     pub(crate) fn finite() -> Self {
         Watch::Finite(Mutex::default())
     }
 
-    /// Whether there is nothing to do.
+    /// True if nothing is observed.
     pub(crate) fn is_off(&self) -> bool {
         matches!(self, Watch::Off)
     }
 
-    /// What a search has found: operator and product.
+    /// Returns the result of a search: operator and product.
     pub(crate) fn found(&self) -> Option<String> {
         match self {
             Watch::Finite(found) => lock(found).clone(),
@@ -250,7 +253,7 @@ impl Watch {
         }
     }
 
-    /// Looks at an operand of a linear layer before its products round it.
+    /// Observes an operand before the products round it.
     pub(crate) fn operand(&self, at: Operator, operand: OperandKind, policy: &Policy, values: &[f32]) {
         if self.is_off() {
             return;
@@ -285,7 +288,8 @@ impl Watch {
         }
     }
 
-    /// Looks at what an operator gave; `what` names it: `fprop y`, `dgrad dx`, `wgrad dw`, `output`, `gradient`.
+    /// Observes an operator's result; `what` names it: `fprop y`, `dgrad dx`, `wgrad dw`, `output`,
+    /// `gradient`.
     pub(crate) fn result(&self, at: Operator, what: &'static str, values: &[f32]) {
         if let Watch::Finite(found) = self
             && values.iter().any(|value| !value.is_finite())
@@ -294,7 +298,7 @@ impl Watch {
         }
     }
 
-    /// What was counted under `policy`.
+    /// Returns the operand counts under `policy`.
     pub(crate) fn operands(&self, policy: &Policy) -> Vec<OperandHealth> {
         let Watch::Health(operands) = self else { return Vec::new() };
         let mut all = Vec::new();
@@ -324,7 +328,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps the first.
+/// Stores `name` unless one is already stored.
 fn note(found: &Mutex<Option<String>>, name: impl FnOnce() -> String) {
     lock(found).get_or_insert_with(name);
 }
@@ -335,7 +339,7 @@ mod tests {
     use super::*;
     use crate::store::round;
 
-    /// What is counted is what rounding does.
+    /// Compares the counted limits with the rounding itself.
     #[test]
     fn limits_are_those_of_rounding() {
         for precision in [Precision::F32, Precision::Bf16, Precision::F16] {

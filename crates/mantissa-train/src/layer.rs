@@ -1,8 +1,8 @@
-//! One decoder layer in training by itself: hidden states in, hidden states out, and gradients back.
+//! Training of one decoder layer alone: forward on given hidden states, and backward.
 //!
-//! Block reconstruction (BRECQ, Li et al., ICLR 2021; SignRound, Cheng et al. 2023, arXiv:2309.05516) minimises what a layer's
-//! output loses when its weights are quantized. It needs the gradient of that loss with respect to each weight, for one layer
-//! at a time, with nothing else of the model in memory.
+//! Block reconstruction (BRECQ, Li et al., ICLR 2021; SignRound, Cheng et al. 2023, arXiv:2309.05516)
+//! minimizes the error of a layer's output after weight quantization. It needs weight gradients for one layer
+//! at a time, without the rest of the model in memory.
 
 use mantissa_model::flow::{LayerFlow, MIN_ROWS, Sequences};
 use mantissa_model::{
@@ -15,18 +15,18 @@ use crate::error::TrainError;
 use crate::model::{Options, TrainModel};
 use crate::store::{Precision, Store};
 
-/// A decoder layer in training.
+/// Decoder layer with forward and backward.
 #[derive(Debug)]
 pub struct LayerTrainer {
     model: TrainModel,
 }
 
 impl LayerTrainer {
-    /// Reads layer `layer` of the model that `source` holds.
+    /// Loads layer `layer` of the model in `source`.
     ///
     /// # Errors
-    /// [`TrainError::Unsupported`] names the part of the architecture that has no backward; [`TrainError::Load`] where a weight
-    /// cannot be read or there is not enough memory.
+    /// [`TrainError::Unsupported`] names the part of the architecture without a backward;
+    /// [`TrainError::Load`] if a weight cannot be read or memory is missing.
     ///
     /// # Panics
     /// If the model has no such layer.
@@ -59,32 +59,33 @@ impl LayerTrainer {
         Ok(LayerTrainer { model })
     }
 
-    /// Whether the layers of this architecture have a backward.
+    /// Checks that the layers of this architecture have a backward.
     ///
     /// # Errors
-    /// [`TrainError::Unsupported`] names the part that has none.
+    /// [`TrainError::Unsupported`] names the part without one.
     pub fn check(config: &ModelConfig) -> Result<(), TrainError> {
         crate::model::check_supported(config)
     }
 
-    /// Bytes that a layer takes: values and gradients of its weights, and what a batch of `options` saves.
+    /// Predicts the bytes of a layer: weights, their gradients, and saved activations for a batch of
+    /// `options`.
     pub fn bytes_needed(config: &ModelConfig, options: &Options) -> u64 {
         crate::plan::Plan::new(&single(config, 0), options).bytes()
     }
 
-    /// Bytes that one input takes beside them where it is [quantized](Self::quantize_input).
+    /// Predicts the extra bytes of one [quantized](Self::quantize_input) input.
     pub fn quantized_input_bytes(config: &ModelConfig, input: LinearInput, options: &Options) -> u64 {
         4 * (options.max_tokens.max(MIN_ROWS) as u64).saturating_mul(config.input_width(input) as u64)
     }
 
-    /// From now on the linear layers that read `input` read what `quantizer` makes of it, as in a model whose inputs are quantized at
-    /// run time. Gradients pass the rounding as if it were none.
+    /// Quantizes `input` with `quantizer` from now on, as at run time. Gradients pass the rounding unchanged
+    /// (straight-through estimator).
     ///
     /// # Errors
-    /// [`TrainError::Load`] where there is not enough memory.
+    /// [`TrainError::Load`] if memory is missing.
     ///
     /// # Panics
-    /// If it is not an input of a layer without experts.
+    /// If it is not an input of a dense (non-expert) layer.
     pub fn quantize_input(
         &mut self,
         input: LinearInput,
@@ -93,7 +94,7 @@ impl LayerTrainer {
         self.model.quantize_input(0, input, quantizer, None)
     }
 
-    /// Replaces the weight of a linear layer, `[rows, cols]`, by what `write` makes of it in place.
+    /// Passes the weight `[rows, cols]` of a linear layer to `write`, which overwrites it.
     pub fn set_weight(&mut self, kind: LinearKind, write: impl FnOnce(&mut [f32])) {
         let range = self.model.layers[0].linear(kind).weight();
         match self.model.params.split_mut().1 {
@@ -106,11 +107,11 @@ impl LayerTrainer {
         }
     }
 
-    /// Takes `states` `[tokens, hidden]` of sequences of `lens` tokens through the layer, in place, keeping what
-    /// [`backward`](Self::backward) needs. In f32 the bits are those of evaluation.
+    /// Runs the layer in place on `states` `[tokens, hidden]` of sequences with `lens` tokens, saving
+    /// activations for [`backward`](Self::backward). In f32 the result is bit-identical to evaluation.
     ///
     /// # Errors
-    /// [`TrainError::Forward`] where the batch is inconsistent or larger than planned.
+    /// [`TrainError::Forward`] if the batch is inconsistent or larger than planned.
     pub fn forward(&mut self, states: &mut [f32], lens: &[usize]) -> Result<(), TrainError> {
         let d = self.model.config.hidden_size;
         let tokens: usize = lens.iter().sum();
@@ -126,21 +127,21 @@ impl LayerTrainer {
         Ok(())
     }
 
-    /// From `d_states` `[tokens, hidden]`, the gradient of what the last [`forward`](Self::forward) gave, the gradients of the
-    /// weights. They replace the last ones.
+    /// Computes weight gradients from `d_states` `[tokens, hidden]`, the gradient of the last
+    /// [`forward`](Self::forward)'s output. They overwrite the previous gradients.
     ///
     /// # Panics
-    /// If `lens` are not those of the forward.
+    /// If `lens` differ from those of the forward.
     pub fn backward(&mut self, d_states: &[f32], lens: &[usize]) {
         self.model.grads.zero();
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
         self.model.layer_backward(0, lens, Wanted::Weights);
     }
 
-    /// [`backward`](Self::backward) and [`input_gradient`](Self::input_gradient) of `d_states` at once.
+    /// Computes weight gradients and the input gradient in one pass; `d_states` becomes the latter.
     ///
     /// # Panics
-    /// If `lens` are not those of the forward.
+    /// If `lens` differ from those of the forward.
     pub fn all_gradients(&mut self, d_states: &mut [f32], lens: &[usize]) {
         self.model.grads.zero();
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
@@ -148,16 +149,16 @@ impl LayerTrainer {
         d_states.copy_from_slice(&self.model.scratch.d_residual[..d_states.len()]);
     }
 
-    /// The gradient of a linear layer's weight, `[rows, cols]`.
+    /// Returns the gradient of a linear layer's weight, `[rows, cols]`.
     pub fn gradient(&self, kind: LinearKind) -> std::borrow::Cow<'_, [f32]> {
         self.model.grads.get(self.model.layers[0].linear(kind).weight()).widened()
     }
 
-    /// Takes `d_states` `[tokens, hidden]`, the gradient of what the last [`forward`](Self::forward) gave, in place to that of what
-    /// the layer read. What the forward kept is used up.
+    /// Replaces `d_states` `[tokens, hidden]`, the gradient of the last [`forward`](Self::forward)'s output,
+    /// by the gradient of its input. Consumes the saved activations.
     ///
     /// # Panics
-    /// If `lens` are not those of the forward.
+    /// If `lens` differ from those of the forward.
     pub fn input_gradient(&mut self, d_states: &mut [f32], lens: &[usize]) {
         self.model.scratch.d_residual[..d_states.len()].copy_from_slice(d_states);
         self.model.layer_backward(0, lens, Wanted::Input);
@@ -165,7 +166,7 @@ impl LayerTrainer {
     }
 }
 
-/// The configuration of a model that is this layer, with a vocabulary of one token.
+/// Returns the configuration of a one-layer model with a vocabulary of one token.
 fn single(config: &ModelConfig, layer: usize) -> ModelConfig {
     ModelConfig {
         num_hidden_layers: 1,

@@ -1,19 +1,18 @@
-//! Training of language models at stated precision.
+//! Training of language models with an explicit precision policy.
 //!
-//! [`TrainModel`] holds the parameters and their gradients in one flat arena each ([`ParamTable`] says where each
-//! tensor lies) and computes both: its forward is the flow of `mantissa-model`'s decoder layers over those
-//! parameters, keeping what the backward needs, and its backward is written out, layer by layer. Every product of
-//! a linear layer has its operands as a [`LinearPolicy`] says. An [`Optimizer`] updates the parameters.
+//! [`TrainModel`] holds parameters and gradients in one flat arena each (places in [`ParamTable`]). Its
+//! forward runs `mantissa-model`'s decoder layers over the parameters and saves activations; its backward is
+//! written by hand, layer by layer. A [`LinearPolicy`] sets the operand dtypes of every matmul. An
+//! [`Optimizer`] updates the parameters.
 //!
-//! Memory is planned: everything is allocated when a model is made, [`Plan`] gives the bytes before, and steps
-//! allocate nothing that grows with the model. What is saved of a layer is its two residual inputs, the rotated queries and keys, the
-//! values, the joined heads with the log-sum-exp of their scores, the MLP's two inner projections, and, where they are
-//! rounded to 16 bits, the inputs of the linear layers; else norms and the gate's product are computed again, as
-//! attention weights are.
+//! Memory is planned: everything is allocated when a model is made, [`Plan`] predicts the bytes, and steps
+//! allocate nothing that grows with the model. Saved per layer are its two residual inputs, q and k after
+//! RoPE, v, the attention output with the log-sum-exp of its scores, gate and up, and the inputs of linear
+//! layers if rounded to 16 bits. Norms, the MLP activation and attention weights are recomputed.
 //!
-//! The same step gives the same bits at every thread count: rows, heads and output features are split, sums
-//! over tokens are not, or in fixed parts. Products have one arithmetic at every level of the instruction set,
-//! those of bf16 where `VDPBF16PS` is not taken and, at level amx, nothing is subnormal.
+//! A step gives the same bits at every thread count: rows, heads and output features are split over threads;
+//! sums over tokens are not split, or in fixed parts. Matmuls have one arithmetic at every instruction set
+//! level; those of bf16 do where `VDPBF16PS` is not used and, at level amx, no value is subnormal.
 #![forbid(unsafe_code)]
 
 mod arena;

@@ -1,4 +1,4 @@
-//! A linear layer in training: its three products, at the precision that its policy says. No other code of this
+//! Linear layer in training: its three matmuls with the operand dtypes of its policy. No other code of this
 //! crate multiplies by a weight.
 
 use std::cell::RefCell;
@@ -16,14 +16,14 @@ use crate::policy::LinearPolicy;
 use crate::rows::rows_mut;
 use crate::store::{Precision, Stored};
 
-/// Least rows of `X` or `dY` that a thread multiplies: a part of [`parts`] has more than half of it, and so more
-/// than the 64 rows from which on a row's bits do not depend on how many there are.
+/// Minimum rows of `X` or `dY` per thread. A part of [`parts`] has more than half of that, hence more than 64
+/// rows, from which on a row's result does not depend on the number of rows.
 const TOKENS: usize = 256;
 
-/// Least rows of a weight gradient that a thread computes.
+/// Minimum rows of a weight gradient per thread.
 const FEATURES: usize = 96;
 
-/// The operator of one linear layer. Its weight `[rows, cols]` = `[out, in]` and bias `[rows]` lie in an arena.
+/// Linear layer. Its weight `[rows, cols]` = `[out, in]` and bias `[rows]` lie in an arena.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearOp {
     weight: Range<usize>,
@@ -33,7 +33,7 @@ pub(crate) struct LinearOp {
     operands: Operands,
 }
 
-/// Left and right operand of each product.
+/// Left and right operand dtype of each matmul.
 #[derive(Clone, Copy, Debug)]
 struct Operands {
     fprop: (Precision, Precision),
@@ -41,7 +41,7 @@ struct Operands {
     wgrad: (Precision, Precision),
 }
 
-/// What operands are rounded into where they are not stored as they are multiplied; one of each thread, which keeps it.
+/// Thread-local buffers for operands that are rounded before a matmul.
 #[derive(Default)]
 struct Scratch {
     left: Vec<f32>,
@@ -55,13 +55,14 @@ thread_local! {
 }
 
 impl LinearOp {
-    /// An operator for the weight and bias at these places of the arenas. `module` is its name in errors.
+    /// Makes the operator for a weight and bias at these ranges of the arenas. `module` is its name in
+    /// errors.
     ///
     /// # Errors
-    /// [`TrainError::Policy`] for an operand that is not plain f32, bf16 or f16.
+    /// [`TrainError::Policy`] for an operand dtype other than f32, bf16 or f16.
     ///
     /// # Panics
-    /// If the places do not have the shape.
+    /// If the ranges do not match the shape.
     pub(crate) fn new(
         module: &str,
         (rows, cols): (usize, usize),
@@ -86,21 +87,21 @@ impl LinearOp {
         Ok(LinearOp { weight, bias, rows, cols, operands })
     }
 
-    /// Input features.
+    /// Number of input features.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Output features.
+    /// Number of output features.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`. In f32 the bits
-    /// of the same layer in evaluation.
+    /// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`.
+    /// In f32 the result is bit-identical to evaluation.
     ///
     /// # Panics
-    /// If a slice does not have its shape.
+    /// If a slice has the wrong shape.
     pub(crate) fn fprop(
         &self,
         params: &Parameters,
@@ -139,18 +140,18 @@ impl LinearOp {
         });
     }
 
-    /// [`fprop`](Self::fprop) of values in f32, into `out`.
+    /// Computes [`fprop`](Self::fprop) for f32 values, into `out`.
     ///
     /// # Panics
-    /// As there.
+    /// As [`fprop`](Self::fprop).
     pub(crate) fn fprop_f32(&self, params: &Parameters, x: &[f32], out: &mut [f32], threads: usize) {
         self.fprop(params, Stored::F32(x), out, false, threads);
     }
 
-    /// `dx = dy W`, or `dx += dy W` if `accumulate`; `dy` `[t, rows]`, `dx` `[t, cols]`.
+    /// Computes `dx = dy W`, or `dx += dy W` if `accumulate`; `dy` `[t, rows]`, `dx` `[t, cols]`.
     ///
     /// # Panics
-    /// If a slice does not have its shape.
+    /// If a slice has the wrong shape.
     pub(crate) fn dgrad(
         &self,
         params: &Parameters,
@@ -181,18 +182,19 @@ impl LinearOp {
         });
     }
 
-    /// Adds `dyᵀ x` to the weight's gradient in `grads`; `dy` `[t, rows]`, `x` `[t, cols]`.
+    /// Adds `dyᵀ x` to the weight gradient in `grads`; `dy` `[t, rows]`, `x` `[t, cols]`.
     ///
     /// # Panics
-    /// If a slice does not have its shape.
+    /// If a slice has the wrong shape.
     pub(crate) fn wgrad(&self, dy: Stored<'_>, x: Stored<'_>, grads: &mut Gradients, threads: usize) {
         grads.add(self.weight.clone(), |dw| self.wgrad_into(dy, x, dw, threads));
     }
 
-    /// Adds to the gradients of weight and bias: those of `dy` `[t, rows]`, which is rounded beside it, and `x`.
+    /// Adds to the gradients of weight and bias; `dy` `[t, rows]` comes with its rounded form, `x` is `[t,
+    /// cols]`.
     ///
     /// # Panics
-    /// If a slice does not have its shape.
+    /// If a slice has the wrong shape.
     pub(crate) fn gradients(
         &self,
         (dy, rounded): (&[f32], &Operand),
@@ -204,14 +206,14 @@ impl LinearOp {
         self.bias_grad(dy, grads);
     }
 
-    /// Adds the sum of the rows of `dy` `[t, rows]` to the bias's gradient in `grads`.
+    /// Adds the column sums of `dy` `[t, rows]` to the bias gradient in `grads`.
     pub(crate) fn bias_grad(&self, dy: &[f32], grads: &mut Gradients) {
         if let Some(bias) = self.bias.clone() {
             grads.add(bias, |db| dy.chunks_exact(self.rows).for_each(|dy| kernels().axpy(1.0, dy, db)));
         }
     }
 
-    /// Place of the weight in the arenas.
+    /// Returns the range of the weight in the arenas.
     pub(crate) fn weight(&self) -> Range<usize> {
         self.weight.clone()
     }
@@ -243,17 +245,17 @@ impl LinearOp {
         });
     }
 
-    /// The output features `span` of `dy` `[t, rows]`.
+    /// Returns the output features `span` of `dy` `[t, rows]`.
     fn columns<'a, T>(&self, dy: &'a [T], t: usize, span: &Range<usize>) -> MatRef<'a, T> {
         MatRef::with_stride(&dy[span.start..], t, span.len(), self.rows)
     }
 
-    /// Rows of an input `[t, cols]` and an output `[t, rows]` of these many values.
+    /// Returns the number of tokens of an input `[t, cols]` and output `[t, rows]` with these lengths.
     fn tokens(&self, input: usize, output: usize) -> usize {
         let t = input / self.cols;
         assert!(
             input == t * self.cols && output == t * self.rows,
-            "linear [{}, {}]: input {input} and output {output} are not rows of the same tokens",
+            "linear [{}, {}]: input of {input} and output of {output} values differ in tokens",
             self.rows,
             self.cols,
         );
@@ -261,7 +263,7 @@ impl LinearOp {
     }
 }
 
-/// Both operands of a product, as the kernel that multiplies them takes them.
+/// Operands of a matmul in the dtype of its kernel.
 #[derive(Clone, Copy)]
 enum Pair<'a> {
     F32(&'a [f32], &'a [f32]),
@@ -269,14 +271,14 @@ enum Pair<'a> {
     F16(&'a [u16], &'a [u16]),
 }
 
-/// Gives both operands, rounded as the product wants them, to `product`. Two of the same 16 bits are multiplied as they are,
-/// with f32 sums; others as f32.
+/// Rounds both operands to their dtypes and passes them to `product`. Two operands of the same 16-bit dtype
+/// stay 16 bits, with f32 accumulation; others are widened to f32.
 fn multiply<T>(
     (left, to_left): (Stored<'_>, Precision),
     (right, to_right): (Stored<'_>, Precision),
     product: impl FnOnce(Pair<'_>) -> T,
 ) -> T {
-    // Taken out, not borrowed: what the product runs on this thread may multiply too.
+    // Taken out, not borrowed: `product` may multiply on this thread again.
     let mut scratch = SCRATCH.take();
     let Scratch { left: a, right: b, left_bits, right_bits } = &mut scratch;
     let result = match (to_left, to_right) {
@@ -314,7 +316,7 @@ mod tests {
         LinearOp::new("m", (rows, cols), weight, bias, &LinearPolicy::f32()).unwrap()
     }
 
-    /// The three products against their definitions in f64.
+    /// Compares the three matmuls with their definitions in f64.
     #[test]
     fn products_match_their_definitions() {
         let (rows, cols, t) = (37, 21, 70);
@@ -375,7 +377,7 @@ mod tests {
         }
     }
 
-    /// Rounded operands give the product of what they are rounded to.
+    /// Rounded operands give the product of their rounded values.
     #[test]
     fn operands_are_rounded_as_the_policy_says() {
         let (rows, cols, t) = (40, 24, 90);

@@ -1,4 +1,4 @@
-//! A model in training: parameters, gradients, and one step's forward and backward.
+//! Model in training: parameters, gradients, and one step's forward and backward.
 
 use std::ops::Range;
 
@@ -20,39 +20,40 @@ use crate::plan::{Saved, Scratch, allocate};
 use crate::policy::Policy;
 use crate::profile::{Part, Profile};
 
-/// The target of a token that has none.
+/// Target of a token without a loss.
 pub const IGNORE_TARGET: u32 = u32::MAX;
 
-/// What a model in training is planned for.
+/// Sizes and precision that a model in training is planned for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Most tokens of a batch.
+    /// Maximum tokens per batch.
     pub max_tokens: usize,
-    /// Most tokens of a sequence.
+    /// Maximum tokens per sequence.
     pub max_len: usize,
-    /// Threads; they change no bit.
+    /// Number of threads; results do not depend on it.
     pub threads: usize,
-    /// Precision.
+    /// Precision policy.
     pub policy: Policy,
 }
 
-/// The loss of a batch.
+/// Loss of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// Sum of the negative log-likelihoods in nats.
+    /// Sum of negative log-likelihoods, nats.
     pub nll: f64,
     /// Number of targets.
     pub targets: usize,
 }
 
 impl Loss {
-    /// Nats for each target; NaN where there is none.
+    /// Mean loss, nats per target; NaN without targets.
     pub fn mean(&self) -> f64 {
         self.nll / self.targets as f64
     }
 }
 
-/// Targets for predicting each next token of a sequence: the tokens shifted by one, and none for the last of each.
+/// Returns next-token targets: the tokens shifted by one, [`IGNORE_TARGET`] for the last token of each
+/// sequence.
 pub fn next_token_targets(batch: &Batch<'_>) -> Vec<u32> {
     let mut targets: Vec<u32> = batch.tokens.iter().skip(1).copied().chain([IGNORE_TARGET]).collect();
     targets.truncate(batch.tokens.len());
@@ -66,17 +67,17 @@ pub fn next_token_targets(batch: &Batch<'_>) -> Vec<u32> {
     targets
 }
 
-/// A layer's flow and the places of its parameters.
+/// Decoder layer with the ranges of its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerOps {
-    /// Its number.
+    /// Layer index.
     pub(crate) index: usize,
     pub(crate) flow: LayerFlow,
     pub(crate) input_norm: Range<usize>,
     pub(crate) post_norm: Range<usize>,
-    /// Of the heads of queries and of keys, where they have norms.
+    /// Ranges of the query and key head norms, if the model has them.
     pub(crate) head_norms: Option<[Range<usize>; 2]>,
-    /// In the order of [`LinearKind::PLAIN`].
+    /// Linear layers in the order of [`LinearKind::PLAIN`].
     linears: Vec<LinearOp>,
 }
 
@@ -86,7 +87,7 @@ impl LayerOps {
     }
 }
 
-/// A model in training.
+/// Model in training.
 #[derive(Debug)]
 pub struct TrainModel {
     pub(crate) config: ModelConfig,
@@ -101,16 +102,16 @@ pub struct TrainModel {
     pub(crate) scratch: Scratch,
     pub(crate) profile: Profile,
     pub(crate) watch: Watch,
-    /// Asked between two layers whether to stop.
+    /// Polled between two layers; true stops the step.
     pub(crate) stop: Option<fn() -> bool>,
 }
 
 impl TrainModel {
-    /// Reads the model that `source` describes.
+    /// Loads the model in `source`.
     ///
     /// # Errors
-    /// [`TrainError::Unsupported`] names the part of the model that cannot be trained, [`TrainError::Policy`] the
-    /// operand that cannot be had; [`TrainError::Load`] where a weight cannot be read or there is not enough memory.
+    /// [`TrainError::Unsupported`] names the part that cannot be trained, [`TrainError::Policy`] the
+    /// unsupported operand; [`TrainError::Load`] if a weight cannot be read or memory is missing.
     pub fn load(source: &dyn WeightSource, options: Options) -> Result<Self, TrainError> {
         let config = load_config(source)?;
         check_supported(&config)?;
@@ -118,13 +119,13 @@ impl TrainModel {
         Self::new(config, params, options)
     }
 
-    /// A model of these parameters, stored as the policy says.
+    /// Makes a model from parameters, which are converted to the policy's precision.
     ///
     /// # Errors
     /// As [`load`](Self::load).
     ///
     /// # Panics
-    /// If the parameters are those of another configuration.
+    /// If the parameters belong to another configuration.
     pub fn new(config: ModelConfig, params: Parameters, options: Options) -> Result<Self, TrainError> {
         check_supported(&config)?;
         options.policy.check()?;
@@ -153,7 +154,7 @@ impl TrainModel {
         let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
-        // First, so that the f32 values are gone before the rest is allocated.
+        // Converted first, so that the f32 values are freed before the rest is allocated.
         let params = params.stored_as(options.policy.weights)?;
         let (saved, scratch) = allocate(&config, &options)?;
         Ok(TrainModel {
@@ -173,27 +174,27 @@ impl TrainModel {
         })
     }
 
-    /// The architecture.
+    /// Returns the model configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The parameters.
+    /// Returns the parameters.
     pub fn parameters(&self) -> &Parameters {
         &self.params
     }
 
-    /// The parameters, to change.
+    /// Returns the parameters for writing.
     pub fn parameters_mut(&mut self) -> &mut Parameters {
         &mut self.params
     }
 
-    /// The gradients, placed as the parameters' [`table`](Parameters::table) says.
+    /// Returns the gradients, at the places of the parameters' [`table`](Parameters::table).
     pub fn gradients(&self) -> &Gradients {
         &self.grads
     }
 
-    /// The last parameter in the order of the forward, which is the first in that of the backward, whose gradient is not finite.
+    /// Returns the last parameter in forward order (the first in backward order) with a non-finite gradient.
     pub(crate) fn first_non_finite(&self) -> Option<String> {
         let params: Vec<_> = self.params.table().iter().collect();
         let bad =
@@ -201,32 +202,34 @@ impl TrainModel {
         bad.map(|param| param.tensor.name.clone())
     }
 
-    /// Threads of a step.
+    /// Number of threads of a step.
     pub fn threads(&self) -> usize {
         self.options.threads
     }
 
-    /// Sums the time of every part of a step from now on.
+    /// Starts profiling with `profile`.
     pub fn set_profile(&mut self, profile: Profile) {
         self.profile = profile;
     }
 
-    /// What was summed.
+    /// Returns the profile so far.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// Forgets the gradients.
+    /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self) {
         self.profile.time(Part::Copies, || self.grads.zero());
     }
 
-    /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: with
-    /// `1 / targets` the gradient of the mean. `targets[i]` is what follows token `i`, or [`IGNORE_TARGET`].
+    /// Computes the loss of a batch and adds `scale` times the gradient of its sum to the gradients: `1 /
+    /// targets` gives the gradient of the mean. `targets[i]` is the token after token `i`, or
+    /// [`IGNORE_TARGET`].
     ///
     /// # Errors
-    /// [`TrainError::Forward`], [`TrainError::Targets`] or [`TrainError::Target`] where the batch is inconsistent
-    /// or larger than planned; the gradients are then as they were. [`TrainError::Stopped`] leaves some of them added to.
+    /// [`TrainError::Forward`], [`TrainError::Targets`] or [`TrainError::Target`] if the batch is
+    /// inconsistent or larger than planned; gradients are then unchanged. [`TrainError::Stopped`] leaves
+    /// gradients partly updated.
     pub fn forward_backward(
         &mut self,
         batch: &Batch<'_>,
@@ -241,10 +244,10 @@ impl TrainModel {
         Ok(loss)
     }
 
-    /// The loss of a batch, as [`forward_backward`](Self::forward_backward) has it, and no gradients.
+    /// Computes the loss of a batch like [`forward_backward`](Self::forward_backward), without gradients.
     ///
     /// # Errors
-    /// As there.
+    /// As [`forward_backward`](Self::forward_backward).
     pub fn loss(&mut self, batch: &Batch<'_>, targets: &[u32]) -> Result<Loss, TrainError> {
         self.check(batch)?;
         self.check_targets(batch, targets)?;
@@ -252,7 +255,7 @@ impl TrainModel {
         Ok(self.head_loss(targets))
     }
 
-    /// Lets whoever watches look at the weights of the linear layers before their products round them.
+    /// Passes the weights of all linear layers to the watch before the matmuls round them.
     pub(crate) fn watch_weights(&self) {
         if self.watch.is_off() {
             return;
@@ -274,10 +277,10 @@ impl TrainModel {
         if self.stop.is_some_and(|stop| stop()) { Err(TrainError::Stopped) } else { Ok(()) }
     }
 
-    /// Logits of every token of a batch, `[tokens, vocabulary]`, with the bits that evaluation gives them.
+    /// Computes the logits of every token of a batch, `[tokens, vocabulary]`, bit-identical to evaluation.
     ///
     /// # Errors
-    /// [`TrainError::Forward`] where the batch is inconsistent or larger than planned.
+    /// [`TrainError::Forward`] if the batch is inconsistent or larger than planned.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -304,7 +307,7 @@ impl TrainModel {
         }
     }
 
-    /// Whether sequences of these lengths are planned for.
+    /// Checks that sequences of these lengths fit the plan.
     pub(crate) fn check_size(&self, lens: &[usize]) -> Result<(), ForwardError> {
         let tokens = lens.iter().fold(0usize, |sum, &len| sum.saturating_add(len));
         let longest = lens.iter().max().copied().unwrap_or(0);
@@ -333,7 +336,7 @@ impl TrainModel {
         }
     }
 
-    /// Takes the gradient in `d_residual` from the last layer to the embedding.
+    /// Propagates the gradient in `d_residual` from the last layer to the embedding.
     pub(crate) fn backward(&mut self, batch: &Batch<'_>) -> Result<(), TrainError> {
         for i in (0..self.layers.len()).rev() {
             self.go_on()?;
@@ -343,7 +346,7 @@ impl TrainModel {
         let (grads, d_residual) = (&mut self.grads, &self.scratch.d_residual);
         self.profile.time(Part::Embedding, || {
             grads.add(self.embedding.clone(), |table| {
-                // Token by token: rows that occur more than once are added to in the order of the batch.
+                // Token by token, so that repeated rows are summed in batch order.
                 for (&token, dx) in batch.tokens.iter().zip(d_residual.chunks_exact(d)) {
                     kernels().axpy(1.0, dx, &mut table[token as usize * d..][..d]);
                 }
@@ -353,7 +356,7 @@ impl TrainModel {
         Ok(())
     }
 
-    /// The sequences of a batch, as the flow takes them.
+    /// Returns the sequences of a batch for the decoder layers.
     pub(crate) fn sequences<'a>(batch: &Batch<'a>) -> Sequences<'a> {
         Sequences::whole(batch.lens)
     }

@@ -1,8 +1,8 @@
-//! Operands that several products read, rounded once: the input of linear layers, which their fprop and wgrad read, and the
-//! gradient of their output, which dgrad and wgrad read.
+//! Operands that several matmuls read, rounded once: the input of linear layers (fprop, wgrad) and the
+//! gradient of their output (dgrad, wgrad).
 //!
-//! Inputs can also be rounded as a quantized model's are at run time. Gradients pass that rounding as if it were none (the
-//! straight-through estimator; Bengio, Léonard & Courville 2013, arXiv:1308.3432).
+//! Inputs can also be quantized as at run time. Gradients pass the rounding unchanged (straight-through
+//! estimator; Bengio, Léonard & Courville 2013, arXiv:1308.3432).
 
 use std::ops::Range;
 
@@ -14,55 +14,55 @@ use mantissa_num::Blocks;
 use crate::rows::{PART, rows, rows_mut};
 use crate::store::{Precision, Stored};
 
-/// Values in 16 bits, or those of a quantizer's codes, beside the f32 values that they are rounded from; nothing where products
-/// share no such operand.
+/// Rounded copy of an f32 operand: 16-bit values, or the decoded values of a quantizer. Empty if the matmuls
+/// share no rounded operand.
 #[derive(Debug, Default)]
 pub(crate) struct Operand {
     precision: Precision,
-    /// Empty if `precision` is f32.
+    /// 16-bit values; empty if `precision` is f32.
     bits: Vec<u16>,
-    /// What rounds an operand that stays f32.
+    /// Quantizer of an operand that stays f32.
     quantizer: Option<InputQuantizer>,
-    /// Empty without it.
+    /// Decoded quantized values; empty without a quantizer.
     values: Vec<f32>,
-    /// How a loss changes as the operand is rotated.
+    /// Derivatives of the loss with respect to rotations of the operand.
     slopes: Option<Slopes>,
 }
 
-/// What a loss says of rotations of an operand under whose blocks' ranges it is quantized.
+/// Derivatives of the loss with respect to rotations of an operand quantized with per-block ranges.
 #[derive(Debug)]
 struct Slopes {
-    /// Values of a block; 0 for the whole row.
+    /// Block size in values; 0 for whole rows.
     block: usize,
-    /// Length of the runs that are rotated.
+    /// Length of the rotated runs.
     order: usize,
-    /// `[order, order]`.
+    /// Slope matrix, `[order, order]`.
     sum: Vec<f32>,
 }
 
-/// Some of them, to be rounded by one thread.
+/// Part of an operand, to be rounded by one thread.
 pub(crate) struct OperandMut<'a> {
     precision: Precision,
     bits: &'a mut [u16],
-    /// With the width of a row.
+    /// Quantizer with the row width.
     quantizer: Option<(&'a InputQuantizer, usize)>,
     values: &'a mut [f32],
 }
 
 impl Operand {
-    /// For up to `n` values; `None` where there is not enough memory.
+    /// Allocates for up to `n` values; `None` if memory is missing.
     pub(crate) fn new(precision: Precision, n: usize) -> Option<Self> {
         let bits = zeros(if precision == Precision::F32 { 0 } else { n })?;
         Some(Operand { precision, bits, ..Operand::default() })
     }
 
-    /// For up to `n` values that `quantizer` rounds; `None` where there is not enough memory.
+    /// Allocates for up to `n` values to be rounded by `quantizer`; `None` if memory is missing.
     pub(crate) fn quantized(quantizer: InputQuantizer, n: usize) -> Option<Self> {
         Some(Operand { quantizer: Some(quantizer), values: zeros(n)?, ..Operand::default() })
     }
 
-    /// The same, which keeps how a loss changes as each run of `order` values of a row is rotated. A scheme whose ranges are no blocks'
-    /// greatest magnitudes keeps nothing.
+    /// Allocates like [`quantized`](Self::quantized) and keeps slopes for rotations of runs of `order`
+    /// values. Keeps none for schemes whose block ranges are not their largest magnitudes.
     pub(crate) fn rotated(quantizer: InputQuantizer, n: usize, order: usize) -> Option<Self> {
         let format = &quantizer.quant().scheme.format;
         let block = match format.blocks() {
@@ -78,12 +78,13 @@ impl Operand {
         Some(Operand { slopes, ..Self::quantized(quantizer, n)? })
     }
 
-    /// Whether the values themselves are read in the backward.
+    /// True if the backward reads the f32 values themselves.
     pub(crate) fn needs_values(&self) -> bool {
         !self.is_rounded() || self.slopes.is_some()
     }
 
-    /// How the loss changes as the rows turn from x to `x + A x`, run by run: by `Σ S[i, j] A[i, j]`. `None` where it is not kept.
+    /// Returns the slopes S: if rows turn from x to `x + A x`, run by run, the loss changes by `Σ S[i, j]
+    /// A[i, j]`. `None` if not kept.
     pub(crate) fn slopes(&self) -> Option<&[f32]> {
         self.slopes.as_ref().map(|slopes| &slopes.sum[..])
     }
@@ -92,8 +93,9 @@ impl Operand {
         self.slopes.iter_mut().for_each(|slopes| slopes.sum.fill(0.0));
     }
 
-    /// Adds to the slopes: `x`, rows of `width` values, are what was quantized, `g` the loss's gradient with respect to what it became.
-    /// What else a rotation does to the error than [change its range](range_slope), which is nearly the same in all directions, is nothing on average.
+    /// Adds to the slopes. `x` are the values before quantization, in rows of `width`; `g` is the gradient
+    /// with respect to the quantized values. Only the change of block [ranges](range_slope) counts; the rest
+    /// of the error averages out, being nearly isotropic.
     pub(crate) fn add_slopes(&mut self, x: &[f32], g: &[f32], width: usize) {
         let Some(slopes) = &mut self.slopes else { return };
         let (n, block) = (slopes.order, if slopes.block == 0 { width } else { slopes.block });
@@ -116,19 +118,19 @@ impl Operand {
         if precision == Precision::F32 { 0 } else { precision.bytes().saturating_mul(n as u64) }
     }
 
-    /// Bytes that it takes.
+    /// Bytes allocated.
     #[cfg(test)]
     pub(crate) fn capacity(&self) -> u64 {
         2 * self.bits.capacity() as u64 + 4 * self.values.capacity() as u64
     }
 
-    /// Whether products read the rounded values.
+    /// True if matmuls read the rounded copy.
     pub(crate) fn is_rounded(&self) -> bool {
         self.precision != Precision::F32 || self.quantizer.is_some()
     }
 
-    /// The operand whose rows from `first` on (`width` values each) were rounded from `values`; `values` themselves where
-    /// products read f32 or round for themselves.
+    /// Returns the operand for rows from `first` on (`width` values each), which were rounded from `values`;
+    /// `values` themselves if the matmuls read f32 or round by themselves.
     pub(crate) fn at_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
         let bits = || &self.bits[first * width..][..values.len()];
         match self.precision {
@@ -141,12 +143,12 @@ impl Operand {
         }
     }
 
-    /// The operand that was rounded from `values`, from the first on.
+    /// Returns the operand for all rows, rounded from `values`.
     pub(crate) fn of<'a>(&'a self, values: &'a [f32]) -> Stored<'a> {
         self.at_row(0, 0, values)
     }
 
-    /// Rounds `values`, rows of `width` values from row `first` on.
+    /// Rounds `values`, rows of `width` values, into the rows from `first` on.
     pub(crate) fn round(&mut self, first: usize, width: usize, values: &[f32], threads: usize) {
         if !self.is_rounded() {
             return;
@@ -157,7 +159,8 @@ impl Operand {
         });
     }
 
-    /// The rows (`width` values each) that `cut`, consecutive from 0, cuts out, to be rounded each by a thread.
+    /// Splits the operand into the row ranges `cut` (consecutive from 0, `width` values per row) for rounding
+    /// by threads.
     pub(crate) fn parts(
         &mut self,
         width: usize,
@@ -166,7 +169,7 @@ impl Operand {
         self.parts_from(0, width, cut)
     }
 
-    /// The same, from row `first` on.
+    /// Splits like [`parts`](Self::parts), from row `first` on.
     fn parts_from(
         &mut self,
         first: usize,
@@ -188,7 +191,7 @@ impl OperandMut<'_> {
     pub(crate) fn round(self, values: &[f32]) {
         if let Some((quantizer, width)) = self.quantizer {
             self.values.copy_from_slice(values);
-            // What has no code (NaN, infinity) stays what it is, and is seen in what comes of it.
+            // NaN and infinity have no code; they stay as they are and show up in the results.
             let _ = quantizer.apply(self.values, width);
             return;
         }
@@ -200,12 +203,12 @@ impl OperandMut<'_> {
     }
 }
 
-/// How a loss changes with the range of a block: the place of the block's greatest magnitude `x[m]`, and the derivative with respect to it by
-/// way of the rounding alone. `x` is what was rounded, `q` what became of it, `g` the loss's gradient with respect to `q`. `None` where there
-/// is none, as of a block of zeros.
+/// Returns the index m of a block's largest magnitude and the derivative of the loss with respect to `x[m]`
+/// through the quantization range alone; `None` if there is none, for example in a block of zeros.
 ///
-/// `q = s round(x / s)` with `s` in proportion to `|x[m]|`: where it changes, `q` changes by `(q - x) / x[m]` of that, codes as they are
-/// (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
+/// `x` are the values, `q` their quantized values, `g` the gradient with respect to `q`. With `q = s round(x
+/// / s)`, s proportional to `|x[m]|`, and codes held fixed, a change of `x[m]` changes `q` by `(q - x) /
+/// x[m]` per unit (Esser et al. 2020, "Learned Step Size Quantization", arXiv:1902.08153, section 2.1).
 pub fn range_slope(x: &[f32], q: &[f32], g: &[f32]) -> Option<(usize, f32)> {
     let greatest = |m: usize, i: usize| if x[i].abs() > x[m].abs() { i } else { m };
     let m = (0..x.len()).reduce(greatest)?;
@@ -258,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Codes as they are, a turn changes the loss by what the ranges of the blocks become.
+    /// With codes held fixed, a rotation changes the loss through the block ranges only.
     #[test]
     fn slopes_are_those_of_the_ranges() {
         for (scheme, block, order) in [("int4-token", 24, 8), ("int4-token", 24, 24), ("int4-g8", 8, 24)] {

@@ -1,4 +1,4 @@
-//! The memory of training, stated before it is taken.
+//! Memory of training, predicted and allocated.
 
 use mantissa_kernels::CausalAttention;
 use mantissa_model::flow::{LayerFlow, MIN_ROWS};
@@ -14,17 +14,16 @@ use crate::store::Precision;
 /// Tokens whose logits are held at a time.
 pub(crate) const HEAD_ROWS: usize = 512;
 
-/// What is allocated for a model in training, by name. The optimizer's state is its own
-/// ([`AdamW::bytes`](crate::AdamW::bytes)); the matrix product's packing, of about the second-level cache for each
-/// thread, comes on top.
+/// Memory of a model in training by purpose. Not included: optimizer state
+/// ([`AdamW::bytes`](crate::AdamW::bytes)), and the matmul packing buffers of about one L2 cache per thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Name and bytes.
+    /// Names and bytes.
     pub entries: Vec<(&'static str, u64)>,
 }
 
 impl Plan {
-    /// For a model and what it is to be given.
+    /// Predicts the memory of a model with `options`.
     pub fn new(config: &ModelConfig, options: &Options) -> Self {
         let (sizes, table) = (Sizes::new(config, options), ParamTable::new(config));
         let bytes = |lengths: &[usize]| {
@@ -50,14 +49,14 @@ impl Plan {
         Plan { entries }
     }
 
-    /// Their sum.
+    /// Total bytes.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.1))
     }
 }
 
-/// What products round their operands into where they do not share them: on the calling thread whole matrices of a weight gradient, on every other a part of
-/// the tokens and a weight.
+/// Bytes of operands that matmuls round by themselves: on the calling thread whole matrices of a weight
+/// gradient, on every other thread a part of the tokens and a weight.
 fn own_operands(config: &ModelConfig, options: &Options) -> u64 {
     let widest = config.intermediate_size.max(config.hidden_size).max(config.query_width());
     let weight = config.linears().iter().map(|info| info.rows * info.cols).max().unwrap_or(0);
@@ -71,7 +70,7 @@ fn own_operands(config: &ModelConfig, options: &Options) -> u64 {
     2 * (caller.saturating_add(others) as u64)
 }
 
-/// Lengths in f32.
+/// Buffer lengths in f32 values.
 #[derive(Clone, Debug)]
 struct Sizes {
     tokens: usize,
@@ -84,14 +83,14 @@ struct Sizes {
     logits: usize,
     scores: usize,
     tables: usize,
-    /// Width of a head that has norms of its own for queries and keys.
+    /// Head width of models with query and key norms.
     normed_head: Option<usize>,
-    /// Precision of the operands that products share: inputs and gradients of outputs, of the layers and of the head.
+    /// Dtypes of shared operands: inputs and output gradients, of the layers and of the head.
     layers: (Precision, Precision),
     head: (Precision, Precision),
 }
 
-/// An operand that products share, and its values.
+/// Shared operand: dtype and number of values.
 #[derive(Clone, Copy, Debug)]
 struct Share(Precision, usize);
 
@@ -124,7 +123,7 @@ impl Sizes {
         }
     }
 
-    /// Of the f32 fields of [`Saved`], in their order.
+    /// Lengths of the f32 fields of [`Saved`], in order.
     fn saved(&self) -> [usize; 11] {
         let of = |width: usize| self.rows.saturating_mul(width);
         let [raw_q, raw_k] = [self.query, self.key].map(|width| self.normed_head.map_or(0, |_| of(width)));
@@ -143,13 +142,13 @@ impl Sizes {
         ]
     }
 
-    /// Of [`Saved::inputs`], in their order.
+    /// Operands of [`Saved::inputs`], in order.
     fn inputs(&self) -> [Share; 4] {
         let widths = [self.hidden, self.query, self.hidden, self.intermediate];
         widths.map(|width| Share(self.layers.0, self.rows.saturating_mul(width)))
     }
 
-    /// Of [`Scratch::rounded`], of its `head_input` and of its `head_gradient`.
+    /// Operands of [`Scratch::rounded`], `head_input` and `head_gradient`.
     fn rounded(&self) -> [Share; 5] {
         let of = |width: usize| self.rows.saturating_mul(width);
         let inner = Share(self.layers.1, of(self.intermediate.max(self.key)));
@@ -157,7 +156,7 @@ impl Sizes {
         [first, inner, inner, Share(self.head.0, of(self.hidden)), Share(self.head.1, self.logits)]
     }
 
-    /// Of the f32 fields of [`Scratch`], in their order.
+    /// Lengths of the f32 fields of [`Scratch`], in order.
     fn scratch(&self) -> [usize; 14] {
         let of = |width: usize| self.rows.saturating_mul(width);
         [
@@ -179,62 +178,63 @@ impl Sizes {
     }
 }
 
-/// Scratch of one thread's attention, forward or backward. Without the window, which only makes it less.
+/// Scratch of one thread's attention, forward or backward. Ignores the sliding window, which only reduces it.
 fn scores(config: &ModelConfig, max_len: usize) -> usize {
     let shape = CausalAttention { window: None, ..*LayerFlow::new(config, 0, 1).attention_shape() };
     shape.scratch_len(max_len, max_len).max(shape.backward_scratch_len(max_len))
 }
 
-/// f32 values of one thread's scores.
+/// Number of f32 score values per thread.
 pub(crate) fn scores_per_thread(scores: &[f32], threads: usize) -> usize {
     scores.len() / threads.max(1)
 }
 
-/// What a layer's backward needs of its forward.
+/// Activations of a layer saved for the backward.
 #[derive(Debug)]
 pub(crate) struct Saved {
-    /// What the layer read, `[rows, hidden]`.
+    /// Input of the layer, `[rows, hidden]`.
     pub(crate) residual: Vec<f32>,
-    /// Queries, rotated, `[rows, query width]`.
+    /// Queries after RoPE, `[rows, query width]`.
     pub(crate) q: Vec<f32>,
-    /// Keys, rotated, `[rows, key width]`.
+    /// Keys after RoPE, `[rows, key width]`.
     pub(crate) k: Vec<f32>,
     /// Values, `[rows, key width]`.
     pub(crate) v: Vec<f32>,
-    /// The joined heads, `[rows, query width]`.
+    /// Attention output, `[rows, query width]`.
     pub(crate) attended: Vec<f32>,
-    /// Log-sum-exp of the scores, `[tokens, heads]`.
+    /// Log-sum-exp of the attention scores, `[tokens, heads]`.
     pub(crate) lse: Vec<f32>,
-    /// The residual stream between attention and MLP, `[rows, hidden]`.
+    /// Residual stream between attention and MLP, `[rows, hidden]`.
     pub(crate) middle: Vec<f32>,
-    /// Gate before its activation, `[rows, intermediate]`; in the backward, its gradient.
+    /// Gate before its activation, `[rows, intermediate]`; overwritten by its gradient.
     pub(crate) gate: Vec<f32>,
-    /// Up, `[rows, intermediate]`; in the backward, its gradient.
+    /// Up projection, `[rows, intermediate]`; overwritten by its gradient.
     pub(crate) up: Vec<f32>,
-    /// Queries `[rows, query width]` and keys `[rows, key width]` before the norms of their heads, where there are such.
+    /// Queries `[rows, query width]` and keys `[rows, key width]` before their head norms, if the model has
+    /// them.
     pub(crate) raw: [Vec<f32>; 2],
-    /// What the linear layers read, as they multiply it, in the order of [`mantissa_model::LinearInput::PLAIN`]: normed
-    /// states `[rows, hidden]`, joined heads `[rows, query width]`, normed states and the MLP's inner activation
-    /// `[rows, intermediate]`.
+    /// Inputs of the linear layers in matmul dtype, in the order of [`mantissa_model::LinearInput::PLAIN`]:
+    /// normed states `[rows, hidden]`, attention output `[rows, query width]`, normed states, and the MLP
+    /// activation `[rows, intermediate]`.
     pub(crate) inputs: [Operand; 4],
 }
 
-/// What is used for every layer again.
+/// Buffers reused by every layer.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// The residual stream, `[rows, hidden]`.
+    /// Residual stream, `[rows, hidden]`.
     pub(crate) residual: Vec<f32>,
-    /// A normed copy, `[rows, hidden]`.
+    /// Normed residual stream, `[rows, hidden]`.
     pub(crate) normed: Vec<f32>,
-    /// The MLP's inner activation, or its gradient, `[rows, intermediate]`.
+    /// MLP activation or its gradient, `[rows, intermediate]`.
     pub(crate) inner: Vec<f32>,
-    /// Attention's scores, of each thread.
+    /// Attention scores of each thread.
     pub(crate) scores: Vec<f32>,
     /// Gradient of the residual stream, `[rows, hidden]`.
     pub(crate) d_residual: Vec<f32>,
-    /// Gradient of a normed copy, `[rows, hidden]`.
+    /// Gradient of the normed states, `[rows, hidden]`.
     pub(crate) d_normed: Vec<f32>,
-    /// Gradient of the joined heads, `[rows, query width]`.
+    /// Gradient of the attention output, `[rows, query width]`.
     pub(crate) d_attended: Vec<f32>,
     /// Gradient of the queries, `[rows, query width]`.
     pub(crate) dq: Vec<f32>,
@@ -242,24 +242,24 @@ pub(crate) struct Scratch {
     pub(crate) dk: Vec<f32>,
     /// Gradient of the values, `[rows, key width]`.
     pub(crate) dv: Vec<f32>,
-    /// Gradient of a norm's weight, one row for each part of the tokens.
+    /// Partial gradients of a norm weight, one row per part of the tokens.
     pub(crate) partials: Vec<f32>,
     /// Logits of some tokens.
     pub(crate) logits: Vec<f32>,
-    /// `[positions, head_dim / 2]`.
+    /// RoPE cosines, `[positions, head_dim / 2]`.
     pub(crate) cos: Vec<f32>,
-    /// `[positions, head_dim / 2]`.
+    /// RoPE sines, `[positions, head_dim / 2]`.
     pub(crate) sin: Vec<f32>,
-    /// Gradients of outputs, as linear layers multiply them: of down, gate and up `[rows, hidden or intermediate]`, of the
-    /// output projection, then of queries, keys and values.
+    /// Output gradients in matmul dtype, used in turn for down, gate and up, for the output projection, and
+    /// for q, k and v.
     pub(crate) rounded: [Operand; 3],
-    /// What the head reads, `[rows, hidden]`.
+    /// Input of the head, `[rows, hidden]`.
     pub(crate) head_input: Operand,
-    /// Gradient of the logits of some tokens.
+    /// Gradient of some tokens' logits.
     pub(crate) head_gradient: Operand,
 }
 
-/// Allocates what [`Plan`] states for activations and scratch.
+/// Allocates the activations and scratch that [`Plan`] predicts.
 ///
 /// # Errors
 /// [`LoadError::Memory`], [`LoadError::Context`].
@@ -347,10 +347,10 @@ mod tests {
         ModelConfig::from_json(&config, "config.json").unwrap()
     }
 
-    /// What is stated is what is allocated.
+    /// The predicted bytes equal the allocated ones.
     #[test]
     fn the_plan_is_the_sum_of_the_buffers() {
-        // Heads with norms, and wider than the states.
+        // Head norms, and heads wider together than the hidden size.
         let normed = json!({
             "model_type": "qwen3", "hidden_size": 12, "intermediate_size": 40, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 50,

@@ -1,8 +1,8 @@
-//! Precision of training, as data: how weights, their master copy and gradients are stored, and how the operands of every
-//! product of a linear layer are.
+//! Precision policies of training, as data: storage of weights, master copy and gradients, and the operand
+//! dtypes of every matmul.
 //!
-//! A linear layer has three products: `fprop` `Y = X Wᵀ`, `dgrad` `dX = dY W` and `wgrad` `dW = dYᵀ X`. For each, a
-//! policy names how its two operands are stored when they are multiplied. The linear layer of training is the only reader.
+//! A linear layer has three matmuls: `fprop` `Y = X Wᵀ`, `dgrad` `dX = dY W` and `wgrad` `dW = dYᵀ X`. A
+//! policy sets the dtype of both operands of each. Only the linear layer of this crate reads it.
 
 use mantissa_num::Scheme;
 
@@ -10,7 +10,7 @@ use crate::error::TrainError;
 use crate::scaling::ScalingOptions;
 use crate::store::Precision;
 
-/// How the operands of one product are stored.
+/// Operand dtypes of one matmul.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmPolicy {
     /// `X` of fprop, `dY` of dgrad and wgrad.
@@ -19,7 +19,7 @@ pub struct GemmPolicy {
     pub right: Scheme,
 }
 
-/// How the operands of a linear layer's products are stored.
+/// Operand dtypes of a linear layer's matmuls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearPolicy {
     /// `Y = X Wᵀ`.
@@ -31,29 +31,31 @@ pub struct LinearPolicy {
 }
 
 impl LinearPolicy {
-    /// All operands f32.
+    /// Uses f32 for all operands.
     pub fn f32() -> Self {
         Self::plain(Precision::F32)
     }
 
-    /// All operands plain values of one format.
+    /// Uses one float dtype for all operands.
     pub fn plain(precision: Precision) -> Self {
         let product = || GemmPolicy { left: precision.scheme(), right: precision.scheme() };
         LinearPolicy { fprop: product(), dgrad: product(), wgrad: product() }
     }
 
-    /// What `X` is rounded to once for fprop and wgrad; f32 where the two want it different, and each rounds for itself.
+    /// Returns the dtype to which `X` is rounded once for fprop and wgrad; f32 if the two differ, so that
+    /// each rounds by itself.
     pub(crate) fn shared_input(&self) -> Precision {
         shared(&self.fprop.left, &self.wgrad.right)
     }
 
-    /// What `dY` is rounded to once for dgrad and wgrad, as [`shared_input`](Self::shared_input).
+    /// Returns the dtype to which `dY` is rounded once for dgrad and wgrad, as
+    /// [`shared_input`](Self::shared_input).
     pub(crate) fn shared_gradient(&self) -> Precision {
         shared(&self.dgrad.left, &self.wgrad.left)
     }
 
-    /// Whether no product rounds for itself or widens: all operands are those that are rounded once, and weights are
-    /// multiplied as they are stored.
+    /// True if no matmul rounds or widens by itself: all operands are shared, and weights are multiplied in
+    /// storage precision.
     pub(crate) fn shares_all(&self, weights: Precision) -> bool {
         let (x, dy) = (self.shared_input(), self.shared_gradient());
         let stored = [x, weights, dy, weights, dy, x];
@@ -62,7 +64,7 @@ impl LinearPolicy {
         x == weights && dy == weights && self.operands().into_iter().zip(stored).all(as_stored)
     }
 
-    /// Every operand with its name.
+    /// Returns every operand with its name.
     pub(crate) fn operands(&self) -> [(&'static str, &Scheme); 6] {
         [
             ("fprop.left", &self.fprop.left),
@@ -75,52 +77,51 @@ impl LinearPolicy {
     }
 }
 
-/// The precision of both schemes, if that is one.
+/// Returns the common precision of both schemes; f32 if they differ.
 fn shared(a: &Scheme, b: &Scheme) -> Precision {
     let of = |scheme: &Scheme| Precision::of(&scheme.format);
     of(a).filter(|precision| of(b) == Some(*precision)).unwrap_or_default()
 }
 
-/// Where the bits of a weight are that its working copy does not hold.
+/// Storage of the weight bits that the working copy does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Master {
-    /// Nowhere: the working copy is all there is, and an update is rounded into it.
+    /// No master copy: updates are rounded into the working copy.
     #[default]
     None,
-    /// Nowhere, and an update is rounded stochastically: up with the probability of the part cut off (Gupta et al. 2015,
-    /// arXiv 1502.02551), so that updates below half a unit in the last place count on average.
+    /// No master copy, stochastic rounding (Gupta et al. 2015, arXiv 1502.02551): updates below half a unit
+    /// in the last place take effect on average.
     Stochastic {
-        /// Of the random bits, which are a function of it, the step and the place alone.
+        /// Seed of the random bits, which depend only on seed, step and place.
         seed: u64,
     },
-    /// In a copy in f32.
+    /// f32 master copy.
     F32,
-    /// In the 16 bits that, with the bf16 working copy before them, make the f32 value (Megatron-LM's
-    /// `store_param_remainders`): the working copy is the value rounded to nearest, halves up.
+    /// Low 16 bits of the f32 value beside a bf16 working copy (Megatron-LM's `store_param_remainders`). The
+    /// working copy is the value rounded to nearest, halves up.
     Remainder,
 }
 
-/// Precision of a training run.
+/// Precision policy of a training run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// Name, such as `bf16`.
     pub name: &'static str,
-    /// How the weights that a forward reads are stored.
+    /// Storage precision of the weights read by the forward.
     pub weights: Precision,
-    /// What of them is kept besides.
+    /// Master copy.
     pub master: Master,
-    /// How gradients are stored; those of a batch are summed in f32 and rounded once.
+    /// Storage precision of gradients; those of a batch accumulate in f32 and are rounded once.
     pub gradients: Precision,
-    /// How the residual stream and its gradient are stored; f32 is what can be had.
+    /// Precision of the residual stream and its gradient; only f32 is supported.
     pub residual: Precision,
-    /// In what norms read, compute and hand on, before their result is rounded for the products that read it; f32 is what
-    /// can be had.
+    /// Precision of norms before their result is rounded for the matmuls; only f32 is supported.
     pub norms: Precision,
     /// Operands of the decoder's linear layers.
     pub linear: LinearPolicy,
     /// Operands of the head.
     pub head: LinearPolicy,
-    /// How the loss is scaled, where it is.
+    /// Loss scaling, if any.
     pub scaling: Option<ScalingOptions>,
 }
 
@@ -143,41 +144,41 @@ impl Policy {
         Ok(())
     }
 
-    /// f32 throughout.
+    /// Uses f32 throughout.
     pub fn fp32() -> Self {
         Self::mixed("fp32", Precision::F32, Master::None, Precision::F32)
     }
 
-    /// f16 weights and operands with an f32 master copy, f32 gradients and PyTorch's dynamic loss scaling (Micikevicius et al.
-    /// 2018, arXiv 1710.03740).
+    /// f16 weights and operands, f32 master copy and gradients, PyTorch's dynamic loss scaling (Micikevicius
+    /// et al. 2018, arXiv 1710.03740).
     pub fn fp16() -> Self {
         let scaling = Some(ScalingOptions::PYTORCH);
         Policy { scaling, ..Self::mixed("fp16", Precision::F16, Master::F32, Precision::F32) }
     }
 
-    /// bf16 weights and operands with an f32 master copy and f32 gradients (Kalamkar et al. 2019, arXiv 1905.12322).
+    /// bf16 weights and operands, f32 master copy and gradients (Kalamkar et al. 2019, arXiv 1905.12322).
     pub fn bf16() -> Self {
         Self::mixed("bf16", Precision::Bf16, Master::F32, Precision::F32)
     }
 
-    /// [`bf16`](Self::bf16) whose master copy is the 16 bits that the weights do not hold: 2 bytes of each parameter less.
+    /// [`bf16`](Self::bf16) with a 16-bit remainder as master copy: saves 2 bytes per parameter.
     pub fn bf16_remainder() -> Self {
         Self::mixed("bf16-remainder", Precision::Bf16, Master::Remainder, Precision::F32)
     }
 
-    /// bf16 weights, operands and gradients, updates rounded to nearest.
+    /// bf16 weights, operands and gradients; updates rounded to nearest.
     pub fn bf16_pure() -> Self {
         Self::mixed("bf16-pure", Precision::Bf16, Master::None, Precision::Bf16)
     }
 
-    /// [`bf16_pure`](Self::bf16_pure) with updates rounded stochastically.
+    /// [`bf16_pure`](Self::bf16_pure) with stochastically rounded updates.
     pub fn bf16_pure_stochastic(seed: u64) -> Self {
         let master = Master::Stochastic { seed };
         Self::mixed("bf16-pure-sr", Precision::Bf16, master, Precision::Bf16)
     }
 
-    /// How weights that nothing has been trained on are held until master copy and working copy are made of them: in f32, unless
-    /// there is no master copy.
+    /// Precision in which initial weights are read before master and working copy are made: f32 if there is a
+    /// master copy.
     pub fn initial_weights(&self) -> Precision {
         match self.master {
             Master::None | Master::Stochastic { .. } => self.weights,
@@ -185,7 +186,7 @@ impl Policy {
         }
     }
 
-    /// The policy of a name; `seed` is that of stochastic rounding.
+    /// Returns the policy of this name; `seed` is for stochastic rounding.
     pub fn by_name(name: &str, seed: u64) -> Option<Self> {
         let all = [
             Self::fp32(),
@@ -198,7 +199,7 @@ impl Policy {
         all.into_iter().find(|policy| policy.name == name)
     }
 
-    /// Names that [`by_name`](Self::by_name) knows.
+    /// Names that [`by_name`](Self::by_name) accepts.
     pub const NAMES: [&'static str; 6] =
         ["fp32", "fp16", "bf16", "bf16-remainder", "bf16-pure", "bf16-pure-sr"];
 }

@@ -1,46 +1,46 @@
-//! Where a step's time goes.
+//! Time per part of a training step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The parts of a step.
+/// Part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Part {
-    /// Rows of the embedding, and the gradients added to them.
+    /// Embedding lookup and its gradient.
     Embedding,
-    /// RMSNorm, forward and again in the backward.
+    /// RMSNorm, in the forward and recomputed in the backward.
     Norm,
-    /// Rounding of the operands that several products read.
+    /// Rounding of shared operands.
     Rounding,
-    /// The linear layers' `Y = X Wᵀ`.
+    /// `Y = X Wᵀ` of the linear layers.
     Fprop,
-    /// Rotation and causal attention.
+    /// RoPE and causal attention.
     Attention,
-    /// The MLP's gate.
+    /// SiLU(gate) times up.
     Gate,
-    /// The head's three products.
+    /// The three matmuls of the head.
     Head,
     /// Softmax cross-entropy and its gradient.
     CrossEntropy,
-    /// The linear layers' `dX = dY W`.
+    /// `dX = dY W` of the linear layers.
     Dgrad,
-    /// The linear layers' `dW = dYᵀ X`.
+    /// `dW = dYᵀ X` of the linear layers.
     Wgrad,
-    /// Backward of rotation and attention.
+    /// Backward of RoPE and attention.
     AttentionBackward,
-    /// Backward of the gate.
+    /// Backward of SiLU(gate) times up.
     GateBackward,
     /// Backward of the norms.
     NormBackward,
-    /// Copies of the residual stream, and zeros.
+    /// Copies and zeroing of the residual stream.
     Copies,
-    /// Gradient norm and update.
+    /// Gradient norm and parameter update.
     Optimizer,
 }
 
 impl Part {
-    /// Every part, in the order of a step.
+    /// Every part, in step order.
     pub const ALL: [Part; 15] = [
         Part::Embedding,
         Part::Norm,
@@ -60,7 +60,7 @@ impl Part {
     ];
 }
 
-/// Sums of time by part, as the thread that runs a step sees it: with a clock of CPU time they mean something for
+/// Time per part, measured on the thread that runs the step. A CPU-time clock gives meaningful results with
 /// one thread only.
 #[derive(Debug, Default)]
 pub struct Profile {
@@ -69,17 +69,17 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Sums by `clock`, which is read before and after every part.
+    /// Starts a profile with `clock`, which is read before and after every part.
     pub fn new(clock: fn() -> Duration) -> Self {
         Profile { clock: Some(clock), ..Self::default() }
     }
 
-    /// What was summed for a part.
+    /// Returns the time of a part.
     pub fn get(&self, part: Part) -> Duration {
         Duration::from_nanos(self.nanos[part as usize].load(Ordering::Relaxed))
     }
 
-    /// Sets all sums to zero.
+    /// Sets all times to zero.
     pub fn reset(&self) {
         self.nanos.iter().for_each(|nanos| nanos.store(0, Ordering::Relaxed));
     }
@@ -93,7 +93,7 @@ impl Profile {
         result
     }
 
-    /// Runs `f` and adds its time to `part`, less what was added to `inner` meanwhile.
+    /// Runs `f` and adds its time to `part`, minus the time added to `inner` meanwhile.
     pub(crate) fn time_without<T>(&self, part: Part, inner: &[Part], f: impl FnOnce() -> T) -> T {
         let Some(clock) = self.clock else { return f() };
         let sum = || inner.iter().map(|&part| self.get(part)).sum::<Duration>();

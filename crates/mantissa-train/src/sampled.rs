@@ -1,8 +1,10 @@
-//! Gradients of a model's own predictions, of which the Fisher information is made.
+//! Gradients for targets sampled from the model's own predictions, from which the Fisher information is
+//! estimated.
 //!
-//! With targets `y` drawn from the distribution `p` that the model itself gives, `E[g gᵀ]` of `g = ∂(-ln p(y))/∂x` is the Fisher
-//! information of the states x: the second derivative of KL(p(x) ‖ p(x + δ)) in δ (Martens 2020, "New Insights and Perspectives
-//! on the Natural Gradient Method", section 5; arXiv:1412.1193). Targets of a text would give another matrix, the "empirical" one.
+//! With targets `y` sampled from the model's distribution `p`, `E[g gᵀ]` of `g = ∂(-ln p(y))/∂x` is the
+//! Fisher information of the hidden states x: the second derivative of KL(p(x) ‖ p(x + δ)) in δ (Martens
+//! 2020, "New Insights and Perspectives on the Natural Gradient Method", section 5; arXiv:1412.1193). Targets
+//! from a text would give the "empirical" Fisher, another matrix.
 
 use std::ops::Range;
 
@@ -16,43 +18,43 @@ use crate::error::TrainError;
 use crate::model::Options;
 use crate::rows::{rows, take};
 
-/// Most tokens whose logits a thread holds. A part of [`parts`] has more than half of it; the cut is part of the result.
+/// Maximum tokens whose logits a thread holds. A part of [`parts`] has more than half of it; the split
+/// affects results.
 const ROWS: usize = 128;
 
-/// The last norm and the head of a model, by themselves: without gradients of their own, which nobody asks for, and with the logits of
-/// some tokens at a time.
+/// Final norm and head of a model, without weight gradients. Logits are computed for some tokens at a time.
 #[derive(Debug)]
 pub struct SampledHead {
     hidden: usize,
     vocab: usize,
     eps: f32,
-    /// Most tokens of a batch.
+    /// Maximum tokens per batch.
     planned: usize,
-    /// `[hidden]`.
+    /// Weight of the final norm, `[hidden]`.
     norm: Vec<f32>,
-    /// `[vocabulary, hidden]`.
+    /// Weight of the head, `[vocabulary, hidden]`.
     head: Vec<f32>,
-    /// One per thread.
+    /// Buffers, one per thread.
     workers: Vec<Worker>,
 }
 
-/// What some tokens need.
+/// Buffers of one thread.
 #[derive(Debug)]
 struct Worker {
     /// `[ROWS, vocabulary]`.
     logits: Vec<f32>,
-    /// Of one token, `[vocabulary]`.
+    /// Softmax numerators of one token, `[vocabulary]`.
     numerators: Vec<f32>,
     /// `[ROWS, hidden]`.
     normed: Vec<f32>,
-    /// Its gradient.
+    /// Gradient of `normed`.
     d_normed: Vec<f32>,
-    /// The gradient of the norm's weight, `[hidden]`.
+    /// Gradient of the norm weight, `[hidden]`.
     partial: Vec<f32>,
 }
 
 impl SampledHead {
-    /// Reads them from `source`, for batches as `options` plans them.
+    /// Loads final norm and head from `source`, for batches planned by `options`.
     ///
     /// # Errors
     /// As [`LayerTrainer::load`](crate::LayerTrainer::load).
@@ -64,7 +66,7 @@ impl SampledHead {
         crate::model::check_supported(config)?;
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let norm = source.tensor_f32(&format!("{}.weight", config.final_norm_module()), &[hidden])?;
-        // A transform may have given a model whose head was its embedding one of its own.
+        // A transform may have untied the head from the embedding.
         let own = format!("{}.weight", config.head_module());
         let tied = config.tie_word_embeddings && !source.has(&own);
         let name = if tied { format!("{}.weight", config.embedding_module()) } else { own };
@@ -76,7 +78,7 @@ impl SampledHead {
         Ok(SampledHead { hidden, vocab, eps, planned: options.max_tokens, norm, head, workers })
     }
 
-    /// Bytes that they take.
+    /// Predicts the bytes of norm, head and buffers.
     pub fn bytes_needed(config: &ModelConfig, options: &Options) -> u64 {
         let (d, vocab, most) =
             (config.hidden_size as u64, config.vocab_size as u64, most(options.max_tokens));
@@ -86,11 +88,11 @@ impl SampledHead {
         4 * values
     }
 
-    /// Takes `states` `[tokens, hidden]`, what the last layer gave, to the gradients of `-ln p(y)` with respect to them, in place;
-    /// y is drawn from p by Philox4x32-10, key `seed`, counter `first` and on.
+    /// Replaces `states` `[tokens, hidden]`, the output of the last layer, by the gradients of `-ln p(y)`. y
+    /// is sampled from p with Philox4x32-10, key `seed`, counters from `first` on.
     ///
     /// # Errors
-    /// [`TrainError::Forward`] for more tokens than were planned.
+    /// [`TrainError::Forward`] for more tokens than planned.
     pub fn gradients(&mut self, states: &mut [f32], first: u64, seed: u64) -> Result<(), TrainError> {
         let (d, planned) = (self.hidden, self.planned);
         let tokens = states.len() / d;
@@ -114,7 +116,7 @@ impl SampledHead {
         Ok(())
     }
 
-    /// [`gradients`](Self::gradients) of at most [`ROWS`] tokens.
+    /// Computes [`gradients`](Self::gradients) for at most [`ROWS`] tokens.
     fn part(&self, states: &mut [f32], first: u64, seed: u64, worker: &mut Worker) {
         let (d, vocab, n) = (self.hidden, self.vocab, states.len() / self.hidden);
         let Worker { logits, numerators, normed, d_normed, partial } = worker;
@@ -130,7 +132,7 @@ impl SampledHead {
         }
         let (dy, head) = (MatRef::new(logits, n, vocab), MatRef::new(&self.head, vocab, d));
         kernels().gemm_nn(dy, head, MatMut::new(d_normed, n, d), false);
-        // The gradient is added to what is there; the norm's input has done its part.
+        // The norm's backward adds to `states`, whose values as the norm's input are no longer needed.
         normed.copy_from_slice(states);
         states.fill(0.0);
         norm_backward_part(rows(normed, d, 0..n), &self.norm, self.eps, d_normed, states, partial);
@@ -150,17 +152,18 @@ impl Worker {
     }
 }
 
-/// Most tokens of a part of a batch.
+/// Maximum tokens of a part of a batch.
 fn most(max_tokens: usize) -> usize {
     max_tokens.min(ROWS)
 }
 
-/// Threads that have something to do.
+/// Number of threads with work to do.
 fn workers(options: &Options) -> usize {
     options.threads.clamp(1, options.max_tokens.div_ceil(ROWS).max(1))
 }
 
-/// The first index at which the sum of `weights` so far exceeds the share `word / 2³²` of the whole.
+/// Samples an index: the first at which the running sum of `weights` exceeds the share `word / 2³²` of the
+/// total.
 fn drawn(weights: &[f32], word: u32) -> u32 {
     let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
     let threshold = total * (f64::from(word) / 4_294_967_296.0);

@@ -1,41 +1,41 @@
-//! Loss scaling for fp16: the loss is multiplied by a scale so that small gradients do not vanish, gradients are divided by
-//! it, and where one of them overflowed the step is skipped and the scale lowered (Micikevicius et al. 2018, "Mixed Precision
-//! Training", arXiv 1710.03740, section 3.2). Two rules of when it changes, those of `torch.amp.GradScaler` and of
-//! Megatron-LM's `DynamicGradScaler`, step for step.
+//! Loss scaling for fp16 (Micikevicius et al. 2018, "Mixed Precision Training", arXiv 1710.03740, section
+//! 3.2): the loss is multiplied by a scale so that small gradients do not underflow, and gradients are
+//! divided by it. If a gradient overflows, the step is skipped and the scale lowered. Two update rules,
+//! bit-exact: `torch.amp.GradScaler` and Megatron-LM's `DynamicGradScaler`.
 
-/// When the scale grows and shrinks.
+/// Rule for growing and shrinking the scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScalingRule {
-    /// `torch.amp.GradScaler`: every overflow backs off, `interval` steps without one grow; growth past the largest f32 is
-    /// left out.
+    /// `torch.amp.GradScaler`: backs off at every overflow, grows after `interval` steps without one, and
+    /// never grows past the largest f32.
     PyTorch,
-    /// Megatron-LM: the scale backs off only once `hysteresis` overflows have been seen since it last grew, and not below
+    /// Megatron-LM: backs off only after `hysteresis` overflows since the last growth, and not below
     /// `min_scale`.
     Megatron {
-        /// Overflows that are borne before the scale backs off; 1 backs off at the first.
+        /// Overflows until the scale backs off; 1 backs off at the first.
         hysteresis: u32,
-        /// The least scale.
+        /// Minimum scale.
         min_scale: f32,
     },
 }
 
-/// What a run keeps fixed.
+/// Constants of loss scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingOptions {
-    /// When the scale changes.
+    /// Update rule.
     pub rule: ScalingRule,
-    /// The first scale.
+    /// Initial scale.
     pub initial: f32,
-    /// Factor of growth.
+    /// Growth factor.
     pub growth: f32,
-    /// Factor after an overflow.
+    /// Backoff factor after an overflow.
     pub backoff: f32,
     /// Steps without an overflow before the scale grows.
     pub interval: u32,
 }
 
 impl ScalingOptions {
-    /// PyTorch's: 2^16, doubled after 2000 steps, halved at each overflow.
+    /// PyTorch's defaults: 2^16, doubled after 2000 good steps, halved at each overflow.
     pub const PYTORCH: Self = ScalingOptions {
         rule: ScalingRule::PyTorch,
         initial: 65_536.0,
@@ -44,7 +44,8 @@ impl ScalingOptions {
         interval: 2000,
     };
 
-    /// Megatron-LM's: 2^32, doubled after 1000 steps, halved at the second overflow since then and all that follow, at least 1.
+    /// Megatron-LM's defaults: 2^32, doubled after 1000 good steps, halved from the second overflow after a
+    /// growth on, at least 1.
     pub const MEGATRON: Self = ScalingOptions {
         rule: ScalingRule::Megatron { hysteresis: 2, min_scale: 1.0 },
         initial: 4_294_967_296.0,
@@ -54,23 +55,23 @@ impl ScalingOptions {
     };
 }
 
-/// Options by name.
+/// Options with their names.
 pub const SCALING_OPTIONS: [(&str, ScalingOptions); 2] =
     [("pytorch", ScalingOptions::PYTORCH), ("megatron", ScalingOptions::MEGATRON)];
 
-/// A dynamic loss scale: everything of it that a checkpoint must hold.
+/// Dynamic loss scale; its [`state`](Self::state) goes into checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
     options: ScalingOptions,
     scale: f32,
-    /// Steps without an overflow since the scale last changed or overflowed.
+    /// Steps since the last change or overflow.
     growth_tracker: u32,
-    /// Overflows left before the scale backs off (Megatron).
+    /// Overflows left until the scale backs off (Megatron).
     hysteresis_tracker: i64,
 }
 
 impl LossScaler {
-    /// A scaler at its first scale.
+    /// Starts at the initial scale.
     pub fn new(options: ScalingOptions) -> Self {
         let hysteresis_tracker = match options.rule {
             ScalingRule::PyTorch => 0,
@@ -79,7 +80,7 @@ impl LossScaler {
         LossScaler { options, scale: options.initial, growth_tracker: 0, hysteresis_tracker }
     }
 
-    /// A scaler as it was after [`state`](Self::state).
+    /// Restores a scaler from its [`state`](Self::state).
     pub fn resume(
         options: ScalingOptions,
         (scale, growth_tracker, hysteresis_tracker): (f32, u32, i64),
@@ -87,17 +88,17 @@ impl LossScaler {
         LossScaler { options, scale, growth_tracker, hysteresis_tracker }
     }
 
-    /// Scale, growth tracker and hysteresis tracker.
+    /// Returns scale, growth tracker and hysteresis tracker.
     pub fn state(&self) -> (f32, u32, i64) {
         (self.scale, self.growth_tracker, self.hysteresis_tracker)
     }
 
-    /// What the loss is multiplied by.
+    /// Returns the factor of the loss.
     pub fn scale(&self) -> f32 {
         self.scale
     }
 
-    /// Whether the scale can back off no further, so that skipping more steps changes nothing.
+    /// True if the scale cannot back off further, so that skipping more steps is useless.
     pub fn at_floor(&self) -> bool {
         let floor = match self.options.rule {
             ScalingRule::PyTorch => f32::MIN_POSITIVE,
@@ -106,7 +107,7 @@ impl LossScaler {
         self.scale <= floor
     }
 
-    /// Takes note of a step: whether a gradient overflowed, so that it was skipped.
+    /// Updates the scale after a step; `overflow` is true if the step was skipped.
     pub fn update(&mut self, overflow: bool) {
         let ScalingOptions { rule, growth, backoff, interval, .. } = self.options;
         if overflow {
@@ -141,7 +142,7 @@ impl LossScaler {
 mod tests {
     use super::*;
 
-    /// The scale before each of `steps` steps, of which those in `overflows` overflow; counted from 1.
+    /// Returns the scale before each of `steps` steps (from 1), of which those in `overflows` overflow.
     fn trace(options: ScalingOptions, steps: u32, overflows: &[u32]) -> Vec<f32> {
         let mut scaler = LossScaler::new(options);
         (1..=steps)
@@ -153,7 +154,8 @@ mod tests {
             .collect()
     }
 
-    /// Experiment E2b: overflows at steps 3, 4 and 10, growth after 4 good steps. Traces written down from the two rules.
+    /// Experiment E2b: overflows at steps 3, 4 and 10, growth after 4 good steps. Traces derived by hand from
+    /// the two rules.
     #[test]
     fn traces_of_both_rules() {
         let options = ScalingOptions { initial: 1024.0, interval: 4, ..ScalingOptions::PYTORCH };
@@ -166,7 +168,8 @@ mod tests {
         assert_eq!(found, expected);
         let options = ScalingOptions { initial: 1024.0, interval: 4, ..ScalingOptions::MEGATRON };
         let found = trace(options, 16, &[3, 4, 10]);
-        // 3 is borne, 4 halves; 5-8 are good: doubled before 9 and the hysteresis refilled; 10 is borne; 11-14 are good.
+        // 3 is tolerated, 4 halves; 5-8 are good: doubled before 9 and the hysteresis refilled; 10 is
+        // tolerated; 11-14 are good.
         let expected = [
             1024.0, 1024.0, 1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0, 1024.0, 1024.0, 1024.0, 1024.0,
             1024.0, 1024.0, 2048.0, 2048.0,
@@ -177,7 +180,7 @@ mod tests {
     #[test]
     fn without_hysteresis_left_every_overflow_backs_off() {
         let options = ScalingOptions { initial: 8.0, ..ScalingOptions::MEGATRON };
-        // No growth refills it, and the floor holds.
+        // No growth refills the hysteresis, and the minimum holds.
         assert_eq!(trace(options, 7, &[1, 2, 3, 4, 5, 6]), [8.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0]);
     }
 

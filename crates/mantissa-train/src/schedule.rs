@@ -1,55 +1,56 @@
-//! Learning rates by step.
+//! Learning rate schedules.
 
 use std::f64::consts::PI;
 
-/// How the learning rate runs after its warm-up.
+/// Shape of the learning rate after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
-    /// It stays.
+    /// Constant at the peak.
     Constant,
-    /// Half a cosine down to `min_ratio` of the peak at the last step (Loshchilov & Hutter 2017, "SGDR", arXiv 1608.03983,
-    /// without restarts).
+    /// Cosine decay to `min_ratio` of the peak at the last step (Loshchilov & Hutter 2017, "SGDR", arXiv
+    /// 1608.03983, without restarts).
     Cosine {
-        /// The last rate as a share of the peak.
+        /// Final rate as a share of the peak.
         min_ratio: f64,
     },
-    /// It stays, and in the last `decay_steps` falls linearly to `min_ratio` of the peak: warm-up, stable, decay (Hu et al.
-    /// 2024, "MiniCPM", arXiv 2404.06395, section 4).
+    /// Constant, then linear decay to `min_ratio` of the peak in the last `decay_steps`: warmup-stable-decay
+    /// (Hu et al. 2024, "MiniCPM", arXiv 2404.06395, section 4).
     Stable {
-        /// Steps of the fall.
+        /// Number of decay steps.
         decay_steps: u64,
-        /// The last rate as a share of the peak.
+        /// Final rate as a share of the peak.
         min_ratio: f64,
     },
-    /// A straight line down to `min_ratio` of the peak at the last step.
+    /// Linear decay to `min_ratio` of the peak at the last step.
     Linear {
-        /// The last rate as a share of the peak.
+        /// Final rate as a share of the peak.
         min_ratio: f64,
     },
 }
 
-/// A learning rate for each step.
+/// Learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// The highest rate.
+    /// Peak learning rate.
     pub peak: f64,
-    /// Steps in which the rate climbs in a straight line to the peak, which the step after them has.
+    /// Steps of linear warm-up; the step after them has the peak rate.
     pub warmup_steps: u64,
-    /// Steps in all.
+    /// Total number of steps.
     pub total_steps: u64,
-    /// What follows the warm-up.
+    /// Shape after the warm-up.
     pub decay: Decay,
 }
 
 impl Schedule {
-    /// The rate of step `step`, counted from 0. Step `total_steps - 1`, the last, has the lowest of a decay; later ones keep it.
+    /// Returns the rate of step `step`, from 0. Step `total_steps - 1` has the final rate; later steps keep
+    /// it.
     pub fn rate(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.peak * (step + 1) as f64 / (self.warmup_steps + 1) as f64;
         }
         let last = self.total_steps.saturating_sub(1).max(self.warmup_steps);
         let step = step.min(last);
-        // 0 at the end of the warm-up, 1 at the last step.
+        // Progress from 0 at the end of warm-up to 1 at the last step.
         let share = |from: u64| {
             if last > from { step.saturating_sub(from) as f64 / (last - from) as f64 } else { 1.0 }
         };

@@ -1,4 +1,4 @@
-//! Values as an arena or an operand stores them: f32, or 16 bits of bf16 or f16.
+//! Storage of values in f32, bf16 or f16.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use mantissa_kernels::kernels;
 use mantissa_model::zeros;
 use mantissa_num::{Code, Format, Scheme, minifloat};
 
-/// A float format of 32 or 16 bits.
+/// Float format of 32 or 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// IEEE binary32.
@@ -20,7 +20,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The scheme of plain values of this format.
+    /// Returns the scheme of plain values in this format.
     pub fn scheme(self) -> Scheme {
         Scheme::plain(match self {
             Precision::F32 => Code::F32,
@@ -29,12 +29,12 @@ impl Precision {
         })
     }
 
-    /// The format of a scheme of plain values, where it is one of these.
+    /// Returns the float format of a scheme of plain values, if it is one of these.
     pub fn of(format: &Format) -> Option<Self> {
         [Precision::F32, Precision::Bf16, Precision::F16].into_iter().find(|p| p.scheme().format == *format)
     }
 
-    /// Bytes of a value.
+    /// Bytes per value.
     pub const fn bytes(self) -> u64 {
         match self {
             Precision::F32 => 4,
@@ -43,7 +43,7 @@ impl Precision {
     }
 }
 
-/// An arena's values.
+/// Values of an arena.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Store {
     F32(Vec<f32>),
@@ -51,7 +51,7 @@ pub(crate) enum Store {
     F16(Vec<u16>),
 }
 
-/// Some values of a [`Store`].
+/// Borrowed values of a [`Store`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stored<'a> {
     F32(&'a [f32]),
@@ -60,7 +60,7 @@ pub(crate) enum Stored<'a> {
 }
 
 impl Store {
-    /// `n` zeros; `None` where there is not enough memory.
+    /// Allocates `n` zeros; `None` if memory is missing.
     pub(crate) fn zeros(precision: Precision, n: usize) -> Option<Self> {
         Some(match precision {
             Precision::F32 => Store::F32(zeros(n)?),
@@ -92,7 +92,7 @@ impl Store {
         }
     }
 
-    /// Stores `values` from place `first` on, rounded to nearest.
+    /// Stores `values` from offset `first` on, rounded to nearest.
     pub(crate) fn set(&mut self, first: usize, values: &[f32]) {
         let range = first..first + values.len();
         match self {
@@ -104,7 +104,7 @@ impl Store {
 }
 
 impl<'a> Stored<'a> {
-    /// As f32, exactly; copied where they are not.
+    /// Returns the values as f32, exactly; copies 16-bit values.
     pub(crate) fn widened(self) -> Cow<'a, [f32]> {
         match self {
             Stored::F32(values) => Cow::Borrowed(values),
@@ -123,7 +123,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Some of them.
+    /// Returns a range of the values.
     pub(crate) fn slice(self, range: Range<usize>) -> Stored<'a> {
         match self {
             Stored::F32(values) => Stored::F32(&values[range]),
@@ -132,7 +132,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Writes them as f32, exactly. Panics if `out` has another length.
+    /// Writes the values as f32, exactly. Panics if `out` has another length.
     pub(crate) fn widen(self, out: &mut [f32]) {
         match self {
             Stored::F32(values) => out.copy_from_slice(values),
@@ -141,7 +141,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// As values of `precision`, in f32; rounded into `scratch` where they are not.
+    /// Returns the values rounded to `precision`, as f32; uses `scratch` if rounding or widening is needed.
     pub(crate) fn rounded(self, precision: Precision, scratch: &'a mut Vec<f32>) -> &'a [f32] {
         let exact = match self {
             Stored::F32(values) if precision == Precision::F32 => return values,
@@ -157,7 +157,7 @@ impl<'a> Stored<'a> {
         scratch
     }
 
-    /// As bits of `precision`, one of 16 bits; rounded into `scratch` where they are not.
+    /// Returns the bits in `precision`, a 16-bit format; uses `scratch` if rounding is needed.
     pub(crate) fn bits(self, precision: Precision, scratch: &'a mut Vec<u16>) -> &'a [u16] {
         match (self, precision) {
             (Stored::Bf16(bits), Precision::Bf16) | (Stored::F16(bits), Precision::F16) => return bits,

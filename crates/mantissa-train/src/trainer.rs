@@ -1,5 +1,5 @@
-//! The loop of training, a step at a time: batches, accumulation, loss scaling, learning rate, update; and what must be kept for
-//! a run to go on with the same bits.
+//! Training loop, one step at a time: batches, gradient accumulation, loss scaling, learning rate, update;
+//! and the state that a run needs to resume bit-exactly.
 
 use mantissa_kernels::kernels;
 use mantissa_model::Batch;
@@ -13,21 +13,22 @@ use crate::optim::Optimizer;
 use crate::scaling::LossScaler;
 use crate::schedule::Schedule;
 
-/// Overflows in a row after which a run is given up: the scale has then been halved by a factor of a million, or cannot be.
+/// Consecutive overflows until a run is aborted: the scale has then shrunk by a factor of a million, or
+/// cannot shrink.
 const MOST_SKIPPED: u64 = 20;
 
-/// What a run keeps fixed beside model, optimizer and data.
+/// Settings of a run beside model, optimizer and data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
-    /// Windows of a batch.
+    /// Windows per batch.
     pub batch: usize,
-    /// Batches of a step, whose gradients are summed.
+    /// Batches per step (gradient accumulation).
     pub accumulate: usize,
-    /// Learning rate by step.
+    /// Learning rate schedule.
     pub schedule: Schedule,
 }
 
-/// A run.
+/// Training run.
 #[derive(Debug)]
 pub struct Trainer {
     pub(crate) model: TrainModel,
@@ -39,43 +40,43 @@ pub struct Trainer {
     pub(crate) progress: Progress,
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Steps done, skipped ones among them.
+    /// Steps done, skipped ones included.
     pub steps: u64,
-    /// Steps whose update was left out because a scaled gradient overflowed.
+    /// Steps skipped because a scaled gradient overflowed.
     pub skipped: u64,
-    /// Of those, how many came last.
+    /// Skipped steps since the last good one.
     pub skipped_in_a_row: u64,
     /// Tokens predicted.
     pub tokens: u64,
-    /// Place in the data.
+    /// Position in the data.
     pub cursor: Cursor,
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Number of the step, from 1.
+    /// Step number, from 1.
     pub step: u64,
-    /// Mean loss of its tokens before the update, nats.
+    /// Mean loss before the update, nats/token.
     pub loss: f64,
-    /// Norm of the gradients before clipping; absent where one overflowed and the update was left out.
+    /// Gradient norm before clipping; absent if it overflowed and the step was skipped.
     pub norm: Option<f64>,
     /// Learning rate.
     pub lr: f64,
-    /// What the loss was multiplied by.
+    /// Loss scale.
     pub loss_scale: f64,
     /// Tokens predicted.
     pub tokens: u64,
 }
 
 impl Trainer {
-    /// A run of `model` from its beginning.
+    /// Starts a run of `model`.
     ///
     /// # Errors
-    /// [`TrainError::Tokens`] where the data was made for a larger vocabulary.
+    /// [`TrainError::Tokens`] if the data has a larger vocabulary than the model.
     pub fn new(
         model: TrainModel,
         optimizer: impl Into<Optimizer>,
@@ -99,36 +100,36 @@ impl Trainer {
         })
     }
 
-    /// The model as it is.
+    /// Returns the model.
     pub fn model(&self) -> &TrainModel {
         &self.model
     }
 
-    /// How far the run is.
+    /// Returns the progress.
     pub fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// Asks `stop` between two layers whether to end a step, which [`step`](Self::step) then does with [`TrainError::Stopped`] and
-    /// leaves the run as it was after the step before.
+    /// Polls `stop` between two layers. If it returns true, [`step`](Self::step) fails with
+    /// [`TrainError::Stopped`] and leaves the run as after the previous step.
     pub fn set_stop(&mut self, stop: fn() -> bool) {
         self.model.stop = Some(stop);
     }
 
-    /// Does one step.
+    /// Runs one step.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`] where loss or gradients are not finite for another reason than a loss scale that is still to be
-    /// lowered, naming the first tensor; the weights are then those of the last good step. [`TrainError::Data`],
-    /// [`TrainError::Stopped`].
+    /// [`TrainError::Diverged`] if loss or gradients are not finite and lowering the loss scale cannot help;
+    /// it names the first non-finite tensor, and the weights stay those of the last good step.
+    /// [`TrainError::Data`], [`TrainError::Stopped`].
     pub fn step(&mut self) -> Result<StepReport, TrainError> {
         self.counted_step(None)
     }
 
-    /// [`step`](Self::step), to the same bits, which looks at the numbers on its way.
+    /// Runs one step with telemetry; bit-identical to [`step`](Self::step).
     ///
     /// # Errors
-    /// As there.
+    /// As [`step`](Self::step).
     pub fn measured_step(&mut self) -> Result<(StepReport, StepHealth), TrainError> {
         let counts: Vec<_> = self.model.params.table().iter().map(|_| WeightCounts::default()).collect();
         self.model.watch = Watch::health();
@@ -174,7 +175,7 @@ impl Trainer {
         Ok(StepReport { step, loss, norm, lr, loss_scale: loss_scale.into(), tokens: targets })
     }
 
-    /// The gradients of the next batches: the sum of their losses, and the number of targets.
+    /// Computes the gradients of the next batches; returns the sum of their losses and the number of targets.
     fn gradients(&mut self, loss_scale: f32) -> Result<(f64, u64), TrainError> {
         let TrainerOptions { batch, accumulate, .. } = self.options;
         let (mut nll, mut targets) = (0.0, 0);
@@ -192,7 +193,7 @@ impl Trainer {
         Ok((nll, targets))
     }
 
-    /// A run as a checkpoint has it.
+    /// Restores progress and scaler from a checkpoint.
     pub(crate) fn restore(&mut self, progress: Progress, scaler: Option<(f32, u32, i64)>) {
         self.progress = progress;
         self.batches.seek(progress.cursor);
@@ -203,7 +204,7 @@ impl Trainer {
         });
     }
 
-    /// Whether a gradient that is not finite is borne: where a smaller scale may help.
+    /// Skips the step after a non-finite gradient if a smaller loss scale may help; fails otherwise.
     fn overflow(&mut self, step: u64, loss: f64, loss_scale: f32) -> Result<(), TrainError> {
         let bearable = |scaler: &LossScaler| {
             loss.is_finite() && !scaler.at_floor() && self.progress.skipped_in_a_row < MOST_SKIPPED
@@ -215,8 +216,9 @@ impl Trainer {
         Err(TrainError::Diverged { step, loss, tensor })
     }
 
-    /// Does the forward and backward of the step again, operator by operator, and names the first that gives or is given what is
-    /// not finite. The numbers are those of the first time: the weights have not changed, and threads change no bit.
+    /// Repeats forward and backward one operator at a time and names the first with a non-finite input or
+    /// output. The numbers are those of the first run: weights are unchanged, and results do not depend on
+    /// threads.
     fn first_non_finite(&mut self, loss_scale: f32) -> Result<String, TrainError> {
         self.batches.seek(self.progress.cursor);
         let threads = std::mem::replace(&mut self.model.options.threads, 1);
@@ -226,7 +228,7 @@ impl Trainer {
         let found = std::mem::take(&mut self.model.watch).found();
         self.batches.seek(self.progress.cursor);
         again?;
-        // Sums of several batches can overflow where none of them has.
+        // The sum over several batches can overflow though no batch does.
         Ok(found.or_else(|| self.model.first_non_finite()).unwrap_or_else(|| "loss".to_owned()))
     }
 }

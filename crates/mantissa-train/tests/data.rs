@@ -35,7 +35,13 @@ fn tokens_of_narrow_and_wide_vocabularies_come_back() {
         let size = std::fs::metadata(&path).unwrap().len();
         assert!((1000 * bytes..1000 * bytes + 300).contains(&size), "{size}");
     }
-    assert!(TokenWriter::new(5).push(&[5]).unwrap_err().to_string().contains("found 5, allowed below 5"));
+    assert!(
+        TokenWriter::new(5)
+            .push(&[5])
+            .unwrap_err()
+            .to_string()
+            .contains("expected below 5, the model's vocabulary, got 5")
+    );
 }
 
 #[test]
@@ -82,7 +88,7 @@ fn an_epoch_shows_every_window_once_and_a_cursor_goes_on() {
     }
     assert_eq!(resumed, order);
     let short = Batches::new(TokenFile::open(&path).unwrap(), 83, 5, Cursor::default());
-    assert!(short.unwrap_err().to_string().contains("found 83 for windows of 83"));
+    assert!(short.unwrap_err().to_string().contains("got 83 for windows of 83"));
 }
 
 #[test]
@@ -114,7 +120,7 @@ fn documents_of_text_and_of_json_lines() {
     assert_eq!(all(&json, &lines).unwrap(), ["one", "two"]);
     let message = |path: &Path, format| all(path, format).unwrap_err().to_string();
     let bad = file("b.jsonl", b"{\"text\": \"one\"}\n{\"txt\": \"two\"}\n");
-    assert!(message(&bad, &lines).contains("b.jsonl: line 2: found none, allowed a JSON object"));
+    assert!(message(&bad, &lines).contains("b.jsonl: line 2: expected a JSON object"));
     assert!(message(&file("c.jsonl", b"{"), &lines).contains("line 1"));
     assert!(message(&file("d.txt", b"ab\xff"), &split).contains("no UTF-8 at byte 2"));
     assert!(message(&temp.path().join("none.txt"), &split).contains("no such file"));

@@ -21,7 +21,8 @@ impl Alternative {
     /// Applies this alternative to layer `at` of `stored`; `None` if nothing changes. A weight that cannot be
     /// changed in packed form is decoded to f32.
     ///
-    /// # Errors The parts of the weight do not fit together.
+    /// # Errors
+    /// The parts of the weight do not fit together.
     pub(super) fn linear(
         self,
         config: &ModelConfig,

@@ -56,7 +56,8 @@ pub(super) fn beyond(error: f64, expected: f64) -> bool {
 
 /// Compares `files` with `reference` on the first of `windows`, or on random tokens if there are none.
 ///
-/// # Errors Unreadable files, or models of different shapes.
+/// # Errors
+/// Unreadable files, or models of different shapes.
 pub fn against(
     files: &ModelFiles,
     reference: &ModelFiles,
@@ -81,7 +82,8 @@ pub fn against(
 /// Predicts the peak memory of [`against`] in bytes, beyond the process: embedding and head of both models,
 /// one layer of each, and one weight as stored, as in the source, and as rounded.
 ///
-/// # Errors The configuration of `files` is invalid.
+/// # Errors
+/// The configuration of `files` is invalid.
 pub fn bytes_against(files: &ModelFiles, reference: &ModelFiles, threads: usize) -> Result<u64> {
     let config = load_config(files)?;
     let table = (config.vocab_size * config.hidden_size) as u64;

@@ -54,7 +54,8 @@ const FIELDS: [Field; 9] = [
 /// Finds the config field which, copied from the source, makes layer `number` compute what the source
 /// computes.
 ///
-/// # Errors A layer cannot be run.
+/// # Errors
+/// A layer cannot be run.
 pub(super) fn differing_field(
     of: &Comparing<'_>,
     number: usize,

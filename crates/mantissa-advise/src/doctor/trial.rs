@@ -44,7 +44,8 @@ pub fn steps(config: &ModelConfig) -> usize {
 
 /// Tries the alternatives on `windows`. `progress` receives the number of finished [`steps`].
 ///
-/// # Errors The unchanged model cannot be loaded or run.
+/// # Errors
+/// The unchanged model cannot be loaded or run.
 pub fn examine(
     files: &ModelFiles,
     windows: &[Sequence],

@@ -93,7 +93,8 @@ const MAX_TP: usize = 1024;
 impl Target {
     /// Parses `SERVER[:tp=N][,gpu=NAME]`.
     ///
-    /// # Errors [`TargetError`] names the part at fault and the accepted values.
+    /// # Errors
+    /// [`TargetError`] names the part at fault and the accepted values.
     pub fn parse(text: &str) -> Result<Self, TargetError> {
         let fault =
             |field, found: &str, allowed: String| TargetError { field, found: found.to_owned(), allowed };

@@ -40,7 +40,10 @@ fn one(
     trained: &mut BTreeMap<String, Trained>,
 ) -> Result<Figures, Box<dyn Error>> {
     let known = |trained: &BTreeMap<String, Trained>, name: &str| {
-        trained.get(name).cloned().ok_or_else(|| format!("from: found \"{name}\", allowed a run above it"))
+        trained
+            .get(name)
+            .cloned()
+            .ok_or_else(|| format!("from: expected the name of an earlier run, got \"{name}\""))
     };
     match arm {
         Arm::Train { name, from, set } => {
@@ -63,7 +66,7 @@ fn one(
         Arm::Scaler { rule, initial, interval, overflows, expected, .. } => {
             let known = SCALING_OPTIONS.iter().find(|(name, _)| name == rule);
             let (_, options) =
-                known.ok_or_else(|| format!("rule: found {rule}, allowed pytorch, megatron"))?;
+                known.ok_or_else(|| format!("rule: expected pytorch or megatron, got {rule}"))?;
             let options = ScalingOptions { initial: *initial, interval: *interval, ..*options };
             Ok(scaler(options, overflows, expected))
         }
@@ -82,7 +85,7 @@ fn operand_mut<'a>(policy: &'a mut Policy, name: &str) -> Result<&'a mut Scheme,
         "dgrad.right" => Ok(&mut linear.dgrad.right),
         "wgrad.left" => Ok(&mut linear.wgrad.left),
         "wgrad.right" => Ok(&mut linear.wgrad.right),
-        _ => Err(format!("operands: found {name}, allowed fprop, dgrad or wgrad with .left or .right")),
+        _ => Err(format!("operands: expected fprop, dgrad or wgrad with .left or .right, got {name}")),
     }
 }
 

@@ -1,5 +1,5 @@
-//! A tokenizer of one's own: byte-level BPE (Sennrich, Haddow & Birch 2016, arXiv 1508.07909; byte level as in GPT-2, Radford et
-//! al. 2019, section 2.2) from documents, as a `tokenizer.json` that other tools read.
+//! Training of a byte-level BPE tokenizer (Sennrich, Haddow & Birch 2016, arXiv 1508.07909; byte level as in
+//! GPT-2, Radford et al. 2019, section 2.2), written as a standard `tokenizer.json`.
 
 use serde_json::{Value, json};
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
@@ -9,28 +9,28 @@ use tokenizers::{AddedToken, Tokenizer};
 use super::DataError;
 use super::words::{WordCounts, pre_tokenizer};
 
-/// Ids of the 256 bytes and the special tokens: no vocabulary is smaller.
+/// Minimum vocabulary size: 256 bytes and the special tokens.
 pub const LEAST_VOCAB: usize = 256 + SPECIAL.len();
 
 /// Beginning and end of a document, ids 0 and 1.
 pub const SPECIAL: [&str; 2] = ["<|begin|>", "<|end|>"];
 
-/// Id of the token that begins a document.
+/// Id of the beginning-of-document token.
 pub const BEGIN: u32 = 0;
 
-/// Id of the token that ends a document.
+/// Id of the end-of-document token.
 pub const END: u32 = 1;
 
-/// The files of a tokenizer.
+/// Files of a tokenizer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainedTokenizer {
-    /// `tokenizer.json`.
+    /// Content of `tokenizer.json`.
     pub tokenizer: String,
-    /// `tokenizer_config.json`.
+    /// Content of `tokenizer_config.json`.
     pub config: String,
 }
 
-/// [`learn_bpe`] from `documents`.
+/// Trains a tokenizer from `documents`, as [`learn_bpe`].
 ///
 /// # Errors
 /// As [`learn_bpe`].
@@ -40,11 +40,11 @@ pub fn train_bpe(documents: &[String], vocab_size: usize) -> Result<TrainedToken
     learn_bpe(words, vocab_size)
 }
 
-/// Learns `vocab_size` tokens, [`SPECIAL`] and all bytes among them, from the words of documents. The same documents give the same
-/// tokenizer.
+/// Learns `vocab_size` tokens, including [`SPECIAL`] and all bytes, from word counts. The result is
+/// deterministic.
 ///
 /// # Errors
-/// [`DataError::Field`] for a vocabulary below [`LEAST_VOCAB`], and where the text does not hold as many merges;
+/// [`DataError::Field`] for a vocabulary below [`LEAST_VOCAB`] or more merges than the text holds;
 /// [`DataError::Memory`].
 pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenizer, DataError> {
     let fault = |field: &str, found: String, allowed: String| DataError::Field {
@@ -70,6 +70,7 @@ pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenize
     let words = words.finish(vocab_size, LEAST_VOCAB)?;
     let special = trainer.do_train(&words, &mut model).map_err(failed)?;
     drop(words);
+    // The word counts are the largest allocation; they are not needed any more.
     let mut tokenizer = Tokenizer::new(model);
     tokenizer.with_pre_tokenizer(Some(pre_tokenizer()));
     tokenizer.with_decoder(Some(ByteLevel::default()));
@@ -78,8 +79,8 @@ pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenize
     if found != vocab_size {
         return Err(fault(
             "vocab_size",
-            format!("{found} tokens in the text"),
-            format!("{vocab_size}, as asked for"),
+            format!("at most {found} tokens in the text"),
+            format!("a text with at least {vocab_size} tokens"),
         ));
     }
     let mut value: Value =
@@ -95,7 +96,7 @@ pub fn learn_bpe(words: WordCounts, vocab_size: usize) -> Result<TrainedTokenize
     Ok(TrainedTokenizer { tokenizer: format!("{value}\n"), config: format!("{config:#}\n") })
 }
 
-/// The template of the `tokenizers` format that puts [`BEGIN`] before a text.
+/// Returns the `tokenizers` post-processor template that puts [`BEGIN`] before a text.
 fn begin_each_document() -> Value {
     let token = SPECIAL[BEGIN as usize];
     let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
@@ -134,7 +135,7 @@ mod tests {
             assert!(ids.iter().all(|id| *id < 285));
             assert_eq!(tokenizer.decode(&ids).unwrap(), text);
         }
-        // Words of the text are short.
+        // Words of this text are short.
         assert!(tokenizer.encode("the little fox jumped", Bos::Never).unwrap().len() <= 10);
     }
 

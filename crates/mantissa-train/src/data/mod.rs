@@ -1,5 +1,5 @@
-//! Training data: text or JSONL becomes a file of tokens once; batches are read from it in a shuffled order that a few numbers
-//! say where it stands.
+//! Training data: text or JSONL is tokenized once into a token file, from which batches are read in a
+//! shuffled order. A few numbers (the [`Cursor`]) describe the position.
 
 mod bpe;
 mod sampler;
@@ -15,42 +15,42 @@ pub use text::{TextFormat, documents, documents_within};
 pub use tokens::{TokenFile, TokenWriter};
 pub use words::WordCounts;
 
-/// Why there is no data.
+/// Error of reading or preparing training data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// A file.
+    /// A file cannot be read or written.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
-    /// The tokenizer.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] mantissa_model::TokenizerError),
-    /// Texts take more memory than they may.
-    #[error("{file}: needs {needs} bytes, {allowed} allowed")]
+    /// A text exceeds the memory limit.
+    #[error("{file}: expected at most {allowed} bytes of memory, got a need of {needs}; fix: raise --memory")]
     Memory {
-        /// The text, or what is done with it.
+        /// File, or the work that needs the memory.
         file: String,
-        /// Bytes that it takes, at least.
+        /// Bytes needed, at least.
         needs: u64,
-        /// Bytes that it may take.
+        /// Bytes allowed.
         allowed: u64,
     },
-    /// A text or token file does not hold what it should.
-    #[error("{file}: {field}: found {found}, allowed {allowed}")]
+    /// A text or token file has the wrong content.
+    #[error("{file}: {field}: expected {allowed}, got {found}")]
     Field {
-        /// The file.
+        /// File at fault.
         file: String,
-        /// Where.
+        /// Field, line or document.
         field: String,
-        /// What is there.
+        /// Value found.
         found: String,
-        /// What may be there.
+        /// Accepted values.
         allowed: String,
     },
 }
 
 impl DataError {
-    /// Whether the input or the environment is at fault.
+    /// Returns who has to act: the input or the environment is at fault.
     pub fn class(&self) -> mantissa_store::ErrorClass {
         match self {
             DataError::Store(error) => error.class(),

@@ -1,17 +1,18 @@
-//! Batches of windows in a shuffled order.
+//! Batches of windows in shuffled order.
 
 use super::{DataError, Shuffle, TokenFile};
 
-/// Where a run stands in its data: everything that a checkpoint must hold of it.
+/// Position in the data; all that a checkpoint stores of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Times that all windows were seen.
+    /// Completed epochs.
     pub epoch: u64,
-    /// Windows of this epoch that were taken.
+    /// Windows taken in this epoch.
     pub taken: u64,
 }
 
-/// Windows of `len + 1` tokens, neighbours sharing one, so that every token but the first is predicted once in an epoch.
+/// Windows of `len + 1` tokens. Adjacent windows share one token, so that every token but the first is
+/// predicted once per epoch.
 #[derive(Debug)]
 pub struct Batches {
     file: TokenFile,
@@ -21,22 +22,22 @@ pub struct Batches {
     cursor: Cursor,
 }
 
-/// A batch: inputs and targets of whole windows, one after another.
+/// Batch of whole windows, concatenated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// `[windows, len]` token ids.
+    /// Input token ids, `[windows, len]`.
     pub tokens: Vec<u32>,
-    /// `[windows, len]`: what follows each.
+    /// Target token ids, `[windows, len]`: the token after each input.
     pub targets: Vec<u32>,
-    /// `len` for each window.
+    /// Lengths of the windows, `len` each.
     pub lens: Vec<usize>,
 }
 
 impl Batches {
-    /// Windows of `len` inputs over the whole file, in the order that `seed` gives, from `cursor` on.
+    /// Reads windows of `len` inputs over the whole file, in the order given by `seed`, starting at `cursor`.
     ///
     /// # Errors
-    /// [`DataError::Field`] where the file holds no window.
+    /// [`DataError::Field`] if the file is shorter than one window.
     pub fn new(file: TokenFile, len: usize, seed: u64, cursor: Cursor) -> Result<Self, DataError> {
         let windows = file.len().saturating_sub(1) / (len.max(1) as u64);
         if windows == 0 || len == 0 {
@@ -50,35 +51,35 @@ impl Batches {
         Ok(Batches { file, len, seed, windows, cursor })
     }
 
-    /// Windows of an epoch.
+    /// Number of windows per epoch.
     pub fn windows(&self) -> u64 {
         self.windows
     }
 
-    /// Inputs of a window.
+    /// Number of inputs per window.
     pub fn window(&self) -> usize {
         self.len
     }
 
-    /// What the ids are below of.
+    /// Vocabulary size; all ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.file.vocab_size()
     }
 
-    /// Goes on from `cursor`.
+    /// Moves to `cursor`.
     pub fn seek(&mut self, cursor: Cursor) {
         self.cursor = cursor;
     }
 
-    /// Where the run stands.
+    /// Returns the current position.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// Fills `sample` with the next `count` windows. An epoch that ends within a batch is followed by the next.
+    /// Fills `sample` with the next `count` windows. A batch may span two epochs.
     ///
     /// # Errors
-    /// As [`TokenFile::read`]. The cursor then stays.
+    /// As [`TokenFile::read`]; the cursor then stays unchanged.
     pub fn next(&mut self, count: usize, sample: &mut Sample) -> Result<(), DataError> {
         let mut cursor = self.cursor;
         let Sample { tokens, targets, lens } = sample;

@@ -1,38 +1,39 @@
-//! A permutation of `0..n` that any place of can be asked for by itself: no list in memory, and nothing to store but its seed.
+//! Random-access permutation of `0..n`: needs no list in memory, and only the seed is stored.
 //!
-//! A balanced Feistel network over the least even number of bits that holds `n`, with Philox4x32-10 as the round function
-//! (Luby & Rackoff 1988; for the use on a range, cycle walking, Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
+//! A balanced Feistel network over the smallest even number of bits that holds `n`, with Philox4x32-10 as the
+//! round function (Luby & Rackoff 1988), restricted to the range by cycle walking (Black & Rogaway 2002,
+//! "Ciphers with Arbitrary Finite Domains").
 
 use mantissa_num::round::philox4x32_10;
 
-/// Rounds of the network. Four make a permutation that no few questions tell from a random one; six cost little.
+/// Rounds of the network. Four give a pseudorandom permutation (Luby & Rackoff); six cost little more.
 const ROUNDS: u32 = 6;
 
-/// A permutation of `0..n`.
+/// Permutation of `0..n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shuffle {
     n: u64,
     seed: u64,
     epoch: u64,
-    /// Bits of a half.
+    /// Bits per half.
     half: u32,
 }
 
 impl Shuffle {
-    /// The permutation of `n` things that `seed` and `epoch` choose.
+    /// Makes the permutation of `0..n` for `seed` and `epoch`.
     pub fn new(n: u64, seed: u64, epoch: u64) -> Self {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         Shuffle { n, seed, epoch, half: bits.div_ceil(2).max(1) }
     }
 
-    /// What stands at `place`, both in `0..n`.
+    /// Returns the element at `place`, both in `0..n`.
     ///
     /// # Panics
     /// If `place` is not below `n`.
     pub fn at(&self, place: u64) -> u64 {
         assert!(place < self.n, "Shuffle::at: {place} of {}", self.n);
-        // The network permutes fewer than 4 n numbers: few steps lead back into the range, and the walk from a number in it
-        // always does.
+        // Cycle walking: the network permutes fewer than 4 n numbers, so a few steps lead back into the
+        // range.
         let mut x = self.permute(place);
         while x >= self.n {
             x = self.permute(x);
@@ -82,7 +83,7 @@ mod tests {
             let fixed = a.iter().enumerate().filter(|(place, x)| *place as u64 == **x).count();
             assert!(fixed < 8, "{fixed} stay");
             let rising = a.windows(2).filter(|w| w[0] < w[1]).count();
-            // Half of 999, give or take five standard deviations of 9.1.
+            // Half of 999, within five standard deviations of 9.1.
             assert!(rising.abs_diff(500) < 46, "{rising} rise");
             for b in &orders[..i] {
                 assert!(a.iter().zip(b).filter(|(a, b)| a == b).count() < 8);

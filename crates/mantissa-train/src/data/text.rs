@@ -1,4 +1,4 @@
-//! Documents from files of text or of JSON lines.
+//! Reads documents from text and JSONL files.
 
 use std::path::Path;
 
@@ -7,29 +7,29 @@ use serde_json::Value;
 
 use super::DataError;
 
-/// How documents lie in a file.
+/// Layout of documents in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextFormat {
-    /// UTF-8 text, cut at a separator where there is one; each part stripped of white space.
+    /// UTF-8 text, split at a separator if given; each document is stripped of white space.
     Text {
-        /// What stands between documents.
+        /// Separator between documents.
         split: Option<String>,
     },
-    /// A JSON object on each line, one of whose fields is the document.
+    /// JSON Lines: one object per line, with the document in one of its fields.
     JsonLines {
-        /// The field.
+        /// Name of the field.
         field: String,
     },
 }
 
-/// Longest document that is read: more than any tokenizer takes.
+/// Maximum document size in bytes, more than any tokenizer accepts.
 const MAX_DOCUMENT: u64 = 64 << 20;
 
-/// Gives every document of `path` that is not empty to `each`, one at a time, and their number back.
+/// Passes every non-empty document of `path` to `each`, one at a time; returns their number.
 ///
 /// # Errors
-/// [`DataError`] for a file that cannot be read, is not UTF-8, has a document of more than 64 MiB or a line without the field;
-/// whatever `each` raises.
+/// [`DataError`] for a file that is unreadable or not UTF-8, a document over 64 MiB, or a line without the
+/// field; errors of `each`.
 pub fn documents(
     path: &Path,
     format: &TextFormat,
@@ -38,10 +38,10 @@ pub fn documents(
     documents_within(path, format, u64::MAX, each)
 }
 
-/// [`documents`] of which none takes more than `memory` bytes.
+/// Reads documents like [`documents`], with at most `memory` bytes per document.
 ///
 /// # Errors
-/// As [`documents`]; [`DataError::Memory`].
+/// As [`documents`], and [`DataError::Memory`].
 pub fn documents_within(
     path: &Path,
     format: &TextFormat,
@@ -81,13 +81,13 @@ pub fn documents_within(
     Ok(count)
 }
 
-/// Bytes of memory for each byte of a line of JSON while it is read: lists of numbers have the shortest values.
+/// Bytes of memory per byte of a JSON line while parsing: lists of numbers have the shortest values.
 const JSON_BYTES: u64 = 40;
 
-/// Opens a text.
+/// Opens a text file.
 ///
 /// # Errors
-/// A file that is not there or is none.
+/// A missing path or one that is not a file.
 pub(super) fn open(path: &Path) -> Result<TextFile, DataError> {
     TextFile::open(path).map_err(|error| match error {
         Error::Missing { .. } => DataError::Field {
@@ -104,7 +104,7 @@ pub(super) fn named(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The error of a document that is not read to its end.
+/// Makes the error for a document that is too long to read.
 pub(super) fn too_long(path: &Path, number: usize, most: u64, memory: u64) -> DataError {
     if most == memory {
         return DataError::Memory { file: named(path), needs: most.saturating_add(1), allowed: memory };
@@ -113,7 +113,7 @@ pub(super) fn too_long(path: &Path, number: usize, most: u64, memory: u64) -> Da
         file: named(path),
         field: format!("document {number}"),
         found: format!("more than {most} bytes"),
-        allowed: format!("at most {most}; cut texts into documents (split)"),
+        allowed: format!("at most {most} bytes; fix: split texts into documents (data.split)"),
     }
 }
 
@@ -128,7 +128,7 @@ fn json_field(path: &Path, line: usize, text: &str, field: &str) -> Result<Strin
         Err(error) => Err(fault(error.to_string())),
         Ok(mut value) => match value.get_mut(field).map(Value::take) {
             Some(Value::String(document)) => Ok(document),
-            _ => Err(fault("none".to_owned())),
+            _ => Err(fault("another value".to_owned())),
         },
     }
 }

@@ -1,5 +1,5 @@
-//! A file of tokens: safetensors with one tensor `tokens`, U16 where the vocabulary allows and U32 otherwise, and in its
-//! metadata what it was made from. Read in pieces, never as a whole.
+//! Token files: safetensors with one tensor `tokens`, U16 if the vocabulary fits and U32 otherwise, with the
+//! data's origin in the metadata. Read in pieces, never as a whole.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::DataError;
 const TENSOR: &str = "tokens";
 const VOCAB_SIZE: &str = "vocab_size";
 
-/// Tokens on their way into a file.
+/// Collects tokens and writes them to a file.
 #[derive(Debug)]
 pub struct TokenWriter {
     vocab_size: usize,
@@ -22,7 +22,7 @@ pub struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// For ids below `vocab_size`.
+    /// Starts a file for ids below `vocab_size`.
     pub fn new(vocab_size: usize) -> Self {
         TokenWriter { vocab_size, narrow: vocab_size <= 1 << 16, bytes: Vec::new() }
     }
@@ -30,7 +30,7 @@ impl TokenWriter {
     /// Adds the tokens of a document.
     ///
     /// # Errors
-    /// [`DataError::Field`] for an id that is not below the vocabulary's size.
+    /// [`DataError::Field`] for an id outside the vocabulary.
     pub fn push(&mut self, ids: &[u32]) -> Result<(), DataError> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
             return Err(DataError::Field {
@@ -47,22 +47,22 @@ impl TokenWriter {
         Ok(())
     }
 
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub fn len(&self) -> usize {
         self.bytes.len() / if self.narrow { 2 } else { 4 }
     }
 
-    /// Bytes of memory that they take.
+    /// Bytes of memory held.
     pub fn bytes(&self) -> u64 {
         self.bytes.capacity() as u64
     }
 
-    /// Whether there is none.
+    /// True if no token was added.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Writes the file, which appears whole or not at all, with a checksum of it ([`sealed`]). `about` says what the tokens were made from.
+    /// Writes the file atomically with a checksum ([`sealed`]). `about` records the origin of the tokens.
     ///
     /// # Errors
     /// As [`StagedFile`] and [`SafetensorsWriter`].
@@ -81,7 +81,7 @@ impl TokenWriter {
     }
 }
 
-/// A file of tokens, open.
+/// Open token file.
 #[derive(Debug)]
 pub struct TokenFile {
     file: SafeTensors,
@@ -91,10 +91,10 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// Opens a file that [`TokenWriter`] has written.
+    /// Opens a file written by [`TokenWriter`].
     ///
     /// # Errors
-    /// As [`SafeTensors::open`]; [`DataError::Field`] where it is another file.
+    /// As [`SafeTensors::open`]; [`DataError::Field`] if it is not a token file.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         sealed::check(path)?;
         let file = SafeTensors::open(path)?;
@@ -122,25 +122,25 @@ impl TokenFile {
         self.len
     }
 
-    /// Whether there is none.
+    /// True if the file holds no token.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What the ids are below of.
+    /// Vocabulary size; all ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// What the tokens were made from.
+    /// Origin of the tokens.
     pub fn about(&self) -> &BTreeMap<String, String> {
         self.file.metadata()
     }
 
-    /// The `count` tokens from `first` on, added to `out`.
+    /// Appends `count` tokens from index `first` on to `out`.
     ///
     /// # Errors
-    /// As [`SafeTensors::read_range`]; [`DataError::Field`] for an id that is not below the size of the vocabulary.
+    /// As [`SafeTensors::read_range`]; [`DataError::Field`] for an id outside the vocabulary.
     pub fn read(&self, first: u64, count: usize, out: &mut Vec<u32>) -> Result<(), DataError> {
         let width = if self.meta.dtype == Dtype::U16 { 2 } else { 4 };
         let mut bytes = vec![0; count * width];

@@ -1,7 +1,7 @@
-//! The words of texts and how often each occurs: all that a byte-level BPE is learned from.
+//! Word counts of texts, the input of byte-level BPE training.
 //!
-//! Texts are taken in pieces that end before white space, where no word goes on, so that the counts are those of the whole. Held
-//! are the words that differ, and the memory of learning from them follows from these.
+//! Texts are read in pieces that end before white space, where no word continues, so the counts equal those
+//! of the whole text. Only distinct words are held; the memory of training follows from them.
 
 use std::path::Path;
 
@@ -15,36 +15,36 @@ use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer
 use super::text::{documents_within, named, open, too_long};
 use super::{DataError, TextFormat};
 
-/// Bytes of text that are cut into words at a time; a word that is longer is not cut.
+/// Bytes of text split into words at a time; a longer word is not cut.
 const PIECE: usize = 16 << 10;
 
-/// Bytes of memory for each byte of a piece while it is cut into words: as it is, by characters of bytes, with the places of
-/// both, and its words.
+/// Bytes of memory per byte of a piece while it is split: the text, its byte-level form, the offsets of both,
+/// and the words.
 const CUTTING: u64 = 192;
 
-/// Longest word that is read.
+/// Maximum word length in bytes.
 const MAX_WORD: u64 = 16 << 20;
 
-/// Bytes of an entry of the counts: the word, its count and a byte of the table.
+/// Bytes per entry of the counts: word, count and one byte of the hash table.
 const ENTRY: u64 = (size_of::<(CompactString, u64)>() + 1) as u64;
 
-/// Bytes that an allocation takes beside those that were asked for.
+/// Allocator overhead in bytes per allocation.
 const HEADER: u64 = 16;
 
-/// The pre-tokenizer of GPT-2, whose words a merge never joins.
+/// Returns the pre-tokenizer of GPT-2; merges never cross its words.
 pub(super) fn pre_tokenizer() -> ByteLevel {
     ByteLevel::new(false, false, true)
 }
 
-/// Words with their counts, within a limit of memory.
+/// Distinct words with their counts, within a memory limit.
 #[derive(Debug)]
 pub struct WordCounts {
     words: AHashMap<CompactString, u64>,
-    /// Bytes of words that do not lie in the table itself.
+    /// Bytes of words stored outside the table.
     outside: u64,
-    /// Bytes that learning takes beside the counts.
+    /// Bytes that training needs beyond the counts.
     learning: u64,
-    /// Bytes of all words, which bound the merges.
+    /// Bytes of all distinct words, which bound the number of merges.
     symbols: u64,
     pending: Vec<String>,
     threads: usize,
@@ -54,23 +54,23 @@ pub struct WordCounts {
 type Counts = AHashMap<CompactString, u64>;
 
 impl WordCounts {
-    /// Nothing so far. Counting and learning take no more than `memory` bytes.
+    /// Starts an empty count. Counting and training use at most `memory` bytes.
     pub fn new(threads: usize, memory: u64) -> Self {
         let (words, pending) = (Counts::new(), Vec::new());
         WordCounts { words, outside: 0, learning: 0, symbols: 0, pending, threads: threads.max(1), memory }
     }
 
-    /// Adds every document of a file; gives their number.
+    /// Adds every document of a file; returns their number.
     ///
     /// # Errors
-    /// As [`documents_within`], [`DataError::Memory`].
+    /// As [`documents_within`], and [`DataError::Memory`].
     pub fn add_file(&mut self, path: &Path, format: &TextFormat) -> Result<usize, DataError> {
         let file = named(path);
         self.require(2 * PIECE as u64 * CUTTING, &file)?;
         if matches!(format, TextFormat::Text { split: None }) {
             return self.add_text(path);
         }
-        // A document is held beside its pieces.
+        // A document is held together with its pieces.
         let half = self.left() / 2;
         documents_within(path, format, half, |document| self.add(document)).map_err(|error| match error {
             DataError::Memory { needs, allowed, file } if allowed == half => {
@@ -81,7 +81,7 @@ impl WordCounts {
         })
     }
 
-    /// Adds a file that is one document; 0 for one of white space.
+    /// Adds a file that is one document; returns 0 if it is only white space.
     fn add_text(&mut self, path: &Path) -> Result<usize, DataError> {
         let (mut file, mut last) = (open(path)?, String::new());
         loop {
@@ -94,7 +94,7 @@ impl WordCounts {
                     return Err(too_long(path, 1, most, u64::MAX));
                 }
                 Part::Text(piece) => {
-                    // As documents are, the text is stripped.
+                    // Documents are stripped, so leading and trailing white space is dropped here too.
                     let piece = if last.is_empty() { piece.trim_start() } else { piece };
                     let before = std::mem::replace(&mut last, piece.to_owned());
                     self.add_piece(before, &named(path))?;
@@ -113,7 +113,7 @@ impl WordCounts {
     pub fn add(&mut self, document: &str) -> Result<(), DataError> {
         let mut rest = document;
         while rest.len() > PIECE {
-            // Some places are inside a character.
+            // A byte offset may fall inside a character.
             let near = (PIECE..rest.len().min(PIECE + 4)).find(|&at| rest.is_char_boundary(at));
             let end = near.and_then(|near| boundary(&rest[..near]).or_else(|| first_boundary(rest, near)));
             let (piece, after) = rest.split_at(end.unwrap_or(rest.len()));
@@ -137,7 +137,7 @@ impl WordCounts {
         }
     }
 
-    /// Counts the words of the pieces so far.
+    /// Counts the words of the pending pieces.
     fn count(&mut self) -> Result<(), DataError> {
         let pieces = std::mem::take(&mut self.pending);
         let of = |range: std::ops::Range<usize>| words(&pieces[range]);
@@ -152,7 +152,7 @@ impl WordCounts {
                 continue;
             }
             if self.words.len() == self.words.capacity() {
-                // The table doubles, and both are there at once.
+                // Growing doubles the table while the old one is still there.
                 self.require(3 * self.table(), "the words of the texts")?;
             }
             let symbols = word.len() as u64;
@@ -172,13 +172,13 @@ impl WordCounts {
         Ok(())
     }
 
-    /// Bytes of the table, which is full at 7 of 8.
+    /// Bytes of the hash table, which is full at 7/8.
     fn table(&self) -> u64 {
         (self.words.capacity() as u64).saturating_mul(8 * ENTRY) / 7
     }
 
     fn bytes(&self) -> u64 {
-        // Pieces are held in batches; each thread cuts one.
+        // Pieces are held in batches; each thread splits one.
         let batch = (self.threads * PIECE) as u64 * (4 + CUTTING);
         self.table().saturating_add(self.outside).saturating_add(batch)
     }
@@ -187,20 +187,21 @@ impl WordCounts {
         self.memory.saturating_sub(self.bytes())
     }
 
-    /// All words, after a look at whether `vocab_size` tokens can be learned from them, and in the memory that there is.
+    /// Returns all words, after checking that `vocab_size` tokens can be learned from them within the memory
+    /// limit.
     ///
     /// # Errors
-    /// [`DataError::Field`] for a vocabulary of more tokens than there are merges; [`DataError::Memory`].
+    /// [`DataError::Field`] if the text holds too few merges; [`DataError::Memory`].
     pub(super) fn finish(mut self, vocab_size: usize, least: usize) -> Result<Counts, DataError> {
         self.count()?;
-        // Each merge makes a word shorter by one.
+        // Each merge shortens a word by one symbol.
         let most = (least as u64).saturating_add(self.symbols).saturating_sub(self.words.len() as u64);
         if vocab_size as u64 > most {
             return Err(DataError::Field {
                 file: "tokenizer".to_owned(),
                 field: "vocab_size".to_owned(),
-                found: format!("{most} tokens in the text at most"),
-                allowed: format!("{vocab_size}, as asked for"),
+                found: format!("at most {most} tokens in the text"),
+                allowed: format!("a text with at least {vocab_size} tokens"),
             });
         }
         let tokens = (vocab_size as u64).saturating_mul(PER_TOKEN);
@@ -209,21 +210,21 @@ impl WordCounts {
     }
 }
 
-/// Bytes of memory for each token of the vocabulary: its text in the tables of the learner and of the model, its merge, and both
-/// as JSON. About 600 were measured.
+/// Bytes per token of the vocabulary: its text in the trainer's and the model's tables, its merge, and both
+/// as JSON. Measured: about 600.
 const PER_TOKEN: u64 = 800;
 
-/// Bytes that learning takes for a word of so many bytes: a symbol of 32 bytes for each in a list that doubles, and for each pair
-/// the word's number in a set, which doubles as well, before and after the merge.
+/// Bytes that training needs for a word of `symbols` bytes: a 32-byte symbol each in a doubling list, and per
+/// pair the word's index in a doubling set, before and after the merge.
 fn learning_bytes(symbols: u64) -> u64 {
     let list = 32 * symbols.next_power_of_two().max(4) + HEADER;
     32 + list + PER_PAIR * symbols.saturating_sub(1)
 }
 
-/// Bytes for each pair of a word, in the sets of where a pair occurs and the changes of a merge.
+/// Bytes per pair of a word, in the sets of pair positions and merge changes.
 const PER_PAIR: u64 = 45;
 
-/// The words of some pieces, with their counts.
+/// Counts the words of some pieces.
 fn words(pieces: &[String]) -> Result<Counts, DataError> {
     let mut counts = Counts::new();
     for piece in pieces {
@@ -246,13 +247,13 @@ fn words(pieces: &[String]) -> Result<Counts, DataError> {
     Ok(counts)
 }
 
-/// The last place of `text` where a word ends and white space begins. No word of the pre-tokenizer holds white space behind
-/// anything else, and none depends on what stands before it.
+/// Returns the last offset of `text` where a word ends and white space begins. No word of the pre-tokenizer
+/// has white space after other characters, and none depends on the text before it.
 fn boundary(text: &str) -> Option<usize> {
     (1..text.len()).rev().find(|&at| is_boundary(text, at))
 }
 
-/// The first such place at `from` or behind.
+/// Returns the first such offset at or after `from`.
 fn first_boundary(text: &str, from: usize) -> Option<usize> {
     (from.max(1)..text.len()).find(|&at| is_boundary(text, at))
 }

@@ -1,4 +1,4 @@
-//! Which weights decay: groups of tensors by their role, and tensors by name.
+//! Weight decay: which tensors decay, by group and by name.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use mantissa_model::Role;
 
 use crate::arena::{ParamInfo, ParamTable};
 
-/// Name of a group, and whether a parameter of a role belongs to it.
+/// Name of a group with its membership test.
 type Group = (&'static str, fn(&Role) -> bool);
 
-/// The groups by name, and what belongs to each. Every parameter belongs to one.
+/// Groups of parameters; every parameter belongs to one.
 const GROUPS: [Group; 5] = [
     ("linears", |role| matches!(role, Role::Linear { .. })),
     ("embeddings", |role| matches!(role, Role::Embedding)),
@@ -18,48 +18,49 @@ const GROUPS: [Group; 5] = [
     ("biases", |role| matches!(role, Role::Bias { .. })),
 ];
 
-/// The tensors that weight decay is applied to: those that one of `decay` names, but none of `no_decay`. A name is that of a
-/// group (`linears`, `embeddings`, `head`, `norms`, `biases`), or of tensors, in which `*` stands for any characters.
+/// Tensors with weight decay: those matched by `decay`, except those matched by `no_decay`. Entries are group
+/// names (`linears`, `embeddings`, `head`, `norms`, `biases`) or tensor names, where `*` matches any
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecayGroups {
-    /// What decays.
+    /// Groups and names that decay.
     pub decay: Vec<String>,
-    /// What of it does not.
+    /// Exceptions that do not decay.
     pub no_decay: Vec<String>,
 }
 
 impl Default for DecayGroups {
-    /// All matrices, the embeddings among them; norms and biases do not decay.
+    /// Decays all matrices, embeddings included; norms and biases do not decay.
     fn default() -> Self {
         let decay = ["linears", "embeddings", "head"].map(str::to_owned).to_vec();
         DecayGroups { decay, no_decay: Vec::new() }
     }
 }
 
-/// A name that no tensor has, and the key it stands under.
+/// Entry that matches no tensor, with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchTensor {
-    /// `decay` or `no_decay`.
+    /// Key of the entry: `decay` or `no_decay`.
     pub key: &'static str,
-    /// The name.
+    /// Entry at fault.
     pub name: String,
 }
 
 impl fmt::Display for NoSuchTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, which names no tensor of the model", self.name)
+        write!(f, "{:?}, which matches no tensor of the model", self.name)
     }
 }
 
 impl DecayGroups {
-    /// What a name may be, for messages.
+    /// Accepted entries, for messages.
     pub const ALLOWED: &'static str =
         "linears, embeddings, head, norms, biases, or names of tensors such as \"*.down_proj.weight\"";
 
-    /// Whether each parameter of `table` decays, in its order.
+    /// Returns for each parameter of `table` whether it decays, in table order.
     ///
     /// # Errors
-    /// [`NoSuchTensor`] for a name that is neither a group nor that of a tensor.
+    /// [`NoSuchTensor`] for an entry that is neither a group nor matches a tensor.
     pub fn select(&self, table: &ParamTable) -> Result<Vec<bool>, NoSuchTensor> {
         for (key, names) in [("decay", &self.decay), ("no_decay", &self.no_decay)] {
             let known = |name: &str| {
@@ -74,7 +75,7 @@ impl DecayGroups {
     }
 }
 
-/// Whether `name` is that of the parameter's group, or its own.
+/// True if `name` is the parameter's group or matches its name.
 fn named(name: &str, param: &ParamInfo) -> bool {
     match GROUPS.iter().find(|(group, _)| *group == name) {
         Some((_, contains)) => contains(&param.tensor.role),
@@ -82,12 +83,12 @@ fn named(name: &str, param: &ParamInfo) -> bool {
     }
 }
 
-/// Whether `text` is `pattern`, in which `*` stands for any characters.
+/// True if `text` matches `pattern`, where `*` matches any characters.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(first) else { return false };
     let Some((middle, last)) = rest.rsplit_once('*') else { return text.ends_with(rest) };
-    // The leftmost place of each part leaves the most for those after it.
+    // The leftmost match of each part leaves the most text for the rest.
     for part in middle.split('*') {
         match text.find(part) {
             Some(at) => text = &text[at + part.len()..],

@@ -1,13 +1,14 @@
-//! Moments as codes of a map, under blocks of any size: what a scheme such as `lin8` or `dyn8-tensor` says of optimizer state.
+//! Moments stored as codes of an 8-bit map with any block size, as set by schemes such as `lin8` or
+//! `dyn8-tensor`.
 //!
-//! The update is AdamW's in f32 on the decoded moments of a whole parameter, which are then coded again, to the nearest level.
-//! bitsandbytes' own rules, block by block, are in [`crate::blockwise`].
+//! The update is AdamW in f32 on the decoded moments of a whole parameter, which are then requantized to the
+//! nearest level. bitsandbytes' own block-wise rules are in [`crate::blockwise`].
 
 use mantissa_num::codebook::Book;
 use mantissa_num::format::{Blocks, Format, Table};
 use mantissa_num::scheme::{Rule, Scheme};
 
-/// A signed map for first moments with its unsigned partner for second moments, and the blocks that share an absmax.
+/// Signed map for first moments, unsigned map for second moments, and the blocks that share an absmax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StateMap {
     first: Book,
@@ -16,8 +17,8 @@ pub struct StateMap {
 }
 
 impl StateMap {
-    /// The state whose first moments are stored as `scheme`; `None` where that is no signed 8-bit map, coded to the nearest level,
-    /// that has an unsigned partner.
+    /// Makes the format with first moments stored as `scheme`; `None` unless that is a signed 8-bit map with
+    /// nearest rounding and an unsigned counterpart.
     pub fn new(scheme: &Scheme) -> Option<Self> {
         match &scheme.format {
             Format::Table(Table { book, blocks, scale })
@@ -29,7 +30,7 @@ impl StateMap {
         }
     }
 
-    /// Blocks of a parameter of `n` elements.
+    /// Number of blocks of a parameter with `n` elements.
     pub(crate) fn count(self, n: usize) -> usize {
         self.blocks.count(1, n)
     }
@@ -38,12 +39,12 @@ impl StateMap {
         self.blocks.len(1, n).max(1)
     }
 
-    /// The code of zero in the map of first and in that of second moments.
+    /// Returns the codes of zero for first and second moments.
     pub(crate) fn zeros(self) -> (u8, u8) {
         (self.first.encode(0.0) as u8, self.second.encode(0.0) as u8)
     }
 
-    /// First (`second` false) or second moments of a parameter.
+    /// Decodes first (`second` false) or second moments of a parameter.
     pub(crate) fn decode(self, second: bool, codes: &[u8], absmax: &[f32], out: &mut [f32]) {
         let (levels, block) = (self.book(second).levels(), self.block(codes.len()));
         for ((out, codes), absmax) in out.chunks_mut(block).zip(codes.chunks(block)).zip(absmax) {
@@ -51,7 +52,7 @@ impl StateMap {
         }
     }
 
-    /// Codes of `values` and the absmax of each block. A block of zeros has the code of zero.
+    /// Encodes `values` and computes the absmax of each block. A block of zeros gets the code of zero.
     pub(crate) fn encode(self, second: bool, values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
         let (book, block) = (self.book(second), self.block(codes.len()));
         for ((values, codes), absmax) in values.chunks(block).zip(codes.chunks_mut(block)).zip(absmax) {
@@ -103,8 +104,8 @@ mod tests {
         }
     }
 
-    /// The cause of experiment E9: second moments that are small in their block vanish in the linear map and not in the dynamic
-    /// one; and its limit, one outlier of 10⁴ in a tensor with a single absmax, which takes those of the dynamic map too.
+    /// Experiment E9: small second moments vanish in the linear map but not in the dynamic one. Limit of the
+    /// dynamic map: with one outlier of 10⁴ and a single absmax per tensor, they vanish there too.
     #[test]
     fn small_second_moments_vanish_in_the_linear_map() {
         let mut v: Vec<f32> = (0..4096).map(|i| 1e-7 * (1.0 + (i as f32).sin().abs())).collect();

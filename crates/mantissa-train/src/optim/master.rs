@@ -1,4 +1,4 @@
-//! What is kept of weights besides their working copy, and how an updated weight goes back into both.
+//! Master weights: what is stored beside the working copy, and how an updated weight is written to both.
 
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
@@ -9,7 +9,7 @@ use crate::arena::{ParamTable, Parameters};
 use crate::policy::Master;
 use crate::store::Store;
 
-/// The part of the weights that the working copy does not hold.
+/// Part of the weights that the working copy does not hold.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum MasterCopy {
     None,
@@ -17,11 +17,11 @@ pub(crate) enum MasterCopy {
         seed: u64,
     },
     F32(Vec<f32>),
-    /// Low 16 bits of the f32 value, whose sum with the working copy's bits before them is the value.
+    /// Low 16 bits of the f32 value; added to the working copy's bits they give the value.
     Remainder(Vec<u16>),
 }
 
-/// Some of it.
+/// Part of a master copy.
 pub(crate) enum MasterMut<'a> {
     None,
     Stochastic { seed: u64 },
@@ -29,7 +29,7 @@ pub(crate) enum MasterMut<'a> {
     Remainder(&'a mut [u16]),
 }
 
-/// Some of the working copy.
+/// Part of the working copy.
 pub(crate) enum WorkingMut<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [u16]),
@@ -37,7 +37,7 @@ pub(crate) enum WorkingMut<'a> {
 }
 
 impl MasterCopy {
-    /// Of the f32 weights `params`.
+    /// Makes the master copy of the f32 weights `params`.
     pub(crate) fn new(master: Master, params: &Parameters) -> Result<Self, LoadError> {
         let n = params.table().len();
         let memory = LoadError::Memory { what: "master weights", bytes: Self::bytes(master, params.table()) };
@@ -59,7 +59,7 @@ impl MasterCopy {
         })
     }
 
-    /// Bytes of what `master` keeps.
+    /// Bytes of the master copy.
     pub(crate) fn bytes(master: Master, table: &ParamTable) -> u64 {
         table.len() as u64
             * match master {
@@ -69,7 +69,7 @@ impl MasterCopy {
             }
     }
 
-    /// Those at `range`, in pieces.
+    /// Splits the master copy of `range` into pieces.
     pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<MasterMut<'_>> {
         let count = range.len().div_ceil(piece);
         match self {
@@ -82,7 +82,7 @@ impl MasterCopy {
         }
     }
 
-    /// For a checkpoint.
+    /// Returns the array for a checkpoint.
     pub(crate) fn array(&self) -> Option<Array<'_>> {
         match self {
             MasterCopy::F32(copy) => Some(Array::F32(copy)),
@@ -91,7 +91,7 @@ impl MasterCopy {
         }
     }
 
-    /// The same, to be filled.
+    /// Returns the array for restoring a checkpoint.
     pub(crate) fn array_mut(&mut self) -> Option<ArrayMut<'_>> {
         match self {
             MasterCopy::F32(copy) => Some(ArrayMut::F32(copy)),
@@ -102,7 +102,7 @@ impl MasterCopy {
 }
 
 impl Store {
-    /// The values at `range`, in pieces.
+    /// Splits the values of `range` into pieces.
     pub(crate) fn pieces(&mut self, range: std::ops::Range<usize>, piece: usize) -> Vec<WorkingMut<'_>> {
         match self {
             Store::F32(values) => values[range].chunks_mut(piece).map(WorkingMut::F32).collect(),
@@ -112,7 +112,7 @@ impl Store {
     }
 }
 
-/// The f32 weights at `span` of a piece.
+/// Reads the f32 weights of a piece from offset `first` on.
 pub(crate) fn read(working: &WorkingMut<'_>, master: &MasterMut<'_>, first: usize, out: &mut [f32]) {
     let span = first..first + out.len();
     match (working, master) {
@@ -127,7 +127,8 @@ pub(crate) fn read(working: &WorkingMut<'_>, master: &MasterMut<'_>, first: usiz
     }
 }
 
-/// Puts `values` back at `first` of a piece, whose element 0 is element `index` of the arena; `step` counts updates.
+/// Writes `values` at offset `first` of a piece whose element 0 is element `index` of the arena; `step`
+/// counts updates.
 pub(crate) fn write(
     working: &mut WorkingMut<'_>,
     master: &mut MasterMut<'_>,
@@ -153,11 +154,12 @@ pub(crate) fn write(
     }
 }
 
-/// A value as bf16 bits, rounded to nearest with halves up, and the low 16 bits that are missing (signed).
+/// Splits a value into bf16 bits, rounded to nearest (halves up), and the signed low 16 bits.
 fn split(value: f32) -> (u16, u16) {
     let bits = value.to_bits();
     let low = bits as u16;
-    // A negative remainder belongs to the next number up. What is not finite, or would not be, stays below.
+    // A negative remainder belongs to the next bf16 up; values that are or would become infinite are
+    // truncated instead.
     let high = (bits >> 16) as u16;
     match high.checked_add(u16::from(low >= 0x8000)) {
         Some(up) if value.is_finite() && f32::from_bits(u32::from(up) << 16).is_finite() => (up, low),
@@ -165,13 +167,14 @@ fn split(value: f32) -> (u16, u16) {
     }
 }
 
-/// The value of both.
+/// Joins both parts to the f32 value.
 fn join(high: u16, low: u16) -> f32 {
     f32::from_bits((u32::from(high) << 16).wrapping_add_signed(i32::from(low.cast_signed())))
 }
 
-/// Rounds to bf16, up with the probability of the part cut off: 16 random bits are added to the 16 that go. Random bits are
-/// Philox4x32-10 of key `seed` and counter (group of four elements, step); what is not finite is rounded to nearest.
+/// Rounds to bf16 stochastically by adding 16 random bits to the 16 that are cut off. Random bits:
+/// Philox4x32-10 with key `seed` and counter (group of four elements, step). Non-finite values are rounded to
+/// nearest.
 fn stochastic_bf16(values: &[f32], out: &mut [u16], seed: u64, step: u64, index: u64) {
     let key = [seed as u32, (seed >> 32) as u32];
     let mut words = [0; 4];
@@ -187,7 +190,7 @@ fn stochastic_bf16(values: &[f32], out: &mut [u16], seed: u64, step: u64, index:
         *out = if value.is_finite() {
             (bits.wrapping_add(words[(at % 4) as usize] & 0xffff) >> 16) as u16
         } else {
-            // Quiet, so that a NaN stays one.
+            // Keeps a NaN quiet, so that truncation cannot turn it into infinity.
             (bits >> 16) as u16 | if value.is_nan() { 0x40 } else { 0 }
         };
     }
@@ -216,7 +219,7 @@ mod tests {
                 assert_eq!(join(high, low).to_bits(), value.to_bits(), "{value:e}");
                 let mut nearest = [0];
                 kernels().f32_to_bf16(&[value], &mut nearest);
-                // Halves go up here and to even there.
+                // Halves round up here, and to even in the other.
                 let tie = bits & 0xffff == 0x8000;
                 assert!(tie || nearest[0] == high, "{value:e}");
             }
@@ -225,7 +228,7 @@ mod tests {
 
     #[test]
     fn stochastic_rounding_is_right_on_average() {
-        // A quarter of the way between two neighbours of bf16.
+        // A quarter of the way between two adjacent bf16 numbers.
         let (low, high) = (1.0f32, 1.007_812_5f32);
         let value = 0.75 * low + 0.25 * high;
         let n = 40_000;

@@ -1,5 +1,5 @@
-//! Optimizers: AdamW with its moments in f32, bf16 or 8 bits, SGD with momentum, both with master weights as the policy says;
-//! which weights decay; and the norm of the gradients.
+//! Optimizers: AdamW with moments in f32, bf16 or 8 bits, and SGD with momentum; master weights, weight decay
+//! groups, and gradient clipping.
 
 mod decay;
 mod map;
@@ -29,31 +29,30 @@ pub use moments::{Array, ArrayMut, MomentFormat};
 use moments::{Moments, MomentsMut};
 pub use sgd::{Sgd, SgdOptions};
 
-/// Elements of an arena that a thread takes at a time; sums are taken in pieces of this many, in their order.
+/// Elements per thread task; sums are taken over pieces of this size, in order.
 const PIECE: usize = 1 << 16;
 
-/// What an AdamW run keeps fixed.
+/// Hyperparameters of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the corrected second moment.
+    /// Term added to the square root of the bias-corrected second moment.
     pub eps: f64,
-    /// Decoupled weight decay, times the learning rate for each step.
+    /// Decoupled weight decay, multiplied by the learning rate each step.
     pub weight_decay: f64,
-    /// Whether the weights of norms and the biases decay too, as they do in PyTorch's optimizer unless they are
-    /// put in a group of their own.
+    /// True if norm weights and biases decay too, as in PyTorch's default parameter group.
     pub decay_vectors: bool,
-    /// Greatest norm of all gradients together; greater ones are scaled down to it.
+    /// Maximum global gradient norm; larger gradients are scaled down to it.
     pub max_norm: Option<f64>,
-    /// How the moments are stored.
+    /// Storage format of the moments.
     pub moments: MomentFormat,
 }
 
 impl Default for AdamWOptions {
-    /// PyTorch's betas, eps and weight decay; vectors do not decay, no clipping.
+    /// Uses PyTorch's betas, eps and weight decay; vectors do not decay, no clipping.
     fn default() -> Self {
         AdamWOptions {
             beta1: 0.9,
@@ -67,25 +66,25 @@ impl Default for AdamWOptions {
     }
 }
 
-/// AdamW (Loshchilov & Hutter 2019, alg. 2) with PyTorch's order of operations (see [`AdamWStep`]), or bitsandbytes' where its
-/// moments have 8 bits (see [`crate::blockwise`]).
+/// AdamW (Loshchilov & Hutter 2019, alg. 2) with PyTorch's order of operations (see [`AdamWStep`]), or
+/// bitsandbytes' for 8-bit moments (see [`crate::blockwise`]).
 #[derive(Clone, Debug)]
 pub struct AdamW {
     options: AdamWOptions,
-    /// By parameter.
+    /// Moments per parameter.
     moments: Vec<Moments>,
-    /// Whether each parameter decays.
+    /// Weight decay flag per parameter.
     decays: Vec<bool>,
-    /// Moments of one parameter in f32, of those that are decoded as a whole.
+    /// f32 buffer for moments that are decoded a whole parameter at a time.
     decoded: Moments,
     master: MasterCopy,
-    /// Steps done.
+    /// Number of steps done.
     steps: u64,
 }
 
-/// The elements of a parameter that a thread updates at a time.
+/// Elements of a parameter that one thread updates at a time.
 struct Piece<'a> {
-    /// Place of the first in the arena.
+    /// Arena index of the first element.
     first: usize,
     working: WorkingMut<'a>,
     master: MasterMut<'a>,
@@ -93,7 +92,7 @@ struct Piece<'a> {
     grads: Stored<'a>,
 }
 
-/// The factors of one step, with weight decay or without.
+/// Constants of one step, for parameters with or without weight decay.
 #[derive(Clone, Copy)]
 struct Factors {
     step: AdamWStep,
@@ -101,7 +100,7 @@ struct Factors {
 }
 
 impl AdamW {
-    /// A fresh state for the weights `params`, in f32, that are trained by `policy`.
+    /// Allocates a fresh state for the f32 weights `params`, trained with `policy`.
     ///
     /// # Errors
     /// [`LoadError::Memory`].
@@ -118,27 +117,27 @@ impl AdamW {
         })
     }
 
-    /// Bytes of a state.
+    /// Bytes of the optimizer state.
     pub fn bytes(table: &ParamTable, policy: &Policy, moments: MomentFormat) -> u64 {
         moments.table_bytes(table, true) + MasterCopy::bytes(policy.master, table)
     }
 
-    /// Steps done.
+    /// Number of steps done.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Updates the parameters of `model` by its gradients with learning rate `lr` and returns the norm of the
-    /// gradients, before clipping. `loss_scale` is what the loss was multiplied by.
+    /// Updates `model`'s parameters from its gradients with learning rate `lr`; returns the gradient norm
+    /// before clipping. `loss_scale` is divided out of the gradients.
     ///
     /// # Errors
-    /// [`TrainError::NonFinite`] where that norm is not finite, [`TrainError::OtherModel`]; parameters and state are
-    /// then as they were.
+    /// [`TrainError::NonFinite`] if the norm is not finite, [`TrainError::OtherModel`]; parameters and state
+    /// are then unchanged.
     pub fn step(&mut self, model: &mut TrainModel, lr: f64, loss_scale: f64) -> Result<f64, TrainError> {
         self.counted_step(model, lr, loss_scale, None)
     }
 
-    /// [`step`](Self::step), which counts in `counts`, of each parameter, what becomes of its weights.
+    /// Steps like [`step`](Self::step), and counts underflow and saturation per parameter in `counts`.
     fn counted_step(
         &mut self,
         model: &mut TrainModel,
@@ -152,6 +151,7 @@ impl AdamW {
         let factor = self.options.max_norm.map_or(1.0, |max| clip_factor(norm, max)) / loss_scale;
         let decayed = self.factors(lr, self.options.weight_decay, factor);
         let plain = self.factors(lr, 0.0, factor);
+        // 8-bit maps are decoded a whole parameter at a time; other formats are updated in place.
         let steps = self.steps;
         let (table, working) = model.params.split_mut();
         model.profile.time(Part::Optimizer, || {
@@ -179,7 +179,7 @@ impl AdamW {
         Ok(norm)
     }
 
-    /// Every array of the state with its name, the parameters' in the order of their table.
+    /// Returns every array of the state with its name, in table order.
     pub fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
         let mut all = Vec::new();
         for (param, moments) in table.iter().zip(&self.moments) {
@@ -190,7 +190,7 @@ impl AdamW {
         all
     }
 
-    /// The same arrays, to be filled from a checkpoint, and the number of steps done.
+    /// Returns the same arrays for restoring a checkpoint; sets the number of steps done.
     pub fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
         self.steps = steps;
         let mut all = Vec::new();
@@ -202,7 +202,7 @@ impl AdamW {
         all
     }
 
-    /// The factors of step `self.steps`, made in f64 as PyTorch makes them.
+    /// Computes the constants of step `self.steps` in f64, as PyTorch does.
     fn factors(&self, lr: f64, weight_decay: f64, grad_scale: f64) -> Factors {
         let AdamWOptions { beta1, beta2, eps, moments, .. } = self.options;
         let t = self.steps as f64;
@@ -232,6 +232,7 @@ impl Piece<'_> {
             (&mut working, &master, &mut moments, grads, counts)
         {
             kernels().adamw(&factors.step, p, g, m, v);
+            // Everything in f32 and nothing to count: the kernel updates the piece directly.
             return;
         }
         let mut g = [0.0; BLOCK];
@@ -239,7 +240,7 @@ impl Piece<'_> {
             let at = block * BLOCK;
             let g = &mut g[..p.len()];
             grads.slice(at..at + p.len()).widen(g);
-            // One of the two is called.
+            // Only one of the two closures is called, but both borrow the weights.
             let shared = RefCell::new(p);
             moments.block(
                 block,
@@ -250,8 +251,8 @@ impl Piece<'_> {
     }
 }
 
-/// Gives the `len` weights of a piece, as f32 and block by block, to `update`, and stores what it makes of them. `place` is
-/// that of the first in the arena and the number of the update.
+/// Passes the weights of a piece to `update` as f32, block by block, and stores the results. `place` is the
+/// arena index of the first weight and the number of the update.
 fn by_blocks(
     working: &mut WorkingMut<'_>,
     master: &mut MasterMut<'_>,
@@ -278,13 +279,14 @@ fn by_blocks(
     }
 }
 
-/// Whether each parameter decays where nothing else is said: matrices, and vectors if `vectors`.
+/// Default weight decay flags: matrices, and vectors if `vectors`.
 fn decays_by_role(table: &ParamTable, vectors: bool) -> Vec<bool> {
     let vector = |param: &ParamInfo| matches!(param.tensor.role, Role::Norm { .. } | Role::Bias { .. });
     table.iter().map(|param| vectors || !vector(param)).collect()
 }
 
-/// The norm of the gradients without their loss scale, before step `step` of an optimizer of `found` parameters.
+/// Returns the unscaled gradient norm before step `step`, for an optimizer state of `found` parameters; fails
+/// if not finite.
 fn finite_norm(model: &TrainModel, found: usize, step: u64, loss_scale: f64) -> Result<f64, TrainError> {
     let allowed = model.params.table().iter().count();
     if found != allowed {
@@ -294,7 +296,7 @@ fn finite_norm(model: &TrainModel, found: usize, step: u64, loss_scale: f64) -> 
     if norm.is_finite() { Ok(norm) } else { Err(TrainError::NonFinite { step, norm }) }
 }
 
-/// What updates the parameters.
+/// Optimizer of a run.
 #[derive(Clone, Debug)]
 pub enum Optimizer {
     /// AdamW.
@@ -316,7 +318,7 @@ impl From<Sgd> for Optimizer {
 }
 
 impl Optimizer {
-    /// Steps done.
+    /// Number of steps done.
     pub fn steps(&self) -> u64 {
         match self {
             Optimizer::AdamW(adamw) => adamw.steps(),
@@ -324,10 +326,10 @@ impl Optimizer {
         }
     }
 
-    /// The same optimizer, whose weight decay is applied to what `groups` select of `table`.
+    /// Sets weight decay to the tensors that `groups` select of `table`.
     ///
     /// # Errors
-    /// [`NoSuchTensor`].
+    /// [`NoSuchTensor`] for an entry that matches no tensor.
     pub fn with_decay(mut self, groups: &DecayGroups, table: &ParamTable) -> Result<Self, NoSuchTensor> {
         let decays = groups.select(table)?;
         match &mut self {
@@ -337,13 +339,13 @@ impl Optimizer {
         Ok(self)
     }
 
-    /// Updates the parameters of `model` by its gradients with learning rate `lr` and returns the norm of the gradients, before
-    /// clipping. `loss_scale` is what the loss was multiplied by. `counts`, one for each parameter, count what becomes of the
-    /// weights.
+    /// Updates `model`'s parameters from its gradients with learning rate `lr`; returns the gradient norm
+    /// before clipping. `loss_scale` is divided out of the gradients. `counts`, one per parameter, count
+    /// underflow and saturation of the weights.
     ///
     /// # Errors
-    /// [`TrainError::NonFinite`] where that norm is not finite, [`TrainError::OtherModel`]; parameters and state are
-    /// then as they were.
+    /// [`TrainError::NonFinite`] if the norm is not finite, [`TrainError::OtherModel`]; parameters and state
+    /// are then unchanged.
     pub(crate) fn step(
         &mut self,
         model: &mut TrainModel,
@@ -357,7 +359,7 @@ impl Optimizer {
         }
     }
 
-    /// Every array of the state with its name, the parameters' in the order of their table.
+    /// Returns every array of the state with its name, in table order.
     pub(crate) fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
         match self {
             Optimizer::AdamW(adamw) => adamw.arrays(table),
@@ -365,7 +367,7 @@ impl Optimizer {
         }
     }
 
-    /// The same arrays, to be filled from a checkpoint, and the number of steps done.
+    /// Returns the same arrays for restoring a checkpoint; sets the number of steps done.
     pub(crate) fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
         match self {
             Optimizer::AdamW(adamw) => adamw.restore(table, steps),
@@ -374,12 +376,12 @@ impl Optimizer {
     }
 }
 
-/// The norm of all gradients together, summed in f64 in fixed pieces.
+/// Returns the global gradient norm, summed in f64 in fixed pieces.
 fn norm(grads: &Gradients, threads: usize) -> f64 {
     let squares = |range| grads.sum_squares(range);
     map_reduce_fixed(threads, grads.len(), PIECE, squares, 0.0, |a, b| a + b).sqrt()
 }
-/// Factor that brings gradients of `norm` to at most `max`, as PyTorch's `clip_grad_norm_` has it.
+/// Returns the factor that scales gradients of `norm` to at most `max`, as in PyTorch's `clip_grad_norm_`.
 pub fn clip_factor(norm: f64, max: f64) -> f64 {
     (max / (norm + 1e-6)).min(1.0)
 }

@@ -1,4 +1,4 @@
-//! The two moments of AdamW, or the one of SGD, as a run stores them.
+//! Storage of AdamW's two moments and SGD's momentum.
 
 use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
@@ -7,21 +7,21 @@ use super::map::StateMap;
 use crate::arena::ParamTable;
 use crate::blockwise::{BLOCK, BlockwiseRule, MIN_ELEMENTS, Moment, ZERO_CODES};
 
-/// How moments are stored.
+/// Storage format of moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MomentFormat {
-    /// f32.
+    /// Stored as f32.
     #[default]
     F32,
-    /// bf16, rounded to nearest.
+    /// Stored as bf16, rounded to nearest.
     Bf16,
-    /// 8 bits in blocks; see [`crate::blockwise`]. Tensors with fewer than [`MIN_ELEMENTS`] elements keep f32.
+    /// 8-bit blocks; see [`crate::blockwise`]. Tensors with fewer than [`MIN_ELEMENTS`] elements keep f32.
     Blockwise8(BlockwiseRule),
-    /// Codes of another map or under other blocks, updated in PyTorch's order. Small tensors keep f32 here too.
+    /// Codes of an 8-bit map with its own block size, updated in PyTorch's order. Small tensors keep f32.
     Map(StateMap),
 }
 
-/// The moments of one parameter.
+/// Moments of one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Moments {
     F32 { m: Vec<f32>, v: Vec<f32> },
@@ -30,7 +30,7 @@ pub(crate) enum Moments {
     Map { map: StateMap, m: Vec<u8>, v: Vec<u8>, m_max: Vec<f32>, v_max: Vec<f32> },
 }
 
-/// Some of them, on whole blocks.
+/// Part of the moments, in whole blocks.
 pub(crate) enum MomentsMut<'a> {
     F32 { m: &'a mut [f32], v: &'a mut [f32] },
     Bf16 { m: &'a mut [u16], v: &'a mut [u16] },
@@ -38,7 +38,7 @@ pub(crate) enum MomentsMut<'a> {
 }
 
 impl MomentFormat {
-    /// Of a parameter of `n` elements.
+    /// Returns the format for a parameter of `n` elements.
     fn of(self, n: usize) -> Self {
         match self {
             MomentFormat::Blockwise8(_) | MomentFormat::Map(_) if n < MIN_ELEMENTS => MomentFormat::F32,
@@ -46,7 +46,7 @@ impl MomentFormat {
         }
     }
 
-    /// Bytes of the moments of a parameter of `n` elements; `second` says that there are two.
+    /// Bytes of the moments of a parameter of `n` elements; `second` is true if there are two moments.
     fn bytes(self, n: usize, second: bool) -> u64 {
         let one = match self.of(n) {
             MomentFormat::F32 => 4 * n as u64,
@@ -57,13 +57,14 @@ impl MomentFormat {
         if second { 2 * one } else { one }
     }
 
-    /// Bytes of the moments of all parameters, and of the largest of them decoded where they are decoded as a whole.
+    /// Bytes of the moments of all parameters, plus the f32 buffer of formats that are decoded a whole
+    /// parameter at a time.
     pub fn table_bytes(self, table: &ParamTable, second: bool) -> u64 {
         let stored: u64 = table.iter().map(|param| self.bytes(param.range.len(), second)).sum();
         stored + MomentFormat::F32.bytes(self.decoded(table), second)
     }
 
-    /// Elements of the largest parameter whose moments are decoded as a whole.
+    /// Elements of the largest parameter that is decoded whole.
     pub(crate) fn decoded(self, table: &ParamTable) -> usize {
         let whole = |n: &usize| matches!(self.of(*n), MomentFormat::Map(_));
         table.iter().map(|param| param.range.len()).filter(whole).max().unwrap_or(0)
@@ -71,7 +72,7 @@ impl MomentFormat {
 }
 
 impl Moments {
-    /// Zeros for a parameter of `n` elements.
+    /// Allocates zero moments for a parameter of `n` elements.
     pub(crate) fn new(format: MomentFormat, n: usize, second: bool) -> Result<Self, LoadError> {
         let memory = LoadError::Memory { what: "optimizer state", bytes: format.bytes(n, second) };
         let more = if second { n } else { 0 };
@@ -97,7 +98,7 @@ impl Moments {
         moments().ok_or(memory)
     }
 
-    /// Decodes moments that are only updated as a whole into `wide`, f32, and says whether they are such.
+    /// Decodes into `wide` (f32) moments that can only be updated whole; returns true if these are such.
     pub(crate) fn decode(&self, wide: &mut Moments) -> bool {
         let (Moments::Map { map, m, v, m_max, v_max }, Moments::F32 { m: wide_m, v: wide_v }) = (self, wide)
         else {
@@ -110,7 +111,7 @@ impl Moments {
         true
     }
 
-    /// Takes over what [`decode`](Self::decode) gave, updated.
+    /// Encodes updated moments that [`decode`](Self::decode) decoded.
     pub(crate) fn encode(&mut self, wide: &Moments) {
         if let (Moments::Map { map, m, v, m_max, v_max }, Moments::F32 { m: wide_m, v: wide_v }) =
             (self, wide)
@@ -120,7 +121,8 @@ impl Moments {
         }
     }
 
-    /// Pieces of `piece` elements, a multiple of [`BLOCK`]; the last may be shorter. Codes of a map have none: they are decoded.
+    /// Splits into pieces of `piece` elements, a multiple of [`BLOCK`]; the last may be shorter. Empty for
+    /// map codes, which are decoded whole.
     pub(crate) fn pieces(&mut self, piece: usize) -> Vec<MomentsMut<'_>> {
         match self {
             Moments::F32 { m, v } => {
@@ -146,7 +148,7 @@ impl Moments {
         }
     }
 
-    /// Every array with its name, for a checkpoint.
+    /// Returns every array with its name, for a checkpoint.
     pub(crate) fn arrays(&self) -> Vec<(&'static str, Array<'_>)> {
         match self {
             Moments::F32 { m, v } => vec![("m", Array::F32(m)), ("v", Array::F32(v))],
@@ -160,7 +162,7 @@ impl Moments {
         }
     }
 
-    /// The same, to be filled.
+    /// Returns the same arrays for restoring.
     pub(crate) fn arrays_mut(&mut self) -> Vec<(&'static str, ArrayMut<'_>)> {
         match self {
             Moments::F32 { m, v } => vec![("m", ArrayMut::F32(m)), ("v", ArrayMut::F32(v))],
@@ -175,38 +177,39 @@ impl Moments {
     }
 }
 
-/// An array of a state.
+/// Array of an optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Array<'a> {
-    /// f32.
+    /// f32 values.
     F32(&'a [f32]),
-    /// Bits of bf16.
+    /// bf16 bits.
     Bf16(&'a [u16]),
-    /// Bits of f16.
+    /// f16 bits.
     F16(&'a [u16]),
-    /// 16 bits that are no number by themselves.
+    /// Low halves of f32 values.
     U16(&'a [u16]),
-    /// Codes.
+    /// 8-bit codes.
     U8(&'a [u8]),
 }
 
-/// An array of a state, to be filled.
+/// Array of an optimizer state, for restoring.
 #[derive(Debug, PartialEq)]
 pub enum ArrayMut<'a> {
-    /// f32.
+    /// f32 values.
     F32(&'a mut [f32]),
-    /// Bits of bf16.
+    /// bf16 bits.
     Bf16(&'a mut [u16]),
-    /// Bits of f16.
+    /// f16 bits.
     F16(&'a mut [u16]),
-    /// 16 bits that are no number by themselves.
+    /// Low halves of f32 values.
     U16(&'a mut [u16]),
-    /// Codes.
+    /// 8-bit codes.
     U8(&'a mut [u8]),
 }
 
 impl MomentsMut<'_> {
-    /// Gives the moments of block `block` to `update` as f32, and stores what it makes of them. 8-bit moments go to `eight`.
+    /// Passes the moments of block `block` to `update` as f32 and stores the results. 8-bit moments go to
+    /// `eight` instead.
     pub(crate) fn block(
         &mut self,
         block: usize,

@@ -11,33 +11,33 @@ use crate::model::TrainModel;
 use crate::policy::Policy;
 use crate::profile::Part;
 
-/// What an SGD run keeps fixed.
+/// Hyperparameters of SGD.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdOptions {
-    /// Decay of the sum of gradients; 0 keeps none.
+    /// Momentum factor; 0 keeps no buffer.
     pub momentum: f64,
-    /// Whether a step looks ahead by the momentum (Sutskever et al. 2013, as PyTorch has it).
+    /// True for Nesterov momentum (Sutskever et al. 2013, in PyTorch's form).
     pub nesterov: bool,
-    /// Added to the gradient, times the weight.
+    /// Weight decay: this times the weight is added to the gradient.
     pub weight_decay: f64,
-    /// Greatest norm of all gradients together; greater ones are scaled down to it.
+    /// Maximum global gradient norm; larger gradients are scaled down to it.
     pub max_norm: Option<f64>,
 }
 
-/// SGD with PyTorch's formula (`torch.optim.SGD`, no dampening): `g += weight_decay · p`; `b = momentum · b + g`;
-/// `p -= lr · (g + momentum · b)` with Nesterov's momentum, else `p -= lr · b`. The state is f32.
+/// SGD with PyTorch's formula (`torch.optim.SGD`, no dampening): `g += weight_decay · p`; `b = momentum · b +
+/// g`; `p -= lr · (g + momentum · b)` with Nesterov momentum, else `p -= lr · b`. The state is f32.
 #[derive(Clone, Debug)]
 pub struct Sgd {
     options: SgdOptions,
-    /// The sums of gradients, by parameter; empty without momentum.
+    /// Momentum buffers per parameter; empty without momentum.
     buffers: Vec<Vec<f32>>,
     decays: Vec<bool>,
     master: MasterCopy,
-    /// Steps done.
+    /// Number of steps done.
     steps: u64,
 }
 
-/// The factors of one step.
+/// Constants of one step.
 #[derive(Clone, Copy, Debug)]
 struct Factors {
     lr: f32,
@@ -48,7 +48,7 @@ struct Factors {
 }
 
 impl Sgd {
-    /// A fresh state for the weights `params`, in f32, that are trained by `policy`. Matrices decay.
+    /// Allocates a fresh state for the f32 weights `params`, trained with `policy`. Matrices decay.
     ///
     /// # Errors
     /// [`LoadError::Memory`].
@@ -67,23 +67,23 @@ impl Sgd {
         })
     }
 
-    /// Bytes of a state.
+    /// Bytes of the optimizer state.
     pub fn bytes(table: &ParamTable, policy: &Policy, momentum: f64) -> u64 {
         let buffers: u64 = table.iter().map(|param| 4 * param.range.len() as u64).sum();
         MasterCopy::bytes(policy.master, table) + if momentum == 0.0 { 0 } else { buffers }
     }
 
-    /// Says of each parameter, in the order of the table, whether it decays.
+    /// Sets the weight decay flag per parameter, in table order.
     pub(super) fn set_decays(&mut self, decays: Vec<bool>) {
         self.decays = decays;
     }
 
-    /// Steps done.
+    /// Number of steps done.
     pub(super) fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// As [`Optimizer::step`](super::Optimizer::step).
+    /// Steps as [`Optimizer::step`](super::Optimizer::step).
     pub(super) fn step(
         &mut self,
         model: &mut TrainModel,
@@ -137,14 +137,14 @@ impl Sgd {
         Ok(norm)
     }
 
-    /// Every array of the state with its name.
+    /// Returns every array of the state with its name.
     pub(super) fn arrays(&self, table: &ParamTable) -> Vec<(String, Array<'_>)> {
         let buffers = table.iter().zip(&self.buffers).filter(|(_, buffer)| !buffer.is_empty());
         let named = buffers.map(|(param, b)| (format!("m.{}", param.tensor.name), Array::F32(b)));
         named.chain(self.master.array().map(|array| ("master".to_owned(), array))).collect()
     }
 
-    /// The same arrays, to be filled from a checkpoint, and the number of steps done.
+    /// Returns the same arrays for restoring a checkpoint; sets the number of steps done.
     pub(super) fn restore(&mut self, table: &ParamTable, steps: u64) -> Vec<(String, ArrayMut<'_>)> {
         self.steps = steps;
         let buffers = table.iter().zip(&mut self.buffers).filter(|(_, buffer)| !buffer.is_empty());
@@ -154,7 +154,8 @@ impl Sgd {
 }
 
 impl Factors {
-    /// One step of the weights `p` by the gradients `g`, which are used up; `buffer` is empty without momentum.
+    /// Updates the weights `p` with the gradients `g`, which are overwritten; `buffer` is empty without
+    /// momentum.
     fn update(&self, p: &mut [f32], g: &mut [f32], buffer: &mut [f32]) {
         for (g, p) in g.iter_mut().zip(&*p) {
             *g = *g * self.grad_scale + self.weight_decay * p;
@@ -176,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Six steps on 600 values against those that torch 2.15 took (`tests/data/make_sgd.py`), in f32.
+    /// Compares six steps on 600 values with torch 2.15 (`tests/data/make_sgd.py`), in f32.
     #[test]
     fn steps_are_those_of_pytorch() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/train/sgd.safetensors");
@@ -194,14 +195,14 @@ mod tests {
             let (mut p, mut buffer) = (start.clone(), vec![0.0; if momentum == 0.0 { 0 } else { n }]);
             for (grads, expected) in grads.chunks(n).zip(expected.chunks(n)) {
                 factors.update(&mut p, &mut grads.to_vec(), &mut buffer);
-                // PyTorch fuses products with sums where the processor does: a unit in the last place of what was added.
+                // PyTorch fuses multiply-adds on some processors: one unit in the last place of the addend.
                 let close = |a: &f32, b: &f32| (a - b).abs() <= 4e-7 * (a.abs() + 1.0).max(b.abs());
                 assert!(p.iter().zip(expected).all(|(a, b)| close(a, b)), "{name}");
             }
             assert_ne!(p, start);
             if momentum != 0.0 {
                 let expected = read(&format!("sgd_{name}.buffer"));
-                // A sum that cancels keeps the errors of its terms.
+                // A sum that cancels keeps the absolute errors of its terms.
                 let terms =
                     |i: usize| grads.iter().skip(i).step_by(n).map(|g| g.abs()).sum::<f32>() + start[i].abs();
                 let mut pairs = buffer.iter().zip(&expected).enumerate();

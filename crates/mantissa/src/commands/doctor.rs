@@ -69,7 +69,8 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 
 /// Runs the command.
 ///
-/// # Errors Unreadable files or a model that cannot run; [`GateFailed`] if a fault is found.
+/// # Errors
+/// Unreadable files or a model that cannot run; [`GateFailed`] if a fault is found.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let given = args.text.sequences(&args.model, false, context)?;

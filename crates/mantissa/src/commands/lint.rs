@@ -48,7 +48,8 @@ pub struct Args {
 
 /// Parses an engine on the command line.
 ///
-/// # Errors A message with the accepted values.
+/// # Errors
+/// A message with the accepted values.
 pub fn target(text: &str) -> Result<Target, String> {
     Target::parse(text).map_err(|error| error.to_string())
 }
@@ -69,7 +70,8 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 
 /// Runs the command.
 ///
-/// # Errors Unreadable files; [`GateFailed`] if a rule is broken.
+/// # Errors
+/// Unreadable files; [`GateFailed`] if a rule is broken.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let reference = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose()?;
@@ -97,7 +99,8 @@ fn refuse(reports: &[Report]) -> Result<()> {
 
 /// Refuses a plan whose output an engine would not run, before any work; warns about slow paths.
 ///
-/// # Errors [`GateFailed`] with the most severe finding.
+/// # Errors
+/// [`GateFailed`] with the most severe finding.
 pub fn check_plan(plan: &Plan, source: &ModelFiles, targets: &[Target], context: &Context) -> Result<()> {
     let subject = subject::of_plan(plan, source);
     let reports: Vec<_> = targets.iter().map(|target| lint(&subject, target)).collect();
