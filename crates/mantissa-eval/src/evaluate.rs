@@ -29,7 +29,9 @@ pub enum EvalError {
         error: ForwardError,
     },
     /// A window is longer than the model's context.
-    #[error("window {window}: expected at most {allowed} tokens (max_position_embeddings), got {needed}")]
+    #[error(
+        "window {window}: expected at most {allowed} tokens (max_position_embeddings), got {needed} tokens"
+    )]
     Context {
         /// Index of the window.
         window: usize,

@@ -144,7 +144,12 @@ pub fn token_windows(argument: &str, memory: u64) -> Result<Vec<Sequence>, Token
     };
     let name = key.unwrap_or("root");
     let list = windows.as_array().ok_or_else(|| {
-        field(file, name, kind(windows), format!("a list of lists of ids; {}", keys(&value)))
+        let hint = if key.is_none() && windows.is_object() {
+            format!(", or a key: {}", keys(&value))
+        } else {
+            String::new()
+        };
+        field(file, name, kind(windows), format!("a list of lists of ids{hint}"))
     })?;
     let sequences: Vec<_> =
         list.iter().enumerate().map(|(i, w)| window(file, name, i, w)).collect::<Result<_, _>>()?;
@@ -220,7 +225,7 @@ fn window(file: &str, name: &str, index: usize, value: &Value) -> Result<Sequenc
 
 fn keys(value: &Value) -> String {
     match value.as_object() {
-        None => "no key: the file is a list".to_owned(),
+        None => "no key, since the file holds no object".to_owned(),
         // Keys come from the file, so they are escaped and cut.
         Some(object) => {
             let keys: Vec<_> = object.keys().take(20).map(|key| Shown(key).to_string()).collect();
@@ -545,7 +550,10 @@ mod tests {
         assert!(
             message(":a").contains("t.json: a[1]: expected at least one token id, got an empty list; fix: ")
         );
-        assert!(message(":b").contains("t.json: b: found an empty list"));
+        assert!(
+            message(":b")
+                .contains("t.json: b: expected at least one window, a list of token ids, got an empty list")
+        );
         assert!(message(":c").contains("c[0]: expected at least one token id"));
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -1,4 +1,4 @@
-//! From arguments to an exit code: parsing, the options every command has, dispatch.
+//! Command-line frame: argument parsing, common options, dispatch and exit codes.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -23,13 +23,14 @@ use crate::memory::{self, Limit};
 use crate::output::{self, parse_bytes};
 use crate::progress::{Progress, Unit, anonymous_memory};
 
-/// The precision of language models: inspect, quantize, measure and run them.
+/// Quantize LLMs, measure the loss, verify the files, run them
 #[derive(Parser)]
 #[command(name = "mantissa", version, arg_required_else_help = true)]
 #[command(after_help = "EXAMPLES
-  mantissa inspect path/to/model
-  mantissa schemes
-  mantissa cast weights.safetensors --scheme int4-g32 --out weights-int4.safetensors
+  mantissa demo
+  mantissa inspect demo
+  mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
+  mantissa eval demo --text story.txt --context 256
 
 Exit codes: 0 done, 1 a quality gate failed, 2 bad input or usage, 3 environment (I/O, memory, disk), 130 and 143 stopped by
 SIGINT and SIGTERM.")]
@@ -40,39 +41,47 @@ struct Cli {
     command: Command,
 }
 
-// No doc comment: clap would take it for the description of the command it is flattened into.
+// No doc comment: clap would use it as the description of the command it is flattened into.
 #[derive(Args)]
 #[command(next_help_heading = "Common options")]
 struct Common {
-    /// Print one JSON object and nothing else on standard output; with =FILE, write it to FILE and print as usual
+    /// Print the result as one JSON object on standard output and nothing else
+    ///
+    /// With =FILE, write the JSON to FILE and print the text output as usual.
     #[arg(long, global = true, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// No progress and no warnings on standard error
+    /// Hide progress and warnings
     #[arg(long, global = true)]
     quiet: bool,
-    /// Threads to use; results do not depend on it [default: all cores]
+    /// Number of threads [default: all cores]
+    ///
+    /// Results do not depend on it.
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Seed of everything random
+    /// Seed of all random numbers
     #[arg(long, global = true, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Memory ceiling, such as 12G or 800M (powers of 1000) or 4Gi (powers of 1024): a command that would need more fails (exit 3)
-    /// before its work; recipes and schemes need about 3 MB and have no ceiling [default: what is available]
+    /// Memory ceiling, such as 12G, 800M or 4Gi [default: available memory]
+    ///
+    /// K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti powers of 1024. A command that would need more fails
+    /// before it starts (exit code 3). `recipes` and `schemes` need about 3 MB and have no ceiling.
     #[arg(long, global = true, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
-    /// Fail (exit 1) where something would only be warned of
+    /// Treat warnings as errors (exit code 1)
     #[arg(long, global = true)]
     strict: bool,
-    /// Replace outputs that exist; without it a command replaces only what the same command wrote from the same inputs
+    /// Replace existing outputs
+    ///
+    /// Without it, a command replaces only outputs that the same command wrote from the same inputs.
     #[arg(long, global = true)]
     overwrite: bool,
 }
 
-/// What a command is run with.
+/// Common options and services of a command run.
 pub struct Context {
-    /// Threads to use, at least 1.
+    /// Number of threads, at least 1.
     pub threads: usize,
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Memory ceiling in bytes.
     pub memory: Option<u64>,
@@ -84,7 +93,7 @@ pub struct Context {
     texts: AtomicU64,
 }
 
-/// Where the JSON report goes.
+/// Destination of the JSON report.
 enum Json {
     Nowhere,
     Stdout,
@@ -118,66 +127,65 @@ impl Context {
         Ok(Context { threads, seed, memory, quiet, strict, json, permits, texts: AtomicU64::new(0) })
     }
 
-    /// The output at `path`, which the command has named among its paths.
+    /// Returns the output at `path`, one of the paths that the command declared.
     ///
     /// # Errors
-    /// It has not: a bug.
+    /// The command did not declare it: a bug.
     pub fn output(&self, path: &Path) -> Result<Output> {
         let output = self.permits.output(path);
         output
             .ok_or_else(|| anyhow::anyhow!("internal: {} is not among the command's outputs", path.display()))
     }
 
-    /// Shows how far a long piece of work has come.
+    /// Starts a progress display on standard error.
     pub fn progress(&self, total: u64, unit: Unit) -> Progress {
         Progress::new(total, unit, self.quiet)
     }
 
-    /// One line on standard error, unless `--quiet`.
+    /// Prints a warning on one line of standard error, unless `--quiet`.
     pub fn warn(&self, message: &str) {
         if !self.quiet {
-            // Nothing can be done where standard error is gone.
+            // A failure to write to standard error cannot be reported anywhere.
             let _ = writeln!(io::stderr().lock(), "warning: {}", one_line(message));
         }
     }
 
-    /// One line on standard error beside the result, unless `--quiet`.
+    /// Prints a note on one line of standard error, unless `--quiet`.
     pub fn note(&self, message: &str) {
         if !self.quiet {
-            // Nothing can be done where standard error is gone.
+            // A failure to write to standard error cannot be reported anywhere.
             let _ = writeln!(io::stderr().lock(), "{}", one_line(message));
         }
     }
 
-    /// True if what would only be warned of is to fail.
+    /// True if warnings are errors (`--strict`).
     pub fn is_strict(&self) -> bool {
         self.strict
     }
 
-    /// Prints every warning, and fails under `--strict` if there is one.
+    /// Prints every warning; fails under `--strict` if there is one.
     ///
     /// # Errors
-    /// [`GateFailed`] with the first warning and their number.
+    /// [`GateFailed`] with the first warning and the number of warnings.
     pub fn warn_all(&self, warnings: &[String]) -> Result<()> {
         warnings.iter().for_each(|warning| self.warn(warning));
         match warnings {
             [first, ..] if self.strict => {
                 let count = warnings.len();
-                Err(GateFailed::new(format!(
-                    "--strict: found {count} warnings, allowed none; the first: {first}"
-                ))
-                .into())
+                Err(GateFailed::new(format!("--strict: expected no warnings, got {count}; first: {first}"))
+                    .into())
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether text for people goes to standard output: not where `--json` alone has taken it.
+    /// True if text output goes to standard output: false if `--json` without a file uses it.
     pub fn prints_text(&self) -> bool {
         !matches!(self.json, Json::Stdout)
     }
 
-    /// Writes the result: `json` where `--json` asks for it, the text of `human` to standard output unless the JSON is there.
+    /// Writes the result: JSON if `--json` asks for it, and the text of `human` to standard output unless the
+    /// JSON goes there.
     ///
     /// # Errors
     /// The JSON file or standard output cannot be written.
@@ -197,8 +205,8 @@ impl Context {
         output::to_stdout(human)
     }
 
-    /// Refuses work that needs more memory than `--memory` allows, or, without it, than the machine has available, before it
-    /// begins. `needs` is the peak without the bytes that tokenizing texts left allocated, which are added.
+    /// Refuses work whose predicted peak memory exceeds `--memory` or, without it, the available memory.
+    /// `needs` excludes the bytes that tokenizing texts left allocated; they are added.
     ///
     /// # Errors
     /// [`OverMemory`] with both sizes.
@@ -206,7 +214,7 @@ impl Context {
         let (allowed, limit) = self.ceiling();
         let needs = match limit {
             Limit::Option => needs.saturating_add(self.texts.load(Ordering::Relaxed)),
-            // What the process holds is not available any more.
+            // The process already holds this memory, so it is not part of the available memory.
             Limit::Available => needs,
         };
         if needs > allowed {
@@ -228,23 +236,23 @@ impl Context {
         Ok(())
     }
 
-    /// Bytes that the process may take beside those that it holds now.
+    /// Returns the bytes that the process may still allocate.
     pub fn memory_left(&self) -> u64 {
         let (allowed, limit) = self.ceiling();
         allowed.saturating_sub(held(limit))
     }
 
-    /// The error of work that needs `more` memory than the `left` bytes of [`memory_left`](Self::memory_left).
+    /// Makes the error of work that needs `more` than the `left` bytes of [`memory_left`](Self::memory_left).
     pub fn over_memory(&self, what: &str, more: u64, left: u64) -> anyhow::Error {
         let (allowed, limit) = self.ceiling();
         let held = if limit == Limit::Option { allowed.saturating_sub(left) } else { 0 };
         OverMemory { what: what.into(), needs: more.saturating_add(held), allowed, limit }.into()
     }
 
-    /// Reads texts; the bytes that this leaves allocated are added to later requirements.
+    /// Runs `read`, which tokenizes texts; memory that stays allocated is added to later requirements.
     ///
     /// # Errors
-    /// Those of `read`; [`OverMemory`] where it says that it takes more.
+    /// Those of `read`; [`OverMemory`] if it runs out of memory.
     pub fn reading_texts<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = anonymous_memory().unwrap_or(0);
         let result = read();
@@ -265,7 +273,7 @@ impl Context {
     }
 }
 
-/// Bytes of a limit that the process has taken already.
+/// Returns the bytes of a limit that the process already holds.
 fn held(limit: Limit) -> u64 {
     match limit {
         Limit::Option => anonymous_memory().unwrap_or(0).max(memory::PROCESS),
@@ -281,7 +289,7 @@ pub fn main() -> ExitCode {
     exit.into()
 }
 
-/// Turns a panic, which is a bug, into an exit code; the hook has reported it.
+/// Turns a panic (a bug) into an exit code; the panic hook has reported it.
 fn guarded(work: impl FnOnce() -> Exit) -> Exit {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Exit::Environment)
 }
@@ -311,10 +319,10 @@ fn run(arguments: impl Iterator<Item = OsString>) -> Exit {
     }
 }
 
-/// The part of a command line that decides what is written, and the folder it is relative to: by this and the inputs a rerun of
-/// the same command is known.
+/// Returns the arguments that decide the output, and the working folder. Together with the inputs they
+/// identify a rerun of the same command.
 fn job_text(arguments: &[OsString]) -> String {
-    // Options without influence on an output's content, with the number of their values.
+    // Options that do not change the output, with the number of their values.
     const PLAIN: [&str; 5] = ["--quiet", "--overwrite", "--resume", "--restart", "--json"];
     const VALUED: [&str; 2] = ["--threads", "--memory"];
     let mut text = std::env::current_dir().map_or_else(|_| String::new(), |dir| dir.display().to_string());
@@ -334,7 +342,7 @@ fn job_text(arguments: &[OsString]) -> String {
     text
 }
 
-/// Help and version go to standard output as they are; a mistake becomes one line.
+/// Prints help and version to standard output, and a usage error as one line.
 fn usage(error: &clap::Error) -> Exit {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -349,7 +357,7 @@ fn usage(error: &clap::Error) -> Exit {
             Exit::Input
         }
         _ => {
-            // The embedded model is put into a folder while arguments are read.
+            // Parsing an argument `demo` unpacks the embedded model.
             if let Some(environment) = error.source().filter(|source| source.is::<mantissa_store::Error>()) {
                 print_error(&environment.to_string());
                 return Exit::Environment;
@@ -360,14 +368,14 @@ fn usage(error: &clap::Error) -> Exit {
     }
 }
 
-/// clap's message and tips, without its usage paragraph.
+/// Returns clap's message and tips without its usage paragraph.
 fn usage_line(rendered: &str) -> String {
     let paragraphs = rendered.trim().strip_prefix("error: ").unwrap_or(rendered).split("\n\n");
     let kept = paragraphs.filter(|p| !p.starts_with("Usage:") && !p.starts_with("For more information"));
     let kept: Vec<String> = kept
         .map(|p| p.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
         .collect();
-    kept.join("; ") + "; --help shows what is allowed"
+    kept.join("; ") + "; fix: see --help"
 }
 
 fn report_panic(info: &PanicHookInfo<'_>) {

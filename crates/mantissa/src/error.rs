@@ -1,4 +1,4 @@
-//! Errors of the command line, and whose fault an error is.
+//! Errors of the command line and their exit codes.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -15,16 +15,16 @@ use crate::interrupt;
 use crate::memory::Limit;
 use crate::output::bytes;
 
-/// How the process ends.
+/// Exit code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// The work is done.
+    /// Done.
     Done = 0,
-    /// It ran, and a quality gate failed.
+    /// Ran, but a quality gate failed.
     Gate = 1,
     /// Bad input or usage: the same command fails again.
     Input = 2,
-    /// I/O, memory, disk, or a bug of ours.
+    /// I/O, memory, disk, or an internal bug.
     Environment = 3,
     /// Stopped by SIGINT.
     Interrupted = 130,
@@ -38,21 +38,21 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A quality gate that the user set was not passed.
+/// A quality gate failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct GateFailed(String);
 
 impl GateFailed {
-    /// `message` says what was found and what was allowed.
+    /// Makes the error; `message` names the expected and the actual value.
     pub fn new(message: impl Into<String>) -> Self {
         GateFailed(message.into())
     }
 }
 
-/// An option or a file that cannot be used.
+/// An option or a file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: found {found}, allowed {allowed}")]
+#[error("{what}: expected {allowed}, got {found}")]
 pub struct BadInput {
     what: String,
     found: String,
@@ -60,41 +60,41 @@ pub struct BadInput {
 }
 
 impl BadInput {
-    /// `what` names the option, or the file and the tensor.
+    /// Makes the error; `what` names the option, or the file and the tensor or field.
     pub fn new(what: impl Into<String>, found: impl Into<String>, allowed: impl Into<String>) -> Self {
         BadInput { what: what.into(), found: found.into(), allowed: allowed.into() }
     }
 }
 
-/// A conversation could not be rendered by the model's chat template.
+/// A chat template could not render a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("{model}: chat_template: {what}")]
 pub struct ChatFailed {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// What was found and what is allowed.
+    /// Expected and actual value.
     pub what: String,
 }
 
-/// The work needs more memory than there is.
+/// The work needs more memory than allowed.
 #[derive(Debug, thiserror::Error)]
-#[error("{what}: needs {}, {}; {}", bytes(*.needs), .limit.leaves(*.allowed), .limit.hint())]
+#[error("{what}: expected at most {} of memory ({}), got a need of {}; fix: {}", bytes(*.allowed), .limit.name(), bytes(*.needs), .limit.fix())]
 pub struct OverMemory {
-    /// The work.
+    /// Name of the work.
     pub what: String,
-    /// Bytes it needs.
+    /// Predicted bytes.
     pub needs: u64,
-    /// Bytes that it may have.
+    /// Bytes allowed.
     pub allowed: u64,
-    /// Who says so.
+    /// Source of the limit.
     pub limit: Limit,
 }
 
-/// A training run that a signal ended, with a checkpoint.
+/// A signal stopped a training run after a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[error("{run}: Interrupted after step {steps}. Rerun with --resume to resume.")]
 pub struct Stopped {
-    /// Steps done.
+    /// Number of steps done.
     pub steps: u64,
     /// Folder of the run.
     pub run: String,
@@ -102,11 +102,11 @@ pub struct Stopped {
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("standard output: found I/O error `{0}`, allowed a stream that can be written")]
+#[error("standard output: expected a writable stream, got I/O error `{0}`")]
 pub struct StdoutError(pub io::Error);
 
-/// How the process ends after `error`: by the first error of its chain that says so, else as bad input, which is what the
-/// libraries' other errors are about.
+/// Returns the exit code of `error`: that of the first error in its chain that decides it, else bad input,
+/// the kind of all other library errors.
 pub fn exit_of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(class).unwrap_or(Exit::Input)
 }
@@ -119,7 +119,7 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         return Some(Exit::Environment);
     }
     if let Some(StdoutError(error)) = error.downcast_ref() {
-        // Whoever reads has seen enough, as with `| head`.
+        // A closed pipe, as with `| head`, is no failure.
         return Some(if error.kind() == io::ErrorKind::BrokenPipe { Exit::Done } else { Exit::Environment });
     }
     if error.is::<Stopped>() {
@@ -134,7 +134,7 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
             of_class(error.class())
         });
     }
-    // The libraries' errors stand in for their causes, so that each must be asked.
+    // Library errors hide their causes from the chain, so each type is asked for its class.
     let store = || error.downcast_ref().map(mantissa_store::Error::class);
     let load = || error.downcast_ref().map(LoadError::class);
     let generate = || error.downcast_ref().map(GenerateError::class);
@@ -161,13 +161,13 @@ fn of_class(class: ErrorClass) -> Exit {
     }
 }
 
-/// One line on standard error.
+/// Prints an error on one line of standard error.
 pub fn print_error(message: &str) {
-    // Nothing can be done where standard error is gone.
+    // A failure to write to standard error cannot be reported anywhere.
     let _ = writeln!(io::stderr().lock(), "error: {}", one_line(message));
 }
 
-/// `text` on one line.
+/// Joins the lines of `text`.
 pub fn one_line(text: &str) -> String {
     text.split(['\n', '\r']).map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }

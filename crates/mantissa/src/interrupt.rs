@@ -1,7 +1,7 @@
 //! Orderly stops: the first SIGINT or SIGTERM ends the process within [`GRACE`], the second at once.
 //!
-//! A command that can be gone on with works [`orderly`]: it looks at [`received`] between two steps, writes down what it has
-//! done, and returns. Every other command is ended where it stands, after its unfinished outputs have been removed.
+//! A resumable command works inside [`orderly`]: it polls [`received`] between two steps, saves its progress
+//! and returns. Any other command ends at once, after its unfinished outputs are removed.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -15,23 +15,23 @@ use signal_hook::iterator::Signals;
 
 use crate::error::{Exit, print_error};
 
-/// Time that orderly work has to come to its end.
+/// Time for orderly work to end.
 const GRACE: Duration = Duration::from_secs(4);
 
-/// The first signal; 0 before it.
+/// First signal; 0 if none.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
-/// Whether someone will act on [`received`].
+/// True if the work polls [`received`].
 static ORDERLY: AtomicBool = AtomicBool::new(false);
 
-/// What stays behind where the process ends here, for the message of the end.
+/// Note about what stays on disk, for the message of a stop.
 static LEFT: Mutex<Option<String>> = Mutex::new(None);
 
-/// While it lives, whoever ends the process is told of what stays behind.
+/// Guard that keeps the note of [`leaving`].
 #[must_use]
 pub struct Leaving(());
 
-/// Has the message of an end that is not orderly say `what` stays behind, as long as the result lives.
+/// Adds `what` to the message of an immediate stop, for the lifetime of the result.
 pub fn leaving(what: String) -> Leaving {
     *LEFT.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
     Leaving(())
@@ -43,14 +43,14 @@ impl Drop for Leaving {
     }
 }
 
-/// Begins to listen.
+/// Starts listening for signals.
 ///
 /// # Errors
 /// The system allows no handler or no thread.
 pub fn watch() -> io::Result<()> {
     let again = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order, so that the signal that sets the flag does not act on it.
+        // Registered in this order, so that the signal that sets the flag does not act on it.
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&again))?;
         flag::register(signal, Arc::clone(&again))?;
     }
@@ -60,13 +60,13 @@ pub fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// How the process is to end because of a signal, if one has come.
+/// Returns the exit code for the signal received, if any.
 pub fn received() -> Option<Exit> {
     exit_of(RECEIVED.load(Ordering::SeqCst))
 }
 
-/// Runs `work`, which looks at [`received`] and returns `stopped` errors because of it. Until such an error has ended the
-/// process by the ordinary way out, or [`GRACE`] is over, nothing else ends it.
+/// Runs `work`, which polls [`received`] and then returns an error for which `stopped` is true. Until that
+/// error has ended the process normally, or [`GRACE`] has passed, nothing else ends it.
 pub fn orderly<T, E>(work: impl FnOnce() -> Result<T, E>, stopped: impl FnOnce(&E) -> bool) -> Result<T, E> {
     ORDERLY.store(true, Ordering::SeqCst);
     let result = work();
@@ -95,6 +95,6 @@ fn stop(signal: i32) {
     let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
     let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner).take();
     let left = left.map_or_else(String::new, |what| format!("; {what}"));
-    print_error(&format!("found {name}, allowed to run to the end; stopped{left}"));
+    print_error(&format!("interrupted by {name}{left}"));
     signal_hook::low_level::exit(exit as i32);
 }

@@ -1,4 +1,4 @@
-//! The machine a process runs on, for records.
+//! Description of the machine, for records.
 
 use std::fs;
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::kib_field;
 
-/// What a record says of a machine.
+/// Machine that a process runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor, as it calls itself; `unknown` where the system does not say.
+    /// CPU model name; `unknown` if not available.
     pub cpu: String,
-    /// Threads that run at once.
+    /// Number of hardware threads.
     pub threads: usize,
-    /// The instruction set that the kernels use.
+    /// Instruction set that the kernels use.
     pub isa: String,
-    /// Bytes of memory; absent where the system does not say.
+    /// Bytes of memory; absent if unknown.
     pub memory: Option<u64>,
     /// Operating system and architecture.
     pub system: String,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     pub fn this() -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -37,8 +37,8 @@ impl Machine {
     }
 }
 
-/// The largest anonymous memory that this process has had, bytes: the largest resident memory without the pages of files, of
-/// which only the present number is known.
+/// Returns the peak anonymous memory of this process in bytes: peak resident memory minus current file pages
+/// (their peak is not known).
 pub fn peak_anonymous() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     Some(kib_field(&status, "VmHWM:")?.saturating_sub(kib_field(&status, "RssFile:")?))

@@ -1,8 +1,8 @@
-//! `mantissa`: the precision of language models, on the command line.
+//! `mantissa`: command-line tool to quantize LLMs, measure the loss, verify the files and run them.
 //!
-//! Flags, progress, reports and exit codes; the numbers come from the library crates.
+//! This crate holds flags, progress, reports and exit codes; the numerics are in the library crates.
 //!
-//! Exit codes: 0 done; 1 it ran and a quality gate failed; 2 bad input or usage; 3 the environment (I/O, memory, disk) or an
+//! Exit codes: 0 done; 1 a quality gate failed; 2 bad input or usage; 3 environment (I/O, memory, disk) or
 //! internal error; 130 and 143 after an orderly stop by SIGINT and SIGTERM.
 #![forbid(unsafe_code)]
 

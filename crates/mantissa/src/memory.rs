@@ -1,43 +1,41 @@
-//! Memory that this process may still take.
+//! Memory available to this process.
 
 use std::fs;
 
-use crate::output::bytes;
-
-/// Memory that the process takes before it has opened anything: arguments, tables of the kernels, threads; up to 2.5 MB were
-/// measured. Less is refused by every command that has a ceiling.
+/// Memory of the process before it opens anything: arguments, kernel tables, threads. Measured: up to 2.5 MB.
+/// Every command with a ceiling refuses less.
 pub const PROCESS: u64 = 4 << 20;
 
-/// Who limits memory.
+/// Source of a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// `--memory`.
+    /// Option `--memory`.
     Option,
-    /// The machine, the control group or the address space.
+    /// Machine, control group or address space.
     Available,
 }
 
 impl Limit {
-    /// What it leaves, for messages.
-    pub fn leaves(self, allowed: u64) -> String {
+    /// Returns the name of the limit for messages.
+    pub fn name(self) -> &'static str {
         match self {
-            Limit::Option => format!("--memory allows {}", bytes(allowed)),
-            Limit::Available => format!("{} available", bytes(allowed)),
+            Limit::Option => "--memory",
+            Limit::Available => "available",
         }
     }
 
-    /// What to do about it.
-    pub fn hint(self) -> &'static str {
+    /// Returns the fix for messages.
+    pub fn fix(self) -> &'static str {
         match self {
-            Limit::Option => "raise it or use fewer --threads",
+            Limit::Option => "raise --memory or use fewer --threads",
             Limit::Available => {
-                "free memory, use fewer --threads or a shorter context, or set --memory to go beyond it"
+                "free memory, use fewer --threads or a shorter context, or set a higher --memory"
             }
         }
     }
 }
 
-/// The least that the machine, the control group and the address-space limit leave; `None` where the system does not say.
+/// Returns the smallest limit of machine, control group and address space; `None` if unknown.
 pub fn available() -> Option<u64> {
     let limits = [machine(), control_group(), address_space()];
     limits.into_iter().flatten().min()
@@ -48,7 +46,7 @@ fn machine() -> Option<u64> {
     kib_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
 }
 
-/// What the control group (version 2) of this process leaves beside the anonymous memory that its processes hold.
+/// Memory left by the control group (version 2) beyond the anonymous memory of its processes.
 fn control_group() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -59,10 +57,10 @@ fn control_group() -> Option<u64> {
     Some(max.saturating_sub(anonymous))
 }
 
-/// Address space that every thread may take beside what it asks for: its stack, and glibc's heap for it, reserved whole.
+/// Address space per thread beyond its allocations: its stack, and glibc's arena, reserved whole.
 const PER_THREAD: u64 = (64 + 2) << 20;
 
-/// What `RLIMIT_AS` leaves of the address space.
+/// Address space left by `RLIMIT_AS`.
 fn address_space() -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let soft =
@@ -72,7 +70,7 @@ fn address_space() -> Option<u64> {
     Some(soft.parse::<u64>().ok()?.saturating_sub(used).saturating_sub(reserved))
 }
 
-/// The field `name` of a file of the kernel's `name value kB` lines, in bytes.
+/// Returns the field `name` of a kernel file with `name value kB` lines, in bytes.
 pub fn kib_field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

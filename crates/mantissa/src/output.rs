@@ -1,4 +1,4 @@
-//! What people read on standard output: aligned tables, sizes, counts.
+//! Text output: aligned tables, sizes, counts.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -12,30 +12,30 @@ use crate::error::StdoutError;
 /// Writes to standard output through a buffer.
 ///
 /// # Errors
-/// [`StdoutError`], of which a broken pipe counts as success at the end of the process.
+/// [`StdoutError`]; a broken pipe counts as success at exit.
 pub fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     let written = write(&mut out).and_then(|()| out.flush());
     Ok(written.map_err(StdoutError)?)
 }
 
-/// Side on which a column is flush.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// Left, for text.
     Left,
-    /// Numbers.
+    /// Right, for numbers.
     Right,
 }
 
-/// A table with aligned columns.
+/// Table with aligned columns.
 pub struct Table {
     columns: Vec<(&'static str, Align)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// An empty table with these headings.
+    /// Starts a table with these headings.
     pub fn new(columns: impl Into<Vec<(&'static str, Align)>>) -> Self {
         Table { columns: columns.into(), rows: Vec::new() }
     }
@@ -45,17 +45,17 @@ impl Table {
         self.rows.push(cells.into_iter().take(self.columns.len()).collect());
     }
 
-    /// Headings with the side on which their columns are flush.
+    /// Returns the headings with their alignment.
     pub fn columns(&self) -> &[(&'static str, Align)] {
         &self.columns
     }
 
-    /// The rows.
+    /// Returns the rows.
     pub fn rows(&self) -> &[Vec<String>] {
         &self.rows
     }
 
-    /// Writes headings and rows, columns two blanks apart, no blanks at line ends.
+    /// Writes headings and rows, with two spaces between columns and none at line ends.
     ///
     /// # Errors
     /// As `out`.
@@ -91,19 +91,19 @@ impl Table {
     }
 }
 
-/// A size in bytes, powers of 1000: `2.47 GB`.
+/// Formats a size in bytes with powers of 1000: `2.47 GB`.
 pub fn bytes(n: u64) -> String {
     scaled(n as f64, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
-/// A count in short: `1.24 B`. Below a thousand as it is.
+/// Formats a count: `1.24 B`; below a thousand in full.
 pub fn count(n: u64) -> String {
     scaled(n as f64, &["", "K", "M", "B", "T", "P"])
 }
 
 fn scaled(mut value: f64, units: &[&str]) -> String {
     let mut unit = 0;
-    // What would print as 1000 belongs to the next unit.
+    // A value that would print as 1000 uses the next unit.
     while value >= 999.5 && unit + 1 < units.len() {
         value /= 1000.0;
         unit += 1;
@@ -117,7 +117,7 @@ fn scaled(mut value: f64, units: &[&str]) -> String {
     format!("{value:.digits$} {}", units[unit]).trim_end().to_owned()
 }
 
-/// A number with about `digits` significant digits, `-` where there is none.
+/// Formats a number with about `digits` significant digits; `-` if absent.
 pub fn number(value: Option<f64>, digits: usize) -> String {
     match value {
         None => "-".into(),
@@ -139,18 +139,18 @@ pub fn number(value: Option<f64>, digits: usize) -> String {
     }
 }
 
-/// A shape: `[4096, 4096]`.
+/// Formats a shape: `[4096, 4096]`.
 pub fn shape(dimensions: &[usize]) -> String {
     format!("{dimensions:?}")
 }
 
-/// Parses a size: digits, a decimal point, and K M G T for powers of 1000 or Ki Mi Gi Ti for powers of 1024, upper or lower
-/// case, a B after it allowed.
+/// Parses a size: digits with an optional decimal point, then K M G T (powers of 1000) or Ki Mi Gi Ti (powers
+/// of 1024), in any case, with an optional B.
 ///
 /// # Errors
 /// A message for the command line.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("found {text:?}, allowed a size such as 12G, 800M or 4Gi");
+    let wrong = || format!("expected a size such as 12G, 800M or 4Gi, got {text:?}");
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     let unit = unit.trim_start().to_ascii_lowercase();
@@ -171,7 +171,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     if value < 1.0 || value >= u64::MAX as f64 { Err(wrong()) } else { Ok(value as u64) }
 }
 
-/// What an output is opened by: the folder or file asked for, or the first of the files that it is split into.
+/// Returns the path that opens an output: the folder or file, or the first file of a split one.
 pub(crate) fn written<'a>(out: &'a Path, container: Container, outcome: &'a Outcome) -> &'a Path {
     if container == Container::Gguf { &outcome.committed.path } else { out }
 }

@@ -1,4 +1,4 @@
-//! How far a long piece of work has come: a bar on a terminal, a line every few seconds elsewhere.
+//! Progress display: a bar on a terminal, a line every few seconds elsewhere.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
@@ -10,15 +10,15 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use crate::memory::kib_field;
 use crate::output::{bytes, count};
 
-/// Time between two lines where standard error is no terminal.
+/// Interval of lines if standard error is no terminal.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is counted.
+/// Unit of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.
     Bytes,
-    /// Things of this name, in the plural.
+    /// Items with this plural name.
     Items(&'static str),
 }
 
@@ -38,7 +38,7 @@ impl Unit {
     }
 }
 
-/// Progress on standard error. May be shared between threads.
+/// Progress on standard error; can be shared between threads.
 pub struct Progress(Kind);
 
 enum Kind {
@@ -48,7 +48,7 @@ enum Kind {
 }
 
 impl Progress {
-    /// Counts to `total`, 0 where that is not known; silent if `quiet`.
+    /// Starts counting to `total` (0 if unknown); silent if `quiet`.
     pub fn new(total: u64, unit: Unit, quiet: bool) -> Self {
         Progress(match (quiet, io::stderr().is_terminal()) {
             (true, _) => Kind::Silent,
@@ -57,7 +57,7 @@ impl Progress {
         })
     }
 
-    /// What is being done now.
+    /// Sets the current activity.
     pub fn message(&self, text: impl Into<String>) {
         match &self.0 {
             Kind::Silent => {}
@@ -66,7 +66,7 @@ impl Progress {
         }
     }
 
-    /// `n` of the total were done before; the rate is that of the others.
+    /// Marks `n` items as done before; they do not count for the rate.
     pub fn begin_at(&self, n: u64) {
         match &self.0 {
             Kind::Silent => {}
@@ -81,7 +81,7 @@ impl Progress {
         }
     }
 
-    /// `n` of the total are done.
+    /// Sets the number of items done.
     pub fn set(&self, n: u64) {
         match &self.0 {
             Kind::Silent => {}
@@ -90,7 +90,7 @@ impl Progress {
         }
     }
 
-    /// `n` more are done.
+    /// Adds to the number of items done.
     pub fn add(&self, n: u64) {
         match &self.0 {
             Kind::Silent => {}
@@ -103,7 +103,7 @@ impl Progress {
         }
     }
 
-    /// The work is over; removes the bar.
+    /// Ends the display and removes the bar.
     pub fn finish(&self) {
         if let Kind::Bar(bar) = &self.0 {
             bar.finish_and_clear();
@@ -132,18 +132,18 @@ fn bar(total: u64, unit: Unit) -> ProgressBar {
     };
     let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let memory = |_: &ProgressState, out: &mut dyn std::fmt::Write| {
-        // The next redraw shows what this one could not.
+        // A failed redraw is made good by the next.
         let _ = out.write_str(&anonymous_memory().map(bytes).unwrap_or_default());
     };
     ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
         .with_style(style.with_key("memory", memory))
 }
 
-/// The state behind plain lines.
+/// State of the line display.
 struct Lines {
     total: u64,
     unit: Unit,
-    /// Of `done`, what this process found done.
+    /// Items done before this process started.
     before: u64,
     done: u64,
     message: String,
@@ -194,7 +194,7 @@ impl Lines {
     }
 }
 
-/// Anonymous resident memory of this process in bytes; `None` where the system does not say.
+/// Returns the anonymous resident memory of this process in bytes; `None` if unknown.
 pub fn anonymous_memory() -> Option<u64> {
     kib_field(&std::fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
 }

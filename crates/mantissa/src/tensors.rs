@@ -7,7 +7,7 @@ use anyhow::Result;
 use mantissa_num::minifloat::{self, MiniFloat};
 use mantissa_store::{Dtype, SafeTensors, TensorMeta};
 
-/// A tensor whose elements are floating-point numbers of at least 8 bits.
+/// Tensor of floating-point numbers of at least 8 bits.
 #[derive(Clone, Copy)]
 pub struct FloatTensor<'a> {
     file: &'a SafeTensors,
@@ -20,7 +20,7 @@ pub struct FloatTensor<'a> {
 }
 
 impl<'a> FloatTensor<'a> {
-    /// The tensor `meta` of `file`; `None` where its dtype is no float.
+    /// Opens the tensor `meta` of `file`; `None` if its dtype is no float.
     pub fn new(file: &'a SafeTensors, meta: &'a TensorMeta) -> Option<Self> {
         let small = match meta.dtype {
             Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 => None,
@@ -32,18 +32,18 @@ impl<'a> FloatTensor<'a> {
         };
         let (rows, cols) = match meta.shape.split_last() {
             None => (1, 1),
-            // No overflow: a checked header's non-zero dimensions multiply within 63 bits.
+            // Cannot overflow: the checked header's non-zero dimensions multiply within 63 bits.
             Some((&last, leading)) => (leading.iter().product(), last),
         };
         Some(FloatTensor { file, meta, small, rows, cols })
     }
 
-    /// Name, dtype and shape.
+    /// Returns name, dtype and shape.
     pub fn meta(&self) -> &'a TensorMeta {
         self.meta
     }
 
-    /// The file it is in.
+    /// Returns the path of the file.
     pub fn path(&self) -> &'a Path {
         self.file.path()
     }
@@ -53,15 +53,15 @@ impl<'a> FloatTensor<'a> {
         self.rows * self.cols
     }
 
-    /// Bytes of one element in the file.
+    /// Bytes per element in the file.
     pub fn unit(&self) -> u64 {
         self.meta.dtype.bits() / 8
     }
 
-    /// The elements of `range` of the flattened tensor.
+    /// Reads the elements of `range` of the flattened tensor as f32.
     ///
     /// # Errors
-    /// The range does not lie in the tensor or cannot be read.
+    /// The range is outside the tensor or cannot be read.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<f32>> {
         let unit = self.unit();
         let (first, len) = (range.start as u64 * unit, range.len() as u64 * unit);
@@ -82,7 +82,7 @@ impl<'a> FloatTensor<'a> {
         Ok(self.file.read_f32(&part)?)
     }
 
-    /// The elements of `range` of a tensor of F64 as they are; `None` of another dtype.
+    /// Reads the elements of `range` of an F64 tensor unconverted; `None` for another dtype.
     ///
     /// # Errors
     /// As [`read`](Self::read).

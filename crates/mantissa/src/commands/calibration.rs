@@ -1,4 +1,4 @@
-//! What a method calibrates on, from `--calibration` or `--calibration-tokens`.
+//! Calibration options: `--calibration` and `--calibration-tokens`.
 
 use std::path::{Path, PathBuf};
 
@@ -18,68 +18,72 @@ use super::text::{check_tokens, load_tokenizer};
 use crate::app::Context;
 use crate::error::BadInput;
 
-/// Calibration of methods that need it.
+/// Calibration options of a command.
 #[derive(clap::Args)]
 pub struct CalibrationArgs {
-    /// UTF-8 text to calibrate on, for methods such as gptq: cut into windows, of which some are taken evenly; of a .jsonl file
-    /// each line is a window: {"text": …}, or {"messages": […]} in the form of the model's chat template. Several texts share
-    /// --samples by their weights
+    /// Calibration text in UTF-8 (repeatable)
+    ///
+    /// The text is cut into windows, of which --samples are taken evenly. In a .jsonl file each line is one
+    /// sample: {"text": …}, or {"messages": […]}, rendered with the model's chat template. Several texts
+    /// share the samples by WEIGHT [default: 1].
     #[arg(long, value_name = "TEXT[:WEIGHT]", value_parser = weighted, conflicts_with = "calibration_tokens")]
     calibration: Vec<Text>,
-    /// Token windows to calibrate on instead of text: a list of lists of ids, or, with KEY, an object of such lists; used as they are
+    /// Calibration token windows instead of text, used as they are
+    ///
+    /// A list of lists of token ids or, with KEY, an object of such lists.
     #[arg(long, value_name = "FILE.json[:KEY]")]
     calibration_tokens: Option<String>,
-    /// Windows of the calibration texts to take
+    /// Number of calibration samples
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
-    /// Longest window of the calibration text in tokens, BOS included [default: 2048, or the model's context if that is less]
+    /// Maximum sample length in tokens, BOS included [default: 2048, or the model's context if less]
     #[arg(long, value_name = "N")]
     length: Option<usize>,
 }
 
-/// A text to calibrate on, and its share of the windows.
+/// Calibration text with its share of the samples.
 #[derive(Clone, Debug, PartialEq)]
 struct Text {
     path: PathBuf,
     weight: f64,
 }
 
-/// A text with its weight on the command line.
+/// Parses TEXT[:WEIGHT].
 ///
 /// # Errors
-/// A message that says what is wrong with the weight.
+/// A message for a weight that is not above 0.
 fn weighted(text: &str) -> Result<Text, String> {
     let whole = || Text { path: text.into(), weight: 1.0 };
-    // A colon may be part of a name.
+    // A colon may be part of a file name.
     let Some((path, weight)) = text.rsplit_once(':').filter(|_| !Path::new(text).exists()) else {
         return Ok(whole());
     };
     match weight.parse::<f64>() {
         Ok(weight) if weight.is_finite() && weight > 0.0 => Ok(Text { path: path.into(), weight }),
         _ if weight.contains('/') => Ok(whole()),
-        _ => Err(format!("found weight \"{weight}\", allowed a number above 0, such as 0.7")),
+        _ => Err(format!("expected a weight above 0, such as 0.7, got \"{weight}\"")),
     }
 }
 
-/// Tokens of a window where the model's context allows them.
+/// Default sample length in tokens.
 const LENGTH: usize = 2048;
 
 impl CalibrationArgs {
-    /// Adds the files of the calibration to the inputs of a command.
+    /// Adds the calibration files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
         self.calibration.iter().for_each(|text| paths.read(&text.path));
         self.calibration_tokens.iter().for_each(|argument| paths.read(token_path(argument)));
     }
 
-    /// Whether there is a text to be cut.
+    /// True if there is a text to tokenize.
     pub fn is_text(&self) -> bool {
         !self.calibration.is_empty()
     }
 
-    /// The windows, where there are some. Text is cut into documents at `split`.
+    /// Loads the calibration samples, if any. Text is split into documents at `split`.
     ///
     /// # Errors
-    /// A file that cannot be read, or holds nothing to calibrate on.
+    /// An unreadable file, or one without samples.
     pub fn load(
         &self,
         source: &ModelFiles,
@@ -89,10 +93,11 @@ impl CalibrationArgs {
         Ok(self.load_apart(source, split, 0, context)?.map(|(set, _)| set))
     }
 
-    /// The windows, and `apart` others that are taken evenly among them and set aside. Of texts so many more are taken.
+    /// Loads the samples, and sets `apart` others, taken evenly among them, aside. Texts provide that many
+    /// more.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and where nothing would be left.
+    /// As [`load`](Self::load), and if no sample would be left.
     pub fn load_apart(
         &self,
         source: &ModelFiles,
@@ -123,7 +128,7 @@ impl CalibrationArgs {
         };
         let apart = apart as usize;
         if apart > 0 && apart >= windows.len() {
-            let allowed = format!("fewer than the {} windows of the calibration", windows.len());
+            let allowed = format!("fewer than the {} calibration samples", windows.len());
             return Err(BadInput::new("--hold-out", apart.to_string(), allowed).into());
         }
         let places: Vec<usize> = (0..apart).map(|i| i * windows.len() / apart).collect();
@@ -131,7 +136,8 @@ impl CalibrationArgs {
         Ok(Some((CalibrationSet { name, windows }, unseen)))
     }
 
-    /// `count` windows of all texts together, each text's in its own order, and their names.
+    /// Takes `count` samples of all texts together, each text's in its own order; returns them after the
+    /// names of the texts.
     fn texts(
         &self,
         source: &ModelFiles,
@@ -149,11 +155,12 @@ impl CalibrationArgs {
         let tokenizer = load_tokenizer(source, context)?;
         let weights: Vec<f64> = self.calibration.iter().map(|text| text.weight).collect();
         let (mut names, mut windows) = (Vec::new(), Vec::new());
+        // Each text provides its share of the samples.
         for (i, (text, count)) in self.calibration.iter().zip(shares(&weights, count)).enumerate() {
             let name = text.path.display().to_string();
             let chosen = |n: usize| -> Result<Vec<usize>> {
                 if n < count {
-                    let few = format!("{name}: {n} windows to calibrate on, {count} asked for");
+                    let few = format!("{name}: expected {count} calibration samples, got {n}");
                     context.warn_all(&[few])?;
                 }
                 Ok(evenly(n, count, context.seed, i as u64))
@@ -185,7 +192,7 @@ impl CalibrationArgs {
             names.push(if several { format!("{name}:{}", text.weight) } else { name.into_owned() });
         }
         if windows.is_empty() {
-            let allowed = "at least one window of some text";
+            let allowed = "at least one sample of some text";
             return Err(BadInput::new("--samples", count.to_string(), allowed).into());
         }
         Ok((names.join(" + "), windows))
@@ -204,7 +211,7 @@ impl CalibrationArgs {
     }
 }
 
-/// All windows of a text, or one of each of its documents.
+/// Tokenizes a text into windows, or into one window per document.
 fn cut(
     path: &Path,
     name: &str,
@@ -226,8 +233,8 @@ fn blank(name: &str) -> anyhow::Error {
     BadInput::new(name, "only white space", "a text to calibrate on").into()
 }
 
-/// `count` in parts as `weights`, all of which are above 0: rounded down, and what is left to the largest remainders, of equal ones to
-/// the first.
+/// Splits `count` in proportion to `weights` (all above 0): rounded down, with the rest given to the largest
+/// remainders, first come first on ties.
 fn shares(weights: &[f64], count: usize) -> Vec<usize> {
     let total: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| weight / total * count as f64).collect();
@@ -239,8 +246,8 @@ fn shares(weights: &[f64], count: usize) -> Vec<usize> {
     shares
 }
 
-/// The places of `count` of `n` windows, or of all, at even distances. A `seed` other than 0 says, with the number of the text, which
-/// of each stretch between two of them; 0 takes the first.
+/// Returns the indices of `count` of `n` windows (or all) at equal distances. With a `seed` other than 0,
+/// seed and text number choose the window within each interval; 0 takes the first.
 fn evenly(n: usize, count: usize, seed: u64, text: u64) -> Vec<usize> {
     let count = count.min(n);
     let place = |i: usize| {
@@ -263,7 +270,7 @@ mod tests {
         assert_eq!(taken(10, 4), [0, 2, 5, 7]);
         assert_eq!(taken(3, 4), [0, 1, 2]);
         assert!(taken(0, 4).is_empty());
-        // A seed chooses within each stretch, another one otherwise, the same one the same.
+        // A seed chooses within each interval, reproducibly.
         let seeded = |seed, text| evenly(1000, 10, seed, text);
         assert_eq!(seeded(5, 0), seeded(5, 0));
         assert!(seeded(5, 0) != seeded(6, 0) && seeded(5, 0) != seeded(5, 1));

@@ -1,6 +1,6 @@
-//! `mantissa cast`: every float tensor of a file under one scheme, with what it costs.
+//! `mantissa cast`: stores every float tensor of a file under one scheme and reports the error.
 //!
-//! Tensors are read, quantized and written in panels, so memory does not follow the size of the file.
+//! Tensors are read, quantized and written in panels, so memory does not grow with the file size.
 
 mod panels;
 
@@ -25,32 +25,34 @@ use crate::output::{self, Align, Table, bytes, number};
 use crate::progress::Unit;
 use crate::tensors::FloatTensor;
 
-/// Store every float tensor of a safetensors file under one scheme, with the error it makes.
+/// Cast every float tensor of a safetensors file to one scheme, and print the error
 ///
-/// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` where the scheme has them
-/// (`n.nested_scale` and `n.nested_offset` under double quantization, `n.bias` for the minima of :minmax), `n.dequant` (F32)
-/// and, with --packed, `n.packed`; GGUF's block types are written as `n.packed` and `n.dequant` only. Blocks run along the
-/// last axis; other axes are folded into rows.
-/// The signal-to-quantization-noise ratio is 10 log10(sum x^2 / sum (x - dequant)^2).
+/// For an input tensor `n` the output holds `n.codes`, `n.scale`, `n.zero` and `n.global` if the scheme has
+/// them (`n.nested_scale` and `n.nested_offset` for double quantization, `n.bias` for the minima of :minmax),
+/// `n.dequant` (F32) and, with --packed, `n.packed`. GGUF block types are written as `n.packed` and
+/// `n.dequant` only. Blocks run along the last axis; other axes are folded into rows.
+///
+/// The signal-to-quantization-noise ratio (SQNR) is 10 log10(sum x^2 / sum (x - dequant)^2).
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa cast weights.safetensors --scheme int4-g32 --out weights-int4.safetensors
   mantissa cast weights.safetensors --scheme mxfp4:rceil --packed --out weights-mxfp4.safetensors
   mantissa cast weights.safetensors --scheme fp8-e4m3 --round stochastic --seed 7 --out weights-fp8.safetensors --json")]
 pub struct Args {
-    /// The .safetensors file to read
+    /// Safetensors file to read
     #[arg(value_name = "IN.safetensors")]
     input: PathBuf,
-    /// The scheme, such as int8-channel, int4-g128-asym, fp8-e4m3-tensor, mxfp4, nvfp4 or nf4; `mantissa schemes` lists all
+    /// Scheme, such as int8-channel, int4-g128-asym, fp8-e4m3-tensor, mxfp4, nvfp4 or nf4; `mantissa schemes`
+    /// lists all
     #[arg(long, value_name = "SCHEME")]
     scheme: Scheme,
-    /// The .safetensors file to write
+    /// Safetensors file to write
     #[arg(long, value_name = "OUT.safetensors")]
     out: PathBuf,
     /// Also write the packed bytes, as `n.packed`
     #[arg(long)]
     packed: bool,
-    /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
+    /// Rounding between two codes; stochastic rounding uses --seed
     #[arg(long, value_enum, default_value_t = Round::Nearest)]
     round: Round,
 }
@@ -76,11 +78,11 @@ struct Report {
 struct TensorReport {
     name: String,
     shape: Vec<usize>,
-    /// `None` where there is no error or no signal.
+    /// `None` if error or signal is zero.
     sqnr_db: Option<f64>,
     max_abs_error: f64,
     bits_per_weight: f64,
-    /// Elements left out of the figures because they or their codes' values are not finite.
+    /// Elements excluded from the figures because their value or decoded code is not finite.
     non_finite: u64,
 }
 
@@ -90,7 +92,7 @@ struct Skipped {
     dtype: &'static str,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     paths.read(&args.input);
     paths.write("--out", &args.out, Kind::File);
@@ -103,12 +105,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let (tensors, skipped) = split(&input);
     if tensors.is_empty() {
         let what = format!("{}: tensors", args.input.display());
-        return Err(BadInput::new(
-            what,
-            "none of a float dtype",
-            "at least one of F64, F32, F16, BF16 or FP8",
-        )
-        .into());
+        return Err(
+            BadInput::new(what, "no float tensor", "at least one of F64, F32, F16, BF16 or FP8").into()
+        );
     }
     let names: Vec<String> =
         skipped.iter().map(|s| format!("tensor \"{}\" skipped: {}", Shown(&s.name), s.dtype)).collect();
@@ -137,7 +136,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&report, |out| print(&report, out))
 }
 
-/// The scheme with its rounding, where the two go together.
+/// Combines scheme and rounding, if they are compatible.
 fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
     let mut scheme = args.scheme.clone();
     if scheme.source == Source::Static {
@@ -145,14 +144,14 @@ fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
         return Err(BadInput::new(
             "--scheme",
             found,
-            "no @static: scales are taken from the tensors themselves",
+            "a scheme without @static: scales are taken from the tensors themselves",
         )
         .into());
     }
     if args.round == Round::Stochastic {
         if matches!(scheme.format, Format::Table(_) | Format::Codec(_)) {
             let found = format!("stochastic with {scheme}");
-            return Err(BadInput::new("--round", found, "nearest for code books and block types").into());
+            return Err(BadInput::new("--round", found, "nearest for codebooks and block types").into());
         }
         scheme.encoder.rounding = Rounding::Stochastic { seed };
     }
@@ -171,7 +170,7 @@ fn split(input: &SafeTensors) -> (Vec<FloatTensor<'_>>, Vec<Skipped>) {
     (tensors, skipped)
 }
 
-/// What a tensor becomes.
+/// Returns the tensors that one input tensor becomes.
 fn specs(scheme: &Scheme, caster: &Caster<'_>) -> Vec<TensorSpec> {
     let FloatTensor { rows, cols, .. } = caster.tensor;
     let TensorMeta { name: n, shape, .. } = caster.tensor.meta();

@@ -1,4 +1,4 @@
-//! Texts of a file of JSON lines: conversations in the form of the model's chat template, and plain documents.
+//! Reads JSON Lines samples: conversations, rendered with the chat template, and plain documents.
 
 use std::path::Path;
 
@@ -13,32 +13,34 @@ use crate::app::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
 
-/// Bytes of memory for each byte of a line as its JSON is read and put into a template: messages may be as short as 30 bytes.
+/// Bytes of memory per byte of a line while its JSON is parsed and rendered; messages can be as short as 30
+/// bytes.
 const PER_BYTE: u64 = 24;
 
-/// A line of the file.
+/// Line of the file.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
-    /// A conversation to its end.
+    /// Complete conversation.
     Conversation { messages: Vec<Message> },
-    /// A document.
+    /// Plain document.
     Document { text: String },
 }
 
-/// Whether `path` is of such lines, by its name.
+/// True if the file name ends in `.jsonl`.
 pub fn is_of_lines(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"))
 }
 
-/// Longest line that is read: more than any tokenizer takes.
+/// Maximum line length in bytes, more than any tokenizer accepts.
 const MAX_LINE: u64 = 64 << 20;
 
-/// The lines of a file that are not blank. They are read twice, first to be counted; what can be read only once, as a pipe, is held.
+/// Non-blank lines of a file. A file is read twice, first to count; a pipe can be read only once and is held
+/// in memory.
 pub struct Lines<'a> {
     path: &'a Path,
     held: Option<String>,
-    /// How many there are.
+    /// Number of lines.
     pub count: usize,
 }
 
@@ -46,7 +48,7 @@ impl<'a> Lines<'a> {
     /// Counts the lines of `path`.
     ///
     /// # Errors
-    /// A file that cannot be read; lines, or a pipe, that memory does not hold.
+    /// An unreadable file; a line or pipe that does not fit into memory.
     pub fn count(path: &'a Path, context: &Context) -> Result<Self> {
         let file = TextFile::open(path)?;
         let mut lines = Lines { path, held: None, count: 0 };
@@ -64,10 +66,11 @@ impl<'a> Lines<'a> {
         Ok(Lines { count, ..lines })
     }
 
-    /// Gives the lines at `places` among those that are not blank, which rise, to `each`, with their numbers in the file from 1.
+    /// Passes the lines at `places` (ascending indices among non-blank lines) to `each`, with their line
+    /// numbers from 1.
     ///
     /// # Errors
-    /// As [`count`](Self::count), and what `each` raises.
+    /// As [`count`](Self::count), and errors of `each`.
     pub fn each(
         &self,
         places: &[usize],
@@ -84,7 +87,7 @@ impl<'a> Lines<'a> {
         })
     }
 
-    /// Gives every line that is not blank to `each` until that says that it has enough.
+    /// Passes every non-blank line to `each` until it returns that it has enough.
     fn read(&self, context: &Context, mut each: impl FnMut(usize, &str) -> Result<bool>) -> Result<()> {
         let numbered = |number: usize| number + 1;
         if let Some(text) = &self.held {
@@ -118,11 +121,11 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The tokens of a line, up to `length`: a conversation as the template of the model in `model` writes it, special tokens included and
-/// no other; a document after the BOS that the tokenizer puts there.
+/// Tokenizes a line, cut to `length` tokens. A conversation is rendered with the chat template of `model`,
+/// whose special tokens are the only ones; a document gets the tokenizer's BOS.
 ///
 /// # Errors
-/// A line of another form, a model without a template, a template that refuses the conversation.
+/// A line of another form, a model without a chat template, a template that refuses the conversation.
 pub fn tokens(
     (number, line): (usize, &str),
     file: &str,
@@ -146,9 +149,9 @@ pub fn tokens(
             tokenizer.encode(&text, Bos::Auto)?
         }
         Line::Conversation { messages } => {
-            let template = render_chat::template(model, tokenizer, "or lines of {\"text\": …}")?;
+            let template = render_chat::template(model, tokenizer, "fix: use lines of {\"text\": …}")?;
             let mut conversation = chat::context(&messages, tokenizer.special_tokens());
-            // It has its answers.
+            // The conversation already has its answers.
             conversation["add_generation_prompt"] = Value::Bool(false);
             let text = render_chat::render(model, template, &conversation)?;
             affordable(text.len(), Tokenizer::ENCODING)?;
@@ -157,7 +160,7 @@ pub fn tokens(
     };
     tokens.truncate(length);
     if tokens.is_empty() {
-        let allowed = "a text of at least one token; remove the line";
+        let allowed = "a text of at least one token; fix: remove the line";
         return Err(BadInput::new(format!("{file}: line {number}"), "no token", allowed).into());
     }
     tokens.shrink_to_fit();

@@ -1,4 +1,4 @@
-//! `mantissa convert`: the same codes and scales in another container.
+//! `mantissa convert`: stores the same codes and scales in another checkpoint format.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,38 +17,46 @@ use super::quantize::{container, kind_of, scheme};
 use crate::app::Context;
 use crate::output::bytes;
 
-/// Store a quantized model in another container, codes and scales kept: compressed-tensors, GPTQ, AWQ, ModelOpt, GGUF and others,
-/// wherever the other holds them exactly. A dense model becomes a dense GGUF file.
+/// Convert a quantized model to another checkpoint format without loss
 ///
-/// What cannot be kept is refused with the layer and the reason before anything is written: a scale that a narrower dtype does
-/// not hold, a zero point where there is no place for one, a block type. The output is read back and compared layer by layer
-/// before it appears; it is equal bit for bit, but for NVFP4's global scale, which some conventions store as the reciprocal
-/// (within one unit in the last place). With --requantize weights are rounded to nearest anew, and the error is reported; with
-/// --text or --tokens also what that loses there against the source as it is.
+/// Keeps codes and scales: compressed-tensors, GPTQ, AWQ, ModelOpt, GGUF and others, wherever the target
+/// format can hold them exactly. A dense model becomes a dense GGUF file.
+///
+/// Refuses, with layer and reason, what the target format cannot hold: a scale that does not fit a narrower
+/// dtype, a zero point, a block type. The output is read back and compared layer by layer before it appears.
+/// It is bit-exact, except for NVFP4's global scale, which some formats store as the reciprocal (within one
+/// unit in the last place).
+///
+/// With --requantize, weights are decoded and rounded to nearest under another scheme, and the error is
+/// reported; with --text or --tokens also the quality loss on that text.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa convert path/to/model-nvfp4 --format gguf --out path/to/model-nvfp4.gguf
+  mantissa convert demo-nvfp4 --format gguf --out demo-nvfp4.gguf
   mantissa convert path/to/model.gguf --format compressed-tensors --out path/to/model-ct --json
   mantissa convert path/to/model-gptq --format gguf --requantize q4_0 --out path/to/model-q4_0.gguf --text sample.txt")]
 pub struct Args {
-    /// A model folder or GGUF file
+    /// Model folder or GGUF file
     model: ModelPath,
-    /// Container of the output
+    /// Checkpoint format of the output
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Container,
-    /// The folder to write; with --format gguf the file
+    /// Output folder, or file with --format gguf
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
     /// Decode the weights and round them to nearest under this scheme
     #[arg(long, value_name = "SCHEME", value_parser = scheme)]
     requantize: Option<Scheme>,
-    /// Leave out the quantization of inputs at run time, which not every container can hold
+    /// Drop the run-time quantization of activations, which not every format can hold
     #[arg(long)]
     drop_inputs: bool,
-    /// Read the finished output back with the independent decoder before it is put at --out; --verify=false only opens it
+    /// Verify the finished output with the independent decoder before it appears at --out
+    ///
+    /// With --verify=false the output is only opened.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
-    /// Largest weight file [default: 5G; with --format gguf one file. Of several, NAME.gguf becomes NAME-00001-of-0000N.gguf …]
+    /// Maximum size of a weight file [default: 5G; with --format gguf one file]
+    ///
+    /// A split NAME.gguf becomes NAME-00001-of-0000N.gguf and so on.
     #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes)]
     max_shard_size: Option<u64>,
     #[command(flatten)]
@@ -58,20 +66,20 @@ pub struct Args {
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
-    /// Convention of the source.
+    /// Checkpoint format of the source.
     from: &'static str,
-    /// Whether the weight of every layer was read back as it was.
+    /// True if every layer's weight was read back unchanged.
     lossless: bool,
-    /// Whether inputs are no longer quantized.
+    /// True if run-time quantization of activations was dropped.
     dropped_inputs: bool,
-    /// Largest relative error of a layer against the source, where weights were rounded anew.
+    /// Largest relative error of a requantized layer against the source.
     max_relative_error: Option<f64>,
     #[serde(flatten)]
     quality: &'a Quality,
     verification: Option<&'a Verification>,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.measure.paths(paths);
@@ -81,7 +89,8 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be read, or be stored without loss; I/O; [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) where the output does not verify.
+/// Unreadable input; weights that the format cannot hold; I/O;
+/// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let options = Options {
@@ -118,12 +127,12 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let quality = done.quality;
     if let Some(error) = done.max_relative_error {
         layer_table(out, quality)?;
-        writeln!(out, "rounded anew: relative error of a layer up to {error:.4} against the source")?;
+        writeln!(out, "requantized: largest relative error of a layer {error:.4}")?;
         quality.evaluation.iter().try_for_each(|figures| human_figures(out, figures))?;
     } else {
         writeln!(
             out,
-            "{} layers kept their codes and scales, each read back and compared",
+            "{} layers kept their codes and scales, verified by reading back",
             quality.layers.len()
         )?;
     }

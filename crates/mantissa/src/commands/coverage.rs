@@ -1,4 +1,5 @@
-//! What a calibration shows of a model, said before anything is solved on it.
+//! Calibration coverage: channels and experts that the calibration never reaches, reported before
+//! quantization starts.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -18,11 +19,11 @@ use crate::interrupt;
 use crate::output::{Align, Table, count};
 use crate::progress::Unit;
 
-/// Finds what the calibration of `plan`, if it has one, shows of `source`, and says it on standard error: a table, how far it is from
-/// `traffic`, and a warning for each way in which something is missing.
+/// Measures the coverage of `plan`'s calibration (if any) on `source` and prints it on standard error: a
+/// table, the distance to `traffic` (an in-domain sample), and a warning for each gap.
 ///
 /// # Errors
-/// A text that cannot be read; what running the model raises; under `--strict` the first warning.
+/// An unreadable text; errors of running the model; under `--strict` the first warning.
 pub fn find(
     plan: &Plan,
     source: &ModelFiles,
@@ -33,7 +34,7 @@ pub fn find(
     let mut done = 0;
     let tick = &mut || {
         done += 1;
-        progress.message("coverage of the calibration");
+        progress.message("calibration coverage");
         progress.set(done);
         if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
@@ -49,7 +50,7 @@ pub fn find(
         })?;
         if tokens.is_empty() {
             let name = path.display().to_string();
-            return Err(BadInput::new(name, "no token", "a text like what the model will be used on").into());
+            return Err(BadInput::new(name, "no token", "an in-domain text sample").into());
         }
         coverage.compare(plan, &[tokens]);
     }
@@ -58,11 +59,11 @@ pub fn find(
     Ok(Some(coverage))
 }
 
-/// The report for people.
+/// Returns the lines of the text report.
 fn lines(coverage: &Coverage) -> Vec<String> {
     let Coverage { windows, tokens, tokens_run, inputs, traffic } = coverage;
     let run = if tokens_run < tokens {
-        format!(", of which {} have shown every channel", count(*tokens_run))
+        format!(", full coverage after {}", count(*tokens_run))
     } else {
         String::new()
     };
@@ -76,21 +77,21 @@ fn lines(coverage: &Coverage) -> Vec<String> {
         let [tokens, pairs] = traffic.distance;
         lines.push(format!(
             "traffic: {} tokens; not in the calibration: {one:.2} % of its tokens, {two:.2} % of its pairs, {three:.2} % of its triples; \
-             Jensen-Shannon distance {tokens:.3} of tokens, {pairs:.3} of pairs",
+             Jensen-Shannon distance: tokens {tokens:.3}, pairs {pairs:.3}",
             count(traffic.tokens)
         ));
     }
     lines
 }
 
-/// A row for each kind of input.
+/// Makes a table with one row per kind of layer input.
 fn table(inputs: &[InputCoverage]) -> Table {
     let mut table = Table::new([
-        ("input of", Align::Left),
+        ("layer input", Align::Left),
         ("inputs", Align::Right),
         ("channels", Align::Right),
-        ("fewest tokens", Align::Right),
-        ("no token", Align::Right),
+        ("min tokens", Align::Right),
+        ("unreached", Align::Right),
         ("silent channels", Align::Right),
     ]);
     let mut sites: BTreeMap<(usize, &str), Vec<&InputCoverage>> = BTreeMap::new();

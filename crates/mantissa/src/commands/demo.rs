@@ -1,4 +1,4 @@
-//! `mantissa demo`: the embedded model by every kind of recipe, and what each of them lost.
+//! `mantissa demo`: quantizes the embedded model by many recipes and measures each.
 
 mod page;
 
@@ -23,7 +23,7 @@ use crate::error::GateFailed;
 use crate::output::{Align, Table, bytes};
 use crate::progress::Unit;
 
-/// Recipes that are shown: every method and every container, and the schemes that people ask about.
+/// Recipes shown: every method and format, and the most common schemes.
 const RECIPES: [&str; 17] = [
     "w8a16",
     "w8a8",
@@ -44,15 +44,15 @@ const RECIPES: [&str; 17] = [
     "rtn-q4_0",
 ];
 
-/// Tokens of a window, the BOS included.
+/// Tokens per window, BOS included.
 const WINDOW: usize = 256;
 
-/// Quantize the embedded model by every kind of recipe and measure what each of them loses, on this machine and offline.
+/// Quantize the embedded model by many recipes and measure the quality loss of each, offline
 ///
-/// The model is a Llama of 1.3 million parameters that this program trained. Every output is written, read back by an independent
-/// decoder, and run against the model on text that neither training nor calibration has seen: stories, encyclopedic prose, code.
-/// The table shows bits per weight of the quantized layers, perplexity, and KL divergence from the model in nats with standard
-/// errors; demo-report.html has it with a plot of bits against KL.
+/// The model is a Llama of 1.3 million parameters, trained by this program. Every output is verified by an
+/// independent decoder and compared with the model on text that neither training nor calibration has seen:
+/// stories, encyclopedic prose, code. The table shows bits per weight of the quantized layers, perplexity,
+/// and KL divergence (nats/token) with standard errors; demo-report.html adds a plot of bits against KL.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa demo
@@ -60,21 +60,21 @@ const WINDOW: usize = 256;
   mantissa run demo -p 'Once upon a time' -n 200
   mantissa quantize demo --recipe nvfp4 --out demo-nvfp4")]
 pub struct Args {
-    /// The page to write
+    /// HTML report to write
     #[arg(long, value_name = "FILE.html", default_value = "demo-report.html")]
     report: PathBuf,
-    /// Only these recipes; any that `mantissa recipes` lists or composes
+    /// Recipes to run (repeatable) [default: a selection]; see `mantissa recipes`
     #[arg(long = "recipe", value_name = "RECIPE")]
     recipes: Vec<String>,
 }
 
-/// All that is shown.
+/// Result of the command.
 #[derive(Serialize)]
 struct Report<'a> {
     model: &'static str,
     parameters: u64,
     bytes: u64,
-    /// Perplexities of the model itself.
+    /// Perplexities of the unquantized model.
     dense: Vec<Figures>,
     recipes: Vec<Row>,
     report: &'a Path,
@@ -82,16 +82,16 @@ struct Report<'a> {
     seconds: f64,
 }
 
-/// One recipe.
+/// Result of one recipe.
 #[derive(Serialize)]
 struct Row {
     recipe: String,
     method: &'static str,
     activations: Option<String>,
     format: &'static str,
-    /// Of the layers that are quantized, by their schemes, scales and zero points counted.
+    /// Bits per weight of the quantized layers by scheme, scales and zero points included.
     linear_bits_per_weight: f64,
-    /// Of the same layers as they are stored.
+    /// Bits per weight of the same layers as stored.
     linear_stored_bits_per_weight: f64,
     bytes: u64,
     domains: Vec<Figures>,
@@ -99,7 +99,7 @@ struct Row {
     seconds: f64,
 }
 
-/// What was measured on one kind of text; KL and top-1 are 0 and 1 for the model itself.
+/// Measurement on one domain; for the unquantized model KL is 0 and top-1 is 1.
 #[derive(Serialize)]
 struct Figures {
     domain: &'static str,
@@ -112,7 +112,7 @@ struct Figures {
     top1: f64,
 }
 
-/// The model with its texts.
+/// Embedded model with its texts.
 struct Bench {
     files: ModelFiles,
     decoder: Decoder,
@@ -120,7 +120,7 @@ struct Bench {
     calibration: CalibrationSet,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     paths.write("--report", &args.report, Kind::File);
     args.recipes.iter().filter(|recipe| Recipe::is_file(recipe)).for_each(|recipe| paths.read(recipe));
@@ -129,7 +129,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// Runs the command.
 ///
 /// # Errors
-/// I/O; [`GateFailed`] where an output does not verify.
+/// I/O; [`GateFailed`] if an output does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let start = Instant::now();
     let names: Vec<&str> = match args.recipes.as_slice() {
@@ -141,7 +141,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.require_memory("demo", (64 << 20) + (8 << 20) * context.threads as u64)?;
     let bench = Bench::load()?;
     let progress = context.progress(1 + recipes.len() as u64, Unit::Items("models"));
-    progress.message("the model itself");
+    progress.message("unquantized model");
     let dense = bench.measure(&bench.decoder, None, context.threads)?;
     let scratch = Scratch::new()?;
     let mut rows = Vec::with_capacity(recipes.len());
@@ -180,7 +180,7 @@ impl Bench {
         Ok(Bench { files, decoder, texts, calibration })
     }
 
-    /// Quantizes by `recipe` into `out`, reads it back and measures it.
+    /// Quantizes with `recipe` into `out`, verifies and measures the result.
     fn row(&self, recipe: Recipe, out: &Path, context: &Context) -> Result<Row> {
         let start = Instant::now();
         let name = recipe.name.clone();
@@ -240,7 +240,7 @@ impl Figures {
     }
 }
 
-/// The documents of `text` as windows that each begin with a BOS.
+/// Splits `text` into documents; each becomes one window with a BOS.
 fn windows(name: &str, text: &str, tokenizer: &Tokenizer) -> Result<Vec<Sequence>> {
     let options = TextOptions { split: None, docs: None, context: WINDOW, stride: None, bos: Bos::Auto };
     let documents = text.split(SEPARATOR).map(str::trim).filter(|document| !document.is_empty());
@@ -248,7 +248,7 @@ fn windows(name: &str, text: &str, tokenizer: &Tokenizer) -> Result<Vec<Sequence
     Ok(documents.map(cut).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// The table, a row for the model itself and one for each recipe.
+/// Makes the table: one row for the unquantized model, one per recipe.
 fn table(report: &Report<'_>) -> Table {
     let mut columns = vec![("recipe", Align::Left), ("bits", Align::Right), ("size", Align::Right)];
     columns.extend(DOMAINS.iter().flat_map(|domain| [(domain.name, Align::Right), ("KL", Align::Right)]));
@@ -270,10 +270,10 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
     table(report).write(out)?;
     let tokens: Vec<_> = report.dense.iter().map(|f| format!("{} of {}", f.tokens, f.domain)).collect();
     writeln!(out)?;
-    writeln!(out, "bits: per weight of the quantized layers as they are stored; size: all tensors")?;
+    writeln!(out, "bits: per weight of the quantized layers, as stored; size: all tensors")?;
     writeln!(
         out,
-        "stories, prose, code: perplexity; KL: from the bf16 model in nats, ± standard error; {} tokens",
+        "stories, prose, code: perplexity; KL: nats/token to the bf16 model, ± standard error; {} tokens",
         tokens.join(", ")
     )?;
     if report.recipes.iter().any(|row| row.fallbacks > 0) {
@@ -292,8 +292,8 @@ mod tests {
     fn every_method_and_container_is_shown() {
         let shown: Vec<_> = RECIPES.iter().map(|name| Recipe::load(name).unwrap()).collect();
         for (name, method) in METHODS {
-            // AutoRound and QTIP take as long as all the others together; the searches without text lie between the two that are shown; SpQR
-            // is GPTQ with some weights apart, for models that have outliers.
+            // AutoRound and QTIP take as long as all others together; data-free searches lie between the two
+            // shown; SpQR is GPTQ with outliers kept apart.
             use Method::{AutoRound, Hqq, Qtip, RtnMse, Spqr};
             if matches!(method, AutoRound | Qtip | RtnMse | Hqq | Spqr) {
                 continue;

@@ -1,4 +1,4 @@
-//! `mantissa eval`: what a model loses, in nats, with standard errors.
+//! `mantissa eval`: perplexity and quality loss with standard errors.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -21,54 +21,62 @@ use crate::app::Context;
 use crate::error::{BadInput, GateFailed};
 use crate::progress::Unit;
 
-/// Measure perplexity on a text or on token windows, and, with --reference, KL divergence, top-1 agreement and the change
-/// of loss against another model, each with its standard error.
+/// Measure perplexity and, with --reference, the quality loss (KL, top-1 agreement, Δ loss)
 ///
-/// NLL is the mean over predicted tokens of -ln p, in nats; KL is KL(reference || model) over the same positions. Standard
-/// errors take windows (documents) as the independent unit; differences are paired position by position.
+/// NLL is the mean of -ln p over predicted tokens, in nats; KL is KL(reference || model) over the same
+/// positions. Standard errors take windows (documents) as the independent unit; differences are paired per
+/// position.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa eval demo --text README.md --context 256
-  mantissa eval path/to/model --text story.txt
-  mantissa eval demo --reference demo --text README.md --context 256 --kv int4-head-asym,window=64 --prefill 32
+  mantissa eval demo --text story.txt --context 256
+  mantissa eval demo-int4 --reference demo --text story.txt --context 256
+  mantissa eval demo --reference demo --text story.txt --context 256 --kv int4-head-asym,window=64 --prefill 32
   mantissa eval path/to/model --text stories.txt --split '<|endoftext|>' --docs 1..64 --json
   mantissa eval path/to/quantized --reference path/to/model --tokens windows.json:eval --max-kl 0.05")]
 pub struct Args {
-    /// A Hugging Face folder, dense or quantized, a .gguf file, or demo, the embedded model
+    /// Hugging Face folder (dense or quantized), .gguf file, or demo (the embedded model)
     model: ModelPath,
     #[command(flatten)]
     text: TextArgs,
-    /// Compare with this model
+    /// Reference model to compare with
     #[arg(long, value_name = "MODEL")]
     reference: Option<ModelPath>,
-    /// Store keys and values of MODEL so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,
-    /// scales=f16,channel-keys,pre-rope,rotate; without --prefill every position of a window is quantized;
-    /// nuq4-1% and the like find their levels on --calibration, unless MODEL brings them
+    /// Quantize the KV cache of MODEL
+    ///
+    /// A scheme (int8-head, int4-g32-asym …), or
+    /// keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,channel-keys,pre-rope,rotate. Without --prefill,
+    /// every position of a window is quantized. nuq4-1% and similar learn their levels on --calibration,
+    /// unless MODEL has them.
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Run MODEL as text is generated: N tokens of each window at once and the others one by one, which count
+    /// Decode like generation: N tokens of each window as prompt, the rest one by one
+    ///
+    /// Only the tokens after the prompt count.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prefill: Option<u32>,
-    /// Round the operands of MODEL's attention: int8 or fp8 for all of them, or q=SCHEME,k=SCHEME,v=SCHEME,p=ELEMENT for queries,
-    /// keys, values and weights, and rotate, smooth
+    /// Simulate attention operand dtypes of MODEL
+    ///
+    /// int8 or fp8 for all operands, or q=SCHEME,k=SCHEME,v=SCHEME,p=ELEMENT for queries, keys, values and
+    /// attention weights, plus rotate, smooth.
     #[arg(long, value_name = "OPERANDS")]
     attention_operands: Option<AttentionOperands>,
-    /// Add the products of MODEL's FP8 weights and FP8 inputs as a matrix unit does: f32, hopper (14 bits), hopper-128 (and f32
-    /// every 128 products)
+    /// Simulate the accumulator of an FP8 matrix unit for MODEL's FP8 matmuls
+    ///
+    /// f32, hopper (14 bits) or hopper-128 (14 bits, added to f32 every 128 products).
     #[arg(long, value_name = "UNIT")]
     accumulator: Option<Accumulator>,
     /// Write the sums of each window to this JSON file
     #[arg(long, value_name = "FILE")]
     per_window: Option<PathBuf>,
-    /// Write the logits of all windows (F32 [windows, tokens, vocabulary]) and their ids to this safetensors file
+    /// Write all logits (F32 [windows, tokens, vocabulary]) and token ids to this safetensors file
     #[arg(long, value_name = "FILE.safetensors")]
     logits: Option<PathBuf>,
-    /// Fail (exit 1) when KL exceeds this many nats
+    /// Fail (exit code 1) if KL exceeds this bound (nats/token)
     #[arg(long, value_name = "NATS", value_parser = bound, requires = "reference")]
     max_kl: Option<f64>,
-    /// Fail (exit 1) when perplexity grows by more than this share of the reference's, such as 0.02
+    /// Fail (exit code 1) if perplexity grows by more than this share, such as 0.02
     #[arg(long, value_name = "SHARE", value_parser = bound, requires = "reference")]
     max_ppl_increase: Option<f64>,
 }
@@ -98,7 +106,7 @@ struct Report<'a> {
     seconds: f64,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
@@ -111,17 +119,16 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// Runs the command.
 ///
 /// # Errors
-/// Input that cannot be read or evaluated; [`GateFailed`] past a gate.
+/// Input that cannot be read or evaluated; [`GateFailed`] if a bound is exceeded.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = args.text.sequences(&args.model, false, context)?;
-    let sequences =
-        sequences.ok_or_else(|| BadInput::new("eval", "neither --text nor --tokens", "one of them"))?;
+    let sequences = sequences.ok_or_else(|| BadInput::new("eval", "neither", "--text or --tokens"))?;
     let mut used = Use::evaluation(&sequences, context.threads);
     used.kv = args.kv.as_ref();
     used.calibration = Some(&args.calibration);
     used.cached = args.prefill.is_some();
     if args.logits.is_some() {
-        // Logits that are written are held for a whole window, as numbers and as bytes.
+        // Logits to write are held for a whole window, as numbers and as bytes.
         used.logits = used.longest.saturating_mul(2);
     }
     let (mut model, reference) = match &args.reference {
@@ -179,15 +186,16 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     gates(args, &result)
 }
 
-/// Sets what of the arithmetic is to be simulated.
+/// Sets the simulated arithmetic.
 fn simulate(args: &Args, decoder: &mut Decoder) -> Result<()> {
     if let Some(operands) = &args.attention_operands {
         decoder.set_attention_operands(operands)?;
     }
     match args.accumulator {
         Some(accumulator) if decoder.set_accumulator(accumulator) == 0 => {
-            let allowed = "FP8 weights with FP8 inputs, such as those of quantize --recipe fp8";
-            Err(BadInput::new("--accumulator", "a model without products of FP8 by FP8", allowed).into())
+            let allowed =
+                "a model with FP8 weights and activations, such as those of quantize --recipe fp8-dynamic";
+            Err(BadInput::new("--accumulator", "a model without FP8 matmuls", allowed).into())
         }
         _ => Ok(()),
     }
@@ -265,7 +273,7 @@ fn write_logits(output: &Output, decoder: &Decoder, sequences: &[Sequence]) -> R
     Ok(staged.commit()?)
 }
 
-/// Whether a figure is more than what is allowed, or none.
+/// True if `found` exceeds the bound or is not a number.
 fn exceeds(found: f64, allowed: f64) -> bool {
     found.is_nan() || found > allowed
 }
@@ -273,12 +281,12 @@ fn exceeds(found: f64, allowed: f64) -> bool {
 fn gates(args: &Args, result: &Evaluation) -> Result<()> {
     let Some(c) = &result.comparison else { return Ok(()) };
     if let Some(max) = args.max_kl.filter(|max| exceeds(c.kl, *max)) {
-        return Err(GateFailed::new(format!("KL: found {:.6} nats, allowed {max}", c.kl)).into());
+        return Err(GateFailed::new(format!("KL: expected at most {max} nats/token, got {:.6}", c.kl)).into());
     }
     let increase = c.delta_nll.exp() - 1.0;
     if let Some(max) = args.max_ppl_increase.filter(|max| exceeds(increase, *max)) {
         return Err(GateFailed::new(format!(
-            "perplexity: found an increase of {increase:.6}, allowed {max}"
+            "perplexity: expected an increase of at most {max}, got {increase:.6}"
         ))
         .into());
     }

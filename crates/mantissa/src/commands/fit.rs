@@ -1,4 +1,4 @@
-//! `mantissa fit`: the scheme of every layer chosen by what it costs, under a budget.
+//! `mantissa fit`: chooses the scheme of every layer by measured KL, under a budget.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -29,54 +29,59 @@ use crate::interrupt;
 use crate::output::{Align, Table, bytes, number, written};
 use crate::progress::Unit as Progressed;
 
-/// Quantize a model into a budget of bits or bytes: the model is quantized under each of a few schemes, each layer of each is put
-/// by itself into the model as it is and the KL that it costs measured on --text, and every layer takes the scheme with which the
-/// sum is least.
+/// Choose the scheme of every layer by measured KL, under a budget of bits or bytes
 ///
-/// Layers that run as one matrix in engines (q, k and v; gate and up) take one scheme, and so do all experts of a layer.
-/// Embeddings, head, norms and routers keep their dtype; they count in a budget of bytes, and not in one of bits per weight.
-/// Of the windows of the text every other one, up to --windows, is measured on; the output is evaluated on the rest, before it is
-/// put in place. The method is that of --method for all layers; the recipe that was found can be kept with --save-recipe.
+/// Quantizes the model under each candidate scheme, measures the KL of each layer alone on --text, and
+/// chooses the schemes with the smallest sum of KL.
+///
+/// Fused layers (qkv, gate_up) share one scheme, and so do all experts of a layer. Embeddings, head, norms
+/// and routers keep their dtype; they count in a budget of bytes, not in one of bits per weight. Every other
+/// window of the text, up to --windows, is used for the choice; the output is evaluated on the rest before it
+/// appears at --out. All layers use --method; --save-recipe keeps the recipe found.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa fit demo --budget 4.5bpw --text sample.txt --out demo-fit
-  mantissa fit path/to/model --budget 4.5bpw --text sample.txt --out path/to/model-fit
+  mantissa fit demo --budget 4.5bpw --schemes int4-g32,int8-g32 --text story.txt --context 128 --out demo-fit
   mantissa fit path/to/model --budget 6GB --method gptq --calibration text.txt --text sample.txt --out path/to/model-fit
   mantissa fit path/to/model --budget 5bpw --schemes int4-g128,int8-g128 --for vllm:tp=2 --text sample.txt --out path/to/out")]
 pub struct Args {
-    /// A dense Hugging Face folder, or demo, the embedded model
+    /// Dense Hugging Face folder, or demo (the embedded model)
     model: ModelPath,
-    /// Bits per weight of the quantized layers, scales and zero points counted (4.5bpw), or bytes of all tensors (6GB)
+    /// Budget: bits per weight (4.5bpw) or total size (6GB)
+    ///
+    /// Bits per weight count the quantized layers with their scales and zero points; a size counts all
+    /// tensors.
     #[arg(long, value_name = "BPW_OR_SIZE", value_parser = budget)]
     budget: Budget,
-    /// The folder to write; with --format gguf the file
+    /// Output folder, or file with --format gguf
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
-    /// Method of every layer: one of those in recipe names
+    /// Method of every layer, as in recipe names
     #[arg(long, value_name = "METHOD", default_value = "rtn")]
     method: String,
-    /// Schemes to choose from [default: int3, int4, int6 and int8 in groups of 128, or of 32 where 128 does not divide every row]
+    /// Candidate schemes [default: int3, int4, int6 and int8 with group size 128]
+    ///
+    /// The default group size is 32 if 128 does not divide every row.
     #[arg(long, value_name = "SCHEME,…", value_delimiter = ',', value_parser = scheme)]
     schemes: Vec<Scheme>,
-    /// Container of the output [default: the first that holds the schemes]
+    /// Checkpoint format of the output [default: the first that holds the schemes]
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Refuse (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
+    /// Refuse (exit code 1) what this engine would not load or would compute wrongly; see `mantissa lint`
     #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
     targets: Vec<Target>,
-    /// Most windows to measure each layer on
+    /// Maximum number of windows for measuring each layer
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     windows: u32,
-    /// Write the recipe that was found to this file, for `quantize --recipe`
+    /// Save the recipe found, for `quantize --recipe`
     #[arg(long, value_name = "FILE.toml")]
     save_recipe: Option<PathBuf>,
     #[command(flatten)]
     measure: MeasureArgs,
 }
 
-/// What is not to be exceeded.
+/// Upper bound of the size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Budget {
     BitsPerWeight(f64),
@@ -84,7 +89,7 @@ enum Budget {
 }
 
 fn budget(text: &str) -> Result<Budget, String> {
-    let wrong = || format!("found \"{text}\", allowed bits per weight such as 4.5bpw, or a size such as 6GB");
+    let wrong = || format!("expected bits per weight such as 4.5bpw, or a size such as 6GB, got \"{text}\"");
     match text.strip_suffix("bpw") {
         Some(bits) => {
             let bits = bits.trim().parse().ok().filter(|bits: &f64| bits.is_finite() && *bits > 0.0);
@@ -94,14 +99,14 @@ fn budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-/// A unit and what it costs under each scheme.
+/// Unit with its KL under each scheme.
 #[derive(Serialize)]
 struct Row {
     unit: String,
     modules: Vec<String>,
-    /// The scheme chosen.
+    /// Chosen scheme.
     scheme: String,
-    /// Bits of a weight under it.
+    /// Bits per weight under the chosen scheme.
     bits_per_weight: f64,
     candidates: Vec<Candidate>,
 }
@@ -110,7 +115,7 @@ struct Row {
 struct Candidate {
     scheme: String,
     bits: u64,
-    /// Mean KL of the model with this unit alone under the scheme, nats.
+    /// Mean KL (nats/token) of the model with this unit alone under the scheme.
     kl: f64,
     kl_se: f64,
 }
@@ -120,21 +125,21 @@ struct Done<'a> {
     output: &'a Path,
     method: &'a str,
     units: &'a [Row],
-    /// Sum of the KL of the units by themselves: what the whole would cost if they added up (predicted).
+    /// Predicted KL: the sum over the units' own KL.
     predicted_kl: f64,
-    /// No choice under the budget has a smaller sum.
+    /// Lower bound of that sum over all choices within the budget.
     predicted_kl_bound: f64,
-    /// Windows measured on.
+    /// Number of windows used for the choice.
     windows: usize,
     #[serde(flatten)]
     quality: &'a Quality,
     verification: Option<&'a Verification>,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 ///
 /// # Errors
-/// Arguments by which that cannot be told.
+/// Invalid recipe arguments.
 pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.model.paths(paths);
     args.calibration.paths(paths);
@@ -152,15 +157,15 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// Runs the command.
 ///
 /// # Errors
-/// A budget that no choice meets, input that cannot be quantized, I/O; [`GateFailed`](crate::error::GateFailed) where an engine would refuse the result or it
-/// does not verify.
+/// A budget that no choice meets; input that cannot be quantized; I/O;
+/// [`GateFailed`](crate::error::GateFailed) if an engine would refuse the result or it does not verify.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let Some(sequences) = args.measure.sequences(&args.model, context)? else {
-        return Err(BadInput::new("--text", "none", "a text, or --tokens, to measure layers on").into());
+        return Err(BadInput::new("fit", "neither", "--text or --tokens").into());
     };
     if sequences.len() < 2 {
-        let allowed = "two windows at least: one to measure layers on, and one for what they lose together; --context makes shorter ones";
+        let allowed = "at least two windows, one to choose schemes on and one to evaluate; fix: set a smaller --context";
         return Err(BadInput::new("--text", "one window", allowed).into());
     }
     let (measured_on, rest) = halves(sequences, args.windows as usize);
@@ -178,26 +183,26 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let units = Unit::of_plan(&plans[0]);
     context.require_memory("fit", needed(args, context, &source, &plans, &measured_on, &rest)?)?;
     let limit = limit(args.budget, &plans[0])?;
-    // A budget that no choice meets is known without any cost.
+    // A budget that no choice meets is refused before anything is measured.
     choose(&sizes(&plans, &units), limit, &plans[0])?;
     let work = WorkFolder::begin(&args.out, "fit", &key(&plans, &source, &units, &measured_on)?)?;
     work.others().iter().for_each(|path| context.warn(&left_by_another(path)));
     let left =
-        format!("what is measured is kept in {}; rerun the same command to resume", work.path().display());
+        format!("measurements are kept in {}; rerun the same command to resume", work.path().display());
     let leaving = interrupt::leaving(left.clone());
     let searched = measure(&work, context, &source, &plans, &units, &measured_on)
         .and_then(|costs| write(args, context, &source, &plans, &units, costs, limit, (plan, rest)));
     drop(leaving);
     let (rows, found, outcome) = match searched {
         Ok(done) => done,
-        // The same command would fail again.
+        // The same command would fail again, so nothing is kept.
         Err(error) if exit_of(&error) == Exit::Input => {
             work.remove()?;
             return Err(error);
         }
         Err(error) => return Err(error.context(left)),
     };
-    // Kept until now: a rerun after a kill need not measure again.
+    // Removed only now, so that a rerun after a kill need not measure again.
     work.remove()?;
     let done = Done {
         output: written(&args.out, plans[0].container, &outcome),
@@ -212,7 +217,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&done, |out| human(out, &done))
 }
 
-/// Chooses a scheme for every unit by its costs and writes the recipe and the output. `rest` is what the output is measured on.
+/// Chooses the schemes by the measured costs, and writes the recipe and the output, which is evaluated on
+/// `rest`.
 fn write(
     args: &Args,
     context: &Context,
@@ -233,15 +239,15 @@ fn write(
     }
     let mut plan = plan(Recipe::from_toml("fit.toml", &text)?)?;
     lint::check_plan(&plan, source, &args.targets, context)?;
-    plan.evaluation = Some(args.measure.evaluation_on(source, " (windows not measured on)", rest)?);
+    plan.evaluation = Some(args.measure.evaluation_on(source, " (held-out windows)", rest)?);
     context.warn_all(&plan.notes)?;
     plan.check = Check::Verify(Some(args.model.to_path_buf()));
     let outcome = carry_out(&plan, source, &context.output(&args.out)?, Start::Resume, context)?;
     Ok((rows, found, outcome))
 }
 
-/// Predicted peak memory. The model stays in memory while those that are compared with it are made and measured; the output is
-/// measured as well, and read back.
+/// Predicts the peak memory. The source stays in memory while candidates are made and measured; the output is
+/// also evaluated and verified.
 fn needed(
     args: &Args,
     context: &Context,
@@ -262,7 +268,7 @@ fn needed(
     Ok(model::BASE.saturating_add(needs).saturating_add(needs / 10))
 }
 
-/// Every other window, up to `most` of them, and all the others.
+/// Splits off every other window, up to `most`; returns them and the rest.
 fn halves(sequences: Vec<Sequence>, most: usize) -> (Vec<Sequence>, Vec<Sequence>) {
     let (mut measured_on, mut rest) = (Vec::new(), Vec::new());
     for (i, sequence) in sequences.into_iter().enumerate() {
@@ -272,7 +278,7 @@ fn halves(sequences: Vec<Sequence>, most: usize) -> (Vec<Sequence>, Vec<Sequence
     (measured_on, rest)
 }
 
-/// Those asked for, or integers of groups that divide every row.
+/// Returns the requested schemes, or integers with a group size that divides every row.
 fn schemes(args: &Args, source: &ModelFiles) -> Result<Vec<Scheme>> {
     if !args.schemes.is_empty() {
         return Ok(args.schemes.clone());
@@ -283,14 +289,14 @@ fn schemes(args: &Args, source: &ModelFiles) -> Result<Vec<Scheme>> {
     Ok(parsed.into_iter().collect::<Result<_, mantissa_num::ParseError>>()?)
 }
 
-/// The budget as bits of the quantized layers.
+/// Returns the budget in bits of the quantized layers.
 fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
     match budget {
         Budget::BitsPerWeight(bits) => Ok((bits * plan.linear_weights() as f64) as u64),
         Budget::Bytes(all) => {
             let kept = plan.output_bytes().saturating_sub(plan.linear_bits() / 8);
             let left = all.checked_sub(kept).ok_or_else(|| {
-                let allowed = format!("more than {}, which the tensors take that are kept", bytes(kept));
+                let allowed = format!("more than {}, the size of the tensors that are kept", bytes(kept));
                 BadInput::new("--budget", bytes(all), allowed)
             })?;
             Ok(left.saturating_mul(8))
@@ -298,7 +304,7 @@ fn limit(budget: Budget, plan: &Plan) -> Result<u64> {
     }
 }
 
-/// Key of the measurements: a hash of all that decides them.
+/// Returns the key of the measurements: a hash of everything that decides them.
 fn key(plans: &[Plan], source: &ModelFiles, units: &[Unit], windows: &[Sequence]) -> Result<String> {
     let keys = plans.iter().map(|plan| plan_key(plan, source)).collect::<Result<Vec<_>, _>>()?;
     let units: Vec<_> = units.iter().map(Unit::name).collect();
@@ -309,19 +315,19 @@ fn key(plans: &[Plan], source: &ModelFiles, units: &[Unit], windows: &[Sequence]
     ))
 }
 
-/// A line of the journal in the work folder: the cost of every unit under one scheme.
+/// Journal line in the work folder: costs of every unit under one scheme.
 #[derive(Serialize, Deserialize)]
 struct Measured {
     scheme: String,
     costs: Vec<Candidate>,
 }
 
-/// The candidates of every unit, with their sizes and no cost.
+/// Returns the candidates of every unit with sizes but no costs.
 fn sizes(plans: &[Plan], units: &[Unit]) -> Vec<Vec<Candidate>> {
     units.iter().map(|unit| plans.iter().map(|plan| candidate(plan, unit, 0.0, 0.0)).collect()).collect()
 }
 
-/// A unit under the scheme of `plan`, with what that costs.
+/// Makes the candidate of a unit under the scheme of `plan`.
 fn candidate(plan: &Plan, unit: &Unit, kl: f64, kl_se: f64) -> Candidate {
     let weights = &plan.recipe.weights;
     let bits = unit.linears.iter().map(|l| weights.format.total_bits(l.rows, l.cols)).sum();
@@ -334,8 +340,8 @@ fn measured(work: &WorkFolder) -> Vec<Measured> {
     lines.iter().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// The cost of every unit under every scheme. The quantized models stand in the folder `work` while that lasts; what is measured is
-/// written to a journal there, so that a rerun after a kill goes on behind it.
+/// Measures every unit under every scheme. Quantized models are kept in `work` while they are measured. Each
+/// result is appended to a journal there, so that a rerun after a kill resumes.
 fn measure(
     work: &WorkFolder,
     context: &Context,
@@ -367,7 +373,7 @@ fn measure(
                 let line = Measured { scheme, costs };
                 journal.append(&serde_json::to_string(&line)?)?;
                 journal.sync()?;
-                // It is not needed any more, and there may be many.
+                // Removed at once: there may be many candidates.
                 disk::remove_all(&at).map_err(|error| mantissa_store::Error::Io {
                     path: at.clone(),
                     operation: "remove",
@@ -381,7 +387,7 @@ fn measure(
     Ok(rows)
 }
 
-/// The model by `plan` in the folder `at`, where an earlier run may have finished it.
+/// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.
 fn quantized(plan: &Plan, source: &ModelFiles, at: &Path, context: &Context) -> Result<ModelFiles> {
     let (model, whole) = match plan.container {
         Container::Gguf => (at.join("model.gguf"), false),
@@ -393,7 +399,7 @@ fn quantized(plan: &Plan, source: &ModelFiles, at: &Path, context: &Context) -> 
     Ok(ModelFiles::open(&model)?)
 }
 
-/// The cost of every unit under the scheme of `plan`, by which `model` is quantized.
+/// Measures every unit under the scheme of `plan`, with the weights of `model`.
 fn measure_one(
     baseline: &mut Baseline,
     plan: &Plan,
@@ -420,13 +426,10 @@ fn choose(rows: &[Vec<Candidate>], limit: u64, plan: &Plan) -> Result<Allocation
         AllocateError::Budget { budget, least } => {
             let weights = plan.linear_weights();
             let bpw = |bits: u64| format!("{:.3} bits per weight", bits as f64 / weights.max(1) as f64);
-            let allowed = format!("at least {}, all layers under the smallest scheme", bpw(least));
+            let allowed = format!("at least {}, the size under the smallest scheme", bpw(least));
             BadInput::new("--budget", bpw(budget), allowed).into()
         }
-        error => {
-            BadInput::new("--schemes", error.to_string(), "schemes under which the model computes numbers")
-                .into()
-        }
+        error => BadInput::new("--schemes", error.to_string(), "schemes under which the KL is finite").into(),
     })
 }
 
@@ -442,7 +445,7 @@ fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
     }
 }
 
-/// The recipe by the method of `recipe`: the commonest scheme, and the others as exceptions.
+/// Returns the TOML recipe: the most frequent scheme as default, the others as exceptions.
 fn recipe_text(
     recipe: &Recipe,
     format: Option<Container>,
@@ -475,9 +478,9 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         ("unit", Align::Left),
         ("chosen", Align::Left),
         ("bits", Align::Right),
-        ("KL", Align::Right),
+        ("KL (nats/token)", Align::Right),
         ("±", Align::Right),
-        ("KL of the others", Align::Left),
+        ("KL of other schemes", Align::Left),
     ]);
     for row in done.units {
         let (chosen, others): (Vec<_>, Vec<_>) = row.candidates.iter().partition(|c| c.scheme == row.scheme);
@@ -495,7 +498,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     table.write(out)?;
     writeln!(
         out,
-        "\nKL of each unit alone, nats, on {} windows; the sum of the chosen is {:.6} (no other choice is below {:.6})",
+        "\nKL of each unit alone (nats/token) on {} windows; sum of the chosen {:.6} (lower bound {:.6})",
         done.windows, done.predicted_kl, done.predicted_kl_bound
     )?;
     let quality = done.quality;

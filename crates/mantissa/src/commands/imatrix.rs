@@ -1,4 +1,4 @@
-//! `mantissa imatrix`: the importance of the columns of a model's weights, found on a text.
+//! `mantissa imatrix`: computes an importance matrix on a text.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::interrupt;
 use crate::output::count;
 use crate::progress::Unit;
 
-/// Find the importance of the columns of a model's weights on a text: the mean square of what each linear layer reads. The
-/// result is an importance matrix in llama.cpp's GGUF encoding, which its llama-quantize takes as --imatrix, and so does
-/// `mantissa quantize`.
+/// Compute an importance matrix: the mean square of each linear layer's input, per column
+///
+/// Writes llama.cpp's GGUF encoding, which llama-quantize and `mantissa quantize` take as --imatrix.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa imatrix path/to/model --calibration text.txt --out imatrix.gguf
-  mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf")]
+  mantissa imatrix demo --calibration story.txt --length 128 --samples 4 --out imatrix.gguf
+  mantissa quantize demo --recipe q4_k_m --imatrix imatrix.gguf --out demo-q4_k_m.gguf")]
 pub struct Args {
-    /// A model: a Hugging Face folder or a GGUF file
+    /// Hugging Face folder or GGUF file
     model: ModelPath,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// The file to write
+    /// Importance matrix to write
     #[arg(long, value_name = "FILE.gguf")]
     out: PathBuf,
-    /// Cut the text into documents at this separator first
+    /// Separator between documents of the text
     #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
 }
@@ -45,7 +45,7 @@ struct Report<'a> {
     tokens: usize,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.calibration.paths(paths);
@@ -60,9 +60,8 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
     let set = args.calibration.load(&source, args.split.as_deref(), context)?;
-    let set = set.ok_or_else(|| {
-        BadInput::new("--calibration", "nothing", "a text, or token windows by --calibration-tokens")
-    })?;
+    let set =
+        set.ok_or_else(|| BadInput::new("imatrix", "neither", "--calibration or --calibration-tokens"))?;
     let needs = Importance::bytes_needed(&config, &set, context.threads);
     context.require_memory("imatrix", model::BASE.saturating_add(needs))?;
     let progress = context.progress(config.num_hidden_layers as u64, Unit::Items("layers"));
@@ -82,7 +81,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&report, |out| {
         writeln!(
             out,
-            "{}: importance of {} weights on {} tokens of {}",
+            "{}: importance of {} weights, from {} tokens of {}",
             args.out.display(),
             report.weights,
             count(tokens as u64),

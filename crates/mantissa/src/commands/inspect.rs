@@ -1,4 +1,4 @@
-//! `mantissa inspect`: what a checkpoint holds.
+//! `mantissa inspect`: shows the content of a checkpoint.
 
 mod architecture;
 mod experts;
@@ -26,10 +26,10 @@ use crate::memory::PROCESS;
 use crate::output::{self, Align, Table, bytes, count, number};
 use crate::progress::Unit;
 
-/// Show what a model holds: tensors, dtypes, schemes, parameters, bytes and bits per weight.
+/// Show what a model holds: tensors, dtypes, schemes, parameters, size and bits per weight
 ///
-/// MODEL is a Hugging Face folder, dense or quantized, a .gguf file or one bare .safetensors file, which needs no config and no known
-/// architecture. Headers are read, not weights, unless --stats asks for their distribution.
+/// MODEL is a Hugging Face folder (dense or quantized), a .gguf file, or one bare .safetensors file, which
+/// needs no config and no known architecture. Reads headers only, unless --stats asks for value statistics.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa inspect demo
@@ -37,12 +37,14 @@ use crate::progress::Unit;
   mantissa inspect path/to/model --tensors --stats
   mantissa inspect path/to/model.safetensors --json")]
 pub struct Args {
-    /// A model folder, a .gguf or a .safetensors file, or demo, the embedded model
+    /// Model folder, .gguf or .safetensors file, or demo (the embedded model)
     model: ModelPath,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
-    /// Read every float tensor, dequantized where it is quantized, and show its range, moments and outliers
+    /// Show range, moments and outliers of every float tensor
+    ///
+    /// Reads all weights; quantized ones are dequantized.
     #[arg(long)]
     stats: bool,
 }
@@ -53,20 +55,21 @@ struct Report {
     model_type: Option<String>,
     architecture: Option<Architecture>,
     convention: &'static str,
-    /// Logical weights: scales, zero points and shapes of quantized tensors are not counted.
+    /// Number of logical weights, without scales, zero points and shapes of quantized tensors.
     parameters: u64,
-    /// Of all tensors.
+    /// Size of all tensors in bytes.
     bytes: u64,
     files: usize,
-    /// Over all tensors, embedding, head and norms included.
+    /// Bits per weight over all tensors, embedding, head and norms included.
     bits_per_weight: Option<f64>,
-    /// Over the decoder's linear layers alone, scales and zero points counted; `None` where the architecture is not known.
+    /// Bits per weight of the decoder's linear layers, scales and zero points included; `None` for an unknown
+    /// architecture.
     linear_bits_per_weight: Option<f64>,
-    /// How keys and values are stored in the cache, where the checkpoint says it.
+    /// KV cache scheme, if the checkpoint has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_cache: Option<String>,
     by_scheme: Vec<Total>,
-    /// The runs that made it, oldest first, as its manifest records them.
+    /// Commands that made the model, oldest first, from its manifest.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     history: Vec<Value>,
     notes: Vec<String>,
@@ -74,7 +77,7 @@ struct Report {
     tensors: Vec<TensorReport>,
 }
 
-/// All tensors of one dtype or scheme.
+/// Totals of one dtype or scheme.
 #[derive(Serialize)]
 struct Total {
     scheme: String,
@@ -93,7 +96,7 @@ struct TensorReport {
     stats: Option<Stats>,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     paths.read(args.model.as_file());
@@ -108,7 +111,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let config = architecture::config(model.checkpoint(), path, &mut warnings)?;
     context.require_more_memory(&path.display().to_string(), 0)?;
     if let (Model::Known(files), Some(_)) = (&model, &config) {
-        // The scales and codes of quantized weights say what they are.
+        // Scales and codes are read to find the scheme of each kind of layer.
         let needs = bytes_of_weight(files).unwrap_or(0);
         context.require_memory("inspect", PROCESS.saturating_add(needs))?;
     }
@@ -138,11 +141,11 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.warn_all(&report.warnings)
 }
 
-/// A checkpoint, read through its convention where that is known.
+/// Checkpoint, read through its format if that is known.
 pub enum Model {
-    /// The convention is known, or there is none.
+    /// Known format, or dense.
     Known(ModelFiles),
-    /// Tensors are shown as they are stored.
+    /// Unknown format: tensors are shown as stored.
     Raw(Checkpoint),
 }
 
@@ -151,14 +154,14 @@ impl Model {
         match ModelFiles::open(path) {
             Ok(files) => Ok(Model::Known(files)),
             Err(Error::Field(fault)) if fault.field == "quantization_config.quant_method" => {
-                warnings.push(format!("{fault}; tensors are shown as they are stored"));
+                warnings.push(format!("{fault}; tensors are shown as stored"));
                 Ok(Model::Raw(Checkpoint::open(path)?))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The files.
+    /// Returns the files.
     pub fn checkpoint(&self) -> &Checkpoint {
         match self {
             Model::Known(files) => files.checkpoint(),
@@ -213,7 +216,7 @@ fn assemble(
         _ => None,
     };
     let parameters = match (model, config) {
-        // Packed codes of an unknown convention cannot be counted; the architecture can.
+        // Packed codes of an unknown format cannot be counted, but the architecture gives the count.
         (Model::Raw(_), Some(config)) => config.parameters(),
         _ => entries.iter().map(|entry| entry.parameters).sum(),
     };
@@ -243,7 +246,7 @@ fn assemble(
     }
 }
 
-/// Bits of storage per parameter.
+/// Returns the bits of storage per parameter.
 fn bits(bytes: u64, parameters: u64) -> Option<f64> {
     (parameters > 0).then(|| 8.0 * bytes as f64 / parameters as f64)
 }
@@ -289,16 +292,16 @@ fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     line("model", report.model.display().to_string())?;
     match (&report.architecture, &report.model_type) {
         (Some(architecture), _) => line("architecture", architecture.to_string())?,
-        (None, Some(name)) => line("architecture", format!("{} (not known)", Shown(name)))?,
+        (None, Some(name)) => line("architecture", format!("{} (unknown)", Shown(name)))?,
         (None, None) => {}
     }
-    line("convention", report.convention.into())?;
+    line("format", report.convention.into())?;
     line("parameters", format!("{} ({})", count(report.parameters), report.parameters))?;
-    line("size", format!("{} in {} of weights", bytes(report.bytes), plural(report.files, "file")))?;
+    line("size", format!("{} in {}", bytes(report.bytes), plural(report.files, "weight file")))?;
     let shown = |bits: Option<f64>| bits.map_or("-".into(), |bits| format!("{bits:.3}"));
-    line("bits/weight", format!("{} with embedding, head and norms", shown(report.bits_per_weight)))?;
+    line("bits/weight", format!("{} over all tensors", shown(report.bits_per_weight)))?;
     if let Some(bits) = report.linear_bits_per_weight {
-        line("", format!("{bits:.3} for decoder linears alone, scales and zero points counted"))?;
+        line("", format!("{bits:.3} over decoder linears, scales and zero points included"))?;
     }
     if let Some(kv) = &report.kv_cache {
         line("KV cache", kv.clone())?;
@@ -309,11 +312,11 @@ fn print_summary(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     report.notes.iter().try_for_each(|note| line("note", note.clone()))
 }
 
-/// One run of the history: its command, and its recipe or steps.
+/// Describes one command of the history, with its recipe or steps.
 fn made_by(run: &Value) -> String {
     let command = Shown(run["command"].as_str().unwrap_or("another run")).to_string();
     match (run["recipe"].as_str(), run["steps"].as_u64()) {
-        // Of a conversion the recipe is its own name.
+        // A conversion's recipe repeats the command's name.
         (Some(recipe), _) if recipe != command => format!("{command} {}", Shown(recipe)),
         (None, Some(steps)) => format!("{command} ({})", plural(steps as usize, "step")),
         _ => command,

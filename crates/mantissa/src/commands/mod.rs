@@ -1,4 +1,5 @@
-//! One module per command. A command is added by its module, a variant of [`Command`] and an arm of [`paths()`] and [`run()`].
+//! Commands, one module each. To add one: a module, a variant of [`Command`], and arms in [`paths()`] and
+//! [`run()`].
 
 mod calibration;
 mod cast;
@@ -36,7 +37,7 @@ pub use self::outcome::left_by_another;
 use crate::app::Context;
 use crate::memory::PROCESS;
 
-/// The command to run.
+/// Command to run.
 #[derive(Subcommand)]
 pub enum Command {
     Demo(demo::Args),
@@ -63,10 +64,10 @@ pub enum Command {
     Synth(synth::Args),
 }
 
-/// The paths that `command` reads and writes, to be checked before it runs.
+/// Returns the paths that `command` reads and writes, for checks before it runs.
 ///
 /// # Errors
-/// Arguments or settings by which they cannot be told.
+/// Arguments or settings that do not determine them.
 pub fn paths(command: &Command) -> Result<Paths> {
     let mut paths = Paths::default();
     let p = &mut paths;
@@ -96,9 +97,9 @@ pub fn paths(command: &Command) -> Result<Paths> {
 /// Runs `command`.
 ///
 /// # Errors
-/// As the command; [`exit_of`](crate::error::exit_of) turns any of them into an exit code.
+/// As the command; [`exit_of`](crate::error::exit_of) turns each into an exit code.
 pub fn run(command: Command, context: &Context) -> Result<()> {
-    // Lists of what there is have no ceiling; chat templates have their own.
+    // `recipes` and `schemes` have no ceiling; chat templates have their own.
     if !matches!(command, Command::Recipes(_) | Command::Schemes(_) | Command::RenderChat(_)) {
         context.require_memory("this process", PROCESS)?;
     }

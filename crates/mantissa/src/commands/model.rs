@@ -1,4 +1,4 @@
-//! Opening a model for a command: its files, its notes, its decoder under the memory ceiling.
+//! Opens a model for a command: files, notes, and the decoder within the memory ceiling.
 
 use std::ffi::OsString;
 use std::ops::Deref;
@@ -19,21 +19,21 @@ use super::calibration::CalibrationArgs;
 use crate::app::Context;
 use crate::embedded;
 
-/// A model ready to run.
+/// Model ready to run.
 pub struct Model {
-    /// Its files.
+    /// Files of the model.
     pub files: ModelFiles,
-    /// Its decoder.
+    /// Loaded decoder.
     pub decoder: Decoder,
 }
 
-/// Opens the files of a model and tells its notes.
+/// Opens the files of a model and prints its notes.
 ///
 /// # Errors
-/// As [`ModelFiles::open`]; under `--strict`, for notes.
+/// As [`ModelFiles::open`]; under `--strict`, if there are notes.
 pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     let files = open_quietly(path)?;
-    // Headers are read before their names can be counted: those of a hundred thousand tensors are held.
+    // Names are counted after the headers are read: those of a hundred thousand tensors take memory.
     context.require_more_memory(&path.display().to_string(), 0)?;
     let notes: Vec<_> = interrupted(path)
         .into_iter()
@@ -44,7 +44,7 @@ pub fn open(path: &Path, context: &Context) -> Result<ModelFiles> {
     Ok(files)
 }
 
-/// A warning of a GGUF model at `path` of which a kill has let a part alone be put in place.
+/// Returns a warning if a kill interrupted the publication of the GGUF files at `path`.
 pub fn interrupted(path: &Path) -> Option<String> {
     let work = interrupted_publication(path)?;
     let what = "was not put in place completely; fix: rerun the command that wrote it";
@@ -55,7 +55,7 @@ pub fn interrupted(path: &Path) -> Option<String> {
     ))
 }
 
-/// Opens the files of a model whose notes are told elsewhere.
+/// Opens the files of a model without printing its notes.
 ///
 /// # Errors
 /// As [`ModelFiles::open`].
@@ -67,29 +67,29 @@ pub fn open_quietly(path: &Path) -> Result<ModelFiles> {
     }
 }
 
-/// How a model is to be run.
+/// Planned use of a model, for predicting memory.
 #[derive(Clone, Copy)]
 pub struct Use<'a> {
-    /// Tokens of the longest pass, whose hidden states are held at a time.
+    /// Tokens of the longest pass, whose hidden states are held at once.
     pub pass: usize,
     /// Tokens of the longest sequence.
     pub longest: usize,
-    /// Passes at a time.
+    /// Number of concurrent passes.
     pub threads: usize,
-    /// Whether keys and values of the sequence are kept.
+    /// True if a KV cache is kept.
     pub cached: bool,
     /// Rows of logits held by each pass.
     pub logits: usize,
-    /// How the first of the models stores keys and values, where another way than its own.
+    /// KV cache policy of the first model, if other than its own.
     pub kv: Option<&'a KvPolicy>,
-    /// The text that its levels are found on, where that takes one.
+    /// Calibration options for a KV policy that learns levels.
     pub calibration: Option<&'a CalibrationArgs>,
 }
 
-/// Opens and loads models that are to be run side by side, after asking whether memory holds them together.
+/// Opens and loads models that run side by side, if memory holds them together.
 ///
 /// # Errors
-/// As [`open`] and [`Decoder::load`]; where there is not enough memory.
+/// As [`open`] and [`Decoder::load`]; not enough memory.
 pub fn load_all<const N: usize>(paths: [&Path; N], used: Use<'_>, context: &Context) -> Result<[Model; N]> {
     let opened: Vec<_> = paths.iter().map(|path| open(path, context)).collect::<Result<_>>()?;
     require(&opened, used, context)?;
@@ -101,7 +101,7 @@ pub fn load_all<const N: usize>(paths: [&Path; N], used: Use<'_>, context: &Cont
     models.try_into().map_err(|_| anyhow::anyhow!("as many models as paths"))
 }
 
-/// Stores keys and values of `model` as `policy` says, whose levels may be found on a text.
+/// Sets the KV cache policy of `model`, learning its levels on a text if needed.
 fn set_kv(
     model: &mut Model,
     policy: &KvPolicy,
@@ -118,22 +118,22 @@ fn set_kv(
     };
     let (config, tokens) = (model.decoder.config(), set.windows.iter().map(Vec::len));
     let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>() as u64);
-    // States of all tokens, and of a layer keys and values, each with a weight and again beside its place.
+    // Hidden states of all tokens, and keys and values of one layer, each with a weight and an index.
     let each = (config.hidden_size as u64).saturating_add(6 * config.key_value_width() as u64);
     let needs = Buffers::bytes_needed(config, longest, longest).saturating_add(all.saturating_mul(4 * each));
     context.require_more_memory("calibration of the KV cache", needs)?;
     Ok(model.decoder.set_kv_calibrated(policy, &set.windows)?)
 }
 
-/// Asks whether memory holds models that are to be run side by side, without loading them.
+/// Checks that memory holds models that run side by side, without loading them.
 ///
 /// # Errors
-/// As [`ModelFiles::open`]; where there is not enough memory.
+/// As [`ModelFiles::open`]; not enough memory.
 pub fn require_memory(paths: &[&Path], used: Use<'_>, context: &Context) -> Result<()> {
     require(&paths.iter().map(|path| open_quietly(path)).collect::<Result<Vec<_>>>()?, used, context)
 }
 
-/// As [`require_memory`], with `percent` added to the prediction.
+/// Checks memory like [`require_memory`], with `percent` added to the prediction.
 ///
 /// # Errors
 /// As [`require_memory`].
@@ -159,7 +159,7 @@ fn needed(models: &[ModelFiles], used: Use<'_>) -> Result<(String, u64)> {
 }
 
 impl Use<'_> {
-    /// For measuring on `sequences`, one after another on each of up to `threads` threads.
+    /// Describes an evaluation on `sequences` with up to `threads` concurrent passes.
     pub fn evaluation(sequences: &[Sequence], threads: usize) -> Self {
         let longest = sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
         let threads = threads.min(sequences.len());
@@ -175,7 +175,7 @@ impl Use<'_> {
     }
 }
 
-/// Memory of the process beside models and buffers: code tables, tokenizer, allocator.
+/// Memory of the process beyond models and buffers: code tables, tokenizer, allocator.
 pub const BASE: u64 = 8 << 20;
 
 fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
@@ -187,7 +187,7 @@ fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
         Some(policy) => KvCache::bytes_needed_under(&config, used.longest, policy)?,
         None => KvCache::bytes_needed(&config, used.longest),
     };
-    // A tensor passes through its stored bytes and, where it is quantized, through one byte per code.
+    // A tensor is held as stored bytes and, if quantized, as one byte per code.
     let largest = files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0);
     let widest = config.decoder_linears().map(|l| (l.rows * l.cols) as u64).max().unwrap_or(0);
     let passing = largest.saturating_add(widest);
@@ -196,7 +196,7 @@ fn bytes_needed(files: &ModelFiles, used: Use<'_>) -> Result<u64> {
     Ok(weights.saturating_add(per_pass))
 }
 
-/// Tokens that a model was made for.
+/// Returns the context length of a model in tokens.
 ///
 /// # Errors
 /// As [`model_config`].
@@ -204,7 +204,7 @@ pub fn context_length(files: &ModelFiles) -> Result<usize> {
     Ok(model_config(files)?.max_position_embeddings)
 }
 
-/// The folder of the model that `file` is a weight file or the index of, where that has a config.
+/// Returns the model folder that `file` is the weight file or index of, if it has a config.
 fn folder_of(file: &Path) -> Option<&Path> {
     let dir = match file.parent()? {
         parent if parent == Path::new("") => Path::new("."),
@@ -214,14 +214,14 @@ fn folder_of(file: &Path) -> Option<&Path> {
         return None;
     }
     let name = file.file_name()?;
-    // Another weight file may lie there, such as the source that a model was made of: only what the folder stands for is taken as it.
+    // The folder may hold other weight files, such as the source; only the folder's own file stands for it.
     let checkpoint = Checkpoint::open(dir).ok()?;
     let index = name == INDEX_NAME && checkpoint.files().all(|file| !file.ends_with(SINGLE_NAME));
     (index || checkpoint.files().any(|file| file.file_name() == Some(name))).then_some(dir)
 }
 
-/// A model as it is named on the command line, where its files lie: a folder, a file, or the embedded model. A weight file of a
-/// folder with a config stands for the folder.
+/// Model as named on the command line, and its location: a folder, a file, or the embedded model. A weight
+/// file of a model folder stands for the folder.
 #[derive(Clone, Debug)]
 pub struct ModelPath {
     named: PathBuf,
@@ -231,7 +231,7 @@ pub struct ModelPath {
 impl ModelPath {
     fn new(named: OsString) -> Result<Self, mantissa_store::Error> {
         let named = PathBuf::from(named);
-        // A model of that name is what is meant where there is one.
+        // A folder or file called `demo` takes precedence over the embedded model.
         let embedded =
             named.as_os_str() == embedded::NAME && !named.is_file() && !named.join("config.json").exists();
         let at = if embedded {
@@ -242,12 +242,13 @@ impl ModelPath {
         Ok(ModelPath { named, at })
     }
 
-    /// What is looked at where one weight file may be looked at by itself: the file that is named, else where the model lies.
+    /// Returns the path for commands that accept a single weight file: the named file, or else the model's
+    /// location.
     pub fn as_file(&self) -> &Path {
         if self.named.is_file() { &self.named } else { &self.at }
     }
 
-    /// Adds the files of the model to the inputs of a command; those of the embedded model are nobody's.
+    /// Adds the model's files to the inputs of a command; the embedded model has none.
     pub fn paths(&self, paths: &mut Paths) {
         if self.named != self.at && self.named.as_os_str() == embedded::NAME {
             return;
@@ -257,7 +258,7 @@ impl ModelPath {
         if !self.at.is_file() {
             return;
         }
-        // Of a split model the other parts, and what lies beside.
+        // The other files of a split GGUF model, and the files beside it.
         let name = name.to_string_lossy();
         let stem = name.rsplit_once("-00001-of-").map_or(&*name, |(stem, _)| stem);
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
@@ -272,7 +273,7 @@ impl ModelPath {
         }
     }
 
-    /// What it is called.
+    /// Returns the name given on the command line.
     pub fn named(&self) -> &Path {
         &self.named
     }

@@ -1,4 +1,4 @@
-//! Carrying out a plan that writes a model, and what is said of it: shared by `quantize`, `convert` and `fit`.
+//! Executes a plan and prints its result; shared by `quantize`, `convert` and `fit`.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -22,36 +22,37 @@ use crate::interrupt;
 use crate::output::{Align, Table, number};
 use crate::progress::Unit;
 
-/// On what the output is run against the source before it is put in place, and what it may lose there.
+/// Options of the evaluation that runs before an output appears.
 #[derive(clap::Args)]
 pub struct MeasureArgs {
     #[command(flatten)]
     text: TextArgs,
-    /// Put nothing at --out and fail (exit 1) when KL on that text exceeds this many nats
+    /// Keep the output away from --out and fail (exit code 1) if KL on that text exceeds this bound
+    /// (nats/token)
     #[arg(long, value_name = "NATS", value_parser = bound, requires = "measured_on")]
     max_kl: Option<f64>,
 }
 
 impl MeasureArgs {
-    /// Adds the files of the text to the inputs of a command.
+    /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
         self.text.paths(paths);
     }
 
-    /// Where texts are cut into documents.
+    /// Returns the separator of documents.
     pub fn split(&self) -> Option<&str> {
         self.text.split()
     }
 
-    /// The windows, cut by the tokenizer of `model`; `None` where no text is given.
+    /// Returns the windows, tokenized for `model`; `None` without a text.
     ///
     /// # Errors
-    /// A text that cannot be read or cut.
+    /// A text that cannot be read or tokenized.
     pub fn sequences(&self, model: &ModelPath, context: &Context) -> Result<Option<Vec<Sequence>>> {
         self.text.sequences(model, false, context)
     }
 
-    /// The evaluation of an output on `sequences` of the text alone, which reports call `part`.
+    /// Makes the evaluation of an output on `sequences`, a part of the text that reports mark with `part`.
     ///
     /// # Errors
     /// Windows that the model cannot run.
@@ -65,11 +66,11 @@ impl MeasureArgs {
         Ok(Evaluation::new(source, &name, sequences, self.max_kl)?)
     }
 
-    /// The evaluation of the output against `source`, the opened `model`; `None` where no text is given.
-    /// `other_text` says that another text is cut by the same options.
+    /// Makes the evaluation of the output against `source`, the opened `model`; `None` without a text.
+    /// `other_text` is true if the command splits another text by the same options.
     ///
     /// # Errors
-    /// A text that cannot be read or cut, windows that the model cannot run.
+    /// A text that cannot be read or tokenized; windows that the model cannot run.
     pub fn evaluation(
         &self,
         model: &ModelPath,
@@ -82,18 +83,18 @@ impl MeasureArgs {
     }
 }
 
-/// An output that was not put in place.
+/// JSON report of an output rejected by `--max-kl`.
 #[derive(Serialize)]
 struct Rejected<'a> {
     output: Option<&'a Path>,
     max_kl: f64,
-    /// Where the work is kept.
+    /// Work folder that keeps the result.
     kept: Option<&'a Path>,
     #[serde(flatten)]
     quality: &'a Quality,
 }
 
-/// An output that did not verify.
+/// JSON report of an output that did not verify.
 #[derive(Serialize)]
 struct Unverified<'a> {
     output: Option<&'a Path>,
@@ -102,10 +103,10 @@ struct Unverified<'a> {
     quality: &'a Quality,
 }
 
-/// Runs the plan, to its end or to the next signal.
+/// Runs the plan until it ends or a signal arrives.
 ///
 /// # Errors
-/// As [`run_plan`]. What an output lost that is too much to put it in place is reported before.
+/// As [`run_plan`]. An output that fails `--max-kl` or verification is reported first.
 pub fn carry_out(
     plan: &Plan,
     source: &ModelFiles,
@@ -140,14 +141,14 @@ pub fn carry_out(
     Ok(outcome)
 }
 
-/// A warning of the work folder of another command.
+/// Returns the warning about the work folder of another command.
 pub fn left_by_another(path: &Path) -> String {
     let what =
-        "left by another command that was killed; rerun that command to resume it, or remove the folder";
+        "left by another command that was killed; fix: rerun that command to resume it, or remove the folder";
     format!("{}: {what}", path.display())
 }
 
-/// Reports a finished output that did not verify and was not put in place.
+/// Reports a finished output that did not verify and stays away from `--out`.
 fn unverified(failure: &NotVerified, context: &Context) -> Result<()> {
     let NotVerified { quality, verification, .. } = failure;
     let rejected = Unverified { output: None, verification, quality };
@@ -157,7 +158,7 @@ fn unverified(failure: &NotVerified, context: &Context) -> Result<()> {
     })
 }
 
-/// Says what an output lost that is not put in place.
+/// Reports the quality loss of an output that stays away from `--out`.
 fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
     let GateFailure { quality, allowed, kept, .. } = failure;
     let rejected = Rejected { output: None, max_kl: *allowed, kept: kept.as_deref(), quality };
@@ -167,7 +168,7 @@ fn reject(failure: &GateFailure, context: &Context) -> Result<()> {
     })
 }
 
-/// Bits per weight of the quantized layers, for people: as stored, and by their schemes where that is another figure.
+/// Formats the bits per weight of the quantized layers: as stored, and by scheme if that differs.
 pub fn linear_bits(scheme: f64, stored: Option<f64>) -> String {
     match stored.filter(|stored| differ(scheme, *stored)) {
         Some(stored) => format!("{stored:.3} bits per weight as stored ({scheme:.3} by scheme)"),
@@ -175,12 +176,12 @@ pub fn linear_bits(scheme: f64, stored: Option<f64>) -> String {
     }
 }
 
-/// Whether two figures are printed as different ones.
+/// True if two figures print differently.
 fn differ(scheme: f64, stored: f64) -> bool {
     format!("{scheme:.3}") != format!("{stored:.3}")
 }
 
-/// Layers with their schemes and errors, for people.
+/// Prints the layers with their schemes and errors.
 ///
 /// # Errors
 /// As `out`.
@@ -197,7 +198,7 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
         ("SQNR dB", Align::Right),
         ("relative error", Align::Right),
         ("max error", Align::Right),
-        ("of RTN's output error", Align::Right),
+        ("output error vs RTN", Align::Right),
     ];
     if stored {
         columns.insert(4, ("stored", Align::Right));
@@ -224,7 +225,7 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
     writeln!(out)
 }
 
-/// What an output lost, for people.
+/// Prints the quality loss.
 ///
 /// # Errors
 /// As `out`.
@@ -234,12 +235,12 @@ pub fn human_figures(out: &mut dyn Write, f: &Figures) -> io::Result<()> {
         "perplexity  {:.4}  (NLL {:.6} ± {:.6} nats, {} tokens, {} windows of {})",
         f.ppl, f.nll, f.nll_se, f.predicted, f.text.windows, f.text.name
     )?;
-    writeln!(out, "KL          {:.6} ± {:.6} nats  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99)?;
+    writeln!(out, "KL          {:.6} ± {:.6} nats/token  (p99 {:.4})", f.kl, f.kl_se, f.kl_p99)?;
     writeln!(
         out,
-        "bf16 KL     {:.6} ± {:.6} nats  (the noise floor)",
+        "bf16 KL     {:.6} ± {:.6} nats/token  (noise floor)",
         f.noise_floor_kl, f.noise_floor_kl_se
     )?;
     writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * f.top1, 100.0 * f.top1_se)?;
-    writeln!(out, "ΔNLL        {:+.6} ± {:.6} nats", f.delta_nll, f.delta_nll_se)
+    writeln!(out, "Δ loss      {:+.6} ± {:.6} nats/token", f.delta_nll, f.delta_nll_se)
 }

@@ -1,4 +1,4 @@
-//! `mantissa quantize`: a dense model in, a verified quantized model out.
+//! `mantissa quantize`: makes a verified quantized model from a dense one.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -24,76 +24,83 @@ use crate::app::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
 
-/// Quantize the linear layers of a model by a recipe, write it in a container that serving engines load, read it back with
-/// an independent decoder, and report the error of every layer.
+/// Quantize a model by a recipe, verify the output and report the error of every layer
 ///
-/// A recipe is a name such as rtn-int4-g128 ([TRANSFORM-]METHOD-SCHEME[+ACTIVATION]), a short name that `mantissa recipes` lists, or a
-/// TOML file. Embeddings, head and norms keep their dtype. The output appears only when it is complete; the same input
-/// gives the same bytes at any number of threads. A run that was killed, stopped or short of disk is gone on with by the
-/// same command, to the same bytes.
+/// A recipe is a name such as rtn-int4-g128 ([TRANSFORM-]METHOD-SCHEME[+ACTIVATION]), a short name that
+/// `mantissa recipes` lists, or a TOML file. Linear layers are quantized; embeddings, head and norms keep
+/// their dtype. The output appears only when it is complete, and is the same at any number of threads. A run
+/// that was killed, stopped or out of disk space resumes bit-exactly with the same command.
 ///
-/// With --text or --tokens the finished output is run against the source before it is put in place, and quality.json beside
-/// the weights says what it lost; with --max-kl it is put in place only if that is little enough.
+/// With --text or --tokens the finished output is compared with the source before it appears at --out, and
+/// quality.json beside the weights records the quality loss. With --max-kl the output appears only if the
+/// loss is within the limit.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa quantize demo --recipe rtn-int4-g128 --out demo-int4
-  mantissa quantize path/to/model --recipe rtn-int4-g128 --out path/to/model-int4
-  mantissa quantize path/to/model --recipe gptq-int4-g128 --calibration text.txt --out path/to/model-gptq
-  mantissa quantize path/to/model --recipe nvfp4 --out path/to/model-nvfp4 --json
+  mantissa quantize demo --recipe gptq-int4-g128 --calibration story.txt --samples 16 --length 256 --out demo-gptq
+  mantissa quantize demo --recipe nvfp4 --out demo-nvfp4 --text story.txt --context 256 --max-kl 1
+  mantissa quantize demo --recipe rtn-q4_0 --out demo-q4_0.gguf
   mantissa quantize path/to/model --recipe q4_k_m --calibration text.txt --out path/to/model-q4_k_m.gguf
   mantissa quantize path/to/model --recipe q4_k_m --imatrix imatrix.gguf --out path/to/model-q4_k_m.gguf
   mantissa quantize path/to/model --recipe rtn-int4-g128 --for vllm:tp=4,gpu=h100 --out path/to/model-int4
-  mantissa quantize path/to/model --recipe rtn-q4_0 --out path/to/model-q4_0.gguf
-  mantissa quantize path/to/model --recipe mxfp4 --out path/to/out --text sample.txt --max-kl 0.05
   mantissa quantize path/to/model --recipe recipe.toml --format native --out path/to/out --dry-run")]
 pub struct Args {
-    /// A dense Hugging Face folder, or demo, the embedded model
+    /// Dense Hugging Face folder, or demo (the embedded model)
     model: ModelPath,
-    /// A recipe by name, or a TOML file
+    /// Recipe name or TOML file
     #[arg(long, value_name = "RECIPE")]
     recipe: String,
-    /// The folder to write; with --format gguf the file
+    /// Output folder, or file with --format gguf
     #[arg(long, value_name = "DIR_OR_FILE")]
     out: PathBuf,
-    /// Container of the output [default: the recipe's, or the first that holds its schemes]
+    /// Checkpoint format of the output [default: the recipe's, or the first that holds its schemes]
     #[arg(long, value_name = "FORMAT", value_parser = container)]
     format: Option<Container>,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// Importance of columns for types that are searched for (K- and IQ-types), instead of finding it on --calibration: an
-    /// importance matrix of llama.cpp, or of `mantissa imatrix`
+    /// Importance matrix for K- and IQ-types, from llama.cpp or `mantissa imatrix`
+    ///
+    /// Replaces --calibration for types whose rounding is weighted by column importance.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["calibration", "calibration_tokens"])]
     imatrix: Option<PathBuf>,
-    /// Windows of the calibration, evenly taken, that methods do not see: what they make of a layer is held against rounding to
-    /// nearest on them instead of on the calibration. Of --calibration so many more are taken
+    /// Number of held-out calibration samples
+    ///
+    /// The fallback test compares each method with RTN on these samples instead of on the calibration. They
+    /// are taken evenly, in addition to --samples.
     #[arg(long, value_name = "N", default_value_t = 0)]
     hold_out: u32,
-    /// What the factors of products are rounded to while the calibration goes through the model and its second moments are summed:
-    /// bf16 takes a fraction of the time on a processor with AMX tiles, and gives the same bytes on one without
+    /// Matmul operand dtype during calibration: activations and Hessians
+    ///
+    /// bf16 is several times faster on a CPU with AMX tiles, and gives the same result without them.
     #[arg(long, value_enum, value_name = "DTYPE", default_value_t = Factors::F32)]
     calibration_dtype: Factors,
-    /// A text like what the model will be used on: how far the calibration is from it is said before work begins
+    /// In-domain text sample; reports how far the calibration is from it before work begins
     #[arg(long, value_name = "TEXT")]
     traffic: Option<PathBuf>,
-    /// Refuse at once (exit 1) what this engine would not load or compute rightly; see `mantissa lint`
+    /// Refuse at once (exit code 1) what this engine would not load or would compute wrongly; see `mantissa
+    /// lint`
     #[arg(long = "for", value_name = "SERVER[:tp=N,gpu=NAME]", value_parser = lint::target)]
     targets: Vec<Target>,
-    /// Say what would be done: size, bits per weight, peak memory; write nothing
+    /// Preview size, bits per weight and peak memory; write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Read the finished output back and check it before it is put at --out; --verify=false only opens it
+    /// Verify the finished output before it appears at --out
+    ///
+    /// With --verify=false the output is only opened.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     verify: bool,
-    /// Go on where an unfinished run of the same command has stopped; this is the default
+    /// Resume an unfinished run of the same command (the default)
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
-    /// Begin anew, and remove what an unfinished run of the same command has left
+    /// Start over, and remove what an unfinished run of the same command left
     #[arg(long)]
     restart: bool,
-    /// How values between two codes are rounded; stochastic rounding takes its randomness from --seed
+    /// Rounding between two codes; stochastic rounding uses --seed
     #[arg(long, value_enum, default_value_t = Round::Nearest)]
     round: Round,
-    /// Largest weight file [default: 5G; with --format gguf one file. Of several, NAME.gguf becomes NAME-00001-of-0000N.gguf …]
+    /// Maximum size of a weight file [default: 5G; with --format gguf one file]
+    ///
+    /// A split NAME.gguf becomes NAME-00001-of-0000N.gguf and so on.
     #[arg(long, value_name = "SIZE", value_parser = crate::output::parse_bytes)]
     max_shard_size: Option<u64>,
     #[command(flatten)]
@@ -112,25 +119,25 @@ enum Factors {
     Bf16,
 }
 
-/// A container on the command line.
+/// Parses a checkpoint format.
 ///
 /// # Errors
-/// A message that says what is allowed.
+/// A message with the accepted names.
 pub fn container(text: &str) -> Result<Container, String> {
     let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
     let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
-    found.ok_or_else(|| format!("found \"{text}\", allowed {}", names.join(", ")))
+    found.ok_or_else(|| format!("expected {}, got \"{text}\"", names.join(", ")))
 }
 
-/// The kind of output that a container is.
+/// Returns whether a format is a file or a folder.
 pub fn kind_of(container: Container) -> Kind {
     if container == Container::Gguf { Kind::Gguf } else { Kind::Folder }
 }
 
-/// A scheme on the command line.
+/// Parses a scheme.
 ///
 /// # Errors
-/// A message that says what is wrong with it.
+/// A message about what is wrong with it.
 pub fn scheme(text: &str) -> Result<Scheme, String> {
     text.parse().map_err(|error: mantissa_num::ParseError| error.to_string())
 }
@@ -142,13 +149,13 @@ struct DryRun<'a> {
     layers: usize,
     kept: usize,
     linear_bits_per_weight: f64,
-    /// As the container stores them.
+    /// Bits per weight as stored.
     linear_stored_bits_per_weight: f64,
     source_bytes: u64,
     output_bytes: u64,
     /// Predicted, not measured.
     predicted_peak_memory: u64,
-    /// Where the peak is, and of what.
+    /// Stage with the peak, and its buffers.
     peak_stage: &'a str,
     peak_buffers: BTreeMap<&'static str, u64>,
     notes: &'a [String],
@@ -157,17 +164,18 @@ struct DryRun<'a> {
 #[derive(Serialize)]
 struct Done<'a> {
     output: &'a Path,
-    /// SHA-256 of the one file that is the output, where it is one.
+    /// SHA-256 of an output that is a single file.
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<String>,
     source_bytes: u64,
-    /// Copied tensors and layers taken over from an unfinished run.
+    /// Copied tensors and layers reused from an unfinished run.
     resumed: usize,
-    /// From the first read to the output in its place, hashing included, without `sync_seconds` and `verify_seconds`.
+    /// Time from the first read until the output is in place, hashing included, without `sync_seconds` and
+    /// `verify_seconds`.
     seconds: f64,
-    /// How long the disk took to make a single file durable; of a folder that is part of `seconds`.
+    /// Time to make a single output file durable; for a folder it is part of `seconds`.
     sync_seconds: Option<f64>,
-    /// Weights quantized per second, files read and written included.
+    /// Weights quantized per second, reading and writing included.
     weights_per_second: f64,
     #[serde(flatten)]
     quality: &'a Quality,
@@ -175,10 +183,10 @@ struct Done<'a> {
     verify_seconds: Option<f64>,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 ///
 /// # Errors
-/// Arguments by which that cannot be told.
+/// Invalid recipe arguments.
 pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     args.model.paths(paths);
     args.calibration.paths(paths);
@@ -199,8 +207,10 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
 /// Runs the command.
 ///
 /// # Errors
-/// Input that cannot be quantized, before anything is written; I/O; [`QuantError::Gate`](mantissa_quant::QuantError::Gate) where it loses more than --max-kl,
-/// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) where it does not verify. The old output is then still in place.
+/// Input that cannot be quantized, before anything is written; I/O;
+/// [`QuantError::Gate`](mantissa_quant::QuantError::Gate) if the loss exceeds --max-kl,
+/// [`QuantError::NotVerified`](mantissa_quant::QuantError::NotVerified) if the output does not verify. An old
+/// output then stays in place.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let recipe = Recipe::load(&args.recipe)?;
     let source = model::open(&args.model, context)?;
@@ -209,7 +219,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let another = args.calibration.is_text();
     plan.evaluation = args.measure.evaluation(&args.model, &source, another, context)?;
     let peak = plan.peak_bytes(args.verify);
-    // The prediction is good to a tenth, and a ceiling is to hold.
+    // The prediction is accurate to 10 %, and a ceiling must hold.
     context.require_memory("quantize", peak + peak / 10)?;
     let source_bytes = source.checkpoint().total_bytes();
     if args.dry_run {
@@ -244,7 +254,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.warn_all(&layer_notes(&outcome.quality))
 }
 
-/// How the plan is to be carried out.
+/// Makes the options of the plan.
 fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Options> {
     let rounding = match args.round {
         Round::Nearest => Rounding::NearestEven,
@@ -253,8 +263,8 @@ fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Option
     let loaded = args.calibration.load_apart(source, args.measure.split(), args.hold_out, context)?;
     if loaded.is_none() && (args.hold_out > 0 || args.traffic.is_some()) {
         let option = if args.hold_out > 0 { "--hold-out" } else { "--traffic" };
-        let allowed = "it with --calibration or --calibration-tokens";
-        return Err(BadInput::new(option, "nothing to calibrate on", allowed).into());
+        let allowed = "--calibration or --calibration-tokens beside it";
+        return Err(BadInput::new(option, "neither", allowed).into());
     }
     let (calibration, held_out) = loaded.unzip();
     Ok(Options {
@@ -273,7 +283,7 @@ fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Option
     })
 }
 
-/// What happened to single layers: fallbacks first.
+/// Returns the notes of single layers, fallbacks first.
 fn layer_notes(quality: &Quality) -> Vec<String> {
     let fallback = |l: &LayerReport| {
         let why = l.fallback.as_ref().filter(|_| l.method != quality.method)?;
@@ -284,7 +294,7 @@ fn layer_notes(quality: &Quality) -> Vec<String> {
     layers.iter().filter_map(fallback).chain(notes).collect()
 }
 
-/// The hash of an output that is a single file.
+/// Returns the SHA-256 of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let files = &outcome.quality.hashes.weights;
     let single = plan.container == Container::Gguf && files.len() == 1;
@@ -311,17 +321,17 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
     context.report(&report, |out| {
         writeln!(
             out,
-            "{} layers by {} into {}; {} kept",
+            "{} layers quantized by {} in format {}; {} kept",
             report.layers, report.recipe, report.container, report.kept
         )?;
         writeln!(
             out,
-            "{} in those layers, scales and zero points counted",
+            "{} in those layers, scales and zero points included",
             linear_bits(report.linear_bits_per_weight, Some(report.linear_stored_bits_per_weight))
         )?;
-        writeln!(out, "{} of tensors, from {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
+        writeln!(out, "{} of tensors, source {}", bytes(report.output_bytes), bytes(report.source_bytes))?;
         let (peak, stage) = (bytes(report.predicted_peak_memory), report.peak_stage);
-        writeln!(out, "{peak} of memory at the peak (predicted), to {stage}")?;
+        writeln!(out, "{peak} peak memory (predicted), at the step: {stage}")?;
         report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
     })
 }
@@ -332,7 +342,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
     let kept = if r.kept.is_empty() { String::new() } else { format!(", {} layers kept", r.kept.len()) };
     writeln!(
         out,
-        "{}: {} layers in {} at {}{kept}; {} from {} ({:.3} bits per weight, embeddings and head included)",
+        "{}: {} layers in format {} at {}{kept}; {} from {} ({:.3} bits per weight with embeddings and head)",
         done.output.display(),
         r.layers.len(),
         r.container,
@@ -342,7 +352,7 @@ fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
         r.bits_per_weight,
     )?;
     if done.resumed > 0 {
-        writeln!(out, "{} finished tensors and layers taken over from an unfinished run", done.resumed)?;
+        writeln!(out, "resumed: {} tensors and layers from an unfinished run", done.resumed)?;
     }
     let beside =
         |what, seconds: Option<f64>| seconds.map(|s| format!(", {what} {s:.2} s")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `mantissa recalibrate`: new scales for the same weights.
+//! `mantissa recalibrate`: recomputes stored scales of a quantized model on another text.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -19,36 +19,36 @@ use crate::error::BadInput;
 use crate::interrupt;
 use crate::progress::Unit;
 
-/// Find the stored scales of a quantized model anew on another text: static scales of inputs, NVFP4's scale of all inputs, and
-/// scales or levels of a KV cache. Weights keep their bytes.
+/// Recompute the static activation scales and KV cache scales of a quantized model
 ///
-/// The model runs with its weights as they are stored and nothing else quantized. quality.json is taken over without the figures
-/// that were measured with the old scales.
+/// Covers static input scales, NVFP4's global input scale, and scales or levels of the KV cache. Weights keep
+/// their bytes. The model runs with its stored weights and no other quantization. quality.json is copied
+/// without the figures that were measured with the old scales.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration README.md --out demo-kv
-  mantissa recalibrate demo-kv --text other.txt --out demo-kv-2
+  mantissa quantize demo --recipe rtn-int8-channel+kv-fp8-e4m3-tensor@static --calibration story.txt --length 256 --out demo-kv
+  mantissa recalibrate demo-kv --text story.txt --context 128 --out demo-kv-2
   mantissa recalibrate path/to/native --kv nuq4-1%,pre-rope --text calibration.txt --out path/to/with-levels")]
 pub struct Args {
-    /// A quantized model folder
+    /// Quantized model folder
     model: ModelPath,
     #[command(flatten)]
     text: TextArgs,
-    /// What static scales of inputs are taken from
+    /// Observer of static input scales: max, mse, … or percentile-P
     #[arg(long, value_name = "OBSERVER", value_parser = observer, default_value = "max")]
     observer: Observer,
-    /// Store levels of keys and values for this policy, of nuq4, nuq3-1% … as in run --kv, with a model in the native container
+    /// Store KV cache levels for this policy (nuq4, nuq3-1% …, as in run --kv); needs the native format
     #[arg(long, value_name = "POLICY")]
     kv: Option<KvPolicy>,
-    /// The folder to write
+    /// Output folder
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
 
-/// An observer on the command line: a name, or a percentile such as `percentile-99.9`.
+/// Parses an observer: a name, or a percentile such as `percentile-99.9`.
 ///
 /// # Errors
-/// A message that says what is allowed.
+/// A message with the accepted values.
 fn observer(text: &str) -> Result<Observer, String> {
     let named = OBSERVERS.iter().find(|(name, _)| *name == text).map(|(_, observer)| *observer);
     let given = || {
@@ -57,7 +57,7 @@ fn observer(text: &str) -> Result<Observer, String> {
     };
     named.or_else(given).ok_or_else(|| {
         let names: Vec<_> = OBSERVERS.iter().map(|(name, _)| *name).collect();
-        format!("found \"{text}\", allowed {}, percentile-P with P from 50 to 100", names.join(", "))
+        format!("expected {}, percentile-P with P from 50 to 100, got \"{text}\"", names.join(", "))
     })
 }
 
@@ -66,13 +66,13 @@ struct Report<'a> {
     output: &'a Path,
     input_scales: usize,
     cache_scales: usize,
-    /// Whether levels of keys and values were found.
+    /// True if KV cache levels were learned.
     cache_levels: bool,
     windows: usize,
     tokens: usize,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
@@ -87,8 +87,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let source = model::open(&args.model, context)?;
     let config = model_config(&source)?;
     let sequences = args.text.sequences(&args.model, false, context)?;
-    let sequences = sequences
-        .ok_or_else(|| BadInput::new("recalibrate", "neither --text nor --tokens", "one of them"))?;
+    let sequences = sequences.ok_or_else(|| BadInput::new("recalibrate", "neither", "--text or --tokens"))?;
     let windows = sequences.into_iter().map(|sequence| sequence.tokens).collect();
     let set = CalibrationSet { name: args.text.name(), windows };
     let needs = Calibration::held_bytes(&config, &set, context.threads)
@@ -120,9 +119,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&report, |out| {
         writeln!(
             out,
-            "{}: {input_scales} scales of inputs and {cache_scales} of keys and values{} found on {tokens} tokens; weights as they were",
+            "{}: {input_scales} activation scales and {cache_scales} KV cache scales{} from {tokens} tokens; weights unchanged",
             args.out.display(),
-            if cache_levels { ", and levels of these," } else { "" }
+            if cache_levels { ", and KV cache levels," } else { "" }
         )
     })
 }

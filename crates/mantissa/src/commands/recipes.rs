@@ -1,4 +1,4 @@
-//! `mantissa recipes`: recipes by name, spelled out.
+//! `mantissa recipes`: lists recipes by name.
 
 use anyhow::Result;
 use mantissa_num::codec::Codec;
@@ -10,11 +10,12 @@ use serde::Serialize;
 use crate::app::Context;
 use crate::output::{Align, Table};
 
-/// Rows and columns of the weight that bits per weight are stated for.
+/// Rows and columns of the weight for which bits per weight are given.
 const SIDE: usize = 4096;
 
-/// List recipes by name with what they stand for, bits per weight, need of calibration and where the output
-/// loads. Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
+/// List recipes with bits per weight, calibration need, format and engines that load them
+///
+/// Any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; `mantissa schemes` lists the schemes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa recipes
@@ -37,7 +38,7 @@ struct Row {
     activations: Option<String>,
     bits_per_weight: f64,
     calibration: bool,
-    /// Whether types are weighed by the importance of their columns, where it is known.
+    /// True if rounding is weighted by an importance matrix when one is available.
     importance: bool,
     format: &'static str,
     loads_in: &'static str,
@@ -67,7 +68,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let aliases = ALIASES.into_iter().map(|(name, full)| (name, full.to_owned()));
     let file_types = FILE_TYPES
         .into_iter()
-        .map(|ty| (ty.name, format!("llama.cpp's file type {}, mostly {}", ty.number, ty.base.name())));
+        .map(|ty| (ty.name, format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())));
     let recipes =
         aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
     let methods = METHODS.iter().map(|(name, _)| *name).collect();
@@ -89,7 +90,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
                 format!("{:.3}", row.bits_per_weight),
                 match (row.calibration, row.importance) {
                     (true, _) => "needed",
-                    (_, true) => "of use",
+                    (_, true) => "recommended",
                     _ => "none",
                 }
                 .to_owned(),
@@ -98,8 +99,8 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
             ]);
         }
         table.write(out)?;
-        writeln!(out, "\nbits: of a [{SIDE}, {SIDE}] weight, scales and zero points counted; of a file type, of its main type")?;
-        writeln!(out, "calibration: with one that is of use, types are weighed by the importance of their columns")?;
+        writeln!(out, "\nbits: for a [{SIDE}, {SIDE}] weight, scales and zero points included; for a file type, its main type")?;
+        writeln!(out, "calibration recommended: rounding is weighted by column importance if a calibration is given")?;
         writeln!(
             out,
             "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",

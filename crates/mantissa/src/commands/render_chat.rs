@@ -1,8 +1,8 @@
-//! `mantissa render-chat`: one chat template, rendered in a process that the template can only hurt itself in.
+//! `mantissa render-chat` (hidden): renders one chat template in a separate process with resource limits.
 //!
-//! The engine counts a template's steps, not the bytes of the strings it builds: thirty steps double a string to a gigabyte,
-//! and no hook of the engine sees it happen. A limit of the address space does. So `run --chat` starts this command, which
-//! no user needs, with an empty environment; [`render`] is its other end.
+//! The template engine limits steps but not the bytes of the strings it builds: thirty steps can double a
+//! string to a gigabyte. A limit of the address space stops that. So `run --chat` starts this command with an
+//! empty environment; [`render`] is the caller's side.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -20,20 +20,21 @@ use crate::app::Context;
 use crate::error::{BadInput, ChatFailed};
 use crate::output::{self, bytes};
 
-/// Address space of the process: the stack of the engine's thread, the binary, and what a template may build.
+/// Address space of the process: the engine's stack, the binary, and the strings of a template.
 const ADDRESS_SPACE: u64 = chat::STACK as u64 + (960 << 20);
 
-/// Processor time of the process. A template cannot wait for anything, so that this is its deadline on any machine,
-/// however busy.
+/// CPU time limit of the process. A template cannot wait for anything, so this is a deadline that does not
+/// depend on load.
 const SECONDS: u64 = 2;
 
-/// How long the answer may take in all, on a machine that is very busy.
+/// Wall-clock limit of the answer, for a very busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Largest request that is read: a template, and a conversation as long as contexts are.
+/// Maximum request size in bytes: a template, and a conversation as long as contexts are.
 const MAX_REQUEST: u64 = 64 << 20;
 
-/// Render the chat template of a JSON object {template, context} on standard input, under limits of memory and time
+/// Render the chat template of a JSON object {template, context} on standard input, under limits of memory
+/// and time
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa render-chat < request.json")]
@@ -54,7 +55,7 @@ enum Reply {
 /// Runs the command.
 ///
 /// # Errors
-/// A request that is none, limits that cannot be set, standard output.
+/// A malformed request, limits that cannot be set, standard output.
 pub fn run(_: &Args, _: &Context) -> Result<()> {
     limit(Resource::As, ADDRESS_SPACE)?;
     limit(Resource::Cpu, SECONDS)?;
@@ -71,43 +72,45 @@ pub fn run(_: &Args, _: &Context) -> Result<()> {
     output::to_stdout(|out| out.write_all(&reply))
 }
 
-/// Sets a limit of this process, or keeps a lower one.
+/// Sets a resource limit of this process, unless it is already lower.
 fn limit(resource: Resource, most: u64) -> io::Result<()> {
     let lower = rustix::process::getrlimit(resource).maximum.map_or(most, |given| given.min(most));
     Ok(setrlimit(resource, Rlimit { current: Some(lower), maximum: Some(lower) })?)
 }
 
-/// The template of `model` for conversations.
+/// Returns the default chat template of `model`.
 ///
 /// # Errors
-/// [`BadInput`] where there is none, with `hint`.
+/// [`BadInput`] with `hint` if there is none.
 pub fn template<'t>(model: &Path, tokenizer: &'t Tokenizer, hint: &str) -> Result<&'t str> {
     tokenizer.chat_template().ok_or_else(|| {
         let names: Vec<&str> = tokenizer.chat_templates().names().collect();
         let found = match names.as_slice() {
             [] => "no chat template".to_owned(),
-            names => format!("chat templates for {} alone", names.join(", ")),
+            names => format!("chat templates named {}", names.join(", ")),
         };
         let allowed = format!(
-            "one named {} in chat_template.jinja, tokenizer_config.json or a GGUF file's metadata; {hint}",
+            "a chat template named {} in chat_template.jinja, tokenizer_config.json or GGUF metadata; {hint}",
             ChatTemplates::DEFAULT
         );
         BadInput::new(model.display().to_string(), found, allowed).into()
     })
 }
 
-/// Renders the template of `model` in a process of its own.
+/// Renders the template of `model` in a separate process.
 ///
 /// # Errors
-/// [`ChatFailed`] where the template does not render within the limits or refuses the conversation; an I/O error where
-/// no process can be started.
+/// [`ChatFailed`] if the template exceeds the limits or refuses the conversation; an I/O error if no process
+/// can be started.
 pub fn render(model: &Path, template: &str, context: &Value) -> Result<String> {
     let failed = |what: String| ChatFailed { model: model.display().to_string(), what };
     let request = Request { template: template.into(), context: std::borrow::Cow::Borrowed(context) };
     let request = serde_json::to_vec(&request)?;
     if request.len() as u64 > MAX_REQUEST {
         let found = bytes(request.len() as u64);
-        return Err(failed(format!("found a request of {found}, allowed {}", bytes(MAX_REQUEST))).into());
+        return Err(
+            failed(format!("expected a request of at most {}, got {found}", bytes(MAX_REQUEST))).into()
+        );
     }
     let mut child = Command::new(std::env::current_exe()?)
         .arg("render-chat")
@@ -117,32 +120,33 @@ pub fn render(model: &Path, template: &str, context: &Value) -> Result<String> {
         .stderr(Stdio::null())
         .spawn()?;
     let reply = converse(&mut child, &request);
-    // It has answered, or is to be ended; either way it is reaped.
+    // The process has answered or must end; both ways it is reaped.
     let _ = child.kill();
     let status = child.wait()?;
     match serde_json::from_slice(&reply) {
         Ok(Reply::Text(text)) => Ok(text),
         Ok(Reply::Error(what)) => Err(failed(what).into()),
         Err(_) => Err(failed(format!(
-            "found a template that takes more ({status}), allowed {SECONDS} s of processor time and {} of memory",
+            "expected a template within {SECONDS} s of processor time and {} of memory, got one that exceeds them ({status})",
             bytes(ADDRESS_SPACE)
         ))
         .into()),
     }
 }
 
-/// Sends the request and takes what comes back in time; nothing, or a part, where the process ends early.
+/// Sends the request and reads the answer within the time limit; an early end gives an empty or partial
+/// answer.
 fn converse(child: &mut Child, request: &[u8]) -> Vec<u8> {
     let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Vec::new();
     };
-    // The process reads all before it writes anything; one that has ended says so by its silence.
+    // The process reads all input before it writes; a closed pipe shows as an empty answer.
     let _ = input.write_all(request);
     drop(input);
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut reply = Vec::new();
-        // Every byte of text takes six at most in JSON.
+        // JSON escapes a byte of text into at most six.
         let most = 6 * chat::MAX_OUTPUT as u64 + 1024;
         let _ = output.take(most).read_to_end(&mut reply);
         let _ = sender.send(reply);

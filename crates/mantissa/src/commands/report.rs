@@ -1,4 +1,4 @@
-//! `mantissa report`: one self-contained page of a training run or a quantized artifact.
+//! `mantissa report`: writes one self-contained HTML page for a training run or a quantized model.
 
 mod artifact;
 mod health;
@@ -17,19 +17,19 @@ use crate::app::Context;
 use crate::error::BadInput;
 use crate::memory::PROCESS;
 
-/// Make one HTML page of a run: of training from its logs, of quantization from its quality.json.
+/// Write one self-contained HTML page for a training run or a quantized model
 ///
-/// The page is one file that loads nothing: curves and tables, light and dark, also on a phone. Of training it shows loss, learning
-/// rate, gradient norm, loss scale, speed, the health of every tensor, settings, machine and memory; of an artifact its layers,
-/// errors, bits and figures. It may be made while a run is under way.
+/// The page loads nothing else. A training run shows loss, learning rate, gradient norm, loss scale,
+/// throughput, tensor health, settings, machine and memory; a quantized model its layers, errors, bits and
+/// quality loss. It can be made while a run is in progress.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa report runs/first
-  mantissa report model-int4 --out int4.html")]
+  mantissa report demo-int4
+  mantissa report runs/first --out first.html")]
 pub struct Args {
-    /// Folder of a training run, or a quantized model: a folder or a .gguf file
+    /// Folder of a training run, or a quantized model (folder or .gguf file)
     run: PathBuf,
-    /// The page; without it report.html in the run's folder, or NAME.report.html beside the model
+    /// HTML file to write [default: report.html in the run's folder, or NAME.report.html beside the model]
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -41,7 +41,7 @@ struct Done {
     bytes: u64,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     if args.run.is_file() {
         paths.watch(&args.run);
@@ -56,7 +56,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// Runs the command.
 ///
 /// # Errors
-/// A folder with nothing to report on, files that are not what they should be, I/O.
+/// A folder without anything to report, malformed files, I/O.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.require_memory("report", needed(&args.run))?;
     let (kind, page) = if is_training(&args.run) {
@@ -74,12 +74,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&done, |out| writeln!(out, "{}", done.report.display()))
 }
 
-/// True for the folder of a training run.
+/// True if the folder is a training run.
 fn is_training(run: &Path) -> bool {
     run.join(folder::LOG).is_file()
 }
 
-/// The page's path.
+/// Returns the path of the page.
 fn place(args: &Args) -> PathBuf {
     match &args.out {
         Some(out) => out.clone(),
@@ -88,13 +88,13 @@ fn place(args: &Args) -> PathBuf {
     }
 }
 
-/// Bytes of memory for each byte of a log, whose numbers become points of curves and text again.
+/// Bytes of memory per byte of a log: numbers become points of curves, then text.
 const OF_LOG: u64 = 6;
 
-/// The same of JSON that is read as a tree.
+/// Bytes of memory per byte of JSON parsed as a tree.
 const OF_JSON: u64 = 24;
 
-/// Predicted peak memory.
+/// Predicts the peak memory.
 fn needed(run: &Path) -> u64 {
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
     let logs: u64 = [folder::LOG, folder::TELEMETRY].iter().map(|name| size(&run.join(name))).sum();
@@ -102,13 +102,13 @@ fn needed(run: &Path) -> u64 {
     PROCESS.saturating_add(logs.saturating_mul(OF_LOG)).saturating_add(json.saturating_mul(OF_JSON))
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 fn name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Beside a model, whose own files are listed in its manifest.
+/// Returns a path beside the model, whose own folder holds only files listed in its manifest.
 fn beside(model: &Path) -> PathBuf {
     let path = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     path.with_file_name(format!("{}.report.html", name(model)))

@@ -1,4 +1,4 @@
-//! `mantissa run`: continues a prompt.
+//! `mantissa run`: generates text.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -19,47 +19,49 @@ use super::text::{BosArg, load_tokenizer};
 use crate::app::Context;
 use crate::error::StdoutError;
 
-/// Continue a prompt, token by token, and print the text as it comes.
+/// Generate text from a prompt, streaming
 ///
-/// Greedy unless --temperature is above 0; sampled text depends on --seed alone. With --chat the prompt is what a user says,
-/// put into the form of a conversation by the model's chat template; the answer ends with the model's end token.
+/// Greedy unless --temperature is above 0; sampled text depends on --seed only. With --chat the prompt is a
+/// user message, rendered with the model's chat template; the answer ends with the end-of-turn token.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa run demo -p 'Once upon a time' -n 200
-  mantissa run path/to/model -p 'Once upon a time' -n 64
-  mantissa run path/to/model -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7
+  mantissa run demo -p 'Once upon a time' --temperature 0.8 --top-p 0.95 --seed 7
   mantissa run demo -p 'Once upon a time' --kv int8-head
   mantissa run path/to/model -p 'Once upon a time' --kv keys=int4-g32-asym,values=int4-head-asym,window=64,sinks=4,channel-keys
   mantissa run path/to/model --chat -p 'Why is the sky blue?' --system 'Answer briefly.'")]
 pub struct Args {
-    /// A Hugging Face folder, dense or quantized, a .gguf file, or demo, the embedded model
+    /// Hugging Face folder (dense or quantized), .gguf file, or demo (the embedded model)
     model: ModelPath,
-    /// The text to continue
+    /// Prompt
     #[arg(short, long, value_name = "TEXT")]
     prompt: String,
-    /// Take the prompt as a user's message and render it with the model's chat template
+    /// Render the prompt as a user message with the model's chat template
     #[arg(long, conflicts_with = "bos")]
     chat: bool,
-    /// A system message before it
+    /// System message before the prompt
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// New tokens at most
+    /// Maximum number of new tokens
     #[arg(short, value_name = "N", default_value_t = 128)]
     n: usize,
-    /// Divides the logits before sampling; 0 always takes the most probable token
+    /// Sampling temperature; 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     temperature: f32,
-    /// Sample from the K most probable tokens; 0 takes all
+    /// Sample from the K most probable tokens; 0 uses all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Sample from the fewest tokens with this much probability
+    /// Sample from the smallest set of tokens with this total probability
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f32,
-    /// Whether a BOS stands before the prompt; auto does what the tokenizer does
+    /// BOS before the prompt; auto follows the tokenizer
     #[arg(long, value_enum, default_value_t = BosArg::Auto)]
     bos: BosArg,
-    /// Store keys and values so: a scheme (int8-head, int4-g32-asym …), or keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,
-    /// channel-keys,pre-rope,rotate; nuq4-1% and the like find their levels on --calibration, unless MODEL brings them
+    /// Quantize the KV cache
+    ///
+    /// A scheme (int8-head, int4-g32-asym …), or
+    /// keys=SCHEME,values=SCHEME,window=N,sinks=N,scales=f16,channel-keys,pre-rope,rotate. nuq4-1% and
+    /// similar learn their levels on --calibration, unless MODEL has them.
     #[arg(long, value_name = "SCHEME")]
     kv: Option<KvPolicy>,
     #[command(flatten)]
@@ -70,22 +72,22 @@ pub struct Args {
 struct Report<'a> {
     model: &'a Path,
     prompt: &'a str,
-    /// The prompt as the chat template has it.
+    /// Prompt as rendered by the chat template.
     #[serde(skip_serializing_if = "Option::is_none")]
     rendered: Option<&'a str>,
     text: &'a str,
     tokens: &'a [u32],
     prompt_tokens: usize,
     stopped: &'static str,
-    /// How keys and values were stored, where not as the model says.
+    /// KV cache policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<String>,
-    /// Bytes of a token in the cache.
+    /// Bytes per token in the cache.
     kv_bytes_per_token: f64,
     tokens_per_second: f64,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.calibration.paths(paths);
@@ -103,13 +105,13 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let needs = (text.len() as u64).saturating_mul(Tokenizer::ENCODING);
     context.require_more_memory("run: tokens of the prompt", needs)?;
     let prompt = match &rendered {
-        // A template writes the special tokens itself.
+        // The template writes the special tokens itself.
         Some(text) => tokenizer.encode(text, Bos::Never)?,
         None => tokenizer.encode(&args.prompt, args.bos.into())?,
     };
     let longest = prompt.len().saturating_add(args.n);
     let limit = model::context_length(&files)?;
-    // The prompt and what fits after it.
+    // New tokens are limited to the rest of the context.
     let options = GenerateOptions {
         max_new_tokens: args.n.min(limit.saturating_sub(prompt.len()).max(1)),
         sampling: Sampling {
@@ -122,7 +124,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     if longest > limit {
         context.warn(&format!(
-            "the model's context of {limit} tokens leaves room for {} new ones",
+            "the model's context of {limit} tokens leaves room for {} new tokens",
             options.max_new_tokens
         ));
     }
@@ -177,9 +179,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The conversation of the arguments as the model's template writes it.
+/// Renders the conversation of the arguments with the model's chat template.
 fn rendered(args: &Args, tokenizer: &Tokenizer) -> Result<String> {
-    let template = render_chat::template(args.model.named(), tokenizer, "leave out --chat")?;
+    let template = render_chat::template(args.model.named(), tokenizer, "fix: leave out --chat")?;
     let system = args.system.iter().map(|text| Message::new("system", text));
     let messages: Vec<Message> = system.chain([Message::new("user", &args.prompt)]).collect();
     render_chat::render(&args.model, template, &chat::context(&messages, tokenizer.special_tokens()))

@@ -1,4 +1,4 @@
-//! `mantissa schemes`: every format that a scheme can name, with its numbers and where hardware multiplies it.
+//! `mantissa schemes`: lists number formats with their properties and hardware support.
 
 mod hardware;
 
@@ -16,14 +16,14 @@ use serde::Serialize;
 use crate::app::Context;
 use crate::output::{Align, Table, number};
 
-/// Rows and columns of the weight that bits per weight are stated for.
+/// Rows and columns of the weight for which bits per weight are given.
 const SIDE: usize = 4096;
 
-// The text is help for the terminal, not a page with links.
+// The text is terminal help, not a page with links.
 #[allow(rustdoc::broken_intra_doc_links)]
-/// List the number formats, their bits per weight, range and rules, and the hardware that multiplies them natively.
+/// List number formats with bits per weight, range, rules and native hardware support
 ///
-/// A scheme is written ELEMENT[-GRANULARITY][-sym|-asym][:RULE], or is a named format. Ranges are those of the elements,
+/// A scheme is ELEMENT[-GRANULARITY][-sym|-asym][:RULE], or a named format. Ranges are those of the elements,
 /// before scaling. Bits per weight count scales and zero points of a [4096, 4096] weight.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
@@ -37,29 +37,30 @@ struct Report {
     schemes: Vec<Row>,
 }
 
-/// A format.
+/// Number format.
 #[derive(Serialize)]
 struct Row {
     name: String,
-    /// Texts of schemes of this family.
+    /// Example scheme names of this family.
     examples: Vec<String>,
     element_bits: u32,
     bits_per_weight: f64,
-    /// Largest finite element; this and what follows is `None` for block types, which have no elements of their own.
+    /// Largest finite element; this and the following fields are `None` for block types, which have no
+    /// elements of their own.
     largest: Option<f64>,
-    /// Least finite element.
+    /// Smallest (most negative) finite element.
     lowest: Option<f64>,
-    /// Smallest positive element with a full significand; `None` where elements are no floating-point numbers.
+    /// Smallest positive normal number; `None` if elements are not floats.
     smallest_normal: Option<f64>,
-    /// Smallest positive floating-point element; `None` as above.
+    /// Smallest positive subnormal number; `None` if elements are not floats.
     smallest_subnormal: Option<f64>,
     /// Smallest positive element of any kind.
     smallest_positive: Option<f64>,
-    /// Distinct finite values of an element; the two zeros count once.
+    /// Number of distinct finite values of an element; the two zeros count once.
     levels: Option<u64>,
-    /// Largest and smallest positive value under the largest and smallest power-of-two scale.
+    /// Largest and smallest positive value with the largest and smallest power-of-two scale.
     range_with_scale: Option<[f64; 2]>,
-    /// Rules, the default first; empty where there is no choice.
+    /// Rules, the default first; empty if there is no choice.
     rules: Vec<&'static str>,
     hardware: &'static str,
 }
@@ -91,7 +92,7 @@ fn row(scheme: &Scheme) -> Row {
     }
 }
 
-/// What the elements of a format can be.
+/// Values that the elements of a format can take.
 #[derive(Default)]
 struct Values {
     largest: Option<f64>,
@@ -122,7 +123,7 @@ impl Values {
         }
     }
 
-    /// Of a float with `magnitudes` finite codes of one sign.
+    /// Describes a float with `magnitudes` finite codes per sign.
     fn of_float(largest: f64, normal: f64, least: f64, magnitudes: u64) -> Self {
         Values {
             largest: Some(largest),
@@ -133,14 +134,14 @@ impl Values {
         }
     }
 
-    /// Of a format with at most 16 bits, code by code.
+    /// Describes a format of at most 16 bits by enumerating its codes.
     fn enumerated(format: &Format) -> Self {
         let bits = format.code_bits();
-        // Integer codes are kept sign-extended.
+        // Integer codes are stored sign-extended.
         let signed = matches!(format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let code = |c: u32| if signed { sign_extend(c as u8, bits).into() } else { c };
         let finite = || (0..1u32 << bits).map(|c| format.element(code(c))).filter(|v| v.is_finite());
-        // Adding zero makes -0 a 0.
+        // Adding zero turns -0 into 0.
         let distinct: HashSet<u32> = finite().map(|v| (v + 0.0).to_bits()).collect();
         Values {
             largest: finite().reduce(f32::max).map(f64::from),
@@ -155,14 +156,14 @@ impl Values {
     }
 }
 
-/// With an E8M0 scale the range is that of a block, 2^-127 to 2^127 times the element's.
+/// Returns the range of a block with an E8M0 scale: 2^-127 to 2^127 times the element's.
 fn range_with_scale(scheme: &Scheme, values: &Values) -> Option<[f64; 2]> {
     let Some(ScaleTree { code: Code::E8m0, .. }) = scheme.format.scale() else { return None };
     let times = |element: f64, code: u8| element * f64::from(e8m0::decode(code));
     Some([times(values.largest?, 254), times(values.smallest_positive?, 0)])
 }
 
-/// Schemes of the same element in other granularities, and with another rule.
+/// Returns schemes of the same element with other granularities and another rule.
 fn examples(scheme: &Scheme, name: &str) -> Vec<String> {
     let element = name.split("-g").next().unwrap_or(name);
     let mut texts = vec![name.to_owned()];
@@ -207,11 +208,11 @@ fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     table.write(out)?;
     print_scaled(rows, out)?;
     writeln!(out)?;
-    let mut table = Table::new([("scheme", Align::Left), ("multiplied natively by", Align::Left)]);
+    let mut table = Table::new([("scheme", Align::Left), ("native matmul support", Align::Left)]);
     rows.iter().for_each(|row| table.row([row.name.clone(), row.hardware.into()]));
     table.write(out)?;
     writeln!(out)?;
-    let mut table = Table::new([("scheme", Align::Left), ("may be written", Align::Left)]);
+    let mut table = Table::new([("scheme", Align::Left), ("examples", Align::Left)]);
     rows.iter()
         .filter(|row| row.examples.len() > 1)
         .for_each(|row| table.row([row.name.clone(), row.examples.join(" ")]));
@@ -219,10 +220,7 @@ fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn print_scaled(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    writeln!(
-        out,
-        "\nWith its power-of-two scale, 2^-127 to 2^127, a block's largest and smallest positive value:"
-    )?;
+    writeln!(out, "\nRange of a block with its power-of-two scale (2^-127 to 2^127):")?;
     let mut table =
         Table::new([("scheme", Align::Left), ("largest", Align::Right), ("smallest positive", Align::Right)]);
     for row in rows {
@@ -244,7 +242,7 @@ mod tests {
 
     #[test]
     fn levels_and_limits_are_the_published_ones() {
-        // OCP FP8 1.0 table 1, OCP MX 1.0 tables 1 to 6, IEEE 754 binary16.
+        // Values from OCP FP8 1.0 table 1, OCP MX 1.0 tables 1 to 6, and IEEE 754 binary16.
         let cases = [
             ("fp8-e4m3", 448.0, Some(2f64.powi(-6)), Some(2f64.powi(-9)), 253),
             ("fp8-e5m2", 57344.0, Some(2f64.powi(-14)), Some(2f64.powi(-16)), 247),

@@ -1,4 +1,5 @@
-//! `mantissa synth` (hidden): a Llama checkpoint of any size with Gaussian weights, for tests of scale and speed.
+//! `mantissa synth` (hidden): writes a Llama checkpoint of any size with Gaussian weights, for tests of scale
+//! and speed.
 
 mod gauss;
 
@@ -22,48 +23,48 @@ use crate::progress::{Progress, Unit};
 /// Standard deviation of the weights; norms are 1.
 const STD: f32 = 0.02;
 
-/// Elements made at a time by one thread.
+/// Elements generated at a time per thread.
 const PANEL: usize = 1 << 19;
 
-/// Write a synthetic Llama checkpoint: Gaussian weights of standard deviation 0.02, norms 1, no tokenizer.
+/// Write a synthetic Llama checkpoint: Gaussian weights of standard deviation 0.02, norms 1, no tokenizer
 ///
-/// A weight is a function of --seed, its tensor's place in the model and its index alone.
+/// A weight depends only on --seed, its tensor's index in the model and its own index.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa synth --out path/to/model
+  mantissa synth --out path/to/model --preset tiny
   mantissa synth --out path/to/model --preset tiny --layers 4 --dtype f32 --seed 7")]
 pub struct Args {
-    /// The model folder to write
+    /// Model folder to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Sizes to start from; 1b is the shape of Llama 3.2 1B
     #[arg(long, value_enum, default_value_t = Preset::OneB)]
     preset: Preset,
-    /// Width of the residual stream
+    /// Hidden size
     #[arg(long, value_name = "N")]
     hidden: Option<u32>,
-    /// Decoder layers
+    /// Number of decoder layers
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
-    /// Query heads
+    /// Number of query heads
     #[arg(long, value_name = "N")]
     heads: Option<u32>,
-    /// Key and value heads
+    /// Number of key/value heads
     #[arg(long, value_name = "N")]
     kv_heads: Option<u32>,
-    /// Width of the MLP
+    /// Intermediate size of the MLP
     #[arg(long, value_name = "N")]
     ffn: Option<u32>,
-    /// Rows of the embedding
+    /// Vocabulary size
     #[arg(long, value_name = "N")]
     vocab: Option<u32>,
-    /// Longest context
+    /// Maximum context length
     #[arg(long, value_name = "N")]
     context: Option<u32>,
     /// Dtype of the weights
     #[arg(long, value_enum, default_value_t = FloatType::Bf16)]
     dtype: FloatType,
-    /// Whether the head is the embedding
+    /// Tie the head to the embedding
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     tied: Option<bool>,
 }
@@ -91,7 +92,7 @@ impl FloatType {
         }
     }
 
-    /// Name in `config.json`.
+    /// Returns the name in `config.json`.
     fn name(self) -> &'static str {
         match self {
             FloatType::Bf16 => "bfloat16",
@@ -113,7 +114,7 @@ impl FloatType {
     }
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     paths.write("--out", &args.out, Kind::Folder);
 }
@@ -122,7 +123,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let json = config(args);
     let config = ModelConfig::from_json(&json, "synth")?;
-    // Every thread holds a panel as f32 and as bytes.
+    // Each thread holds a panel as f32 and as bytes.
     context.require_memory("synth", (8 << 20) + (context.threads * PANEL * 8) as u64)?;
     let tensors = config.tensors();
     let dtype = args.dtype.dtype();
@@ -148,9 +149,9 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     })
 }
 
-/// `config.json` of the model asked for.
+/// Makes the `config.json` of the requested model.
 fn config(args: &Args) -> Value {
-    // Llama 3.2 1B's published config, and a model that tests can afford.
+    // Llama 3.2 1B's published config, and a small model for tests.
     let (hidden, layers, heads, kv_heads, ffn, vocab, context) = match args.preset {
         Preset::OneB => (2048, 16, 32, 8, 8192, 128_256, 131_072),
         Preset::Tiny => (64, 2, 4, 2, 128, 256, 128),
@@ -185,7 +186,7 @@ fn config(args: &Args) -> Value {
     config
 }
 
-/// Makes and writes every tensor; gives the files with their digests.
+/// Generates and writes every tensor; returns the files with their digests.
 fn write_all(
     writer: ShardedWriter,
     tensors: &[TensorInfo],

@@ -1,4 +1,4 @@
-//! The text that a command measures on: the options that choose it, and the windows they give.
+//! Text options of a command, and the windows they select.
 
 use std::path::{Path, PathBuf};
 
@@ -16,28 +16,31 @@ use crate::app::Context;
 use crate::error::BadInput;
 use crate::output::bytes;
 
-/// Options that choose a text. Flattened into a command, which may ask for one with `requires = "measured_on"`.
+/// Options that select a text. Flattened into a command, which can require one with `requires =
+/// "measured_on"`.
 #[derive(clap::Args)]
 pub struct TextArgs {
     /// UTF-8 text to measure on
     #[arg(long, value_name = "TEXT", group = "measured_on")]
     text: Option<PathBuf>,
-    /// Token windows instead of text: a list of lists of ids, or, with KEY, an object of such lists; used as they are
+    /// Token windows instead of text, used as they are
+    ///
+    /// A list of lists of token ids or, with KEY, an object of such lists.
     #[arg(long, value_name = "FILE.json[:KEY]", group = "measured_on")]
     tokens: Option<String>,
-    /// Longest window in tokens, BOS included [default: the model's context]
+    /// Maximum window length in tokens, BOS included [default: the model's context]
     #[arg(long, value_name = "N", requires = "measured_on")]
     context: Option<usize>,
-    /// Distance of overlapping windows [default: end to end]
+    /// Stride in tokens between windows [default: no overlap]
     #[arg(long, value_name = "N", requires = "measured_on")]
     stride: Option<usize>,
-    /// Whether a BOS stands before each window; auto does what the tokenizer does [default: auto]
+    /// BOS before each window; auto follows the tokenizer [default: auto]
     #[arg(long, value_enum, requires = "measured_on")]
     bos: Option<BosArg>,
-    /// Cut the text into documents at this separator; each is stripped and one window
+    /// Split the text into documents at this separator; each is stripped and becomes one window
     #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
-    /// Documents to take, counted from 1, both ends included
+    /// Range of documents, 1-based and inclusive
     #[arg(long, value_name = "A..B", requires = "split")]
     docs: Option<String>,
     /// Stop after this many predicted tokens
@@ -46,7 +49,7 @@ pub struct TextArgs {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-/// Whether a BOS is put in front.
+/// BOS policy on the command line.
 pub enum BosArg {
     Auto,
     Always,
@@ -63,47 +66,47 @@ impl From<BosArg> for Bos {
     }
 }
 
-/// A separator of documents.
+/// Parses a separator of documents.
 ///
 /// # Errors
-/// A message, for one of nothing.
+/// A message for an empty separator.
 pub fn separator(text: &str) -> Result<String, String> {
     match text {
-        "" => Err("found nothing, allowed one character or more, such as '<|endoftext|>'".to_owned()),
+        "" => Err("expected at least one character, such as '<|endoftext|>', got nothing".to_owned()),
         text => Ok(text.to_owned()),
     }
 }
 
-/// A bound in nats or shares: a number, since nothing exceeds one that is not.
+/// Parses an upper bound. NaN is refused, since nothing would exceed it.
 pub fn bound(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|bound: &f64| !bound.is_nan());
-    parsed.ok_or_else(|| format!("found \"{text}\", allowed a number such as 0.05"))
+    parsed.ok_or_else(|| format!("expected a number such as 0.05, got \"{text}\""))
 }
 
 impl TextArgs {
-    /// Adds the files of the text to the inputs of a command.
+    /// Adds the text files to the inputs of a command.
     pub fn paths(&self, paths: &mut Paths) {
         self.text.iter().for_each(|path| paths.read(path));
         self.tokens.iter().for_each(|argument| paths.read(token_path(argument)));
     }
 
-    /// The separator of documents.
+    /// Returns the separator of documents.
     pub fn split(&self) -> Option<&str> {
         self.split.as_deref()
     }
 
-    /// The windows, cut by the tokenizer of `model`; `None` where no text is asked for. `another` says that the command cuts
-    /// another text at the same separator.
+    /// Returns the windows, tokenized for `model`; `None` without a text. `another` is true if the command
+    /// splits another text at the same separator.
     ///
     /// # Errors
-    /// A file that cannot be read, takes more memory than there is, or holds nothing to predict.
+    /// A file that cannot be read, needs too much memory, or holds nothing to predict.
     pub fn sequences(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
         context.reading_texts(|| self.read(model, another, context))
     }
 
     fn read(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
         if self.split.is_some() && self.text.is_none() && !another {
-            return Err(BadInput::new("--split", "no text to cut", "it with --text").into());
+            return Err(BadInput::new("--split", "no text to split", "--text beside it").into());
         }
         let sequences = match (&self.tokens, &self.text) {
             (Some(tokens), _) => token_file(tokens, context.memory_left())?,
@@ -111,21 +114,21 @@ impl TextArgs {
             (None, None) => return Ok(None),
         };
         let sequences = limited(sequences, self.limit);
-        // A model that cannot be opened is told of by what runs it.
+        // A model that cannot be opened is reported by the command that runs it.
         if let (Some(tokens), Ok(files)) = (&self.tokens, model::open_quietly(model)) {
             check_tokens(tokens, &files, &sequences)?;
         }
         Ok(Some(sequences))
     }
 
-    /// What reports call the text: its file without the folder, and the key.
+    /// Returns the name of the text for reports: the file without its folder, and the key.
     pub fn name(&self) -> String {
         let path = self.text.clone().or_else(|| self.tokens.as_ref().map(PathBuf::from)).unwrap_or_default();
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     fn cut(&self, path: &Path, model: &Path, context: &Context) -> Result<Vec<Sequence>> {
-        // A text that is not there is told of before what is no model. A pipe is opened once.
+        // A missing text is reported before a bad model. A pipe is opened only once.
         if !path.exists() {
             TextFile::open(path)?;
         }
@@ -147,10 +150,10 @@ impl TextArgs {
     }
 }
 
-/// Whether `model` can run the windows of the token file that `argument` names.
+/// Checks that `model` can run the windows of the token file `argument`.
 ///
 /// # Errors
-/// With the file, its key and the window, for an id beyond the vocabulary and for a window longer than the context.
+/// An id outside the vocabulary or a window longer than the context, with file, key and window.
 pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) -> Result<()> {
     match model_config(model) {
         Ok(config) => check_sequences(&config, sequences).context(argument.to_owned()),
@@ -158,23 +161,23 @@ pub fn check_tokens(argument: &str, model: &ModelFiles, sequences: &[Sequence]) 
     }
 }
 
-/// Loads the tokenizer of a model, where memory holds it.
+/// Loads the tokenizer of a model, if memory holds it.
 ///
 /// # Errors
-/// As [`Tokenizer::load`]; where there is not enough memory.
+/// As [`Tokenizer::load`]; not enough memory.
 pub fn load_tokenizer(files: &ModelFiles, context: &Context) -> Result<Tokenizer> {
     let what = format!("{}: tokenizer", files.dir().display());
     context.require_more_memory(&what, Tokenizer::bytes_to_load(files.dir()))?;
     Ok(Tokenizer::load(files.dir())?)
 }
 
-/// Largest file of settings.
+/// Maximum size of a settings file in bytes.
 const MAX_SETTINGS: u64 = 16 << 20;
 
 /// Reads a small text file, such as settings.
 ///
 /// # Errors
-/// Where there is none, it is not UTF-8 or it is not small.
+/// A missing file, one that is not UTF-8, or one that is too large.
 pub fn read_text(path: &Path) -> Result<String> {
     let text = TextFile::open(path)?.whole(MAX_SETTINGS)?;
     text.ok_or_else(|| {
@@ -184,7 +187,7 @@ pub fn read_text(path: &Path) -> Result<String> {
     })
 }
 
-/// The first sequences that together predict `limit` tokens; the last is cut.
+/// Returns the first sequences that together predict `limit` tokens; the last is cut.
 fn limited(mut sequences: Vec<Sequence>, limit: Option<u32>) -> Vec<Sequence> {
     let Some(mut left) = limit.map(|limit| limit as usize) else { return sequences };
     sequences.retain_mut(|s| {

@@ -1,4 +1,4 @@
-//! `mantissa tokenizer`: a byte-level BPE tokenizer of one's own, for a model that is trained from nothing.
+//! `mantissa tokenizer`: trains a byte-level BPE tokenizer.
 
 use std::path::PathBuf;
 
@@ -12,29 +12,30 @@ use super::text::separator;
 use crate::app::Context;
 use crate::output::bytes;
 
-/// Learn a byte-level BPE tokenizer from texts.
+/// Train a byte-level BPE tokenizer on texts
 ///
-/// The folder that is written has tokenizer.json and tokenizer_config.json, which `mantissa train` and other tools read. The same
-/// texts in the same order give the same tokenizer. Ids 0 and 1 begin and end a document; every byte has a token, so that any text
-/// can be written. Texts are read in pieces; what is held are the words that differ, about 60 times their bytes.
+/// Writes a folder with tokenizer.json and tokenizer_config.json, which `mantissa train` and other tools
+/// read. The result is deterministic. Ids 0 and 1 mark the beginning and end of a document; every byte has a
+/// token, so any text can be encoded. Texts are read in pieces; memory holds the distinct words, about 60
+/// times their bytes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
-  mantissa tokenizer stories.txt code.txt --vocab 4096 --split '<|endoftext|>' --out tokenizer
-  mantissa tokenizer corpus.jsonl --vocab 8192 --out tokenizer")]
+  mantissa tokenizer story.txt --vocab 300 --out tokenizer
+  mantissa tokenizer stories.txt code.txt --vocab 4096 --split '<|endoftext|>' --out tokenizer")]
 pub struct Args {
-    /// UTF-8 texts, or .jsonl files with a document in each line
+    /// UTF-8 texts, or .jsonl files with one document per line
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Tokens to learn, the 256 bytes and 2 special tokens among them
+    /// Vocabulary size, including the 256 bytes and 2 special tokens
     #[arg(long, value_name = "N")]
     vocab: usize,
-    /// Cut texts into documents at this separator
+    /// Separator between documents of a text
     #[arg(long, value_name = "SEP", value_parser = separator)]
     split: Option<String>,
-    /// Where the document is in a line of a .jsonl file
+    /// Field of a .jsonl line that holds the document
     #[arg(long, value_name = "FIELD", default_value = "text")]
     field: String,
-    /// Folder to write
+    /// Output folder
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
@@ -47,7 +48,7 @@ struct Report<'a> {
     bytes: u64,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.files.iter().for_each(|path| paths.read(path));
     paths.write("--out", &args.out, Kind::Folder);
@@ -87,7 +88,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     })
 }
 
-/// An error of texts, which in want of memory is one of the ceiling.
+/// Turns a memory error of the data into one of the memory ceiling.
 fn over_memory(error: DataError, context: &Context) -> anyhow::Error {
     match error {
         DataError::Memory { file, needs, allowed } => {

@@ -1,4 +1,4 @@
-//! `mantissa train`: a run from a TOML file, with checkpoints from which it resumes bit-exactly.
+//! `mantissa train`: trains a model from a TOML file, with checkpoints from which it resumes bit-exactly.
 
 pub mod folder;
 mod owned;
@@ -28,12 +28,12 @@ use owned::{How, RunFolder};
 use setup::Setup;
 use tokens::Tokens;
 
-/// Train a model by the settings of a TOML file: data, precision policy, optimizer, schedule, checkpoints.
+/// Train a model from a TOML file: data, precision policy, optimizer, schedule, checkpoints
 ///
-/// A run lies in the folder that the settings name as `out`: the settings with all defaults, the tokens, a log with a JSON line
-/// for every step and one with the health of every tensor for some of them, checkpoints, and at the end the model as a Hugging
-/// Face folder. `mantissa report` makes a page of it. SIGINT and SIGTERM end it with a checkpoint; --resume goes on from the last
-/// one, to the same bits. The first checkpoint is written after the first step.
+/// The run's folder is the setting `out`. It holds the settings with all defaults, the tokens, a log with one
+/// JSON line per step, tensor health for some steps, checkpoints, and at the end the model as a Hugging Face
+/// folder. `mantissa report` makes a page of it. On SIGINT or SIGTERM the run writes a checkpoint and stops;
+/// --resume continues bit-exactly. The first checkpoint is written after the first step.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa train run.toml
@@ -41,18 +41,18 @@ use tokens::Tokens;
   mantissa train run.toml --resume
   mantissa train run.toml --dry-run")]
 pub struct Args {
-    /// The settings
+    /// Settings file (TOML)
     config: PathBuf,
-    /// Change a setting: a.b=value; may be given several times
+    /// Override a setting, as section.key=value (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Resume from the last sound checkpoint of the run
     #[arg(long, conflicts_with = "restart")]
     resume: bool,
-    /// Start over: remove the files of the run that is there, and no others
+    /// Start over: remove the files of the existing run, and no others
     #[arg(long)]
     restart: bool,
-    /// Print the memory the run takes and the weights that decay; write nothing
+    /// Preview memory and weight decay groups; write nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -62,10 +62,10 @@ struct DryRun<'a> {
     parameters: u64,
     policy: &'static str,
     optimizer: &'a str,
-    /// Bytes by name, predicted.
+    /// Predicted bytes by purpose.
     memory: BTreeMap<&'static str, u64>,
     predicted_peak_memory: u64,
-    /// Names of the tensors whose weights decay, and of the others.
+    /// Names of the tensors with and without weight decay.
     decay: Vec<&'a str>,
     no_decay: Vec<&'a str>,
 }
@@ -80,11 +80,11 @@ struct Done<'a> {
     loss: Option<f64>,
     seconds: f64,
     predicted_peak_memory: u64,
-    /// Largest anonymous memory of this process.
+    /// Peak anonymous memory of this process in bytes.
     measured_peak_memory: Option<u64>,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 ///
 /// # Errors
 /// Settings that cannot be read.
@@ -98,7 +98,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
         paths.read(base.join(&settings.model.tokenizer).join(file));
     }
     if let Some(init) = settings.model.init.as_ref().map(|init| base.join(init)) {
-        // Each file too: it may be a link into the folder of the run.
+        // Each file is listed too: it may be a link into the run's folder.
         let files = std::fs::read_dir(&init).into_iter().flatten().flatten();
         files.for_each(|file| paths.read(file.path()));
         paths.read(init);
@@ -123,7 +123,8 @@ impl Args {
 /// Runs the command.
 ///
 /// # Errors
-/// Settings, data or a model that cannot be trained, before anything is written; I/O; [`TrainError::Diverged`].
+/// Settings, data or a model that cannot be trained, before anything is written; I/O;
+/// [`TrainError::Diverged`].
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let name = args.config.display().to_string();
     let settings = RunConfig::parse(&name, &super::text::read_text(&args.config)?, &args.set)?;
@@ -171,7 +172,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     context.report(&done, |out| human(out, &done))
 }
 
-/// What the run says of itself when it begins.
+/// Describes the run at its start.
 fn about(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> RunFile {
     RunFile {
         tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -187,7 +188,7 @@ fn about(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -> 
     }
 }
 
-/// A run that is ready for its next step.
+/// Run that is ready for its next step.
 struct Begun {
     trainer: Trainer,
     resolved: String,
@@ -195,7 +196,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// Reads everything that the run needs, and only then removes the run before it or writes anything.
+    /// Reads everything the run needs; only then removes an old run or writes anything.
     fn new(
         mut folder: RunFolder,
         setup: &Setup,
@@ -229,7 +230,7 @@ impl Begun {
     }
 }
 
-/// A run under way.
+/// Run in progress.
 struct Course<'a> {
     trainer: Trainer,
     settings: &'a RunConfig,
@@ -248,7 +249,7 @@ impl<'a> Course<'a> {
         Ok(Course { trainer, settings, resolved, checkpoints, log, telemetry })
     }
 
-    /// The steps that are left; gives the last loss.
+    /// Runs the remaining steps; returns the last loss.
     fn run(&mut self, context: &Context) -> Result<Option<f64>> {
         let total = self.settings.schedule.steps;
         let progress = context.progress(total, crate::progress::Unit::Items("steps"));
@@ -283,7 +284,7 @@ impl<'a> Course<'a> {
         Ok(loss)
     }
 
-    /// One step, whose tensors are looked at where it is its turn.
+    /// Runs one step, with telemetry if it is due.
     fn step(&mut self, last: Option<&LogLine>) -> Result<LogLine> {
         let begin = Instant::now();
         let (step, every) = (self.trainer.progress().steps + 1, self.settings.telemetry.every);
@@ -298,7 +299,7 @@ impl<'a> Course<'a> {
     }
 
     fn checkpoint(&mut self) -> Result<()> {
-        // A line that a checkpoint counts on must not be lost before it.
+        // A log line that a checkpoint counts must be durable before it.
         self.log.sync()?;
         self.telemetry.sync()?;
         self.checkpoints.write(&self.trainer, &self.resolved)
@@ -326,13 +327,13 @@ fn log_line(report: &StepReport, trainer: &Trainer, begin: Instant, last: Option
     }
 }
 
-/// What stands beside the step's number, the time that is left and the memory, which every progress line has.
+/// Formats the figures of a step for the progress line, which adds step number, remaining time and memory.
 fn status(line: &LogLine) -> String {
     let norm = line.grad_norm.map_or_else(|| "overflow".to_owned(), |norm| format!("{norm:.3}"));
     let scale = if line.loss_scale == 1.0 { String::new() } else { format!(", scale {:e}", line.loss_scale) };
     let skipped = if line.skipped == 0 { String::new() } else { format!(", {} skipped", line.skipped) };
     format!(
-        "loss {:.4} (smoothed {:.4}), gradient {norm}, lr {:.2e}, {:.0} tokens/s{scale}{skipped}",
+        "loss {:.4} (smoothed {:.4}), gradient norm {norm}, lr {:.2e}, {:.0} tok/s{scale}{skipped}",
         line.loss, line.smoothed_loss, line.lr, line.tokens_per_s
     )
 }
@@ -356,7 +357,7 @@ fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -
         for (name, n) in &setup.memory {
             table.row([(*name).to_owned(), bytes(*n)]);
         }
-        table.row(["sum".to_owned(), bytes(needs)]);
+        table.row(["total".to_owned(), bytes(needs)]);
         table.write(out)?;
         writeln!(out)?;
         decay_table(setup, settings.optimizer.weight_decay).write(out)?;
@@ -365,7 +366,7 @@ fn dry_run(setup: &Setup, settings: &RunConfig, needs: u64, context: &Context) -
     })
 }
 
-/// Tensors by name, layers taken together, with what decays of them.
+/// Makes a table of tensors, layers merged, with their weight decay.
 fn decay_table(setup: &Setup, weight_decay: f64) -> Table {
     let mut rows: Vec<(String, bool, usize, usize)> = Vec::new();
     for (param, decays) in &setup.decays {
@@ -380,8 +381,8 @@ fn decay_table(setup: &Setup, weight_decay: f64) -> Table {
     }
     let mut table = Table::new([
         ("tensor", Align::Left),
-        ("number", Align::Right),
-        ("weights", Align::Right),
+        ("tensors", Align::Right),
+        ("parameters", Align::Right),
         ("weight decay", Align::Right),
     ]);
     for (name, decays, number, weights) in rows {
@@ -392,7 +393,7 @@ fn decay_table(setup: &Setup, weight_decay: f64) -> Table {
 }
 
 fn human(out: &mut dyn Write, done: &Done<'_>) -> io::Result<()> {
-    let loss = done.loss.map_or_else(|| "no step was left".to_owned(), |loss| format!("last loss {loss:.4}"));
+    let loss = done.loss.map_or_else(|| "no step left".to_owned(), |loss| format!("last loss {loss:.4}"));
     writeln!(
         out,
         "{} steps ({} skipped), {} tokens, {loss}, {:.1} s\nmodel in {}",

@@ -1,4 +1,4 @@
-//! `mantissa verify`: reopens a model with a reader that shares nothing with the writer.
+//! `mantissa verify`: checks a model with a reader that shares no code with the writer.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -13,31 +13,32 @@ use crate::error::GateFailed;
 use crate::progress::Unit;
 use mantissa_store::Paths;
 
-/// Reopen a model with the independent reader: hashes of the manifest and of quality.json, every quantized weight decoded
-/// twice, logits; with --reference every weight against its source within the bound of its scheme, and the source's hashes;
-/// with the text that the recorded figures were measured on, the figures. Exit 1 where something does not hold. Of a GGUF
-/// file also the container; its manifest and quality.json lie beside it.
+/// Check a model with an independent reader: hashes, weights, logits
 ///
-/// A file that differs from the manifest is a fault. Without a manifest no hash is checked, which is a note, and so is a file that the
-/// manifest does not list; with --strict both are faults (exit 1), but for hidden files such as .gitattributes.
+/// Checks the hashes of the manifest and quality.json, decodes every quantized weight with two decoders, and
+/// compares logits; for a GGUF file also the file structure. With --reference, every weight is compared with
+/// its source within the error bound of its scheme, and the source's hashes are checked. With the text of the
+/// recorded quality figures, these are measured again. Exit code 1 if a check fails.
+///
+/// A file that differs from the manifest is a fault. A missing manifest, or a file not listed in it, is a
+/// note; with --strict both are faults, except for hidden files such as .gitattributes.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
   mantissa verify demo-int4 --reference demo
   mantissa verify path/to/quantized --strict
-  mantissa verify path/to/quantized --reference path/to/model --json
-  mantissa verify path/to/quantized --reference path/to/model --text story.txt
+  mantissa verify path/to/quantized --reference path/to/model --text story.txt --json
   mantissa verify path/to/model-q4_0.gguf --reference path/to/model")]
 pub struct Args {
-    /// The model folder or GGUF file to check
+    /// Model folder or GGUF file to check
     model: ModelPath,
-    /// The dense model that it was made from
+    /// Dense source model
     #[arg(long, value_name = "SOURCE")]
     reference: Option<ModelPath>,
     #[command(flatten)]
     text: TextArgs,
 }
 
-/// Adds what the command reads and writes.
+/// Adds the paths that the command reads and writes.
 pub fn paths(args: &Args, paths: &mut Paths) {
     args.model.paths(paths);
     args.text.paths(paths);
@@ -47,8 +48,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// Runs the command.
 ///
 /// # Errors
-/// What cannot be read at all, and a text that is not the one of the recorded figures; [`GateFailed`] where something does
-/// not hold.
+/// Unreadable input; a text other than that of the recorded figures; [`GateFailed`] if a check fails.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = args.text.sequences(&args.model, false, context)?;
     if let Some(needs) = needed(args, context) {
@@ -72,14 +72,14 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     require(&found)
 }
 
-/// Predicted peak memory; `None` where the models cannot be opened, of which the verification tells.
+/// Predicts the peak memory; `None` if the models cannot be opened, which the verification reports.
 fn needed(args: &Args, context: &Context) -> Option<u64> {
     let files = model::open_quietly(&args.model).ok()?;
     let source = args.reference.as_ref().map(|path| model::open_quietly(path)).transpose().ok()?;
     verify_bytes(&files, source.as_ref(), context.threads).ok()
 }
 
-/// Fails where a verification has found a fault.
+/// Fails if a verification found a fault.
 ///
 /// # Errors
 /// [`GateFailed`] with the faults.
@@ -90,7 +90,7 @@ pub fn require(found: &Verification) -> Result<()> {
     Err(GateFailed::new(format!("verify: {}", found.faults.join("; "))).into())
 }
 
-/// What a verification found, for people.
+/// Prints the result of a verification.
 ///
 /// # Errors
 /// As `out`.
@@ -98,10 +98,10 @@ pub fn human(out: &mut dyn Write, v: &Verification) -> io::Result<()> {
     let verdict = if v.ok { "verified" } else { "NOT verified" };
     write!(out, "{verdict}: {} files by hash, {} weights decoded twice", v.files, v.weights)?;
     if v.source_files > 0 {
-        write!(out, ", {} files of the source by hash", v.source_files)?;
+        write!(out, ", {} source files by hash", v.source_files)?;
     }
     if v.compared > 0 {
-        write!(out, ", {} tensors against the source", v.compared)?;
+        write!(out, ", {} tensors compared with the source", v.compared)?;
     }
     if let Some(ratio) = v.max_error_in_bounds {
         write!(out, " (largest error {ratio:.3} of the bound)")?;

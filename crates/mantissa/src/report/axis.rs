@@ -1,50 +1,50 @@
-//! The frame of a chart: which numbers an axis spans, where its marks are, and where a number lies in the drawing.
+//! Chart axes: ranges, ticks, and the mapping of values to coordinates.
 
 use super::Html;
 use crate::output::number;
 
-/// How numbers become places.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// In proportion.
+    /// Linear.
     Linear,
-    /// By logarithm; what is not above 0 has no place.
+    /// Logarithmic; values not above 0 are not shown.
     Log,
 }
 
-/// An axis.
+/// Axis of a chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Axis {
-    /// What it shows, with its unit.
+    /// Label with unit.
     pub label: &'static str,
-    /// How.
+    /// Scale of the axis.
     pub scale: Scale,
-    /// Whether 0 is on it; for [`Scale::Linear`].
+    /// True if the range includes 0; for [`Scale::Linear`].
     pub from_zero: bool,
 }
 
 impl Axis {
-    /// Linear, spanning what there is.
+    /// Linear axis over the range of the values.
     pub const fn linear(label: &'static str) -> Self {
         Axis { label, scale: Scale::Linear, from_zero: false }
     }
 
-    /// Linear, from 0.
+    /// Linear axis from 0.
     pub const fn from_zero(label: &'static str) -> Self {
         Axis { label, scale: Scale::Linear, from_zero: true }
     }
 
-    /// Logarithmic.
+    /// Logarithmic axis.
     pub const fn log(label: &'static str) -> Self {
         Axis { label, scale: Scale::Log, from_zero: false }
     }
 
-    /// Whether `value` has a place on it.
+    /// True if `value` can be shown.
     pub(super) fn shows(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
     }
 
-    /// The numbers it spans, with a little room: lowest and highest.
+    /// Returns the range with some margin: lowest and highest value.
     fn span(&self, values: impl Iterator<Item = f64>) -> (f64, f64) {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(|value| self.shows(*value)) {
@@ -54,7 +54,7 @@ impl Axis {
             (low, high) = (1.0, 1.0);
         }
         match self.scale {
-            // A factor of room, and at least one of 2 in all.
+            // A margin factor on both ends, and at least a factor of 2 in all.
             Scale::Log => {
                 let room = (high / low).powf(0.04).max(1.5);
                 ((low / room).max(f64::MIN_POSITIVE), (high * room).min(f64::MAX))
@@ -63,7 +63,7 @@ impl Axis {
                 if self.from_zero {
                     (low, high) = (low.min(0.0), high.max(0.0));
                 }
-                // Halves, so that the difference of the extremes is a number.
+                // Halved, so that the difference of the extremes stays finite.
                 let width = high / 2.0 - low / 2.0;
                 let room = if width > 0.0 { 0.08 * width } else { high.abs().max(1.0) / 2.0 };
                 let bottom = if self.from_zero && low == 0.0 { low } else { low - room };
@@ -72,7 +72,7 @@ impl Axis {
         }
     }
 
-    /// Where marks are, between `low` and `high`: three to about eight of them.
+    /// Returns three to about eight tick values between `low` and `high`.
     fn marks(&self, low: f64, high: f64) -> Vec<f64> {
         let marks = match self.scale {
             Scale::Linear => even_marks(low, high),
@@ -82,7 +82,7 @@ impl Axis {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten.
+/// Returns ticks at multiples of 1, 2 or 5 times a power of ten.
 fn even_marks(low: f64, high: f64) -> Vec<f64> {
     let rough = high / 5.0 - low / 5.0;
     if !(rough.is_finite() && rough > 0.0) {
@@ -95,7 +95,7 @@ fn even_marks(low: f64, high: f64) -> Vec<f64> {
     (0..12).map(|i| (first + f64::from(i)) * step).take_while(|mark| *mark <= high).collect()
 }
 
-/// Powers of ten, with 2 and 5 times them where there are few, only some of them where there are many.
+/// Returns ticks at powers of ten, with 2 and 5 times them if there are few, thinned if there are many.
 fn decade_marks(low: f64, high: f64) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let every = ((last - first) / 7 + 1).max(1);
@@ -105,7 +105,7 @@ fn decade_marks(low: f64, high: f64) -> Vec<f64> {
     marks.filter(|mark| (low..=high).contains(mark)).collect()
 }
 
-/// Size of a drawing and its margins, in its own units.
+/// Size of a drawing and its margins, in drawing units.
 pub(super) const WIDTH: f64 = 480.0;
 pub(super) const HEIGHT: f64 = 270.0;
 const LEFT: f64 = 62.0;
@@ -113,7 +113,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 42.0;
 
-/// Two axes and what they span.
+/// Two axes with their ranges.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
     x: (Axis, f64, f64),
@@ -121,7 +121,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// The frame around the points that both axes show.
+    /// Fits the frame to the points that both axes can show.
     pub(super) fn new(x: Axis, y: Axis, points: impl Iterator<Item = (f64, f64)> + Clone) -> Self {
         let shown = points.filter(move |point| x.shows(point.0) && y.shows(point.1));
         let (left, right) = x.span(shown.clone().map(|point| point.0));
@@ -129,7 +129,7 @@ impl Frame {
         Frame { x: (x, left, right), y: (y, low, high) }
     }
 
-    /// Where a point lies, if both axes show it.
+    /// Returns the coordinates of a point, if both axes show it.
     pub(super) fn place(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let share = |(axis, low, high): (Axis, f64, f64), value: f64| match axis.scale {
             Scale::Linear => (value / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0),
@@ -141,7 +141,7 @@ impl Frame {
         })
     }
 
-    /// Grid, marks and labels.
+    /// Draws grid, ticks and labels.
     pub(super) fn draw(&self) -> Html {
         let mut html = Html::default();
         let (base, end) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
@@ -163,7 +163,7 @@ impl Frame {
         html
     }
 
-    /// The drawing in its figure, with a legend where `names` has more than one.
+    /// Wraps the drawing in a figure, with a legend if `names` has more than one entry.
     pub(super) fn figure(&self, title: &str, names: &[&str], inner: Html) -> Html {
         let view = format!("0 0 {WIDTH} {HEIGHT}");
         let attributes = [("viewBox", &view[..]), ("role", "img"), ("aria-label", title)];
@@ -180,12 +180,12 @@ impl Frame {
     }
 }
 
-/// Class of the colour of series `i`.
+/// Returns the CSS class of series `i`.
 pub(super) fn colour(i: usize) -> String {
     format!("s{}", i % 8)
 }
 
-/// A text at a place.
+/// Draws a text at a coordinate.
 pub(super) fn text((x, y): (f64, f64), class: &str, text: &str) -> Html {
     let (x, y) = (format!("{x:.1}"), format!("{y:.1}"));
     Html::element("text", &[("class", class), ("x", &x), ("y", &y)], [Html::text(text)])

@@ -1,29 +1,29 @@
-//! Lines over an axis.
+//! Line charts.
 
 use super::Html;
 use super::axis::{Axis, Frame, colour};
 
-/// Pieces of the horizontal axis of which each keeps its lowest and highest point: more would not be seen.
+/// Intervals of the horizontal axis that keep only their lowest and highest point: more would not be visible.
 const PIECES: usize = 400;
 
-/// A line.
+/// Line of a chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Its points from left to right; one that is not finite, or below the axis, is a gap.
+    /// Points from left to right; non-finite ones, or those below a log axis, are gaps.
     pub points: Vec<(f64, f64)>,
-    /// Drawn thin, behind a smoothed line.
+    /// True if drawn thin, behind a smoothed line.
     pub faint: bool,
 }
 
 impl Series {
-    /// A line of full strength.
+    /// Makes a line of full strength.
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
         Series { name: name.into(), points, faint: false }
     }
 
-    /// The same, faint.
+    /// Makes the line faint.
     pub fn faint(self) -> Self {
         Series { faint: true, ..self }
     }
@@ -32,18 +32,18 @@ impl Series {
 /// Lines over a common axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineChart<'a> {
-    /// Above it.
+    /// Title.
     pub title: &'a str,
-    /// Horizontal.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Vertical.
+    /// Vertical axis.
     pub y: Axis,
-    /// The lines.
+    /// Lines.
     pub series: Vec<Series>,
 }
 
 impl LineChart<'_> {
-    /// The drawing.
+    /// Draws the chart.
     pub fn html(&self) -> Html {
         let points = self.series.iter().flat_map(|series| series.points.iter().copied());
         let frame = Frame::new(self.x, self.y, points);
@@ -65,7 +65,7 @@ fn drawn(frame: &Frame, series: &Series, index: usize) -> Html {
         for (i, (x, y)) in places.enumerate() {
             path += &format!("{}{x:.1} {y:.1}", if i == 0 { "M" } else { "L" });
         }
-        // A line needs two points.
+        // A single point is drawn as a dot, since a line needs two.
         if let [point] = run
             && let Some((x, y)) = frame.place(*point)
         {
@@ -83,7 +83,7 @@ fn drawn(frame: &Frame, series: &Series, index: usize) -> Html {
     html
 }
 
-/// At most a few points for each piece of the axis: its first, lowest, highest, and what is a gap.
+/// Keeps a few points per interval: the first, the lowest, the highest, and gaps.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= 4 * PIECES {
         return points.to_vec();

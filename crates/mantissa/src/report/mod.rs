@@ -1,7 +1,8 @@
-//! Building blocks of the HTML pages that commands write: one file without scripts and without network, readable in light and
-//! dark and on a phone. [`Page`] holds [`Html`]; [`table`] makes it of a [`Table`], [`LineChart`] and [`Scatter`] of numbers.
+//! Building blocks of HTML reports: one file without scripts or network access, readable in light and dark
+//! mode and on a phone. [`Page`] holds [`Html`]; [`table`] renders a [`Table`], [`LineChart`] and [`Scatter`]
+//! draw numbers.
 //!
-//! Text enters markup in one place, [`Html::text`], which escapes it.
+//! Text enters the markup in one place, [`Html::text`], which escapes it.
 
 mod axis;
 mod line;
@@ -15,19 +16,19 @@ pub use scatter::{Point, Scatter};
 
 use crate::output::{Align, Table};
 
-/// Markup in which every text is escaped.
+/// HTML markup in which every text is escaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Html(String);
 
 impl Html {
-    /// `text` as it is read.
+    /// Makes escaped text.
     pub fn text(text: &str) -> Self {
         let mut html = Html::default();
         html.escape(text);
         html
     }
 
-    /// An element with attributes, whose values are escaped, around `content`.
+    /// Makes an element around `content`; attribute values are escaped.
     pub fn element(
         tag: &'static str,
         attributes: &[(&'static str, &str)],
@@ -45,39 +46,39 @@ impl Html {
         html
     }
 
-    /// A paragraph.
+    /// Makes a paragraph.
     pub fn paragraph(text: &str) -> Self {
         Html::element("p", &[], [Html::text(text)])
     }
 
-    /// A heading below a page's title.
+    /// Makes a section heading.
     pub fn heading(text: &str) -> Self {
         Html::element("h2", &[], [Html::text(text)])
     }
 
-    /// Text in lines of its own, such as a file's.
+    /// Makes preformatted text, such as a file's content.
     pub fn preformatted(text: &str) -> Self {
         Html::element("pre", &[], [Html::text(text)])
     }
 
-    /// `content` that is shown when its summary is clicked.
+    /// Makes a section that opens on a click on its summary.
     pub fn details(summary: &str, content: impl IntoIterator<Item = Html>) -> Self {
         let mut html = Html::element("summary", &[], [Html::text(summary)]);
         content.into_iter().for_each(|inner| html.push(inner));
         Html::element("details", &[], [html])
     }
 
-    /// Charts beside each other, as many as fit.
+    /// Arranges charts side by side, as many as fit.
     pub fn grid(charts: impl IntoIterator<Item = Html>) -> Self {
         Html::element("div", &[("class", "grid")], charts)
     }
 
-    /// Appends more.
+    /// Appends markup.
     pub fn push(&mut self, more: Html) {
         self.0 += &more.0;
     }
 
-    /// The markup.
+    /// Returns the markup.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -90,7 +91,8 @@ impl Html {
                 '>' => self.0 += "&gt;",
                 '"' => self.0 += "&quot;",
                 '\'' => self.0 += "&#39;",
-                // Not allowed in HTML, and of no use in a report; neither are the marks that turn the direction of text.
+                // Control characters are invalid in HTML; marks that change text direction could disguise
+                // names.
                 '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => self.0.push('\u{fffd}'),
                 c if c.is_control() && !matches!(c, '\n' | '\t') => self.0.push('\u{fffd}'),
                 c => self.0.push(c),
@@ -99,7 +101,7 @@ impl Html {
     }
 }
 
-/// A table, which scrolls sideways where it is too wide.
+/// Renders a table, which scrolls sideways if it is too wide.
 pub fn table(table: &Table) -> Html {
     let class = |align: Align| if align == Align::Right { "number" } else { "" };
     let heading = |(name, align): &(&'static str, Align)| {

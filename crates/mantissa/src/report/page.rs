@@ -1,11 +1,11 @@
-//! A page: title, style, content.
+//! HTML page: title, style, content.
 
 use mantissa_store::{Output, write_file_atomic};
 
 use super::Html;
 
-/// Colours of both modes, then sizes. The colours of series are those of Okabe & Ito (2008), which people who see few colours
-/// tell apart; yellow is darker in light mode and black is white in dark mode.
+/// Colors of both modes, then sizes. Series colors follow Okabe & Ito (2008), distinguishable with color
+/// vision deficiency; yellow is darker in light mode, and black is white in dark mode.
 const STYLE: &str = "
 :root { color-scheme: light dark; --text: #1b1b1b; --soft: #63666b; --line: #d9dbde; --page: #fff; --plate: #f5f6f7;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #b59100; --c5: #56b4e9; --c6: #1b1b1b; --c7: #8a5a00; }
@@ -34,7 +34,7 @@ pre { overflow-x: auto; padding: .75rem; background: var(--plate); border-radius
 summary { cursor: pointer; padding: .35rem 0; } p { max-width: 48rem; }
 ";
 
-/// A page in one file.
+/// HTML page in one file.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
@@ -42,7 +42,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// A page with nothing below its title.
+    /// Starts a page with its title.
     pub fn new(title: &str) -> Self {
         Page { title: title.to_owned(), body: Html::element("h1", &[], [Html::text(title)]) }
     }
@@ -53,7 +53,7 @@ impl Page {
         self.body.push(Html::text("\n"));
     }
 
-    /// The whole file. Its policy forbids a browser to load or run anything.
+    /// Returns the whole file. Its content security policy forbids a browser to load or run anything.
     pub fn html(&self) -> String {
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -65,7 +65,7 @@ impl Page {
         )
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     ///
     /// # Errors
     /// I/O.

@@ -1,45 +1,45 @@
-//! Points with names.
+//! Scatter charts with labelled points.
 
 use super::axis::{Axis, Frame, HEIGHT, WIDTH, colour};
 use super::{Html, axis};
 
-/// Height of a label, and the width of one of its letters on average.
+/// Average width and height of a label's letter.
 const LETTER: (f64, f64) = (6.2, 13.0);
 
-/// A point.
+/// Labelled point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// On the horizontal axis.
+    /// Horizontal value.
     pub x: f64,
-    /// On the vertical axis.
+    /// Vertical value.
     pub y: f64,
-    /// Beside it; empty for none.
+    /// Label; empty for none.
     pub label: String,
-    /// Index of its group in [`Scatter::groups`], which gives it a colour.
+    /// Index into [`Scatter::groups`], which sets the color.
     pub group: usize,
 }
 
-/// Points on two axes.
+/// Scatter chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scatter<'a> {
-    /// Above it.
+    /// Title.
     pub title: &'a str,
-    /// Horizontal.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Vertical.
+    /// Vertical axis.
     pub y: Axis,
-    /// Names of the groups in the legend; one or none has no legend.
+    /// Group names in the legend; no legend for one group or none.
     pub groups: &'a [&'a str],
-    /// The points.
+    /// Points to draw.
     pub points: Vec<Point>,
 }
 
-/// A rectangle: left, top, right, bottom.
+/// Rectangle: left, top, right, bottom.
 type Area = [f64; 4];
 
 impl Scatter<'_> {
-    /// The drawing. Labels stand where they cover neither points nor each other, as far as there is room; every point says its
-    /// name and numbers when it is pointed at.
+    /// Draws the chart. Labels avoid points and each other as far as possible; every point shows its name and
+    /// values on hover.
     pub fn html(&self) -> Html {
         let frame = Frame::new(self.x, self.y, self.points.iter().map(|point| (point.x, point.y)));
         let placed: Vec<_> =
@@ -74,7 +74,7 @@ fn number(value: f64) -> String {
     crate::output::number(Some(value), 4)
 }
 
-/// Where a label of so many letters stands: the place around the point that covers the least, near ones first.
+/// Returns the label position with the least overlap, nearest positions first.
 fn free_area((x, y): (f64, f64), letters: usize, taken: &[Area]) -> Area {
     let (width, height) = (letters as f64 * LETTER.0, LETTER.1);
     let sides = [
@@ -91,7 +91,7 @@ fn free_area((x, y): (f64, f64), letters: usize, taken: &[Area]) -> Area {
         })
     });
     let covered = |area: &Area| taken.iter().map(|other| overlap(area, other)).sum::<f64>();
-    // The first of the least: `min_by` keeps it.
+    // `min_by` keeps the first of equal minima.
     places.min_by(|a, b| covered(a).total_cmp(&covered(b))).unwrap_or([x, y, x + width, y + height])
 }
 

@@ -299,7 +299,7 @@ fn a_calibration_is_asked_for_and_checked() {
     let calibration = calibration_text(temp.path());
     let with = |more: [&'static str; 2]| ["--calibration", text(&calibration), more[0], more[1]];
     assert!(refused(2, &with(["--samples", "0"])).contains("--samples"));
-    assert!(refused(2, &with(["--length", "1"])).contains("--length: found 1, allowed 2 to"));
+    assert!(refused(2, &with(["--length", "1"])).contains("--length: expected 2 to"));
     assert!(refused(2, &with(["--length", "99999999"])).contains("the model's context"));
     let windows = temp.path().join("w.json");
     fs::write(&windows, "[[1, 2, 99999]]").unwrap();
@@ -311,7 +311,11 @@ fn a_calibration_is_asked_for_and_checked() {
     arguments.extend(with(["--samples", "100000"]));
     let strict = mantissa(&arguments);
     assert_eq!(strict.status.code(), Some(1));
-    assert!(stderr(&strict).contains("100000 asked for") && !out.exists(), "{}", stderr(&strict));
+    assert!(
+        stderr(&strict).contains("expected 100000 calibration samples") && !out.exists(),
+        "{}",
+        stderr(&strict)
+    );
 }
 
 #[test]
@@ -445,13 +449,13 @@ fn texts_are_mixed_compared_and_held_out() {
     }
     assert!(figure(known, "distance", 1) < figure(other, "distance", 1), "{known} {other}");
     let refused = |more: &[&str]| fail(2, &arguments(&[more, &["--quiet"]].concat()));
-    assert!(refused(&["--traffic", text(&b)]).contains("--traffic: found nothing to calibrate on"));
+    assert!(refused(&["--traffic", text(&b)]).contains("--traffic: expected --calibration"));
     let all = ["--calibration", text(&a), "--samples", "3", "--hold-out", "100000"];
-    assert!(refused(&all).contains("--hold-out: found 100000, allowed fewer than"));
+    assert!(refused(&all).contains("--hold-out: expected fewer than"));
     assert!(refused(&["--calibration", &format!("{}:-1", text(&a))]).contains("weight"));
     let empty = temp.path().join("empty.txt");
     fs::write(&empty, "").unwrap();
-    assert!(refused(&["--calibration", text(&a), "--traffic", text(&empty)]).contains("found no token"));
+    assert!(refused(&["--calibration", text(&a), "--traffic", text(&empty)]).contains("got no token"));
 }
 
 /// Conversations are calibrated on as the model's template writes them, documents as they are; the same tokens by hand give the same
@@ -501,5 +505,5 @@ fn conversations_are_calibrated_on_in_the_form_of_the_template() {
     assert_eq!(done["hashes"]["weights"], same["hashes"]["weights"]);
     fs::write(&said, "{\"text\": 3}\n").unwrap();
     let refused = fail(2, &arguments(["--calibration", text(&said)], &out));
-    assert!(refused.contains("said.jsonl: line 1: found"), "{refused}");
+    assert!(refused.contains("said.jsonl: line 1: expected"), "{refused}");
 }

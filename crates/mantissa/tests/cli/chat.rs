@@ -76,8 +76,8 @@ fn what_is_no_template_or_refuses_is_said_in_one_line() {
         let line = fail(2, &["run", &folder, "--chat", "-n", "1", "-p", "Hi", "--quiet"]);
         assert!(line.contains(&folder) && line.contains(says), "{says}: {line}");
     };
-    says(Value::Null, "found no chat template");
-    says(json!([{"name": "rag", "template": "x"}]), "chat templates for rag alone");
+    says(Value::Null, "got no chat template");
+    says(json!([{"name": "rag", "template": "x"}]), "chat templates named rag");
     says(json!(7), "chat_template");
     says(json!("{{ raise_exception('only\nassistants') }}"), "template refuses: only assistants");
     says(json!("{% if %}"), "line 1");

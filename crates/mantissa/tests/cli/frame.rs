@@ -96,7 +96,7 @@ fn memory_that_does_not_suffice_is_refused_before_work() {
     write_x(&input, &[4, 64], &[1.0; 256]);
     let line =
         fail(3, &["cast", text(&input), "--scheme", "int4-g32", "--out", text(&out), "--memory", "1M"]);
-    assert!(line.contains("needs") && line.contains("--memory allows 1.00 MB"), "{line}");
+    assert!(line.contains("at most 1.00 MB of memory (--memory)"), "{line}");
     assert!(!out.exists());
 }
 

@@ -45,7 +45,10 @@ fn judged(folder: &Path) -> usize {
             let said = stderr(&output);
             assert!(output.status.code().is_some_and(|code| allowed.contains(&code)), "{name}: {said}");
             if output.status.code() == Some(2) {
-                assert!(said.contains(name) && said.contains("found") && said.contains("allowed"), "{said}");
+                assert!(
+                    said.contains(name) && said.contains("expected ") && said.contains(", got "),
+                    "{said}"
+                );
                 assert_eq!(said.lines().count(), 1, "{said}");
             }
         }
@@ -99,7 +102,7 @@ fn contexts_are_checked_by_arithmetic_before_anything_is_allocated() {
         |context: &str| ["eval", &plain, "--text", text(&story), "--context", context].map(str::to_owned);
     for context in ["0", "1", "1000000000", "18446744073709551615"] {
         let line = fail(2, &eval(context));
-        assert!(line.contains("--context") && line.contains(&format!("found {context}")), "{line}");
+        assert!(line.contains("--context") && line.contains(&format!("got {context}")), "{line}");
     }
     let line = fail(2, &eval("18446744073709551616"));
     assert!(line.contains("--context"), "{line}");

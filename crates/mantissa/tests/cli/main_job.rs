@@ -258,7 +258,7 @@ fn memory_is_refused_before_the_work() {
     let temp = TempDir::new().unwrap();
     let (model, out) = (tiny("llama1-mha"), temp.path().join("q"));
     let line = fail(3, &["quantize", text(&model), "--recipe", "nf4", "--out", text(&out), "--memory", "1M"]);
-    assert!(line.contains("--memory allows 1.00 MB") && !out.exists(), "{line}");
+    assert!(line.contains("at most 1.00 MB of memory (--memory)") && !out.exists(), "{line}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn a_ceiling_below_the_prediction_refuses_the_work() {
     let sum: u64 = plan["peak_buffers"].as_object().unwrap().values().map(|b| b.as_u64().unwrap()).sum();
     assert!(peak == sum && peak > 2_000_000 && !stage.is_empty(), "{plan}");
     let line = fail(3, &[&quantize[..], &["--memory", "2M"]].concat());
-    assert!(line.contains("needs") && line.contains("--memory allows 2.00 MB"), "{line}");
+    assert!(line.contains("at most 2.00 MB of memory (--memory)"), "{line}");
     assert!(!out.exists());
     let enough = (peak + peak / 10 + 1).to_string();
     succeed(&[&quantize[..], &["--memory", &enough]].concat());
@@ -43,7 +43,7 @@ fn a_context_that_no_memory_holds_is_refused_before_it_is_planned() {
     // 10^9 tokens of 2 layers with keys and values of 2 heads of 16 in f32: 512 GB.
     assert!(line.contains("TB") || line.contains(" GB"), "{line}");
     let line = fail(3, &["run", text(&model), "-p", "Once", "-n", "1000", "--memory", "100k"]);
-    assert!(line.contains("--memory allows 100 kB"), "{line}");
+    assert!(line.contains("at most 100 kB of memory (--memory)"), "{line}");
 }
 
 fn tokenizer() -> Option<PathBuf> {
@@ -258,7 +258,7 @@ fn a_ceiling_is_kept_or_refused_by_every_command() {
                     report.push(format!("{} MB: {}", memory / 1_000_000, peak.unwrap_or(0) / 1_000_000));
                 }
                 Some(3) => {
-                    assert!(said.contains("needs") && said.contains("--memory allows"), "{line}: {said}");
+                    assert!(said.contains("got a need of") && said.contains("(--memory)"), "{line}: {said}");
                     let mut entries = std::fs::read_dir(inputs.dir.path()).unwrap();
                     let out = entries
                         .find(|e| e.as_ref().unwrap().file_name().to_string_lossy().starts_with("out"));
@@ -369,8 +369,8 @@ fn texts_without_end_are_refused_with_the_limit() {
 #[test]
 fn a_pipe_that_never_ends_is_read_to_the_limit() {
     for (rest, code, words) in [
-        ("--memory 60M", 3, "--memory allows 60.0 MB"),
-        ("--split == --memory 60M", 3, "--memory allows 60.0 MB"),
+        ("--memory 60M", 3, "at most 60.0 MB of memory (--memory)"),
+        ("--split == --memory 60M", 3, "at most 60.0 MB of memory (--memory)"),
         ("--split ==", 2, "in one piece"),
     ] {
         let script = format!("yes words | \"$0\" eval demo --text /dev/stdin {rest} --quiet");
@@ -391,6 +391,6 @@ fn a_separator_of_nothing_is_refused_by_its_option() {
         &["tokenizer", "x.txt", "--vocab", "300", "--out", "o", "--split", ""],
     ] {
         let line = fail(2, arguments);
-        assert!(line.contains("--split") && line.contains("one character or more"), "{arguments:?}: {line}");
+        assert!(line.contains("--split") && line.contains("at least one character"), "{arguments:?}: {line}");
     }
 }

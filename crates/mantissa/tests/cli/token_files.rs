@@ -21,7 +21,7 @@ const EITHER: [&str; 6] =
 
 /// What no command can use, and what the message says of it.
 const REFUSED: [(&str, &str); 17] = [
-    ("[]", ": w: found an empty list"),
+    ("[]", ": w: expected at least one window, a list of token ids, got an empty list"),
     ("[[]]", ": w[0]: expected at least one token id, got an empty list; fix: "),
     ("[[], [1, 2, 3]]", ": w[0]: expected at least one token id"),
     ("[[1, 2, 3], []]", ": w[1]: expected at least one token id"),
@@ -31,11 +31,11 @@ const REFUSED: [(&str, &str); 17] = [
     ("[[1, 1e999]]", ": JSON: "),
     ("[[1, 4294967296], [2, 3]]", ": w[0]: "),
     ("[[1, 2], [[3, 4]]]", ": w[1]: "),
-    ("[[1, 2], null]", ": w[1]: found null"),
-    ("[1, 2, 3]", ": w[0]: found a number"),
-    ("null", ": w: found null"),
-    ("\"1 2 3\"", ": w: found a string"),
-    ("{\"a\": [[1, 2]]}", ": w: found an object"),
+    ("[[1, 2], null]", ": w[1]: expected a list of token ids, got null"),
+    ("[1, 2, 3]", ": w[0]: expected a list of token ids, got a number"),
+    ("null", ", got null"),
+    ("\"1 2 3\"", ", got a string"),
+    ("{\"a\": [[1, 2]]}", ", got an object"),
     ("DEEP", ": JSON: "),
     ("[[1, 2], [3,", ": JSON: "),
 ];
@@ -227,6 +227,6 @@ fn lines_of_a_calibration_without_a_token_name_file_and_line() {
         ["quantize", text(&model), "--recipe", "gptq-int8-channel", "--calibration", text(&lines)];
     let arguments = [&arguments[..], &["--out", text(&out), "--quiet"]].concat();
     let line = crate::support::fail(2, &arguments);
-    assert!(line.contains("c.jsonl: line 3: found no token"), "{line}");
+    assert!(line.contains("c.jsonl: line 3: expected a text of at least one token"), "{line}");
     assert!(!out.exists());
 }

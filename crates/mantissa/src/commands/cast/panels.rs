@@ -1,7 +1,7 @@
-//! One tensor through a scheme, panel by panel.
+//! Casts one tensor panel by panel.
 //!
-//! A panel is a run of whole blocks and whole bytes of packed codes, so that panels can be quantized by themselves, on any
-//! thread, and their parts written at known places: the output does not depend on the number of threads.
+//! A panel is a run of whole blocks and whole bytes of packed codes. Panels are quantized independently on
+//! any thread and written at known offsets, so the output does not depend on the number of threads.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -19,43 +19,43 @@ use crate::output;
 use crate::progress::Progress;
 use crate::tensors::FloatTensor;
 
-/// Elements of a panel, about.
+/// Approximate number of elements per panel.
 const PANEL: usize = 1 << 18;
 
-/// Codes that fill whole bytes and whole 32-bit words at every width.
+/// Number of codes that fill whole bytes and whole 32-bit words at every bit width.
 const WORD_CODES: usize = 32;
 
-/// What belongs to a whole tensor, whatever its blocks.
+/// Suffixes of tensors that belong to the whole tensor rather than to blocks.
 const WHOLE: [&str; 3] = [".global", ".nested_scale", ".nested_offset"];
 
-/// Most scales that a tensor without elements may ask for (`[2^40, 0]` per channel has 2^40).
+/// Maximum number of scales of a tensor without elements (`[2^40, 0]` per channel would have 2^40).
 const MAX_EMPTY_SCALES: usize = 1 << 20;
 
-/// A tensor and how it is to be stored.
+/// Tensor with the way it is stored.
 pub struct Caster<'a> {
-    /// What is read.
+    /// Tensor to read.
     pub tensor: FloatTensor<'a>,
     scheme: &'a Scheme,
-    /// Whether `n.packed` is written: where it is asked for, and of codecs, which have no codes.
+    /// True if `n.packed` is written: on request, and for block codecs, which have no codes.
     pub packed: bool,
-    /// Elements of every panel but the last.
+    /// Elements per panel; the last may have fewer.
     step: usize,
-    /// Whether a panel is seen as one row.
+    /// True if a panel is treated as one row.
     flat: bool,
 }
 
-/// The error of a cast: sums over the elements whose value and code are finite.
+/// Error of a cast: sums over the elements whose value and code are finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     signal: f64,
     noise: f64,
     /// Largest |x - dequant|.
     pub max_abs: f64,
-    /// Elements left out.
+    /// Number of excluded elements.
     pub non_finite: u64,
 }
 
-/// What the whole tensor decides for each panel.
+/// Whole-tensor quantities that every panel needs.
 #[derive(Clone, Copy, Default)]
 struct Shared {
     outer: Option<f32>,
@@ -66,8 +66,8 @@ impl<'a> Caster<'a> {
     /// Plans the panels.
     ///
     /// # Errors
-    /// The tensor has no elements and yet more scales than would make sense; the scheme is read only, or its blocks do not
-    /// divide a row.
+    /// A tensor without elements but with too many scales; a read-only scheme; blocks that do not divide a
+    /// row.
     pub fn new(scheme: &'a Scheme, tensor: FloatTensor<'a>, packed: bool) -> Result<Self> {
         let FloatTensor { rows, cols, .. } = tensor;
         let (unit, flat) = unit(scheme, rows, cols);
@@ -75,29 +75,29 @@ impl<'a> Caster<'a> {
         let packed = packed || scheme.format.codec().is_some();
         let caster = Caster { tensor, scheme, packed, step, flat };
         if scheme.format.codec().is_some() {
-            // No rows at all show what is at fault with the scheme and their length.
+            // Encoding a tensor without rows checks the scheme and the row length.
             quantize(scheme, &[], 0, cols, Given::default()).map_err(|e| caster.error(&e))?;
         }
         if tensor.len() == 0 && scheme.format.blocks().count(rows, cols) > MAX_EMPTY_SCALES {
             let found = format!("shape {}", output::shape(&tensor.meta().shape));
-            let allowed = format!("at most {MAX_EMPTY_SCALES} scales where there are no elements");
+            let allowed = format!("at most {MAX_EMPTY_SCALES} scales for a tensor without elements");
             return Err(BadInput::new(caster.label(), found, allowed).into());
         }
         Ok(caster)
     }
 
-    /// Bits per element with scales and zero points.
+    /// Returns the bits per element, scales and zero points included.
     pub fn bits_per_weight(&self) -> f64 {
         self.scheme.format.bits_per_weight(self.tensor.rows, self.tensor.cols)
     }
 
-    /// Bytes of `n.packed`.
+    /// Returns the bytes of `n.packed`.
     pub fn packed_bytes(&self) -> usize {
         packed_bytes(self.scheme, self.tensor.rows, self.tensor.cols)
     }
 
-    /// Peak memory of [`cast`](Self::cast) in bytes: every thread holds one panel as read, as f32, as codes, dequantized, and as
-    /// the bytes to be written, and its blocks.
+    /// Predicts the peak memory of [`cast`](Self::cast) in bytes: each thread holds one panel as read, as
+    /// f32, as codes, dequantized, as output bytes, and its blocks.
     pub fn memory(&self, threads: usize) -> u64 {
         const PER_ELEMENT: usize = 32;
         const PER_BLOCK: usize = 64;
@@ -113,7 +113,7 @@ impl<'a> Caster<'a> {
     /// Writes all tensors that this one becomes.
     ///
     /// # Errors
-    /// A value that the scheme has no code for; reading; writing.
+    /// A value without a code in the scheme; I/O.
     pub fn cast(&self, writer: &mut SafetensorsWriter, threads: usize, progress: &Progress) -> Result<Cost> {
         let shared = self.shared(threads)?;
         let writer = Mutex::new(writer);
@@ -146,12 +146,12 @@ impl<'a> Caster<'a> {
         start..self.tensor.len().min(start + self.step)
     }
 
-    /// Rows and columns of a panel of `len` elements.
+    /// Returns rows and columns of a panel of `len` elements.
     fn shape(&self, len: usize) -> (usize, usize) {
         if self.flat { (1, len) } else { (len / self.tensor.cols.max(1), self.tensor.cols) }
     }
 
-    /// What must be known of the whole tensor before its first panel, which a first pass finds.
+    /// Makes a first pass for the quantities that depend on the whole tensor.
     fn shared(&self, threads: usize) -> Result<Shared> {
         if self.scheme.accepts_non_finite() {
             return Ok(Shared::default());
@@ -193,7 +193,7 @@ impl<'a> Caster<'a> {
         })
     }
 
-    /// A tensor without elements may still have scales.
+    /// Writes the scales of a tensor without elements.
     fn cast_empty(&self, writer: &Mutex<&mut SafetensorsWriter>) -> Result<Cost> {
         let FloatTensor { rows, cols, .. } = self.tensor;
         let q = quantize(self.scheme, &[], rows, cols, Given::default()).map_err(|e| self.error(&e))?;
@@ -228,7 +228,7 @@ impl<'a> Caster<'a> {
         }
         let one_block = q.format.blocks() == Blocks::Tensor;
         for (name, bytes) in scales {
-            // What belongs to the whole tensor comes with its first panel.
+            // Whole-tensor parts are written with the first panel.
             let whole = one_block || WHOLE.iter().any(|part| name.ends_with(part));
             if whole && panel > 0 {
                 continue;
@@ -252,12 +252,12 @@ impl<'a> Caster<'a> {
     }
 }
 
-/// Elements that a panel must be a multiple of, and whether it may cut through rows.
+/// Returns the element count that a panel must be a multiple of, and whether a panel may split rows.
 fn unit(scheme: &Scheme, rows: usize, cols: usize) -> (usize, bool) {
     let single_row = rows == 1 && scheme.format.codec().is_none();
     match scheme.format.blocks() {
         _ if scheme.needs_whole_tensor() => (rows * cols, true),
-        // Two blocks, so that the 4-bit codes of an odd block end with a byte.
+        // Two blocks, so that the 4-bit codes of an odd block size end on a byte.
         Blocks::Flat(g) => (2 * g as usize, true),
         Blocks::Tensor if single_row => (WORD_CODES, true),
         Blocks::Group(g) | Blocks::Tile { cols: g, .. } if single_row => (g as usize * WORD_CODES, true),
@@ -270,12 +270,12 @@ fn packed_bytes(scheme: &Scheme, rows: usize, cols: usize) -> usize {
     native::packed_bytes(&scheme.format, rows, cols)
 }
 
-/// Range and non-finite values of some elements.
+/// Range and non-finite count of some elements.
 #[derive(Clone, Copy)]
 struct Survey {
     range: blockwise::Range,
     non_finite: usize,
-    /// Index and value of the first that is not finite.
+    /// Index and value of the first non-finite element.
     first: Option<(usize, f32)>,
 }
 
@@ -325,7 +325,7 @@ impl Cost {
         }
     }
 
-    /// `10 log10(signal / noise)`; `None` where either is zero.
+    /// Returns `10 log10(signal / noise)`; `None` if either is zero.
     pub fn sqnr_db(&self) -> Option<f64> {
         let ratio = self.signal / self.noise;
         (ratio > 0.0 && ratio.is_finite()).then(|| 10.0 * ratio.log10())

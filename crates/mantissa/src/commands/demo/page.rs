@@ -1,4 +1,4 @@
-//! The page of the demo: its table, and bits against KL.
+//! HTML page of the demo: its table, and bits against KL.
 
 use mantissa_quant::recipe::METHODS;
 
@@ -6,7 +6,7 @@ use super::{Figures, Report, Row};
 use crate::embedded::DOMAINS;
 use crate::report::{Axis, Html, Page, Point, Scatter, table};
 
-/// The page.
+/// Makes the page.
 pub(super) fn page(report: &Report<'_>) -> Page {
     let mut page = Page::new("mantissa demo");
     page.push(Html::paragraph(&format!(
@@ -17,23 +17,23 @@ pub(super) fn page(report: &Report<'_>) -> Page {
         report.seconds,
         report.threads
     )));
-    page.push(Html::heading("What a bit buys"));
+    page.push(Html::heading("KL against bits per weight"));
     page.push(Html::paragraph(
-        "KL divergence from the bf16 model, mean over the three kinds of text; lower is better, and further left is smaller.",
+        "KL divergence from the bf16 model (nats/token), mean over the three domains. Lower is better; further left is smaller.",
     ));
-    page.push(plot("KL of all texts", report, |row| mean(&row.domains)));
+    page.push(plot("All domains", report, |row| mean(&row.domains)));
     page.push(Html::grid(
         DOMAINS
             .iter()
             .enumerate()
             .map(|(i, domain)| plot(domain.name, report, |row| row.domains.get(i).map_or(0.0, |f| f.kl))),
     ));
-    page.push(Html::heading("The figures"));
+    page.push(Html::heading("All results"));
     page.push(table(&super::table(report)));
     page.push(Html::paragraph(
-        "bits: per weight of the quantized layers as they are stored; embeddings and norms stay bf16. size: all \
-         tensors. stories, prose, code: perplexity, not comparable between texts. KL: from the bf16 model in nats per token, ± its \
-         standard error over windows. *: some layers fell back to another scheme or method.",
+        "bits: per weight of the quantized layers, as stored; embeddings and norms stay bf16. size: all tensors. stories, prose, \
+         code: perplexity, not comparable between domains. KL: nats/token to the bf16 model, ± standard error over windows. \
+         *: some layers fell back to another scheme or method.",
     ));
     page
 }
@@ -43,8 +43,8 @@ fn mean(figures: &[Figures]) -> f64 {
 }
 
 fn plot(title: &str, report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Html {
-    let groups: Vec<&str> = METHODS.iter().map(|(name, _)| *name).chain(["activations too"]).collect();
-    // A recipe is in the group of its method, or in the last.
+    let groups: Vec<&str> = METHODS.iter().map(|(name, _)| *name).chain(["with activations"]).collect();
+    // Recipes group by method; those that also quantize activations are the last group.
     let method = |row: &Row| METHODS.iter().position(|(name, _)| *name == row.method);
     let group = |row: &Row| method(row).filter(|_| row.activations.is_none()).unwrap_or(METHODS.len());
     let point = |row: &Row| Point {
@@ -56,7 +56,7 @@ fn plot(title: &str, report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Html {
     let scatter = Scatter {
         title,
         x: Axis::linear("bits per weight"),
-        y: Axis::log("KL, nats"),
+        y: Axis::log("KL (nats/token)"),
         groups: &groups,
         points: report.recipes.iter().map(point).collect(),
     };

@@ -1,4 +1,4 @@
-//! The architecture that `config.json` describes, and whether the tensors are those it asks for.
+//! Architecture from `config.json`, and a check that the tensors match it.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::inventory::Entry;
 use crate::output;
 
-/// The sizes of a decoder.
+/// Sizes of a decoder.
 #[derive(Serialize)]
 pub struct Architecture {
     model_type: &'static str,
@@ -29,15 +29,15 @@ pub struct Architecture {
     tied_head: bool,
     rope: &'static str,
     rope_theta: f64,
-    /// Experts that a token goes through, of how many, and on how many layers.
+    /// Experts per token, experts in total, and number of layers with experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     experts: Option<(usize, usize, usize)>,
-    /// Sliding window, and on how many layers.
+    /// Sliding window, and number of layers that use it.
     window: Option<(usize, usize)>,
 }
 
 impl Architecture {
-    /// Of a checked configuration.
+    /// Reads the sizes of a checked configuration.
     pub fn of(config: &ModelConfig) -> Self {
         let windowed = || config.windows.iter().flatten();
         Architecture {
@@ -100,17 +100,17 @@ fn rope_name(scaling: &RopeScaling) -> &'static str {
     }
 }
 
-/// The configuration, where there is one of a known architecture; another architecture is a warning.
+/// Returns the configuration if the architecture is known; adds a warning if not.
 ///
 /// # Errors
-/// A field of a known architecture is missing, of the wrong type or out of range.
+/// A field of a known architecture is missing, has a wrong type or is out of range.
 pub fn config(
     checkpoint: &Checkpoint,
     model: &Path,
     warnings: &mut Vec<String>,
 ) -> Result<Option<ModelConfig>> {
     let Some(value) = checkpoint.config() else { return Ok(None) };
-    // A GGUF file is its own config.
+    // A GGUF file contains its config.
     let file = if model.is_file() { model.to_owned() } else { model.join("config.json") };
     let file = file.display().to_string();
     if let Some(name) = value["model_type"].as_str()
@@ -119,18 +119,18 @@ pub fn config(
         let known = ModelType::NAMES.map(|(_, name)| name).join(", ");
         let name = Shown(name);
         warnings.push(format!(
-            "{file}: model_type: found \"{name}\", known are {known}; tensors are shown without it"
+            "{file}: model_type: expected one of {known}, got \"{name}\"; tensors are shown without the architecture"
         ));
         return Ok(None);
     }
     let mut config = ModelConfig::from_json(value, &file)?;
-    // Which names GPT-2 has, no config says.
+    // The config does not record which of its two naming schemes a GPT-2 checkpoint uses.
     config.bare_names = config.learned_positions && checkpoint.get("wte.weight").is_some();
     Ok(Some(config))
 }
 
-/// Compares the tensors that the architecture asks for with those stored: what is missing or has another shape is a warning,
-/// what is not used a note.
+/// Compares the tensors of the architecture with the stored ones: missing and misshapen tensors are warnings,
+/// unused ones notes.
 pub fn compare(
     config: &ModelConfig,
     files: &ModelFiles,
@@ -149,11 +149,11 @@ pub fn compare(
             place.tensors.iter().filter_map(|part| stored.get(&**part).copied()).collect();
         used.extend(parts.iter().map(|entry| entry.name.as_str()));
         if parts.len() < place.tensors.len() {
-            missing.push(format!("tensor \"{name}\": found nothing, allowed shape {wanted}"));
+            missing.push(format!("tensor \"{name}\": expected shape {wanted}, got no tensor"));
         } else if !place.holds(&parts, &shape) {
             let found: Vec<_> = parts.iter().map(|entry| output::shape(&entry.shape)).collect();
             let found = found.join(" and ");
-            misshapen.push(format!("tensor \"{name}\": found shape {found}, allowed {wanted}"));
+            misshapen.push(format!("tensor \"{name}\": expected shape {wanted}, got {found}"));
         }
     }
     let unused = entries.iter().filter(|entry| entry.parameters > 0 && !used.contains(entry.name.as_str()));
@@ -164,8 +164,8 @@ pub fn compare(
     notes.extend(first_of(unused.collect()));
 }
 
-/// Names and shapes of the tensors of `files`, as it stores them: a linear layer that is quantized is `[out, in]` by itself,
-/// whatever a dense checkpoint has.
+/// Returns names and shapes of the expected tensors as `files` stores them: a quantized linear layer is a
+/// separate `[out, in]` weight, whatever the dense checkpoint has.
 fn expected(config: &ModelConfig, files: &ModelFiles) -> Vec<(String, Vec<usize>)> {
     let mut linears: HashMap<String, Vec<LinearInfo>> = HashMap::new();
     for info in config.decoder_linears() {
@@ -179,11 +179,11 @@ fn expected(config: &ModelConfig, files: &ModelFiles) -> Vec<(String, Vec<usize>
     config.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).flat_map(as_stored).collect()
 }
 
-/// Where a tensor with a Hugging Face name lies.
+/// Location of a tensor with a Hugging Face name.
 struct Place {
-    /// Names in the files: several where it is joined of them.
+    /// Tensor names in the files; several if the tensor is made of parts.
     tensors: Vec<String>,
-    /// Which part of the one tensor it is.
+    /// Index of the expert within a stacked tensor.
     expert: Option<usize>,
 }
 
@@ -198,7 +198,7 @@ impl Place {
         Place { tensors: vec![tensor], expert }
     }
 
-    /// Whether a tensor of this shape is in `parts`, what is stored there.
+    /// True if `parts` hold a tensor of this shape.
     fn holds(&self, parts: &[&Entry], shape: &[usize]) -> bool {
         match (parts, self.expert) {
             ([all], Some(expert)) => {
@@ -213,16 +213,17 @@ impl Place {
     }
 }
 
-/// The first of many findings of a kind, and how many more there are.
+/// Returns the first finding and the number of further ones.
 fn first_of(findings: Vec<String>) -> Option<String> {
     let more = findings.len().saturating_sub(1);
     let first = findings.into_iter().next()?;
-    Some(if more == 0 { first } else { format!("{first}; and {more} more such tensors") })
+    Some(if more == 0 { first } else { format!("{first}; and {more} more tensors") })
 }
 
-/// Bits per weight of the decoder's linear layers, scales and zero points counted; `None` where none is stored.
+/// Returns the bits per weight of the decoder's linear layers, scales and zero points included; `None` if
+/// none is stored.
 pub fn linear_bits(config: &ModelConfig, files: &ModelFiles, entries: &[Entry]) -> Option<f64> {
-    // By itself or, of an expert in a dense model, among the others.
+    // A separate tensor or, for an expert of a dense model, a stacked one.
     let of_linear = |l: LinearInfo| [format!("{}.weight", l.module), l.dense_tensor().0];
     let names = config.decoder_linears().flat_map(of_linear);
     let names: HashSet<String> = names.flat_map(|name| Place::of(files, &name).tensors).collect();

@@ -1,35 +1,35 @@
-//! Experts that stand in one tensor for all of them, one at a time.
+//! Stacked experts: weights of all experts in one tensor, read one at a time.
 
 use anyhow::Result;
 use mantissa_num::{CodecId, Codes, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Stack, Weight};
 use mantissa_store::gguf::{GgufTensor, Storage};
 
-/// Quantized experts, each `[rows, cols]`, whose codes one tensor holds.
+/// Quantized experts, each `[rows, cols]`, with codes in one tensor.
 #[derive(Clone)]
 pub struct Experts {
     parts: Parts,
-    /// Rows of each.
+    /// Rows per expert.
     pub rows: usize,
-    /// Columns of each.
+    /// Columns per expert.
     pub cols: usize,
 }
 
 #[derive(Clone)]
 enum Parts {
-    /// In MXFP4 as gpt-oss has them: where each stands.
+    /// MXFP4 in gpt-oss layout, with the place of each expert.
     Stacks(Vec<Stack>),
-    /// In blocks of a GGUF file, one after the other.
+    /// GGUF blocks, one expert after the other.
     Blocks { tensor: String, codec: CodecId, experts: usize, bytes: u64 },
 }
 
 impl Experts {
-    /// The first of the experts of a projection in MXFP4; [`push`](Self::push) adds the others.
+    /// Starts with the first MXFP4 expert of a projection; [`push`](Self::push) adds the others.
     pub fn stacked(stack: &Stack, rows: usize, cols: usize) -> Self {
         Experts { parts: Parts::Stacks(vec![stack.clone()]), rows, cols }
     }
 
-    /// Those of a tensor `[experts, rows, cols]` of a GGUF file; `None` of a tensor of another kind.
+    /// Finds the experts of a GGUF tensor `[experts, rows, cols]`; `None` for other tensors.
     pub fn of_gguf(tensor: &GgufTensor) -> Option<Self> {
         let (&[experts, rows, cols], Storage::Blocks(codec)) = (&tensor.shape[..], tensor.ty.storage) else {
             return None;
@@ -39,14 +39,14 @@ impl Experts {
         Some(Experts { parts, rows, cols })
     }
 
-    /// Another of the experts in MXFP4.
+    /// Adds another MXFP4 expert.
     pub fn push(&mut self, stack: &Stack) {
         if let Parts::Stacks(stacks) = &mut self.parts {
             stacks.push(stack.clone());
         }
     }
 
-    /// How many there are.
+    /// Number of experts.
     pub fn len(&self) -> usize {
         match &self.parts {
             Parts::Stacks(stacks) => stacks.len(),
@@ -54,7 +54,7 @@ impl Experts {
         }
     }
 
-    /// The weight of expert `at`; `None` where it is not quantized.
+    /// Returns the weight of expert `at`; `None` if it is not quantized.
     ///
     /// # Errors
     /// As [`ModelFiles::expert`].

@@ -1,7 +1,7 @@
-//! Tensors as a reader thinks of them: a quantized weight with its codes, scales and zero points is one.
+//! Inventory of logical tensors: a quantized weight with its codes, scales and zero points is one entry.
 //!
-//! Which tensors belong together follows from names and `config.json`; which scheme they have, from one weight of each kind that
-//! is read, so that a large model is not.
+//! Names and `config.json` decide which tensors belong together. Schemes are determined by reading one weight
+//! of each kind, so that a large model is not read whole.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,37 +19,37 @@ use serde::Serialize;
 use super::Model;
 use super::experts::Experts;
 
-/// A tensor, or a quantized weight with all that belongs to it.
+/// Logical tensor: a stored tensor, or a quantized weight with its side tensors.
 #[derive(Serialize)]
 pub struct Entry {
-    /// Name, for a quantized weight the one it would have in a dense checkpoint.
+    /// Tensor name; for a quantized weight, the name of the dense weight.
     pub name: String,
-    /// Dtype of the tensor, or of the codes.
+    /// Dtype of the tensor or of the codes.
     pub dtype: &'static str,
     /// Logical shape.
     pub shape: Vec<usize>,
-    /// Bytes of all its tensors.
+    /// Bytes of all stored tensors of the entry.
     pub bytes: u64,
-    /// Logical weights.
+    /// Number of logical weights.
     pub parameters: u64,
     /// Scheme of a quantized weight.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheme: Option<String>,
-    /// Scheme of the layer's input, where the checkpoint asks for one.
+    /// Scheme of the layer's input, if the checkpoint has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_scheme: Option<String>,
-    /// How to read it.
+    /// Layer to read, if quantized.
     #[serde(skip)]
     pub quantized: Option<Quantized>,
-    /// How to read it where it is experts, of which one after the other is read.
+    /// Experts to read one at a time, if stacked.
     #[serde(skip)]
     pub experts: Option<Experts>,
 }
 
-/// A quantized linear layer.
+/// Quantized linear layer.
 #[derive(Clone)]
 pub struct Quantized {
-    /// Its module.
+    /// Module name.
     pub module: String,
     /// Output features.
     pub rows: usize,
@@ -57,16 +57,16 @@ pub struct Quantized {
     pub cols: usize,
 }
 
-/// All entries, in the order of the files.
+/// All entries in file order.
 pub struct Inventory {
     /// The entries.
     pub entries: Vec<Entry>,
 }
 
-/// Tensors of a quantized module in compressed-tensors, after `MODULE.weight`.
+/// Suffixes of a quantized module's tensors in compressed-tensors, after `MODULE.weight`.
 const CT_PARTS: [&str; 7] = ["", "_packed", "_scale", "_zero_point", "_global_scale", "_shape", "_g_idx"];
 
-/// What compressed-tensors stores for inputs and caches, and what is no weight.
+/// Suffixes of compressed-tensors' activation and cache scales, which are not weights.
 const CT_RUN_TIME: [&str; 7] = [
     ".input_scale",
     ".input_zero_point",
@@ -78,7 +78,7 @@ const CT_RUN_TIME: [&str; 7] = [
 ];
 
 impl Inventory {
-    /// Reads headers, and one weight of every kind of quantized layer.
+    /// Reads headers, and one weight of each kind of quantized layer.
     ///
     /// # Errors
     /// A quantized weight is malformed.
@@ -126,8 +126,8 @@ impl Inventory {
     }
 }
 
-/// A tensor of a GGUF file, under its name there. Factors beside a weight are no weights, nor are those of the rotation
-/// (`rope_freqs`, `rope_factors_long`), which other files have in their config.
+/// Makes the entry of a GGUF tensor under its GGUF name. Scale factors and RoPE factors (`rope_freqs`,
+/// `rope_factors_long`) are not counted as weights: other formats keep them in the config.
 fn of_gguf(tensor: &GgufTensor) -> Entry {
     let hf_name = gguf::hf_name(&tensor.name);
     let beside = [".scale", ".input_scale"].iter().any(|end| tensor.name.ends_with(end));
@@ -165,14 +165,14 @@ fn stored(meta: &TensorMeta, counts: bool) -> Entry {
     }
 }
 
-/// Scheme of a weight, and of the layer's input.
+/// Scheme of a weight and of the layer's input.
 type Schemes = (String, Option<String>);
 
-/// A quantized weight, found by the name of its codes.
+/// Quantized weight, keyed by the name of its codes.
 struct Found {
     name: String,
     shape: Vec<usize>,
-    /// `None` where several are stacked, which are `experts` then.
+    /// Layer to read; `None` for stacked `experts`.
     layer: Option<Quantized>,
     experts: Option<Experts>,
     scheme: String,
@@ -222,24 +222,24 @@ fn native_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
     Ok(all)
 }
 
-/// Scheme and shape of weight `n`, as the metadata of its file states and the size of its codes confirms.
+/// Returns scheme and shape of weight `n` from the file's metadata, if the size of its codes confirms them.
 fn native_metadata(checkpoint: &Checkpoint, packed: &str, n: &str) -> Option<(Scheme, usize, usize)> {
     let (file, meta) = checkpoint.locate(packed)?;
     let (text, shape) = file.metadata().get(n)?.split_once(' ')?;
     let (rows, cols) = shape.strip_prefix('[')?.strip_suffix(']')?.split_once(", ")?;
     let (rows, cols): (usize, usize) = (rows.parse().ok()?, cols.parse().ok()?);
     let scheme: Scheme = text.parse().ok()?;
-    // A shape is believed only where it cannot overflow what is computed from it.
+    // Rejects shapes that would overflow later arithmetic.
     rows.checked_mul(cols).filter(|&n| n < 1 << 48)?;
     let expected = native::packed_bytes(&scheme.format, rows, cols);
     (meta.len == expected as u64).then_some((scheme, rows, cols))
 }
 
-/// Weights whose codes are a tensor `weight`, which says their shapes.
+/// Finds weights whose codes are in a tensor `weight`, which gives their shape.
 fn coded_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
     let mut by_module: HashMap<&str, Vec<&TensorMeta>> = HashMap::new();
     for meta in files.checkpoint().tensors() {
-        // `m.weight`, `m.weight_scale`, `m.SCB`, and bitsandbytes' `m.weight.absmax`.
+        // Matches `m.weight`, `m.weight_scale`, `m.SCB`, and bitsandbytes' `m.weight.absmax`.
         let module = meta.name.split_once(".weight.").or_else(|| meta.name.rsplit_once('.'));
         by_module.entry(module.map_or(meta.name.as_str(), |(module, _)| module)).or_default().push(meta);
     }
@@ -253,11 +253,11 @@ fn coded_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
     Ok(all)
 }
 
-/// Dtypes with their sizes, and the scheme and the order that they stand for.
+/// Dtypes with relative sizes, and the scheme that they imply.
 type TensorKind = (Vec<(Dtype, u64)>, Schemes);
 
-/// The weight of `layer`, whose tensors these are, by the name of its codes; `None` where it is dense. Of those with tensors of
-/// one of the known `kinds` none is read.
+/// Finds the weight of `layer` among its `tensors`; `None` if it is dense. Reads nothing if the dtypes match
+/// one of the known `kinds`.
 fn of_module(
     files: &ModelFiles,
     layer: Quantized,
@@ -269,7 +269,7 @@ fn of_module(
     let tensors: Vec<_> = tensors.iter().filter(|meta| !meta.name.ends_with(".bias")).collect();
     let named = tensors.iter().find(|meta| meta.name == name);
     let Some(codes) = named.or_else(|| tensors.iter().max_by_key(|meta| meta.len)) else { return Ok(None) };
-    // Dtypes, and elements of the weight to one of the tensor's.
+    // Dtypes, and the number of weights per tensor element.
     let elements = (rows as u64).saturating_mul(cols as u64);
     let mut kind: Vec<_> = tensors.iter().map(|m| (m.dtype, elements / m.numel().max(1))).collect();
     kind.sort();
@@ -288,8 +288,8 @@ fn of_module(
     Ok(Some((codes.name.clone(), Found::of(layer, name, schemes, parts))))
 }
 
-/// Weights whose shapes only the architecture says: linear layers, embedding and head in tensors whose names begin with the
-/// module's. What cannot be read is a warning, and shown as stored.
+/// Finds weights whose shapes only the architecture knows: linear layers, embedding and head. An unreadable
+/// weight is a warning and shown as stored.
 fn by_architecture(
     files: &ModelFiles,
     config: &ModelConfig,
@@ -316,7 +316,7 @@ fn by_architecture(
         match of_module(files, Quantized { module: module.into(), rows, cols }, &tensors, &mut kinds) {
             Ok(found) => all.extend(found),
             Err(error) => {
-                warnings.push(format!("{error}; tensors are shown as they are stored"));
+                warnings.push(format!("{error}; tensors are shown as stored"));
                 break;
             }
         }
@@ -324,7 +324,7 @@ fn by_architecture(
     all
 }
 
-/// Experts that are stacked in MXFP4, all of a projection one weight `[experts, in, out]` as in a dense checkpoint.
+/// Finds stacked MXFP4 experts; each projection is one weight `[experts, in, out]` as in a dense checkpoint.
 fn stacked_weights(
     files: &ModelFiles,
     config: &ModelConfig,
@@ -337,7 +337,7 @@ fn stacked_weights(
         let parts = gpt_oss::names(&stack.tensor);
         let [codes, _] = &parts;
         let (name, shape) = info.dense_tensor();
-        // Two codes to a byte.
+        // A byte holds two codes.
         let fits = |meta: &TensorMeta| 2 * meta.numel() == shape.iter().product::<usize>() as u64;
         if let Some(experts) = all.get_mut(codes).and_then(|found| found.experts.as_mut()) {
             experts.push(stack);
@@ -346,13 +346,13 @@ fn stacked_weights(
         if !files.checkpoint().get(codes).is_some_and(fits) {
             continue;
         }
-        // One of them is read.
+        // One expert is read to find the scheme.
         if scheme.is_none() {
             match files.expert(stack, info.rows, info.cols) {
                 Ok(Weight::Quantized(q)) => scheme = Some(text(&q.format)),
                 Ok(_) => break,
                 Err(error) => {
-                    warnings.push(format!("{error}; tensors are shown as they are stored"));
+                    warnings.push(format!("{error}; tensors are shown as stored"));
                     break;
                 }
             }
@@ -366,10 +366,10 @@ fn stacked_weights(
     all
 }
 
-/// Tensors of a module of GPTQ or AWQ.
+/// Suffixes of a GPTQ or AWQ module's tensors.
 const WORD_PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
-/// Weights of GPTQ and AWQ. Of each width and shape of groups one is read.
+/// Finds GPTQ and AWQ weights, reading one per bit width and group size.
 fn word_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
     let checkpoint = files.checkpoint();
     let mut kinds: Vec<((gptq::Layer, bool), String)> = Vec::new();
@@ -397,7 +397,7 @@ fn word_weights(files: &ModelFiles) -> Result<HashMap<String, Found>> {
     Ok(all)
 }
 
-/// Settings, rows and columns of the weight whose codes these are; `None` where nothing bounds them.
+/// Returns settings, rows and columns of a weight with these codes; `None` if nothing bounds them.
 fn word_shape(files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(gptq::Layer, usize, usize)> {
     let &[down, across] = codes.shape.as_slice() else { return None };
     if codes.len == 0 || codes.dtype != Dtype::I32 {
@@ -425,7 +425,7 @@ fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<
         let Some(group) = config.group(module).filter(|group| group.weights.is_some()) else { continue };
         let Some((rows, cols)) = logical_shape(checkpoint, module, codes)? else {
             warnings.push(format!(
-                "tensor \"{}\": found no weight_shape that fits, it is shown as stored",
+                "tensor \"{}\": expected a matching weight_shape, got none; shown as stored",
                 Shown(&codes.name)
             ));
             continue;
@@ -440,7 +440,7 @@ fn compressed(files: &ModelFiles, warnings: &mut Vec<String>) -> Result<HashMap<
     Ok(all)
 }
 
-/// The module whose codes tensor `name` holds.
+/// Returns the module whose codes tensor `name` holds.
 fn quantized_module<'a>(checkpoint: &Checkpoint, name: &'a str) -> Option<&'a str> {
     name.strip_suffix(".weight_packed").or_else(|| {
         let module = name.strip_suffix(".weight")?;
@@ -448,7 +448,7 @@ fn quantized_module<'a>(checkpoint: &Checkpoint, name: &'a str) -> Option<&'a st
     })
 }
 
-/// Rows and columns of the weight whose codes these are; `None` where nothing says.
+/// Returns rows and columns of the weight with these codes; `None` if they are not recorded.
 fn logical_shape(
     checkpoint: &Checkpoint,
     module: &str,
@@ -456,7 +456,7 @@ fn logical_shape(
 ) -> Result<Option<(usize, usize)>> {
     let [rows, cols] = codes.shape[..] else { return Ok(None) };
     if codes.len == 0 {
-        // Nothing in the file bounds such a shape.
+        // No other value in the file bounds such a shape.
         return Ok(None);
     }
     if codes.name.ends_with(".weight") {
@@ -471,7 +471,7 @@ fn logical_shape(
             let bytes = checkpoint.read(&name)?;
             let mut sizes = bytes.as_chunks::<8>().0.iter().map(|b| usize::try_from(i64::from_le_bytes(*b)));
             match (sizes.next(), sizes.next()) {
-                // Fewer than one bit a weight is no packing.
+                // Less than one bit per weight is not a valid packing.
                 (Some(Ok(r)), Some(Ok(c))) if r == rows && c / 32 <= cols => Ok(Some((r, c))),
                 _ => Ok(None),
             }
@@ -480,7 +480,7 @@ fn logical_shape(
     }
 }
 
-/// Schemes by what decides them: the group's arguments and the dtype of the scales. One weight of each kind is read.
+/// Kinds of weights: group arguments and scale dtypes decide the scheme, so one weight per kind is read.
 struct Kinds(Vec<Kind>);
 
 struct Kind {
@@ -520,7 +520,8 @@ impl Kinds {
 }
 
 impl Kind {
-    /// Whether the size of the codes is that of this format; otherwise reading the weight says what is wrong.
+    /// True if the codes have the size of this format; otherwise the weight is read, and the error says what
+    /// is wrong.
     fn fits(&self, layer: &Quantized, codes: &TensorMeta) -> bool {
         let bits = self.format.code_bits();
         let words = Packing::compressed_tensors_int(bits).line_bytes(layer.cols) / 4;
@@ -528,7 +529,7 @@ impl Kind {
     }
 }
 
-/// A scheme's text for a format: with the family's default rule, or the first that makes this format.
+/// Returns the scheme text of a format: with the default rule, or with the first rule that gives this format.
 fn text(format: &Format) -> String {
     let mut scheme = Scheme::new(format.clone(), mantissa_num::Rule::Amax);
     let rules = scheme.rules();
@@ -540,7 +541,7 @@ fn text(format: &Format) -> String {
             return scheme.to_string();
         }
     }
-    // Scales in a dtype that the grammar does not name, such as bf16.
+    // Scales in a dtype that scheme names cannot express, such as bf16.
     scheme.encoder.rule = rules[0];
     scheme.to_string()
 }

@@ -1,8 +1,8 @@
-//! How the values of a tensor are distributed.
+//! Value statistics of tensors.
 //!
-//! Moments are taken per panel in f64 and merged in the order of the panels (Pébay 2008, "Formulas for Robust, One-Pass Parallel
-//! Computation of Covariances and Arbitrary-Order Statistical Moments", SAND2008-6212, equations 1.5 and 2.1), so that figures do
-//! not depend on the number of threads. Panels are whole rows.
+//! Moments are computed per panel in f64 and merged in panel order (Pébay 2008, "Formulas for Robust,
+//! One-Pass Parallel Computation of Covariances and Arbitrary-Order Statistical Moments", SAND2008-6212,
+//! equations 1.5 and 2.1), so that results do not depend on the number of threads. Panels are whole rows.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -21,10 +21,10 @@ use super::inventory::Entry;
 use crate::output::{Align, Table, number};
 use crate::tensors::FloatTensor;
 
-/// Elements of a panel, about.
+/// Approximate number of elements per panel.
 const PANEL: usize = 1 << 16;
 
-/// Figures of one tensor. All but the counts are over its finite values and `None` where it has none.
+/// Statistics of one tensor. All but the counts are over finite values, and `None` if there are none.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
     min: Option<f32>,
@@ -34,19 +34,19 @@ pub struct Stats {
     std: Option<f64>,
     /// Largest magnitude.
     amax: Option<f32>,
-    /// Fourth standardized moment; 3 for a Gaussian. `None` where all values are equal.
+    /// Fourth standardized moment; 3 for a Gaussian. `None` if all values are equal.
     kurtosis: Option<f64>,
     /// Share of zeros among all elements.
     zeros: Option<f64>,
     nan: u64,
     inf: u64,
-    /// amax over the root mean square.
+    /// Ratio of amax to the root mean square.
     outlier_ratio: Option<f64>,
-    /// Over the amax of each row (leading axes folded); `None` below rank 2.
+    /// Spread of the row amax (leading axes folded); `None` below rank 2.
     row_amax: Option<RowAmax>,
 }
 
-/// How the amax of rows spreads.
+/// Spread of the amax over rows.
 #[derive(Clone, Debug, Serialize)]
 struct RowAmax {
     min: f32,
@@ -54,7 +54,7 @@ struct RowAmax {
     max: f32,
 }
 
-/// Peak memory in bytes of [`of_entry`].
+/// Predicts the peak memory of [`of_entry`] in bytes.
 pub fn memory(entry: &Entry, threads: usize) -> u64 {
     let columns = entry.shape.last().map_or(1, |&cols| cols as u64);
     // A panel as read and as f32.
@@ -62,7 +62,7 @@ pub fn memory(entry: &Entry, threads: usize) -> u64 {
         threads as u64 * columns.max(PANEL as u64).saturating_mul(8).min(entry.parameters.saturating_mul(8));
     let whole = match (&entry.quantized, &entry.experts) {
         (Some(_), _) => entry.parameters.saturating_add(2 * entry.bytes),
-        // One at a time, and the largest magnitudes of all rows.
+        // One expert at a time, plus the amax of all rows.
         (None, Some(experts)) => {
             let (rows, weights) =
                 ((experts.len() * experts.rows) as u64, (experts.rows * experts.cols) as u64);
@@ -73,7 +73,7 @@ pub fn memory(entry: &Entry, threads: usize) -> u64 {
     (8u64 << 20).saturating_add(panels).saturating_add(whole)
 }
 
-/// Reads the values of `entry`, dequantized where it is quantized; `None` where it holds no floats.
+/// Computes the statistics of `entry`, dequantized if needed; `None` if it holds no floats.
 ///
 /// # Errors
 /// Its tensors cannot be read or do not fit together.
@@ -98,7 +98,8 @@ fn of_stored(tensor: &FloatTensor<'_>, threads: usize) -> Result<Stats> {
     of_rows(tensor.rows, tensor.cols, rank >= 2, threads, read)
 }
 
-/// Of the values of all experts, which are one tensor; rows are those of the experts. `None` where one is not quantized.
+/// Computes the statistics over all experts of a stacked tensor, by expert rows. `None` if one is not
+/// quantized.
 fn of_experts(files: &ModelFiles, experts: &Experts, threads: usize) -> Result<Option<Stats>> {
     let (mut moments, mut amax) = (Moments::default(), Vec::new());
     for at in 0..experts.len() {
@@ -110,7 +111,7 @@ fn of_experts(files: &ModelFiles, experts: &Experts, threads: usize) -> Result<O
     Ok(Some(Stats::of(moments, amax)))
 }
 
-/// Of the values of codes, with the single weights that stand beside them.
+/// Computes the statistics of decoded codes, with extra sparse weights added.
 fn of_quantized(q: &Quantized, extras: &[Extra], threads: usize) -> Result<Stats> {
     q.check()?;
     if !extras.is_empty() {
@@ -123,7 +124,7 @@ fn of_quantized(q: &Quantized, extras: &[Extra], threads: usize) -> Result<Stats
     Ok(Stats::of(moments, amax))
 }
 
-/// Moments of the values of codes, and the largest magnitude of each row.
+/// Computes moments and row amax of decoded codes.
 fn moments_of(q: &Quantized, threads: usize) -> Result<(Moments, Vec<f32>)> {
     q.check()?;
     let read = |rows: Range<usize>| {
@@ -145,7 +146,7 @@ fn of_rows(
     Ok(Stats::of(moments, amax))
 }
 
-/// Moments, and with `by_row` the largest magnitude of each row.
+/// Computes moments and, if `by_row`, the amax of each row.
 fn moments_of_rows(
     rows: usize,
     cols: usize,
@@ -174,10 +175,10 @@ fn moments_of_rows(
 /// Counts, extremes and central moments.
 #[derive(Clone, Copy, Debug)]
 struct Moments {
-    /// Finite values.
+    /// Number of finite values.
     n: u64,
     mean: f64,
-    /// Sums of the second, third and fourth power of the distance from the mean.
+    /// Sums of the second, third and fourth powers of the deviation from the mean.
     m2: f64,
     m3: f64,
     m4: f64,
@@ -277,7 +278,7 @@ impl Stats {
     }
 }
 
-/// Writes one line per tensor.
+/// Prints one line per tensor.
 pub fn print<'a>(tensors: impl Iterator<Item = (&'a str, &'a Stats)>, out: &mut dyn Write) -> io::Result<()> {
     let mut table = Table::new([
         ("tensor", Align::Left),

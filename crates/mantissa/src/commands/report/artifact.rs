@@ -1,24 +1,26 @@
-//! The page of a quantized artifact.
+//! HTML page of a quantized model.
 
 use mantissa_quant::{ErrorReport, Figures, LayerReport, Quality};
 
 use crate::output::{Align, Table, bytes, count, number, shape};
 use crate::report::{Axis, Html, Page, Point, Scatter, table};
 
-/// Most schemes with a colour of their own.
+/// Maximum number of schemes with their own color.
 const MAX_SCHEMES: usize = 8;
 
-/// The page of the artifact `name`, of which `quality` tells.
+/// Makes the page of the model `name` from its quality report.
 pub fn page(name: &str, quality: &Quality) -> Page {
     let mut page = Page::new(&format!("Quantized model {name}"));
     page.push(table(&summary(quality)));
     match &quality.evaluation {
         Some(figures) => {
-            page.push(Html::heading("What it lost on a text"));
+            page.push(Html::heading("Quality"));
             page.push(table(&evaluation(figures)));
         }
         None => {
-            page.push(Html::paragraph("It was not measured on a text: quantize --text or --tokens does so."));
+            page.push(Html::paragraph(
+                "Quality not measured. Run mantissa quantize with --text or --tokens to measure it.",
+            ));
         }
     }
     page.push(Html::heading("Layers"));
@@ -27,7 +29,7 @@ pub fn page(name: &str, quality: &Quality) -> Page {
     page.push(Html::details("All other tensors", [table(&tensors(quality))]));
     for (heading, lines) in [
         ("Fallbacks", &quality.fallbacks),
-        ("Layers left as they are", &quality.kept),
+        ("Layers kept unquantized", &quality.kept),
         ("Notes", &quality.notes),
     ] {
         if !lines.is_empty() {
@@ -46,21 +48,21 @@ fn summary(quality: &Quality) -> Table {
     row("recipe", quality.recipe.clone());
     row("method", quality.method.clone());
     row("weights", quality.weights.clone());
-    row("layer inputs", quality.activations.clone().unwrap_or_else(|| "as they come".to_owned()));
-    row("container", quality.container.clone());
-    row(
-        "bits per weight of the quantized layers, by scheme",
-        number(Some(quality.linear_bits_per_weight), 4),
-    );
+    row("activations", quality.activations.clone().unwrap_or_else(|| "unquantized".to_owned()));
+    row("format", quality.container.clone());
+    row("bits per weight of quantized layers, by scheme", number(Some(quality.linear_bits_per_weight), 4));
     if quality.linear_stored_bits_per_weight.is_some() {
-        row("the same as stored", number(quality.linear_stored_bits_per_weight, 4));
+        row(
+            "bits per weight of quantized layers, as stored",
+            number(quality.linear_stored_bits_per_weight, 4),
+        );
     }
-    row("bits per weight of all", number(Some(quality.bits_per_weight), 4));
+    row("bits per weight of all tensors", number(Some(quality.bits_per_weight), 4));
     row("size", bytes(quality.bytes));
     row("parameters", count(quality.parameters));
     if let Some(calibration) = &quality.calibration {
         row(
-            "calibrated on",
+            "calibration",
             format!("{}: {} windows, {} tokens", calibration.name, calibration.windows, calibration.tokens),
         );
     }
@@ -73,12 +75,12 @@ fn evaluation(figures: &Figures) -> Table {
         Table::new([("figure", Align::Left), ("value", Align::Right), ("standard error", Align::Right)]);
     for (name, value, error) in [
         ("perplexity", figures.ppl, None),
-        ("loss, nats", figures.nll, Some(figures.nll_se)),
-        ("KL, nats", figures.kl, Some(figures.kl_se)),
+        ("loss (nats/token)", figures.nll, Some(figures.nll_se)),
+        ("KL (nats/token)", figures.kl, Some(figures.kl_se)),
         ("KL, 99th percentile", figures.kl_p99.into(), None),
         ("top-1 agreement", figures.top1, Some(figures.top1_se)),
-        ("loss less the source's, nats", figures.delta_nll, Some(figures.delta_nll_se)),
-        ("KL of the source in bf16, nats", figures.noise_floor_kl, Some(figures.noise_floor_kl_se)),
+        ("Δ loss (nats/token)", figures.delta_nll, Some(figures.delta_nll_se)),
+        ("KL of the source in bf16 (nats/token)", figures.noise_floor_kl, Some(figures.noise_floor_kl_se)),
     ] {
         table.row([name.to_owned(), number(Some(value), 5), number(error, 2)]);
     }
@@ -87,7 +89,7 @@ fn evaluation(figures: &Figures) -> Table {
     table
 }
 
-/// Schemes in the order of their first layer.
+/// Returns the schemes in the order of their first layer.
 fn schemes(layers: &[LayerReport]) -> Vec<&str> {
     let mut schemes = Vec::new();
     for layer in layers {
@@ -102,7 +104,7 @@ fn scatter(title: &str, x: Axis, layers: &[LayerReport], place: impl Fn(usize, &
     let schemes = schemes(layers);
     let worst = layers.iter().map(|layer| layer.error.relative_error).fold(0.0, f64::max);
     let point = |(i, layer): (usize, &LayerReport)| {
-        // The worst alone has its name in the drawing; the others say theirs when they are pointed at.
+        // Only the worst layer is labelled in the drawing; the others show their names on hover.
         let name = if layer.error.relative_error >= worst { layer.module.clone() } else { String::new() };
         let group = schemes.iter().position(|scheme| *scheme == layer.scheme).unwrap_or(MAX_SCHEMES - 1);
         Point { x: place(i, layer), y: layer.error.relative_error, label: name, group }
@@ -112,16 +114,13 @@ fn scatter(title: &str, x: Axis, layers: &[LayerReport], place: impl Fn(usize, &
 }
 
 fn errors_by_layer(layers: &[LayerReport]) -> Html {
-    scatter(
-        "Error of each layer's weight",
-        Axis::linear("layer, in the order of the model"),
-        layers,
-        |i, _| i as f64,
-    )
+    scatter("Relative error by layer", Axis::linear("layer, in model order"), layers, |i, _| i as f64)
 }
 
 fn errors_by_bits(layers: &[LayerReport]) -> Html {
-    scatter("Error and bits", Axis::linear("bits per weight"), layers, |_, layer| layer.bits_per_weight)
+    scatter("Relative error by bits", Axis::linear("bits per weight"), layers, |_, layer| {
+        layer.bits_per_weight
+    })
 }
 
 fn error_cells(error: &ErrorReport) -> [String; 3] {
@@ -137,8 +136,8 @@ fn layers(layers: &[LayerReport]) -> Table {
         ("bits", Align::Right),
         ("SQNR, dB", Align::Right),
         ("relative error", Align::Right),
-        ("largest error", Align::Right),
-        ("remarks", Align::Left),
+        ("max error", Align::Right),
+        ("notes", Align::Left),
     ]);
     for layer in layers {
         let [sqnr, relative, largest] = error_cells(&layer.error);
@@ -157,7 +156,7 @@ fn tensors(quality: &Quality) -> Table {
         ("shape", Align::Right),
         ("SQNR, dB", Align::Right),
         ("relative error", Align::Right),
-        ("largest error", Align::Right),
+        ("max error", Align::Right),
     ]);
     for tensor in &quality.tensors {
         let [sqnr, relative, largest] = match &tensor.error {
@@ -178,7 +177,7 @@ fn tensors(quality: &Quality) -> Table {
 
 fn hashes(quality: &Quality) -> Table {
     let mut table = Table::new([("file", Align::Left), ("bytes", Align::Right), ("SHA-256", Align::Left)]);
-    for (of, digests) in [("source", &quality.hashes.source), ("written", &quality.hashes.weights)] {
+    for (of, digests) in [("source", &quality.hashes.source), ("output", &quality.hashes.weights)] {
         for (name, digest) in digests {
             table.row([format!("{of}: {name}"), digest.len.to_string(), digest.hex()]);
         }

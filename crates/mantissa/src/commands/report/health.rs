@@ -1,4 +1,4 @@
-//! The health of tensors over a run: an overview, the ones that are worst off, and curves of every one.
+//! Tensor health over a run: an overview, the worst tensors, and curves of each.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,14 +11,14 @@ use crate::error::BadInput;
 use crate::output::{Align, Table, number};
 use crate::report::{Axis, Html, LineChart, Page, Series, table};
 
-/// Most tensors shown.
+/// Maximum number of tensors shown.
 const MAX_TENSORS: usize = 20_000;
-/// Most steps of which all tensors are kept; of more, every second is dropped.
+/// Maximum number of steps with all tensors; beyond that, every second one is dropped.
 const MAX_STEPS: usize = 200;
-/// Tensors in the table of the worst.
+/// Number of tensors in the table of the worst.
 const WORST: usize = 8;
 
-/// A line of the telemetry.
+/// Line of the telemetry.
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -46,7 +46,7 @@ struct Operand {
     saturated: f64,
 }
 
-/// The figures of a tensor at one step.
+/// Health of a tensor at one step.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     step: u64,
@@ -55,16 +55,16 @@ struct Figures {
     saturated: f64,
 }
 
-/// What is known of one module: its weight and bias, what its products read.
+/// Health of one module: weight, bias and matmul operands.
 #[derive(Default)]
 struct Module {
-    /// By tensor, or product, operand and format.
+    /// Figures by tensor, or by product, operand and format.
     figures: BTreeMap<String, Vec<Figures>>,
-    /// By tensor: step and share.
+    /// Share of changed weights by tensor: step and share.
     changed: BTreeMap<String, Vec<(f64, f64)>>,
 }
 
-/// All modules by name, in the order of the model.
+/// All modules by name, in model order.
 #[derive(Default)]
 pub struct Health {
     order: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Reads the telemetry at `path`; of a run without there is none.
+    /// Reads the telemetry at `path`; empty if the run has none.
     ///
     /// # Errors
     /// As [`lines::read`]; [`BadInput`] for too many tensors.
@@ -154,16 +154,16 @@ impl Health {
         self.steps = self.steps.div_ceil(2);
     }
 
-    /// Appends what is known to `page`.
+    /// Appends the health section to `page`.
     pub fn show(&self, page: &mut Page) {
         if self.order.is_empty() {
             return;
         }
-        page.push(Html::heading("Health of the tensors"));
+        page.push(Html::heading("Tensor health"));
         page.push(Html::paragraph(
-            "Shares of values that become 0 (underflow) or do not fit (saturation) when they are rounded to the format in which \
-             they are stored or multiplied, and of weights whose working copy an update changes: without a master copy the others \
-             do not learn.",
+            "Share of values that become 0 (underflow) or exceed the range (saturation) when rounded to their storage or matmul \
+             dtype, and share of weights whose working copy an update changes. Without a master copy, unchanged weights do not \
+             learn.",
         ));
         page.push(Html::grid(self.overview()));
         page.push(table(&self.worst()));
@@ -174,7 +174,7 @@ impl Health {
         }
     }
 
-    /// Of all tensors together: the least, middle and greatest share at each step.
+    /// Charts the minimum, median and maximum over all tensors per step.
     fn overview(&self) -> Vec<Html> {
         let modules = || self.modules.values();
         let changed = modules().flat_map(|module| module.changed.values().flatten().copied());
@@ -183,13 +183,13 @@ impl Health {
             all.map(move |figures| (figures.step as f64, get(figures))).collect::<Vec<_>>()
         };
         vec![
-            spread("Weights that an update changes", changed.collect()),
+            spread("Weights changed by an update", changed.collect()),
             spread("Underflow", of(|figures| figures.underflowed)),
             spread("Saturation", of(|figures| figures.saturated)),
         ]
     }
 
-    /// The tensors that lose most at the last step, and those whose weights change least.
+    /// Makes the table of the tensors with the largest loss at the last step.
     fn worst(&self) -> Table {
         let columns = ["tensor", "amax", "underflow", "saturation"];
         let sides = [Align::Left, Align::Right, Align::Right, Align::Right];
@@ -227,22 +227,22 @@ impl Module {
         let changed = self.changed.iter().map(|(what, points)| Series::new(what.clone(), points.clone()));
         let changed: Vec<_> = changed.collect();
         let mut charts = vec![
-            chart("Largest size", Axis::log("amax"), series(|figures| figures.amax)),
+            chart("Largest magnitude", Axis::log("amax"), series(|figures| figures.amax)),
             chart("Underflow", SHARE, series(|figures| figures.underflowed)),
             chart("Saturation", SHARE, series(|figures| figures.saturated)),
         ];
         if !changed.is_empty() {
-            charts.push(chart("Weights that an update changes", SHARE, changed));
+            charts.push(chart("Weights changed by an update", SHARE, changed));
         }
         charts
     }
 }
 
-/// The horizontal axis of a run.
+/// Horizontal axis of a run.
 pub const STEP: Axis = Axis::linear("step");
 const SHARE: Axis = Axis::from_zero("share");
 
-/// Lines of the least, the middle and the greatest of the values at each step.
+/// Charts the minimum, median and maximum of the values per step.
 fn spread(title: &str, points: Vec<(f64, f64)>) -> Html {
     let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (step, value) in points.into_iter().filter(|point| point.1.is_finite()) {
@@ -254,8 +254,7 @@ fn spread(title: &str, points: Vec<(f64, f64)>) -> Html {
             by_step.iter().filter_map(|(step, values)| Some((*step as f64, *values.get(at(values.len()))?)));
         Series::new(name, points.collect())
     };
-    let series =
-        vec![line("greatest of all tensors", |n| n - 1), line("middle", |n| n / 2), line("least", |_| 0)];
+    let series = vec![line("maximum", |n| n - 1), line("median", |n| n / 2), line("minimum", |_| 0)];
     LineChart { title, x: STEP, y: SHARE, series }.html()
 }
 

@@ -1,4 +1,4 @@
-//! Files of JSON lines, which may be long, damaged or somebody else's.
+//! Reads JSON Lines files, which may be long, damaged or foreign.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -9,13 +9,14 @@ use serde::de::DeserializeOwned;
 
 use crate::error::BadInput;
 
-/// Longest line read, in bytes.
+/// Maximum line length in bytes.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Gives the object of every line to `take`. The last line may be cut off: a run under way writes it, or was killed.
+/// Passes the object of every line to `take`. The last line may be incomplete: the run is in progress or was
+/// killed.
 ///
 /// # Errors
-/// I/O, and [`BadInput`] with the line that is too long or no such object.
+/// I/O, and [`BadInput`] with the line that is too long or malformed.
 pub fn read<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T) -> Result<()>) -> Result<()> {
     let io = |error| mantissa_store::Error::Io { path: path.to_owned(), operation: "read", error };
     let mut file = BufReader::new(File::open(path).map_err(io)?);
@@ -35,7 +36,7 @@ pub fn read<T: DeserializeOwned>(path: &Path, mut take: impl FnMut(T) -> Result<
             Ok(value) => take(value)?,
             Err(_) if line.last() != Some(&b'\n') => break,
             Err(error) => {
-                return Err(fault(error.to_string(), "an object that training writes".to_owned()).into());
+                return Err(fault(error.to_string(), "a log entry of mantissa train".to_owned()).into());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The page of a training run.
+//! HTML page of a training run.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,12 +13,12 @@ use crate::error::BadInput;
 use crate::output::{Align, Table, bytes, count, number};
 use crate::report::{Axis, Html, LineChart, Page, Series, table};
 
-/// Largest `run.json` and `config.toml` read, in bytes.
+/// Maximum size of `run.json` and `config.toml` in bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// Most steps of a log.
+/// Maximum number of steps of a log.
 const MAX_STEPS: usize = 10_000_000;
 
-/// The page of the run in the folder `run`.
+/// Makes the page of the run in the folder `run`.
 ///
 /// # Errors
 /// Files that cannot be read or are not those of a run.
@@ -27,7 +27,7 @@ pub fn page(run: &Path) -> Result<Page> {
     let about = about(&run.join(folder::RUN))?;
     let mut page = Page::new(&format!("Training run {}", name(run)));
     page.push(table(&summary(&log, about.as_ref())));
-    page.push(Html::heading("Course"));
+    page.push(Html::heading("Training curves"));
     page.push(Html::grid(charts(&log)));
     Health::read(&run.join(folder::TELEMETRY))?.show(&mut page);
     if let Some(about) = &about {
@@ -49,7 +49,12 @@ fn read_log(path: &Path) -> Result<Vec<LogLine>> {
     lines::read(path, |line: LogLine| {
         if log.len() >= MAX_STEPS {
             let found = format!("more than {MAX_STEPS} steps");
-            return Err(BadInput::new(path.display().to_string(), found, "fewer").into());
+            return Err(BadInput::new(
+                path.display().to_string(),
+                found,
+                format!("at most {MAX_STEPS} steps"),
+            )
+            .into());
         }
         log.push(line);
         Ok(())
@@ -57,7 +62,7 @@ fn read_log(path: &Path) -> Result<Vec<LogLine>> {
     Ok(log)
 }
 
-/// What the run says of itself, where it has said it.
+/// Reads the description of the run, if it exists.
 fn about(path: &Path) -> Result<Option<RunFile>> {
     if !path.is_file() {
         return Ok(None);
@@ -65,7 +70,7 @@ fn about(path: &Path) -> Result<Option<RunFile>> {
     let value = json::read_strict(path, MAX_FILE, "a run's run.json")?;
     let about = serde_json::from_value(value);
     Ok(Some(about.map_err(|error| {
-        BadInput::new(path.display().to_string(), error.to_string(), "what training writes")
+        BadInput::new(path.display().to_string(), error.to_string(), "the run.json of mantissa train")
     })?))
 }
 
@@ -74,7 +79,9 @@ fn read_text(path: &Path) -> Result<String> {
     let length = std::fs::metadata(path).map_err(io)?.len();
     if length > MAX_FILE {
         let found = format!("{length} bytes");
-        return Err(BadInput::new(path.display().to_string(), found, format!("at most {MAX_FILE}")).into());
+        return Err(
+            BadInput::new(path.display().to_string(), found, format!("at most {MAX_FILE} bytes")).into()
+        );
     }
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(io)?;
@@ -117,21 +124,21 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
         Series::new("each step", points(|line| Some(line.loss))).faint(),
         Series::new("smoothed", points(|line| Some(line.smoothed_loss))),
     ];
-    // Few steps measure it: a line from one to the next.
+    // Only some steps measure it, so its points are connected directly.
     let validation = log.iter().filter_map(|line| Some((line.step as f64, line.validation_loss?)));
     let validation = Series::new("validation", validation.collect());
     if !validation.points.is_empty() {
         losses.push(validation);
     }
     let mut charts = vec![
-        chart("Loss", Axis::linear("nats"), losses),
+        chart("Loss", Axis::linear("nats/token"), losses),
         one("Gradient norm", Axis::log("norm before clipping"), |line| line.grad_norm),
-        one("Learning rate", Axis::from_zero("rate"), |line| Some(line.lr)),
-        one("Speed", Axis::from_zero("tokens/s"), |line| Some(line.tokens_per_s)),
+        one("Learning rate", Axis::from_zero("learning rate"), |line| Some(line.lr)),
+        one("Throughput", Axis::from_zero("tok/s"), |line| Some(line.tokens_per_s)),
     ];
     if log.iter().any(|line| line.loss_scale != 1.0) {
         charts.push(one("Loss scale", Axis::log("scale"), |line| Some(line.loss_scale)));
-        charts.push(one("Skipped steps so far", Axis::from_zero("steps"), |line| Some(line.skipped as f64)));
+        charts.push(one("Skipped steps", Axis::from_zero("steps"), |line| Some(line.skipped as f64)));
     }
     if log.iter().any(|line| line.memory.is_some()) {
         charts.push(one("Memory", Axis::from_zero("MB"), |line| Some(line.memory? as f64 / 1e6)));
@@ -146,7 +153,7 @@ fn memory(about: &RunFile) -> Table {
     for (name, n) in entries {
         table.row([name.clone(), bytes(*n)]);
     }
-    table.row(["sum, predicted".to_owned(), bytes(about.predicted_peak_memory)]);
+    table.row(["total, predicted".to_owned(), bytes(about.predicted_peak_memory)]);
     if let Some(measured) = about.measured_peak_memory {
         table.row(["peak, measured".to_owned(), bytes(measured)]);
     }

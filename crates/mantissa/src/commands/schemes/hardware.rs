@@ -1,7 +1,7 @@
-//! Which hardware multiplies a format natively, that is without first decoding it to a wider one in registers.
+//! Native matmul support of hardware per format, without decoding to a wider format in registers first.
 //!
-//! Each entry says where it comes from. "SM" is NVIDIA's compute capability: 7.5 Turing, 8.0 Ampere, 8.9 Ada, 9.0 Hopper,
-//! 10.x data-centre Blackwell, 12.x consumer Blackwell.
+//! Each entry names its source. "SM" is NVIDIA's compute capability: 7.5 Turing, 8.0 Ampere, 8.9 Ada, 9.0
+//! Hopper, 10.x data-center Blackwell, 12.x consumer Blackwell.
 
 use mantissa_num::Code;
 use mantissa_num::format::{Affine, Format, ScaleTree};
@@ -47,7 +47,7 @@ const INT4_UNITS: &str =
 // No matrix unit takes these codes; kernels decode them to bf16, f16 or int8 first.
 const NONE: &str = "software (decoded in registers)";
 
-/// The hardware that multiplies `format` natively.
+/// Returns the hardware with native support of `format`.
 pub fn native(format: &Format) -> &'static str {
     let Format::Affine(Affine { code, scale, .. }) = format else { return NONE };
     match (code, scale) {

@@ -1,13 +1,14 @@
-//! Nearly Gaussian numbers from integers alone, so that their bytes are the same on every machine.
+//! Approximately Gaussian numbers from integers only, so that their bytes are the same on every machine.
 //!
-//! Each takes two words of Philox4x32-10 (Salmon et al. 2011). The number of ones in the first is binomial, of mean 16 and
-//! variance 8; the second adds the sum of two uniform numbers in [-1/2, 1/2), of variance 1/6, which makes the density continuous
-//! and piecewise linear. The sum is symmetric but for 2^-16, has excess kurtosis -0.06 and reaches 5.9 standard deviations.
-//! No logarithm or sine is evaluated, which differ between systems in the last place.
+//! Each uses two words of Philox4x32-10 (Salmon et al. 2011). The popcount of the first is binomial with mean
+//! 16 and variance 8; the second adds the sum of two uniform numbers in [-1/2, 1/2), with variance 1/6, which
+//! makes the density continuous and piecewise linear. The sum is symmetric up to 2^-16, has excess kurtosis
+//! -0.06 and reaches 5.9 standard deviations. Logarithms and sines are avoided: systems differ in their last
+//! digit.
 
 use mantissa_num::round::philox4x32_10;
 
-/// Variance before scaling: 8 of the binomial, 1/12 of each uniform.
+/// Variance before scaling: 8 from the binomial, 1/12 from each uniform.
 const VARIANCE: f32 = 8.0 + 2.0 / 12.0;
 
 /// Fills `out` with elements `first ..` of tensor `tensor` in the stream `seed`. `first` must be even.
@@ -23,7 +24,7 @@ pub fn fill(seed: u64, tensor: u32, first: u64, std: f32, out: &mut [f32]) {
     }
 }
 
-/// Mean 0 but for 2^-16, variance [`VARIANCE`]; exact in f32.
+/// Returns a number of mean 0 (up to 2^-16) and variance [`VARIANCE`]; exact in f32.
 fn unit([ones, uniform]: [u32; 2]) -> f32 {
     let steps = (uniform & 0xffff) + (uniform >> 16);
     (ones.count_ones() as i32 - 16) as f32 + (steps as f32 - 65_536.0) / 65_536.0

@@ -1,4 +1,4 @@
-//! Files that a run writes: checkpoints, logs, and its description.
+//! Files of a run: checkpoints, logs, and its description.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,70 +13,70 @@ use serde::{Deserialize, Serialize};
 use super::owned::{RunFault, RunFolder};
 use crate::machine::Machine;
 
-/// The settings with all defaults.
+/// Settings with all defaults.
 pub const CONFIG: &str = "config.toml";
-/// A JSON object for every step.
+/// Log with a JSON object per step.
 pub const LOG: &str = "log.jsonl";
-/// A JSON object for every step whose tensors were looked at.
+/// Telemetry with a JSON object per observed step.
 pub const TELEMETRY: &str = "telemetry.jsonl";
-/// What the run says of itself: a [`RunFile`].
+/// Description of the run: a [`RunFile`].
 pub const RUN: &str = "run.json";
 
-/// A line of the log.
+/// Log line of a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LogLine {
-    /// Number of the step, from 1.
+    /// Step number, from 1.
     pub step: u64,
-    /// Mean loss of its tokens before the update, nats.
+    /// Mean loss before the update, nats/token.
     pub loss: f64,
-    /// Exponential mean of the losses, of which each counts a tenth.
+    /// Exponential moving average of the loss, with weight 0.1 per step.
     pub smoothed_loss: f64,
-    /// Norm of the gradients before clipping; absent where one overflowed and the update was left out.
+    /// Gradient norm before clipping; absent if it overflowed and the step was skipped.
     pub grad_norm: Option<f64>,
     /// Learning rate.
     pub lr: f64,
-    /// What the loss was multiplied by.
+    /// Loss scale.
     pub loss_scale: f64,
-    /// Steps so far whose update was left out.
+    /// Number of skipped steps so far.
     pub skipped: u64,
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub tokens: u64,
-    /// Tokens of this step by its wall time.
+    /// Throughput of this step by wall time, tok/s.
     pub tokens_per_s: f64,
-    /// Anonymous resident memory, bytes; absent where the system does not say.
+    /// Anonymous resident memory in bytes; absent if unknown.
     pub memory: Option<u64>,
-    /// Loss of the validation data, where this step measured it.
+    /// Validation loss, nats/token, if this step measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
 }
 
-/// What a run says of itself.
+/// Description of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunFile {
     /// Tool and version.
     pub tool: String,
-    /// Where it runs, or ran last.
+    /// Machine of the run, or of its last process.
     pub machine: Machine,
-    /// Threads of a step.
+    /// Number of threads.
     pub threads: usize,
-    /// Parameters of the model.
+    /// Number of parameters.
     pub parameters: u64,
     /// Precision policy.
     pub policy: String,
-    /// Bytes by name, predicted.
+    /// Predicted bytes by purpose.
     pub memory: BTreeMap<String, u64>,
-    /// Their sum.
+    /// Sum of the predicted bytes.
     pub predicted_peak_memory: u64,
-    /// Largest anonymous memory of the last process, bytes; absent where the system does not say.
+    /// Peak anonymous memory of the last process in bytes; absent if unknown.
     pub measured_peak_memory: Option<u64>,
-    /// Steps that the run is to have.
+    /// Total number of steps.
     pub steps: u64,
-    /// `running`, which a killed run still says; `done`; or the error that ended it.
+    /// Outcome: `running` (also after a kill), `done`, or the error that ended the run.
     pub outcome: String,
 }
 
 impl RunFile {
-    /// Writes it into the folder of the run.
+    /// Writes the description into the run's folder.
     ///
     /// # Errors
     /// I/O.
@@ -86,23 +86,23 @@ impl RunFile {
     }
 }
 
-/// Steps of the checkpoint of this file name.
+/// Returns the number of steps of a checkpoint's file name.
 pub(super) fn steps_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?.strip_suffix(".safetensors")?;
     (digits.len() >= 10 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// The checkpoints of a run.
+/// Checkpoints of a run.
 pub(super) struct Checkpoints {
     pub(super) folder: RunFolder,
     pub(super) keep: usize,
 }
 
 impl Checkpoints {
-    /// Loads the newest that is sound; gives a warning for each damaged one.
+    /// Loads the newest sound checkpoint; returns a warning for each damaged one.
     ///
     /// # Errors
-    /// [`RunFault::NoSound`], a checkpoint of other settings, I/O.
+    /// [`RunFault::NoSound`], a checkpoint with other settings, I/O.
     pub(super) fn load_last(&self, trainer: &mut Trainer, resolved: &str) -> Result<Vec<String>> {
         let all = self.folder.checkpoints();
         let mut damaged = Vec::new();
@@ -122,15 +122,15 @@ impl Checkpoints {
         Err(RunFault::NoSound { run: self.folder.dir().to_owned(), count: all.len() }.into())
     }
 
-    /// Writes one, and removes those that are too many once it is in place.
+    /// Writes a checkpoint, then removes those beyond `keep`.
     ///
     /// # Errors
-    /// I/O; those that were there are then still there.
+    /// I/O; older checkpoints then remain.
     pub(super) fn write(&mut self, trainer: &Trainer, resolved: &str) -> Result<()> {
         let now = trainer.progress().steps;
         let path = self.folder.checkpoint(now)?;
         trainer.save(&Output::owned(&path), resolved)?;
-        // Those of later steps are damaged, or the run would have been resumed from them.
+        // Checkpoints of later steps are damaged, otherwise the run would have resumed from them.
         let (later, mut old): (Vec<_>, Vec<_>) =
             self.folder.checkpoints().into_iter().partition(|(steps, _)| *steps > now);
         old.truncate(old.len().saturating_sub(self.keep));
@@ -139,7 +139,8 @@ impl Checkpoints {
             disk::remove_file(path).map_err(io)?;
         }
         if let Some(folder) = path.parent().filter(|_| !(later.is_empty() && old.is_empty())) {
-            // Before they are no longer listed: after a power cut they would come back as files of others.
+            // Removed durably before they leave the list: after a power cut they would return as foreign
+            // files.
             let io = |error| mantissa_store::Error::Io {
                 path: folder.to_owned(),
                 operation: "fsync folder",
@@ -151,7 +152,7 @@ impl Checkpoints {
     }
 }
 
-/// Largest step of a log, 0 where there is no log.
+/// Returns the last step of a log; 0 without a log.
 ///
 /// # Errors
 /// I/O.
@@ -171,13 +172,13 @@ fn read_log(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Step of a line; `None` where it is no JSON object with one.
+/// Returns the step of a line; `None` if it is not a JSON object with a step.
 fn step_of(line: &[u8]) -> Option<u64> {
     let object = line.trim_ascii_start().starts_with(b"{");
     serde_json::from_slice::<Step>(line).ok().filter(|_| object).map(|line| line.step)
 }
 
-/// A log, a JSON object with a field `step` on each line.
+/// JSON Lines log with a field `step` per line.
 pub(super) struct Log {
     path: PathBuf,
     file: fs::File,
@@ -190,7 +191,8 @@ struct Step {
 }
 
 impl Log {
-    /// Opens it behind the lines of the first `steps` steps: what was done after the last checkpoint is done again.
+    /// Opens the log after the lines of the first `steps` steps: steps after the last checkpoint are
+    /// repeated.
     ///
     /// # Errors
     /// I/O.
@@ -200,7 +202,7 @@ impl Log {
             move |error| mantissa_store::Error::Io { path, operation, error }
         };
         let bytes = read_log(path)?;
-        // What a killed process has left of its last line is no object, nor is a line that was damaged since.
+        // An incomplete last line of a killed process, or a damaged line, is not an object.
         let kept = |line: &&[u8]| step_of(line).is_some_and(|step| step <= steps);
         let kept: Vec<_> = bytes.split(|&b| b == b'\n').filter(kept).collect();
         let text: Vec<u8> = kept.iter().flat_map(|line| [line, &b"\n"[..]].concat()).collect();
@@ -212,7 +214,7 @@ impl Log {
         Ok(Log { path: path.to_owned(), file, last })
     }
 
-    /// The last line that was there.
+    /// Returns the last line at opening.
     pub(super) fn last<'a, T: Deserialize<'a>>(&'a self) -> Option<T> {
         serde_json::from_str(self.last.as_deref()?).ok()
     }

@@ -1,7 +1,8 @@
-//! The files of a run: which of those in its folder it wrote, by a manifest of its own, and which are somebody else's.
+//! Ownership of files in a run's folder: a manifest tells the run's files from foreign ones.
 //!
-//! The manifest [`MANIFEST`] is written before anything else and lists every file before it is created. Only listed files are ever
-//! replaced or removed. A file that has one of the run's names and is not listed stops the run before it changes anything.
+//! The manifest [`MANIFEST`] is written first and lists every file before it is created. Only listed files
+//! are ever replaced or removed. A file with one of the run's names that is not listed stops the run before
+//! it changes anything.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,53 +18,53 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{CONFIG, LOG, RUN, TELEMETRY, steps_of};
 
-/// The files of a run, and the hash of its data.
+/// Manifest: the run's files and the hash of its data.
 pub const MANIFEST: &str = "mantissa-run.json";
-/// The tokens made from the data.
+/// Token file made from the data.
 pub const TOKENS: &str = "tokens.safetensors";
-/// Metadata key of the tokens: the hash of what they follow from.
+/// Metadata key of the token file: the hash of its sources.
 pub const MADE_FROM: &str = "made_from";
 /// Folder of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
-/// Folder of the trained model, whose files its own manifest lists.
+/// Folder of the trained model, whose own manifest lists its files.
 const MODEL: &str = "model";
 
-/// Files that every run has.
+/// Files of every run.
 const FILES: [&str; 5] = [CONFIG, LOG, TELEMETRY, RUN, TOKENS];
-/// First field of the manifest, by which it is known as ours.
+/// First field of the manifest, which identifies it.
 const TOOL: &str = "mantissa train";
-/// Longest manifest read, in bytes.
+/// Maximum manifest size in bytes.
 const MAX_MANIFEST: u64 = 16 << 20;
 
-/// Why the folder of a run is not touched.
+/// Reason for refusing to use the folder of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFault {
-    /// Something of a name that the run needs is there, and the run did not write it.
+    /// A path that the run needs exists, and the run did not write it.
     #[error(
         "{}: expected nothing or a file that this run wrote, got another of this name; fix: move it away, or choose another `out`",
         .0.display()
     )]
     NotOurs(PathBuf),
-    /// The run's manifest cannot be understood.
+    /// The run's manifest is malformed.
     #[error(
         "{}: expected the list of the run's files, got a damaged one; fix: choose another `out`, or remove the old run yourself",
         .0.display()
     )]
     Damaged(PathBuf),
-    /// There is a run already.
+    /// A run exists already.
     #[error("{}: expected no run, got one that has begun; fix: rerun with {fix}", .run.display())]
     Begun {
         /// Folder of the run.
         run: PathBuf,
-        /// The options that work.
+        /// Options that help.
         fix: &'static str,
     },
-    /// There is nothing to resume.
+    /// There is no checkpoint to resume from.
     #[error("{}: expected a run with a checkpoint, got no checkpoint; fix: rerun with {fix}", .run.display())]
     NoCheckpoint {
         /// Folder of the run.
         run: PathBuf,
-        /// The options that work.
+        /// Options that help.
         fix: &'static str,
     },
     /// Every checkpoint is damaged.
@@ -74,43 +75,43 @@ pub enum RunFault {
         /// Number of checkpoints.
         count: usize,
     },
-    /// The tokens are lost and the data have changed.
+    /// The token file is lost and the data have changed.
     #[error(
         "{}: expected the tokens that the run began with, got {found}, and the data or the tokenizer have changed since; fix: restore them, or rerun with --restart",
         .path.display()
     )]
     Tokens {
-        /// The file of tokens.
+        /// Path of the token file.
         path: PathBuf,
-        /// The reason.
+        /// Reason.
         found: &'static str,
     },
 }
 
-/// Beginning of a run.
+/// Mode of starting a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Where there is none.
+    /// Start a new run.
     New,
-    /// From the last checkpoint.
+    /// Resume from the last checkpoint.
     Resume,
-    /// Where there may be one, which is removed.
+    /// Remove an existing run, then start.
     Restart,
 }
 
-/// The manifest of a run.
+/// Manifest of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Listing {
     tool: String,
     about: String,
-    /// Hash of what the tokens follow from.
+    /// Hash of the sources of the tokens.
     tokens_from: String,
-    /// Names relative to the folder; `model` stands for the files that its own manifest lists.
+    /// File names relative to the folder; `model` stands for the files in its own manifest.
     files: BTreeSet<String>,
 }
 
-/// The folder of a run, which belongs to this process as long as this lives.
+/// Folder of a run, locked by this process for the lifetime of this value.
 pub struct RunFolder {
     dir: PathBuf,
     how: How,
@@ -120,11 +121,11 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Takes the lock of the run at `dir`, and refuses what is there unless it may be resumed, replaced or removed. Changes nothing
-    /// but the lock.
+    /// Locks the run at `dir`, and refuses its content unless it may be resumed, replaced or removed. Changes
+    /// nothing but the lock.
     ///
     /// # Errors
-    /// [`RunFault`], an output fault with the owner's process id and start where the run has one, I/O.
+    /// [`RunFault`]; an output fault with process id and start time of the run's owner; I/O.
     pub fn open(dir: &Path, how: How) -> Result<Self> {
         let lock = Lock::of(dir)?;
         let is_damaged = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(RunFault::Damaged(_)));
@@ -138,32 +139,33 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// How the run begins.
+    /// Returns the mode of starting.
     pub fn how(&self) -> How {
         self.how
     }
 
-    /// Path of the run's manifest where it was damaged and made again from what is in the folder.
+    /// Returns the path of the manifest if it was damaged and rebuilt from the folder's content.
     pub fn rebuilt(&self) -> Option<PathBuf> {
         self.rebuilt.then(|| self.dir.join(MANIFEST))
     }
 
-    /// Hash of what the run's tokens follow from, where the run has begun.
+    /// Returns the hash of the token sources, if the run has started before.
     pub fn tokens_from(&self) -> Option<&str> {
         self.listing.as_ref().map(|listing| &*listing.tokens_from)
     }
 
-    /// The output of the trained model. What is there is replaced only if its manifest lists every file.
+    /// Returns the output of the trained model. An existing one is replaced only if its manifest lists every
+    /// file.
     pub fn model(&self) -> Output {
         Output::of_job(self.dir.join(MODEL), Job::of(TOOL), true)
     }
 
-    /// Checkpoints that the run wrote and that are there, with their steps, the oldest first.
+    /// Returns the run's existing checkpoints with their steps, oldest first.
     pub fn checkpoints(&self) -> Vec<(u64, PathBuf)> {
         let files = self.listing.iter().flat_map(|listing| &listing.files);
         let named = files.filter_map(|file| Some((checkpoint_steps(file)?, self.dir.join(file))));
@@ -172,9 +174,9 @@ impl RunFolder {
         there
     }
 
-    /// Makes the folder ready: removes what dead processes have left half written and, unless the run is resumed, all that the run
-    /// before has written. A kill at any point leaves a folder that the same command makes ready. Gives the files of others, which
-    /// stay.
+    /// Prepares the folder: removes partial files of dead processes and, unless resuming, the files of the
+    /// old run. After a kill at any point, the same command can prepare the folder again. Returns foreign
+    /// files, which stay.
     ///
     /// # Errors
     /// I/O.
@@ -196,7 +198,7 @@ impl RunFolder {
         self.others()
     }
 
-    /// Path of the checkpoint of `steps`, listed before it is created.
+    /// Returns the path of the checkpoint of `steps`, after listing it in the manifest.
     ///
     /// # Errors
     /// I/O.
@@ -205,7 +207,7 @@ impl RunFolder {
         let path = self.dir.join(&file);
         let Some(mut listing) = self.listing.clone() else { return Ok(path) };
         if listing.files.insert(file.clone()) {
-            // Those that were removed since are no longer ours.
+            // Checkpoints removed since then are dropped from the list.
             listing.files.retain(|name| {
                 *name == file || checkpoint_steps(name).is_none() || self.dir.join(name).is_file()
             });
@@ -225,7 +227,7 @@ impl RunFolder {
         self.listing.as_ref().is_some_and(|listing| listing.files.contains(file))
     }
 
-    /// Refuses files of the run's names that the run did not write.
+    /// Refuses foreign files with the run's names.
     fn refuse_strangers(&self) -> Result<()> {
         for file in FILES {
             self.refuse_stranger(file)?;
@@ -249,7 +251,8 @@ impl RunFolder {
         }
     }
 
-    /// Refuses a model that the run did not write, or that holds files of others: it could not be replaced at the end.
+    /// Refuses a model that the run did not write or that holds foreign files: it could not be replaced at
+    /// the end.
     fn refuse_model(&self) -> Result<()> {
         let path = self.dir.join(MODEL);
         let not_ours = || Err(RunFault::NotOurs(path.clone()).into());
@@ -269,7 +272,7 @@ impl RunFolder {
         }
     }
 
-    /// Refuses to begin where a run has begun, and to resume where none has.
+    /// Refuses to start if a run exists, and to resume if none does.
     fn refuse_state(&self) -> Result<()> {
         let run = self.dir.clone();
         let checkpoints = !self.checkpoints().is_empty();
@@ -284,14 +287,14 @@ impl RunFolder {
         }
     }
 
-    /// True if there is more than a run leaves that was killed before its first checkpoint.
+    /// True if the folder holds more than a run leaves that was killed before its first checkpoint.
     fn has_results(&self) -> Result<bool> {
         let model = !entries(&self.dir.join(MODEL))?.unwrap_or_default().is_empty();
         Ok(model || super::folder::logged_steps(&self.dir.join(LOG))? > 1)
     }
 
-    /// Removes the files of the run before, checkpoints first: as long as there is one, the run can be resumed, with its whole log.
-    /// The tokens stay, which are checked against the data.
+    /// Removes the old run's files, checkpoints first: as long as one exists, the run can be resumed with its
+    /// whole log. The token file stays; it is checked against the data.
     fn remove_run(&mut self) -> Result<()> {
         let remove = |path: &Path| disk::remove_file_if_there(path).map_err(fault(path, "remove"));
         let there = self.checkpoints();
@@ -299,7 +302,7 @@ impl RunFolder {
             remove(path)?;
         }
         if !there.is_empty() {
-            // Before they are no longer listed.
+            // Removed durably before they leave the list.
             let folder = self.dir.join(CHECKPOINTS);
             disk::sync_path(&folder).map_err(fault(&folder, "fsync folder"))?;
         }
@@ -310,7 +313,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Removes the files of the model that its manifest lists, the manifest last, and then the folder.
+    /// Removes the model files listed in its manifest, then the manifest, then the folder.
     fn remove_model(&self) -> Result<()> {
         let model = self.dir.join(MODEL);
         if !self.lists(MODEL) || !model.is_dir() {
@@ -328,7 +331,7 @@ impl RunFolder {
         }
     }
 
-    /// Files in the folders of the run that it did not write, but for its report.
+    /// Returns foreign files in the run's folders, except its report.
     fn others(&self) -> Result<Vec<String>> {
         let known = [MANIFEST, CHECKPOINTS, MODEL, "report.html", ".run.mantissa-lock"];
         let top = entries(&self.dir)?.unwrap_or_default().into_iter();
@@ -348,7 +351,7 @@ impl Listing {
         Listing { tool: TOOL.to_owned(), about: about.to_owned(), tokens_from: tokens_from.to_owned(), files }
     }
 
-    /// The manifest of a run whose own is damaged: the files that every run has, and the checkpoints that are sound.
+    /// Rebuilds a damaged manifest: the files of every run, and the sound checkpoints.
     fn rebuild(dir: &Path) -> Result<Self> {
         let mut files: BTreeSet<_> = FILES.into_iter().chain([MODEL]).map(str::to_owned).collect();
         for name in entries(&dir.join(CHECKPOINTS))?.unwrap_or_default() {
@@ -362,7 +365,7 @@ impl Listing {
         Ok(Listing::new(&tokens_from.unwrap_or_default(), files))
     }
 
-    /// The manifest at `path`; `None` where there is none.
+    /// Reads the manifest at `path`; `None` if there is none.
     fn read(path: &Path) -> Result<Option<Self>> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -381,7 +384,7 @@ impl Listing {
             value => value?,
         };
         let listing: Listing = serde_json::from_value(value).map_err(|_| damaged())?;
-        // Whatever the file says, nothing but what a run writes is ever removed.
+        // Whatever the file lists, only files that a run can write are ever removed.
         let known =
             |file: &String| FILES.contains(&&**file) || file == MODEL || checkpoint_steps(file).is_some();
         if listing.tool != TOOL || !listing.files.iter().all(known) {
@@ -391,12 +394,12 @@ impl Listing {
     }
 }
 
-/// Steps of the checkpoint that the manifest lists as `file`.
+/// Returns the steps of the checkpoint listed as `file`.
 fn checkpoint_steps(file: &str) -> Option<u64> {
     steps_of(file.strip_prefix(CHECKPOINTS)?.strip_prefix('/')?)
 }
 
-/// Names in a folder, sorted; `None` where there is no folder.
+/// Returns the sorted names in a folder; `None` if there is no folder.
 fn entries(dir: &Path) -> Result<Option<Vec<String>>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -413,7 +416,7 @@ fn entries(dir: &Path) -> Result<Option<Vec<String>>> {
     Ok(Some(names))
 }
 
-/// Creates a folder, durably.
+/// Creates a folder durably.
 fn create_folder(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Ok(());

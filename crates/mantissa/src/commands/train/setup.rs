@@ -1,4 +1,4 @@
-//! What the settings of a run mean: model, tokenizer, memory.
+//! Resolved settings of a run: model, tokenizer, memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,15 +19,16 @@ use crate::app::Context;
 use crate::error::BadInput;
 use crate::progress::anonymous_memory;
 
-/// Pieces in which a checkpoint is copied and hashed, 1 MiB each.
+/// Buffers for copying and hashing a checkpoint, 1 MiB each.
 const BUFFERS: u64 = 2 << 20;
-/// What a thread packs matrices into, by measurement: 2.0 to 3.3 MB of whole runs on one thread are in no other entry.
+/// Matmul packing buffers per thread, from measurement: whole runs on one thread use 2.0 to 3.3 MB beyond the
+/// other entries.
 const PACKING: u64 = 512 << 10;
 
-/// Longest `config.json` read, in bytes.
+/// Maximum size of `config.json` in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
 
-/// What settings mean: model, tokenizer, memory.
+/// Resolved settings of a run.
 pub(super) struct Setup {
     pub(super) config: ModelConfig,
     pub(super) config_json: Value,
@@ -36,17 +37,19 @@ pub(super) struct Setup {
     pub(super) init: Option<ModelFiles>,
     options: Options,
     pub(super) policy: Policy,
-    /// Bytes by name, predicted.
+    /// Predicted bytes by purpose.
     pub(super) memory: Vec<(&'static str, u64)>,
-    /// Bytes that the tokens may take while they are made.
+    /// Bytes available for making the tokens.
     pub(super) text_memory: u64,
-    /// Every parameter, and whether its weights decay.
+    /// Parameters, each with its weight decay flag.
     pub(super) decays: Vec<(ParamInfo, bool)>,
 }
 
 impl Setup {
+    /// Resolves the settings and checks them against model and tokenizer.
+    ///
     /// # Errors
-    /// A model, a tokenizer or settings that cannot be trained.
+    /// A model, tokenizer or settings that cannot be trained.
     pub(super) fn new(settings: &RunConfig, file: &str, base: &Path, context: &Context) -> Result<Self> {
         let path = base.join(&settings.model.config);
         let config_json = json::read_strict(&path, MAX_CONFIG, "a model's config.json")?;
@@ -62,13 +65,14 @@ impl Setup {
         let tokenizer = Tokenizer::load(&tokenizer_dir)?;
         let init = settings.model.init.as_ref().map(|dir| ModelFiles::open(&base.join(dir))).transpose()?;
         if let Some(init) = &init {
-            // The history of the model goes into the manifest of the trained one, which is written last.
+            // The history goes into the trained model's manifest, which is written last; a bad one must fail
+            // now.
             Manifest::history(init.dir())?;
         }
         for file in &settings.data.files {
             require_file(&base.join(file))?;
         }
-        // Both were checked with the settings.
+        // Settings were validated, so neither default is used.
         let policy = settings.policy().unwrap_or_default();
         let options = Options {
             max_tokens: settings.data.batch.saturating_mul(settings.data.length),
@@ -84,7 +88,7 @@ impl Setup {
         };
         memory.push(("optimizer state", state));
         memory.push(("buffers", BUFFERS + PACKING * context.threads as u64));
-        // Measured, now that they are there.
+        // Measured now that the tokenizer is loaded.
         memory.push(("program and tokenizer", anonymous_memory().unwrap_or(0)));
         let decays = settings.decay_groups().select(&table).map_err(|error| {
             let found = error.to_string();
@@ -106,11 +110,11 @@ impl Setup {
         })
     }
 
-    /// The model at its beginning, and its optimizer. Nothing is written, so that weights that do not fit are found before a run
-    /// is removed.
+    /// Loads or initializes the model, and makes its optimizer. Writes nothing, so that weights that do not
+    /// fit are found before an old run is removed.
     ///
     /// # Errors
-    /// Memory, or weights that cannot be read.
+    /// Not enough memory, or weights that cannot be read.
     pub(super) fn model(&self, settings: &RunConfig) -> Result<(TrainModel, Optimizer)> {
         let params = match &self.init {
             Some(files) => Parameters::load_as(files, &self.config, self.policy.initial_weights())?,
@@ -129,7 +133,7 @@ impl Setup {
         Ok((TrainModel::new(self.config.clone(), params, self.options.clone())?, optimizer))
     }
 
-    /// The run at its beginning.
+    /// Makes the trainer at step 0.
     ///
     /// # Errors
     /// Too few tokens.
@@ -148,7 +152,7 @@ impl Setup {
     }
 }
 
-/// Refuses a file of data that is not there or cannot be opened.
+/// Refuses a data file that is missing or cannot be opened.
 fn require_file(path: &Path) -> Result<()> {
     let opening = |error| Error::opening(path, "a file of training data", "open", error);
     let found = fs::metadata(path).map_err(opening)?;

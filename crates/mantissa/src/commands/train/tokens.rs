@@ -1,4 +1,4 @@
-//! The tokens of a run, made once from its data and its tokenizer.
+//! Token file of a run, made once from its data and tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use super::setup::Setup;
 use crate::app::Context;
 use crate::error::BadInput;
 
-/// The tokens of a run, before anything is written.
+/// Tokens of a run, before anything is written.
 pub(super) struct Tokens {
-    /// Hash of what they follow from.
+    /// Hash of the sources.
     pub(super) made_from: String,
     path: PathBuf,
     made: Made,
@@ -28,8 +28,8 @@ enum Made {
 }
 
 impl Tokens {
-    /// Takes the tokens that the run has, or makes them from the data. A run that is resumed has the tokens that it began with, or
-    /// is refused.
+    /// Reuses the run's token file, or makes the tokens from the data. A resumed run must have its original
+    /// tokens.
     ///
     /// # Errors
     /// Data or a tokenizer that cannot be read, too few tokens, [`RunFault::Tokens`]; I/O.
@@ -46,7 +46,8 @@ impl Tokens {
         let made_from = begun.map_or_else(|| now.clone(), str::to_owned);
         let found = match TokenFile::open(&path) {
             _ if !path.exists() => "none",
-            // The hash in the manifest is written before the tokens. Sound tokens of the data as they are show that it is damaged.
+            // The manifest with this hash is written before the tokens. If the token file fits the current
+            // data but not the hash, the manifest is damaged.
             Ok(file) if [&made_from, &now].map(Some).contains(&file.about().get(MADE_FROM)) => {
                 let made_from = file.about().get(MADE_FROM).cloned().unwrap_or_default();
                 require_window(file.len(), settings)?;
@@ -73,7 +74,7 @@ impl Tokens {
         Ok(Tokens { made_from, path, made: Made::Now(writer, about) })
     }
 
-    /// Writes them into the folder of the run, unless they are there.
+    /// Writes the token file into the run's folder, unless it exists.
     ///
     /// # Errors
     /// I/O.
@@ -88,17 +89,17 @@ impl Tokens {
     }
 }
 
-/// Refuses data with fewer tokens than a window takes.
+/// Refuses data with fewer tokens than one window.
 fn require_window(count: u64, settings: &RunConfig) -> Result<()> {
     let length = settings.data.length;
     if count > length as u64 {
         return Ok(());
     }
-    let allowed = format!("more than {length}, the tokens of a window (data.length)");
+    let allowed = format!("more than {length} tokens, the length of a window (data.length)");
     Err(BadInput::new("data.files", format!("{count} tokens"), allowed).into())
 }
 
-/// The tokens of the data, and the number of documents.
+/// Tokenizes the data; returns the tokens and the number of documents.
 fn make(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<(TokenWriter, usize)> {
     let mut writer = TokenWriter::new(setup.config.vocab_size);
     let mut count = 0;
@@ -118,7 +119,7 @@ fn make(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<(TokenWriter
     Ok((writer, count))
 }
 
-/// Hash of what tokens follow from: the files, how they are cut, the tokenizer, and what the model says of tokens.
+/// Hashes the sources of the tokens: data files, document options, tokenizer, and the model's token settings.
 fn made_from(settings: &RunConfig, base: &Path, setup: &Setup) -> Result<String> {
     let (vocab, end) = (setup.config.vocab_size, setup.config.eos_token_ids.first());
     let mut text = format!("{:?} {} {vocab} {end:?}", settings.data.split, settings.data.field);
