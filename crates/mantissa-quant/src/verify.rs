@@ -1,9 +1,9 @@
-//! Verification of an artifact, by a reader that shares no code with the writer beyond the layout tables.
+//! Verification of an artifact, with [`mantissa_verify`] as the second reader.
 //!
 //! The rows of a weight are checked on several threads; faults come in the order of the rows whatever their number.
 //!
 //! 1. The manifest's hashes; those of `quality.json` against them, and, where the source is given, against its files.
-//! 2. Every quantized weight decoded independently ([`independent`]) and by the ordinary reader: equal bit for bit.
+//! 2. Every quantized weight decoded independently and by the ordinary reader: equal bit for bit.
 //! 3. Against the source, where given: every weight within the scheme's bound and with the recorded error, every other
 //!    tensor equal byte for byte.
 //! 4. Logits of the model as read ordinarily and as decoded independently: equal within 1e-4 of the largest.
@@ -14,11 +14,8 @@
 //! and the model that the metadata describe is compared with the source's.
 
 mod gguf;
-mod gguf_apart;
-mod gguf_blocks;
-mod gguf_file;
-mod gguf_super;
-pub mod independent;
+mod gguf_parts;
+mod independent;
 mod load;
 mod manifest;
 mod memory;
@@ -40,8 +37,11 @@ use mantissa_num::{Code, Format, Quantized};
 use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, Manifest};
+use mantissa_verify::gguf::BlockType;
 use serde::Serialize;
 
+pub use independent::decode;
+use independent::{Independent, Stored, expert};
 pub use load::load_check;
 pub(crate) use load::loadable;
 use manifest::check_manifest;
@@ -215,11 +215,11 @@ fn check_weights(
         }
     }
     if files.kv_policy().is_none() {
-        return compare_readers(files, &independent::Source::new(files), &config, found);
+        return compare_readers(files, &Independent::new(files), &config, found);
     }
     // A level that is as near as another one is taken by either, which the rounding of sums decides: weights are compared without.
     check_kv_levels(files, &config)?;
-    let independent = independent::Source::new(files);
+    let independent = Independent::new(files);
     compare_readers(&CacheInF32(files), &CacheInF32(&independent), &config, found)
 }
 
@@ -271,9 +271,10 @@ impl WeightCheck<'_> {
             }
         };
         found.weights += 1;
+        let stored = Stored(self.files);
         let ours = match stack_of(self.info).filter(|_| !self.info.is_by_rows(self.files)) {
-            Some(stack) => independent::open_stacked(self.files, module, stack, *rows, *cols)?,
-            None => independent::open(self.files, module, *rows, *cols)?,
+            Some(stack) => mantissa_verify::open_stacked(&stored, &expert(stack), *rows, *cols)?,
+            None => mantissa_verify::open(&stored, module, *rows, *cols)?,
         };
         let weight = |source| source_weight(self.files.dir(), source, self.info, &linear.transforms);
         let source = self.source.map(weight).transpose()?;
@@ -305,7 +306,7 @@ impl WeightCheck<'_> {
         &self,
         rows: Range<usize>,
         &Coded { q, order, extras }: &Coded<'_>,
-        stored: &independent::Stored,
+        stored: &mantissa_verify::Weight,
         source: Option<&DenseTensor<'_>>,
     ) -> Result<Rows> {
         let cols = self.info.cols;
@@ -399,9 +400,9 @@ fn in_order(row: &mut [f32], order: Option<&[u32]>, sorted: &mut Vec<f32>) {
 }
 
 /// The type of a codec's blocks.
-fn block_type(format: &Format) -> Option<GgmlType> {
+fn block_type(format: &Format) -> Option<BlockType> {
     match format {
-        Format::Codec(id) => GgmlType::of_codec(*id),
+        Format::Codec(id) => GgmlType::of_codec(*id).and_then(|ty| BlockType::from_name(ty.name)),
         _ => None,
     }
 }

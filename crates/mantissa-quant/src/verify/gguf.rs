@@ -1,5 +1,4 @@
-//! Verification of a GGUF file by [`gguf_file`](super::gguf_file) and [`gguf_blocks`], which share no
-//! code with what wrote it.
+//! Verification of a GGUF file with [`mantissa_verify::gguf`].
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -8,15 +7,12 @@ use std::path::Path;
 use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_model::{LoadError, ModelConfig, ModelType, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
-use mantissa_store::convention::gguf::{Architecture, Model, Place, place};
+use mantissa_store::convention::gguf::{self, Architecture, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
-use mantissa_store::gguf::{GgmlType, Storage};
 use mantissa_store::{Error, ErrorClass};
+use mantissa_verify::gguf::{BlockType, GgufFile, Key, Model, Place, Tensor, allowed, bound_group};
 use serde_json::Value;
 
-use super::gguf_apart::Apart;
-use super::gguf_blocks::{self, Blocks};
-use super::gguf_file::{GgufFile, Key, Tensor};
 use super::reference::reference_fault;
 use super::{Rows, Verification, Worst, compare_readers};
 use crate::dequantize::Dequantizer;
@@ -44,11 +40,13 @@ pub(super) fn check(
     let paths: Vec<&Path> = files.checkpoint().files().collect();
     let file = match GgufFile::open_all(&paths) {
         Ok(file) => file,
-        Err(error) if error.class() == ErrorClass::Input => {
-            found.faults.push(format!("independent reader: {error}"));
-            return Ok(());
-        }
-        Err(error) => return Err(error.into()),
+        Err(error) => match store_error(files.dir(), error) {
+            error if error.class() == ErrorClass::Input => {
+                found.faults.push(format!("independent reader: {error}"));
+                return Ok(());
+            }
+            error => return Err(error.into()),
+        },
     };
     let config = model_config(files)?;
     if !same_container(files, &file, found) {
@@ -58,24 +56,24 @@ pub(super) fn check(
     if let Some(source) = source {
         check_config(&config, &model_config(source)?, found);
     }
-    let independent = Independent::new(files, &file);
-    note_unknown(&independent, &config, found);
+    let model = independent(file);
+    let file = &model.file;
+    note_unknown(&model, &config, found);
     let weighed = file.text("quantize.imatrix.file").is_some();
     for info in parameters(&config) {
         let config = &config;
-        let check =
-            TensorCheck { files, independent: &independent, source, config, info: &info, bounded, weighed };
+        let check = TensorCheck { files, model: &model, source, config, info: &info, bounded, weighed };
         check.run(threads, found)?;
     }
-    let opaque: Vec<_> = file.tensors.iter().filter(|(_, tensor)| !Blocks::decodes(tensor.ty)).collect();
+    let opaque: Vec<_> = file.tensors.iter().filter(|(_, tensor)| !tensor.ty.is_decoded()).collect();
     if let Some((name, tensor)) = opaque.first() {
-        let (n, ty) = (opaque.len(), tensor.ty.name);
+        let (n, ty) = (opaque.len(), tensor.ty);
         found.notes.push(format!(
-            "{n} tensors, the first {name} as {ty}, have a type that is decoded once only: neither they nor logits were compared"
+            "{n} tensors, the first {name} as {ty:?}, have a type that is decoded once only: neither they nor logits were compared"
         ));
         return Ok(());
     }
-    compare_readers(files, &independent, &config, found)
+    compare_readers(files, &Independent { files, model: &model }, &config, found)
 }
 
 /// Whether both readers find the same tensors in the same places.
@@ -90,9 +88,12 @@ fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification)
         let dims: Vec<u64> = theirs.shape.iter().rev().map(|&n| n as u64).collect();
         let ours = file.tensors.get(&theirs.name);
         let number = ours.map_or(0, |ours| ours.file);
-        let theirs_is = Tensor { ty: theirs.ty, file: number, dims, start: theirs.offset, bytes: theirs.len };
+        let ty = BlockType::from_id(theirs.ty.id);
+        let theirs_is =
+            ty.map(|ty| Tensor { ty, file: number, dims, start: theirs.offset, bytes: theirs.len });
         // A tensor without elements has no place.
-        let same = ours.is_some_and(|ours| *ours == theirs_is || (ours.bytes, theirs.len) == (0, 0));
+        let same =
+            ours.is_some_and(|ours| Some(ours) == theirs_is.as_ref() || (ours.bytes, theirs.len) == (0, 0));
         if !same {
             found
                 .faults
@@ -104,14 +105,14 @@ fn same_container(files: &ModelFiles, file: &GgufFile, found: &mut Verification)
 
 /// What llama.cpp takes from the keys and does not compare with the tensors.
 fn check_keys(file: &GgufFile, found: &mut Verification) {
-    let blocks = file.tensors.iter().find(|(_, t)| !matches!(t.ty.storage, Storage::Plain(_)));
+    let blocks = file.tensors.iter().find(|(_, t)| t.ty.is_blocks());
     if let (Some((name, tensor)), version) = (blocks, file.number("general.quantization_version"))
         && version != Some(2)
     {
         let version = version.map_or("none".to_owned(), |v| v.to_string());
         found.faults.push(format!(
-            "general.quantization_version: found {version}, allowed 2 with blocks such as {name}'s ({})",
-            tensor.ty.name
+            "general.quantization_version: found {version}, allowed 2 with blocks such as {name}'s ({:?})",
+            tensor.ty
         ));
     }
     let vocabulary = file.tensors.get("token_embd.weight").map(Tensor::rows);
@@ -125,18 +126,18 @@ fn check_keys(file: &GgufFile, found: &mut Verification) {
 }
 
 /// Tensors that the model does not use.
-fn note_unknown(independent: &Independent<'_>, config: &ModelConfig, found: &mut Verification) {
+fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verification) {
     let mut known = BTreeSet::new();
     for info in parameters(config) {
-        known.extend(independent.place(&info.name).map(|place| place.tensor));
-        known.extend(independent.taken_apart(&info.name).into_iter().flat_map(Apart::names));
+        known.extend(model.place(&info.name).map(|place| place.tensor));
+        known.extend(model.parts(&info.name).into_iter().flat_map(|parts| parts.names().to_vec()));
     }
     let unknown = |name: &&String| {
         let weight = name.strip_suffix(".scale").map(|module| format!("{module}.weight"));
         let used = |name: &String| known.contains(name);
         !used(name) && !weight.is_some_and(|weight| used(&weight)) && !ROPE_FACTORS.contains(&name.as_str())
     };
-    let all: Vec<_> = independent.file.tensors.keys().filter(unknown).collect();
+    let all: Vec<_> = model.file.tensors.keys().filter(unknown).collect();
     if let Some(first) = all.first() {
         found.notes.push(format!("{} tensors are not of the architecture, the first is {first}", all.len()));
     }
@@ -195,131 +196,27 @@ fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verificati
 }
 
 /// The file as a model, decoded independently; the configuration is the ordinary reader's.
-pub(super) struct Independent<'a> {
+struct Independent<'a> {
     files: &'a ModelFiles,
-    pub(super) file: &'a GgufFile,
-    pub(super) blocks: Blocks,
-    pub(super) architecture: Option<Architecture>,
-    /// Heads of q and k where their rows are interleaved.
-    interleaved: Option<(u64, u64)>,
-    /// Heads of the joined projection where those of a checkpoint are joined head by head.
-    by_head: Option<u64>,
+    model: &'a Model<'a>,
 }
 
-impl<'a> Independent<'a> {
-    fn new(files: &'a ModelFiles, file: &'a GgufFile) -> Self {
-        let name = file.text("general.architecture").unwrap_or("");
-        let heads = file.number(&format!("{name}.attention.head_count"));
-        let key_heads = file.number(&format!("{name}.attention.head_count_kv")).or(heads);
-        let interleaved = heads.zip(key_heads).filter(|_| ["llama", "olmo"].contains(&name));
-        let by_head = heads.filter(|_| name == "gptneox");
-        let architecture = Architecture::parse(name);
-        Independent { files, file, blocks: Blocks::new(), architecture, interleaved, by_head }
-    }
+/// The independent reader's model of the opened GGUF file.
+fn independent(file: GgufFile) -> Model<'static> {
+    let architecture = file.text("general.architecture").and_then(Architecture::parse);
+    Model::new(file, move |name| {
+        let found = architecture.map_or_else(|| place(name), |architecture| architecture.place(name))?;
+        Some(Place { tensor: found.tensor, expert: found.expert })
+    })
+}
 
-    pub(super) fn path(&self) -> &Path {
-        self.files.dir()
-    }
-
-    fn place(&self, name: &str) -> Option<Place> {
-        match self.architecture {
-            Some(architecture) => architecture.place(name),
-            None => place(name),
-        }
-    }
-
-    /// The tensor that holds `name`, under its name in the file, and which matrix of how many.
-    fn tensor(&self, name: &str) -> std::result::Result<(String, &Tensor, (u64, u64)), Error> {
-        let place = self.place(name).unwrap_or_else(|| Place { tensor: name.to_owned(), expert: None });
-        let missing = || Error::NoTensor { path: self.files.dir().to_owned(), tensor: place.tensor.clone() };
-        let tensor = self.file.tensors.get(&place.tensor).ok_or_else(missing)?;
-        let part = match place.expert {
-            None => (0, 1),
-            Some(expert) => {
-                let of = tensor.dims.get(2).copied().unwrap_or(0);
-                (Some(expert as u64).filter(|&expert| expert < of).ok_or_else(missing)?, of)
-            }
-        };
-        Ok((place.tensor, tensor, part))
-    }
-
-    /// Whether 1 was added to what the checkpoint has: to every norm of Gemma.
-    fn adds_one(&self, name: &str) -> bool {
-        let gemma = [Architecture::Gemma, Architecture::Gemma2, Architecture::Gemma3];
-        self.architecture.is_some_and(|found| gemma.contains(&found)) && name.contains("norm")
-    }
-
-    /// The row of the file that holds row `row` of `rows` in Hugging Face order. Rows `i` and `i + d/2` of a head of `d` are
-    /// turned together by the rotary embedding, and llama.cpp has such pairs next to each other.
-    fn stored_row(&self, stored: &str, row: usize, rows: usize) -> usize {
-        let Some((_, part)) = stored.split_once(".attn_") else { return row };
-        if let Some(heads) = self.by_head.filter(|_| part.starts_with("qkv.")) {
-            // Of a head its query, its key, its value; in the file all queries, then all keys, then all values.
-            let heads = usize::try_from(heads).unwrap_or(1).max(1);
-            let width = rows / heads / 3;
-            if width == 0 || rows != 3 * heads * width {
-                return row;
-            }
-            let (head, which, i) = (row / (3 * width), row / width % 3, row % width);
-            return (which * heads + head) * width + i;
-        }
-        let Some((query, key)) = self.interleaved else { return row };
-        let heads = match part {
-            "q.weight" | "q.bias" => query,
-            "k.weight" | "k.bias" => key,
-            _ => return row,
-        };
-        let width = rows / usize::try_from(heads).unwrap_or(1).max(1);
-        if width < 2 {
-            return row;
-        }
-        let (head, i, half) = (row / width, row % width, width / 2);
-        head * width + if i < half { 2 * i } else { 2 * (i - half) + 1 }
-    }
-
-    /// Decodes rows `range` of `rows` of a tensor (`[rows, cols]`; a vector is a column) into `out`.
-    fn rows(
-        &self,
-        name: &str,
-        (rows, cols): (usize, usize),
-        range: Range<usize>,
-        out: &mut [f32],
-    ) -> std::result::Result<(), Error> {
-        if let Some(apart) = self.taken_apart(name) {
-            return self.rows_of_parts(&apart, (rows, cols), range, out);
-        }
-        let (stored, tensor, (which, of)) = self.tensor(name)?;
-        let beside = self.file.factor(&stored, which, of)?;
-        let (inside, factor) = match tensor.ty {
-            GgmlType::NVFP4 => (beside, None),
-            _ => (None, beside),
-        };
-        let first = usize::try_from(which).unwrap_or(usize::MAX).saturating_mul(rows);
-        // A vector is one row of the file, and a column here.
-        let column = Tensor { dims: vec![1, tensor.dims[0]], ..tensor.clone() };
-        let tensor = if tensor.dims.len() == 1 { &column } else { tensor };
-        let in_order = range.clone().all(|row| self.stored_row(&stored, row, rows) == row);
-        if in_order {
-            let bytes = self.file.rows(tensor, first + range.start, range.len())?;
-            self.blocks.decode(tensor.ty, &bytes, inside, out);
-            if self.adds_one(name) {
-                out.iter_mut().for_each(|value| *value -= 1.0);
-            }
-            multiply(out, factor);
-            return Ok(());
-        }
-        for (row, out) in range.zip(out.chunks_exact_mut(cols.max(1))) {
-            let bytes = self.file.rows(tensor, self.stored_row(&stored, row, rows), 1)?;
-            self.blocks.decode(tensor.ty, &bytes, inside, out);
-            multiply(out, factor);
-        }
-        Ok(())
-    }
-
-    fn whole(&self, name: &str, rows: usize, cols: usize) -> std::result::Result<Vec<f32>, Error> {
-        let mut values = vec![0.0; rows * cols];
-        self.rows(name, (rows, cols), 0..rows, &mut values)?;
-        Ok(values)
+/// The error of the ordinary reader that says the same.
+pub(super) fn store_error(path: &Path, error: mantissa_verify::gguf::Error) -> Error {
+    use mantissa_verify::gguf::Error as Other;
+    match error {
+        Other::Io { path, operation, error } => Error::Io { path, operation, error },
+        Other::Field { path, field, expected, got } => Error::field(&path, field, got, expected, ""),
+        Other::Missing { tensor } => Error::NoTensor { path: path.to_owned(), tensor },
     }
 }
 
@@ -337,7 +234,7 @@ impl WeightSource for Independent<'_> {
     }
 
     fn has(&self, tensor: &str) -> bool {
-        self.tensor(tensor).is_ok() || self.taken_apart(tensor).is_some()
+        self.model.has(tensor)
     }
 
     /// Every layer stands in rows here, whatever dense checkpoints do.
@@ -363,10 +260,9 @@ impl WeightSource for Independent<'_> {
     }
 }
 
-/// A factor beside a weight.
-fn multiply(values: &mut [f32], factor: Option<f32>) {
-    if let Some(factor) = factor {
-        values.iter_mut().for_each(|value| *value *= factor);
+impl Independent<'_> {
+    fn whole(&self, name: &str, rows: usize, cols: usize) -> std::result::Result<Vec<f32>, Error> {
+        self.model.whole(name, rows, cols).map_err(|error| store_error(self.files.dir(), error))
     }
 }
 
@@ -391,13 +287,13 @@ enum Ordinary<'a> {
 impl<'a> Ordinary<'a> {
     fn open(files: &'a ModelFiles, stored: String, tensor: &Tensor, info: &TensorInfo) -> Result<Self> {
         let (rows, cols) = matrix(&info.shape);
-        let as_stored = |model: &Model| {
+        let as_stored = |model: &gguf::Model| {
             let part = model.place(&info.name).is_some_and(|place| place.expert.is_some());
             let moved = model.row_order().of(&info.name).is_some();
             let raised = model.architecture().is_some_and(|found| found.adds_one(&info.name));
             !part && !moved && !raised
         };
-        if matches!(tensor.ty.storage, Storage::Plain(_)) && files.gguf().is_some_and(as_stored) {
+        if !tensor.ty.is_blocks() && files.gguf().is_some_and(as_stored) {
             return Ok(Ordinary::Streamed { files, stored });
         }
         let module = info.name.strip_suffix(".weight").filter(|_| info.shape.len() == 2);
@@ -434,7 +330,7 @@ impl<'a> Ordinary<'a> {
 /// One tensor, decoded twice and compared with its source.
 pub(super) struct TensorCheck<'a> {
     pub(super) files: &'a ModelFiles,
-    pub(super) independent: &'a Independent<'a>,
+    pub(super) model: &'a Model<'a>,
     pub(super) source: Option<&'a ModelFiles>,
     pub(super) config: &'a ModelConfig,
     pub(super) info: &'a TensorInfo,
@@ -446,15 +342,15 @@ pub(super) struct TensorCheck<'a> {
 impl TensorCheck<'_> {
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {
         let TensorInfo { name, shape, .. } = self.info;
-        if let Some(apart) = self.independent.taken_apart(name) {
-            return self.run_apart(&apart, found);
+        if let Some(parts) = self.model.parts(name) {
+            return self.run_parts(&parts, found);
         }
-        let (stored, tensor, (which, of)) = self.independent.tensor(name)?;
-        if !Blocks::decodes(tensor.ty) {
+        let (stored, tensor, (which, of)) = self.model.tensor(name).map_err(|e| self.read_error(e))?;
+        if !tensor.ty.is_decoded() {
             return Ok(());
         }
         let mut dims: Vec<u64> = shape.iter().rev().map(|&n| n as u64).collect();
-        if self.independent.place(name).is_some_and(|place| place.expert.is_some()) {
+        if self.model.place(name).is_some_and(|place| place.expert.is_some()) {
             dims.push(of);
         }
         if tensor.dims != dims {
@@ -465,7 +361,8 @@ impl TensorCheck<'_> {
         let (rows, cols) = matrix(shape);
         let ordinary = Ordinary::open(self.files, stored.clone(), tensor, self.info)?;
         let source = self.source.map(|source| self.dense(source)).transpose()?;
-        let factor = self.independent.file.factor(&stored, which, of)?.unwrap_or(1.0);
+        let factor =
+            self.model.file.factor(&stored, which, of).map_err(|e| self.read_error(e))?.unwrap_or(1.0);
         let grain = (PANEL / cols.max(1)).max(1);
         let check = |range: Range<usize>| self.panel(range, &ordinary, source.as_ref(), (tensor.ty, factor));
         let all = map_reduce_fixed(threads, rows, grain, check, Ok(Rows::default()), |all, part| {
@@ -502,12 +399,14 @@ impl TensorCheck<'_> {
         range: Range<usize>,
         ordinary: &Ordinary<'_>,
         source: Option<&DenseTensor<'_>>,
-        (ty, factor): (GgmlType, f32),
+        (ty, factor): (BlockType, f32),
     ) -> Result<Rows> {
         let (rows, cols) = matrix(&self.info.shape);
         let n = range.len() * cols;
         let (mut ours, mut theirs) = (vec![0.0; n], vec![0.0; n]);
-        self.independent.rows(&self.info.name, (rows, cols), range.clone(), &mut ours)?;
+        self.model
+            .rows(&self.info.name, (rows, cols), range.clone(), &mut ours)
+            .map_err(|e| self.read_error(e))?;
         ordinary.rows(range.clone(), cols, &mut theirs)?;
         let mut found = Rows::default();
         let differs = |(a, b): (&f32, &f32)| a != b && !(a.is_nan() && b.is_nan());
@@ -523,7 +422,7 @@ impl TensorCheck<'_> {
         let elements = range.start * cols..range.end * cols;
         let mut w = source.elements(elements, &mut scratch).map_err(|error| self.error(error))?;
         let raised: Vec<f32>;
-        if self.independent.adds_one(&self.info.name) {
+        if self.model.adds_one(&self.info.name) {
             // The file has the sum, rounded.
             raised = w.iter().map(|w| (w + 1.0) - 1.0).collect();
             w = &raised;
@@ -532,6 +431,10 @@ impl TensorCheck<'_> {
             worst_of_row((ty, factor, self.weighed), range.start + i, w, ours, &mut found.worst);
         }
         Ok(found)
+    }
+
+    pub(super) fn read_error(&self, error: mantissa_verify::gguf::Error) -> QuantError {
+        store_error(self.files.dir(), error).into()
     }
 
     pub(super) fn error(&self, error: DenseError) -> QuantError {
@@ -546,22 +449,39 @@ impl TensorCheck<'_> {
 }
 
 /// The largest error of row `row` in units of what its blocks allow; type, factor and weighing
-/// as in [`gguf_blocks::allowed`].
+/// as in [`allowed`].
 pub(super) fn worst_of_row(
-    (ty, factor, weighed): (GgmlType, f32, bool),
+    (ty, factor, weighed): (BlockType, f32, bool),
     row: usize,
     w: &[f32],
     decoded: &[f32],
     worst: &mut Worst,
 ) {
-    let group = gguf_blocks::bound_group(ty);
+    let group = bound_group(ty);
     for (block, (w, decoded)) in w.chunks(group).zip(decoded.chunks(group)).enumerate() {
-        let allowed = gguf_blocks::allowed(ty, w, factor, weighed);
+        let most = allowed(ty, w, factor, weighed);
         for (i, (&source, &decoded)) in w.iter().zip(decoded).enumerate() {
             let error = (f64::from(source) - f64::from(decoded)).abs();
-            let ratio = if error == 0.0 { 0.0 } else { error / allowed };
+            let ratio = if error == 0.0 { 0.0 } else { error / most };
             let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
             worst.take(Worst { ratio, row, col: block * group + i, source, decoded });
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::BlockType;
+    use mantissa_store::gguf::GgmlType;
+
+    #[test]
+    fn both_readers_number_and_size_the_types_alike() {
+        for theirs in GgmlType::ALL {
+            let ours = BlockType::from_id(theirs.id).unwrap();
+            assert_eq!(format!("{ours:?}"), theirs.name);
+            assert_eq!(ours.block(), theirs.block(), "{ours:?}");
+            assert_eq!(BlockType::from_name(theirs.name), Some(ours));
         }
     }
 }

@@ -117,7 +117,7 @@ fn onnx_keeps_codes_and_scales() {
 /// Modules as hqq and optimum-quanto store them, decoded by both readers to the same bits.
 #[test]
 fn the_second_decoder_reads_what_other_packages_wrote() {
-    use mantissa_quant::verify::independent::decode;
+    use mantissa_quant::verify::decode;
     use mantissa_store::convention::{ModelFiles, Weight};
     let data = root().join("tests/data/conventions");
     let module = "model.layers.0.mlp.up_proj";

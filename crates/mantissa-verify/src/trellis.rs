@@ -1,35 +1,38 @@
-//! Trellis codes: bit after bit of the ring, each state's value by the code book, rotations as sums over signs in f64.
+//! Weights of trellis codes (QTIP, EXL3): bit after bit of the ring, each state's value by the code book, rotations as sums over
+//! signs in f64.
 
 use mantissa_num::trellis::TrellisBook;
-use mantissa_store::{Dtype, Error};
 
-use super::{ModelFiles, Reader, Result};
+use crate::elements::float_value;
+use crate::reader::Reader;
+use crate::tensors::Tensors;
 
 /// Side of a tile.
 const SIDE: usize = 16;
 
 /// A weight of trellis codes as it is stored.
-pub(in crate::verify) struct Trellis {
+pub struct Trellis {
     rows: usize,
     cols: usize,
-    /// What stands between the rotations, `[rows, cols]`.
-    pub(in crate::verify) values: Vec<f32>,
-    /// Signs, or signs times scales.
-    pub(in crate::verify) inputs: Vec<f32>,
-    pub(in crate::verify) outputs: Vec<f32>,
+    /// Decoded values between the rotations, `[rows, cols]`.
+    pub values: Vec<f32>,
+    /// Signs of the columns, or signs times scales.
+    pub inputs: Vec<f32>,
+    /// Signs of the rows, or signs times scales.
+    pub outputs: Vec<f32>,
 }
 
-/// The trellis codes of `module`; `None` where it has none.
+/// Reads the trellis codes of `module`; `None` if it has none.
 ///
 /// # Errors
 /// A tensor that is missing or does not hold what the shape needs.
-pub(in crate::verify) fn open(
-    files: &ModelFiles,
+pub fn open<T: Tensors + ?Sized>(
+    tensors: &T,
     module: &str,
     rows: usize,
     cols: usize,
-) -> Result<Option<Trellis>> {
-    let reader = Reader { files, module, rows, cols };
+) -> Result<Option<Trellis>, T::Error> {
+    let reader = Reader { tensors, module, rows, cols };
     let scheme = reader.native_scheme();
     if reader.has("trellis") {
         return reader.exl3().map(Some);
@@ -40,8 +43,8 @@ pub(in crate::verify) fn open(
     }
 }
 
-impl Reader<'_> {
-    fn exl3(&self) -> Result<Trellis> {
+impl<T: Tensors + ?Sized> Reader<'_, T> {
+    fn exl3(&self) -> Result<Trellis, T::Error> {
         let name = if self.has("mcg") { "mcg" } else { "mul1" };
         let book = if self.has(name) { book(name) } else { book("3inst") };
         let codes = self.bytes("trellis")?;
@@ -54,7 +57,7 @@ impl Reader<'_> {
     }
 
     /// The weight whose scheme is called `trellis` and `text`.
-    fn native_trellis(&self, text: &str) -> Result<Trellis> {
+    fn native_trellis(&self, text: &str) -> Result<Trellis, T::Error> {
         let (rows, cols) = (self.rows, self.cols);
         let codes = self.bytes("weight.packed")?;
         let scales = self.halves("weight.scale")?;
@@ -78,12 +81,11 @@ impl Reader<'_> {
     }
 
     /// Half-precision floats.
-    fn halves(&self, suffix: &str) -> Result<Vec<f32>> {
-        let name = self.name(suffix);
-        match self.files.checkpoint().get(&name).map(|meta| meta.dtype) {
-            Some(Dtype::F16) => self.files.checkpoint().read_f32(&name),
-            Some(dtype) => Err(Error::field(self.files.dir(), name, format!("dtype {dtype}"), "F16", "")),
-            None => Err(Error::NoTensor { path: self.files.dir().to_owned(), tensor: name }),
+    fn halves(&self, suffix: &str) -> Result<Vec<f32>, T::Error> {
+        match self.dtype(suffix) {
+            Some("F16") => self.floats(suffix),
+            Some(dtype) => Err(self.wrong(suffix, "F16", &format!("dtype {dtype}"))),
+            None => Err(self.missing(suffix)),
         }
     }
 
@@ -94,7 +96,7 @@ impl Reader<'_> {
         inputs: Vec<f32>,
         outputs: Vec<f32>,
         suffix: &str,
-    ) -> Result<Trellis> {
+    ) -> Result<Trellis, T::Error> {
         let (rows, cols) = (self.rows, self.cols);
         let tiles = rows / SIDE * (cols / SIDE);
         let whole = rows.is_multiple_of(SIDE) && cols.is_multiple_of(SIDE) && tiles > 0;
@@ -122,7 +124,7 @@ impl Reader<'_> {
 
 impl Trellis {
     /// The weight itself, `[rows, cols]`.
-    pub(in crate::verify) fn whole(&self) -> Vec<f32> {
+    pub fn whole(&self) -> Vec<f32> {
         let (rows, cols) = (self.rows, self.cols);
         let mut w: Vec<f64> = self.values.iter().copied().map(f64::from).collect();
         w.chunks_exact_mut(cols).for_each(|row| rotate(row, run_of(cols)));
@@ -156,7 +158,7 @@ fn ring(codes: &[u8], book: TrellisBook) -> Vec<f32> {
         let end = (i + 1) * n / 256;
         (0..16).fold(0u16, |state, j| state << 1 | u16::from(bit(n + end - 16 + j)))
     };
-    let half = |pattern: u16| super::mini_float(pattern.into(), 5, 10, 15) as f32;
+    let half = |pattern: u16| float_value(pattern.into(), 5, 10, 15);
     (0..256).map(|i| half(book.value(state(i)))).collect()
 }
 

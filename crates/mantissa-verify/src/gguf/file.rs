@@ -1,6 +1,5 @@
-//! A second reader of the GGUF container, written from its description (`docs/gguf.md` of ggml) and not from
-//! [`mantissa_store::gguf`]: it goes through the file once, keeps what verification asks for, and skips the rest. Only the
-//! table of types with the sizes of their blocks is shared.
+//! A second reader of the GGUF container, written from its description (`docs/gguf.md` of ggml). It goes through the file once,
+//! keeps what verification asks for, and skips the rest.
 //!
 //! It is stricter than a reader has to be: what llama.cpp's own reader requires (tensors one after another, in the order of
 //! their infos) and what the description says of padding (zero bytes, nothing after the last tensor) must hold.
@@ -11,8 +10,7 @@ use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use mantissa_store::Error;
-use mantissa_store::gguf::GgmlType;
+use super::{BlockType, Error};
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -22,9 +20,9 @@ const MAX_TEXT: u64 = 1 << 16;
 /// Arrays within arrays, at most.
 const MAX_DEPTH: u32 = 4;
 
-/// What a key holds, as far as it is asked for.
+/// Value of a key, as far as verification needs it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Key {
+pub enum Key {
     /// An unsigned integer.
     Number(u64),
     /// A short string.
@@ -35,42 +33,47 @@ pub(super) enum Key {
     Other,
 }
 
-/// Where a tensor lies.
+/// Type, dimensions and place of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tensor {
-    pub(super) ty: GgmlType,
-    /// Which file of the model.
-    pub(super) file: usize,
-    /// Fastest first, as in the file.
-    pub(super) dims: Vec<u64>,
+pub struct Tensor {
+    /// Type of the elements or blocks.
+    pub ty: BlockType,
+    /// Index of the file of a split model.
+    pub file: usize,
+    /// Dimensions, fastest first, as in the file.
+    pub dims: Vec<u64>,
     /// First byte, from the start of the file.
-    pub(super) start: u64,
-    pub(super) bytes: u64,
+    pub start: u64,
+    /// Size in bytes.
+    pub bytes: u64,
 }
 
 impl Tensor {
-    pub(super) fn rows(&self) -> u64 {
+    /// Number of rows of all matrices.
+    pub fn rows(&self) -> u64 {
         self.dims[1..].iter().product()
     }
 }
 
-/// A file whose container holds together.
+/// A GGUF file whose container is as described.
 #[derive(Debug)]
-pub(super) struct GgufFile {
+pub struct GgufFile {
     path: PathBuf,
     file: fs::File,
     /// The other files of a model that is split.
     rest: Vec<GgufFile>,
-    pub(super) keys: BTreeMap<String, Key>,
-    pub(super) tensors: BTreeMap<String, Tensor>,
+    /// Values of the metadata.
+    pub keys: BTreeMap<String, Key>,
+    /// Tensors by name.
+    pub tensors: BTreeMap<String, Tensor>,
 }
 
 impl GgufFile {
-    /// The files `paths` of one model, the tensors of all of them under the first. Each says which it is of how many.
+    /// Opens the files `paths` of one model and collects the tensors of all of them. Each file of a split model states its number.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub(super) fn open_all(paths: &[&Path]) -> Result<Self> {
+    pub fn open_all(paths: &[&Path]) -> Result<Self> {
         let count = paths.len() as u64;
         let mut files = Vec::new();
         for (number, path) in paths.iter().enumerate() {
@@ -108,11 +111,11 @@ impl GgufFile {
         }
     }
 
-    /// Goes through all but the values of the tensors.
+    /// Reads everything but the values of the tensors.
     ///
     /// # Errors
     /// [`Error::Field`] for the first thing that is not as described; [`Error::Io`].
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         let io = |error| Error::Io { path: path.to_owned(), operation: "open", error };
         let file = fs::File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
@@ -140,28 +143,28 @@ impl GgufFile {
         file.placed(infos, header, alignment, len)
     }
 
-    /// The bytes of `count` rows from row `first` on.
+    /// Reads the bytes of `count` rows from row `first` on.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(super) fn rows(&self, tensor: &Tensor, first: usize, count: usize) -> Result<Vec<u8>> {
+    pub fn rows(&self, tensor: &Tensor, first: usize, count: usize) -> Result<Vec<u8>> {
         let row = tensor.bytes / tensor.rows().max(1);
         let mut bytes = vec![0; usize::try_from(row).unwrap_or(usize::MAX).saturating_mul(count)];
         self.of(tensor).read(tensor.start + row * first as u64, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// The factor that may stand beside a weight: that of matrix `which` of `of`.
+    /// Reads the scale that may stand beside a weight: the one of matrix `which` of `of`.
     ///
     /// # Errors
     /// [`Error::Field`] where it is not one f32 for each matrix; [`Error::Io`].
-    pub(super) fn factor(&self, weight: &str, which: u64, of: u64) -> Result<Option<f32>> {
+    pub fn factor(&self, weight: &str, which: u64, of: u64) -> Result<Option<f32>> {
         let Some(name) = weight.strip_suffix(".weight").map(|module| format!("{module}.scale")) else {
             return Ok(None);
         };
         let Some(tensor) = self.tensors.get(&name) else { return Ok(None) };
-        if tensor.ty != GgmlType::F32 || tensor.bytes / 4 != of {
-            let found = format!("{} {:?}", tensor.ty.name, tensor.dims);
+        if tensor.ty != BlockType::F32 || tensor.bytes / 4 != of {
+            let found = format!("{:?} {:?}", tensor.ty, tensor.dims);
             return Err(fault(&self.path, &name, found, &format!("{of} F32")));
         }
         let mut bytes = [0; 4];
@@ -169,19 +172,26 @@ impl GgufFile {
         Ok(Some(f32::from_le_bytes(bytes)))
     }
 
+    /// The first file of the model.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The file that holds a tensor.
     fn of(&self, tensor: &Tensor) -> &GgufFile {
         tensor.file.checked_sub(1).and_then(|i| self.rest.get(i)).unwrap_or(self)
     }
 
-    pub(super) fn number(&self, key: &str) -> Option<u64> {
+    /// Unsigned integer of a key.
+    pub fn number(&self, key: &str) -> Option<u64> {
         match self.keys.get(key) {
             Some(Key::Number(n)) => Some(*n),
             _ => None,
         }
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
+    /// Text of a key.
+    pub fn text(&self, key: &str) -> Option<&str> {
         match self.keys.get(key) {
             Some(Key::Text(text)) => Some(text),
             _ => None,
@@ -207,7 +217,7 @@ impl GgufFile {
             }
             self.require_zeros(&name, end, padded)?;
             let bytes = byte_len(ty, &dims).map_err(|allowed| {
-                fault(&path, &name, format!("dimensions {dims:?} of type {}", ty.name), allowed)
+                fault(&path, &name, format!("dimensions {dims:?} of type {ty:?}"), allowed)
             })?;
             end = padded.checked_add(bytes).ok_or_else(|| past(&name))?;
             if end > len {
@@ -242,7 +252,7 @@ impl GgufFile {
 }
 
 /// Bytes of a tensor, or what is allowed instead.
-fn byte_len(ty: GgmlType, dims: &[u64]) -> std::result::Result<u64, &'static str> {
+fn byte_len(ty: BlockType, dims: &[u64]) -> std::result::Result<u64, &'static str> {
     let (elements, bytes) = ty.block();
     if !dims[0].is_multiple_of(elements as u64) {
         return Err("rows of whole blocks");
@@ -254,7 +264,7 @@ fn byte_len(ty: GgmlType, dims: &[u64]) -> std::result::Result<u64, &'static str
 /// A tensor info as read.
 struct Info {
     name: String,
-    ty: GgmlType,
+    ty: BlockType,
     dims: Vec<u64>,
     offset: u64,
 }
@@ -395,7 +405,7 @@ impl Stream<'_> {
             }
             let dims = (0..n).map(|_| self.u64(&name)).collect::<Result<_>>()?;
             let id = self.u32(&name)?;
-            let ty = GgmlType::from_id(id)
+            let ty = BlockType::from_id(id)
                 .ok_or_else(|| self.fault(&name, format!("type {id}"), "a type of ggml"))?;
             let offset = self.u64(&name)?;
             infos.push(Info { name, ty, dims, offset });
@@ -415,6 +425,7 @@ fn width(kind: u32) -> Option<u64> {
     }
 }
 
-fn fault(path: &Path, field: &str, found: impl ToString, allowed: &str) -> Error {
-    Error::field(path, field, found.to_string(), allowed, "")
+fn fault(path: &Path, field: &str, got: impl ToString, expected: &str) -> Error {
+    let (field, expected) = (field.to_owned(), expected.to_owned());
+    Error::Field { path: path.to_owned(), field, expected, got: got.to_string() }
 }

@@ -1,29 +1,41 @@
 //! GPTQ's and AWQ's weights: words that hold codes of several columns or rows, decoded one code at a time.
 
-use mantissa_store::convention::gptq::{Layout, ZeroVersion};
-use mantissa_store::{Dtype, Error};
-
-use super::{Reader, Result, Stored};
+use crate::reader::Reader;
+use crate::tensors::Tensors;
+use crate::weight::{Layout, Weight};
 
 /// Place in its word of each of eight neighbouring columns (AWQ).
 const AWQ_PLACE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// How the codes of a line lie in its words.
-#[derive(Clone, Copy)]
-enum Order {
+/// Order of the codes of a line in its words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WordOrder {
     /// One bit stream.
     Stream,
-    /// Bit planes of each 32 codes.
+    /// Bit planes of each 32 codes (`gptq_p`).
     Planes,
     /// Nibbles in the order of AWQ.
     Awq,
 }
 
+/// Packing of a layer's words, as its configuration states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// Bits of a code.
+    pub bits: usize,
+    /// Group size; `None` if a row is one group.
+    pub group: Option<usize>,
+    /// Order of the codes in their words.
+    pub order: WordOrder,
+    /// True if zero points are stored less one (`gptq` version 1).
+    pub zeros_less_one: bool,
+}
+
 /// A weight `[n, k]` stored as its transpose.
-pub(super) struct Columns {
+pub(crate) struct Columns {
     words: Vec<u32>,
     bits: usize,
-    order: Order,
+    order: WordOrder,
     /// Output features.
     rows: usize,
     /// Group of each column.
@@ -36,10 +48,10 @@ pub(super) struct Columns {
 
 impl Columns {
     /// Decodes row `row` of the weight into `out`.
-    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         for (k, (v, group)) in out.iter_mut().zip(&self.groups).enumerate() {
             let code = match self.order {
-                Order::Awq => {
+                WordOrder::Awq => {
                     let line = &self.words[k * self.rows / 8..];
                     field(self.order, |word| line[word], row, self.bits)
                 }
@@ -55,16 +67,16 @@ impl Columns {
 }
 
 /// Code `at` of a line of words.
-fn field(order: Order, word: impl Fn(usize) -> u32, at: usize, bits: usize) -> u32 {
+fn field(order: WordOrder, word: impl Fn(usize) -> u32, at: usize, bits: usize) -> u32 {
     match order {
-        Order::Awq => word(at / 8) >> (4 * AWQ_PLACE[at % 8]) & 15,
-        Order::Stream => {
+        WordOrder::Awq => word(at / 8) >> (4 * AWQ_PLACE[at % 8]) & 15,
+        WordOrder::Stream => {
             let (first, shift) = (at * bits / 32, at * bits % 32);
             let next = if shift + bits > 32 { word(first + 1) } else { 0 };
             let pair = u64::from(word(first)) | u64::from(next) << 32;
             (pair >> shift & ((1 << bits) - 1)) as u32
         }
-        Order::Planes => {
+        WordOrder::Planes => {
             let (mut start, mut shift, mut code) = (at / 32 * bits, 0, 0);
             for width in [8, 4, 2, 1].into_iter().filter(|width| bits & width != 0) {
                 let per_word = 32 / width;
@@ -77,17 +89,18 @@ fn field(order: Order, word: impl Fn(usize) -> u32, at: usize, bits: usize) -> u
     }
 }
 
-impl Reader<'_> {
+impl<T: Tensors + ?Sized> Reader<'_, T> {
     /// A weight of GPTQ or AWQ.
-    pub(super) fn columns(&self) -> Result<Stored> {
+    pub(crate) fn gptq(&self) -> Result<Weight, T::Error> {
         let (rows, cols) = (self.rows, self.cols);
-        let (bits, group, order, v1) = self.settings()?;
-        let group = group.unwrap_or(cols).clamp(1, cols.max(1));
+        let words = self.tensors.words(self.module).ok_or_else(|| self.short("qweight"))?;
+        let Words { bits, order, zeros_less_one: v1, .. } = words;
+        let group = words.group.unwrap_or(cols).clamp(1, cols.max(1));
         let count = cols.div_ceil(group);
         let lines = |lines: usize, n: usize| lines * (n * bits).div_ceil(32);
-        let expected = if matches!(order, Order::Awq) { lines(cols, rows) } else { lines(rows, cols) };
-        let words = self.words("qweight", expected)?;
-        let mut packed = self.words("qzeros", lines(count, rows))?;
+        let expected = if matches!(order, WordOrder::Awq) { lines(cols, rows) } else { lines(rows, cols) };
+        let words = self.exact_words("qweight", expected)?;
+        let mut packed = self.exact_words("qzeros", lines(count, rows))?;
         // Whole words were lowered by one in each field, but for fields that straddle words.
         let whole = v1 && 32usize.is_multiple_of(bits);
         if whole {
@@ -101,44 +114,26 @@ impl Reader<'_> {
             (if v1 && !whole { (stored + 1) & mask } else { stored }) as f32
         };
         let zeros: Vec<f32> = (0..count * rows).map(zero).collect();
-        let scales = self.files.checkpoint().read_f32(&self.name("scales"))?;
+        let scales = self.floats("scales")?;
         let groups = self.groups(cols, group)?;
         if scales.len() != zeros.len() || groups.iter().any(|&g| g >= count) {
             return Err(self.short("scales"));
         }
         let columns = Columns { words, bits, order, rows, groups, scales, zeros };
-        Ok(Stored { columns: Some(columns), ..self.stored(Vec::new(), bits, 32, Vec::new()) })
+        Ok(Weight::of_layout(cols, Layout::Columns(columns)))
     }
 
-    /// Bits, columns of a group, order of codes, and whether zero points are stored less one.
-    fn settings(&self) -> Result<(usize, Option<usize>, Order, bool)> {
-        if let Some(config) = self.files.awq() {
-            let layer = config.layer();
-            return Ok((layer.bits as usize, layer.group.map(|g| g as usize), Order::Awq, false));
-        }
-        let config = self.files.gptq().ok_or_else(|| self.short("qweight"))?;
-        let layer = config.layer(self.module).ok_or_else(|| self.short("qweight"))?;
-        let order = if config.layout() == Layout::Planar { Order::Planes } else { Order::Stream };
-        let v1 = config.version() == ZeroVersion::V1;
-        Ok((layer.bits as usize, layer.group.map(|g| g as usize), order, v1))
-    }
-
-    fn words(&self, suffix: &str, expected: usize) -> Result<Vec<u32>> {
-        let bytes = self.bytes(suffix)?;
-        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    fn exact_words(&self, suffix: &str, expected: usize) -> Result<Vec<u32>, T::Error> {
+        let words = self.words(suffix)?;
         if words.len() == expected { Ok(words) } else { Err(self.short(suffix)) }
     }
 
-    fn groups(&self, cols: usize, group: usize) -> Result<Vec<usize>> {
-        if !self.has("g_idx") {
-            return Ok((0..cols).map(|k| k / group).collect());
-        }
-        let name = self.name("g_idx");
-        let dtype = self.files.checkpoint().get(&name).map(|meta| meta.dtype);
-        let groups: Vec<usize> = self.words("g_idx", cols)?.into_iter().map(|g| g as usize).collect();
-        match dtype {
-            Some(Dtype::I32) => Ok(groups),
-            _ => Err(Error::field(self.files.dir(), name, "another dtype", "I32", "")),
+    /// Group of each column.
+    fn groups(&self, cols: usize, group: usize) -> Result<Vec<usize>, T::Error> {
+        match self.dtype("g_idx") {
+            None => Ok((0..cols).map(|k| k / group).collect()),
+            Some("I32") => Ok(self.exact_words("g_idx", cols)?.into_iter().map(|g| g as usize).collect()),
+            Some(other) => Err(self.wrong("g_idx", "I32", other)),
         }
     }
 }

@@ -1,28 +1,29 @@
 //! The container of mantissa's own: a scheme's text says what the bytes are.
 
 use mantissa_num::codebook::{DYN4, DYN8, DYN8_UNSIGNED, FP4_BNB, LIN8, LIN8_UNSIGNED, NF4};
-use mantissa_store::gguf::GgmlType;
-use mantissa_store::{Dtype, Error};
 
-use super::{Reader, Result, Scales, Stored, float_values, int_values};
-use crate::verify::gguf_blocks::Blocks;
+use crate::elements::{float_values, int_values};
+use crate::gguf::{BlockType, Blocks};
+use crate::reader::Reader;
+use crate::scales::Scales;
+use crate::tensors::Tensors;
+use crate::weight::{Layout, Weight};
 
 /// Scales that share one of the level above, under double quantization.
 const NESTED: usize = 256;
 
-impl Reader<'_> {
+impl<T: Tensors + ?Sized> Reader<'_, T> {
     /// The scheme's text in the metadata of the native container; empty in other conventions.
-    pub(super) fn native_scheme(&self) -> &str {
+    pub(crate) fn native_scheme(&self) -> &str {
         let n = self.name("weight");
-        let file = self.files.checkpoint().locate(&format!("{n}.packed")).map(|(file, _)| file);
-        let text = file.and_then(|f| f.metadata().get(&n)).map_or("", String::as_str);
+        let text = self.tensors.metadata(&format!("{n}.packed"), &n).unwrap_or_default();
         text.split(' ').next().unwrap_or_default()
     }
 
     /// `level · amax + mean` of each scale, as two operations of f32.
-    pub(super) fn nested_scales(&self, suffix: &str) -> Result<Vec<f32>> {
+    pub(crate) fn nested_scales(&self, suffix: &str) -> Result<Vec<f32>, T::Error> {
         let codes = self.bytes(suffix)?;
-        let amaxes = self.files.checkpoint().read_f32(&self.name("weight.nested_scale"))?;
+        let amaxes = self.floats("weight.nested_scale")?;
         let mean = self.scalar("weight.nested_offset")?;
         if amaxes.len() < codes.len().div_ceil(NESTED) {
             return Err(self.short("weight.nested_scale"));
@@ -31,20 +32,19 @@ impl Reader<'_> {
         Ok(codes.into_iter().enumerate().map(scale).collect())
     }
 
-    pub(super) fn native(&self) -> Result<Stored> {
+    pub(crate) fn native(&self) -> Result<Weight, T::Error> {
         let scheme = self.native_scheme();
         let element = Element::of(scheme).ok_or_else(|| {
-            let (n, found) = (self.name("weight"), format!("scheme \"{scheme}\""));
-            Error::field(self.files.dir(), n, found, "a scheme of the native container", "")
+            self.wrong("weight", "a scheme of the native format", &format!("scheme \"{scheme}\""))
         })?;
         let packed = self.bytes("weight.packed")?;
         if packed.len() * 8 < element.bits_needed(self.rows, self.cols) {
             return Err(self.short("weight.packed"));
         }
-        let stored = Stored {
+        let stored = Weight {
             high_first: element.is_nibble_book(),
             row_bits: element.row_bits(self.cols),
-            blocks: element.blocks().map(|ty| (Blocks::new(), ty)),
+            layout: element.layout(),
             outliers: self.outliers()?,
             ..self.stored(packed, element.bits(), 8, element.values())
         };
@@ -55,7 +55,7 @@ impl Reader<'_> {
         let mut biases = Vec::new();
         let mut zeros = self.zeros()?;
         if self.has("weight.bias") {
-            biases = self.files.checkpoint().read_f32(&self.name("weight.bias"))?;
+            biases = self.floats("weight.bias")?;
             // The lowest code stands for the bias.
             zeros = vec![element.lowest(); biases.len()];
         }
@@ -64,16 +64,15 @@ impl Reader<'_> {
             return Err(self.short("weight.zero"));
         }
         let (scales, tail) = self.with_global(scheme, &element, scales)?;
-        Ok(Stored { scales: Some(scales), zeros, biases, tail, ..stored })
+        Ok(Weight { scales: Some(scales), zeros, biases, tail, ..stored })
     }
 
-    fn zeros(&self) -> Result<Vec<f32>> {
+    fn zeros(&self) -> Result<Vec<f32>, T::Error> {
         if !self.has("weight.zero") {
             return Ok(Vec::new());
         }
         let words = self.bytes("weight.zero")?;
-        let name = self.name("weight.zero");
-        if self.files.checkpoint().get(&name).is_some_and(|meta| meta.dtype == Dtype::I8) {
+        if self.dtype("weight.zero") == Some("I8") {
             return Ok(words.iter().map(|&z| f32::from(z as i8)).collect());
         }
         Ok(words.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b) as f32).collect())
@@ -81,7 +80,12 @@ impl Reader<'_> {
 
     /// The scales with that of the whole tensor, and what is left to multiply by. Who wrote it says what it means:
     /// 2688/amax, amax/2688, or the amax itself, over 6 · 448 or, with four over six, 6 · 256.
-    fn with_global(&self, scheme: &str, element: &Element, scales: Scales) -> Result<(Scales, Option<f32>)> {
+    fn with_global(
+        &self,
+        scheme: &str,
+        element: &Element,
+        scales: Scales,
+    ) -> Result<(Scales, Option<f32>), T::Error> {
         if let Some(block) = element.flat_block() {
             return Ok((Scales { flat: Some((block, self.cols)), ..scales }, None));
         }
@@ -99,7 +103,7 @@ impl Reader<'_> {
 }
 
 /// The block that a scheme's text names, as rows and columns.
-pub(super) fn block_of_text(text: &str) -> Option<(usize, usize)> {
+pub(crate) fn block_of_text(text: &str) -> Option<(usize, usize)> {
     let base = text.split([':', '@', ' ']).next()?;
     if base.starts_with("mx") {
         return Some((1, 32));
@@ -124,7 +128,7 @@ enum Element {
     Fixed64,
     F32,
     F64,
-    Blocks(GgmlType),
+    Blocks(BlockType),
 }
 
 impl Element {
@@ -182,14 +186,13 @@ impl Element {
 
     fn block_type(base: &str) -> Option<Self> {
         let name = base.strip_prefix("gguf-").unwrap_or(base);
-        let ty = GgmlType::ALL.iter().find(|ty| ty.name.eq_ignore_ascii_case(name))?;
-        Blocks::decodes(*ty).then_some(Element::Blocks(*ty))
+        BlockType::from_name(name).filter(|ty| ty.is_decoded()).map(Element::Blocks)
     }
 
-    fn blocks(&self) -> Option<GgmlType> {
+    fn layout(&self) -> Layout {
         match self {
-            Element::Blocks(ty) => Some(*ty),
-            _ => None,
+            Element::Blocks(ty) => Layout::Blocks(Blocks::new(), *ty),
+            _ => Layout::Rows,
         }
     }
 

@@ -1,9 +1,11 @@
 //! Single weights beside the codes, in the container of mantissa's own: how many a row has, their columns, their values.
 
-use super::{Reader, Result, float_values};
+use crate::elements::float_values;
+use crate::reader::Reader;
+use crate::tensors::Tensors;
 
 /// As stored.
-pub(super) struct Outliers {
+pub(crate) struct Outliers {
     /// Where each row's begin, and where the last ends.
     starts: Vec<usize>,
     columns: Vec<usize>,
@@ -12,7 +14,7 @@ pub(super) struct Outliers {
 
 impl Outliers {
     /// Adds those of `row`.
-    pub(super) fn add(&self, row: usize, out: &mut [f32]) {
+    pub(crate) fn add(&self, row: usize, out: &mut [f32]) {
         for i in self.starts[row]..self.starts[row + 1] {
             let column = self.columns.get(i).copied().unwrap_or(usize::MAX);
             if let (Some(v), Some(value)) = (out.get_mut(column), self.values.get(i)) {
@@ -22,13 +24,13 @@ impl Outliers {
     }
 }
 
-impl Reader<'_> {
+impl<T: Tensors + ?Sized> Reader<'_, T> {
     /// The outliers of a weight of the native container, where it has some.
-    pub(super) fn outliers(&self) -> Result<Option<Outliers>> {
+    pub(crate) fn outliers(&self) -> Result<Option<Outliers>, T::Error> {
         if !self.has("weight.outlier_counts") {
             return Ok(None);
         }
-        let integers = |suffix: &str| -> Result<Vec<usize>> {
+        let integers = |suffix: &str| -> Result<Vec<usize>, T::Error> {
             let bytes = self.bytes(suffix)?;
             let width = if self.cols < 1 << 16 { 2 } else { 4 };
             let word = |word: &[u8]| word.iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte));

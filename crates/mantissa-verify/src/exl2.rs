@@ -3,10 +3,12 @@
 use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::round::Rounding;
 
-use super::{Reader, Result, Stored};
+use crate::reader::Reader;
+use crate::tensors::Tensors;
+use crate::weight::{Layout, Weight};
 
 /// A weight `[n, k]` stored as its transpose, columns by width.
-pub(super) struct Exl2 {
+pub(crate) struct Segments {
     words: Vec<u32>,
     /// Rows, padded.
     across: usize,
@@ -25,9 +27,9 @@ struct Group {
     scales: Vec<f32>,
 }
 
-impl Exl2 {
+impl Segments {
     /// Decodes row `row` of the weight into `out`.
-    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         for (v, &place) in out.iter_mut().zip(&self.places) {
             let Group { bits, starts, scales } = &self.groups[self.of_place[place]];
             let at = (place - starts.1) * bits;
@@ -42,14 +44,14 @@ impl Exl2 {
     }
 }
 
-impl Reader<'_> {
+impl<T: Tensors + ?Sized> Reader<'_, T> {
     /// A weight of EXL2.
-    pub(super) fn exl2(&self) -> Result<Stored> {
+    pub(crate) fn exl2(&self) -> Result<Weight, T::Error> {
         let (rows, cols) = (self.rows, self.cols);
         let across = rows.div_ceil(32) * 32;
-        let words = self.words_of("q_weight")?;
-        let fields = self.words_of("q_scale")?;
-        let largest = self.files.checkpoint().read_f32(&self.name("q_scale_max"))?;
+        let words = self.words("q_weight")?;
+        let fields = self.words("q_scale")?;
+        let largest = self.floats("q_scale_max")?;
         let table = self.bytes("q_groups")?;
         let table: Vec<usize> =
             table.as_chunks::<2>().0.iter().map(|b| usize::from(u16::from_le_bytes(*b))).collect();
@@ -75,18 +77,14 @@ impl Reader<'_> {
             of_place.extend(std::iter::repeat_n(g, places));
         }
         let places: Vec<usize> = match self.has("q_invperm") {
-            true => self.words_of("q_invperm")?.into_iter().map(|place| place as usize).collect(),
+            true => self.words("q_invperm")?.into_iter().map(|place| place as usize).collect(),
             false => (0..cols).collect(),
         };
         if of_place.len() != cols || places.len() != cols || places.iter().any(|&place| place >= cols) {
             return Err(self.short("q_groups"));
         }
-        let exl2 = Exl2 { words, across, groups, places, of_place };
-        Ok(Stored { exl2: Some(exl2), ..self.stored(Vec::new(), 8, 32, Vec::new()) })
-    }
-
-    fn words_of(&self, suffix: &str) -> Result<Vec<u32>> {
-        Ok(self.bytes(suffix)?.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
+        let segments = Segments { words, across, groups, places, of_place };
+        Ok(Weight::of_layout(cols, Layout::Segments(segments)))
     }
 }
 

@@ -1,19 +1,21 @@
 //! Weights of ONNX initializers.
 
-use mantissa_store::Dtype;
+use crate::elements::{float_values, signed_bytes};
+use crate::reader::Reader;
+use crate::scales::Scales;
+use crate::tensors::Tensors;
+use crate::weight::Weight;
 
-use super::{Reader, Result, Scales, Stored, float_values};
-
-impl Reader<'_> {
+impl<T: Tensors + ?Sized> Reader<'_, T> {
     /// `(code - zero point) · scale`; the number of scales shows the blocks.
-    pub(super) fn onnx(&self) -> Result<Stored> {
+    pub(crate) fn onnx(&self) -> Result<Weight, T::Error> {
         if !self.has("weight_quantized") {
             return self.dense();
         }
-        let dtype = self.files.checkpoint().get(&self.name("weight_quantized")).map(|meta| meta.dtype);
+        let dtype = self.dtype("weight_quantized");
         let total = self.rows * self.cols;
         let codes = self.bytes("weight_quantized")?;
-        let nibble = dtype == Some(Dtype::U8);
+        let nibble = dtype == Some("U8");
         if codes.len() != if nibble { total.div_ceil(2) } else { total } {
             return Err(self.short("weight_quantized"));
         }
@@ -25,13 +27,13 @@ impl Reader<'_> {
             (0..count).map(|i| code(i) as u8).collect()
         };
         let values = match dtype {
-            Some(Dtype::F8E4M3) => float_values(4, 3, 7),
-            Some(Dtype::F8E4M3Fnuz) => float_values(4, 3, 8),
-            Some(Dtype::F8E5M2) => float_values(5, 2, 15),
-            Some(Dtype::F8E5M2Fnuz) => float_values(5, 2, 16),
-            _ => (0..=255u8).map(|code| f32::from(code as i8)).collect(),
+            Some("F8_E4M3") => float_values(4, 3, 7),
+            Some("F8_E4M3FNUZ") => float_values(4, 3, 8),
+            Some("F8_E5M2") => float_values(5, 2, 15),
+            Some("F8_E5M2FNUZ") => float_values(5, 2, 16),
+            _ => signed_bytes(),
         };
-        let scales = self.files.checkpoint().read_f32(&self.name("weight_scale"))?;
+        let scales = self.floats("weight_scale")?;
         let count = scales.len();
         if count == 0 || !total.is_multiple_of(count) {
             return Err(self.short("weight_scale"));
@@ -49,6 +51,6 @@ impl Reader<'_> {
         let (down, across) = if count == 1 { (1, 1) } else { (self.rows, count / self.rows.max(1)) };
         let side = (self.rows / down.max(1), self.cols / across.max(1));
         let scales = Scales { values: scales, down, across: across.max(1), side, flat: None };
-        Ok(Stored { scales: Some(scales), zeros, ..self.stored(signed(codes, total), 8, 8, values) })
+        Ok(Weight { scales: Some(scales), zeros, ..self.stored(signed(codes, total), 8, 8, values) })
     }
 }

@@ -1,0 +1,66 @@
+//! Tensors of a checkpoint that are several in a GGUF file, against the source.
+
+use mantissa_verify::gguf::Parts;
+
+use super::gguf::{TensorCheck, worst_of_row};
+use super::{Verification, Worst};
+use crate::error::Result;
+use crate::gguf::heads;
+use crate::source::{Scratch, Source as _};
+
+impl TensorCheck<'_> {
+    /// Compares such a tensor as a whole with the ordinary reader's, and each part, row by row as it is stored, with the source.
+    pub(super) fn run_parts(&self, parts: &Parts, found: &mut Verification) -> Result<()> {
+        let name = &self.info.name;
+        let [rows, cols] = *self.info.shape.as_slice() else { return Ok(()) };
+        let decoded = self.model.decoded(parts.names()).map_err(|e| self.read_error(e))?;
+        if decoded.iter().any(|(tensor, _)| !tensor.ty.is_decoded()) {
+            return Ok(());
+        }
+        let total: usize = decoded.iter().map(|(_, values)| values.len()).sum();
+        let (heads, unrotated) = heads(self.config);
+        let dims = &decoded[0].0.dims;
+        let keys = [unrotated, cols, heads].map(|n| n as u64);
+        if total != rows * cols || (matches!(parts, Parts::KeysAndValues(_)) && dims[..] != keys) {
+            found
+                .faults
+                .push(format!("{name}: its parts have dimensions {dims:?} and together {total} elements"));
+            return Ok(());
+        }
+        let mut ours = vec![0.0; rows * cols];
+        self.model.rows_of_parts(parts, (rows, cols), 0..rows, &mut ours).map_err(|e| self.read_error(e))?;
+        let theirs = self.files.tensor_f32(name, &self.info.shape)?;
+        if let Some(i) = ours.iter().zip(&theirs).position(|(a, b)| a != b && !(a.is_nan() && b.is_nan())) {
+            let (a, b) = (ours[i], theirs[i]);
+            let at = format!("[{}, {}]", i / cols, i % cols);
+            found
+                .faults
+                .push(format!("{name}: element {at}: independent reader {a:e}, ordinary reader {b:e}"));
+        }
+        found.weights += 1;
+        let Some(source) = self.source else { return Ok(()) };
+        let (dense, mut scratch) = (self.dense(source)?, Scratch::default());
+        let w = dense.elements(0..rows * cols, &mut scratch).map_err(|error| self.error(error))?;
+        let mut expected: Vec<Vec<f32>> = decoded.iter().map(|(_, values)| vec![0.0; values.len()]).collect();
+        for (i, w) in w.iter().enumerate() {
+            let (part, row, col) = parts.at(i / cols, i % cols, rows, &decoded[0].0);
+            let width = usize::try_from(decoded[part].0.dims[0]).unwrap_or(0);
+            if let Some(place) = expected[part].get_mut(row * width + col) {
+                *place = *w;
+            }
+        }
+        let mut worst = Worst::default();
+        for ((tensor, decoded), w) in decoded.iter().zip(&expected) {
+            let width = usize::try_from(tensor.dims[0]).unwrap_or(1).max(1);
+            for (row, (w, decoded)) in w.chunks(width).zip(decoded.chunks(width)).enumerate() {
+                worst_of_row((tensor.ty, 1.0, self.weighed), row, w, decoded, &mut worst);
+            }
+        }
+        found.compared += 1;
+        found.max_error_in_bounds = Some(found.max_error_in_bounds.unwrap_or(0.0).max(worst.ratio));
+        if self.bounded && worst.ratio > 1.0 {
+            found.faults.push(worst.text(name));
+        }
+        Ok(())
+    }
+}

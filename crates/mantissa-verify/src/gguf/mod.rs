@@ -1,0 +1,48 @@
+//! GGUF files, read a second time: container, block types and moved rows.
+
+mod blocks;
+mod file;
+mod model;
+mod parts;
+mod super_blocks;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+
+pub use blocks::{BlockType, Blocks, allowed, bound_group};
+pub use file::{GgufFile, Key, Tensor};
+pub use model::{Model, Place};
+pub use parts::Parts;
+
+/// A GGUF file that cannot be read, or is not as the format's description says.
+#[derive(Debug)]
+pub enum Error {
+    /// The operating system refused an operation.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operation: `open`, `read` or `seek`.
+        operation: &'static str,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// A field, a key or a tensor is not as described.
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field, key or tensor.
+        field: String,
+        /// What the description says.
+        expected: String,
+        /// What the file has.
+        got: String,
+    },
+    /// A tensor is missing.
+    Missing {
+        /// Name of the tensor in the file.
+        tensor: String,
+    },
+}

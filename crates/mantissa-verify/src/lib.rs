@@ -1,0 +1,37 @@
+//! Decodes quantized weights a second time, from the format descriptions and not from the writers.
+//!
+//! The crate depends on [`mantissa_num`] for code books, grids and trellis books, and on nothing else of the workspace. A code's
+//! value comes from arithmetic in f64, once for each code of a tensor. Codes are cut from the bytes by their bit positions.
+//!
+//! - [`open`] reads a weight of a checkpoint folder through [`Tensors`], which hands out bytes with their dtypes and shapes.
+//! - [`open_stacked`] reads one expert of gpt-oss' stacked MXFP4.
+//! - [`trellis::open`] reads QTIP and EXL3 weights, which have rotations around their codes.
+//! - [`gguf`] reads GGUF files: container, block types and moved rows.
+#![forbid(unsafe_code)]
+
+mod bitsandbytes;
+mod compressed_tensors;
+mod elements;
+mod exl2;
+mod fp8;
+pub mod gguf;
+mod gpt_oss;
+mod gptq;
+mod hqq;
+mod mlx;
+mod modelopt;
+mod native;
+mod onnx;
+mod outliers;
+mod quanto;
+mod reader;
+mod scales;
+mod tensors;
+pub mod trellis;
+mod weight;
+
+pub use gpt_oss::{Expert, open_stacked};
+pub use gptq::{WordOrder, Words};
+pub use reader::open;
+pub use tensors::{Fault, Tensor, Tensors};
+pub use weight::Weight;

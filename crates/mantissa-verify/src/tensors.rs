@@ -1,0 +1,72 @@
+//! The only door through which bytes of a checkpoint come in.
+
+use serde_json::Value;
+
+use crate::gptq::Words;
+
+/// A stored tensor, as the header of its file describes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    /// Name of the dtype in a safetensors header: `F16`, `F8_E4M3`, `U8`.
+    pub dtype: &'a str,
+    /// Dimensions, slowest first.
+    pub shape: &'a [usize],
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+impl Tensor<'_> {
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A tensor that does not hold what its format needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The tensor is not there.
+    Missing {
+        /// Name of the tensor.
+        tensor: String,
+    },
+    /// The tensor is there and is something else.
+    Wrong {
+        /// Name of the tensor.
+        tensor: String,
+        /// What the format needs.
+        expected: String,
+        /// What the file has.
+        got: String,
+    },
+}
+
+/// The tensors of a checkpoint, by name, and its configuration.
+pub trait Tensors {
+    /// Error of a read.
+    type Error;
+
+    /// Name of the checkpoint format: `compressed-tensors`, `gptq`, `mlx`.
+    fn convention(&self) -> &str;
+
+    /// The tensor `name`, if the checkpoint has it.
+    fn tensor(&self, name: &str) -> Option<Tensor<'_>>;
+
+    /// Fills `out` with bytes of the tensor `name`, from byte `start` on.
+    ///
+    /// # Errors
+    /// A read beyond the tensor, or one that the system refuses.
+    fn read(&self, name: &str, start: u64, out: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Value of `key` in the metadata of the file that holds the tensor `name`.
+    fn metadata(&self, name: &str, key: &str) -> Option<&str>;
+
+    /// `config.json`, if the checkpoint has one.
+    fn config(&self) -> Option<&Value>;
+
+    /// Packing of the GPTQ or AWQ words of `module`: `None` if it has none.
+    fn words(&self, module: &str) -> Option<Words>;
+
+    /// Turns a fault into the error of a read.
+    fn error(&self, fault: Fault) -> Self::Error;
+}
