@@ -86,7 +86,7 @@ const PER_TENSOR: u64 = 2 << 10;
 
 /// Describes the checkpoint that `plan` will make of `source`.
 pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
-    let act_order = plan.recipe.method.needs_calibration() && plan.recipe.gptq.follows_order();
+    let act_order = plan.recipe.method.follows_order();
     let input = plan.recipe.activations.as_ref();
     let linear = |planned: &mantissa_quant::PlannedLinear| Linear {
         module: planned.info.module.clone(),

@@ -11,8 +11,11 @@ use mantissa_kernels::{kernels, map_reduce_fixed};
 use mantissa_num::blockwise::{Block, Range};
 use mantissa_num::{Blocks, Codes, Given, Quantized, Scheme, TensorError, code_unit};
 
+use crate::error::MethodError;
 use crate::error_stats::ErrorStats;
+use crate::method::{Buffer, Extent, Lack, Method, Needs, Phase, SolveWeight, WeightTask, Work};
 use crate::rtn::append;
+use crate::solved::Solved;
 use crate::source::PANEL;
 
 /// Ratios that are tried: 1, 1 - 1/[`STEPS`], …
@@ -161,6 +164,52 @@ fn error(scheme: &Scheme, x: &[f32], first: usize, block: &Block, outer: Option<
         }
     }
     sum
+}
+
+/// Rounding to nearest under the range of each block that loses least.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RtnMse;
+
+impl Method for RtnMse {
+    fn name(&self) -> &'static str {
+        "rtn-mse"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Weight(self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { judged: true, ..Needs::default() }
+    }
+
+    fn takes(&self, scheme: &Scheme, _: (usize, usize), _: bool) -> Result<(), MethodError> {
+        check_scheme(scheme).map_err(MethodError::Scheme)
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        (lack == Lack::Tokens).then_some(NOT_JUDGED)
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        pieces(phase, extent)
+    }
+}
+
+impl SolveWeight for RtnMse {
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
+        let WeightTask { scheme, rows, cols, w, outer, threads, .. } = *task;
+        Ok(Solved::rounded(quantize(scheme, w, rows, cols, outer, threads)?))
+    }
+}
+
+/// The coverage report's sentence on an input that no token reaches, for methods that need no text.
+pub(crate) const NOT_JUDGED: &str = "its layers are not held against rounding to nearest";
+
+/// Memory of a search whose threads each find a piece of the codes, which are put together at the end.
+pub(crate) fn pieces(phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+    let bytes = extent.codes + 2 * extent.scales;
+    Vec::from_iter((phase == Phase::Solve).then_some(("codes and scales of the pieces", bytes)))
 }
 
 #[cfg(test)]

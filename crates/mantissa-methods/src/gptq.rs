@@ -25,6 +25,7 @@
 
 mod drift;
 mod hessian;
+pub mod method;
 mod outliers;
 mod solve;
 
@@ -34,7 +35,8 @@ use mantissa_num::{Blocks, Codes, Quantized, Scheme, TensorError};
 
 pub use drift::{Drift, correction_bytes};
 pub use hessian::Hessian;
-pub(crate) use outliers::{as_f16, largest, sparse};
+pub use method::Gptq;
+pub(crate) use outliers::{as_f16, count, largest, sparse};
 
 /// What a group's scale is taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

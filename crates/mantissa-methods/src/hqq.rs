@@ -25,7 +25,14 @@ use mantissa_kernels::{for_each, kernels, map_reduce_fixed};
 use mantissa_num::format::{Affine, Offset};
 use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Rule, Scheme};
 
-use crate::clip::rows_at_once;
+use crate::clip::{NOT_JUDGED, pieces, rows_at_once};
+use crate::error::MethodError;
+use crate::error_stats::ErrorStats;
+use crate::method::{
+    Buffer, Extent, Feature, Lack, Method, Needs, Phase, SolveWeight, WeightTask, Work, refused_by_most,
+};
+use crate::rtn;
+use crate::solved::Solved;
 use refine::{Grid, Grids, Turn, nearest};
 
 /// How [`hqq`] works.
@@ -335,6 +342,67 @@ fn mean_error(w: &[f32], q: &Quantized, threads: usize) -> f64 {
         |sum, part: f64| sum + part,
     );
     sum / w.len().max(1) as f64
+}
+
+/// HQQ (Badri & Shaji 2023): zero points under which few weights are far off.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Hqq {
+    /// Options; no recipe sets them.
+    pub options: HqqOptions,
+}
+
+impl Method for Hqq {
+    fn name(&self) -> &'static str {
+        "hqq"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Weight(self)
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { judged: true, ..Needs::default() }
+    }
+
+    fn scheme(&self, scheme: Scheme) -> Scheme {
+        with_float_zero(scheme)
+    }
+
+    fn takes(&self, scheme: &Scheme, (_, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
+        check_scheme(scheme, cols).map_err(MethodError::Scheme)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::StochasticRounding => Some("it chooses its codes otherwise"),
+            _ => refused_by_most(feature),
+        }
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        (lack == Lack::Tokens).then_some(NOT_JUDGED)
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        pieces(phase, extent)
+    }
+}
+
+impl SolveWeight for Hqq {
+    /// The result of [`quantize`], unless rounding to nearest under its own grids is nearer to the weight.
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
+        let WeightTask { scheme, rows, cols, w, threads, .. } = *task;
+        Ok(match quantize(scheme, w, cols, self.options, threads) {
+            Some((quantized, [nearest, found])) if found <= nearest => {
+                let stats = ErrorStats::of(w, &quantized);
+                Solved::rounded((quantized, stats))
+            }
+            _ => Solved {
+                fallback: Some("HQQ is no nearer to the weight than rounding to nearest".to_owned()),
+                ..Solved::rounded(rtn::quantize(scheme, w, rows, cols, None, threads)?)
+            },
+        })
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,21 @@
 //! Post-training quantization methods: pure functions on matrices, one file or folder per paper.
 #![forbid(unsafe_code)]
 
+pub mod autoround;
 pub mod awq;
 pub mod clip;
 pub mod dequantize;
+mod error;
 pub mod error_stats;
 pub mod gptq;
 pub mod hqq;
 pub mod judge;
+pub mod method;
 pub mod metric;
+pub mod options;
 pub mod orthogonal;
 pub mod qtip;
+pub mod registry;
 pub mod rtn;
 pub mod smooth;
 pub mod solved;
@@ -19,5 +24,8 @@ pub mod spqr;
 #[cfg(test)]
 mod testing;
 
+pub use error::{BoxedError, MethodError};
 pub use error_stats::{ErrorReport, ErrorStats};
+pub use method::Method;
+pub use registry::METHODS;
 pub use solved::Solved;

@@ -20,6 +20,7 @@
 //! Tiles of a diagonal do not meet, so they run on any number of threads, and the bytes do not depend on their number. A search takes
 //! 2^16 additions and comparisons for each weight, `1 + 160 / (256 · bits)` times: measured in docs/results/weights.md.
 
+pub mod method;
 mod solve;
 
 use mantissa_kernels::{Kernels, TrellisScratch, TrellisValues, kernels};

@@ -15,6 +15,7 @@ use mantissa_num::blockwise::{self, Block};
 use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorError, code_unit};
 
 use crate::error_stats::ErrorStats;
+use crate::method::{Feature, Method, Work, refused_by_most};
 use crate::source::{self, PANEL, Scratch, Source};
 pub use blocks::{Sink, quantize_blocks, stream_blocks};
 use panel::Elements;
@@ -246,6 +247,27 @@ fn pieces_of<T>(mut all: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
         all = rest;
     }
     pieces
+}
+
+/// Rounding to nearest: each weight by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rtn;
+
+/// Name of rounding to nearest in recipes and reports.
+pub const NAME: &str = "rtn";
+
+impl Method for Rtn {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Nearest
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        if feature == Feature::GivenScales { None } else { refused_by_most(feature) }
+    }
 }
 
 #[cfg(test)]

@@ -13,8 +13,16 @@
 use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Extra;
 use mantissa_num::{Code, Quantized, Scheme, TensorError};
+use toml::Value;
 
-use crate::gptq::{as_f16, largest, sparse};
+use crate::error::MethodError;
+use crate::gptq::method::{self, lacking, prepare};
+use crate::gptq::{GptqOptions, as_f16, check_scheme, count, largest, solve_bytes, sparse};
+use crate::method::{
+    Buffer, Extent, Feature, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput, Work,
+    refused_by_most,
+};
+use crate::options::{Key, OptionError, Options, Setting, TableSpec};
 
 /// The largest share of outliers: from there on f16 with columns takes more than 8 bits a weight.
 pub const MOST_OUTLIERS: f64 = 0.2;
@@ -34,9 +42,14 @@ impl Default for SpqrOptions {
 }
 
 impl SpqrOptions {
+    /// Share of outliers, within its limits.
+    fn share(self) -> f64 {
+        self.outliers.clamp(0.0, MOST_OUTLIERS)
+    }
+
     /// Outliers of a weight `[rows, cols]`.
     pub fn count(self, rows: usize, cols: usize) -> usize {
-        (self.outliers.clamp(0.0, MOST_OUTLIERS) * rows as f64 * cols as f64).round() as usize
+        count(self.share(), rows, cols)
     }
 }
 
@@ -60,4 +73,96 @@ pub fn furthest(w: &[f32], q: &Quantized, count: usize) -> Result<Extra, TensorE
     let kept = largest(&far, count);
     let values = errors.iter().zip(&kept).filter(|(_, kept)| **kept).map(|(error, _)| as_f16(*error));
     Ok(sparse(&kept, q.cols, values.collect()))
+}
+
+/// SpQR's table.
+const TABLE: TableSpec = TableSpec {
+    name: "spqr",
+    keys: &[Key { name: "outliers", help: "share of the weights that stand beside the codes, in f16" }],
+};
+
+/// SpQR (arXiv 2306.03078): GPTQ with some weights beside the codes, in f16.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spqr {
+    /// Options of GPTQ.
+    pub gptq: GptqOptions,
+    /// Options of SpQR itself.
+    pub options: SpqrOptions,
+}
+
+impl Method for Spqr {
+    fn name(&self) -> &'static str {
+        "spqr"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Input(self)
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        &[method::TABLE, TABLE]
+    }
+
+    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
+        if table != TABLE.name {
+            return self.gptq.set(options);
+        }
+        let share = |value: &Value| value.as_float().filter(|share| *share > 0.0 && *share <= MOST_OUTLIERS);
+        let share = options.read("outliers", share, || format!("a share above 0.0, to {MOST_OUTLIERS}"))?;
+        self.options.outliers = share.unwrap_or(self.options.outliers);
+        Ok(())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let own = Setting::new(TABLE.name, "outliers", self.options.outliers);
+        self.gptq.settings().into_iter().chain([own]).collect()
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { text: true, judged: true, ..Needs::default() }
+    }
+
+    fn stored_scheme(&self, scheme: Scheme) -> Scheme {
+        with_f16_scales(scheme)
+    }
+
+    fn takes(&self, scheme: &Scheme, shape: (usize, usize), group_order: bool) -> Result<(), MethodError> {
+        Ok(check_scheme(scheme, shape.0, shape.1, self.gptq, group_order)?)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::QuantizedInputs => {
+                Some("spqr keeps weights beside codes, for inputs as they are: no scheme of activations")
+            }
+            Feature::RotatedInputs => Some("outliers read inputs as they are"),
+            _ => refused_by_most(feature),
+        }
+    }
+
+    fn outliers(&self, rows: usize, cols: usize) -> usize {
+        self.options.count(rows, cols)
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        Some(lacking(lack))
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        let solve = solve_bytes(extent.rows, extent.cols, extent.threads);
+        let mut buffers = method::buffers(phase, extent, ("codes and rows at work", solve));
+        if phase == Phase::Solve {
+            // Gains, the largest of them, marks, and residuals; these of the rounded weight too.
+            let count = self.outliers(extent.rows, extent.cols) as u64;
+            let bytes = if count > 0 { (4 + 4 + 4 + 1 + 1) * extent.weights() + 3 * 10 * count } else { 0 };
+            buffers.push(("gains and marks of outliers", bytes));
+        }
+        buffers
+    }
+}
+
+impl SolveInput for Spqr {
+    fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
+        prepare(task, self.gptq, self.options.share())
+    }
 }

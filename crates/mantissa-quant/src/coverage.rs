@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 
+use mantissa_methods::method::Lack;
 use mantissa_model::LinearInput;
 use mantissa_store::convention::ModelFiles;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::plan::Plan;
-use crate::recipe::{Method, Transform};
+use crate::recipe::Transform;
 
 /// Windows that are run before it is asked whether every channel was seen, in steps; after the last, all.
 const STEPS: [usize; 2] = [1, 9];
@@ -210,25 +211,27 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
         return None;
     }
     let unseen = tokens == 0;
-    Some(match (plan.recipe.method, plan.recipe.transform) {
-        (Method::Gptq | Method::Spqr, _) if unseen || silent == channels => {
-            "its layers are rounded to nearest"
-        }
-        (Method::Gptq | Method::Spqr, _) if few => "the Hessian is singular but for its damping",
-        (Method::Gptq | Method::Spqr, _) => "their weights become zero",
-        (Method::AutoRound, _) if unseen || silent == channels => {
-            "the rounding of its layers stays as it begins"
-        }
-        (Method::AutoRound, _) if few => "rounding is learned on less than it can fit",
-        (Method::AutoRound, _) => "the rounding of their weights stays as it begins",
-        (_, Some(Transform::Awq | Transform::Smooth(_))) if unseen => "its channels are not scaled",
-        (_, Some(Transform::Awq | Transform::Smooth(_))) if few => "scales are searched on these tokens",
-        (_, Some(Transform::Awq | Transform::Smooth(_))) => "they are scaled as the smallest of the others",
-        (Method::Hqq | Method::RtnMse, _) if unseen => "its layers are not held against rounding to nearest",
-        _ if unseen => "what is found on it is as of inputs of 1",
-        _ if few => "what is found on it is of these tokens",
-        _ => "they do not count",
-    })
+    let lack = match () {
+        () if unseen => Lack::Tokens,
+        () if silent == channels => Lack::AllChannels,
+        () if few => Lack::Few,
+        () => Lack::Channels,
+    };
+    let of_method = plan.recipe.method.lacking(lack);
+    let of_transform = match plan.recipe.transform {
+        Some(Transform::Awq | Transform::Smooth(_)) if unseen => Some("its channels are not scaled"),
+        Some(Transform::Awq | Transform::Smooth(_)) if few => Some("scales are searched on these tokens"),
+        Some(Transform::Awq | Transform::Smooth(_)) => Some("they are scaled as the smallest of the others"),
+        _ => None,
+    };
+    // A method that calibrates by itself has the last word.
+    let found =
+        if plan.recipe.method.needs().text { of_method.or(of_transform) } else { of_transform.or(of_method) };
+    Some(found.unwrap_or(match () {
+        () if unseen => "what is found on it is as of inputs of 1",
+        () if few => "what is found on it is of these tokens",
+        () => "they do not count",
+    }))
 }
 
 impl Traffic {

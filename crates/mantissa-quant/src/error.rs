@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use mantissa_eval::EvalError;
+use mantissa_methods::MethodError;
 use mantissa_model::{KvCalibrationError, LoadError};
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::Container;
 
-use crate::autoround::AutoRoundError;
 use crate::calibrate::CalibrateError;
-use crate::gptq::GptqError;
 use crate::quality::{Quality, TokenSet};
 use crate::recipe::RecipeError;
 use crate::verify::Verification;
@@ -115,7 +114,7 @@ pub enum QuantError {
         /// What is asked for.
         found: &'static str,
         /// Why it is refused.
-        why: &'static str,
+        why: String,
     },
     /// Calibration.
     #[error(transparent)]
@@ -134,25 +133,15 @@ pub enum QuantError {
         /// What it takes.
         allowed: &'static str,
     },
-    /// GPTQ.
+    /// The method.
     #[error("{}: {what}: {error}", .path.display())]
-    Gptq {
+    Method {
         /// The model.
         path: PathBuf,
         /// The layer or input.
         what: String,
         /// What is wrong.
-        error: GptqError,
-    },
-    /// AutoRound.
-    #[error("{}: {what}: {error}", .path.display())]
-    AutoRound {
-        /// The model.
-        path: PathBuf,
-        /// The layer.
-        what: String,
-        /// What is wrong.
-        error: Box<AutoRoundError>,
+        error: Box<MethodError>,
     },
     /// Rotations cannot be learned.
     #[error("{}: spin: {error}; rotate needs no gradients", .path.display())]
@@ -363,11 +352,12 @@ impl QuantError {
             QuantError::Store(e) => e.class(),
             QuantError::Tokenizer(e) => e.class(),
             QuantError::Load(e) => e.class(),
-            QuantError::Interrupted | QuantError::Gptq { error: GptqError::Memory { .. }, .. } => {
-                ErrorClass::Environment
-            }
+            QuantError::Interrupted => ErrorClass::Environment,
+            QuantError::Method { error, .. } => match **error {
+                MethodError::Environment(_) => ErrorClass::Environment,
+                _ => ErrorClass::Input,
+            },
             QuantError::Calibrate(e) => e.class(),
-            QuantError::AutoRound { error, .. } => error.class(),
             QuantError::Spin { error, .. } => error.class(),
             QuantError::Eval(e) => e.class(),
             QuantError::Unfinished(unfinished) => unfinished.error.class(),

@@ -1,6 +1,7 @@
 //! The layers of a plan, quantized one after another by its method.
 
 pub(crate) use mantissa_methods::Solved;
+use mantissa_methods::method::{SolveLayer, SolveWeight, WeightTask, Work};
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
@@ -10,20 +11,17 @@ use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
 
 use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
-use crate::clip;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
 use crate::gguf;
-use crate::hqq::{self, HqqOptions};
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
 use crate::plan::Plan;
-use crate::recipe::Method;
 use crate::report::LayerReport;
 use crate::rtn;
-use crate::sequential::{Sequential, ToLearn};
+use crate::sequential::{Sequential, ToLearn, method_error};
 use crate::source::{self, DenseError, DenseTensor, Scratch, Source as _};
 use crate::spqr;
 use crate::transform::{self, Prepared};
@@ -94,7 +92,7 @@ impl<'a> Layers<'a> {
         };
         if let Some(prepared) = self.prepared {
             solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
-            prepared.judge(&info.module, self.plan.recipe.method, &mut solved);
+            prepared.judge(&info.module, self.plan.recipe.rounds_to_nearest(), &mut solved);
         }
         let input_scale = match solved.input_scale {
             None => self.input_scale(info, tick)?,
@@ -118,7 +116,7 @@ impl<'a> Layers<'a> {
         })?;
         let method = match self.clips(info) {
             Some(_) => "awq",
-            None if solved.fallback.is_some() => Method::Rtn.name(),
+            None if solved.fallback.is_some() => rtn::NAME,
             None => self.plan.recipe.method.name(),
         };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
@@ -150,16 +148,16 @@ impl<'a> Layers<'a> {
             let scales = self.input_scales.as_ref();
             self.sequential.iter_mut().for_each(|sequential| sequential.scale_inputs(scales));
         }
-        if self.plan.recipe.method == Method::AutoRound {
-            return self.learned(info, tick);
+        if let Work::Layer(method) = self.plan.recipe.method.work() {
+            return self.learned(method, info, tick);
         }
         let outer = self.outer(info, scheme)?;
         let w = DenseTensor::of_linear(self.source, info)?;
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
-        match self.plan.recipe.method {
-            Method::Gptq | Method::Spqr | Method::Qtip => {
+        match self.plan.recipe.method.work() {
+            Work::Input(_) => {
                 let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
                 sequential.quantize(info, scheme, &w, outer, tick)
             }
@@ -167,11 +165,8 @@ impl<'a> Layers<'a> {
                 round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
             }
             _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
-            method @ (Method::RtnMse | Method::Hqq) => {
-                let solved = match method {
-                    Method::Hqq => self.half_quadratic(info, scheme, &w)?,
-                    _ => self.clipped(info, scheme, &w, outer)?,
-                };
+            Work::Weight(method) => {
+                let solved = self.searched(method, info, scheme, &w, outer)?;
                 match &mut self.sequential {
                     Some(sequential) => sequential.judge((info, scheme, outer), &w, None, solved, tick),
                     None => Ok(solved),
@@ -186,8 +181,8 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// What AutoRound made of a layer; its linear layers are learned together when the first of them is asked for.
-    fn learned(&mut self, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Solved> {
+    /// The result of a method that learns; the linear layers of a decoder layer are learned together when the first is asked for.
+    fn learned(&mut self, method: &dyn SolveLayer, info: &LinearInfo, tick: &mut Tick<'_>) -> Result<Solved> {
         if let Some(solved) = self.sequential.as_mut().and_then(|s| s.take_learned(&info.module)) {
             return Ok(solved);
         }
@@ -198,7 +193,7 @@ impl<'a> Layers<'a> {
             linears.push(ToLearn { info, scheme, outer: self.outer(info, scheme)? });
         }
         let Some(sequential) = &mut self.sequential else { return Err(CalibrateError::Empty.into()) };
-        sequential.learn(info.layer, &linears, tick)?;
+        sequential.learn(method, info.layer, &linears, tick)?;
         sequential.take_learned(&info.module).ok_or_else(|| CalibrateError::Empty.into())
     }
 
@@ -211,18 +206,32 @@ impl<'a> Layers<'a> {
             .map_err(|error| dense_error(self.source, info, error.into()))
     }
 
-    /// Rounded to nearest under the range of each block that loses least.
-    fn clipped(
+    /// The result of a method that needs no calibration.
+    fn searched(
         &self,
+        method: &dyn SolveWeight,
         info: &LinearInfo,
         scheme: &Scheme,
         w: &DenseTensor<'_>,
         outer: Option<f32>,
     ) -> Result<Solved> {
-        let (mut scratch, threads) = (Scratch::default(), self.plan.options.threads);
+        let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
-        let found = clip::quantize(scheme, w, info.rows, info.cols, outer, threads);
-        found.map(Solved::rounded).map_err(|error| dense_error(self.source, info, error.into()))
+        let linears = self.plan.config.layer_linears(info.layer);
+        let place = linears.iter().position(|linear| linear.module == info.module);
+        let task = WeightTask {
+            scheme,
+            rows: info.rows,
+            cols: info.cols,
+            w,
+            target: w,
+            outer,
+            outputs: None,
+            scales: None,
+            place: (info.layer, place.unwrap_or(0)),
+            threads: self.plan.options.threads,
+        };
+        method.solve(&task).map_err(|error| method_error(self.source, &info.module, error))
     }
 
     /// How far each group of a layer is clipped.
@@ -249,23 +258,6 @@ impl<'a> Layers<'a> {
         let (quantized, _) = found.map_err(|error| dense_error(self.source, info, error.into()))?;
         let stats = ErrorStats::of(w, &quantized);
         Ok(Solved::rounded((quantized, stats)))
-    }
-
-    /// What HQQ makes of a layer, unless rounding to nearest under its own grids is nearer to it.
-    fn half_quadratic(&self, info: &LinearInfo, scheme: &Scheme, w: &DenseTensor<'_>) -> Result<Solved> {
-        let (mut scratch, threads) = (Scratch::default(), self.plan.options.threads);
-        let values = whole(self.source, info, w, &mut scratch)?;
-        let solved = hqq::quantize(scheme, values, info.cols, HqqOptions::default(), threads);
-        match solved {
-            Some((quantized, [nearest, found])) if found <= nearest => {
-                let stats = ErrorStats::of(values, &quantized);
-                Ok(Solved::rounded((quantized, stats)))
-            }
-            _ => Ok(Solved {
-                fallback: Some("HQQ is no nearer to the weight than rounding to nearest".to_owned()),
-                ..round_to_nearest(self.plan, self.source, info, scheme, w, None)?
-            }),
-        }
     }
 
     /// Blocks that lose least under the importance of their columns.

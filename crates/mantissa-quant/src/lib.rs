@@ -6,7 +6,6 @@
 
 pub mod allocate;
 mod assess;
-pub mod autoround;
 mod cache_scales;
 pub mod calibrate;
 mod convert;
@@ -35,7 +34,8 @@ mod transform;
 mod unquantized;
 pub mod verify;
 
-pub use mantissa_methods::{awq, clip, gptq, hqq, qtip, rtn, smooth, spqr};
+use mantissa_methods::metric;
+pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, registry, rtn, smooth, spqr};
 use mantissa_methods::{dequantize, error_stats, orthogonal};
 
 pub use cache_scales::of_source as stored_kv_scheme;

@@ -7,6 +7,7 @@
 
 mod solving;
 
+use mantissa_methods::method::{Extent, Fisher, Phase, Work};
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
 use mantissa_store::convention::Container;
@@ -14,7 +15,6 @@ use mantissa_train::LayerTrainer;
 
 use solving::Solving;
 
-use crate::autoround::{ErrorMetric, LearnedWeight};
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gguf;
 use crate::gptq::Hessian;
@@ -22,9 +22,11 @@ use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, spec_bytes};
 use crate::quality::Evaluation;
-use crate::recipe::{Method, Transform};
+use crate::recipe::Transform;
 use crate::rtn;
-use crate::sequential::{asymmetric, learning_options, metrics_buffers, metrics_bytes, outputs_bytes};
+use crate::sequential::{
+    learning_options, metrics_buffers, metrics_bytes, needs_drift, outputs_bytes, reads_last, uses_drift,
+};
 use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
@@ -125,7 +127,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     for (info, scheme) in plan.quantized() {
         match plan.calibration() {
-            Some(set) if plan.recipe.method == Method::AutoRound => {
+            Some(set) if matches!(plan.recipe.method.work(), Work::Layer(_)) => {
                 stages.push(learning(plan, set, info, scheme));
             }
             Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
@@ -192,6 +194,27 @@ impl Sizes {
             panels: threads * panel.min(weights) * (4 + 2 + unit + 1),
         }
     }
+
+    /// The size of the layer's problem for the method.
+    fn extent<'a>(&self, plan: &Plan, info: &LinearInfo, scheme: &'a Scheme) -> Extent<'a> {
+        let (rows, cols) = (info.rows, info.cols);
+        Extent {
+            scheme,
+            rows,
+            cols,
+            group: match scheme.format.blocks() {
+                Blocks::Group(group) | Blocks::Flat(group) => group as usize,
+                _ => cols,
+            },
+            codes: self.codes,
+            scales: self.scales,
+            inputs: 1,
+            held_out: !plan.options.held_out.is_empty(),
+            drift: uses_drift(plan, info.kind.input()),
+            last: reads_last(plan, info),
+            threads: plan.options.threads,
+        }
+    }
 }
 
 fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
@@ -211,15 +234,14 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     if plan.blocks_of_ternary(scheme).is_some() {
         buffers.push(("values, quotients and what they decode to", 12 * (info.rows * info.cols) as u64));
     }
-    let searched = matches!(plan.recipe.method, Method::RtnMse | Method::Hqq);
+    let searched = plan.conversion.is_none() && matches!(plan.recipe.method.work(), Work::Weight(_));
     let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2 || searched;
     if whole && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
     if searched {
-        // In pieces, as threads find them, and put together.
-        buffers.push(("codes and scales of the pieces", sizes.codes + 2 * sizes.scales));
+        buffers.extend(plan.recipe.method.buffers(Phase::Solve, &sizes.extent(plan, info, scheme)));
     }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
@@ -238,7 +260,7 @@ fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {
         ("states of the calibration", states(plan, set)),
         (
             "states in the original model",
-            if asymmetric(plan) { Calibration::state_bytes(&plan.config, set) } else { 0 },
+            if needs_drift(plan) { Calibration::state_bytes(&plan.config, set) } else { 0 },
         ),
         ("embedding", 4 * table),
         ("embedding as it is read", stored_table(plan)),
@@ -336,24 +358,30 @@ fn judged(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme)
     [statistics, solve]
 }
 
-/// AutoRound on the layer that `info` is of. Before and after, when that layer is not in training, it takes less.
+/// Learning the layer that `info` is of. Before and after, when that layer is not in training, it takes less.
 fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Scheme) -> Stage {
-    let of_layer: Vec<_> = plan.config.layer_linears(info.layer).into_iter().collect();
     let sizes = Sizes::of(plan, info, scheme);
-    let group = match scheme.format.blocks() {
-        Blocks::Group(group) | Blocks::Flat(group) => group as usize,
-        _ => info.cols,
-    };
-    let learned: u64 = of_layer.iter().map(|l| LearnedWeight::bytes_needed(l.rows, l.cols, group)).sum();
+    let extent = sizes.extent(plan, info, scheme);
     let options = learning_options(plan, set);
     let batch = 4 * options.max_tokens as u64 * plan.config.hidden_size as u64;
     let quantized = LinearInput::PLAIN.iter().filter(|_| plan.recipe.activations.is_some());
     let inputs =
         quantized.map(|&input| LayerTrainer::quantized_input_bytes(&plan.config, input, &options)).sum();
-    let buffers = vec![
+    let mut buffers = vec![
         ("states of the calibration, twice", 2 * states(plan, set)),
         ("layer in training and what a batch saves", LayerTrainer::bytes_needed(&plan.config, &options)),
-        ("rounding as it is learned", learned),
+    ];
+    // All weights of the layer under the scheme of this one.
+    for linear in plan.config.layer_linears(info.layer) {
+        let extent = Extent { rows: linear.rows, cols: linear.cols, ..extent };
+        for (name, bytes) in plan.recipe.method.buffers(Phase::Learn, &extent) {
+            match buffers.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, all)) => *all += bytes,
+                None => buffers.push((name, bytes)),
+            }
+        }
+    }
+    buffers.extend([
         ("a weight rounded to nearest", sizes.codes + sizes.scales),
         ("inputs as they are quantized", inputs),
         ("states and differences of a batch", 2 * batch),
@@ -361,13 +389,13 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
             "metrics, and differences under one",
             if fisher(plan) { metrics_bytes(&plan.config) + batch } else { 0 },
         ),
-    ];
+    ]);
     with_holes_of_calibration(format!("learn {}", info.module), buffers)
 }
 
-/// Whether errors are measured by what they cost the model.
+/// True if errors of layers' outputs are measured by the Fisher information.
 fn fisher(plan: &Plan) -> bool {
-    plan.recipe.method == Method::AutoRound && plan.recipe.autoround.metric == ErrorMetric::Fisher
+    matches!(plan.recipe.method.needs().fisher, Some(Fisher::Layers { .. }))
 }
 
 fn with_holes_of_calibration(name: String, buffers: Vec<(&'static str, u64)>) -> Stage {

@@ -6,6 +6,7 @@ mod output;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use mantissa_methods::method::Fisher;
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, Products, StoredAs};
 use mantissa_num::codec::Codec;
@@ -14,7 +15,6 @@ use mantissa_store::convention::{Container, LinearPlan, ModelFiles, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
-use crate::autoround::ErrorMetric;
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::convert::Conversion;
@@ -26,9 +26,8 @@ use crate::memory;
 use crate::pipeline::stacks;
 use crate::pipeline::work_of;
 use crate::quality::Evaluation;
-use crate::recipe::{Method, Part, Recipe, Transform};
+use crate::recipe::{Part, Recipe, Transform};
 use crate::rotate::{self, RotateOptions};
-use crate::spqr;
 use crate::verify::loadable;
 
 /// How a run is to be done; nothing here changes what a scheme means.
@@ -101,7 +100,7 @@ fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> b
     let searched = |linear: &PlannedLinear| {
         linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
     };
-    recipe.method == Method::Rtn && container == Container::Gguf && linears.iter().any(searched)
+    recipe.rounds_to_nearest() && container == Container::Gguf && linears.iter().any(searched)
 }
 
 /// Everything that a run will do.
@@ -141,7 +140,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`QuantError::AlreadyQuantized`]; [`QuantError::NoCalibration`], [`QuantError::Calibrate`] and
-    /// [`QuantError::Gptq`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
+    /// [`QuantError::Method`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
     /// [`QuantError::NothingToDo`]; a source that could not be run, with the tensor or the file that it lacks.
     pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
         if source.is_quantized() || source.gguf().is_some() {
@@ -163,7 +162,7 @@ impl Plan {
         }
         let fallbacks =
             if container == Container::Gguf { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
-        let quantized = output_of_linears(&recipe, container, &linears, follows_order(&recipe))?;
+        let quantized = output_of_linears(&recipe, container, &linears, recipe.method.follows_order())?;
         let asked = calibration::Asked {
             source,
             recipe: &recipe,
@@ -178,7 +177,7 @@ impl Plan {
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
-        if container == Container::CompressedTensors && follows_order(&recipe) {
+        if container == Container::CompressedTensors && recipe.method.follows_order() {
             notes.push(
                 "compressed-tensors reads weight_g_idx up to version 0.19; 0.20 refuses the model: --format gptq, or groups = \"static\""
                     .to_owned(),
@@ -252,18 +251,17 @@ impl Plan {
         stores_input_scales(&self.recipe, self.container).then_some(scheme)
     }
 
-    /// Whether QTIP weighs errors of outputs by what they cost, which takes a backward through the model.
+    /// True if errors of the outputs of linear layers are weighed by the Fisher information, which takes a backward through the model.
     pub(crate) fn weighs_outputs(&self) -> bool {
-        let Recipe { method, qtip, .. } = &self.recipe;
-        let wanted = *method == Method::Qtip && qtip.metric == ErrorMetric::Fisher;
-        wanted && LayerTrainer::check(&self.config).is_ok()
+        let asked = self.recipe.method.needs().fisher == Some(Fisher::Outputs);
+        asked && LayerTrainer::check(&self.config).is_ok()
     }
 
     /// Whether groups of some layer may be of columns that are no neighbours.
     fn by_group(&self) -> bool {
         match &self.conversion {
             Some(conversion) => conversion.by_group(),
-            None => follows_order(&self.recipe),
+            None => self.recipe.method.follows_order(),
         }
     }
 
@@ -375,8 +373,7 @@ fn planned(
     }
     let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
         scheme.encoder.rounding = options.rounding;
-        let stored = container.as_stored(scheme, meta.dtype);
-        if recipe.method == Method::Spqr { spqr::with_f16_scales(stored) } else { stored }
+        recipe.method.stored_scheme(container.as_stored(scheme, meta.dtype))
     });
     Ok(PlannedLinear { info, scheme })
 }
@@ -432,11 +429,6 @@ fn layer_plan<'a>(
     let input = recipe.activations.as_ref();
     let outliers = recipe.outliers(info.rows, info.cols);
     LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
-}
-
-/// Whether the method leaves groups of columns that are no neighbours.
-fn follows_order(recipe: &Recipe) -> bool {
-    recipe.method == Method::Gptq && recipe.gptq.follows_order()
 }
 
 /// Whether the output holds scales of inputs that calibration finds.

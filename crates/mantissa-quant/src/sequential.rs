@@ -14,13 +14,14 @@
 //! A run that is resumed takes the layers that are done from the output, reads them back only when a later layer needs the
 //! states behind them, and so comes to the same statistics and the same bytes.
 
-mod asymmetric;
+mod drift;
 mod fisher;
 mod learning;
-mod rotated;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mantissa_methods::MethodError;
+use mantissa_methods::method::{InputSolver, InputTask, Prepared, SolveInput, Solver, WeightTask, Work};
 use mantissa_model::{InputQuantizer, LinearInfo, LinearInput, LinearKind};
 use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Map;
@@ -29,22 +30,18 @@ use mantissa_store::convention::{Container, ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
-use crate::error_stats::ErrorStats;
 use crate::exl2;
 use crate::fold::Folded;
-use crate::gptq::{Drift, GptqError, Hessian, InverseFactor};
+use crate::gptq::{Drift, Hessian};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::plan::Plan;
-use crate::qtip::RotatedInput;
-use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
-pub(crate) use asymmetric::{asymmetric, makes_up, reads_last};
-pub(crate) use fisher::{metrics_buffers, metrics_bytes};
-pub(crate) use learning::{ToLearn, options as learning_options};
-pub(crate) use rotated::outputs_bytes;
+pub(crate) use drift::{needs_drift, reads_last, uses_drift};
+pub(crate) use fisher::{metrics_buffers, metrics_bytes, outputs_bytes};
+pub(crate) use learning::{ToLearn, options as learning_options, train_error};
 
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
@@ -58,32 +55,22 @@ pub(crate) struct Sequential<'a> {
     /// The windows that are held out, if any, at the same layer.
     held_out: Option<Calibration<'a>>,
     layer: Option<CalibratedLayer>,
-    /// Of the layer at hand.
+    /// Solvers of the layer at hand.
     solvers: Vec<(LinearInput, Solver)>,
-    /// Of the layer at hand: by what solutions are held against rounding to nearest.
+    /// Comparisons with rounding to nearest, of the layer at hand.
     judges: Vec<(LinearInput, Judge)>,
-    /// Of GPTAQ.
-    original: asymmetric::Original<'a>,
-    /// Of AutoRound.
+    /// The unquantized model, for methods that need the drift from it.
+    original: drift::Original<'a>,
+    /// State of methods that learn a whole layer.
     learning: learning::Learning<'a>,
     /// Scales of inputs that are stored.
     input_scales: Option<InputScales>,
-    /// Of QTIP, once they are found: what errors of outputs cost, by module; of none where they count alike.
+    /// Second moments of the gradients of outputs, by module, once they are found; empty where outputs count alike.
     outputs: Option<BTreeMap<String, Hessian>>,
 }
 
 /// Inputs of experts whose statistics are collected in one pass.
 pub(crate) const EXPERTS_AT_ONCE: usize = 8;
-
-/// What there is to solve the weights that share an input with.
-enum Solver {
-    /// GPTQ's, and how the input has moved where weights make up for that.
-    Gptq(Box<InverseFactor>, Option<Drift>),
-    /// QTIP's, and why it knows nothing of the input, where it does not.
-    Rotated(Box<RotatedInput>, Option<String>),
-    /// Nothing, and why.
-    RoundToNearest(String),
-}
 
 impl<'a> Sequential<'a> {
     pub(crate) fn new(
@@ -101,7 +88,7 @@ impl<'a> Sequential<'a> {
             layer: None,
             solvers: Vec::new(),
             judges: Vec::new(),
-            original: asymmetric::Original::default(),
+            original: drift::Original::default(),
             learning: learning::Learning::default(),
             input_scales: None,
             outputs: None,
@@ -143,16 +130,15 @@ impl<'a> Sequential<'a> {
         outer: Option<f32>,
         tick: &mut Tick<'_>,
     ) -> Result<Solved> {
-        if self.plan.recipe.method == Method::Qtip {
-            self.find_outputs(tick)?;
-        }
+        self.find_outputs(tick)?;
         self.reach(info.layer, tick)?;
         self.prepare(info.kind.input(), tick)?;
         let input = info.kind.input();
         let target = self.target(info, w)?;
         let solved = match self.solvers.iter().find(|(of, _)| *of == input).map(|(_, solver)| solver) {
-            Some(Solver::Gptq(factor, _)) => self.solve(factor, info, scheme, w, target.as_deref(), outer)?,
-            Some(Solver::Rotated(input, why)) => self.solve_rotated(input, why.clone(), info, scheme, w)?,
+            Some(Solver::Ready(solver)) => {
+                self.solve(&**solver, (info, scheme, outer), w, target.as_deref())?
+            }
             Some(Solver::RoundToNearest(why)) => Solved {
                 fallback: Some(why.clone()),
                 ..round_to_nearest(self.plan, self.source, info, scheme, w, outer)?
@@ -187,46 +173,35 @@ impl<'a> Sequential<'a> {
 
     fn solve(
         &self,
-        factor: &InverseFactor,
-        info: &LinearInfo,
-        scheme: &Scheme,
+        solver: &dyn InputSolver,
+        (info, scheme, outer): (&LinearInfo, &Scheme, Option<f32>),
         w: &DenseTensor<'_>,
         target: Option<&[f32]>,
-        outer: Option<f32>,
     ) -> Result<Solved> {
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
-        let (target, threads) = (target.unwrap_or(w), self.plan.options.threads);
-        let result = if self.plan.container == Container::Exl2 {
-            let (scheme, shape) = (exl2::with_f16_scales(scheme), (info.rows, info.cols));
-            let scales = exl2::searched_scales(&scheme, target, shape, factor.diagonal(), threads);
-            let scales = scales.ok_or_else(|| exl2::out_of_reach(self.source, info))?;
-            factor.quantize_under(&scheme, target, &scales, threads)
-        } else {
-            match self.plan.recipe.outliers(info.rows, info.cols) {
-                0 => factor.quantize(scheme, target, outer, threads),
-                count => factor.quantize_with_outliers(scheme, target, outer, count, threads),
-            }
+        let LinearInfo { rows, cols, .. } = *info;
+        let threads = self.plan.options.threads;
+        let given = |target: &[f32], diagonal: &[f64]| {
+            let scheme = exl2::with_f16_scales(scheme);
+            let scales = exl2::searched_scales(&scheme, target, (rows, cols), diagonal, threads)?;
+            Some((scheme, scales))
         };
-        let result = result.map_err(|error| self.gptq_error(info, error))?;
-        let stats = match (&result.g_idx, &result.outliers) {
-            (None, None) => ErrorStats::of(w, &result.quantized),
-            _ => {
-                let tensor_error = |error| self.gptq_error(info, GptqError::Weight(error));
-                ErrorStats::of_rows(w, &result.dequantize().map_err(tensor_error)?, info.cols)
-            }
+        let linears = self.plan.config.layer_linears(info.layer);
+        let place = linears.iter().position(|linear| linear.module == info.module);
+        let task = WeightTask {
+            scheme,
+            rows,
+            cols,
+            w,
+            target: target.unwrap_or(w),
+            outer,
+            outputs: self.outputs.as_ref().and_then(|all| all.get(&info.module)),
+            scales: (self.plan.container == Container::Exl2).then_some(&given),
+            place: (info.layer, place.unwrap_or(0)),
+            threads,
         };
-        Ok(Solved {
-            stats,
-            quantized: result.quantized,
-            input_scale: None,
-            g_idx: result.g_idx,
-            outliers: result.outliers,
-            fallback: None,
-            output_error: Some(result.loss),
-            judged: None,
-            notes: result.notes,
-        })
+        solver.solve(&task).map_err(|error| method_error(self.source, &info.module, error))
     }
 
     /// Takes the windows to the input of `layer`, through the layers before it as they are stored.
@@ -263,14 +238,14 @@ impl<'a> Sequential<'a> {
             let windows = self.plan.options.calibration.as_ref().map_or(&[][..], |set| &set.windows);
             let (source, config) = (self.source, &self.plan.config);
             let (threads, products) = (self.plan.options.threads, self.plan.options.products);
-            // AutoRound asks for one pass of a layer before all of its weights change.
-            let keeps = self.plan.recipe.method != Method::AutoRound;
+            // A method that learns asks for one pass of a layer before all of its weights change.
+            let keeps = !matches!(self.plan.recipe.method.work(), Work::Layer(_));
             let begin = |windows| {
                 let begun = Calibration::begin(source, config, windows, threads)?.in_products(products);
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
             };
             let begun = begin(windows)?;
-            if asymmetric(self.plan) {
+            if needs_drift(self.plan) {
                 self.original.states = Some(begun.twin()?);
             }
             self.calibration = Some(begun);
@@ -298,42 +273,33 @@ impl<'a> Sequential<'a> {
         self.layer = Some(layer);
         let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
         for ((input, (hessian, drift)), unseen) in inputs.into_iter().zip(moments?).zip(unseen) {
-            if self.plan.recipe.method == Method::Qtip {
-                // There is no rounding to nearest of a trellis to hold it against.
-                let solver = self.rotated(index, input, hessian)?;
-                self.solvers.push((input, solver));
-                continue;
-            }
-            if matches!(self.plan.recipe.method, Method::Gptq | Method::Spqr) {
-                let solver = self.solver(&hessian, drift, index, input)?;
-                self.solvers.push((input, solver));
-            }
-            self.judges.push((input, Judge::new(hessian, unseen)));
+            let moments = match self.plan.recipe.method.work() {
+                Work::Input(method) => {
+                    let Prepared { solver, moments } = self.solver(method, (hessian, drift), index, input)?;
+                    self.solvers.push((input, solver));
+                    moments
+                }
+                _ => Some(hessian),
+            };
+            self.judges.extend(moments.map(|hessian| (input, Judge::new(hessian, unseen))));
         }
         Ok(())
     }
 
     fn solver(
         &self,
-        hessian: &Hessian,
-        drift: Option<Drift>,
+        method: &dyn SolveInput,
+        (hessian, drift): (Hessian, Option<Drift>),
         layer: usize,
         input: LinearInput,
-    ) -> Result<Solver> {
-        if hessian.tokens() == 0 {
-            return Ok(Solver::RoundToNearest("no token of the calibration was routed to it".to_owned()));
-        }
-        match InverseFactor::new(hessian, self.plan.recipe.gptq, self.plan.options.threads) {
-            Ok(factor) if factor.dead_columns() == factor.cols() => {
-                Ok(Solver::RoundToNearest("its input is zero in every token of the calibration".to_owned()))
-            }
-            Ok(factor) => Ok(Solver::Gptq(Box::new(factor), drift)),
-            Err(error @ GptqError::Singular { .. }) => Ok(Solver::RoundToNearest(error.to_string())),
-            Err(error) => {
-                let what = format!("input of {}", self.plan.config.readers_of(layer, input));
-                Err(QuantError::Gptq { path: self.source.path().to_owned(), what, error })
-            }
-        }
+    ) -> Result<Prepared> {
+        let config = &self.plan.config;
+        let place = config.layer_linears(layer).iter().position(|linear| linear.kind.input() == input);
+        let place = (layer, place.unwrap_or(0));
+        let task = InputTask { hessian, drift, place, threads: self.plan.options.threads };
+        method.prepare(task).map_err(|error| {
+            method_error(self.source, &format!("input of {}", config.readers_of(layer, input)), error)
+        })
     }
 
     /// The inputs whose statistics are collected with those of `input`: of experts the next few, which are of one kind and so
@@ -350,19 +316,15 @@ impl<'a> Sequential<'a> {
         inputs.truncate(EXPERTS_AT_ONCE);
         inputs
     }
-
-    fn gptq_error(&self, info: &LinearInfo, error: GptqError) -> QuantError {
-        gptq_error(self.source, info, error)
-    }
 }
 
-fn gptq_error(source: &Folded<'_>, info: &LinearInfo, error: GptqError) -> QuantError {
+/// The error of a method with the model and the layer or input `what`.
+pub(crate) fn method_error(source: &Folded<'_>, what: &str, error: MethodError) -> QuantError {
     let path = source.path().to_owned();
     match error {
-        GptqError::Weight(error) => {
-            QuantError::Tensor { path, tensor: format!("{}.weight", info.module), error }
-        }
-        error => QuantError::Gptq { path, what: info.module.clone(), error },
+        MethodError::Weight(error) => QuantError::Tensor { path, tensor: format!("{what}.weight"), error },
+        MethodError::Stopped => QuantError::Interrupted,
+        error => QuantError::Method { path, what: what.to_owned(), error: Box::new(error) },
     }
 }
 

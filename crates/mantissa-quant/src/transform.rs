@@ -20,7 +20,7 @@ use crate::fold::{Folded, Folds, Record};
 use crate::judge::{Judgement, Output, Windows};
 use crate::layers::{Solved, whole};
 use crate::plan::Plan;
-use crate::recipe::{Method, Transform};
+use crate::recipe::Transform;
 use crate::rtn;
 use crate::smooth;
 use crate::source::{DenseTensor, Scratch};
@@ -49,10 +49,10 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// Adds to `solved` how the scales of its input did; where they were given up, that is why it is not as the recipe asks.
-    pub(crate) fn judge(&self, module: &str, method: Method, solved: &mut Solved) {
+    pub(crate) fn judge(&self, module: &str, rounded: bool, solved: &mut Solved) {
         let Some(judged) = self.judged.get(module) else { return };
         let given_up = judged.fallback().map(|why| format!("scales of its input are left out: {why}"));
-        if method == Method::Rtn {
+        if rounded {
             solved.judged = solved.judged.or(Some(*judged));
             solved.fallback = solved.fallback.take().or(given_up);
         } else {
@@ -165,7 +165,7 @@ impl Search<'_> {
                     });
                 }
             }
-            if self.transform == Transform::Awq && plan.recipe.method == Method::Rtn {
+            if self.transform == Transform::Awq && plan.recipe.rounds_to_nearest() {
                 self.clip(&of_layer, &samples, &scales)?;
             }
         }

@@ -55,8 +55,8 @@ use crate::fold::{Folded, Folds, Record};
 use crate::pipeline::stacks::stack_of;
 use crate::plan::model_config;
 use crate::quality::{Figures, check};
-use crate::recipe::Method;
 use crate::report::LayerReport;
+use crate::rtn;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
@@ -159,7 +159,7 @@ fn check_model(
         }
     }
     if files.gguf().is_some() {
-        let bounded = quality.as_ref().is_some_and(|quality| quality.method == Method::Rtn.name());
+        let bounded = quality.as_ref().is_some_and(|quality| quality.method == rtn::NAME);
         gguf::check(&files, source.as_ref(), bounded, threads, found)?;
     } else {
         let recorded = check::errors(quality.as_ref());
@@ -254,7 +254,7 @@ struct Rows {
 impl WeightCheck<'_> {
     /// Whether an error past the scheme's bound is a fault: where the weight was rounded to nearest.
     fn bounded(&self) -> bool {
-        self.recorded.is_some_and(|layer| layer.method == Method::Rtn.name())
+        self.recorded.is_some_and(|layer| layer.method == rtn::NAME)
     }
 
     fn run(&self, threads: usize, found: &mut Verification) -> Result<()> {

@@ -96,6 +96,11 @@ impl Problem<'_> {
     }
 }
 
+/// The number of outliers in a weight `[rows, cols]`, of which they are a `share`.
+pub(crate) fn count(share: f64, rows: usize, cols: usize) -> usize {
+    (share * rows as f64 * cols as f64).round() as usize
+}
+
 /// Which `count` of `scores` are the largest, the first of equal ones; none of those below 0.
 pub(crate) fn largest(scores: &[f32], count: usize) -> Vec<bool> {
     let mut found = vec![false; scores.len()];

@@ -12,6 +12,7 @@ mod proof;
 mod recode;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
@@ -23,19 +24,15 @@ use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
 use serde_json::Value;
 
-use crate::autoround::AutoRoundOptions;
 use crate::cache_scales;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
-use crate::gptq::GptqOptions;
 use crate::layers::Solved;
 use crate::pipeline::stacks::{self, stack_of};
 use crate::plan::{Check, EXPERTS_APART, Options, Plan, PlannedLinear, model_config, output_of_linears};
-use crate::qtip::QtipOptions;
-use crate::recipe::{Glob, LayerRule, Method, Recipe};
+use crate::recipe::{Glob, LayerRule, Recipe, Repacked};
 use crate::rtn;
-use crate::spqr::SpqrOptions;
 use crate::verify::loadable;
 
 use around::group_order;
@@ -338,11 +335,7 @@ fn recipe(
         observer: Default::default(),
         sha256: FileDigest::of(name.as_bytes()).hex(),
         name,
-        method: if requantize.is_some() { Method::Rtn } else { Method::Repacked },
-        gptq: GptqOptions::default(),
-        spqr: SpqrOptions::default(),
-        autoround: AutoRoundOptions::default(),
-        qtip: QtipOptions::default(),
+        method: if requantize.is_some() { Arc::new(rtn::Rtn) } else { Arc::new(Repacked) },
         weights,
         activations,
         kv: None,

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::error_stats::ErrorStats;
 use crate::plan::{Options, PlannedLinear, scheme_of};
 use crate::quality::TensorReport;
-use crate::recipe::{Method, Recipe};
+use crate::recipe::{REPACKED, Recipe};
 use crate::source::DenseTensor;
 
 /// A tensor of the checkpoint that becomes several, each under a scheme.
@@ -159,7 +159,7 @@ impl Layout {
                 Joined::Biases(_) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
                 Joined::KeysAndValues(_) => {
                     let wanted = linear_of(config, &info)
-                        .filter(|_| adding.recipe.method != Method::Repacked)
+                        .filter(|_| adding.recipe.method.name() != REPACKED)
                         .and_then(|linear| scheme_of(adding.recipe, config, adding.options, &linear));
                     let wanted = wanted.map_or_else(|| source_scheme(adding.source, &info.name), Ok)?;
                     self.fitted(name, wanted, shape.last().copied().unwrap_or(1))

@@ -12,7 +12,7 @@ use mantissa_store::convention::gguf::has_factor;
 use crate::error_stats::ErrorStats;
 use crate::layers::Solved;
 use crate::plan::Plan;
-use crate::recipe::{Method, Recipe};
+use crate::recipe::Recipe;
 use crate::rtn;
 
 /// The block types that hold -1, 0 and 1 under a scale of 1.
@@ -29,7 +29,7 @@ pub(super) fn factor_beside(model_type: ModelType, recipe: &Recipe, scheme: &Sch
 /// The block type, where a layer of a model is stored as this module says.
 fn blocks_of_ternary(model_type: ModelType, recipe: &Recipe, scheme: &Scheme) -> Option<CodecId> {
     let Format::Codec(codec) = scheme.format else { return None };
-    let applies = model_type == ModelType::Bitnet && recipe.method == Method::Rtn;
+    let applies = model_type == ModelType::Bitnet && recipe.rounds_to_nearest();
     (applies && TERNARY.contains(&codec)).then_some(codec)
 }
 

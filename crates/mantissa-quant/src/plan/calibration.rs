@@ -2,30 +2,29 @@
 
 use std::path::Path;
 
+use mantissa_methods::MethodError;
+use mantissa_methods::method::{Feature, Fisher, Lack, Work};
 use mantissa_model::{InputQuantizer, ModelConfig, Products};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles};
 use mantissa_train::LayerTrainer;
 
 use super::{Options, Plan, PlannedLinear, model_not_storable, stores_input_scales, weighs};
-use crate::autoround::{self, ErrorMetric};
 use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
-use crate::clip;
 use crate::error::{QuantError, Result};
-use crate::gptq::{self, GroupOrder};
-use crate::hqq;
+use crate::fold::Folded;
 use crate::input_scales::Observer;
-use crate::qtip;
-use crate::recipe::{Method, Recipe, Transform};
+use crate::recipe::{Recipe, Transform};
 use crate::rotate;
+use crate::sequential::{method_error, train_error};
 use crate::spin;
 
 /// What texts are for.
 impl Plan {
     /// What is calibrated on, where the method does.
     pub fn calibration(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs_calibration())
+        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs().text)
     }
 
     /// What layers are held against rounding to nearest on, of a method that has no use for a text of its own.
@@ -116,7 +115,7 @@ impl Asked<'_> {
             let why = "no layer has blocks that depend on it, into GGUF and without another method";
             return Ok(vec![format!("{}: not used, as {why}", importance.name)]);
         }
-        if recipe.method.needs_calibration() {
+        if recipe.method.needs().text {
             notes.extend(self.alike());
             notes.extend(self.few_tokens(self.windows()?)?);
             return Ok(notes);
@@ -145,7 +144,7 @@ impl Asked<'_> {
             );
             Err(model_not_storable(container, why))
         };
-        if matches!(recipe.method, Method::AutoRound | Method::Hqq | Method::Qtip) {
+        if recipe.method.refuses(Feature::StochasticRounding).is_some() {
             return refused(recipe.method_name());
         }
         let chooses = |scheme: &&Scheme| !matches!(scheme.format, Format::Affine(_));
@@ -161,12 +160,15 @@ impl Asked<'_> {
         let Asked { recipe, container, options, .. } = *self;
         let searched = matches!(recipe.transform, Some(Transform::Awq | Transform::Smooth(_)));
         let judged = is_judged(recipe, container) && options.calibration.is_some();
-        let learned = recipe.method == Method::AutoRound;
-        let solved = recipe.method.needs_calibration() || searched || judged;
+        let learned = matches!(recipe.method.work(), Work::Layer(_));
+        let solved = recipe.method.needs().text || searched || judged;
         if options.products == Products::F32 || (solved && !learned) {
             return Ok(());
         }
-        let why = if learned { "autoround learns in f32" } else { "nothing is solved on what layers read" };
+        let why = match learned {
+            true => format!("{} learns in f32", recipe.method.name()),
+            false => "nothing is solved on what layers read".to_owned(),
+        };
         Err(QuantError::Products { recipe: recipe.name.clone(), found: options.products.name(), why })
     }
 
@@ -189,77 +191,49 @@ impl Asked<'_> {
     /// Whether the method takes the schemes and their layout.
     fn check_method(&self) -> Result<()> {
         let Asked { source, recipe, container, options, .. } = *self;
-        self.check_trellis()?;
-        if matches!(recipe.method, Method::Rtn | Method::Repacked | Method::Qtip) {
-            return Ok(());
+        let refused = |why: &str| Err(model_not_storable(container, why));
+        if container == Container::Exl2 && recipe.method.refuses(Feature::GivenScales).is_some() {
+            return refused(
+                "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
+                 use rtn- or gptq-",
+            );
         }
-        let own_scales = recipe.method == Method::Gptq && recipe.gptq.groups == GroupOrder::Static;
-        if container == Container::Exl2 && !own_scales {
-            let why = "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
-                 use rtn- or gptq-";
-            return Err(model_not_storable(container, why));
+        if let Some(why) =
+            recipe.method.refuses(Feature::QuantizedInputs).filter(|_| recipe.activations.is_some())
+        {
+            return refused(why);
         }
-        if recipe.method == Method::Spqr && recipe.activations.is_some() {
-            let why = "spqr keeps weights beside codes, for inputs as they are: no scheme of activations";
-            return Err(model_not_storable(container, why));
-        }
-        let path = || source.dir().to_owned();
-        if matches!(recipe.method, Method::RtnMse | Method::Hqq) {
-            return self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
-                let checked = match recipe.method {
-                    Method::Hqq => hqq::check_scheme(scheme, info.cols),
-                    _ => clip::check_scheme(scheme),
-                };
-                checked.map_err(|allowed| QuantError::Unsuited {
-                    path: path(),
-                    module: info.module.clone(),
-                    method: recipe.method.name(),
-                    scheme: scheme.to_string(),
-                    allowed,
-                })
-            });
-        }
-        if recipe.method == Method::AutoRound {
-            let fault = |what: &str, error| {
-                let (path, what) = (path(), what.to_owned());
-                QuantError::AutoRound { path, what, error: Box::new(error) }
-            };
-            LayerTrainer::check(self.config).map_err(|error| fault("autoround", error.into()))?;
-            return self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
-                let checked = autoround::check_scheme(scheme, info.rows, info.cols);
-                checked.map(|_| ()).map_err(|error| fault(&info.module, error))
-            });
+        let fault = |what: &str, error| method_error(&Folded::plain(source), what, error);
+        if recipe.method.needs().gradients {
+            let checked = LayerTrainer::check(self.config);
+            checked.map_err(|error| fault(recipe.method.name(), train_error(error)))?;
         }
         // compressed-tensors of today refuses it: only who asks for the container has it.
         let asked = options.container.or(recipe.container) == Some(container);
         let holds_g_idx = container.holds_group_order() && (asked || container == Container::Gptq);
         self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
-            gptq::check_scheme(scheme, info.rows, info.cols, recipe.gptq, holds_g_idx)
-                .map_err(|error| QuantError::Gptq { path: path(), what: info.module.clone(), error })
-        })
-    }
-
-    /// Whether those layers are stored in a trellis that are coded by its search.
-    fn check_trellis(&self) -> Result<()> {
-        let (path, method) = (self.source.dir(), self.recipe.method);
-        self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
-            let allowed = match (method, scheme.format.trellis()) {
-                (Method::Qtip, _) => match qtip::check_scheme(scheme, info.rows, info.cols) {
-                    Ok(_) => return Ok(()),
-                    Err(allowed) => allowed,
-                },
-                (_, Some(_)) => "schemes other than a trellis, which qtip writes",
-                _ => return Ok(()),
+            let (module, method) = (&info.module, recipe.method.name());
+            let trellis =
+                recipe.method.refuses(Feature::Trellis).filter(|_| scheme.format.trellis().is_some());
+            let takes = match trellis {
+                Some(allowed) => Err(MethodError::Scheme(allowed)),
+                None => recipe.method.takes(scheme, (info.rows, info.cols), holds_g_idx),
             };
-            let (path, module, scheme) = (path.to_owned(), info.module.clone(), scheme.to_string());
-            Err(QuantError::Unsuited { path, module, method: method.name(), scheme, allowed })
+            match takes {
+                Err(MethodError::Scheme(allowed)) => {
+                    let (path, module, scheme) =
+                        (source.dir().to_owned(), module.clone(), scheme.to_string());
+                    Err(QuantError::Unsuited { path, module, method, scheme, allowed })
+                }
+                checked => checked.map_err(|error| fault(module, error)),
+            }
         })
     }
 
     /// Says that errors of outputs count alike where they were to be weighed.
     fn alike(&self) -> Option<String> {
         let Asked { recipe, config, .. } = *self;
-        let wanted = recipe.method == Method::Qtip && recipe.qtip.metric == ErrorMetric::Fisher;
+        let wanted = recipe.method.needs().fisher == Some(Fisher::Outputs);
         let error = LayerTrainer::check(config).err().filter(|_| wanted)?;
         Some(format!("errors of a layer's outputs count alike, as what they cost takes a backward: {error}"))
     }
@@ -272,8 +246,8 @@ impl Asked<'_> {
         if matches!(container, Container::Gguf | Container::Exl2 | Container::Exl3) {
             return refused("transforms go into the other containers, as norms are folded into weights");
         }
-        if recipe.method == Method::Qtip {
-            return refused("qtip rotates each weight itself: no transform goes before it");
+        if let Some(why) = recipe.method.refuses(Feature::Transform) {
+            return refused(why);
         }
         let Some(options) = transform.rotation() else { return Ok(Vec::new()) };
         let table = transform.name();
@@ -281,13 +255,8 @@ impl Asked<'_> {
         if online && !matches!(container, Container::Native | Container::CompressedTensors) {
             return refused(&format!("it cannot say that inputs are rotated: online = false in [{table}]"));
         }
-        if online && recipe.method == Method::AutoRound {
-            return refused(&format!(
-                "AutoRound does not rotate inputs as it trains: online = false in [{table}]"
-            ));
-        }
-        if online && recipe.method == Method::Spqr {
-            return refused(&format!("outliers read inputs as they are: online = false in [{table}]"));
+        if let Some(why) = recipe.method.refuses(Feature::RotatedInputs).filter(|_| online) {
+            return refused(&format!("{why}: online = false in [{table}]"));
         }
         if matches!(transform, Transform::Spin(_)) {
             spin::check(self.source, config)?;
@@ -310,10 +279,8 @@ impl Asked<'_> {
     fn few_tokens(&self, set: &CalibrationSet) -> Result<Vec<String>> {
         let widest = self.quantized().map(|(linear, _)| linear.info.cols).max().unwrap_or(0);
         let (name, tokens) = (&set.name, set.tokens());
-        let what = match self.recipe.method {
-            Method::AutoRound => "rounding is learned on less than it can fit",
-            _ => "the Hessian is singular but for its damping",
-        };
+        let what = self.recipe.method.lacking(Lack::Few);
+        let what = what.unwrap_or("the Hessian is singular but for its damping");
         let few =
             format!("{name}: {tokens} tokens for layers of {widest} inputs: {what}; more text is better");
         Ok((tokens < widest).then_some(few).into_iter().collect())
@@ -341,9 +308,10 @@ impl Asked<'_> {
     }
 }
 
-/// Whether the method needs no text, and what it makes of layers can be held against rounding to nearest on one.
+/// True if the method needs no text, and its solutions can be compared with RTN on one.
 pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
-    matches!(recipe.method, Method::RtnMse | Method::Hqq) && container != Container::Exl2
+    let needs = recipe.method.needs();
+    needs.judged && !needs.text && container != Container::Exl2
 }
 
 pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {

@@ -13,7 +13,6 @@ use serde_json::Value;
 use super::{Plan, model_not_storable};
 use crate::convert::named_class;
 use crate::error::Result;
-use crate::recipe::Method;
 use crate::rotate;
 
 /// A scheme, that of the inputs, and the modules that have them.
@@ -36,8 +35,7 @@ impl Plan {
                     .map_err(fault)?
             }
             Container::Gptq => {
-                let gptq = Some(self.recipe.gptq).filter(|_| self.recipe.method == Method::Gptq);
-                let damp = gptq.map(|options| options.damp);
+                let damp = self.recipe.method.damping();
                 let settings = gptq_files::Settings { desc_act: self.by_group(), damp };
                 gptq_files::quantization_config(&self.groups(), &kept, settings).map_err(fault)?
             }

@@ -54,27 +54,28 @@
 
 mod file_type;
 mod name;
+mod repacked;
 mod toml_file;
 mod transform;
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
+use mantissa_methods::method::Work;
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
 use mantissa_store::Shown;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
-pub use name::{ALIASES, METHODS, Method};
+pub use mantissa_methods::{METHODS, Method};
+pub use name::ALIASES;
+pub(crate) use repacked::{REPACKED, Repacked};
 pub use transform::{TRANSFORMS, Transform};
 
-use crate::autoround::AutoRoundOptions;
-use crate::gptq::GptqOptions;
 use crate::input_scales::Observer;
-use crate::qtip::QtipOptions;
-use crate::spqr::SpqrOptions;
 
 /// Why a recipe cannot be used. What is quoted of its text is escaped, and cut where it is long.
 #[derive(Debug, thiserror::Error)]
@@ -127,22 +128,14 @@ pub struct LayerRule {
 }
 
 /// What to do to a model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Recipe {
     /// Name, as the user gave it.
     pub name: String,
     /// What is done to the dense model before, which leaves what it computes as it is.
     pub transform: Option<Transform>,
-    /// How codes are chosen.
-    pub method: Method,
-    /// How GPTQ works, where it is the method.
-    pub gptq: GptqOptions,
-    /// How many weights SpQR keeps, where it is the method.
-    pub spqr: SpqrOptions,
-    /// How AutoRound works, where it is the method.
-    pub autoround: AutoRoundOptions,
-    /// How QTIP works, where it is the method.
-    pub qtip: QtipOptions,
+    /// Method, with its options.
+    pub method: Arc<dyn Method>,
     /// Scheme of the decoder's linear layers.
     pub weights: Scheme,
     /// Scheme of their inputs at run time.
@@ -218,18 +211,18 @@ impl Recipe {
 
     /// Whether it needs text to calibrate on.
     pub fn needs_calibration(&self) -> bool {
-        self.method.needs_calibration() || self.transform.is_some_and(Transform::needs_calibration)
+        self.method.needs().text || self.transform.is_some_and(Transform::needs_calibration)
+    }
+
+    /// True if weights are rounded to nearest and nothing else is done to them.
+    pub fn rounds_to_nearest(&self) -> bool {
+        matches!(self.method.work(), Work::Nearest)
     }
 
     /// Transform and method, as reports call them: `awq-rtn`.
     pub fn method_name(&self) -> String {
         let transform = self.transform.map_or(String::new(), |transform| format!("{}-", transform.name()));
         transform + self.method.name()
-    }
-
-    /// What a recipe file calls the method; what else makes it is not said. See [`method_name`](Self::method_name).
-    pub fn named_method(&self) -> &'static str {
-        name::named_method(self.method, self.gptq)
     }
 
     /// A recipe by the text of a `.toml` file; `file` is its name in errors.
@@ -242,7 +235,7 @@ impl Recipe {
 
     /// Single weights of a layer `[rows, cols]` that stand beside its codes.
     pub fn outliers(&self, rows: usize, cols: usize) -> usize {
-        if self.method == Method::Spqr { self.spqr.count(rows, cols) } else { 0 }
+        self.method.outliers(rows, cols)
     }
 
     /// The first rule that names `module`.
@@ -274,7 +267,7 @@ impl Recipe {
             let holds = |container: Container, scheme: &Scheme| {
                 let input = self.activations.as_ref();
                 let shape = (side, block_multiple(scheme, side));
-                let outliers = usize::from(self.method == Method::Spqr);
+                let outliers = self.method.outliers(shape.0, shape.1).min(1);
                 let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
                 let levels = self.kv_levels.is_none() || container == Container::Native;
                 let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());

@@ -1,57 +1,17 @@
 //! Recipe names: `[TRANSFORM-][METHOD-]SCHEME[+ACTIVATION][+kv-SCHEME]`, and short names for common ones.
 
+use std::sync::Arc;
+
+use mantissa_methods::Method;
+use mantissa_methods::registry::{self, METHODS};
+use mantissa_methods::rtn::{self, Rtn};
 use mantissa_model::KvPolicy;
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 
 use super::{FILE_TYPES, FileType, Recipe, RecipeError, TRANSFORMS, Transform};
-use crate::autoround::AutoRoundOptions;
-use crate::gptq::GptqOptions;
-use crate::hqq;
 use crate::input_scales::Observer;
-use crate::qtip::QtipOptions;
-use crate::spqr::SpqrOptions;
-
-/// How codes are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Method {
-    /// Round to nearest: each weight by itself.
-    Rtn,
-    /// Codes and scales that were there, in another container: no recipe has it.
-    Repacked,
-    /// GPTQ: column by column, later columns making up for the error of earlier ones, layer after layer.
-    Gptq,
-    /// SpQR: GPTQ with few weights beside the codes, in f16.
-    Spqr,
-    /// AutoRound: rounding and ranges learned by block reconstruction, layer after layer.
-    AutoRound,
-    /// Round to nearest under the range of each block that loses least.
-    RtnMse,
-    /// HQQ: zero points under which few weights are far off.
-    Hqq,
-    /// QTIP: paths of a trellis for the weight between two rotations, tile by tile, later ones making up for the error of earlier
-    /// ones, layer after layer.
-    Qtip,
-}
-
-/// Methods by name.
-pub const METHODS: [(&str, Method); 7] = [
-    ("rtn", Method::Rtn),
-    ("rtn-mse", Method::RtnMse),
-    ("hqq", Method::Hqq),
-    ("gptq", Method::Gptq),
-    ("spqr", Method::Spqr),
-    ("autoround", Method::AutoRound),
-    ("qtip", Method::Qtip),
-];
-
-/// The name of GPTQ whose weights make up for what their inputs have become, as GPTAQ has them.
-const GPTAQ: &str = "gptaq";
-
-/// The share of it that they make up for under that name: on the models measured all is no better.
-const GPTAQ_SHARE: f32 = 0.5;
 
 /// Recipes by name, most of them short for what they stand for.
 pub const ALIASES: [(&str, &str); 19] = [
@@ -76,26 +36,6 @@ pub const ALIASES: [(&str, &str); 19] = [
     ("bf16", "rtn-bf16"),
 ];
 
-impl Method {
-    /// Name in recipes.
-    pub fn name(self) -> &'static str {
-        METHODS.iter().find(|(_, method)| *method == self).map_or("repacked", |(name, _)| name)
-    }
-
-    /// Whether it needs text to calibrate on.
-    pub const fn needs_calibration(self) -> bool {
-        match self {
-            Method::Rtn | Method::RtnMse | Method::Hqq | Method::Repacked => false,
-            Method::Gptq | Method::Spqr | Method::AutoRound | Method::Qtip => true,
-        }
-    }
-
-    /// The scheme that the method makes of one it is named with: HQQ has a zero point where none is said.
-    pub(super) fn scheme(self, scheme: Scheme) -> Scheme {
-        if self == Method::Hqq { hqq::with_float_zero(scheme) } else { scheme }
-    }
-}
-
 pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     if let Some(file_type) = FileType::parse(text) {
         return Ok(of_file_type(text, file_type));
@@ -105,7 +45,6 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
     let first = parts.next().unwrap_or_default();
     let (transform, rest) = transform_and_rest(first);
     let (method, weights) = method_and_scheme(text, rest, transform.is_some())?;
-    let drifts = rest.strip_prefix(GPTAQ).is_some_and(|rest| rest.starts_with('-'));
     let (mut activations, mut kv, mut kv_levels) = (None, None, None);
     for part in parts {
         if let Some(rest) = part.strip_prefix("kv-") {
@@ -127,10 +66,6 @@ pub(super) fn parse(text: &str) -> Result<Recipe, RecipeError> {
         name: text.to_owned(),
         transform,
         method,
-        gptq: gptq_options(if drifts { GPTAQ } else { method.name() }),
-        spqr: SpqrOptions::default(),
-        autoround: AutoRoundOptions::of(&weights),
-        qtip: QtipOptions::default(),
         weights,
         activations,
         observer: Observer::Max,
@@ -152,11 +87,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
     Recipe {
         name: text.to_owned(),
         transform: None,
-        method: Method::Rtn,
-        gptq: GptqOptions::default(),
-        spqr: SpqrOptions::default(),
-        autoround: AutoRoundOptions::default(),
-        qtip: QtipOptions::default(),
+        method: Arc::new(Rtn),
         weights: Scheme::codec(file_type.base),
         activations: None,
         observer: Observer::Max,
@@ -176,30 +107,15 @@ fn transform_and_rest(part: &str) -> (Option<Transform>, &str) {
     found.unwrap_or((None, part))
 }
 
-/// What `[gptq]` is where nothing else is said, under a method by the name of `method`.
-pub(super) fn gptq_options(method: &str) -> GptqOptions {
-    let asymmetric = if method == GPTAQ { GPTAQ_SHARE } else { 0.0 };
-    GptqOptions { asymmetric, ..GptqOptions::default() }
-}
-
-/// The name under which [`gptq_options`] are those of `method`.
-pub(super) fn named_method(method: Method, options: GptqOptions) -> &'static str {
-    if method == Method::Gptq && options == gptq_options(GPTAQ) { GPTAQ } else { method.name() }
-}
-
-/// Methods by what recipes call them.
-pub(super) fn named_methods() -> impl Iterator<Item = (&'static str, Method)> {
-    METHODS.into_iter().chain([(GPTAQ, Method::Gptq)])
-}
-
 /// After a transform, a method that is not named is round to nearest.
-fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Method, Scheme), RecipeError> {
+fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Arc<dyn Method>, Scheme), RecipeError> {
     // "rtn-mse-…" is not a scheme of "rtn": the longest name counts.
     let rest = |name: &str| part.strip_prefix(name)?.strip_prefix('-');
-    let named = named_methods().filter_map(|(name, method)| Some((method, rest(name)?)));
-    let found = named.min_by_key(|(_, rest)| rest.len()).or_else(|| after.then_some((Method::Rtn, part)));
-    let (method, rest) = found.ok_or_else(|| {
-        let names: Vec<_> = named_methods().map(|(name, _)| format!("{name}-SCHEME")).collect();
+    let named = METHODS.iter().filter_map(|row| Some((row, rest(row.name)?)));
+    let rounded = || registry::find(rtn::NAME).filter(|_| after).map(|row| (row, part));
+    let found = named.min_by_key(|(_, rest)| rest.len()).or_else(rounded);
+    let (row, rest) = found.ok_or_else(|| {
+        let names: Vec<_> = METHODS.iter().map(|row| format!("{}-SCHEME", row.name)).collect();
         let aliases: Vec<_> = ALIASES.iter().map(|(alias, _)| *alias).collect();
         let file_types = FILE_TYPES.iter().map(|ty| ty.name);
         let near = super::suggestion(text, aliases.iter().copied().chain(file_types.clone()));
@@ -207,7 +123,10 @@ fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Method, Sch
         let all = [aliases.join(", "), file_types.join(", ")].join(", ");
         fault(text, text, &format!("{} or one of {all}{near}", names.join(", ")))
     })?;
-    Ok((method, method.scheme(scheme(text, "weights", rest, str::parse)?)))
+    let weights = scheme(text, "weights", rest, str::parse)?;
+    let method: Arc<dyn Method> = (row.new)(&weights).into();
+    let weights = method.scheme(weights);
+    Ok((method, weights))
 }
 
 fn scheme(
@@ -228,6 +147,16 @@ fn fault(name: &str, found: &str, allowed: &str) -> RecipeError {
 mod tests {
     use super::*;
 
+    /// The value of an option, `table.key`.
+    fn setting(method: &dyn Method, option: &str) -> String {
+        let settings = method.settings().into_iter();
+        let found = settings.map(|setting| setting.to_string()).find_map(|text| {
+            let (name, value) = text.split_once(" = ")?;
+            (name == option).then(|| value.to_owned())
+        });
+        found.unwrap()
+    }
+
     #[test]
     fn names_compose() {
         let recipe = parse("rtn-int8-channel+int8-token").unwrap();
@@ -239,28 +168,32 @@ mod tests {
         assert_eq!(recipe.cache().unwrap(), "keys=nuq4-1%,values=nuq3,pre-rope");
         assert_eq!((recipe.kv.is_none(), recipe.container()), (true, Container::Native));
         let recipe = parse("gptq-int3-g32-asym").unwrap();
-        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Gptq, "int3-g32-asym"));
+        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("gptq", "int3-g32-asym"));
         let recipe = parse("spqr-int3-g16").unwrap();
-        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::Spqr, "int3-g16"));
+        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("spqr", "int3-g16"));
         assert_eq!((recipe.outliers(100, 64), recipe.container()), (64, Container::Native));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
         assert_eq!(recipe.outliers(100, 64), 0);
-        assert_eq!((recipe.method, recipe.weights.to_string().as_str()), (Method::RtnMse, "int4-g32"));
-        let gptaq = parse("rotate-gptaq-int4-g32").unwrap();
-        let options = GptqOptions { asymmetric: 0.5, ..GptqOptions::default() };
-        assert_eq!((gptaq.method, gptaq.gptq), (Method::Gptq, options));
-        assert_eq!(parse("rotate-gptq-int4-g32").unwrap().gptq, GptqOptions::default());
+        assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("rtn-mse", "int4-g32"));
+        let gptaq = parse("rotate-gptaq-int4-g32").unwrap().method;
+        assert_eq!((gptaq.name(), gptaq.recipe_name()), ("gptq", "gptaq"));
+        assert_eq!(setting(&*gptaq, "gptq.asymmetric"), "0.5");
+        let gptq = parse("rotate-gptq-int4-g32").unwrap().method;
+        assert_eq!((gptq.recipe_name(), setting(&*gptq, "gptq.asymmetric").as_str()), ("gptq", "0.0"));
         let recipe = parse("hqq-int4-g64").unwrap();
         assert_eq!(
-            (recipe.method, recipe.weights.to_string().as_str()),
-            (Method::Hqq, "int4-g64-asym:minmax")
+            (recipe.method.name(), recipe.weights.to_string().as_str()),
+            ("hqq", "int4-g64-asym:minmax")
         );
         let recipe = parse("rotate-gptq-int4-channel+int4-token").unwrap();
         assert_eq!((recipe.method_name().as_str(), recipe.needs_calibration()), ("rotate-gptq", true));
-        let steps = |name: &str| parse(name).unwrap().autoround.iterations;
-        assert_eq!((steps("autoround-nvfp4"), steps("autoround-mxfp4:ct")), (200, 600));
+        let steps = |name: &str| setting(&*parse(name).unwrap().method, "autoround.iterations");
+        assert_eq!(
+            (steps("autoround-nvfp4"), steps("autoround-mxfp4:ct")),
+            ("200".to_owned(), "600".to_owned())
+        );
         let recipe = parse("awq-int4-g128-asym").unwrap();
-        assert_eq!((recipe.method, recipe.transform), (Method::Rtn, Some(Transform::Awq)));
+        assert_eq!((recipe.method.name(), recipe.transform), ("rtn", Some(Transform::Awq)));
         assert!(recipe.needs_calibration() && !parse("rotate-int4-g32").unwrap().needs_calibration());
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
     }

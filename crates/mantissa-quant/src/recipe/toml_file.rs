@@ -1,25 +1,22 @@
 //! Recipe files. Unknown keys are refused, with the nearest known one.
 
+use mantissa_methods::options::Options;
+use mantissa_methods::registry::{self, METHODS};
+use mantissa_methods::{Method, rtn};
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::Container;
 use toml::{Table, Value};
 
 use super::name::levels_of;
-use super::name::named_methods;
-use super::{
-    FILE_TYPES, FileType, Glob, LayerRule, Method, Recipe, RecipeError, TRANSFORMS, Transform, suggestion,
-};
-use crate::autoround::{AutoRoundOptions, ERROR_METRICS};
-use crate::gptq::{GROUP_ORDERS, GROUP_RANGES, GptqOptions};
+use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, TRANSFORMS, Transform, suggestion};
 use crate::input_scales::{OBSERVERS, Observer, Share};
-use crate::qtip::QtipOptions;
 use crate::rotate::RotateOptions;
 use crate::smooth::SmoothOptions;
 use crate::spin::{GRADIENTS, SpinOptions};
-use crate::spqr::{MOST_OUTLIERS, SpqrOptions};
 
-const KEYS: [&str; 18] = [
+/// Keys of every recipe; the tables of methods come after them.
+const KEYS: [&str; 14] = [
     "transform",
     "method",
     "weights",
@@ -34,21 +31,12 @@ const KEYS: [&str; 18] = [
     "smooth",
     "rotate",
     "spin",
-    "gptq",
-    "spqr",
-    "autoround",
-    "qtip",
 ];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
 const SMOOTH_KEYS: [&str; 1] = ["alpha"];
 const ROTATE_KEYS: [&str; 4] = ["residual", "values", "online", "seed"];
 const SPIN_KEYS: [&str; 8] =
     ["residual", "values", "online", "seed", "iterations", "rate", "batch_tokens", "gradient"];
-const GPTQ_KEYS: [&str; 6] = ["damp", "block", "act_order", "groups", "range", "asymmetric"];
-const AUTOROUND_KEYS: [&str; 6] = ["iterations", "rate", "clip_rate", "batch_tokens", "seed", "metric"];
-
-const SPQR_KEYS: [&str; 1] = ["outliers"];
-const QTIP_KEYS: [&str; 2] = ["metric", "damp"];
 
 /// Bytes of the longest text that is parsed as a scheme, far above any: its errors quote it.
 const MAX_SCHEME: usize = 120;
@@ -63,14 +51,15 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         fault(file, &format!("line {line}"), message, "TOML")
     })?;
     let reader = Reader { file, table: &table, at: String::new() };
-    reader.refuse_unknown(&KEYS)?;
+    let tables = registry::tables();
+    let tables = tables.iter().map(|spec| spec.name);
+    reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
     let named = reader.string("method")?.unwrap_or("rtn");
-    let found = named_methods().find(|(name, _)| *name == named);
-    let names = || named_methods().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
-    let method = found.ok_or_else(|| reader.fault("method", format!("\"{named}\""), names()))?.1;
-    let file_type = file_type(&reader, method)?;
+    let names = || METHODS.map(|row| row.name).join(", ");
+    let row = registry::find(named).ok_or_else(|| reader.fault("method", format!("\"{named}\""), names()))?;
+    let file_type = file_type(&reader, named)?;
     let weights = match (reader.scheme("weights", str::parse)?, file_type) {
-        (Some(weights), None) => method.scheme(weights),
+        (Some(weights), None) => weights,
         (None, Some(ty)) => Scheme::codec(ty.base),
         (None, None) => return Err(reader.fault("weights", "nothing", "a scheme such as \"int4-g128\"")),
         (Some(_), Some(_)) => {
@@ -81,20 +70,20 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
             ));
         }
     };
+    let mut method = (row.new)(&weights);
+    let weights = method.scheme(weights);
     let mut layers = Vec::new();
     if let Some(keep) = reader.globs("keep")? {
         layers.push(LayerRule { modules: keep, weights: None });
     }
-    layers.extend(layer_rules(&reader, method)?);
+    layers.extend(layer_rules(&reader, &*method)?);
     let kv_levels = reader.string("kv")?.and_then(levels_of);
+    let transform = transform(&reader)?;
+    options(&reader, &mut *method)?;
     Ok(Recipe {
         name: file.to_owned(),
-        transform: transform(&reader)?,
-        method,
-        gptq: gptq_options(&reader, method, named)?,
-        spqr: spqr_options(&reader, method)?,
-        autoround: autoround_options(&reader, method, &weights)?,
-        qtip: qtip_options(&reader, method)?,
+        transform,
+        method: method.into(),
         weights,
         activations: reader.scheme("activations", parse_activation)?,
         observer: observer(&reader)?,
@@ -124,9 +113,9 @@ fn observer(reader: &Reader<'_>) -> Result<Observer, RecipeError> {
 }
 
 /// A file type of llama.cpp as the mixture that `keep` and `layers` make exceptions from.
-fn file_type(reader: &Reader<'_>, method: Method) -> Result<Option<FileType>, RecipeError> {
+fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, RecipeError> {
     let Some(name) = reader.string("file_type")? else { return Ok(None) };
-    if method != Method::Rtn {
+    if method != rtn::NAME {
         return Err(reader.fault("file_type", format!("\"{name}\""), "none but with method \"rtn\""));
     }
     let names = || FILE_TYPES.iter().map(|ty| ty.name);
@@ -207,92 +196,22 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
 }
 
-/// `named` is what the file calls the method.
-fn gptq_options(reader: &Reader<'_>, method: Method, named: &str) -> Result<GptqOptions, RecipeError> {
-    let mut options = super::name::gptq_options(named);
-    let Some(value) = reader.table.get("gptq") else { return Ok(options) };
-    let table = value.as_table().ok_or_else(|| reader.fault("gptq", value.type_str(), "a table"))?;
-    if !matches!(method, Method::Gptq | Method::Spqr) {
-        return Err(reader.fault("gptq", "a table", format!("none with method \"{}\"", method.name())));
+/// The method by its name, with the options of its tables. Tables of other methods are refused.
+fn options(reader: &Reader<'_>, method: &mut dyn Method) -> Result<(), RecipeError> {
+    for spec in registry::tables() {
+        let known: Vec<_> = spec.keys.iter().map(|key| key.name).collect();
+        let Some(table) = reader.sub_table(spec.name, &known)? else { continue };
+        if !method.tables().iter().any(|own| own.name == spec.name) {
+            let allowed = format!("none with method \"{}\"", method.name());
+            return Err(reader.fault(spec.name, "a table", allowed));
+        }
+        let set = method.set(spec.name, Options::new(table.table));
+        set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
     }
-    let reader = Reader { file: reader.file, table, at: "gptq.".to_owned() };
-    reader.refuse_unknown(&GPTQ_KEYS)?;
-    if let Some(value) = table.get("damp") {
-        let damp = value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
-        let damp = damp.filter(|damp| (0.0..=1.0).contains(damp));
-        options.damp = damp.ok_or_else(|| reader.fault("damp", value.to_string(), "a number from 0 to 1"))?;
-    }
-    if let Some(value) = table.get("block") {
-        let block = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
-        options.block = block.ok_or_else(|| reader.fault("block", value.to_string(), "1 or more columns"))?;
-    }
-    if let Some(value) = table.get("act_order") {
-        let flag = value.as_bool();
-        options.act_order =
-            flag.ok_or_else(|| reader.fault("act_order", value.to_string(), "true or false"))?;
-    }
-    options.groups = reader.one_of("groups", &GROUP_ORDERS)?.unwrap_or(options.groups);
-    options.range = reader.one_of("range", &GROUP_RANGES)?.unwrap_or(options.range);
-    options.asymmetric = reader.number("asymmetric", 1.0)?.unwrap_or(options.asymmetric);
-    Ok(options)
+    Ok(())
 }
 
-fn spqr_options(reader: &Reader<'_>, method: Method) -> Result<SpqrOptions, RecipeError> {
-    let mut options = SpqrOptions::default();
-    let Some(table) = reader.sub_table("spqr", &SPQR_KEYS)? else { return Ok(options) };
-    if method != Method::Spqr {
-        return Err(reader.fault("spqr", "a table", format!("none with method \"{}\"", method.name())));
-    }
-    if let Some(value) = table.table.get("outliers") {
-        let share = value.as_float().filter(|share| *share > 0.0 && *share <= MOST_OUTLIERS);
-        let fault =
-            || table.fault("outliers", value.to_string(), format!("a share above 0.0, to {MOST_OUTLIERS}"));
-        options.outliers = share.ok_or_else(fault)?;
-    }
-    Ok(options)
-}
-
-fn autoround_options(
-    reader: &Reader<'_>,
-    method: Method,
-    weights: &Scheme,
-) -> Result<AutoRoundOptions, RecipeError> {
-    let mut options = AutoRoundOptions::of(weights);
-    let Some(value) = reader.table.get("autoround") else { return Ok(options) };
-    let table = value.as_table().ok_or_else(|| reader.fault("autoround", value.type_str(), "a table"))?;
-    if method != Method::AutoRound {
-        return Err(reader.fault("autoround", "a table", format!("none with method \"{}\"", method.name())));
-    }
-    let reader = Reader { file: reader.file, table, at: "autoround.".to_owned() };
-    reader.refuse_unknown(&AUTOROUND_KEYS)?;
-    options.iterations = reader.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
-    options.batch_tokens = reader.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
-    options.rate = reader.number("rate", 0.5)?.unwrap_or(options.rate);
-    options.clip_rate = reader.number("clip_rate", 0.5)?.unwrap_or(options.clip_rate);
-    options.seed = reader.seed()?.unwrap_or(options.seed);
-    options.metric = reader.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
-    Ok(options)
-}
-
-fn qtip_options(reader: &Reader<'_>, method: Method) -> Result<QtipOptions, RecipeError> {
-    let mut options = QtipOptions::default();
-    let Some(value) = reader.table.get("qtip") else { return Ok(options) };
-    let table = value.as_table().ok_or_else(|| reader.fault("qtip", value.type_str(), "a table"))?;
-    if method != Method::Qtip {
-        return Err(reader.fault("qtip", "a table", format!("none with method \"{}\"", method.name())));
-    }
-    let reader = Reader { file: reader.file, table, at: "qtip.".to_owned() };
-    reader.refuse_unknown(&QTIP_KEYS)?;
-    if let Some(value) = table.get("damp") {
-        let damp = value.as_float().filter(|damp| (0.0..=1.0).contains(damp));
-        options.damp =
-            damp.ok_or_else(|| reader.fault("damp", value.to_string(), "a number from 0.0 to 1.0"))?;
-    }
-    options.metric = reader.one_of("metric", &ERROR_METRICS)?.unwrap_or(options.metric);
-    Ok(options)
-}
-
-fn layer_rules(reader: &Reader<'_>, method: Method) -> Result<Vec<LayerRule>, RecipeError> {
+fn layer_rules(reader: &Reader<'_>, method: &dyn Method) -> Result<Vec<LayerRule>, RecipeError> {
     let Some(value) = reader.table.get("layers") else { return Ok(Vec::new()) };
     let list = value.as_array().filter(|l| l.len() <= MAX_RULES);
     let list = list.ok_or_else(|| reader.fault("layers", value.type_str(), "[[layers]] tables"))?;
@@ -425,7 +344,6 @@ fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::autoround::ErrorMetric;
 
     #[test]
     fn a_file_says_everything_a_name_can_and_more() {
@@ -463,25 +381,57 @@ mod tests {
         assert_eq!(of("model.layers.0.self_attn.q_proj"), None);
     }
 
+    /// The options of a method, as a recipe file has them.
+    fn settings(text: &str) -> Vec<String> {
+        let method = parse("r.toml", text).unwrap().method;
+        method.settings().iter().map(ToString::to_string).collect()
+    }
+
     #[test]
     fn gptq_has_its_own_table() {
-        let text = "method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\ndamp = 0.1\nblock = 64\nact_order = false\ngroups = \"original\"\nrange = \"amax\"\nasymmetric = 0.5";
-        let options = parse("r.toml", text).unwrap().gptq;
-        let (groups, range) = (crate::gptq::GroupOrder::Original, crate::gptq::GroupRange::Amax);
-        let (damp, block, asymmetric) = (0.1, 64, 0.5);
-        assert_eq!(options, GptqOptions { damp, block, act_order: false, groups, range, asymmetric });
-        let plain = parse("r.toml", "method = \"gptq\"\nweights = \"int4-g32\"").unwrap();
-        assert_eq!(plain.gptq, GptqOptions::default());
+        let own = [
+            "damp = 0.1",
+            "block = 64",
+            "act_order = false",
+            "groups = \"original\"",
+            "range = \"amax\"",
+            "asymmetric = 0.5",
+        ];
+        let text = format!("method = \"gptq\"\nweights = \"int4-g32\"\n[gptq]\n{}", own.join("\n"));
+        assert_eq!(settings(&text), own.map(|line| format!("gptq.{line}")));
         // GPTAQ is known by its name, as in names of recipes, and its share may be another.
         let text = "method = \"gptaq\"\nweights = \"int4-g32\"";
-        let gptaq = parse("r.toml", text).unwrap();
-        let named = crate::recipe::name::parse("gptaq-int4-g32").unwrap();
-        assert_eq!((gptaq.method, gptaq.gptq), (named.method, named.gptq));
-        assert_eq!((gptaq.method, gptaq.gptq.asymmetric), (Method::Gptq, 0.5));
-        let less = parse("r.toml", &format!("{text}\n[gptq]\nasymmetric = 0.25\ndamp = 0.1")).unwrap();
-        assert_eq!((less.gptq.asymmetric, less.gptq.damp), (0.25, 0.1));
+        let gptaq = parse("r.toml", text).unwrap().method;
+        let named = crate::recipe::name::parse("gptaq-int4-g32").unwrap().method;
+        assert_eq!((gptaq.recipe_name(), gptaq.settings()), (named.recipe_name(), named.settings()));
+        assert_eq!((gptaq.name(), gptaq.recipe_name()), ("gptq", "gptaq"));
+        let less = settings(&format!("{text}\n[gptq]\nasymmetric = 0.25\ndamp = 0.1"));
+        assert!(
+            less.contains(&"gptq.asymmetric = 0.25".to_owned())
+                && less.contains(&"gptq.damp = 0.1".to_owned())
+        );
         let wrong = parse("r.toml", "method = \"gtpaq\"\nweights = \"int4-g32\"").unwrap_err();
         assert!(wrong.to_string().contains("gptaq"), "{wrong}");
+    }
+
+    /// Every method reads back the options that it prints.
+    #[test]
+    fn options_print_and_parse() {
+        for row in &METHODS {
+            let scheme = if row.name == "qtip" { "trellis2" } else { "int4-g32" };
+            let head = format!("method = \"{}\"\nweights = \"{scheme}\"", row.name);
+            let plain = parse("r.toml", &head).unwrap().method;
+            let mut text = head;
+            for spec in plain.tables() {
+                let own = plain.settings().into_iter().filter(|setting| setting.table == spec.name);
+                let lines: Vec<_> =
+                    own.map(|setting| format!("{} = {}", setting.key, setting.value)).collect();
+                assert_eq!(lines.len(), spec.keys.len(), "{}", row.name);
+                text += &format!("\n[{}]\n{}", spec.name, lines.join("\n"));
+            }
+            let read = parse("r.toml", &text).unwrap().method;
+            assert_eq!((read.recipe_name(), read.settings()), (row.name, plain.settings()));
+        }
     }
 
     #[test]
@@ -505,20 +455,16 @@ mod tests {
 
     #[test]
     fn autoround_has_its_own_table() {
-        let text = "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 50\nrate = 0.01\nclip_rate = 0.002\nbatch_tokens = 2048\nseed = 7\nmetric = \"mse\"";
-        let options = parse("r.toml", text).unwrap().autoround;
-        let metric = ErrorMetric::Mse;
-        let expected = AutoRoundOptions {
-            iterations: 50,
-            rate: 0.01,
-            clip_rate: 0.002,
-            batch_tokens: 2048,
-            seed: 7,
-            metric,
-        };
-        assert_eq!(options, expected);
-        let plain = parse("r.toml", "method = \"autoround\"\nweights = \"int4-g32\"").unwrap();
-        assert_eq!(plain.autoround, AutoRoundOptions::default());
+        let own = [
+            "iterations = 50",
+            "rate = 0.01",
+            "clip_rate = 0.002",
+            "batch_tokens = 2048",
+            "seed = 7",
+            "metric = \"mse\"",
+        ];
+        let text = format!("method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\n{}", own.join("\n"));
+        assert_eq!(settings(&text), own.map(|line| format!("autoround.{line}")));
     }
 
     /// Six thousand characters of a file say no more than two hundred.

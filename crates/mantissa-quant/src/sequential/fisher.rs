@@ -7,14 +7,33 @@ use mantissa_kernels::kernels;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, WeightSource};
 use mantissa_train::{LayerTrainer, Options, SampledHead};
 
-use crate::autoround::{AutoRoundError, Metric};
+use super::{Sequential, learning};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, States, Tick, go_on};
 use crate::gptq::Hessian;
+use crate::metric::Metric;
+use crate::plan::Plan;
+
+impl Sequential<'_> {
+    /// Finds what errors of outputs cost, where that is asked for.
+    pub(super) fn find_outputs(&mut self, tick: &mut Tick<'_>) -> crate::error::Result<()> {
+        let plan = self.plan;
+        let Some(set) = plan.calibration().filter(|_| plan.weighs_outputs() && self.outputs.is_none()) else {
+            return Ok(());
+        };
+        let options = learning::options(plan, set);
+        let linears = plan.quantized().map(|(info, _)| info);
+        let found = output_moments(self.source, &plan.config, set, &options, linears, tick);
+        self.outputs = Some(
+            found.map_err(|error| learning::metrics_error(self.source, plan.recipe.method.name(), error))?,
+        );
+        Ok(())
+    }
+}
 
 /// Why there are none.
 pub(super) enum MetricsError {
     Calibrate(CalibrateError),
-    AutoRound(AutoRoundError),
+    Train(mantissa_train::TrainError),
 }
 
 impl From<CalibrateError> for MetricsError {
@@ -25,7 +44,7 @@ impl From<CalibrateError> for MetricsError {
 
 impl From<mantissa_train::TrainError> for MetricsError {
     fn from(error: mantissa_train::TrainError) -> Self {
-        MetricsError::AutoRound(AutoRoundError::Layer(error))
+        MetricsError::Train(error)
     }
 }
 
@@ -219,6 +238,12 @@ pub(crate) fn metrics_buffers(
     let bytes = |phase: &Vec<(_, u64)>| phase.iter().map(|(_, bytes)| *bytes).sum::<u64>();
     let most = phases.into_iter().max_by_key(bytes).unwrap_or_default();
     always.into_iter().chain(most).collect()
+}
+
+/// Bytes of what errors of the outputs of all layers cost.
+pub(crate) fn outputs_bytes(plan: &Plan) -> u64 {
+    let each = plan.quantized().map(|(info, _)| Hessian::bytes_needed(info.rows));
+    if plan.weighs_outputs() { each.sum() } else { 0 }
 }
 
 /// Bytes of the metrics of all layers.

@@ -1,25 +1,27 @@
-//! AutoRound in the order of the pipeline: the original model's states go along beside those of the quantized one, and a
-//! layer's linear layers are learned together.
+//! Methods that learn all weights of a decoder layer together. The unquantized model's states go along beside those of the quantized
+//! one: its outputs are what the quantized layer is to give.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
+use mantissa_methods::MethodError;
+use mantissa_methods::method::{
+    Block, Fisher, LayerSolver, Learned, Run, SolveLayer, WeightTask, Windows, Work,
+};
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::Scheme;
-use mantissa_store::convention::ModelFiles;
-use mantissa_train::{LayerTrainer, Options, Policy};
+use mantissa_store::ErrorClass;
+use mantissa_train::{LayerTrainer, Options, Policy, TrainError};
 
 use super::fisher::{MetricsError, metrics};
-use super::{Sequential, dequantized, put};
-use crate::autoround::{
-    AutoRoundError, ErrorMetric, LearnedWeight, Metric, Windows, reconstruct, reconstruction_error,
-};
-use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, Tick};
+use super::{Sequential, dequantized, method_error, put};
+use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, States, Tick};
 use crate::error::{QuantError, Result};
-use crate::error_stats::ErrorStats;
 use crate::fold::Folded;
 use crate::judge::{self, Judgement, Output};
 use crate::layers::{Solved, round_to_nearest, whole};
+use crate::metric::Metric;
 use crate::plan::Plan;
 use crate::source::{DenseTensor, Scratch};
 
@@ -32,26 +34,33 @@ pub(crate) struct ToLearn<'a> {
     pub(crate) outer: Option<f32>,
 }
 
-/// What AutoRound has beside what every method that calibrates has.
+/// State of a method that learns, beside that of every method that calibrates.
 #[derive(Default)]
 pub(crate) struct Learning<'a> {
-    /// The windows in the original model.
+    /// The windows in the unquantized model.
     reference: Option<Calibration<'a>>,
-    /// Those that are held out, in the original model.
+    /// The held-out windows in the unquantized model.
     unseen: Option<Calibration<'a>>,
-    /// What errors of each layer's output cost.
+    /// Fisher information of each layer's output.
     metrics: Option<Vec<Option<Metric>>>,
-    /// What was learned of the layer at hand, by module.
+    /// Results of the layer at hand, by module.
     solved: BTreeMap<String, Solved>,
 }
 
-/// What a layer is trained with.
+/// Tokens of a step of the way back, for methods that do not say.
+const BATCH_TOKENS: usize = 512;
+
+/// Options of the trainer of a layer.
 pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
+    let batch_tokens = match plan.recipe.method.work() {
+        Work::Layer(method) => method.batch_tokens(),
+        _ => BATCH_TOKENS,
+    };
     let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
         .into_iter()
         .flatten()
         .map(|set| {
-            let each = (plan.recipe.autoround.batch_tokens / set.longest().max(1)).max(1);
+            let each = (batch_tokens / set.longest().max(1)).max(1);
             (each.min(set.windows.len().max(1)).saturating_mul(set.longest()), set.longest())
         })
         .fold((0, 0), |(tokens, len), of| (tokens.max(of.0), len.max(of.1)));
@@ -64,38 +73,45 @@ impl<'a> Sequential<'a> {
         self.learning.solved.remove(module)
     }
 
-    /// Learns the rounding of `linears`, those of layer `index` that are quantized.
-    pub(crate) fn learn(&mut self, index: usize, linears: &[ToLearn<'_>], tick: &mut Tick<'_>) -> Result<()> {
+    /// Learns the weights of `linears`, those of layer `index` that are quantized, by `method`.
+    pub(crate) fn learn(
+        &mut self,
+        method: &dyn SolveLayer,
+        index: usize,
+        linears: &[ToLearn<'_>],
+        tick: &mut Tick<'_>,
+    ) -> Result<()> {
         self.metrics(tick)?;
         self.reach(index, tick)?;
         self.reference(index, tick)?;
         // Without what a run before this one may have finished of it, which it is not learned with.
         self.layer = self.next_layer()?;
-        let mut weights = Vec::with_capacity(linears.len());
+        let mut solver = method.begin();
         let columns = self.columns(linears, tick)?;
         for linear in linears {
-            let (input, info) = (linear.info.kind.input(), linear.info);
-            let h = columns.get(&input).map_or(&[][..], |h| &h[..]);
-            weights.push((info.kind, self.first(linear, h)?));
+            let h = columns.get(&linear.info.kind.input()).map_or(&[][..], |h| &h[..]);
+            self.add(&mut *solver, linear, h)?;
         }
         // Its weights are held as they are learned, and there is no room for them twice.
         self.layer = None;
-        let (note, judged) = self.reconstruct(index, &mut weights, linears, tick)?;
+        let (note, judged) = self.reconstruct(index, &mut *solver, linears, tick)?;
         self.layer = self.next_layer()?;
-        let given_up = judged.fallback();
-        for (linear, (kind, weight)) in linears.iter().zip(weights) {
-            let solved = match &given_up {
-                Some(why) => Solved { fallback: Some(why.clone()), ..self.nearest(linear)? },
-                None => {
-                    let quantized = weight.quantized();
-                    let stats = ErrorStats::of(weight.weight(), &quantized);
-                    Solved { notes: vec![note.clone()], ..Solved::rounded((quantized, stats)) }
-                }
-            };
+        let solved = match judged.fallback() {
+            Some(why) => {
+                drop(solver);
+                let nearest = |linear| Ok(Solved { fallback: Some(why.clone()), ..self.nearest(linear)? });
+                linears.iter().map(nearest).collect::<Result<Vec<_>>>()?
+            }
+            None => {
+                let noted = |solved| Solved { notes: vec![note.clone()], ..solved };
+                solver.finish().into_iter().map(noted).collect()
+            }
+        };
+        for (linear, solved) in linears.iter().zip(solved) {
             let solved = Solved { judged: Some(judged), ..solved };
             if let Some(layer) = &mut self.layer {
                 let values = solved.quantized.dequantize();
-                put(layer, kind, dequantized(self.source.files(), linear.info, values)?)?;
+                put(layer, linear.info.kind, dequantized(self.source.files(), linear.info, values)?)?;
             }
             self.learning.solved.insert(linear.info.module.clone(), solved);
         }
@@ -124,12 +140,12 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
-    /// Learns `weights` of layer `index`, whose windows are at hand and whose linear layers are `linears`; gives what there is to say
-    /// of it, and how the layer errs against one of weights rounded to nearest.
+    /// Learns the weights of layer `index`, whose windows are at hand and whose linear layers are `linears`; gives the note for the
+    /// report, and the error of the layer against that of one rounded to nearest.
     fn reconstruct(
         &self,
         index: usize,
-        weights: &mut [(LinearKind, LearnedWeight)],
+        solver: &mut dyn LayerSolver,
         linears: &[ToLearn<'_>],
         tick: &mut Tick<'_>,
     ) -> Result<(String, Judgement)> {
@@ -139,64 +155,56 @@ impl<'a> Sequential<'a> {
         else {
             return Err(CalibrateError::Empty.into());
         };
-        let fault = |error| autoround_error(self.source.files(), &format!("layer {index}"), error);
+        let fault = |error| method_error(self.source, &format!("layer {index}"), error);
         let mut trainer = LayerTrainer::load(self.source, &plan.config, index, options(plan, set))
-            .map_err(|error| fault(AutoRoundError::Layer(error)))?;
+            .map_err(|error| fault(train_error(error)))?;
         for (input, quantizer) in self.quantizers(index) {
-            let quantized = trainer.quantize_input(input, quantizer);
-            quantized.map_err(|error| fault(AutoRoundError::Layer(error)))?;
+            trainer.quantize_input(input, quantizer).map_err(|error| fault(train_error(error)))?;
         }
         let metric = self.learning.metrics.as_ref().and_then(|all| all.get(index)?.as_ref());
-        let windows = Windows {
-            inputs: calibration.states(),
-            targets: reference.states(),
-            hidden: plan.config.hidden_size,
-            metric,
+        let threads = plan.options.threads;
+        let mut on = |inputs: &dyn Windows, targets: &dyn Windows, work: &mut OnRun<'_>| {
+            let hidden = plan.config.hidden_size;
+            work(&mut Run { inputs, targets, hidden, metric, threads, tick }).map_err(fault)
         };
-        let (options, threads) = (plan.recipe.autoround, plan.options.threads);
-        let stopped = |error| match error {
-            AutoRoundError::Interrupted => CalibrateError::Interrupted.into(),
-            error => fault(error),
-        };
-        let unseen = match (&self.held_out, &self.learning.unseen) {
-            (Some(inputs), Some(targets)) => {
-                Some(Windows { inputs: inputs.states(), targets: targets.states(), ..windows })
-            }
+        let seen: [&dyn Windows; 2] = [calibration.states(), reference.states()];
+        let unseen: Option<[&dyn Windows; 2]> = match (&self.held_out, &self.learning.unseen) {
+            (Some(inputs), Some(targets)) => Some([inputs.states(), targets.states()]),
             _ => None,
         };
         // First, and then forgotten: there is no room for it beside what is learned.
         self.put_nearest(&mut trainer, linears)?;
-        let judging = unseen.unwrap_or(windows);
-        let nearest = reconstruction_error(&mut trainer, judging, options, threads, tick).map_err(stopped)?;
-        let found = reconstruct(&mut trainer, weights, windows, options, threads, tick).map_err(stopped)?;
-        let (windows, solved) = match unseen {
-            None => (judge::Windows::Calibration, found.after),
-            Some(unseen) => {
-                for (kind, weight) in &*weights {
-                    trainer.set_weight(*kind, |values| weight.fake_quantize(values, threads));
-                }
-                let solved = reconstruction_error(&mut trainer, unseen, options, threads, tick);
-                (judge::Windows::HeldOut, solved.map_err(stopped)?)
+        let kinds = linears.iter().map(|linear| linear.info.kind).collect();
+        let mut block = Trained { trainer, kinds };
+        let [inputs, targets] = unseen.unwrap_or(seen);
+        let (mut nearest, mut learned) = (f64::NAN, None);
+        on(inputs, targets, &mut |run| Ok(nearest = solver.error(&mut block, run)?))?;
+        on(seen[0], seen[1], &mut |run| Ok(learned = Some(solver.learn(&mut block, run)?)))?;
+        let Some(Learned { after, note, .. }) = learned else { return Err(CalibrateError::Empty.into()) };
+        let mut judged =
+            Judgement { of: Output::Block, windows: judge::Windows::Calibration, solved: after, nearest };
+        if unseen.is_some() {
+            for i in 0..linears.len() {
+                block.set_weight(i, &mut |values| solver.dequantize(i, values, threads));
             }
-        };
-        let judged = Judgement { of: Output::Block, windows, solved, nearest };
-        let what = if metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
-        let note = format!("{what} of the layer's output {:.4e} → {:.4e}", found.before, found.after);
+            judged.windows = judge::Windows::HeldOut;
+            on(inputs, targets, &mut |run| Ok(judged.solved = solver.error(&mut block, run)?))?;
+        }
         Ok((note, judged))
     }
 
-    /// Finds what errors of the layers' outputs cost, where that is asked for.
+    /// Finds the Fisher information of the layers' outputs, if the method asks for it.
     fn metrics(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
-        let wanted = plan.recipe.autoround.metric == ErrorMetric::Fisher && self.learning.metrics.is_none();
-        let Some(set) = plan.calibration().filter(|_| wanted) else { return Ok(()) };
-        let seed = plan.recipe.autoround.seed;
+        let Some(Fisher::Layers { seed }) = plan.recipe.method.needs().fisher else { return Ok(()) };
+        let Some(set) = plan.calibration().filter(|_| self.learning.metrics.is_none()) else { return Ok(()) };
         let found = metrics(self.source, &plan.config, set, &options(plan, set), seed, tick);
-        self.learning.metrics = Some(found.map_err(|error| metrics_error(self.source, "autoround", error))?);
+        let name = plan.recipe.method.name();
+        self.learning.metrics = Some(found.map_err(|error| metrics_error(self.source, name, error))?);
         Ok(())
     }
 
-    /// Takes the windows in the original model to what layer `index` gives.
+    /// Takes the windows in the unquantized model to what layer `index` gives.
     fn reference(&mut self, index: usize, tick: &mut Tick<'_>) -> Result<()> {
         let (plan, source) = (self.plan, self.source);
         if self.learning.reference.is_none() {
@@ -234,26 +242,91 @@ impl<'a> Sequential<'a> {
         Ok(sums?.into_iter().map(|(input, squares)| (input, means(squares))).collect())
     }
 
-    fn first(&self, linear: &ToLearn<'_>, h: &[f32]) -> Result<LearnedWeight> {
-        let (plan, info) = (self.plan, linear.info);
+    /// Adds a weight to those that `solver` learns; `h` is the mean square of each of its inputs.
+    fn add(&self, solver: &mut dyn LayerSolver, linear: &ToLearn<'_>, h: &[f32]) -> Result<()> {
+        let ToLearn { info, scheme, outer } = *linear;
+        let plan = self.plan;
         let w = DenseTensor::of_linear(self.source, info)?;
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, &w, &mut scratch)?;
-        let outer = linear.outer.or_else(|| linear.scheme.outer_scale(kernels().amax(w)));
-        let signed = plan.container.holds_signed_scales();
-        LearnedWeight::new(linear.scheme, w, info.cols, h, outer, signed, plan.options.threads)
-            .map_err(|error| autoround_error(self.source.files(), &info.module, error))
+        let outer = outer.or_else(|| scheme.outer_scale(kernels().amax(w)));
+        let linears = plan.config.layer_linears(info.layer);
+        let place = linears.iter().position(|linear| linear.module == info.module);
+        let task = WeightTask {
+            scheme,
+            rows: info.rows,
+            cols: info.cols,
+            w,
+            target: w,
+            outer,
+            outputs: None,
+            scales: None,
+            place: (info.layer, place.unwrap_or(0)),
+            threads: plan.options.threads,
+        };
+        let added = solver.add(&task, h, plan.container.holds_signed_scales());
+        added.map_err(|error| method_error(self.source, &info.module, error))
     }
 }
 
-/// An error of what `method` finds on the way back.
+/// Work on some windows.
+type OnRun<'a> = dyn FnMut(&mut Run<'_>) -> std::result::Result<(), MethodError> + 'a;
+
+/// A layer in training, whose weights have the numbers of the linear layers `kinds`.
+struct Trained {
+    trainer: LayerTrainer,
+    kinds: Vec<LinearKind>,
+}
+
+impl Block for Trained {
+    fn forward(&mut self, states: &mut [f32], lens: &[usize]) -> std::result::Result<(), MethodError> {
+        self.trainer.forward(states, lens).map_err(train_error)
+    }
+
+    fn backward(&mut self, gradient: &[f32], lens: &[usize]) {
+        self.trainer.backward(gradient, lens);
+    }
+
+    fn gradient(&self, index: usize) -> Cow<'_, [f32]> {
+        self.trainer.gradient(self.kinds[index])
+    }
+
+    fn set_weight(&mut self, index: usize, write: &mut dyn FnMut(&mut [f32])) {
+        self.trainer.set_weight(self.kinds[index], write);
+    }
+}
+
+impl Windows for States {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn elements(&self, index: usize) -> usize {
+        States::elements(self, index)
+    }
+
+    fn append_to(&self, index: usize, out: &mut Vec<f32>) -> std::result::Result<(), MethodError> {
+        States::append_to(self, index, out).map_err(|error| MethodError::Environment(error.into()))
+    }
+}
+
+/// A layer that cannot be run or differentiated.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; gptq needs no gradients")]
+struct NoGradients(#[source] TrainError);
+
+/// An error of training as that of a method.
+pub(crate) fn train_error(error: TrainError) -> MethodError {
+    match error.class() {
+        ErrorClass::Environment => MethodError::Environment(NoGradients(error).into()),
+        _ => MethodError::input(NoGradients(error)),
+    }
+}
+
+/// An error of the Fisher information that `method` asks for.
 pub(super) fn metrics_error(source: &Folded<'_>, method: &str, error: MetricsError) -> QuantError {
     match error {
         MetricsError::Calibrate(error) => error.into(),
-        MetricsError::AutoRound(error) => autoround_error(source.files(), method, error),
+        MetricsError::Train(error) => method_error(source, method, train_error(error)),
     }
-}
-
-fn autoround_error(source: &ModelFiles, what: &str, error: AutoRoundError) -> QuantError {
-    QuantError::AutoRound { path: source.dir().to_owned(), what: what.to_owned(), error: Box::new(error) }
 }

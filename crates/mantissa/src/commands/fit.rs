@@ -456,7 +456,7 @@ fn recipe_text(
     let taken = |at: usize| units.iter().zip(&found.choices).filter(move |(_, choice)| **choice == at);
     let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
     let most = (0..schemes.len()).max_by_key(|&at| count(at)).unwrap_or(0);
-    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", recipe.named_method(), schemes[most]);
+    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", recipe.method.recipe_name(), schemes[most]);
     if let Some(transform) = recipe.transform {
         text += &format!("transform = \"{}\"\n", transform.name());
     }

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use mantissa_num::codec::Codec;
 use mantissa_quant::Recipe;
-use mantissa_quant::recipe::{ALIASES, FILE_TYPES, METHODS, Method, TRANSFORMS};
+use mantissa_quant::recipe::{ALIASES, FILE_TYPES, TRANSFORMS};
+use mantissa_quant::registry;
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
@@ -60,7 +61,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
             activations: recipe.activations.as_ref().map(ToString::to_string),
             bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
             calibration: recipe.needs_calibration(),
-            importance: weighed && recipe.method == Method::Rtn,
+            importance: weighed && recipe.rounds_to_nearest(),
             format: container.name(),
             loads_in: loads_in(container),
         })
@@ -71,7 +72,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
         .map(|ty| (ty.name, format!("llama.cpp file type {}, mostly {}", ty.number, ty.base.name())));
     let recipes =
         aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
-    let methods = METHODS.iter().map(|(name, _)| *name).collect();
+    let methods = registry::names().collect();
     let transforms = TRANSFORMS.iter().map(|(name, _)| *name).collect();
     let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
     context.report(&report, |out| {

@@ -1,6 +1,6 @@
 //! HTML page of the demo: its table, and bits against KL.
 
-use mantissa_quant::recipe::METHODS;
+use mantissa_quant::registry;
 
 use super::{Figures, Report, Row};
 use crate::embedded::DOMAINS;
@@ -43,10 +43,11 @@ fn mean(figures: &[Figures]) -> f64 {
 }
 
 fn plot(title: &str, report: &Report<'_>, kl: impl Fn(&Row) -> f64) -> Html {
-    let groups: Vec<&str> = METHODS.iter().map(|(name, _)| *name).chain(["with activations"]).collect();
+    let groups: Vec<&str> = registry::names().chain(["with activations"]).collect();
     // Recipes group by method; those that also quantize activations are the last group.
-    let method = |row: &Row| METHODS.iter().position(|(name, _)| *name == row.method);
-    let group = |row: &Row| method(row).filter(|_| row.activations.is_none()).unwrap_or(METHODS.len());
+    let method = |row: &Row| registry::names().position(|name| name == row.method);
+    let last = groups.len() - 1;
+    let group = |row: &Row| method(row).filter(|_| row.activations.is_none()).unwrap_or(last);
     let point = |row: &Row| Point {
         x: row.linear_stored_bits_per_weight,
         y: kl(row),

@@ -19,21 +19,19 @@
 //! code.
 
 mod levels;
+pub mod method;
 mod weight;
 
-use std::ops::ControlFlow;
-
 use mantissa_kernels::kernels;
-use mantissa_model::LinearKind;
 use mantissa_num::round::philox4x32_10;
 use mantissa_num::{Code, Scheme};
-use mantissa_store::ErrorClass;
-use mantissa_train::{LayerTrainer, TrainError};
 
-pub use mantissa_methods::metric::{ERROR_METRICS, ErrorMetric, Metric};
+use crate::error::MethodError;
+use crate::method::{Block, Learned, Run};
+use crate::metric::ErrorMetric;
+
+pub use method::AutoRound;
 pub use weight::{LearnedWeight, check_scheme};
-
-use crate::calibrate::{States, Tick};
 
 /// How AutoRound works.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +47,7 @@ pub struct AutoRoundOptions {
     pub batch_tokens: usize,
     /// Seed of the order of the windows, and of the targets that the Fisher information draws.
     pub seed: u64,
-    /// What is minimised: the caller of [`reconstruct`] gives it with the [`Windows`].
+    /// What is minimised: the caller of [`reconstruct`] gives it with the windows.
     pub metric: ErrorMetric,
 }
 
@@ -78,14 +76,14 @@ impl AutoRoundOptions {
     }
 }
 
-/// Why rounding could not be learned.
-#[derive(Debug, thiserror::Error)]
+/// A weight whose rounding cannot be learned.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AutoRoundError {
     /// Lengths that do not agree.
-    #[error("{what}: found {found}, allowed {expected}")]
+    #[error("{what}: expected {expected}, got {found}")]
     Length {
-        /// Of what.
+        /// Name.
         what: &'static str,
         /// Its length.
         found: usize,
@@ -97,192 +95,140 @@ pub enum AutoRoundError {
     Scheme {
         /// The scheme.
         scheme: String,
-        /// Why.
+        /// Reason.
         why: &'static str,
     },
-    /// The layer cannot be run or differentiated.
-    #[error("{0}; gptq needs no gradients")]
-    Layer(#[from] TrainError),
-    /// Hidden states that are kept in a file.
-    #[error(transparent)]
-    States(#[from] mantissa_store::Error),
-    /// The caller ended the run.
-    #[error("found a request to stop, allowed to run to the end")]
-    Interrupted,
 }
 
-impl AutoRoundError {
-    /// Whether the input or the environment is at fault.
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            AutoRoundError::Layer(error) => error.class(),
-            AutoRoundError::States(error) => error.class(),
-            AutoRoundError::Interrupted => ErrorClass::Environment,
-            _ => ErrorClass::Input,
-        }
+impl From<AutoRoundError> for MethodError {
+    fn from(error: AutoRoundError) -> Self {
+        MethodError::input(error)
     }
 }
 
-/// The hidden states of some windows before and after a decoder layer.
-#[derive(Clone, Copy, Debug)]
-pub struct Windows<'a> {
-    /// What the layer reads in the quantized model, `[tokens, hidden]` of each window.
-    pub inputs: &'a States,
-    /// What it gave in the original model, of the same shapes.
-    pub targets: &'a States,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// What an error of the output costs; without one, its square.
-    pub metric: Option<&'a Metric>,
+/// Number of windows of a step.
+fn at_once(run: &Run<'_>, options: AutoRoundOptions) -> usize {
+    let count = run.inputs.count();
+    let longest = (0..count).map(|i| run.inputs.elements(i) / run.hidden).max().unwrap_or(0);
+    (options.batch_tokens / longest.max(1)).clamp(1, count.max(1))
 }
 
-impl Windows<'_> {
-    /// How many of them a step takes.
-    fn at_once(&self, options: AutoRoundOptions) -> usize {
-        let (count, inputs) = (self.inputs.len(), self.inputs);
-        let longest = (0..count).map(|i| inputs.elements(i) / self.hidden).max().unwrap_or(0);
-        (options.batch_tokens / longest.max(1)).clamp(1, count.max(1))
-    }
-}
-
-/// Mean squared errors of a layer's output over all windows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reconstruction {
-    /// Rounded to nearest within the ranges that learning began with.
-    pub before: f64,
-    /// As learned.
-    pub after: f64,
-}
-
-/// Learns the rounding of `weights` of the layer in `trainer` on `windows`. Where the layer's output is no better for it, the
-/// weights are what they were. `tick` is asked after every step.
+/// Learns the rounding of `weights` of `block`, which are its weights in their order. Where the layer's output is no better for it,
+/// the weights are what they were. Errors are squared, under the metric of `run` where there is one.
 ///
 /// # Errors
-/// [`AutoRoundError`].
+/// [`MethodError`].
 pub fn reconstruct(
-    trainer: &mut LayerTrainer,
-    weights: &mut [(LinearKind, LearnedWeight)],
-    windows: Windows<'_>,
+    block: &mut dyn Block,
+    weights: &mut [LearnedWeight],
+    run: &mut Run<'_>,
     options: AutoRoundOptions,
-    threads: usize,
-    tick: &mut Tick<'_>,
-) -> Result<Reconstruction, AutoRoundError> {
-    let each = windows.at_once(options);
-    let mut block = Block { trainer, windows, threads, weighed: Vec::new() };
-    block.put(weights);
-    let before = block.loss(each, tick)?;
+) -> Result<Learned, MethodError> {
+    let (each, threads) = (at_once(run, options), run.threads);
+    let mut layer = Layer { block, weighed: Vec::new() };
+    layer.put(weights, threads);
+    let before = layer.loss(each, run)?;
     let rate = if options.rate > 0.0 { options.rate } else { 1.0 / options.iterations.max(1) as f32 };
     let clip_rate = if options.clip_rate > 0.0 { options.clip_rate } else { rate / 5.0 };
     let mut order = Vec::new();
     for step in 0..options.iterations {
         if order.len() < each {
-            order = shuffled(windows.inputs.len(), options.seed, step as u64);
+            order = shuffled(run.inputs.count(), options.seed, step as u64);
         }
         let batch = order.split_off(order.len() - each);
-        block.gradients(&batch)?;
+        layer.gradients(&batch, run)?;
         let falls = 1.0 - step as f32 / options.iterations as f32;
-        for (kind, weight) in weights.iter_mut() {
-            weight.step(&block.trainer.gradient(*kind), rate * falls, clip_rate * falls, threads);
+        for (index, weight) in weights.iter_mut().enumerate() {
+            weight.step(&layer.block.gradient(index), rate * falls, clip_rate * falls, threads);
         }
-        block.put(weights);
-        go_on(tick)?;
+        layer.put(weights, threads);
+        run.go_on()?;
     }
-    let after = block.loss(each, tick)?;
+    let after = layer.loss(each, run)?;
     if after < before {
-        return Ok(Reconstruction { before, after });
+        return Ok(Learned::new(run, before, after));
     }
-    weights.iter_mut().for_each(|(_, weight)| weight.reset());
-    Ok(Reconstruction { before, after: before })
+    weights.iter_mut().for_each(LearnedWeight::reset);
+    Ok(Learned::new(run, before, before))
 }
 
-/// The error that [`reconstruct`] minimises, with the weights that the layer in `trainer` has. `tick` is asked after every batch.
+/// The error that [`reconstruct`] minimises, with the weights that `block` has.
 ///
 /// # Errors
-/// [`AutoRoundError`].
+/// [`MethodError`].
 pub fn reconstruction_error(
-    trainer: &mut LayerTrainer,
-    windows: Windows<'_>,
+    block: &mut dyn Block,
+    run: &mut Run<'_>,
     options: AutoRoundOptions,
-    threads: usize,
-    tick: &mut Tick<'_>,
-) -> Result<f64, AutoRoundError> {
-    let mut block = Block { trainer, windows, threads, weighed: Vec::new() };
-    block.loss(windows.at_once(options), tick)
+) -> Result<f64, MethodError> {
+    let each = at_once(run, options);
+    Layer { block, weighed: Vec::new() }.loss(each, run)
 }
 
-fn go_on(tick: &mut Tick<'_>) -> Result<(), AutoRoundError> {
-    match tick() {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(AutoRoundError::Interrupted),
-    }
-}
-
-/// A layer and what it is to give.
-struct Block<'a> {
-    trainer: &'a mut LayerTrainer,
-    windows: Windows<'a>,
-    threads: usize,
+/// A layer as it is learned.
+struct Layer<'a> {
+    block: &'a mut dyn Block,
     /// Differences under the metric.
     weighed: Vec<f32>,
 }
 
-impl Block<'_> {
+impl Layer<'_> {
     /// Puts the weights' present values in place.
-    fn put(&mut self, weights: &[(LinearKind, LearnedWeight)]) {
-        for (kind, weight) in weights {
-            self.trainer.set_weight(*kind, |values| weight.fake_quantize(values, self.threads));
+    fn put(&mut self, weights: &[LearnedWeight], threads: usize) {
+        for (index, weight) in weights.iter().enumerate() {
+            self.block.set_weight(index, &mut |values| weight.fake_quantize(values, threads));
         }
     }
 
-    /// Runs some windows; gives the differences from what they should give, and the lengths.
-    fn differences(&mut self, batch: &[usize]) -> Result<(Vec<f32>, Vec<usize>), AutoRoundError> {
-        let Windows { inputs, targets, hidden, .. } = self.windows;
+    /// Runs some windows; gives the differences from the targets, and the lengths.
+    fn differences(&mut self, batch: &[usize], run: &Run<'_>) -> Result<(Vec<f32>, Vec<usize>), MethodError> {
+        let Run { inputs, targets, hidden, .. } = *run;
         let lens: Vec<usize> = batch.iter().map(|&i| inputs.elements(i) / hidden).collect();
         let mut states: Vec<f32> = Vec::with_capacity(lens.iter().sum::<usize>() * hidden);
         batch.iter().try_for_each(|&i| inputs.append_to(i, &mut states))?;
-        self.trainer.forward(&mut states, &lens)?;
+        self.block.forward(&mut states, &lens)?;
         let mut expected = Vec::with_capacity(states.len());
         batch.iter().try_for_each(|&i| targets.append_to(i, &mut expected))?;
         states.iter_mut().zip(expected).for_each(|(y, target)| *y -= target);
         Ok((states, lens))
     }
 
-    /// The gradients of a batch, but for a positive factor.
-    fn gradients(&mut self, batch: &[usize]) -> Result<(), AutoRoundError> {
-        let (differences, lens) = self.differences(batch)?;
-        match self.windows.metric {
-            None => self.trainer.backward(&differences, &lens),
+    /// Computes the gradients of a batch, up to a positive factor.
+    fn gradients(&mut self, batch: &[usize], run: &Run<'_>) -> Result<(), MethodError> {
+        let (differences, lens) = self.differences(batch, run)?;
+        match run.metric {
+            None => self.block.backward(&differences, &lens),
             Some(metric) => {
-                metric.weigh(&differences, &mut self.weighed, self.threads);
-                self.trainer.backward(&self.weighed, &lens);
+                metric.weigh(&differences, &mut self.weighed, run.threads);
+                self.block.backward(&self.weighed, &lens);
             }
         }
         Ok(())
     }
 
     /// Mean squared error over all windows, under the metric where there is one, `each` at a time.
-    fn loss(&mut self, each: usize, tick: &mut Tick<'_>) -> Result<f64, AutoRoundError> {
+    fn loss(&mut self, each: usize, run: &mut Run<'_>) -> Result<f64, MethodError> {
         let (mut sum, mut count) = (0.0, 0);
-        let all: Vec<usize> = (0..self.windows.inputs.len()).collect();
+        let all: Vec<usize> = (0..run.inputs.count()).collect();
         for batch in all.chunks(each) {
-            let (differences, _) = self.differences(batch)?;
-            sum += match self.windows.metric {
+            let (differences, _) = self.differences(batch, run)?;
+            sum += match run.metric {
                 None => kernels().sum_squares_f64(&differences),
                 Some(metric) => {
-                    metric.weigh(&differences, &mut self.weighed, self.threads);
+                    metric.weigh(&differences, &mut self.weighed, run.threads);
                     let pairs = differences.iter().zip(&self.weighed);
                     pairs.map(|(e, m)| f64::from(*e) * f64::from(*m)).sum()
                 }
             };
             count += differences.len();
-            go_on(tick)?;
+            run.go_on()?;
         }
         Ok(sum / count.max(1) as f64)
     }
 }
 
 /// The numbers below `n` in an order that follows from seed and counter alone (Fisher and Yates; Philox4x32-10).
-pub(crate) fn shuffled(n: usize, seed: u64, counter: u64) -> Vec<usize> {
+pub fn shuffled(n: usize, seed: u64, counter: u64) -> Vec<usize> {
     let mut all: Vec<usize> = (0..n).collect();
     for i in (1..n).rev() {
         let counter = [i as u32, (i as u64 >> 32) as u32, counter as u32, (counter >> 32) as u32];

@@ -1,19 +1,18 @@
-//! GPTAQ in the order of the pipeline: the original model's states go along beside those of the quantized one, and weights make up for
-//! the difference of what they read.
+//! The unquantized model beside the quantized one, for methods whose weights make up for the drift of their inputs.
 
 use mantissa_model::{LinearInfo, LinearInput};
 
-use super::{Sequential, Solver, gptq_error};
+use mantissa_methods::method::Solver;
+
+use super::{Sequential, method_error};
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::Result;
-use crate::fold::Folded;
-use crate::gptq::{Drift, Hessian, InverseFactor};
+use crate::gptq::{Drift, Hessian};
 use crate::layers::whole;
 use crate::plan::Plan;
-use crate::recipe::Method;
 use crate::source::{DenseTensor, Scratch};
 
-/// The original model, as far as the quantized one is.
+/// The unquantized model, as far as the quantized one is.
 #[derive(Default)]
 pub(super) struct Original<'a> {
     /// Its windows, where weights make up for anything.
@@ -22,17 +21,17 @@ pub(super) struct Original<'a> {
     layer: Option<CalibratedLayer>,
 }
 
-/// Whether weights make up for the drift of inputs.
-pub(crate) fn asymmetric(plan: &Plan) -> bool {
-    plan.recipe.method == Method::Gptq && plan.recipe.gptq.asymmetric > 0.0
+/// True if the method needs the drift of inputs.
+pub(crate) fn needs_drift(plan: &Plan) -> bool {
+    plan.recipe.method.needs().drift
 }
 
-/// Whether those that read `input` do. Of experts they do not: a token may not be routed to the same ones.
-pub(crate) fn makes_up(plan: &Plan, input: LinearInput) -> bool {
-    asymmetric(plan) && !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_))
+/// True if it is found for `input`. For experts it is not: a token may not be routed to the same ones in both models.
+pub(crate) fn uses_drift(plan: &Plan, input: LinearInput) -> bool {
+    needs_drift(plan) && !matches!(input, LinearInput::Expert(_) | LinearInput::ExpertDown(_))
 }
 
-/// Whether no later layer to be quantized reads the input of this one.
+/// True if no later layer to be quantized reads the input of this one.
 pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
     let same = |other: &LinearInfo| other.layer == info.layer && other.kind.input() == info.kind.input();
     let last = plan.quantized().map(|(other, _)| other).filter(|other| same(other)).last();
@@ -40,14 +39,14 @@ pub(crate) fn reads_last(plan: &Plan, info: &LinearInfo) -> bool {
 }
 
 impl Sequential<'_> {
-    /// Second moments of `inputs` of `layer`, as it now is, and of those that weights [make up for](makes_up) how they have moved.
+    /// Second moments of `inputs` of `layer`, as it now is, and of those that weights [make up for](uses_drift) how they have moved.
     pub(super) fn moments(
         &mut self,
         layer: &CalibratedLayer,
         inputs: &[LinearInput],
         tick: &mut Tick<'_>,
     ) -> Result<Vec<(Hessian, Option<Drift>)>> {
-        if !inputs.iter().all(|&input| makes_up(self.plan, input)) {
+        if !inputs.iter().all(|&input| uses_drift(self.plan, input)) {
             let hessians = self.calibration()?.statistics(layer, inputs, tick)?;
             return Ok(hessians.into_iter().map(|hessian| (hessian, None)).collect());
         }
@@ -78,33 +77,17 @@ impl Sequential<'_> {
         Ok(())
     }
 
-    /// What a weight is to be instead where its input has moved; how that has is forgotten with the last weight that reads it.
+    /// The weight that a solution should be near, where it differs from `w`: one that makes up for the drift of its input.
     pub(super) fn target(&mut self, info: &LinearInfo, w: &DenseTensor<'_>) -> Result<Option<Vec<f32>>> {
         let (plan, source, input) = (self.plan, self.source, info.kind.input());
         let solver = self.solvers.iter_mut().find(|(of, _)| *of == input).map(|(_, solver)| solver);
-        let Some(Solver::Gptq(factor, moved)) = solver else { return Ok(None) };
-        let drift = moved.take();
-        let found = drift.as_ref().map(|drift| corrected(plan, source, (factor, drift), info, w));
-        if !reads_last(plan, info) {
-            *moved = drift;
+        let Some(Solver::Ready(solver)) = solver else { return Ok(None) };
+        if !solver.corrects() {
+            return Ok(None);
         }
-        Ok(found.transpose()?.flatten())
+        let mut scratch = Scratch::default();
+        let w = whole(source, info, w, &mut scratch)?;
+        let corrected = solver.corrected(w, reads_last(plan, info), plan.options.threads);
+        corrected.map_err(|error| method_error(source, &info.module, error))
     }
-}
-
-/// A weight that makes up for how its input has moved, if it has.
-fn corrected(
-    plan: &Plan,
-    source: &Folded<'_>,
-    (factor, drift): (&InverseFactor, &Drift),
-    info: &LinearInfo,
-    w: &DenseTensor<'_>,
-) -> Result<Option<Vec<f32>>> {
-    if drift.is_zero() {
-        return Ok(None);
-    }
-    let mut scratch = Scratch::default();
-    let w = whole(source, info, w, &mut scratch)?;
-    let found = factor.corrected(w, drift, plan.recipe.gptq.asymmetric, plan.options.threads);
-    found.map(Some).map_err(|error| gptq_error(source, info, error))
 }

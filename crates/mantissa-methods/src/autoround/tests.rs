@@ -2,6 +2,7 @@ use mantissa_num::{Given, Scheme, quantize};
 
 use super::*;
 use crate::gptq::Hessian;
+use crate::metric::Metric;
 
 fn weight(rows: usize, cols: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| ((i * i + 7 * i) as f32 * 0.137).sin() * (1.0 + (i % 5) as f32)).collect()

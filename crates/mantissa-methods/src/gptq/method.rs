@@ -1,0 +1,279 @@
+//! GPTQ and GPTAQ as methods of recipes.
+
+use mantissa_num::Scheme;
+use toml::Value;
+
+use super::outliers::count;
+use super::{
+    Drift, GROUP_ORDERS, GROUP_RANGES, GptqError, GptqOptions, GroupOrder, Hessian, InverseFactor,
+    check_scheme, correction_bytes, factor_bytes, solve_bytes,
+};
+use crate::error::MethodError;
+use crate::error_stats::ErrorStats;
+use crate::judge::Judge;
+use crate::method::{
+    Buffer, Extent, Feature, InputSolver, InputTask, Lack, Method, Needs, Phase, Prepared, SolveInput,
+    Solver, WeightTask, Work, refused_by_most,
+};
+use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of, shortest};
+use crate::solved::Solved;
+
+/// The table of GPTQ's options, which other methods that go column by column share.
+pub const TABLE: TableSpec = TableSpec {
+    name: "gptq",
+    keys: &[
+        Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
+        Key { name: "block", help: "columns between two updates of the rest of the weight" },
+        Key { name: "act_order", help: "columns by decreasing diagonal of the Hessian" },
+        Key { name: "groups", help: "weights that a group's scale is taken from: static, original, current" },
+        Key { name: "range", help: "share of its range that a group's scale covers: mse, amax" },
+        Key { name: "asymmetric", help: "share of their input's drift that weights make up for" },
+    ],
+};
+
+/// Share of the drift that weights make up for in GPTAQ: on the models measured, all of it is no better.
+pub const GPTAQ_SHARE: f32 = 0.5;
+
+/// GPTQ (arXiv 2210.17323), and GPTAQ (arXiv 2504.02692) where weights make up for the drift of their inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gptq {
+    /// Options.
+    pub options: GptqOptions,
+}
+
+impl Gptq {
+    /// GPTQ with the options of GPTAQ.
+    pub fn gptaq() -> Self {
+        Gptq { options: GptqOptions { asymmetric: GPTAQ_SHARE, ..GptqOptions::default() } }
+    }
+}
+
+impl GptqOptions {
+    /// Sets the options that `options`, the content of `[gptq]`, names.
+    ///
+    /// # Errors
+    /// A value that is not allowed.
+    pub fn set(&mut self, options: Options<'_>) -> Result<(), OptionError> {
+        let number = |value: &Value| value.as_float().or_else(|| value.as_integer().map(|i| i as f64));
+        let damp = |value: &Value| number(value).filter(|damp| (0.0..=1.0).contains(damp));
+        let damp = options.read("damp", damp, || "a number from 0 to 1".to_owned())?;
+        self.damp = damp.unwrap_or(self.damp);
+        let block =
+            |value: &Value| value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+        let block = options.read("block", block, || "1 or more columns".to_owned())?;
+        self.block = block.unwrap_or(self.block);
+        self.act_order = options.flag("act_order")?.unwrap_or(self.act_order);
+        self.groups = options.one_of("groups", &GROUP_ORDERS)?.unwrap_or(self.groups);
+        self.range = options.one_of("range", &GROUP_RANGES)?.unwrap_or(self.range);
+        self.asymmetric = options.number("asymmetric", 1.0)?.unwrap_or(self.asymmetric);
+        Ok(())
+    }
+
+    /// The options as `[gptq]` has them.
+    pub fn settings(&self) -> Vec<Setting> {
+        let set = |key, value: Value| Setting::new(TABLE.name, key, value);
+        vec![
+            set("damp", self.damp.into()),
+            set("block", (self.block as i64).into()),
+            set("act_order", self.act_order.into()),
+            set("groups", name_of(&self.groups, &GROUP_ORDERS).into()),
+            set("range", name_of(&self.range, &GROUP_RANGES).into()),
+            set("asymmetric", shortest(self.asymmetric).into()),
+        ]
+    }
+}
+
+impl Method for Gptq {
+    fn name(&self) -> &'static str {
+        "gptq"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Input(self)
+    }
+
+    fn recipe_name(&self) -> &'static str {
+        if *self == Self::gptaq() { "gptaq" } else { self.name() }
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        &[TABLE]
+    }
+
+    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
+        self.options.set(options)
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        self.options.settings()
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { text: true, judged: true, drift: self.options.asymmetric > 0.0, ..Needs::default() }
+    }
+
+    fn takes(&self, scheme: &Scheme, shape: (usize, usize), group_order: bool) -> Result<(), MethodError> {
+        Ok(check_scheme(scheme, shape.0, shape.1, self.options, group_order)?)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::GivenScales if self.options.groups == GroupOrder::Static => None,
+            _ => refused_by_most(feature),
+        }
+    }
+
+    fn follows_order(&self) -> bool {
+        self.options.follows_order()
+    }
+
+    fn damping(&self) -> Option<f64> {
+        Some(self.options.damp)
+    }
+
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        Some(lacking(lack))
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        let solve = solve_bytes(extent.rows, extent.cols, extent.threads);
+        buffers(phase, extent, ("codes and rows at work", solve))
+    }
+}
+
+impl SolveInput for Gptq {
+    fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
+        prepare(task, self.options, 0.0)
+    }
+}
+
+/// The behaviour of methods that go column by column where the calibration lacks something.
+pub(crate) fn lacking(lack: Lack) -> &'static str {
+    match lack {
+        Lack::Tokens | Lack::AllChannels => "its layers are rounded to nearest",
+        Lack::Few => "the Hessian is singular but for its damping",
+        Lack::Channels => "their weights become zero",
+    }
+}
+
+/// Memory of a weight that is solved column by column and compared with RTN; `solve` is that of the columns themselves.
+pub(crate) fn buffers(phase: Phase, extent: &Extent<'_>, solve: Buffer) -> Vec<Buffer> {
+    let Extent { rows, cols, inputs, threads, .. } = *extent;
+    let hessian = inputs * Hessian::bytes_needed(cols);
+    let held_out = if extent.held_out { hessian } else { 0 };
+    let square = 8 * (cols * cols) as u64;
+    let of_drift = |bytes: u64| if extent.drift { bytes } else { 0 };
+    let drift = ("drift", of_drift(Drift::bytes_needed(cols)));
+    match phase {
+        Phase::Prepare => vec![
+            ("Hessian", hessian + held_out),
+            drift,
+            ("factor and its scratch", factor_bytes(cols) + (inputs - 1) * square),
+        ],
+        Phase::Correct => vec![
+            ("factor and moments", inputs * square + hessian),
+            drift,
+            (
+                "weight as it is read, in f32 and corrected",
+                8 * extent.weights() + of_drift(correction_bytes(rows, cols, threads)),
+            ),
+        ],
+        Phase::Solve => vec![
+            ("factor", inputs * square),
+            if extent.last { ("drift", 0) } else { drift },
+            ("corrected weight", of_drift(4 * extent.weights())),
+            ("moments by which it is judged", hessian),
+            (
+                "rounded to nearest, and errors",
+                extent.codes + extent.scales + Judge::bytes_needed(rows, cols),
+            ),
+            solve,
+        ],
+        Phase::Learn => Vec::new(),
+    }
+}
+
+/// The solver of an input; `outliers` is the share of weights that stand beside the codes.
+pub(crate) fn prepare(task: InputTask, options: GptqOptions, outliers: f64) -> Result<Prepared, MethodError> {
+    let InputTask { hessian, drift, threads, .. } = task;
+    let round = |why: String| Solver::RoundToNearest(why);
+    let solver = if hessian.tokens() == 0 {
+        round("no token of the calibration was routed to it".to_owned())
+    } else {
+        match InverseFactor::new(&hessian, options, threads) {
+            Ok(factor) if factor.dead_columns() == factor.cols() => {
+                round("its input is zero in every token of the calibration".to_owned())
+            }
+            Ok(factor) => {
+                let drift = drift.filter(|drift| !drift.is_zero());
+                let share = options.asymmetric;
+                Solver::Ready(Box::new(Columns { factor, drift, share, outliers }))
+            }
+            Err(error @ GptqError::Singular { .. }) => round(error.to_string()),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    Ok(Prepared { solver, moments: Some(hessian) })
+}
+
+/// The factor of an input, and how it has moved.
+#[derive(Debug)]
+struct Columns {
+    factor: InverseFactor,
+    drift: Option<Drift>,
+    share: f32,
+    outliers: f64,
+}
+
+impl InputSolver for Columns {
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
+        let WeightTask { scheme, w, target, outer, threads, .. } = *task;
+        let count = count(self.outliers, task.rows, task.cols);
+        let result = match task.scales {
+            Some(choose) => {
+                let (scheme, scales) = choose(target, self.factor.diagonal()).ok_or(MethodError::Scales)?;
+                self.factor.quantize_under(&scheme, target, &scales, threads)
+            }
+            None if count == 0 => self.factor.quantize(scheme, target, outer, threads),
+            None => self.factor.quantize_with_outliers(scheme, target, outer, count, threads),
+        }?;
+        let stats = match (&result.g_idx, &result.outliers) {
+            (None, None) => ErrorStats::of(w, &result.quantized),
+            _ => ErrorStats::of_rows(w, &result.dequantize()?, task.cols),
+        };
+        Ok(Solved {
+            stats,
+            quantized: result.quantized,
+            input_scale: None,
+            g_idx: result.g_idx,
+            outliers: result.outliers,
+            fallback: None,
+            output_error: Some(result.loss),
+            judged: None,
+            notes: result.notes,
+        })
+    }
+
+    fn corrects(&self) -> bool {
+        self.drift.is_some()
+    }
+
+    fn corrected(&mut self, w: &[f32], last: bool, threads: usize) -> Result<Option<Vec<f32>>, MethodError> {
+        let Some(drift) = self.drift.take() else { return Ok(None) };
+        let corrected = self.factor.corrected(w, &drift, self.share, threads)?;
+        if !last {
+            self.drift = Some(drift);
+        }
+        Ok(Some(corrected))
+    }
+}
+
+impl From<GptqError> for MethodError {
+    fn from(error: GptqError) -> Self {
+        match error {
+            GptqError::Weight(error) => MethodError::Weight(error),
+            error @ GptqError::Memory { .. } => MethodError::Environment(error.into()),
+            error => MethodError::input(error),
+        }
+    }
+}

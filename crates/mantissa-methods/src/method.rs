@@ -1,0 +1,455 @@
+//! The interface of a post-training quantization method.
+//!
+//! A method is one value that holds its own options. It says what it needs ([`Needs`]), which schemes it takes, the memory it uses,
+//! and solves one [unit of work](Work). The pipeline runs the model, collects statistics and stores the result.
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::ops::ControlFlow;
+
+use mantissa_num::{Codes, Scheme};
+
+use crate::error::MethodError;
+use crate::gptq::{Drift, Hessian};
+use crate::metric::Metric;
+use crate::options::{OptionError, Options, Setting, TableSpec};
+use crate::solved::Solved;
+
+/// A post-training quantization method with its options.
+pub trait Method: Debug + Send + Sync {
+    /// Name in reports, for example `gptq`.
+    fn name(&self) -> &'static str;
+
+    /// Unit of work, with the functions that solve it.
+    fn work(&self) -> Work<'_>;
+
+    /// Name in recipes: that of a registry row with these options where there is one, [`name`](Self::name) otherwise.
+    fn recipe_name(&self) -> &'static str {
+        self.name()
+    }
+
+    /// Tables of a recipe file that hold the method's options.
+    fn tables(&self) -> &'static [TableSpec] {
+        &[]
+    }
+
+    /// Sets the options that `options`, the content of `table`, names. The caller has refused unknown keys.
+    ///
+    /// # Errors
+    /// A value that is not allowed.
+    fn set(&mut self, table: &str, options: Options<'_>) -> Result<(), OptionError> {
+        let _ = (table, options);
+        Ok(())
+    }
+
+    /// All options as they are set; [`set`](Self::set) reads them back.
+    fn settings(&self) -> Vec<Setting> {
+        Vec::new()
+    }
+
+    /// Statistics and passes that the method needs.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    /// The scheme that a recipe means where it names `scheme`; HQQ adds a floating-point zero point.
+    fn scheme(&self, scheme: Scheme) -> Scheme {
+        scheme
+    }
+
+    /// The scheme in which a weight of `scheme`, as the format stores it, is stored; SpQR has f16 scales.
+    fn stored_scheme(&self, scheme: Scheme) -> Scheme {
+        scheme
+    }
+
+    /// Checks that a weight `[rows, cols]` can be quantized under `scheme`. `group_order` is true if the format can store the
+    /// group of each column.
+    ///
+    /// # Errors
+    /// [`MethodError::Scheme`] says which schemes the method takes.
+    fn takes(&self, scheme: &Scheme, shape: (usize, usize), group_order: bool) -> Result<(), MethodError> {
+        let _ = (scheme, shape, group_order);
+        Ok(())
+    }
+
+    /// Why the method does not go with `feature`; `None` if it does.
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        refused_by_most(feature)
+    }
+
+    /// True if groups may be of columns that are not adjacent, so that the group of each column is stored (`g_idx`).
+    fn follows_order(&self) -> bool {
+        false
+    }
+
+    /// Number of single weights that are stored beside the codes of a weight `[rows, cols]`.
+    fn outliers(&self, rows: usize, cols: usize) -> usize {
+        let _ = (rows, cols);
+        0
+    }
+
+    /// Damping of the Hessian, for formats that record it.
+    fn damping(&self) -> Option<f64> {
+        None
+    }
+
+    /// The method's behaviour where the calibration lacks something, for the coverage report; `None` if the method does not say.
+    fn lacking(&self, lack: Lack) -> Option<&'static str> {
+        let _ = lack;
+        None
+    }
+
+    /// Memory of `phase` for one weight, beside the weight itself and the result.
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        let _ = (phase, extent);
+        Vec::new()
+    }
+}
+
+/// The reason for which most methods do not go with `feature`, if they do not.
+pub fn refused_by_most(feature: Feature) -> Option<&'static str> {
+    match feature {
+        Feature::GivenScales => Some("it chooses its scales itself"),
+        Feature::Trellis => Some("schemes other than a trellis, which qtip writes"),
+        _ => None,
+    }
+}
+
+/// The unit of work of a method.
+#[derive(Clone, Copy)]
+pub enum Work<'a> {
+    /// Rounding to nearest, which the pipeline does panel by panel as weights are read.
+    Nearest,
+    /// One weight, without calibration.
+    Weight(&'a dyn SolveWeight),
+    /// The weights that share an input, from the second moments of that input.
+    Input(&'a dyn SolveInput),
+    /// All weights of a decoder layer, learned together by running the layer.
+    Layer(&'a dyn SolveLayer),
+}
+
+/// Statistics and passes that a method needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Needs {
+    /// Calibration text.
+    pub text: bool,
+    /// Comparison of each solution with RTN on what the layer reads; RTN replaces a solution that is worse.
+    pub judged: bool,
+    /// The unquantized model beside the quantized one, for the drift of the layers' inputs between the two.
+    pub drift: bool,
+    /// Gradients inside a decoder layer: the architecture must have a backward.
+    pub gradients: bool,
+    /// Fisher information.
+    pub fisher: Option<Fisher>,
+}
+
+/// Fisher information that a method asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fisher {
+    /// Of the outputs of decoder layers ([`Metric`]); targets are drawn with `seed`.
+    Layers {
+        /// Seed.
+        seed: u64,
+    },
+    /// Of the outputs of linear layers ([`WeightTask::outputs`]), if the architecture has a backward.
+    Outputs,
+}
+
+/// A feature of a run that some methods do not go with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// Inputs that are quantized at run time.
+    QuantizedInputs,
+    /// A transform of the model before the method.
+    Transform,
+    /// Inputs that are rotated at run time.
+    RotatedInputs,
+    /// Scales that the format chooses ([`WeightTask::scales`]).
+    GivenScales,
+    /// Stochastic rounding.
+    StochasticRounding,
+    /// Weights that are paths through a trellis; the reason names the schemes that the method takes instead.
+    Trellis,
+}
+
+/// A lack of the calibration for one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// No token reaches it.
+    Tokens,
+    /// All of its channels are zero in every token.
+    AllChannels,
+    /// Fewer tokens reach it than it has channels.
+    Few,
+    /// Some of its channels are zero in every token.
+    Channels,
+}
+
+/// A weight to quantize.
+#[derive(Clone, Copy)]
+pub struct WeightTask<'a> {
+    /// Scheme.
+    pub scheme: &'a Scheme,
+    /// Number of rows (outputs).
+    pub rows: usize,
+    /// Number of columns (inputs).
+    pub cols: usize,
+    /// The weight `[rows, cols]`.
+    pub w: &'a [f32],
+    /// The weight that the result should be near, where it makes up for the drift of its input; `w` otherwise.
+    pub target: &'a [f32],
+    /// Global scale that fused layers share.
+    pub outer: Option<f32>,
+    /// Second moments `[rows, rows]` of the gradients of the layer's outputs, for methods that ask for [`Fisher::Outputs`].
+    pub outputs: Option<&'a Hessian>,
+    /// Scales that the format chooses; `None` if any scale can be stored.
+    pub scales: Option<&'a GivenScales<'a>>,
+    /// The decoder layer, and the place of the weight among its linear layers.
+    pub place: (usize, usize),
+    /// Threads.
+    pub threads: usize,
+}
+
+/// Chooses the scales of a format that does not store every scale, for a weight and the diagonal of its Hessian; gives the scheme
+/// that they belong to, and `None` for a weight that has no such scales.
+pub type GivenScales<'a> = dyn Fn(&[f32], &[f64]) -> Option<(Scheme, Codes)> + 'a;
+
+/// Quantizes one weight without calibration.
+pub trait SolveWeight {
+    /// Quantizes the weight of `task`.
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError>;
+}
+
+/// Statistics of an input that some weights share.
+#[derive(Debug)]
+pub struct InputTask {
+    /// Second moments.
+    pub hessian: Hessian,
+    /// Drift from the unquantized model, for methods that [ask for it](Needs::drift); absent for experts.
+    pub drift: Option<Drift>,
+    /// The decoder layer, and the place among its linear layers of the first that reads the input.
+    pub place: (usize, usize),
+    /// Threads.
+    pub threads: usize,
+}
+
+/// Quantizes weights that share an input.
+pub trait SolveInput {
+    /// Prepares the solver of the weights that share an input.
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError>;
+}
+
+/// A solver, and the second moments by which its solutions are compared with RTN; none if there is no RTN to compare with.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Solver.
+    pub solver: Solver,
+    /// Second moments of the input.
+    pub moments: Option<Hessian>,
+}
+
+/// The solver of weights that share an input.
+#[derive(Debug)]
+pub enum Solver {
+    /// A solver of the method.
+    Ready(Box<dyn InputSolver>),
+    /// RTN, for the reason given.
+    RoundToNearest(String),
+}
+
+/// Quantizes weights one after another, with everything that follows from their common input.
+pub trait InputSolver: Debug {
+    /// Quantizes the weight of `task`.
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError>;
+
+    /// True if [`corrected`](Self::corrected) changes weights.
+    fn corrects(&self) -> bool {
+        false
+    }
+
+    /// The weight `w` with the correction for the drift of its input. `last` is true for the last weight that reads the input.
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn corrected(&mut self, w: &[f32], last: bool, threads: usize) -> Result<Option<Vec<f32>>, MethodError> {
+        let _ = (w, last, threads);
+        Ok(None)
+    }
+}
+
+/// Quantizes all weights of a decoder layer together.
+pub trait SolveLayer {
+    /// Begins a layer that has no weights yet.
+    fn begin(&self) -> Box<dyn LayerSolver>;
+
+    /// Tokens of a step: as many windows as hold them, at least one.
+    fn batch_tokens(&self) -> usize;
+}
+
+/// The weights of a decoder layer as they are learned.
+pub trait LayerSolver {
+    /// Adds a weight. `h` is the mean square of each column's input, `[cols]`; `signed` is true if the format stores negative scales.
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn add(&mut self, task: &WeightTask<'_>, h: &[f32], signed: bool) -> Result<(), MethodError>;
+
+    /// Learns the weights of `block`, which are in the order of [`add`](Self::add).
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn learn(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<Learned, MethodError>;
+
+    /// Mean error of the layer's output over the windows of `run`, with the weights that `block` has.
+    ///
+    /// # Errors
+    /// [`MethodError`].
+    fn error(&mut self, block: &mut dyn Block, run: &mut Run<'_>) -> Result<f64, MethodError>;
+
+    /// Writes the dequantized values of weight `index` to `out`.
+    fn dequantize(&self, index: usize, out: &mut [f32], threads: usize);
+
+    /// The weights as they are stored, in the order of [`add`](Self::add).
+    fn finish(self: Box<Self>) -> Vec<Solved>;
+}
+
+/// Errors of a layer's output before and after learning.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    /// Error of the starting point.
+    pub before: f64,
+    /// Error of the result.
+    pub after: f64,
+    /// Sentence for the layer's report.
+    pub note: String,
+}
+
+impl Learned {
+    /// Errors on the windows of `run`.
+    pub fn new(run: &Run<'_>, before: f64, after: f64) -> Self {
+        let what =
+            if run.metric.is_some() { "mean error under the Fisher metric" } else { "mean squared error" };
+        Learned { before, after, note: format!("{what} of the layer's output {before:.4e} → {after:.4e}") }
+    }
+}
+
+/// Windows to learn on.
+pub struct Run<'a> {
+    /// Inputs of the layer in the quantized model, `[tokens, hidden]` of each window.
+    pub inputs: &'a dyn Windows,
+    /// Outputs of the layer in the unquantized model, of the same shapes.
+    pub targets: &'a dyn Windows,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Fisher information of the output; `None` measures squared errors.
+    pub metric: Option<&'a Metric>,
+    /// Threads.
+    pub threads: usize,
+    /// Asked after every step whether to go on.
+    pub tick: &'a mut dyn FnMut() -> ControlFlow<()>,
+}
+
+impl Run<'_> {
+    /// Asks whether to go on.
+    ///
+    /// # Errors
+    /// [`MethodError::Stopped`].
+    pub fn go_on(&mut self) -> Result<(), MethodError> {
+        match (self.tick)() {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(MethodError::Stopped),
+        }
+    }
+}
+
+/// Hidden states of some windows.
+pub trait Windows {
+    /// Number of windows.
+    fn count(&self) -> usize;
+
+    /// Number of values of window `index`.
+    fn elements(&self, index: usize) -> usize;
+
+    /// Appends the values of window `index` to `out`.
+    ///
+    /// # Errors
+    /// The states cannot be read.
+    fn append_to(&self, index: usize, out: &mut Vec<f32>) -> Result<(), MethodError>;
+}
+
+/// A decoder layer that can be run and differentiated. Weights are named by their place among those that are quantized.
+pub trait Block {
+    /// Replaces `states` `[tokens, hidden]`, sequences of `lens` tokens, by the layer's output.
+    ///
+    /// # Errors
+    /// The layer cannot be run.
+    fn forward(&mut self, states: &mut [f32], lens: &[usize]) -> Result<(), MethodError>;
+
+    /// Computes the gradients of all weights from that of the last output.
+    fn backward(&mut self, gradient: &[f32], lens: &[usize]);
+
+    /// Gradient of weight `index`, after [`backward`](Self::backward).
+    fn gradient(&self, index: usize) -> Cow<'_, [f32]>;
+
+    /// Lets `write` overwrite the values of weight `index`.
+    fn set_weight(&mut self, index: usize, write: &mut dyn FnMut(&mut [f32]));
+}
+
+/// A phase of the work on one weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Preparing the solver of an input.
+    Prepare,
+    /// Correcting a weight for the drift of its input.
+    Correct,
+    /// Solving a weight.
+    Solve,
+    /// Learning a layer; one weight's share.
+    Learn,
+}
+
+/// A named amount of memory in bytes.
+pub type Buffer = (&'static str, u64);
+
+/// The size of a weight's problem, for memory estimates.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent<'a> {
+    /// Scheme.
+    pub scheme: &'a Scheme,
+    /// Rows of the weight.
+    pub rows: usize,
+    /// Columns of the weight.
+    pub cols: usize,
+    /// Columns that share a scale.
+    pub group: usize,
+    /// Bytes of its codes, one unit each.
+    pub codes: u64,
+    /// Bytes of its scales and zero points.
+    pub scales: u64,
+    /// Inputs whose statistics are held at once; more than one for experts.
+    pub inputs: u64,
+    /// True if there are statistics of held-out windows as well.
+    pub held_out: bool,
+    /// True if the drift of the input is known.
+    pub drift: bool,
+    /// True if no later weight reads the input.
+    pub last: bool,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl Extent<'_> {
+    /// Number of weights.
+    pub fn weights(&self) -> u64 {
+        (self.rows * self.cols) as u64
+    }
+}

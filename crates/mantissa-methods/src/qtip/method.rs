@@ -1,0 +1,145 @@
+//! QTIP as a method of recipes.
+
+use mantissa_num::Scheme;
+use toml::Value;
+
+use super::{QtipOptions, RotatedInput, check_scheme, solve_bytes};
+use crate::error::MethodError;
+use crate::error_stats::ErrorStats;
+use crate::gptq::{GptqError, Hessian, factor_bytes};
+use crate::method::{
+    Buffer, Extent, Feature, Fisher, InputSolver, InputTask, Method, Needs, Phase, Prepared, SolveInput,
+    Solver, WeightTask, Work,
+};
+use crate::metric::{ERROR_METRICS, ErrorMetric};
+use crate::options::{Key, OptionError, Options, Setting, TableSpec, name_of};
+use crate::solved::Solved;
+
+const TABLE: TableSpec = TableSpec {
+    name: "qtip",
+    keys: &[
+        Key { name: "metric", help: "metric of errors of a layer's outputs: fisher, mse" },
+        Key { name: "damp", help: "damping, as a fraction of the mean of the Hessian's diagonal" },
+    ],
+};
+
+/// QTIP (arXiv 2406.11235).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Qtip {
+    /// Options.
+    pub options: QtipOptions,
+}
+
+impl Method for Qtip {
+    fn name(&self) -> &'static str {
+        "qtip"
+    }
+
+    fn work(&self) -> Work<'_> {
+        Work::Input(self)
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        &[TABLE]
+    }
+
+    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
+        let damp = |value: &Value| value.as_float().filter(|damp| (0.0..=1.0).contains(damp));
+        let damp = options.read("damp", damp, || "a number from 0.0 to 1.0".to_owned())?;
+        self.options.damp = damp.unwrap_or(self.options.damp);
+        self.options.metric = options.one_of("metric", &ERROR_METRICS)?.unwrap_or(self.options.metric);
+        Ok(())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let metric = name_of(&self.options.metric, &ERROR_METRICS);
+        vec![Setting::new(TABLE.name, "metric", metric), Setting::new(TABLE.name, "damp", self.options.damp)]
+    }
+
+    fn needs(&self) -> Needs {
+        let fisher = (self.options.metric == ErrorMetric::Fisher).then_some(Fisher::Outputs);
+        // RTN cannot store a trellis: there is nothing to compare a solution with.
+        Needs { text: true, fisher, ..Needs::default() }
+    }
+
+    fn takes(&self, scheme: &Scheme, (rows, cols): (usize, usize), _: bool) -> Result<(), MethodError> {
+        check_scheme(scheme, rows, cols).map(drop).map_err(MethodError::Scheme)
+    }
+
+    fn refuses(&self, feature: Feature) -> Option<&'static str> {
+        match feature {
+            Feature::Transform => Some("qtip rotates each weight itself: no transform goes before it"),
+            Feature::StochasticRounding => Some("it chooses its codes otherwise"),
+            _ => None,
+        }
+    }
+
+    fn buffers(&self, phase: Phase, extent: &Extent<'_>) -> Vec<Buffer> {
+        let hessian = extent.inputs * Hessian::bytes_needed(extent.cols);
+        let held_out = if extent.held_out { hessian } else { 0 };
+        let square = 8 * (extent.cols * extent.cols) as u64;
+        let bits = extent.scheme.format.trellis().and_then(|trellis| trellis.whole_bits());
+        match phase {
+            // The Hessian as it is and twice rotated.
+            Phase::Prepare => vec![
+                ("Hessian", 3 * hessian + held_out),
+                ("factor and its scratch", factor_bytes(extent.cols) + (extent.inputs - 1) * square),
+            ],
+            Phase::Solve => vec![
+                ("factor", extent.inputs * square + hessian),
+                (
+                    "values and paths at work",
+                    bits.map_or(0, |bits| solve_bytes(bits, extent.rows, extent.cols, extent.threads)),
+                ),
+            ],
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl SolveInput for Qtip {
+    fn prepare(&self, task: InputTask) -> Result<Prepared, MethodError> {
+        let InputTask { hessian, place: (layer, place), threads, .. } = task;
+        let (cols, seed) = (hessian.cols(), seed(layer, 2 * place));
+        let found = match hessian.tokens() {
+            0 => Err(GptqError::NoTokens),
+            _ => RotatedInput::new(hessian, self.options.damp, seed, threads),
+        };
+        let (input, fallback) = match found {
+            Err(GptqError::NoTokens) => {
+                let why = "no token of the calibration was routed to it".to_owned();
+                (RotatedInput::plain(cols, seed, threads)?, Some(why))
+            }
+            Err(error @ GptqError::Singular { .. }) => {
+                (RotatedInput::plain(cols, seed, threads)?, Some(error.to_string()))
+            }
+            found => (found?, None),
+        };
+        Ok(Prepared { solver: Solver::Ready(Box::new(Paths { input, fallback })), moments: None })
+    }
+}
+
+/// A rotated input; `fallback` says why nothing is known of it.
+#[derive(Debug)]
+struct Paths {
+    input: RotatedInput,
+    fallback: Option<String>,
+}
+
+impl InputSolver for Paths {
+    fn solve(&self, task: &WeightTask<'_>) -> Result<Solved, MethodError> {
+        let WeightTask { scheme, w, outputs, threads, place: (layer, place), .. } = *task;
+        let found = self.input.quantize(scheme, w, outputs, seed(layer, 2 * place + 1), threads)?;
+        let values = found.quantized.dequantize()?;
+        let stats = ErrorStats::of_rows(w, &values, task.cols);
+        let rounded = Solved::rounded((found.quantized, stats));
+        let fallback = self.fallback.clone();
+        let output_error = Some(found.loss).filter(|_| fallback.is_none());
+        Ok(Solved { fallback, output_error, notes: found.notes, ..rounded })
+    }
+}
+
+/// Seed of the signs of a vector of `layer`: `place` is `2 i` for the input of its linear layer `i`, `2 i + 1` for the output.
+fn seed(layer: usize, place: usize) -> u64 {
+    (layer as u64) << 32 | place as u64
+}

@@ -1,0 +1,73 @@
+//! The methods of recipes, one row each.
+
+use mantissa_num::{Blocks, Scheme};
+
+use crate::autoround::AutoRound;
+use crate::clip::RtnMse;
+use crate::gptq::Gptq;
+use crate::hqq::Hqq;
+use crate::method::Method;
+use crate::options::TableSpec;
+use crate::qtip::method::Qtip;
+use crate::rtn::Rtn;
+use crate::spqr::Spqr;
+
+/// A method by its name in recipes.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered {
+    /// Name.
+    pub name: &'static str,
+    /// The method whose options these are other defaults of; `None` for a method of its own.
+    pub variant_of: Option<&'static str>,
+    /// One sentence on what it does.
+    pub summary: &'static str,
+    /// The method with its defaults for weights of a scheme.
+    pub new: fn(&Scheme) -> Box<dyn Method>,
+}
+
+/// All methods.
+pub const METHODS: [Registered; 8] = [
+    row("rtn", "rounds to nearest, each weight by itself", |_| Box::new(Rtn)),
+    row("rtn-mse", "rounds to nearest under the range of each block that loses least", |_| Box::new(RtnMse)),
+    row("hqq", "finds zero points under which few weights are far off", |_| Box::<Hqq>::default()),
+    row("gptq", "quantizes column by column, later columns make up for earlier errors", |_| {
+        Box::<Gptq>::default()
+    }),
+    row("spqr", "runs GPTQ with a few weights beside the codes, in f16", |_| Box::<Spqr>::default()),
+    row("autoround", "learns rounding and ranges by block reconstruction", |weights| {
+        Box::new(AutoRound::of(weights))
+    }),
+    row("qtip", "codes the rotated weight by paths through a trellis", |_| Box::<Qtip>::default()),
+    Registered {
+        variant_of: Some("gptq"),
+        ..row("gptaq", "runs GPTQ with weights that make up for the drift of their inputs", |_| {
+            Box::new(Gptq::gptaq())
+        })
+    },
+];
+
+const fn row(name: &'static str, summary: &'static str, new: fn(&Scheme) -> Box<dyn Method>) -> Registered {
+    Registered { name, variant_of: None, summary, new }
+}
+
+/// Names of the methods, without variants of another.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    METHODS.iter().filter(|row| row.variant_of.is_none()).map(|row| row.name)
+}
+
+/// The row of `name`.
+pub fn find(name: &str) -> Option<&'static Registered> {
+    METHODS.iter().find(|row| row.name == name)
+}
+
+/// Tables of recipe files that hold options of methods, each once, in the order of the rows.
+pub fn tables() -> Vec<TableSpec> {
+    let scheme = Scheme::int_symmetric(4, Blocks::Row);
+    let mut tables: Vec<TableSpec> = Vec::new();
+    for table in METHODS.iter().flat_map(|row| (row.new)(&scheme).tables()) {
+        if tables.iter().all(|known| known.name != table.name) {
+            tables.push(*table);
+        }
+    }
+    tables
+}
