@@ -10,8 +10,8 @@ use mantissa_store::convention::ModelFiles;
 
 use crate::error::{GateFailure, NotVerified, QuantError, Result};
 use crate::journal::Journal;
-use crate::pipeline::Progress;
 use crate::plan::{Check, Plan};
+use crate::progress::{Progress, Tell};
 use crate::quality::{Evaluation, Figures, Quality};
 use crate::verify::{Against, Verification, load_check, verify_against};
 
@@ -25,7 +25,7 @@ pub(crate) fn figures(
     source: &ModelFiles,
     staged: &Path,
     journal: Option<&mut Journal>,
-    progress: &mut (dyn FnMut(Progress<'_>) -> ControlFlow<()> + Send),
+    progress: &mut Tell<'_>,
 ) -> Result<Option<Figures>> {
     let Some(Evaluation { text, sequences, .. }) = &plan.evaluation else { return Ok(None) };
     if let Some(left) = journal.as_ref().and_then(|journal| journal.figures(text)) {

@@ -23,11 +23,10 @@ use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::importance::Importance;
 use crate::memory;
-use crate::pipeline::stacks;
-use crate::pipeline::work_of;
 use crate::quality::Evaluation;
 use crate::recipe::{Part, Recipe, Transform};
 use crate::rotate::{self, RotateOptions};
+use crate::stacks;
 use crate::verify::loadable;
 
 /// How a run is to be done; nothing here changes what a scheme means.
@@ -512,6 +511,11 @@ fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String>
             container.name()
         )),
     }
+}
+
+/// Measure of a layer's work, in bytes read ([`Plan::work_bytes`]).
+pub(crate) fn work_of(info: &LinearInfo) -> u64 {
+    (info.rows * info.cols) as u64 * 2
 }
 
 /// Bytes of a tensor.

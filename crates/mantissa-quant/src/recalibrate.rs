@@ -21,10 +21,10 @@ use crate::cache_scales;
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;
 use crate::input_scales::{Observer, scale};
-use crate::pipeline::{COPY, copy_sidecars};
 use crate::plan::calibration::check_windows;
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
+use crate::sidecars::copy_sidecars;
 use crate::unquantized::Unquantized;
 use crate::verify::{load_check, loadable};
 
@@ -249,6 +249,9 @@ impl Recalibration {
         Ok(writer.finish()?)
     }
 }
+
+/// Bytes copied at a time.
+const COPY: usize = 1 << 20;
 
 /// Longest index read, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;

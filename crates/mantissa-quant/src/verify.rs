@@ -52,12 +52,12 @@ use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::{Folded, Folds, Record};
-use crate::pipeline::stacks::stack_of;
 use crate::plan::model_config;
 use crate::quality::{Figures, check};
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
+use crate::stacks::stack_of;
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
 pub(crate) const MAX_LOGIT_PARAMETERS: u64 = 64 << 20;

@@ -9,8 +9,8 @@ use mantissa_store::{Dtype, TensorSpec};
 use super::{values_of, weight_of};
 use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
-use crate::pipeline::stacks::stack_of;
 use crate::plan::PlannedLinear;
+use crate::stacks::stack_of;
 
 /// A dense tensor of the output that is no tensor of the source.
 #[derive(Clone, Debug)]

@@ -29,10 +29,10 @@ use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::layers::Solved;
-use crate::pipeline::stacks::{self, stack_of};
 use crate::plan::{Check, EXPERTS_APART, Options, Plan, PlannedLinear, model_config, output_of_linears};
 use crate::recipe::{Glob, LayerRule, Recipe, Repacked};
 use crate::rtn;
+use crate::stacks::{self, stack_of};
 use crate::verify::loadable;
 
 use around::group_order;

@@ -5,24 +5,21 @@ use std::collections::HashMap;
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo, linear_weight};
 use mantissa_num::{Code, Format, Rule, Scheme};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{self, Joined, JoinedPart, Place, block_type};
+use mantissa_store::convention::gguf::{self, Joined, Place, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
 
-use super::{Layout, Run, fault, fitting, source_scheme};
+use super::{Layout, fault, fitting, source_scheme};
 use crate::convert::values_of;
 use crate::error::Result;
-use crate::error_stats::ErrorStats;
 use crate::plan::{Options, PlannedLinear, scheme_of};
-use crate::quality::TensorReport;
 use crate::recipe::{REPACKED, Recipe};
-use crate::source::DenseTensor;
 
 /// A tensor of the checkpoint that becomes several, each under a scheme.
 #[derive(Clone, Debug)]
-pub(super) struct JoinedCast {
-    info: TensorInfo,
-    joined: Joined,
-    schemes: Vec<Scheme>,
+pub(crate) struct JoinedCast {
+    pub(crate) info: TensorInfo,
+    pub(crate) joined: Joined,
+    pub(crate) schemes: Vec<Scheme>,
 }
 
 /// Every parameter: linear layers as `[out, in]` and experts one by one, whatever checkpoints do.
@@ -72,7 +69,7 @@ pub(crate) fn heads(config: &ModelConfig) -> (usize, usize) {
 }
 
 /// The values of a parameter, `[rows, cols]`.
-pub(super) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
+pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInfo) -> Result<Vec<f32>> {
     match linear_of(config, info) {
         None => Ok(source.tensor_f32(&info.name, &info.shape)?),
         Some(linear) => {
@@ -186,39 +183,5 @@ impl Layout {
             "{name}: {instead} instead of {wanted}: its rows are {cols} wide, with no factor beside them"
         ));
         instead
-    }
-}
-
-impl Run<'_, '_> {
-    /// Writes the parts of a tensor. Gives the bytes read, and the error.
-    pub(super) fn write_joined(&mut self, cast: &JoinedCast) -> Result<(u64, TensorReport)> {
-        let JoinedCast { info, joined, schemes } = cast;
-        let (config, source) = (&self.plan.config, self.source);
-        let values = values(source, config, info)?;
-        let (rows, cols) = (info.shape[0], values.len() / info.shape[0].max(1));
-        let parts = joined.split(&values, rows, cols, heads(config)).unwrap_or_default();
-        let mut error: Option<ErrorStats> = None;
-        for (JoinedPart { name, shape, values }, scheme) in parts.into_iter().zip(schemes) {
-            if matches!(joined, Joined::Biases(_)) {
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                self.writer.write(&name, &bytes)?;
-                continue;
-            }
-            let cols = shape.last().copied().unwrap_or(1);
-            let rows = values.len() / cols.max(1);
-            let values = DenseTensor::from(values);
-            let (bytes, stats) = self.cast_bytes(info, scheme, &values, rows, cols)?;
-            self.writer.write(&name, &bytes)?;
-            error.get_or_insert_default().merge(&stats);
-        }
-        let mut names: Vec<String> = schemes.iter().map(ToString::to_string).collect();
-        names.dedup();
-        let report = TensorReport {
-            tensor: info.name.clone(),
-            scheme: names.join(" and "),
-            shape: info.shape.clone(),
-            error: error.map(|stats| stats.report()),
-        };
-        Ok((4 * values.len() as u64, report))
     }
 }

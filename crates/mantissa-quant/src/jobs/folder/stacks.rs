@@ -1,77 +1,27 @@
-//! Experts that are stored stacked, as gpt-oss publishes them: one tensor for all experts of a layer, of which each writes its part.
+//! Experts that are stored stacked, as gpt-oss publishes them: one tensor for all experts of a layer, to which each contributes a
+//! part.
 //!
 //! The unit of the journal is the tensor: a part of it cannot be recovered by a checksum.
 
-use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
+use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
-use mantissa_store::convention::{Container, Stack, gpt_oss};
-use mantissa_store::{Checksum, TensorSpec};
+use mantissa_store::Checksum;
+use mantissa_store::convention::{Stack, gpt_oss};
 
-use super::{Run, work_of};
+use super::Run;
 use crate::error::{QuantError, Result};
-use crate::plan::{PlannedLinear, model_not_storable};
+use crate::layers::QuantizedLayer;
+use crate::plan::work_of;
+use crate::progress::Progress;
 use crate::report::LayerReport;
+use crate::stacks::stack_of;
 
 /// The layers of one stacked tensor, in the order of its parts.
 struct Stacked<'a> {
     stack: &'a Stack,
     members: Vec<(&'a LinearInfo, &'a Scheme)>,
-}
-
-/// The place of a layer among others.
-pub(crate) fn stack_of(info: &LinearInfo) -> Option<&Stack> {
-    match &info.stored {
-        StoredAs::Stacked(stack) => Some(stack),
-        _ => None,
-    }
-}
-
-/// Requires a model that has experts stacked.
-pub(crate) fn require(config: &ModelConfig) -> Result<()> {
-    if config.decoder_linears().any(|info| stack_of(&info).is_some()) {
-        return Ok(());
-    }
-    let why = "it holds experts stacked as in gpt-oss, and the model has none: --format compressed-tensors";
-    Err(model_not_storable(Container::Mxfp4, why))
-}
-
-/// Leaves all but stacked experts as they are, of which a tensor has all or none.
-pub(crate) fn keep_others(linears: &mut [PlannedLinear]) -> Result<()> {
-    for linear in linears.iter_mut().filter(|linear| stack_of(&linear.info).is_none()) {
-        linear.scheme = None;
-    }
-    require_whole(linears)
-}
-
-/// Requires of every stacked tensor that all of its experts are quantized, or none.
-pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
-    let tensors = |quantized: bool| -> BTreeSet<&str> {
-        let some = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
-        some.filter_map(|linear| Some(stack_of(&linear.info)?.tensor.as_str())).collect()
-    };
-    match tensors(true).intersection(&tensors(false)).next() {
-        Some(tensor) => {
-            let why = format!("{tensor}: some of its experts are quantized and others not");
-            Err(model_not_storable(Container::Mxfp4, why))
-        }
-        None => Ok(()),
-    }
-}
-
-/// The tensors of stacked layers: codes and scales of all experts.
-pub(crate) fn specs(linears: &[PlannedLinear]) -> Vec<TensorSpec> {
-    let first = |linear: &&PlannedLinear| {
-        let of_first = stack_of(&linear.info).is_some_and(|stack| (stack.expert, stack.turn) == (0, 0));
-        of_first && linear.scheme.is_some()
-    };
-    let tensors = linears.iter().filter(first).filter_map(|PlannedLinear { info, .. }| {
-        let stack = stack_of(info)?;
-        Some(gpt_oss::stacked_specs(&stack.tensor, stack.experts, stack.turns * info.rows, info.cols))
-    });
-    tensors.flatten().collect()
 }
 
 impl Run<'_, '_> {
@@ -146,21 +96,15 @@ impl Run<'_, '_> {
         Ok(reports)
     }
 
-    /// A layer's codes and scales. Where `progress` ends the run, what is done is made durable first.
-    fn quantized(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<crate::layers::QuantizedLayer> {
+    /// Quantizes a layer into its codes and scales.
+    fn quantized(&mut self, info: &LinearInfo, scheme: &Scheme) -> Result<QuantizedLayer> {
         let (done, progress) = (self.done, &mut *self.progress);
-        let mut tick = || progress(super::Progress { done, tensor: &info.module, tokens: None });
-        if tick() == ControlFlow::Break(()) {
-            self.journal.sync(self.writer)?;
-            return Err(QuantError::Interrupted);
-        }
-        match self.layers.quantize(info, scheme, &mut tick) {
-            Err(QuantError::Interrupted) => {
-                self.journal.sync(self.writer)?;
-                Err(QuantError::Interrupted)
-            }
-            quantized => quantized,
-        }
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let quantized = match tick() {
+            ControlFlow::Break(()) => Err(QuantError::Interrupted),
+            ControlFlow::Continue(()) => self.layers.quantize(info, scheme, &mut tick),
+        };
+        self.durable(quantized)
     }
 }
 

@@ -10,9 +10,10 @@ use mantissa_store::convention::LinearPlan;
 use mantissa_store::convention::gguf;
 use mantissa_store::gguf::GgufSplitWriter;
 
-use super::{Run, fault};
+use super::Run;
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
+use crate::gguf::fault;
 use crate::layers::Layers;
 use crate::plan::Plan;
 use crate::report::LayerReport;

@@ -1,0 +1,360 @@
+//! One GGUF file, or the files that it is split into, as the destination of a job.
+
+mod publish;
+mod stream;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use mantissa_kernels::kernels;
+use mantissa_model::{LinearInfo, StoredAs, TensorInfo};
+use mantissa_num::Scheme;
+use mantissa_store::convention::gguf::{self, Joined, JoinedPart};
+use mantissa_store::convention::{LinearPlan, ModelFiles};
+use mantissa_store::gguf::{GgufSplitWriter, GgufTensorSpec, Value, split};
+use mantissa_store::{Committed, Error, FileDigest, Manifest};
+use serde_json::Map;
+
+use super::{Destination, Published, Task};
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
+use crate::fold::Folded;
+use crate::gguf::{Cast, JoinedCast, Layout, fault, heads, linear_of, values};
+use crate::importance::Importance;
+use crate::layers::{Layers, refuse_overflow};
+use crate::plan::{Plan, work_of};
+use crate::progress::{Progress, Tell};
+use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
+use crate::report::LayerReport;
+use crate::rtn;
+use crate::source::{DenseError, DenseTensor, Source, Tail, require_finite};
+
+use publish::Output;
+
+/// Elements cast between two writes: panels of all threads.
+const CAST: usize = 1 << 21;
+
+/// GGUF files being written.
+pub(super) struct GgufFiles<'a> {
+    layout: &'a Layout,
+    output: Output,
+    /// Tensors of each file.
+    parts: Vec<Vec<GgufTensorSpec>>,
+    /// Time that it took to make the weights durable.
+    synced: Duration,
+    /// Manifest, once sealed.
+    manifest: Manifest,
+}
+
+impl<'a> GgufFiles<'a> {
+    /// Begins the files of the plan's layout.
+    ///
+    /// # Errors
+    /// I/O.
+    pub(super) fn begin(task: &Task<'_>, layout: &'a Layout) -> Result<Self> {
+        let parts = split(&layout.tensors, task.plan.options.max_gguf_bytes);
+        let output = Output::begin(task.out, parts.len())?;
+        Ok(GgufFiles {
+            layout,
+            output,
+            parts,
+            synced: Duration::ZERO,
+            manifest: Manifest::new(BTreeMap::new(), Map::new()),
+        })
+    }
+}
+
+impl Destination for GgufFiles<'_> {
+    fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Found> {
+        let Task { plan, source, .. } = *task;
+        let GgufFiles { layout, output, parts, .. } = self;
+        SourceHashes::beside(source, plan.threads(), |hashes| {
+            let importance = importance(plan, source, progress)?;
+            let metadata: Vec<_> = layout
+                .metadata
+                .iter()
+                .cloned()
+                .chain(importance.iter().flat_map(|i| imatrix_metadata(i)))
+                .collect();
+            let mut writer = GgufSplitWriter::create(&output.staged(), &metadata, parts)?;
+            if plan.threads() > 1 {
+                writer.hash_beside();
+            }
+            let importance = importance.as_deref();
+            let mut run = Run { plan, source, layout, importance, writer, progress: &mut *progress, done: 0 };
+            let (layers, tensors) = run.fill()?;
+            // Timed by itself: it is the disk's time, and may be many times that of the work.
+            let begin = Instant::now();
+            run.writer.sync()?;
+            self.synced = begin.elapsed();
+            let digests = run.writer.finish()?;
+            let source = hashes.wait(&mut || progress(Progress::hashing(plan.work_bytes())))?;
+            let weights = output.names().into_iter().zip(digests).collect();
+            Ok(Found { layers, tensors, source, weights })
+        })
+    }
+
+    fn staged(&self) -> PathBuf {
+        self.output.staged().into_iter().next().unwrap_or_default()
+    }
+
+    fn seal(&mut self, quality: &Quality, run: Map<String, serde_json::Value>) -> Result<()> {
+        let text = quality.to_json()?;
+        let mut files = quality.hashes.weights.clone();
+        let name = self.output.names().into_iter().next().unwrap_or_default();
+        files.insert(format!("{name}.{QUALITY_NAME}"), FileDigest::of(text.as_bytes()));
+        let manifest = Manifest::new(files, run);
+        self.output.seal(text.as_bytes(), manifest.to_json().as_bytes())?;
+        self.manifest = manifest;
+        Ok(())
+    }
+
+    fn publish(self) -> Result<Published> {
+        let path = self.output.first();
+        let leftover = self.output.publish()?;
+        let committed = Committed { path, manifest: self.manifest, leftover };
+        Ok(Published { committed, resumed: 0, synced: Some(self.synced) })
+    }
+}
+
+/// What searched blocks are weighed by: as given, or found on the calibration text.
+fn importance<'a>(
+    plan: &'a Plan,
+    source: &ModelFiles,
+    progress: &mut Tell<'_>,
+) -> Result<Option<Cow<'a, Importance>>> {
+    let Some(set) = plan.importance_text() else {
+        return Ok(plan.options.importance.as_ref().map(Cow::Borrowed));
+    };
+    let mut tick = |_| progress(Progress { done: 0, tensor: "importance", tokens: None });
+    let found = Importance::collect(source, &plan.config, set, plan.threads(), &mut tick)?;
+    Ok(Some(Cow::Owned(found)))
+}
+
+/// What llama.cpp's quantizer says of the importance it was given.
+fn imatrix_metadata(importance: &Importance) -> Vec<(String, Value)> {
+    let count = Value::U32(u32::try_from(importance.entries.len()).unwrap_or(u32::MAX));
+    let mut all = vec![("quantize.imatrix.file".to_owned(), Value::String(importance.name.clone()))];
+    let dataset = importance.datasets.first().cloned();
+    all.extend(dataset.map(|text| ("quantize.imatrix.dataset".to_owned(), Value::String(text))));
+    all.push(("quantize.imatrix.entries_count".to_owned(), count));
+    all.push(("quantize.imatrix.chunks_count".to_owned(), Value::U32(importance.chunks)));
+    all
+}
+
+/// A run under way.
+struct Run<'a, 'p> {
+    plan: &'a Plan,
+    source: &'a ModelFiles,
+    layout: &'a Layout,
+    importance: Option<&'a Importance>,
+    writer: GgufSplitWriter,
+    progress: &'p mut Tell<'p>,
+    done: u64,
+}
+
+impl Run<'_, '_> {
+    fn fill(&mut self) -> Result<(Vec<LayerReport>, Vec<TensorReport>)> {
+        let mut tensors = Vec::new();
+        for cast in &self.layout.casts {
+            let (work, report) = self.write_cast(cast)?;
+            tensors.push(report);
+            self.advance(work, &cast.place.tensor)?;
+        }
+        for cast in &self.layout.joined {
+            let (work, report) = self.write_joined(cast)?;
+            let name = report.tensor.clone();
+            tensors.push(report);
+            self.advance(work, &name)?;
+        }
+        // A run into one file is never taken over.
+        let none =
+            || Err(Error::NoTensor { path: self.source.dir().to_owned(), tensor: String::new() }.into());
+        let plain = Folded::plain(self.source);
+        let mut layers = Layers::new(self.plan, &plain, Box::new(none)).weighed(self.importance);
+        let mut reports = Vec::new();
+        for (info, scheme) in self.plan.quantized() {
+            reports.push(match self.plan.streamed(info, scheme) {
+                Some(codec) => self.stream_layer(&mut layers, info, (scheme, codec))?,
+                None => self.write_layer(&mut layers, info, scheme)?,
+            });
+            self.advance(work_of(info), &info.module)?;
+        }
+        for (name, factors) in &self.layout.rope_factors {
+            let bytes: Vec<u8> = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
+            self.writer.write(name, &bytes)?;
+        }
+        Ok((reports, tensors))
+    }
+
+    fn write_layer(
+        &mut self,
+        layers: &mut Layers<'_>,
+        info: &LinearInfo,
+        scheme: &Scheme,
+    ) -> Result<LayerReport> {
+        let (done, progress) = (self.done, &mut *self.progress);
+        let mut tick = || progress(Progress { done, tensor: &info.module, tokens: None });
+        let (tensors, report) = layers.quantize(info, scheme, &mut tick)?;
+        for (name, bytes) in tensors {
+            self.write(&format!("{}.weight", info.module), &name, info.rows, &bytes)?;
+        }
+        Ok(report)
+    }
+
+    fn advance(&mut self, work: u64, tensor: &str) -> Result<()> {
+        self.done += work;
+        match (self.progress)(Progress { done: self.done, tensor, tokens: None }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(QuantError::Interrupted),
+        }
+    }
+
+    /// Writes tensor `stored`, which has the rows of `name` in Hugging Face order, or is a factor beside them. An expert's are
+    /// a part of it.
+    fn write(&mut self, name: &str, stored: &str, rows: usize, bytes: &[u8]) -> Result<()> {
+        let place = self.layout.architecture.place(name);
+        if let Some(expert) = place.and_then(|place| place.expert) {
+            return Ok(self.writer.write_range(stored, (expert * bytes.len()) as u64, bytes)?);
+        }
+        match self.layout.order.of(name).filter(|_| !stored.ends_with(".scale")) {
+            Some(moved) => {
+                let moved = moved.to_gguf(bytes, bytes.len() / rows.max(1));
+                Ok(self.writer.write(stored, &moved)?)
+            }
+            None => Ok(self.writer.write(stored, bytes)?),
+        }
+    }
+
+    /// Writes a tensor under its scheme, in panels of rows where no row moves. Gives the bytes read, and the error.
+    fn write_cast(&mut self, cast: &Cast) -> Result<(u64, TensorReport)> {
+        let Cast { info, place, scheme } = cast;
+        let stored = &place.tensor;
+        let report = |stats: Option<ErrorStats>| TensorReport {
+            tensor: info.name.clone(),
+            scheme: scheme.to_string(),
+            shape: info.shape.clone(),
+            error: stats.map(|stats| stats.report()),
+        };
+        let rows = info.shape.first().copied().unwrap_or(1);
+        let cols: usize = info.shape.iter().skip(1).product();
+        let config = &self.plan.config;
+        if linear_of(config, info).is_some_and(|linear| linear.stored != StoredAs::Rows) {
+            let values = DenseTensor::from(values(self.source, config, info)?);
+            let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok((2 * (rows * cols) as u64, report(Some(error))));
+        }
+        let meta = self.source.checkpoint().get(&info.name);
+        let meta = meta.ok_or_else(|| Error::NoTensor {
+            path: self.source.dir().to_owned(),
+            tensor: info.name.clone(),
+        })?;
+        let in_panels = info.shape.len() == 2
+            && meta.shape == info.shape
+            && self.layout.order.of(&info.name).is_none()
+            && place.expert.is_none();
+        if info.shape.len() < 2 {
+            let values = self.values(info)?;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok((meta.len, report(None)));
+        }
+        if !in_panels {
+            let values = DenseTensor::from(self.values(info)?);
+            let (bytes, error) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.write(&info.name, stored, rows, &bytes)?;
+            return Ok((meta.len, report(Some(error))));
+        }
+        let source = DenseTensor::open(self.source, &info.name, &info.shape)?;
+        if let Some(codec) = scheme.format.codec() {
+            let module = info.name.trim_end_matches(".weight");
+            let linear = LinearPlan::new(module, scheme, None, (rows, cols));
+            let error = self.stream_matrix(&linear, codec, &source)?;
+            let error = error.map_err(|error| error.of(self.source, &info.name, &info.name))?;
+            return Ok((meta.len, report(Some(error))));
+        }
+        let (panel, mut written, mut error) = ((CAST / cols.max(1)).max(1), 0, ErrorStats::default());
+        for first in (0..rows).step_by(panel) {
+            let rest = Tail { source: &source, first: first * cols };
+            let n = panel.min(rows - first);
+            let (bytes, stats) = self.cast_bytes(info, scheme, &rest, n, cols)?;
+            self.writer.write_range(stored, written, &bytes)?;
+            written += bytes.len() as u64;
+            error.merge(&stats);
+        }
+        Ok((meta.len, report(Some(error))))
+    }
+
+    /// The values of a tensor that is brought into memory, all of them numbers.
+    fn values(&self, info: &TensorInfo) -> Result<Vec<f32>> {
+        let mut values = self.source.tensor_f32(&info.name, &info.shape)?;
+        if self.layout.architecture.adds_one(&info.name) {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        if !kernels().amax(&values).is_finite() {
+            require_finite(self.source, &info.name)?;
+        }
+        Ok(values)
+    }
+
+    /// Writes the parts of a tensor. Gives the bytes read, and the error.
+    fn write_joined(&mut self, cast: &JoinedCast) -> Result<(u64, TensorReport)> {
+        let JoinedCast { info, joined, schemes } = cast;
+        let (config, source) = (&self.plan.config, self.source);
+        let values = values(source, config, info)?;
+        let (rows, cols) = (info.shape[0], values.len() / info.shape[0].max(1));
+        let parts = joined.split(&values, rows, cols, heads(config)).unwrap_or_default();
+        let mut error: Option<ErrorStats> = None;
+        for (JoinedPart { name, shape, values }, scheme) in parts.into_iter().zip(schemes) {
+            if matches!(joined, Joined::Biases(_)) {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                self.writer.write(&name, &bytes)?;
+                continue;
+            }
+            let cols = shape.last().copied().unwrap_or(1);
+            let rows = values.len() / cols.max(1);
+            let values = DenseTensor::from(values);
+            let (bytes, stats) = self.cast_bytes(info, scheme, &values, rows, cols)?;
+            self.writer.write(&name, &bytes)?;
+            error.get_or_insert_default().merge(&stats);
+        }
+        let mut names: Vec<String> = schemes.iter().map(ToString::to_string).collect();
+        names.dedup();
+        let report = TensorReport {
+            tensor: info.name.clone(),
+            scheme: names.join(" and "),
+            shape: info.shape.clone(),
+            error: error.map(|stats| stats.report()),
+        };
+        Ok((4 * values.len() as u64, report))
+    }
+
+    /// The bytes of the first rows of a matrix under its scheme, and their error.
+    fn cast_bytes<S>(
+        &self,
+        info: &TensorInfo,
+        scheme: &Scheme,
+        values: &S,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(Vec<u8>, ErrorStats)>
+    where
+        S: Source<Error = DenseError> + ?Sized,
+    {
+        let threads = self.plan.threads();
+        let of_tensor = |error: DenseError| error.of(self.source, &info.name, &info.name);
+        let (q, stats) =
+            rtn::quantize_source(scheme, values, rows, cols, None, threads).map_err(of_tensor)?;
+        if !stats.is_finite() {
+            refuse_overflow(scheme, values, rows * cols, threads).map_err(of_tensor)?;
+        }
+        let linear = LinearPlan::new(info.name.trim_end_matches(".weight"), scheme, None, (rows, cols));
+        let tensors = gguf::tensors(&linear, &q)
+            .map_err(|e| fault(self.source, &info.name, e.to_string(), "a scheme that GGUF holds"))?;
+        Ok((tensors.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default(), stats))
+    }
+}

@@ -1,0 +1,37 @@
+//! Files of a model folder that are not weights.
+
+use std::path::Path;
+
+use mantissa_store::convention::{gptq, modelopt};
+use mantissa_store::{Error, Staging};
+
+use crate::error::Result;
+use crate::quality::QUALITY_NAME;
+
+/// Largest file that is copied along with the weights, in bytes.
+const MAX_SIDECAR: u64 = 256 << 20;
+
+/// Copies tokenizer, generation settings, licence and other regular files of the source folder, except weights and the files
+/// that a job writes itself. Names are sorted, so that the manifest is the same every time.
+pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
+    const WEIGHTS: [&str; 9] = ["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "onnx", "h5", "msgpack"];
+    let io = |error| Error::Io { path: from.to_owned(), operation: "list folder", error };
+    let entries = std::fs::read_dir(from).map_err(io)?;
+    let mut paths = entries.map(|entry| Ok(entry.map_err(io)?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    for path in paths {
+        let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let ours = name.ends_with(".index.json")
+            || name.starts_with("mantissa-")
+            || ["config.json", gptq::FILE_NAME, modelopt::FILE_NAME, QUALITY_NAME].contains(&name)
+            // AutoRound and EXL3 describe their own weights there.
+            || name == "quantization_config.json";
+        let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
+        if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
+            continue;
+        }
+        staging.copy(&path, name)?;
+    }
+    Ok(())
+}
