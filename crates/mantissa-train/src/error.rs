@@ -140,7 +140,7 @@ pub enum TrainError {
         allowed: String,
     },
     /// The settings are not valid TOML, or have an unknown key or a wrong type.
-    #[error("{file}: {}: {}; fix: see the keys in docs/guide/train.md", Shown(.place), cut(.error))]
+    #[error("{file}: {}: {}; fix: see the keys in docs/reference/training.md", Shown(.place), cut(.error))]
     Toml {
         /// Settings file.
         file: String,

@@ -113,7 +113,7 @@ impl Target {
     /// Multiplies the weights of columns that have an importance by `sqrt(mean x² + x²)`, as llama.cpp does in its searches.
     ///
     /// Importance is only the diagonal of a layer's second moments, and what is least under it is not what the model loses
-    /// least by: with two bits the divergence of ref-8m is 8 % lower with this factor (`docs/guide/gguf.md`), though the error as
+    /// least by: with two bits the divergence of ref-8m is 8 % lower with this factor (`docs/explain/gguf-search.md`), though the error as
     /// weighed by importance alone is 2 to 3 % higher.
     fn favour_large(&mut self) {
         if !self.weighted {

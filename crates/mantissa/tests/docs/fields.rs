@@ -1,0 +1,56 @@
+//! Every top-level field of a report is listed in docs/reference/json.md.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{output_in, root};
+
+/// Sections of the page, with the command whose report they list; in this order, as later ones read outputs of earlier ones.
+const REPORTS: [(&[&str], &str); 10] = [
+    (
+        &["quality.json", "quantize, convert and fit"],
+        "quantize demo --recipe rtn-int4-g128 --out q --text sample.txt",
+    ),
+    (&["quality.json", "quantize, convert and fit"], "convert q --format gptq --out q-gptq"),
+    (&["eval"], "eval q --reference demo --text sample.txt --kv int8-head"),
+    (&["run"], "run q -p Once -n 4"),
+    (&["inspect"], "inspect q"),
+    (&["verify"], "verify q --reference demo"),
+    (&["lint"], "lint q --for vllm"),
+    (&["doctor"], "doctor q --reference demo"),
+    (&["quality.json", "quantize, convert and fit"], "fit demo --budget 4.5bpw --text sample.txt --out f"),
+    (&["cast"], "cast q/model.safetensors --scheme int8-channel --out c.safetensors"),
+];
+
+#[test]
+fn every_field_of_a_report_is_listed() {
+    let page = fs::read_to_string(root().join("docs/reference/json.md")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let stories = fs::read_to_string(root().join("crates/mantissa/demo/text/stories.txt")).unwrap();
+    fs::write(dir.path().join("sample.txt"), stories.chars().take(4000).collect::<String>()).unwrap();
+    let mut missing = Vec::new();
+    for (sections, command) in REPORTS {
+        let listed: String = sections.iter().map(|section| body(&page, section)).collect();
+        for field in fields(dir.path(), command) {
+            let whole = listed.contains(&format!("`{field}`")) || listed.contains(&format!("`{field}."));
+            if !whole {
+                missing.push(format!("{command}: {field}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// The text below a heading of the second level.
+fn body<'a>(page: &'a str, section: &str) -> &'a str {
+    let (_, rest) = page.split_once(&format!("\n## {section}\n")).expect(section);
+    rest.split("\n## ").next().unwrap()
+}
+
+fn fields(dir: &Path, command: &str) -> Vec<String> {
+    let arguments: Vec<_> = command.split(' ').chain(["--json"]).collect();
+    let report: Value = serde_json::from_str(&output_in(dir, &arguments)).unwrap();
+    report.as_object().unwrap().keys().cloned().collect()
+}
