@@ -111,7 +111,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     })
 }
 
-/// Who reads a container.
+/// Returns the engines that load a format.
 fn loads_in(container: Container) -> &'static str {
     match container {
         Container::CompressedTensors => "vLLM, SGLang, transformers, mantissa",
