@@ -34,7 +34,8 @@ pub(crate) fn look(files: &ModelFiles, config: &ModelConfig, reference: Option<&
         }
         None => {
             seen.head(config)?;
-            seen.names();
+            seen.ignored_names();
+            seen.routers_and_caches();
             seen.zero_points()?;
             seen.zero_point_note();
             seen.cache_scales(config)?;
@@ -82,9 +83,9 @@ impl Looking<'_> {
         Ok(())
     }
 
-    /// Checks names in the config against tensor names, and tensors of the KV cache and routers.
-    fn names(&mut self) {
-        self.examined.extend([Observed::IgnoredName, Observed::Router, Observed::CacheScale]);
+    /// Checks the ignore list of the config against tensor names.
+    fn ignored_names(&mut self) {
+        self.examined.push(Observed::IgnoredName);
         let tensors: Vec<&TensorMeta> = self.files.checkpoint().tensors().collect();
         for name in ignored_names(self.files.config()) {
             let plain = !name.starts_with("re:") && !name.contains(['*', '^', '\\']);
@@ -94,7 +95,12 @@ impl Looking<'_> {
                 self.see(Observed::IgnoredName, name, "no tensor with this name");
             }
         }
-        for meta in tensors {
+    }
+
+    /// Checks tensors of routers and of the KV cache.
+    fn routers_and_caches(&mut self) {
+        self.examined.extend([Observed::Router, Observed::CacheScale]);
+        for meta in self.files.checkpoint().tensors() {
             let Some((module, part)) = QUANTIZED.iter().find_map(|end| {
                 let module = meta.name.strip_suffix(end)?.strip_suffix('.')?;
                 Some((module, *end))
@@ -231,6 +237,13 @@ impl Looking<'_> {
                 self.see(Observed::Tokenizer, key, "no such key");
             }
         }
+        self.gguf_token_rules(model, config);
+    }
+
+    /// Checks pre-tokenizer, BOS rule and vocabulary of a GGUF tokenizer.
+    fn gguf_token_rules(&mut self, model: &Model, config: &ModelConfig) {
+        let (kind, tokens) = ("tokenizer.ggml.model", "tokenizer.ggml.tokens");
+        let metadata = model.metadata();
         let bpe = metadata.get(kind).and_then(|value| value.as_str()) == Some("gpt2");
         if bpe && metadata.get("tokenizer.ggml.pre").is_none() {
             self.see(

@@ -86,32 +86,31 @@ const PER_TENSOR: u64 = 2 << 10;
 
 /// Describes the checkpoint that `plan` will make of `source`.
 pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
-    let act_order = plan.recipe.method.follows_order();
-    let input = plan.recipe.activations.as_ref();
-    let linear = |planned: &mantissa_quant::PlannedLinear| Linear {
-        module: planned.info.module.clone(),
-        rows: planned.info.rows,
-        cols: planned.info.cols,
-        stored: planned
-            .scheme
-            .as_ref()
-            .filter(|scheme| scheme.format.scale().is_some() || scheme.format.codec().is_some())
-            .map(|scheme| Stored {
-                format: scheme.format.clone(),
-                outer: None,
-                input: input.map(|scheme| Input { format: scheme.format.clone(), scale: None }),
-                act_order,
-            }),
-    };
     Subject {
         planned: true,
         convention: plan.container.name().to_owned(),
         dtype: dtype(source.config()),
         shape: shape(&plan.config),
-        linears: plan.linears.iter().map(linear).collect(),
+        linears: plan.linears.iter().map(|linear| planned(plan, linear)).collect(),
         examined: Vec::new(),
         observations: Vec::new(),
     }
+}
+
+fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {
+    let act_order = plan.recipe.method.follows_order();
+    let input = plan.recipe.activations.as_ref();
+    let stored = |scheme: &mantissa_num::Scheme| Stored {
+        format: scheme.format.clone(),
+        outer: None,
+        input: input.map(|scheme| Input { format: scheme.format.clone(), scale: None }),
+        act_order,
+    };
+    // Float schemes without scales are stored dense.
+    let scheme = linear.scheme.as_ref();
+    let scheme = scheme.filter(|s| s.format.scale().is_some() || s.format.codec().is_some());
+    let info = &linear.info;
+    Linear { module: info.module.clone(), rows: info.rows, cols: info.cols, stored: scheme.map(stored) }
 }
 
 fn shape(config: &ModelConfig) -> Shape {

@@ -11,15 +11,18 @@
 //! ([`stats`]). Differences from a reference are taken per position first (paired).
 #![forbid(unsafe_code)]
 
+mod error;
 mod evaluate;
 mod pass;
 pub mod stats;
 mod tokens;
 
+pub use error::EvalError;
 pub use evaluate::{
-    Comparison, EvalError, Evaluation, ROWS, WindowResult, check_sequences, compare, divergence, evaluate,
-    evaluate_decoding, evaluate_while, logits,
+    Comparison, Evaluation, WindowResult, check_sequences, compare, divergence, evaluate, evaluate_decoding,
+    evaluate_while, logits,
 };
+pub use pass::ROWS;
 pub use tokens::{
     Sequence, TextOptions, TokenError, parse_docs, sequences_from_file, sequences_from_text, token_file,
     token_path, token_windows, whole,

@@ -5,7 +5,10 @@ use std::ops::Range;
 
 use mantissa_model::{Batch, Buffers, Decoder, ForwardError, Hidden, KvCache, LoadError};
 
-use crate::evaluate::{EvalError, ROWS};
+use crate::error::EvalError;
+
+/// Number of positions whose logits each thread holds at a time.
+pub const ROWS: usize = 64;
 
 /// A model with the buffers of one thread.
 pub(crate) struct Runner<'a> {

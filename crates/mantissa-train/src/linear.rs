@@ -414,6 +414,10 @@ mod tests {
         let mut policy = LinearPolicy::f32();
         policy.wgrad.left = "fp8-e4m3".parse().unwrap();
         let error = LinearOp::new("model.q", (2, 3), 0..6, None, &policy).unwrap_err().to_string();
-        assert!(error.contains("model.q") && error.contains("wgrad.left: found fp8-e4m3"), "{error}");
+        assert!(
+            error.contains("model.q")
+                && error.contains("wgrad.left: expected f32, bf16 or f16, got fp8-e4m3"),
+            "{error}"
+        );
     }
 }

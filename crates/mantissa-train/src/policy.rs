@@ -237,7 +237,7 @@ mod tests {
     fn what_must_be_f32_is_named() {
         let policy = Policy { norms: Precision::Bf16, ..Policy::bf16() };
         let message = policy.check().map_err(|error| error.to_string());
-        assert!(message.is_err_and(|m| m.contains("policy.norms: found bf16, allowed f32")));
+        assert!(message.is_err_and(|m| m.contains("policy.norms: expected f32, got bf16")));
         assert!(Policy::NAMES.iter().all(|name| Policy::by_name(name, 1).is_some_and(|p| p.check().is_ok())));
     }
 }

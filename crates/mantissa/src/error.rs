@@ -134,7 +134,11 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
             of_class(error.class())
         });
     }
-    // Library errors hide their causes from the chain, so each type is asked for its class.
+    library_class(error).map(of_class)
+}
+
+/// Returns the class of a library error. Library errors hide their causes from the chain, so each type is asked.
+fn library_class(error: &(dyn std::error::Error + 'static)) -> Option<ErrorClass> {
     let store = || error.downcast_ref().map(mantissa_store::Error::class);
     let load = || error.downcast_ref().map(LoadError::class);
     let generate = || error.downcast_ref().map(GenerateError::class);
@@ -151,7 +155,6 @@ fn class(error: &(dyn std::error::Error + 'static)) -> Option<Exit> {
         .or_else(train)
         .or_else(data)
         .or_else(advise)
-        .map(of_class)
 }
 
 fn of_class(class: ErrorClass) -> Exit {

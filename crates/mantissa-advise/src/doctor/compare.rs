@@ -6,7 +6,8 @@ use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::config::differing_field;
-use super::tensors::{dense_rows, in_order, linear_rows, rounded_layer};
+use super::pair::{Comparing, DIAGONAL, Layers, beyond};
+use super::tensors::{TensorRow, dense_rows, in_order, linear_rows, rounded_layer};
 use super::tokenizer::tokenizer_fault;
 use super::{Alternative, Diagnosis, Fault};
 use crate::error::AdviseError;
@@ -14,10 +15,6 @@ use crate::run::{Ends, States, each, silenced, through};
 use crate::values::relative_error;
 
 type Result<T> = std::result::Result<T, AdviseError>;
-
-/// A deviation is a fault if it exceeds `TIMES` times the RTN error under the same scheme, plus `SLACK`.
-const TIMES: f64 = 3.0;
-const SLACK: f64 = 0.02;
 
 /// Windows for the layer comparison, and tokens of each.
 const WINDOWS: usize = 4;
@@ -47,11 +44,6 @@ pub struct Whole {
     pub expected: f64,
     /// True if the KL exceeds what the schemes explain.
     pub faulty: bool,
-}
-
-/// True if `error` exceeds what rounding to nearest explains, given its error `expected`.
-pub(super) fn beyond(error: f64, expected: f64) -> bool {
-    error.is_nan() || error > TIMES * expected + SLACK
 }
 
 /// Compares `files` with `reference` on the first of `windows`, or on random tokens if there are none.
@@ -119,15 +111,6 @@ fn short(windows: &[Sequence], config: &ModelConfig) -> Vec<Sequence> {
     (0..WINDOWS).map(|window| cut((0..most).map(|i| token(window, i)).collect())).collect()
 }
 
-pub(super) struct Comparing<'a> {
-    pub(super) files: &'a ModelFiles,
-    pub(super) reference: &'a ModelFiles,
-    pub(super) config: &'a ModelConfig,
-    pub(super) theirs: &'a ModelConfig,
-    pub(super) threads: usize,
-    pub(super) windows: &'a [Sequence],
-}
-
 /// Hidden states of three models after the layers so far: the source, the model, and the source rounded under
 /// the model's schemes.
 struct Chains {
@@ -136,11 +119,15 @@ struct Chains {
     rounded: States,
 }
 
-/// One layer of the same three models.
-pub(super) struct Layers {
-    pub(super) reference: Layer,
-    pub(super) ours: Layer,
-    pub(super) rounded: Layer,
+impl Chains {
+    /// Runs the next layer of each model.
+    fn after(&self, of: &Comparing<'_>, layers: &Layers) -> Result<Self> {
+        Ok(Chains {
+            reference: through(&layers.reference, of.theirs, &self.reference, of.threads)?,
+            ours: through(&layers.ours, of.config, &self.ours, of.threads)?,
+            rounded: through(&layers.rounded, of.theirs, &self.rounded, of.threads)?,
+        })
+    }
 }
 
 impl Comparing<'_> {
@@ -174,23 +161,17 @@ impl Comparing<'_> {
                 });
             }
             found.layers.extend(rows);
-            chains = Chains {
-                reference: through(&layers.reference, self.theirs, &chains.reference, self.threads)?,
-                ours: through(&layers.ours, self.config, &chains.ours, self.threads)?,
-                rounded: through(&layers.rounded, self.theirs, &chains.rounded, self.threads)?,
-            };
+            chains = chains.after(self, &layers)?;
             progress(number + 1);
         }
         in_order(self, &mut found.tensors);
         let whole = self.whole(&ends, &own_ends, &chains)?;
         found.whole = Some(whole);
-        found.fault = verdict(self, &found, whole, by_config.flatten());
-        if found.fault.is_none() {
-            found.fault = tokenizer_fault(self.files, self.reference);
-        }
+        found.fault = verdict(self, &found, whole, by_config.flatten())
+            .or_else(|| tokenizer_fault(self.files, self.reference));
         if found.fault.is_none() && whole.faulty {
             found.undecided = Some(
-                "what the models predict differs by more than the schemes explain, and no tensor or layer by itself does",
+                "the models' predictions differ by more than the schemes explain, but no single tensor or layer does",
             );
         }
         Ok(found)
@@ -267,12 +248,7 @@ fn divergence(p: &[f32], q: &[f32]) -> f64 {
 /// if the model's output is right; other tensors count only in a layer whose output deviates.
 fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Option<Fault>) -> Option<Fault> {
     if let Some(row) = found.tensors.iter().find(|row| row.repaired) {
-        let name = row.best.map(|(name, _)| name)?;
-        let same = found.tensors.iter().filter(|r| r.repaired && r.best.map(|(name, _)| name) == Some(name));
-        let mut layers: Vec<usize> = same.filter_map(|row| row.layer).collect();
-        layers.dedup();
-        let alternative = Alternative::named(name)?;
-        return Some(Fault::of(alternative, row.tensor.clone(), layers));
+        return restored(found, row);
     }
     let first = found.layers.iter().find(|row| row.faulty);
     let table = found.tensors.iter().find(|row| row.layer.is_none() && row.faulty);
@@ -281,23 +257,33 @@ fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Optio
         let table = table.filter(|_| whole.faulty)?;
         let cause =
             "the tensor differs from the source: it belongs to another model or a permuted vocabulary";
-        return Some(Fault::unknown(
-            table.tensor.clone(),
-            Vec::new(),
-            cause,
-            "copy the tensor from the source",
-        ));
+        let fix = "copy the tensor from the source";
+        return Some(Fault::unknown(table.tensor.clone(), Vec::new(), cause, fix));
     };
     let mut layers: Vec<usize> = found.layers.iter().filter(|row| row.faulty).map(|row| row.layer).collect();
     layers.dedup();
-    if let Some(fault) = by_config {
-        return Some(Fault { layers, ..fault });
+    match by_config {
+        Some(fault) => Some(Fault { layers, ..fault }),
+        None => Some(blamed(of, found, row.layer, layers)),
     }
+}
+
+/// Returns the fault of the tensors that the same alternative restores as `row`.
+fn restored(found: &Diagnosis, row: &TensorRow) -> Option<Fault> {
+    let name = row.best.map(|(name, _)| name)?;
+    let same = found.tensors.iter().filter(|r| r.repaired && r.best.map(|(name, _)| name) == Some(name));
+    let mut layers: Vec<usize> = same.filter_map(|row| row.layer).collect();
+    layers.dedup();
+    Some(Fault::of(Alternative::named(name)?, row.tensor.clone(), layers))
+}
+
+/// Returns the fault of the first deviating layer `first`: a damaged tensor, unmatched column scales, or the config.
+fn blamed(of: &Comparing<'_>, found: &Diagnosis, first: usize, layers: Vec<usize>) -> Fault {
+    let mut other = found.tensors.iter().filter(|tensor| tensor.layer == Some(first) && tensor.faulty);
     // Column-scaled tensors and norms are usually a method's doing, so a damaged tensor is blamed first.
-    let mut other = found.tensors.iter().filter(|tensor| tensor.layer == Some(row.layer) && tensor.faulty);
     let damaged = other.clone().find(|tensor| !tensor.diagonal && !tensor.is_norm);
     let scaled = other.clone().find(|tensor| tensor.diagonal);
-    Some(match (damaged, scaled, other.next()) {
+    match (damaged, scaled, other.next()) {
         (Some(tensor), ..) | (None, None, Some(tensor)) => Fault::unknown(
             tensor.tensor.clone(),
             layers,
@@ -314,13 +300,10 @@ fn verdict(of: &Comparing<'_>, found: &Diagnosis, whole: Whole, by_config: Optio
             )
         },
         (None, None, None) => Fault::unknown(
-            of.config.attention_module(row.layer).trim_end_matches(".self_attn").to_owned(),
+            of.config.attention_module(first).trim_end_matches(".self_attn").to_owned(),
             layers,
             "its tensors match the source within their schemes, but its output does not: the config differs",
             "compare config.json with the source's",
         ),
-    })
+    }
 }
-
-/// Name of the alternative that only a comparison with the source can try.
-pub(super) const DIAGONAL: &str = "column scales undone";

@@ -3,7 +3,7 @@
 use mantissa_model::{Layer, ModelConfig};
 
 use super::Fault;
-use super::compare::{Comparing, Layers, beyond};
+use super::pair::{Comparing, Layers, beyond};
 use crate::error::AdviseError;
 use crate::run::{States, through};
 use crate::values::relative_error;

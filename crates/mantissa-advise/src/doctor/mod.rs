@@ -15,6 +15,7 @@ mod alternative;
 mod change;
 mod compare;
 mod config;
+mod pair;
 mod score;
 mod tensors;
 mod tokenizer;

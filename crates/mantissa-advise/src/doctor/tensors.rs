@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::ALTERNATIVES;
 use super::change::Stored;
-use super::compare::{Comparing, beyond};
+use super::pair::{Comparing, beyond};
 use crate::error::AdviseError;
 use crate::values::{relative_error, values};
 

@@ -52,24 +52,8 @@ pub fn examine(
     threads: usize,
     progress: &dyn Fn(usize),
 ) -> Result<Diagnosis> {
-    let config = load_config(files)?;
-    mantissa_eval::check_sequences(&config, windows)?;
-    let ends = Ends::load(files, &config)?;
-    let mut tried = Trying {
-        files,
-        windows,
-        threads,
-        progress,
-        entropy: entropy(windows),
-        layers: Vec::with_capacity(config.num_hidden_layers),
-        base: None,
-        applicable: Vec::new(),
-        trials: Vec::new(),
-        config,
-        ends,
-    };
-    let repaired = tried.everywhere()?;
-    let fault = match repaired {
+    let mut tried = Trying::new(files, windows, threads, progress)?;
+    let fault = match tried.everywhere()? {
         Some(Alternative::OtherBos) => {
             Some(Fault::of(Alternative::OtherBos, "the first token".to_owned(), Vec::new()))
         }
@@ -105,10 +89,49 @@ struct Whole {
     states: Option<States>,
 }
 
-impl Trying<'_> {
-    /// Tries every alternative on the whole model, all in one pass over the layers; returns the decisive one
-    /// with the largest gain.
+impl<'a> Trying<'a> {
+    fn new(
+        files: &'a ModelFiles,
+        windows: &'a [Sequence],
+        threads: usize,
+        progress: &'a dyn Fn(usize),
+    ) -> Result<Self> {
+        let config = load_config(files)?;
+        mantissa_eval::check_sequences(&config, windows)?;
+        Ok(Trying {
+            files,
+            windows,
+            threads,
+            progress,
+            entropy: entropy(windows),
+            ends: Ends::load(files, &config)?,
+            layers: Vec::with_capacity(config.num_hidden_layers),
+            base: None,
+            applicable: Vec::new(),
+            trials: Vec::new(),
+            config,
+        })
+    }
+
+    /// Tries every alternative on the whole model; returns the decisive one with the largest gain.
     fn everywhere(&mut self) -> Result<Option<Alternative>> {
+        for whole in self.whole_models()? {
+            let Some(states) = whole.states else { continue };
+            let alternative = whole.entry.alternative;
+            let score = match alternative.of_norms() {
+                Some(by) => self.score(&Ends::load(&self.shifted(by), &self.config)?, &states)?,
+                None => self.score(&self.ends, &states)?,
+            };
+            self.applicable.push(alternative);
+            let trial = self.trial(alternative, "the whole model".to_owned(), whole.tensors, score);
+            self.trials.push(trial);
+        }
+        self.other_bos()?;
+        Ok(self.best())
+    }
+
+    /// Runs the unchanged model and every alternative, all in one pass over the layers.
+    fn whole_models(&mut self) -> Result<Vec<Whole>> {
         let mut states = self.ends.embed(&self.config, self.windows)?;
         let entries = ALTERNATIVES.iter().filter(|entry| entry.alternative != Alternative::OtherBos);
         let mut all: Vec<Whole> = entries.map(|entry| Whole { entry, tensors: 0, states: None }).collect();
@@ -130,19 +153,7 @@ impl Trying<'_> {
             (self.progress)(number + 1);
         }
         self.base = self.score(&self.ends, &states)?;
-        for whole in all {
-            let Some(states) = whole.states else { continue };
-            let alternative = whole.entry.alternative;
-            let score = match alternative.of_norms() {
-                Some(by) => self.score(&Ends::load(&self.shifted(by), &self.config)?, &states)?,
-                None => self.score(&self.ends, &states)?,
-            };
-            self.applicable.push(alternative);
-            let trial = self.trial(alternative, "the whole model".to_owned(), whole.tensors, score);
-            self.trials.push(trial);
-        }
-        self.other_bos()?;
-        Ok(self.best())
+        Ok(all)
     }
 
     fn score(&self, ends: &Ends, states: &States) -> Result<Option<Score>> {

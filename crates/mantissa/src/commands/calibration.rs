@@ -126,14 +126,8 @@ impl CalibrationArgs {
         } else {
             return Ok(None);
         };
-        let apart = apart as usize;
-        if apart > 0 && apart >= windows.len() {
-            let allowed = format!("fewer than the {} calibration samples", windows.len());
-            return Err(BadInput::new("--hold-out", apart.to_string(), allowed).into());
-        }
-        let places: Vec<usize> = (0..apart).map(|i| i * windows.len() / apart).collect();
-        let unseen = places.iter().rev().map(|&place| windows.remove(place)).collect();
-        Ok(Some((CalibrationSet { name, windows }, unseen)))
+        let held_out = hold_out(&mut windows, apart as usize)?;
+        Ok(Some((CalibrationSet { name, windows }, held_out)))
     }
 
     /// Takes `count` samples of all texts together, each text's in its own order; returns them after the
@@ -157,36 +151,7 @@ impl CalibrationArgs {
         let (mut names, mut windows) = (Vec::new(), Vec::new());
         // Each text provides its share of the samples.
         for (i, (text, count)) in self.calibration.iter().zip(shares(&weights, count)).enumerate() {
-            let name = text.path.display().to_string();
-            let chosen = |n: usize| -> Result<Vec<usize>> {
-                if n < count {
-                    let few = format!("{name}: expected {count} calibration samples, got {n}");
-                    context.warn_all(&[few])?;
-                }
-                Ok(evenly(n, count, context.seed, i as u64))
-            };
-            if conversations::is_of_lines(&text.path) {
-                let lines = Lines::count(&text.path, context)?;
-                if lines.count == 0 {
-                    return Err(blank(&name));
-                }
-                let (dir, length) = (source.dir(), options.context);
-                lines.each(&chosen(lines.count)?, context, |number, line| {
-                    windows.push(conversations::tokens(
-                        (number, line),
-                        &name,
-                        dir,
-                        &tokenizer,
-                        length,
-                        context,
-                    )?);
-                    Ok(())
-                })?;
-            } else {
-                let mut all = cut(&text.path, &name, &tokenizer, &options, context)?;
-                let chosen = chosen(all.len())?.into_iter();
-                windows.extend(chosen.map(|at| std::mem::take(&mut all[at].tokens)));
-            }
+            windows.extend(samples(text, (i, count), source, &tokenizer, &options, context)?);
             let name = text.path.file_name().unwrap_or_default().to_string_lossy();
             let several = self.calibration.len() > 1;
             names.push(if several { format!("{name}:{}", text.weight) } else { name.into_owned() });
@@ -209,6 +174,49 @@ impl CalibrationArgs {
             }
         }
     }
+}
+
+/// Removes `count` evenly spaced windows and returns them; at least one must be left.
+fn hold_out(windows: &mut Vec<Vec<u32>>, count: usize) -> Result<Vec<Vec<u32>>> {
+    if count > 0 && count >= windows.len() {
+        let allowed = format!("fewer than the {} calibration samples", windows.len());
+        return Err(BadInput::new("--hold-out", count.to_string(), allowed).into());
+    }
+    let places: Vec<usize> = (0..count).map(|i| i * windows.len() / count).collect();
+    Ok(places.iter().rev().map(|&place| windows.remove(place)).collect())
+}
+
+/// Takes `count` samples of one text, the one with this `index`; fewer, with a warning, if it has fewer.
+fn samples(
+    text: &Text,
+    (index, count): (usize, usize),
+    source: &ModelFiles,
+    tokenizer: &Tokenizer,
+    options: &TextOptions,
+    context: &Context,
+) -> Result<Vec<Vec<u32>>> {
+    let name = text.path.display().to_string();
+    let chosen = |n: usize| -> Result<Vec<usize>> {
+        if n < count {
+            context.warn_all(&[format!("{name}: expected {count} calibration samples, got {n}")])?;
+        }
+        Ok(evenly(n, count, context.seed, index as u64))
+    };
+    if !conversations::is_of_lines(&text.path) {
+        let mut all = cut(&text.path, &name, tokenizer, options, context)?;
+        return Ok(chosen(all.len())?.into_iter().map(|at| std::mem::take(&mut all[at].tokens)).collect());
+    }
+    let lines = Lines::count(&text.path, context)?;
+    if lines.count == 0 {
+        return Err(blank(&name));
+    }
+    let (mut windows, dir) = (Vec::new(), source.dir());
+    lines.each(&chosen(lines.count)?, context, |number, line| {
+        let line = (number, line);
+        windows.push(conversations::tokens(line, &name, dir, tokenizer, options.context, context)?);
+        Ok(())
+    })?;
+    Ok(windows)
 }
 
 /// Tokenizes a text into windows, or into one window per document.

@@ -134,35 +134,34 @@ pub fn tokens(
     length: usize,
     context: &Context,
 ) -> Result<Vec<u32>> {
+    let place = format!("{file}: line {number}");
     let affordable = |bytes: usize, per_byte: u64| {
-        let needs = (bytes as u64).saturating_mul(per_byte);
-        context.require_more_memory(&format!("{file}: line {number}"), needs)
+        context.require_more_memory(&place, (bytes as u64).saturating_mul(per_byte))
     };
     affordable(line.len(), PER_BYTE)?;
     let line: Line = serde_json::from_str(line).map_err(|error| {
         let allowed = "{\"messages\": [{\"role\": …, \"content\": …}, …]} or {\"text\": …}";
-        BadInput::new(format!("{file}: line {number}"), error.to_string(), allowed)
+        BadInput::new(place.clone(), error.to_string(), allowed)
     })?;
-    let mut tokens = match line {
-        Line::Document { text } => {
-            affordable(text.len(), Tokenizer::ENCODING)?;
-            tokenizer.encode(&text, Bos::Auto)?
-        }
-        Line::Conversation { messages } => {
-            let template = render_chat::template(model, tokenizer, "fix: use lines of {\"text\": …}")?;
-            let mut conversation = chat::context(&messages, tokenizer.special_tokens());
-            // The conversation already has its answers.
-            conversation["add_generation_prompt"] = Value::Bool(false);
-            let text = render_chat::render(model, template, &conversation)?;
-            affordable(text.len(), Tokenizer::ENCODING)?;
-            tokenizer.encode(&text, Bos::Never)?
-        }
+    let (text, bos) = match line {
+        Line::Document { text } => (text, Bos::Auto),
+        Line::Conversation { messages } => (conversation(&messages, model, tokenizer)?, Bos::Never),
     };
+    affordable(text.len(), Tokenizer::ENCODING)?;
+    let mut tokens = tokenizer.encode(&text, bos)?;
     tokens.truncate(length);
     if tokens.is_empty() {
-        let allowed = "a text of at least one token; fix: remove the line";
-        return Err(BadInput::new(format!("{file}: line {number}"), "no token", allowed).into());
+        return Err(BadInput::new(place, "no token", "a text of at least one token").into());
     }
     tokens.shrink_to_fit();
     Ok(tokens)
+}
+
+/// Renders a complete conversation with the chat template of `model`.
+fn conversation(messages: &[Message], model: &Path, tokenizer: &Tokenizer) -> Result<String> {
+    let template = render_chat::template(model, tokenizer, "fix: use lines of {\"text\": …}")?;
+    let mut conversation = chat::context(messages, tokenizer.special_tokens());
+    // The conversation already has its answers.
+    conversation["add_generation_prompt"] = Value::Bool(false);
+    render_chat::render(model, template, &conversation)
 }

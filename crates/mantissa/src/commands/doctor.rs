@@ -4,11 +4,14 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_advise::doctor::{Diagnosis, Gain, Verdict, Whole, against, bytes_against, examine, steps};
+use mantissa_advise::doctor::{
+    Diagnosis, Fault, Gain, Verdict, Whole, against, bytes_against, examine, steps,
+};
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
 use mantissa_quant::model_config;
 use mantissa_store::Paths;
+use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::model::{self, ModelPath, Use};
@@ -79,12 +82,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let progress = context.progress(total as u64, Unit::Items("steps"));
     let told = |done: usize| progress.set(done as u64);
     let diagnosis = match &args.reference {
-        Some(path) => {
-            let reference = model::open_quietly(path)?;
-            let needs = bytes_against(&files, &reference, context.threads)?;
-            context.require_memory("doctor", model::BASE.saturating_add(needs))?;
-            against(&files, &reference, &given.unwrap_or_default(), context.threads, &told)?
-        }
+        Some(path) => compare(&files, path, &given.unwrap_or_default(), context, &told)?,
         None => {
             let sequences = match given {
                 Some(sequences) => sequences,
@@ -108,14 +106,23 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     if let Some(why) = diagnosis.undecided {
         context.warn_all(&[format!("undecided: {why}")])?;
     }
-    match &diagnosis.fault {
-        None => Ok(()),
-        Some(fault) => {
-            let repaired = fault.alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
-            Err(GateFailed::new(format!("{}: {}{repaired}; fix: {}", fault.tensor, fault.cause, fault.fix))
-                .into())
-        }
-    }
+    let Some(Fault { tensor, alternative, cause, fix, .. }) = &diagnosis.fault else { return Ok(()) };
+    let repaired = alternative.map_or(String::new(), |name| format!(" (repaired by: {name})"));
+    Err(GateFailed::new(format!("{tensor}: {cause}{repaired}; fix: {fix}")).into())
+}
+
+/// Compares the model with its source at `path`.
+fn compare(
+    files: &ModelFiles,
+    path: &Path,
+    sequences: &[Sequence],
+    context: &Context,
+    progress: &dyn Fn(usize),
+) -> Result<Diagnosis> {
+    let reference = model::open_quietly(path)?;
+    let needs = bytes_against(files, &reference, context.threads)?;
+    context.require_memory("doctor", model::BASE.saturating_add(needs))?;
+    Ok(against(files, &reference, sequences, context.threads, progress)?)
 }
 
 /// Tokenizes the built-in texts with the model's tokenizer.
@@ -167,6 +174,11 @@ fn human(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
             "end to end: KL {kl:.4} nats/token to the source, {expected:.4} expected from rounding"
         )?;
     }
+    verdict(out, found)
+}
+
+/// Prints the conclusion.
+fn verdict(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
     match (&found.fault, found.undecided) {
         (None, Some(_)) => writeln!(out, "undecided"),
         (None, None) if found.whole.is_some() => {

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_eval::{Evaluation, Sequence};
+use mantissa_eval::{Comparison, Evaluation, Sequence};
 use mantissa_model::{AttentionOperands, Decoder, KvPolicy};
 use mantissa_num::Accumulator;
 use mantissa_store::{
@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::calibration::CalibrationArgs;
-use super::model::{self, ModelPath, Use};
+use super::model::{self, Model, ModelPath, Use};
 use super::text::{TextArgs, bound};
 use crate::app::Context;
 use crate::error::{BadInput, GateFailed};
@@ -123,45 +123,13 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let sequences = args.text.sequences(&args.model, false, context)?;
     let sequences = sequences.ok_or_else(|| BadInput::new("eval", "neither", "--text or --tokens"))?;
-    let mut used = Use::evaluation(&sequences, context.threads);
-    used.kv = args.kv.as_ref();
-    used.calibration = Some(&args.calibration);
-    used.cached = args.prefill.is_some();
-    if args.logits.is_some() {
-        // Logits to write are held for a whole window, as numbers and as bytes.
-        used.logits = used.longest.saturating_mul(2);
-    }
-    let (mut model, reference) = match &args.reference {
-        None => {
-            let [model] = model::load_all([&*args.model], used, context)?;
-            (model, None)
-        }
-        Some(path) => {
-            let [model, reference] = model::load_all([&*args.model, &**path], used, context)?;
-            (model, Some(reference))
-        }
-    };
+    let (mut model, reference) = load(args, &sequences, context)?;
     simulate(args, &mut model.decoder)?;
     if let Some(path) = &args.logits {
         write_logits(&context.output(path)?, &model.decoder, &sequences)?;
     }
-    let total = sequences.iter().map(|s| s.tokens.len() as u64).sum();
-    let progress = context.progress(total, Unit::Items("tokens"));
     let start = std::time::Instant::now();
-    let compared = reference.as_ref().map(|r| &r.decoder);
-    let told = |done| {
-        progress.set(done);
-        ControlFlow::Continue(())
-    };
-    let (decoder, threads) = (&model.decoder, context.threads);
-    let result = match args.prefill {
-        None => mantissa_eval::evaluate_while(decoder, compared, &sequences, threads, &told),
-        Some(prefill) => {
-            let prefill = prefill as usize;
-            mantissa_eval::evaluate_decoding(decoder, compared, &sequences, threads, prefill, &told)
-        }
-    }?;
-    progress.finish();
+    let result = evaluate(args, &model, reference.as_ref(), &sequences, context)?;
     if let Some(path) = &args.per_window {
         write_file_atomic(&context.output(path)?, format!("{:#}\n", per_window(&result)).as_bytes())?;
     }
@@ -184,6 +152,50 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     context.report(&report, |out| human(out, &report))?;
     gates(args, &result)
+}
+
+/// Loads the model and, if given, the reference.
+fn load(args: &Args, sequences: &[Sequence], context: &Context) -> Result<(Model, Option<Model>)> {
+    let mut used = Use::evaluation(sequences, context.threads);
+    used.kv = args.kv.as_ref();
+    used.calibration = Some(&args.calibration);
+    used.cached = args.prefill.is_some();
+    if args.logits.is_some() {
+        // Logits to write are held for a whole window, as numbers and as bytes.
+        used.logits = used.longest.saturating_mul(2);
+    }
+    let Some(path) = &args.reference else {
+        let [model] = model::load_all([&*args.model], used, context)?;
+        return Ok((model, None));
+    };
+    let [model, reference] = model::load_all([&*args.model, &**path], used, context)?;
+    Ok((model, Some(reference)))
+}
+
+/// Runs the evaluation with a progress display.
+fn evaluate(
+    args: &Args,
+    model: &Model,
+    reference: Option<&Model>,
+    sequences: &[Sequence],
+    context: &Context,
+) -> Result<Evaluation> {
+    let total = sequences.iter().map(|s| s.tokens.len() as u64).sum();
+    let progress = context.progress(total, Unit::Items("tokens"));
+    let told = |done| {
+        progress.set(done);
+        ControlFlow::Continue(())
+    };
+    let (decoder, compared, threads) = (&model.decoder, reference.map(|r| &r.decoder), context.threads);
+    let result = match args.prefill {
+        None => mantissa_eval::evaluate_while(decoder, compared, sequences, threads, &told),
+        Some(prefill) => {
+            let prefill = prefill as usize;
+            mantissa_eval::evaluate_decoding(decoder, compared, sequences, threads, prefill, &told)
+        }
+    }?;
+    progress.finish();
+    Ok(result)
 }
 
 /// Sets the simulated arithmetic.
@@ -216,20 +228,22 @@ fn human(out: &mut dyn Write, r: &Report<'_>) -> io::Result<()> {
     if let Some(accumulator) = &r.accumulator {
         writeln!(out, "accumulator {accumulator}")?;
     }
-    if let Some(c) = r.comparison {
-        writeln!(
-            out,
-            "KL          {:.6} ± {:.6} nats  (median {:.6}, p99 {:.4}, max {:.3})",
-            c.kl, c.kl_se, c.kl_median, c.kl_p99, c.kl_max
-        )?;
-        writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * c.top1, 100.0 * c.top1_se)?;
-        writeln!(
-            out,
-            "ΔNLL        {:+.6} ± {:.6} nats  (reference {:.6})",
-            c.delta_nll, c.delta_nll_se, c.reference_nll
-        )?;
-    }
-    writeln!(out, "{:.0} tokens/s", r.tokens as f64 / r.seconds)
+    r.comparison.iter().try_for_each(|c| human_comparison(out, c))?;
+    writeln!(out, "{:.0} tok/s", r.tokens as f64 / r.seconds)
+}
+
+fn human_comparison(out: &mut dyn Write, c: &Comparison) -> io::Result<()> {
+    writeln!(
+        out,
+        "KL          {:.6} ± {:.6} nats/token  (median {:.6}, p99 {:.4}, max {:.3})",
+        c.kl, c.kl_se, c.kl_median, c.kl_p99, c.kl_max
+    )?;
+    writeln!(out, "top-1       {:.2} ± {:.2} %", 100.0 * c.top1, 100.0 * c.top1_se)?;
+    writeln!(
+        out,
+        "Δ loss      {:+.6} ± {:.6} nats/token  (reference {:.6})",
+        c.delta_nll, c.delta_nll_se, c.reference_nll
+    )
 }
 
 fn per_window(result: &Evaluation) -> Value {

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use mantissa_model::{
-    Bos, GenerateOptions, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat, generate,
+    Bos, Decoder, GenerateOptions, Generated, KvPolicy, Message, Sampling, StopReason, Tokenizer, chat,
+    generate,
 };
 use mantissa_store::Paths;
 use serde::Serialize;
@@ -101,38 +102,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     let files = model::open(&args.model, context)?;
     let tokenizer = load_tokenizer(&files, context)?;
     let rendered = if args.chat { Some(rendered(args, &tokenizer)?) } else { None };
-    let text = rendered.as_ref().unwrap_or(&args.prompt);
-    let needs = (text.len() as u64).saturating_mul(Tokenizer::ENCODING);
-    context.require_more_memory("run: tokens of the prompt", needs)?;
-    let prompt = match &rendered {
-        // The template writes the special tokens itself.
-        Some(text) => tokenizer.encode(text, Bos::Never)?,
-        None => tokenizer.encode(&args.prompt, args.bos.into())?,
-    };
-    let longest = prompt.len().saturating_add(args.n);
+    let prompt = encode(args, rendered.as_deref(), &tokenizer, context)?;
     let limit = model::context_length(&files)?;
-    // New tokens are limited to the rest of the context.
-    let options = GenerateOptions {
-        max_new_tokens: args.n.min(limit.saturating_sub(prompt.len()).max(1)),
-        sampling: Sampling {
-            temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: args.top_p,
-            seed: context.seed,
-        },
-        ..GenerateOptions::default()
-    };
-    if longest > limit {
-        context.warn(&format!(
-            "the model's context of {limit} tokens leaves room for {} new tokens",
-            options.max_new_tokens
-        ));
-    }
-    let longest = longest.min(limit);
-    let pass = prompt.len().min(mantissa_model::PREFILL);
+    let options = options(args, prompt.len(), limit, context);
     let used = Use {
-        pass,
-        longest,
+        pass: prompt.len().min(mantissa_model::PREFILL),
+        longest: prompt.len().saturating_add(args.n).min(limit),
         threads: 1,
         cached: true,
         logits: 1,
@@ -141,25 +116,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
     };
     let [model] = model::load_all([&*args.model], used, context)?;
     let start = Instant::now();
-    let mut stream = tokenizer.stream();
-    stream.skip(&prompt)?;
-    let mut text = String::new();
-    let mut failed = None;
-    let streaming = context.prints_text();
-    let generated = generate(&model.decoder, &prompt, &options, |token| {
-        let piece = stream.push(token);
-        match piece.map_err(anyhow::Error::from).and_then(|piece| emit(&mut text, &piece, streaming)) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
-            }
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    emit(&mut text, &stream.finish()?, streaming)?;
+    let (text, generated) = stream(&model.decoder, &tokenizer, &prompt, &options, context)?;
     let report = Report {
         model: args.model.named(),
         prompt: &args.prompt,
@@ -177,6 +134,58 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         context.note(&format!("KV cache {kv}: {} bytes per token", report.kv_bytes_per_token));
     }
     Ok(())
+}
+
+/// Tokenizes the prompt, or the conversation rendered from it.
+fn encode(args: &Args, rendered: Option<&str>, tokenizer: &Tokenizer, context: &Context) -> Result<Vec<u32>> {
+    let text = rendered.unwrap_or(&args.prompt);
+    let needs = (text.len() as u64).saturating_mul(Tokenizer::ENCODING);
+    context.require_more_memory("run: tokens of the prompt", needs)?;
+    // A chat template writes the special tokens itself.
+    let bos = if rendered.is_some() { Bos::Never } else { args.bos.into() };
+    Ok(tokenizer.encode(text, bos)?)
+}
+
+/// Makes the options of the generation; warns if the model's context cuts the number of new tokens.
+fn options(args: &Args, prompt: usize, limit: usize, context: &Context) -> GenerateOptions {
+    let sampling =
+        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: context.seed };
+    let max_new_tokens = args.n.min(limit.saturating_sub(prompt).max(1));
+    if prompt.saturating_add(args.n) > limit {
+        context.warn(&format!(
+            "the model's context of {limit} tokens leaves room for {max_new_tokens} new tokens"
+        ));
+    }
+    GenerateOptions { max_new_tokens, sampling, ..GenerateOptions::default() }
+}
+
+/// Generates text and prints it piece by piece, unless the JSON report takes standard output.
+fn stream(
+    decoder: &Decoder,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    context: &Context,
+) -> Result<(String, Generated)> {
+    let mut stream = tokenizer.stream();
+    stream.skip(prompt)?;
+    let (mut text, mut failed) = (String::new(), None);
+    let streaming = context.prints_text();
+    let generated = generate(decoder, prompt, options, |token| {
+        let piece = stream.push(token);
+        match piece.map_err(anyhow::Error::from).and_then(|piece| emit(&mut text, &piece, streaming)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    emit(&mut text, &stream.finish()?, streaming)?;
+    Ok((text, generated))
 }
 
 /// Renders the conversation of the arguments with the model's chat template.

@@ -65,6 +65,6 @@ mod tests {
         assert_eq!(steps("{\"step\":1}\n{\"step\":2}\n{\"st").unwrap(), [1, 2]);
         assert_eq!(steps("").unwrap(), [0; 0]);
         let error = steps("{\"step\":1}\n{\"st\n{\"step\":2}\n").unwrap_err();
-        assert!(error.contains("log.jsonl: line 2: found"), "{error}");
+        assert!(error.contains("log.jsonl: line 2: expected"), "{error}");
     }
 }

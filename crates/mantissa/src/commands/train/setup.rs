@@ -60,18 +60,9 @@ impl Setup {
             return Err(mantissa_model::LoadError::Context { needed, allowed }.into());
         }
         let tokenizer_dir = base.join(&settings.model.tokenizer);
-        let what = format!("{}: tokenizer", tokenizer_dir.display());
-        context.require_more_memory(&what, Tokenizer::bytes_to_load(&tokenizer_dir))?;
-        let tokenizer = Tokenizer::load(&tokenizer_dir)?;
-        let init = settings.model.init.as_ref().map(|dir| ModelFiles::open(&base.join(dir))).transpose()?;
-        if let Some(init) = &init {
-            // The history goes into the trained model's manifest, which is written last; a bad one must fail
-            // now.
-            Manifest::history(init.dir())?;
-        }
-        for file in &settings.data.files {
-            require_file(&base.join(file))?;
-        }
+        let tokenizer = tokenizer(&tokenizer_dir, context)?;
+        let init = settings.model.init.as_ref().map(|dir| initial(&base.join(dir))).transpose()?;
+        settings.data.files.iter().try_for_each(|file| require_file(&base.join(file)))?;
         // Settings were validated, so neither default is used.
         let policy = settings.policy().unwrap_or_default();
         let options = Options {
@@ -80,16 +71,8 @@ impl Setup {
             threads: context.threads,
             policy: policy.clone(),
         };
-        let mut memory = Plan::new(&config, &options).entries;
         let table = ParamTable::new(&config);
-        let state = match settings.optimizer_options() {
-            OptimizerOptions::AdamW(options) => AdamW::bytes(&table, &policy, options.moments),
-            OptimizerOptions::Sgd(options) => Sgd::bytes(&table, &policy, options.momentum),
-        };
-        memory.push(("optimizer state", state));
-        memory.push(("buffers", BUFFERS + PACKING * context.threads as u64));
-        // Measured now that the tokenizer is loaded.
-        memory.push(("program and tokenizer", anonymous_memory().unwrap_or(0)));
+        let memory = memory(&config, &options, &table, settings);
         let decays = settings.decay_groups().select(&table).map_err(|error| {
             let found = error.to_string();
             BadInput::new(format!("{file}: optimizer.{}", error.key), found, DecayGroups::ALLOWED)
@@ -150,6 +133,40 @@ impl Setup {
         };
         Ok(Trainer::new(model, optimizer, batches, options)?)
     }
+}
+
+/// Predicts the memory of a run by purpose.
+fn memory(
+    config: &ModelConfig,
+    options: &Options,
+    table: &ParamTable,
+    settings: &RunConfig,
+) -> Vec<(&'static str, u64)> {
+    let mut memory = Plan::new(config, options).entries;
+    let state = match settings.optimizer_options() {
+        OptimizerOptions::AdamW(adamw) => AdamW::bytes(table, &options.policy, adamw.moments),
+        OptimizerOptions::Sgd(sgd) => Sgd::bytes(table, &options.policy, sgd.momentum),
+    };
+    memory.push(("optimizer state", state));
+    memory.push(("buffers", BUFFERS + PACKING * options.threads as u64));
+    // Measured now that the tokenizer is loaded.
+    memory.push(("program and tokenizer", anonymous_memory().unwrap_or(0)));
+    memory
+}
+
+/// Loads the tokenizer in `dir`, if memory holds it.
+fn tokenizer(dir: &Path, context: &Context) -> Result<Tokenizer> {
+    let what = format!("{}: tokenizer", dir.display());
+    context.require_more_memory(&what, Tokenizer::bytes_to_load(dir))?;
+    Ok(Tokenizer::load(dir)?)
+}
+
+/// Opens the initial model in `dir`.
+fn initial(dir: &Path) -> Result<ModelFiles> {
+    let files = ModelFiles::open(dir)?;
+    // The history goes into the trained model's manifest, which is written last; a bad one must fail now.
+    Manifest::history(files.dir())?;
+    Ok(files)
 }
 
 /// Refuses a data file that is missing or cannot be opened.
