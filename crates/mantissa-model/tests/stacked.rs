@@ -6,7 +6,7 @@ use std::path::Path;
 use mantissa_model::{Batch, Buffers, Decoder, LinearKind, ModelConfig, StoredAs};
 use mantissa_num::pack::transpose;
 use mantissa_num::{Given, Quantized, Scheme, quantize};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles, gpt_oss, native};
+use mantissa_store::convention::{Beside, LinearPlan, ModelFiles, gpt_oss, native};
 use mantissa_store::{Dtype, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
 
@@ -101,8 +101,8 @@ fn stacked_experts_compute_what_their_values_do() {
             input_scale: None,
             outliers: 0,
         };
-        let bytes = Container::Native.tensors(&plan, &q).unwrap();
-        let specs = Container::Native.specs(&plan).unwrap();
+        let bytes = native::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
+        let specs = native::CONTAINER.specs(&plan).unwrap();
         tensors.extend(specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)));
         metadata.push(native::metadata(&plan));
     }

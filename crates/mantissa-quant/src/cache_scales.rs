@@ -37,7 +37,7 @@ pub(crate) fn planned(
 ) -> Result<Vec<TensorSpec>> {
     let fault = |why: String| model_not_storable(container, why);
     if let Some(policy) = &recipe.kv_levels {
-        if container != Container::Native {
+        if !container.facts().kv_levels {
             return Err(fault(format!(
                 "kv-{policy}: levels have a place in the native container alone: --format native"
             )));

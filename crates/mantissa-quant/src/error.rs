@@ -392,7 +392,7 @@ mod tests {
                 whole: whole.iter().map(|why| (*why).to_owned()).collect(),
                 layers: (0..layers).map(|i| format!("layer {i}: why")).collect(),
             };
-            QuantError::not_lossless(Container::Gptq, 35, &refused).to_string()
+            QuantError::not_lossless(mantissa_store::convention::gptq::CONTAINER, 35, &refused).to_string()
         };
         assert!(
             error(&[], 2)

@@ -7,7 +7,7 @@ use mantissa_num::codec::Codec;
 use mantissa_num::format::Affine;
 use mantissa_num::{Code, CodecId, Format, Quantized, Scheme, TensorError};
 use mantissa_store::Error;
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles};
+use mantissa_store::convention::{Beside, LinearPlan, ModelFiles};
 
 use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
@@ -101,9 +101,9 @@ impl<'a> Layers<'a> {
         let plan = LinearPlan { input_scale, ..self.plan.linear_plan(info, scheme) };
         let container = self.plan.container;
         let tensors = match (&solved.g_idx, &solved.outliers) {
-            (Some(g_idx), _) => container.tensors_by_group(&plan, &solved.quantized, g_idx),
-            (None, Some(extra)) => container.tensors_with_outliers(&plan, &solved.quantized, extra),
-            (None, None) => container.tensors(&plan, &solved.quantized),
+            (Some(g_idx), _) => container.tensors(&plan, &solved.quantized, Beside::Groups(g_idx)),
+            (None, Some(extra)) => container.tensors(&plan, &solved.quantized, Beside::Outliers(extra)),
+            (None, None) => container.tensors(&plan, &solved.quantized, Beside::Nothing),
         };
         let tensors = tensors.map_err(|e| {
             Error::field(
@@ -161,7 +161,7 @@ impl<'a> Layers<'a> {
                 let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
                 sequential.quantize(info, scheme, &w, outer, tick)
             }
-            _ if self.plan.container == Container::Exl2 => {
+            _ if self.plan.container.facts().square_scales => {
                 round_to_nearest(self.plan, self.source, info, scheme, &w, outer)
             }
             _ if self.plan.blocks_of_ternary(scheme).is_some() => self.ternary(info, scheme, &w),
@@ -358,7 +358,7 @@ pub(crate) fn round_to_nearest(
     w: &DenseTensor<'_>,
     outer: Option<f32>,
 ) -> Result<Solved> {
-    if plan.container == Container::Exl2 {
+    if plan.container.facts().square_scales {
         let mut scratch = Scratch::default();
         let w = whole(source, info, w, &mut scratch)?;
         let quantized = exl2::quantize(scheme, w, info.rows, info.cols);

@@ -10,7 +10,6 @@ mod solving;
 use mantissa_methods::method::{Extent, Fisher, Phase, Work};
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
-use mantissa_store::convention::Container;
 use mantissa_train::LayerTrainer;
 
 use solving::Solving;
@@ -235,7 +234,7 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
         buffers.push(("values, quotients and what they decode to", 12 * (info.rows * info.cols) as u64));
     }
     let searched = plan.conversion.is_none() && matches!(plan.recipe.method.work(), Work::Weight(_));
-    let whole = !rtn::in_panels(scheme) || plan.container == Container::Exl2 || searched;
+    let whole = !rtn::in_panels(scheme) || plan.container.facts().square_scales || searched;
     if whole && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
@@ -248,10 +247,7 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
 
 /// What the containers take that store a weight as its transpose: codes and words in both orders.
 fn turned(plan: &Plan, sizes: &Sizes) -> u64 {
-    match plan.container {
-        Container::Gptq | Container::Awq | Container::Modelopt => 2 * sizes.codes + sizes.stored,
-        _ => 0,
-    }
+    if plan.container.facts().transposed { 2 * sizes.codes + sizes.stored } else { 0 }
 }
 
 fn embedding_windows(plan: &Plan, set: &CalibrationSet) -> Stage {

@@ -11,7 +11,7 @@ use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LoadError, ModelConfig, Products, StoredAs};
 use mantissa_num::codec::Codec;
 use mantissa_num::{Blocks, Rounding, Scheme};
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles, native};
+use mantissa_store::convention::{Container, Experts, LinearPlan, ModelFiles, Support, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
@@ -99,7 +99,7 @@ fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> b
     let searched = |linear: &PlannedLinear| {
         linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
     };
-    recipe.rounds_to_nearest() && container == Container::Gguf && linears.iter().any(searched)
+    recipe.rounds_to_nearest() && container.facts().importance && linears.iter().any(searched)
 }
 
 /// Everything that a run will do.
@@ -152,7 +152,7 @@ impl Plan {
             .decoder_linears()
             .map(|info| planned(source, &recipe, &config, container, &options, info))
             .collect::<Result<_>>()?;
-        if container == Container::Mxfp4 {
+        if container.facts().experts == Experts::Stacked {
             stacks::require(&config)?;
             stacks::keep_others(&mut linears)?;
         }
@@ -160,7 +160,7 @@ impl Plan {
             return Err(QuantError::NothingToDo { recipe: recipe.name });
         }
         let fallbacks =
-            if container == Container::Gguf { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
+            if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
         let quantized = output_of_linears(&recipe, container, &linears, recipe.method.follows_order())?;
         let asked = calibration::Asked {
             source,
@@ -176,16 +176,15 @@ impl Plan {
         let mut notes = notes(source, &recipe, container, &config, &copied);
         notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
         notes.extend(calibrating);
-        if container == Container::CompressedTensors && recipe.method.follows_order() {
-            notes.push(
-                "compressed-tensors reads weight_g_idx up to version 0.19; 0.20 refuses the model: --format gptq, or groups = \"static\""
-                    .to_owned(),
-            );
+        if let Support::OnRequest(note) = container.facts().group_order
+            && recipe.method.follows_order()
+        {
+            notes.push(note.to_owned());
         }
         let fallbacks = fallbacks.into_iter().collect();
-        let gguf = match container {
-            Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
-            _ => None,
+        let gguf = match container.facts().one_file {
+            true => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
+            false => None,
         };
         let specs = match &gguf {
             Some(layout) => {
@@ -297,7 +296,7 @@ impl Plan {
     /// Bits of all tensors of a layer in the container.
     pub(crate) fn stored_bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
         // Blocks are all that there is in GGUF, whatever tensor they are part of.
-        if self.container == Container::Gguf {
+        if self.container.facts().one_file {
             return self.bits(info, scheme);
         }
         let specs = self.container.specs(&self.linear_plan(info, scheme));
@@ -402,7 +401,7 @@ pub(crate) fn output_of_linears(
         let Some(scheme) = scheme else { continue };
         match container.specs(&layer_plan(recipe, info, scheme, by_group)) {
             // A graph names the weights of a model as its dense checkpoint does.
-            Ok(_) if container == Container::Onnx && stacks::stack_of(info).is_some() => {
+            Ok(_) if container.facts().experts == Experts::AsInSource && stacks::stack_of(info).is_some() => {
                 faults
                     .push(format!("{}: the source stores its experts stacked, as ONNX cannot", info.module));
             }
@@ -411,7 +410,7 @@ pub(crate) fn output_of_linears(
         }
     }
     match faults.is_empty() {
-        true if container == Container::Mxfp4 => Ok(stacks::specs(linears)),
+        true if container.facts().experts == Experts::Stacked => Ok(stacks::specs(linears)),
         true => Ok(specs),
         false => Err(not_storable(container, linears.len(), faults)),
     }
@@ -433,7 +432,7 @@ fn layer_plan<'a>(
 /// Whether the output holds scales of inputs that calibration finds.
 fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     let plan = LinearPlan::new("", &recipe.weights, recipe.activations.as_ref(), (1, 1));
-    container.holds_input_scales() && plan.stores_input_scale()
+    container.facts().input_scales && plan.stores_input_scale()
 }
 
 /// Layers that the container cannot hold.
@@ -473,7 +472,7 @@ fn notes(
     let unknown: Vec<_> =
         copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
     if let Some(first) = unknown.first() {
-        let fate = if container == Container::Gguf { "left out" } else { "copied" };
+        let fate = if container.facts().one_file { "left out" } else { "copied" };
         notes.push(format!(
             "{} tensors that the architecture does not use are {fate}, the first is {first}",
             unknown.len()
@@ -481,7 +480,7 @@ fn notes(
     }
     notes.extend(of_other_orders(config, container));
     let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
-    if container == Container::Gguf {
+    if container.facts().one_file {
         modules.extend([EMBEDDING, HEAD].map(str::to_owned));
     }
     for rule in &recipe.layers {
@@ -498,14 +497,14 @@ pub(crate) const EXPERTS_APART: &str = "experts that the source stores stacked a
 /// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
 fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
     // GGUF has one order for all models; the other has that of the source.
-    if [Container::Gguf, Container::Mxfp4].contains(&container) {
+    let facts = container.facts();
+    if matches!(facts.experts, Experts::OwnNames | Experts::Stacked) {
         return None;
     }
     let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
-    let known = [Container::Gptq, Container::Native].contains(&container);
     match first.stored {
         StoredAs::Stacked(_) => Some(EXPERTS_APART.to_owned()),
-        _ if known => None,
+        _ if facts.conv1d => None,
         _ => Some(format!(
             "the source stores its layers as Conv1D, [in, out]: mantissa reads them in {}, other readers only with --format gptq",
             container.name()

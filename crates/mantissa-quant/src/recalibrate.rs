@@ -10,7 +10,7 @@ use std::path::Path;
 use mantissa_model::{KvPolicy, LinearInput, LinearKind, ModelConfig, check_kv_levels};
 use mantissa_num::minifloat::{self, MiniFloat, Overflow};
 use mantissa_num::{Rounding, Scheme, Source};
-use mantissa_store::convention::{Container, ModelFiles, levels, native};
+use mantissa_store::convention::{ModelFiles, levels, native};
 use mantissa_store::{
     Committed, Dtype, Error, FileDigest, INDEX_NAME, Manifest, Output, SafeTensors, SafetensorsWriter,
     Staging, TensorSpec, json, refuse_overlap,
@@ -278,7 +278,7 @@ fn levels_to_find(
             "--kv of run and eval takes others",
         );
     }
-    if source.convention_name() != Container::Native.name() {
+    if source.convention_name() != native::NAME {
         let hint = "convert --format native";
         return refuse(format!("levels in {}", source.convention_name()), "the native container", hint);
     }

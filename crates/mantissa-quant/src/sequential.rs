@@ -26,7 +26,7 @@ use mantissa_model::{InputQuantizer, LinearInfo, LinearInput, LinearKind};
 use mantissa_num::minifloat::F16;
 use mantissa_num::stored::Map;
 use mantissa_num::{Scheme, TensorError};
-use mantissa_store::convention::{Container, ModelFiles, Weight};
+use mantissa_store::convention::{ModelFiles, Weight};
 
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::{QuantError, Result};
@@ -197,7 +197,7 @@ impl<'a> Sequential<'a> {
             target: target.unwrap_or(w),
             outer,
             outputs: self.outputs.as_ref().and_then(|all| all.get(&info.module)),
-            scales: (self.plan.container == Container::Exl2).then_some(&given),
+            scales: self.plan.container.facts().square_scales.then_some(&given),
             place: (info.layer, place.unwrap_or(0)),
             threads,
         };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mantissa_store::convention::{gptq, modelopt};
+use mantissa_store::convention::side_files;
 use mantissa_store::{Error, Staging};
 
 use crate::error::Result;
@@ -24,9 +24,9 @@ pub(crate) fn copy_sidecars(from: &Path, staging: &mut Staging) -> Result<()> {
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
         let ours = name.ends_with(".index.json")
             || name.starts_with("mantissa-")
-            || ["config.json", gptq::FILE_NAME, modelopt::FILE_NAME, QUALITY_NAME].contains(&name)
-            // AutoRound and EXL3 describe their own weights there.
-            || name == "quantization_config.json";
+            || ["config.json", QUALITY_NAME].contains(&name)
+            // They describe how the source's weights are stored, not the output's.
+            || side_files().any(|file| file == name);
         let small = std::fs::metadata(&path).is_ok_and(|m| m.is_file() && m.len() <= MAX_SIDECAR);
         if ours || !small || name.starts_with('.') || WEIGHTS.contains(&extension) {
             continue;

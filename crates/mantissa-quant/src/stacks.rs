@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
 use mantissa_store::TensorSpec;
-use mantissa_store::convention::{Container, Stack, gpt_oss};
+use mantissa_store::convention::{Stack, gpt_oss};
 
 use crate::error::Result;
 use crate::plan::{PlannedLinear, model_not_storable};
@@ -23,7 +23,7 @@ pub(crate) fn require(config: &ModelConfig) -> Result<()> {
         return Ok(());
     }
     let why = "it holds experts stacked as in gpt-oss, and the model has none: --format compressed-tensors";
-    Err(model_not_storable(Container::Mxfp4, why))
+    Err(model_not_storable(gpt_oss::CONTAINER, why))
 }
 
 /// Leaves all but stacked experts as they are, of which a tensor has all or none.
@@ -43,7 +43,7 @@ pub(crate) fn require_whole(linears: &[PlannedLinear]) -> Result<()> {
     match tensors(true).intersection(&tensors(false)).next() {
         Some(tensor) => {
             let why = format!("{tensor}: some of its experts are quantized and others not");
-            Err(model_not_storable(Container::Mxfp4, why))
+            Err(model_not_storable(gpt_oss::CONTAINER, why))
         }
         None => Ok(()),
     }

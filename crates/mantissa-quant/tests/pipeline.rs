@@ -12,7 +12,7 @@ use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::verify::verify;
 use mantissa_quant::{Options, Outcome, Plan, Quality, QuantError, Recipe, Start, run};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{Container, ModelFiles, Weight};
+use mantissa_store::convention::{ModelFiles, Weight, awq, compressed_tensors, gptq, native};
 use tempfile::TempDir;
 
 fn options(threads: usize) -> Options {
@@ -247,7 +247,7 @@ fn integers_in_groups_have_the_same_codes_in_every_container() {
     let source = model(temp.path(), Dtype::F16, 13);
     for recipe in ["rtn-int4-g32", "rtn-int4-g32-asym", "rtn-int4-channel"] {
         let mut codes = Vec::new();
-        for container in [Container::CompressedTensors, Container::Gptq, Container::Awq] {
+        for container in [compressed_tensors::CONTAINER, gptq::CONTAINER, awq::CONTAINER] {
             let out = temp.path().join(format!("{recipe}-{}", container.name()));
             quantize(&source, recipe, &out, Options { container: Some(container), ..options(2) }).unwrap();
             let found = verify(&out, Some(&source), 2).unwrap();
@@ -323,7 +323,7 @@ fn a_recipe_file_mixes_schemes_and_keeps_layers() {
     std::fs::write(&path, text).unwrap();
     let recipe = path.display().to_string();
     let source = model(temp.path(), Dtype::BF16, 5);
-    for container in [Container::CompressedTensors, Container::Native, Container::Gptq] {
+    for container in [compressed_tensors::CONTAINER, native::CONTAINER, gptq::CONTAINER] {
         let out = temp.path().join(container.name());
         let with = Options { container: Some(container), max_shard_bytes: 60_000, ..options(2) };
         let outcome = quantize(&source, &recipe, &out, with).unwrap();
@@ -387,10 +387,10 @@ fn what_cannot_be_stored_is_refused_before_anything_is_written() {
         matches!(error, QuantError::NotStorable { .. }) && text.contains("q_proj") && text.contains("24"),
         "{text}"
     );
-    assert!(attempt("rtn-nf4", Some(Container::CompressedTensors)).to_string().contains("code books"));
+    assert!(attempt("rtn-nf4", Some(compressed_tensors::CONTAINER)).to_string().contains("code books"));
     assert!(!out.exists());
     // Our own container takes the ragged group.
-    let native = Options { container: Some(Container::Native), ..options(1) };
+    let native = Options { container: Some(native::CONTAINER), ..options(1) };
     quantize(&source, "rtn-int4-g24", &out, native).unwrap();
     assert!(verify(&out, Some(&source), 2).unwrap().ok);
     // And a quantized model is no source.

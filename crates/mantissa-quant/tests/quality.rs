@@ -16,7 +16,7 @@ use mantissa_quant::{
     Evaluation, Options, Outcome, Plan, QUALITY_NAME, Quality, QuantError, Recipe, Start, TokenSet,
     quality_path, run,
 };
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::{ModelFiles, gguf};
 use mantissa_store::{Dtype, FileDigest, MANIFEST_NAME, Manifest, manifest_path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -352,7 +352,7 @@ fn a_gguf_file_has_its_own_beside_it() {
     let recipe = temp.path().join("r.toml");
     let text = "weights = \"q8_0\"\n[[layers]]\nmodules = [\"*.down_proj\"]\nweights = \"nvfp4\"\n";
     fs::write(&recipe, text).unwrap();
-    let gguf = Options { threads: 2, container: Some(Container::Gguf), ..Options::default() };
+    let gguf = Options { threads: 2, container: Some(gguf::CONTAINER), ..Options::default() };
     let outcome = quantize(&source, recipe.to_str().unwrap(), &out, gguf);
     let q = Quality::read(&out).unwrap().unwrap();
     assert_eq!(q, outcome.quality);

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::{calibration, files, model, names_in};
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::{ModelFiles, native};
 use mantissa_store::failpoint::{Failing, Operation, failing};
 use mantissa_store::{Dtype, ErrorClass, JOURNAL_NAME, MANIFEST_NAME};
 use rustix::io::Errno;
@@ -102,7 +102,7 @@ fn calibrated_layers_are_gone_on_with_to_the_same_bytes() {
         ("gptq-int4-g32-asym", None),
         ("gptq-nvfp4", None),
         ("gptaq-int4-g32", None),
-        ("gptq-int3-g16", Some(Container::Native)),
+        ("gptq-int3-g16", Some(native::CONTAINER)),
         ("gptq-int3-g16+kv-nuq3-10%,pre-rope", None),
         (ordered.to_str().unwrap(), None),
         ("spqr-int3-g16", None),

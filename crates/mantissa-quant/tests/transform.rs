@@ -12,7 +12,7 @@ use common::{calibration, files, model};
 use mantissa_quant::verify::verify;
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, run};
 use mantissa_store::Dtype;
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::{Container, ModelFiles, exl2, gptq, mlx, native};
 use tempfile::TempDir;
 
 const RECORD: &str = "mantissa-transform.json";
@@ -71,19 +71,19 @@ fn every_transform_verifies_against_its_source_at_any_number_of_threads() {
     let offline = learned("offline", "weights = \"int4-g32\"\n[spin]\nonline = false");
     for (i, (recipe, container)) in [
         ("smooth-int8-channel+int8-token", None),
-        ("w8a8-smooth", Some(Container::Native)),
+        ("w8a8-smooth", Some(native::CONTAINER)),
         (searched.as_str(), None),
         ("awq-int4-g32-asym", None),
-        ("awq-int4-g32-asym", Some(Container::Gptq)),
+        ("awq-int4-g32-asym", Some(gptq::CONTAINER)),
         (kept.as_str(), None),
-        ("awq-gptq-int3-g16", Some(Container::Native)),
+        ("awq-gptq-int3-g16", Some(native::CONTAINER)),
         ("awq-nvfp4", None),
         ("rotate-int8-channel+int8-token", None),
         ("rotate-gptq-int4-channel+int4-token", None),
         ("rotate-hqq-int4-g32", None),
         (spun.as_str(), None),
-        (offline.as_str(), Some(Container::Gptq)),
-        ("hqq-int4-g32", Some(Container::Mlx)),
+        (offline.as_str(), Some(gptq::CONTAINER)),
+        ("hqq-int4-g32", Some(mlx::CONTAINER)),
         ("hqq-int3-channel-asym", None),
         ("rtn-mse-int4-g32", None),
     ]
@@ -167,14 +167,14 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
         file(temp.path(), "transform = \"rotate\"\nweights = \"int4-g32\"\n[rotate]\nonline = false");
     for (recipe, container, part) in [
         ("awq-q4_0", None, "transforms go into the other containers"),
-        ("rotate-int4-g32", Some(Container::Gptq), "online = false"),
+        ("rotate-int4-g32", Some(gptq::CONTAINER), "online = false"),
         ("rotate-autoround-int4-g32", None, "AutoRound does not rotate"),
         ("hqq-nf4", None, "integers with an offset"),
         ("hqq-int4-t4x4", None, "in groups of a row or of a column"),
         // Of groups with a short last one, which only the native container holds.
-        ("hqq-int4-g64", Some(Container::Mlx), "cannot be stored in mlx"),
+        ("hqq-int4-g64", Some(mlx::CONTAINER), "cannot be stored in mlx"),
         ("rtn-mse-nf4", None, "a scale per group"),
-        ("rtn-mse-int4-g32", Some(Container::Exl2), "exl2"),
+        ("rtn-mse-int4-g32", Some(exl2::CONTAINER), "exl2"),
     ] {
         let error =
             quantize(&source, recipe, &out, options(1, container), usize::MAX).unwrap_err().to_string();
@@ -184,7 +184,7 @@ fn what_a_transform_or_a_search_cannot_do_is_refused_before_any_work() {
     let none = Options { threads: 1, ..Options::default() };
     let error = quantize(&source, "awq-int4-g32", &out, none, usize::MAX).unwrap_err();
     assert!(matches!(error, QuantError::NoCalibration { .. }), "{error}");
-    quantize(&source, &offline, &out, options(1, Some(Container::Gptq)), usize::MAX).unwrap();
+    quantize(&source, &offline, &out, options(1, Some(gptq::CONTAINER)), usize::MAX).unwrap();
     assert!(verify(&out, Some(&source), 1).unwrap().ok);
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use common::{model, sized_model};
 use mantissa_quant::verify::{Verification, verify};
 use mantissa_quant::{Options, Outcome, Plan, QuantError, Recipe, Start, quality_path, run};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::{ModelFiles, gguf};
 use mantissa_store::failpoint::{Failing, Operation, failing};
 use mantissa_store::{Dtype, ErrorClass, FileDigest, Gguf, Manifest, manifest_path};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 fn try_quantize(model: &Path, recipe: &str, out: &Path) -> Result<Outcome, QuantError> {
     let source = ModelFiles::open(model)?;
-    let options = Options { threads: 2, container: Some(Container::Gguf), ..Options::default() };
+    let options = Options { threads: 2, container: Some(gguf::CONTAINER), ..Options::default() };
     let plan = Plan::new(&source, Recipe::load(recipe)?, options)?;
     run(
         &plan,

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use mantissa_num::minifloat::F16;
-use mantissa_store::convention::{Container, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{LinearWeight, ModelFiles, Weight, exl2};
 use mantissa_store::{Error, ErrorClass};
 
 const MODULE: &str = "model.layers.0.mlp.up_proj";
@@ -189,7 +189,7 @@ fn broken_exl2_is_refused_by_name() {
 fn exl2_is_written_back_as_it_was() {
     let dir = data().join("exl2");
     let (files, linear) = open(&dir).unwrap();
-    let tensors = Container::Exl2.store(MODULE, &linear).unwrap();
+    let tensors = exl2::CONTAINER.store(MODULE, &linear).unwrap();
     for (spec, bytes) in &tensors {
         let meta = files.checkpoint().get(&spec.name).unwrap();
         assert_eq!((meta.dtype, &meta.shape), (spec.dtype, &spec.shape), "{}", spec.name);

@@ -9,7 +9,9 @@ use std::path::Path;
 use mantissa_num::stored::Map;
 use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
 use mantissa_store::ErrorClass;
-use mantissa_store::convention::{Container, LinearPlan, ModelFiles, awq, gptq};
+use mantissa_store::convention::{
+    Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, awq, gptq,
+};
 use one_module::{COLS, MODULE, Model, ROWS, artifacts, quantized, survive_damage, values, weight};
 use serde_json::{Value, json};
 
@@ -27,17 +29,15 @@ impl Model {
     fn written(container: Container, scheme: &Scheme, q: &Quantized, g_idx: Option<&[u32]>) -> Self {
         let plan = plan(scheme);
         let bytes = match g_idx {
-            Some(g_idx) => container.tensors_by_group(&plan, q, g_idx).unwrap(),
-            None => container.tensors(&plan, q).unwrap(),
+            Some(g_idx) => container.tensors(&plan, q, Beside::Groups(g_idx)).unwrap(),
+            None => container.tensors(&plan, q, Beside::Nothing).unwrap(),
         };
         let specs = container.specs(&plan).unwrap();
         assert!(specs.iter().zip(&bytes).all(|(spec, (name, _))| spec.name == *name));
-        let groups = [(scheme.clone(), None, vec![MODULE.to_owned()])];
-        let settings = gptq::Settings { desc_act: g_idx.is_some(), damp: Some(0.01) };
-        let config = match container {
-            Container::Awq => awq::quantization_config(&groups, &[]).unwrap(),
-            _ => gptq::quantization_config(&groups, &[], settings).unwrap(),
-        };
+        let layer = PlannedLayer { module: MODULE, scheme, rows: ROWS, cols: COLS };
+        let by_group = g_idx.is_some();
+        let model = ModelPlan { by_group, damp: Some(0.01), ..ModelPlan::new(vec![layer], scheme) };
+        let config = container.quantization_config(&model).unwrap();
         let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
         Model { config, tensors }
     }
@@ -56,9 +56,9 @@ fn what_is_written_reads_back_bit_for_bit() {
         for text in [text.to_owned(), text.replace("-asym", "") + "-asym"] {
             let scheme = scheme(&text);
             let q = weight(&scheme);
-            let mut containers = vec![Container::Gptq];
+            let mut containers = vec![gptq::CONTAINER];
             if text.starts_with("int4") {
-                containers.push(Container::Awq);
+                containers.push(awq::CONTAINER);
             }
             for container in containers {
                 let model = Model::written(container, &scheme, &q, None);
@@ -74,7 +74,7 @@ fn what_is_written_reads_back_bit_for_bit() {
 fn gptq_words_are_as_described() {
     let scheme = scheme("int4-g32");
     let q = weight(&scheme);
-    let model = Model::written(Container::Gptq, &scheme, &q, None);
+    let model = Model::written(gptq::CONTAINER, &scheme, &q, None);
     // qweight[r, n] holds the codes of rows 8r to 8r + 7 of Wᵀ, bits 4j: unsigned, the middle is 8.
     let Codes::U8(codes) = &q.codes else { panic!() };
     for (at, word) in model.words("qweight").into_iter().enumerate() {
@@ -95,7 +95,7 @@ fn columns_come_sorted_by_group() {
         let q = weight(&scheme);
         let g_idx: Vec<u32> = (0..COLS as u32).map(|k| k * 7 % 3).collect();
         let (linear, _) =
-            Model::written(Container::Gptq, &scheme, &q, Some(&g_idx)).read_with_notes().unwrap();
+            Model::written(gptq::CONTAINER, &scheme, &q, Some(&g_idx)).read_with_notes().unwrap();
         let Some(Map::Perm(order)) = linear.transforms.before.first() else { panic!("no permutation") };
         assert_eq!(order[..3], [0, 3, 6]);
         // w[n, k] by the groups that g_idx names.
@@ -111,7 +111,8 @@ fn columns_come_sorted_by_group() {
         }
     }
     let scheme = scheme("int4-g32");
-    let fault = Container::Awq.tensors_by_group(&plan(&scheme), &weight(&scheme), &[0; COLS]).unwrap_err();
+    let fault =
+        awq::CONTAINER.tensors(&plan(&scheme), &weight(&scheme), Beside::Groups(&[0; COLS])).unwrap_err();
     assert!(fault.to_string().contains("g_idx"), "{fault}");
 }
 
@@ -120,7 +121,7 @@ fn a_mislabelled_version_is_decided_from_the_data() {
     for (text, label) in [("int4-g32", "gptq_v2"), ("int3-g32", "gptq_v2"), ("int4-g32-asym", "gptq")] {
         let scheme = scheme(text);
         let q = weight(&scheme);
-        let mut model = Model::written(Container::Gptq, &scheme, &q, None);
+        let mut model = Model::written(gptq::CONTAINER, &scheme, &q, None);
         model.config["checkpoint_format"] = json!(label);
         let (linear, notes) = model.read_with_notes().unwrap();
         assert_eq!(quantized(&linear), &q, "{text} as {label}");
@@ -134,7 +135,7 @@ fn a_zero_point_of_0_survives_v1() {
     let scheme = scheme("int4-g32-asym");
     let mut q = weight(&scheme);
     q.scales.offsets.zeros_mut().iter_mut().step_by(5).for_each(|zero| *zero = -8);
-    let mut model = Model::written(Container::Gptq, &scheme, &q, None);
+    let mut model = Model::written(gptq::CONTAINER, &scheme, &q, None);
     let words = model.words("qzeros").into_iter().map(|word| word.wrapping_sub(0x1111_1111));
     model.tensor("qzeros").1 = words.flat_map(u32::to_le_bytes).collect();
     model.config["checkpoint_format"] = json!("gptq");
@@ -146,7 +147,7 @@ fn a_zero_point_of_0_survives_v1() {
 fn auto_round_has_the_same_tensors_without_g_idx() {
     let scheme = scheme("int4-g32");
     let q = weight(&scheme);
-    let mut model = Model::written(Container::Gptq, &scheme, &q, None);
+    let mut model = Model::written(gptq::CONTAINER, &scheme, &q, None);
     model.tensors.retain(|(spec, _)| !spec.name.ends_with("g_idx"));
     for method in gptq::AUTO_ROUND {
         model.config = json!({"quant_method": method, "bits": 4, "group_size": 32, "data_type": "int", "sym": true,
@@ -160,7 +161,7 @@ fn auto_round_has_the_same_tensors_without_g_idx() {
         json!({MODULE: {"bits": 4}, "lm_head": {"bits": 16, "data_type": "float"}});
     assert_eq!(quantized(&model.read_with_notes().unwrap().0), &q);
 
-    let mut model = Model::written(Container::Awq, &scheme, &q, None);
+    let mut model = Model::written(awq::CONTAINER, &scheme, &q, None);
     model.config = json!({"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"});
     assert_eq!(quantized(&model.read_with_notes().unwrap().0), &q);
 }
@@ -169,7 +170,7 @@ fn auto_round_has_the_same_tensors_without_g_idx() {
 fn layers_may_have_settings_of_their_own() {
     let (narrow, wide) = (scheme("int4-g32"), scheme("int8-channel"));
     let q = weight(&wide);
-    let mut model = Model::written(Container::Gptq, &wide, &q, None);
+    let mut model = Model::written(gptq::CONTAINER, &wide, &q, None);
     let groups = [
         (narrow, None, vec!["model.layers.0.mlp.gate_proj".to_owned()]),
         (wide, None, vec![MODULE.to_owned()]),
@@ -195,20 +196,20 @@ fn what_the_containers_do_not_hold_is_refused() {
         container.specs(&plan).map_err(|e| e.to_string()).expect_err(text)
     };
     for (container, text, says) in [
-        (Container::Gptq, "int5-g32", "int2, int3, int4, int8"),
-        (Container::Gptq, "nf4", "in groups"),
-        (Container::Gptq, "int4-tensor", "by channel"),
-        (Container::Gptq, "int4-g36", "multiple of 36"),
-        (Container::Awq, "int8-g32", "int4"),
+        (gptq::CONTAINER, "int5-g32", "int2, int3, int4, int8"),
+        (gptq::CONTAINER, "nf4", "in groups"),
+        (gptq::CONTAINER, "int4-tensor", "by channel"),
+        (gptq::CONTAINER, "int4-g36", "multiple of 36"),
+        (awq::CONTAINER, "int8-g32", "int4"),
     ] {
         let text = refused(container, text, ROWS, COLS);
         assert!(text.contains(says), "{text}");
     }
-    assert!(refused(Container::Gptq, "int3-g16", 16, COLS).contains("32-bit words"));
-    assert!(refused(Container::Awq, "int4-g32", 12, COLS).contains("multiple of 8"));
+    assert!(refused(gptq::CONTAINER, "int3-g16", 16, COLS).contains("32-bit words"));
+    assert!(refused(awq::CONTAINER, "int4-g32", 12, COLS).contains("multiple of 8"));
     let (scheme, input): (Scheme, Scheme) = ("int4-g32".parse().unwrap(), "int8-token".parse().unwrap());
     let plan = LinearPlan { input: Some(&input), ..plan(&scheme) };
-    assert!(Container::Gptq.specs(&plan).unwrap_err().to_string().contains("activations"));
+    assert!(gptq::CONTAINER.specs(&plan).unwrap_err().to_string().contains("activations"));
 }
 
 /// One change of a config, and what its message must name.
@@ -226,7 +227,7 @@ fn broken_configs(container: Container) -> Vec<(&'static str, Value, &'static st
         ("group_size", json!(-1), "scales"),
         ("quant_method", json!("gptx"), "quant_method"),
     ];
-    if container == Container::Awq {
+    if container == awq::CONTAINER {
         all.extend([
             ("version", json!("gemv"), "version"),
             ("version", json!("gemv_fast"), "version"),
@@ -249,7 +250,7 @@ fn broken_configs(container: Container) -> Vec<(&'static str, Value, &'static st
 #[test]
 fn broken_configs_are_refused_by_their_key() {
     let scheme = scheme("int4-g32-asym");
-    for container in [Container::Gptq, Container::Awq] {
+    for container in [gptq::CONTAINER, awq::CONTAINER] {
         let good = Model::written(container, &scheme, &weight(&scheme), None);
         assert!(good.read_with_notes().is_ok());
         for (key, value, says) in broken_configs(container) {
@@ -267,10 +268,10 @@ fn broken_configs_are_refused_by_their_key() {
 fn broken_tensors_are_refused_by_name() {
     use mantissa_store::Dtype;
     let scheme = scheme("int4-g32-asym");
-    for container in [Container::Gptq, Container::Awq] {
+    for container in [gptq::CONTAINER, awq::CONTAINER] {
         let good = Model::written(container, &scheme, &weight(&scheme), None);
         let mut suffixes = vec!["qweight", "qzeros", "scales"];
-        if container == Container::Gptq {
+        if container == gptq::CONTAINER {
             suffixes.push("g_idx");
         }
         let check = |change: &dyn Fn(&mut Model), suffix: &str, what: &str| {
@@ -323,7 +324,7 @@ fn broken_tensors_are_refused_by_name() {
             };
             check(&poison, "scales", "a scale that is no number");
         }
-        if container == Container::Gptq {
+        if container == gptq::CONTAINER {
             for group in [-1i32, 3, i32::MAX, i32::MIN] {
                 let wild = move |model: &mut Model| {
                     model.tensor("g_idx").1[..4].copy_from_slice(&group.to_le_bytes());
@@ -344,8 +345,8 @@ fn seeded_damage_never_panics() {
     let scheme = scheme("int3-g32-asym");
     let four = self::scheme("int4-g32-asym");
     let models = [
-        Model::written(Container::Gptq, &scheme, &weight(&scheme), None),
-        Model::written(Container::Awq, &four, &weight(&four), None),
+        Model::written(gptq::CONTAINER, &scheme, &weight(&scheme), None),
+        Model::written(awq::CONTAINER, &four, &weight(&four), None),
     ];
     for (m, model) in models.iter().enumerate() {
         let dir = tempfile::tempdir().unwrap();
@@ -361,11 +362,11 @@ fn seeded_damage_never_panics() {
 fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
     let Some(artifacts) = artifacts() else { return };
     for (name, container) in [
-        ("gptqm_w4_g32_sym_gar", Container::Gptq),
-        ("gptqm_w4_g32_sym_descact", Container::Gptq),
-        ("gptqm_w3_g32_sym_gar", Container::Gptq),
-        ("ar_w4_g32_sym", Container::Gptq),
-        ("autoawq_w4_g32_noclip", Container::Awq),
+        ("gptqm_w4_g32_sym_gar", gptq::CONTAINER),
+        ("gptqm_w4_g32_sym_descact", gptq::CONTAINER),
+        ("gptqm_w3_g32_sym_gar", gptq::CONTAINER),
+        ("ar_w4_g32_sym", gptq::CONTAINER),
+        ("autoawq_w4_g32_noclip", awq::CONTAINER),
     ] {
         let files = ModelFiles::open(&artifacts.join(name)).unwrap();
         let checkpoint = files.checkpoint();
@@ -384,13 +385,13 @@ fn codes_of_the_public_packages_are_written_as_they_wrote_them() {
             let written = match linear.transforms.before.first() {
                 Some(Map::Perm(order)) => {
                     let (q, g_idx) = gptq::in_own_order(q, order);
-                    container.tensors_by_group(&plan, &q, &g_idx).unwrap()
+                    container.tensors(&plan, &q, Beside::Groups(&g_idx)).unwrap()
                 }
-                _ => container.tensors(&plan, q).unwrap(),
+                _ => container.tensors(&plan, q, Beside::Nothing).unwrap(),
             };
             for (tensor, bytes) in written {
                 // AutoRound leaves g_idx out.
-                if checkpoint.get(&tensor).is_some() || container == Container::Awq {
+                if checkpoint.get(&tensor).is_some() || container == awq::CONTAINER {
                     assert!(checkpoint.read(&tensor).unwrap() == bytes, "{name}: {tensor}");
                 } else {
                     assert!(name.starts_with("ar_") && tensor.ends_with("g_idx"), "{name}: {tensor}");

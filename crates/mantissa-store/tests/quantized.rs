@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use mantissa_store::convention::{Container, LinearWeight, ModelFiles, Weight};
+use mantissa_store::convention::{Container, LinearWeight, ModelFiles, Weight, native};
 use mantissa_store::{Dtype, Error, ErrorClass, SafetensorsWriter, TensorSpec};
 use serde_json::{Value, json};
 
@@ -300,10 +300,10 @@ fn native_outliers_are_added_to_the_codes_and_stored_again() {
             assert_eq!(*value, 1.0 + outlier, "[{row}, {column}]");
         }
     }
-    let stored = Container::Native.store(MODULE, &layer).unwrap();
+    let stored = native::CONTAINER.store(MODULE, &layer).unwrap();
     assert_eq!(stored, twin.tensors());
-    for container in Container::NAMES.map(|(container, _)| container) {
-        assert_eq!(container.store(MODULE, &layer).is_ok(), container == Container::Native, "{container:?}");
+    for container in Container::all() {
+        assert_eq!(container.store(MODULE, &layer).is_ok(), container == native::CONTAINER, "{container:?}");
     }
 }
 

@@ -173,7 +173,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 
 /// Returns the path that opens an output: the folder or file, or the first file of a split one.
 pub(crate) fn written<'a>(out: &'a Path, container: Container, outcome: &'a Outcome) -> &'a Path {
-    if container == Container::Gguf { &outcome.committed.path } else { out }
+    if container.facts().one_file { &outcome.committed.path } else { out }
 }
 
 #[cfg(test)]

@@ -2,18 +2,13 @@
 
 use mantissa_num::Hadamard;
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, Support};
 
 /// Whether `container` says as well what stands around the codes of a layer: nothing, an order of groups, or a rotation of its input.
 pub(super) fn keeps(container: Container, around: &Transforms) -> bool {
     around.is_empty()
-        || group_order(around).is_some() && container.holds_group_order()
-        || rotation(around).is_some() && rotates(container)
-}
-
-/// Whether a container says which inputs are rotated as the model runs.
-fn rotates(container: Container) -> bool {
-    matches!(container, Container::Native | Container::CompressedTensors)
+        || group_order(around).is_some() && container.facts().group_order != Support::No
+        || rotation(around).is_some() && container.facts().rotations
 }
 
 /// The order of columns that act-order leaves, where it is all that stands around the codes.

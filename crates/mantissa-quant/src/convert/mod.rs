@@ -18,7 +18,8 @@ use mantissa_model::graph::{EMBEDDING, HEAD};
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
-    Container, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files, levels,
+    Container, Experts, LayerKind, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files,
+    levels,
 };
 use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, FileDigest, TensorMeta};
@@ -86,7 +87,7 @@ impl Plan {
                 container: container.name(),
             });
         }
-        if container == Container::Mxfp4 {
+        if container.facts().experts == Experts::Stacked {
             stacks::require(&config)?;
         }
         // What the source lacks, the output would lack.
@@ -143,7 +144,7 @@ impl Decided {
         for info in converted(source, config, container) {
             let mut weight = weight_of(source, &info)?;
             weight.input = weight.input.filter(|_| !drop_inputs);
-            if let Some(why) = stays_dense(&info, container) {
+            if let Some(why) = keeps_dense(&info, container) {
                 match requantize.is_none() && (is_quantized(&weight) || !weight.transforms.is_empty()) {
                     true => all.refused.layers.push(format!("{}: {why}", info.module)),
                     false => all.linears.push(PlannedLinear { info, scheme: None }),
@@ -206,9 +207,9 @@ fn cache_quantization(
 /// The layers that a conversion is about: those that the source holds one by one, and experts that it holds stacked in MXFP4; for
 /// containers that say of every layer how it is stored, all.
 fn converted(source: &ModelFiles, config: &ModelConfig, container: Container) -> Vec<LinearInfo> {
-    match container {
-        Container::Gguf | Container::Mxfp4 => config.decoder_linears().collect(),
-        _ => {
+    match container.facts().experts {
+        Experts::OwnNames | Experts::Stacked => config.decoder_linears().collect(),
+        Experts::OneByOne | Experts::AsInSource => {
             let in_mxfp4 = |info: &LinearInfo| {
                 stack_of(info).is_some_and(|stack| source.has(&gpt_oss::names(&stack.tensor)[0]))
             };
@@ -217,14 +218,10 @@ fn converted(source: &ModelFiles, config: &ModelConfig, container: Container) ->
     }
 }
 
-/// Why a container has a layer dense, whatever the others are.
-fn stays_dense(info: &LinearInfo, container: Container) -> Option<&'static str> {
-    match container {
-        // Taken apart: there is no such tensor.
-        Container::Gguf if info.kind == LinearKind::KvB => Some("GGUF has it transposed"),
-        Container::Mxfp4 if stack_of(info).is_none() => Some("beside the experts everything is dense there"),
-        _ => None,
-    }
+/// Reason why a format keeps a layer unquantized, whatever the others are.
+fn keeps_dense(info: &LinearInfo, container: Container) -> Option<&'static str> {
+    let kind = LayerKind { latent_kv: info.kind == LinearKind::KvB, expert: stack_of(info).is_some() };
+    container.keeps_dense(kind)
 }
 
 fn is_quantized(weight: &LinearWeight) -> bool {
@@ -254,31 +251,19 @@ fn decide(
         return Err(format!("{why} {} does not keep", container.name()));
     }
     let input = weight.input.as_ref();
-    if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.holds_input_scales()) {
+    if let Some(outer) = input.and_then(|input| input.outer).filter(|_| !container.facts().input_scales) {
         return Err(format!("its input has a stored scale ({outer:e}), which is not carried over"));
     }
-    let plain = |code| Ok((container == Container::Gguf).then(|| Scheme::plain(code)));
+    let plain = |code| Ok(container.facts().one_file.then(|| Scheme::plain(code)));
     match &weight.weight {
         Weight::F32(_) => plain(Code::F32),
         Weight::Bf16(_) => plain(Code::Float(minifloat::BF16)),
         Weight::F16(_) => plain(Code::Float(minifloat::F16)),
         Weight::Quantized(q) => {
             let input = input.map(|input| &input.scheme);
-            let only = scale_code(container, dtype);
+            let only = container.scale_code(dtype);
             recode::target(q, container, &info.module, input, only).map(|(scheme, _)| Some(scheme))
         }
-    }
-}
-
-/// The one code in which a container keeps the scales of integers, where there is one: f16 in GPTQ and AWQ; the model's dtype in
-/// compressed-tensors, whose loaders cast them to it.
-fn scale_code(container: Container, dtype: Dtype) -> Option<Code> {
-    match (container, dtype) {
-        (Container::Gptq | Container::Awq, _) => Some(Code::Float(minifloat::F16)),
-        (Container::CompressedTensors, Dtype::BF16) => Some(Code::Float(minifloat::BF16)),
-        (Container::CompressedTensors, Dtype::F16) => Some(Code::Float(minifloat::F16)),
-        (Container::CompressedTensors, _) => Some(Code::F32),
-        _ => None,
     }
 }
 
@@ -355,7 +340,7 @@ fn finish(
     options: Options,
     conversion: Conversion,
 ) -> Result<Plan> {
-    if container == Container::Mxfp4 {
+    if container.facts().experts == Experts::Stacked {
         stacks::require_whole(&linears)?;
     }
     let quantized = output_of_linears(&recipe, container, &linears, conversion.by_group)?;
@@ -364,20 +349,22 @@ fn finish(
         Some(_) => (Vec::new(), dense::of_gguf(source, &config, container, &linears, &mut notes)?),
         None => {
             let left_out = recipe.kv.is_none();
-            let dense = match container {
-                Container::Mxfp4 => dense::decoded(source, &config, &linears)?,
+            let dense = match container.facts().experts {
+                Experts::Stacked => dense::decoded(source, &config, &linears)?,
                 _ => Vec::new(),
             };
             (copied(source, &linears, &dense, left_out, &mut notes), dense)
         }
     };
     let apart = |linear: &PlannedLinear| stack_of(&linear.info).is_some() && !linear.info.is_by_rows(source);
-    if ![Container::Gguf, Container::Mxfp4].contains(&container) && linears.iter().any(apart) {
+    if matches!(container.facts().experts, Experts::OneByOne | Experts::AsInSource)
+        && linears.iter().any(apart)
+    {
         notes.push(EXPERTS_APART.to_owned());
     }
-    let gguf = match container {
-        Container::Gguf => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
-        _ => None,
+    let gguf = match container.facts().one_file {
+        true => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
+        false => None,
     };
     let specs = match &gguf {
         Some(layout) => {

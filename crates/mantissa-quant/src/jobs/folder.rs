@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use mantissa_model::LinearInfo;
 use mantissa_num::Scheme;
-use mantissa_store::convention::{Container, ModelFiles, onnx};
+use mantissa_store::convention::{Experts, ModelFiles};
 use mantissa_store::{
     Checksum, Dtype, Error, ErrorClass, FiniteScan, ShardPlan, ShardedWriter, Staging, TensorMeta, disk,
 };
@@ -101,10 +101,9 @@ impl Folder {
         if let Some(record) = &prepared.record {
             staging.write(fold::FILE_NAME, &record.to_json()?)?;
         }
-        if plan.container == Container::Onnx {
-            // The graph names the place of each tensor in the weight files.
-            let graph = onnx::graph(&ModelFiles::open(staging.path())?)?;
-            staging.write(onnx::FILE_NAME, &graph.unwrap_or_default())?;
+        let finished = || ModelFiles::open(staging.path());
+        if let Some((name, bytes)) = plan.container.companion(&finished)? {
+            staging.write(name, &bytes)?;
         }
         // A GGUF source has no files of its own beside it.
         if source.gguf().is_none() {
@@ -282,7 +281,7 @@ impl Run<'_, '_> {
     }
 
     fn quantize_layers(&mut self) -> Result<Vec<LayerReport>> {
-        if self.plan.container == Container::Mxfp4 {
+        if self.plan.container.facts().experts == Experts::Stacked {
             return self.quantize_stacks();
         }
         let mut reports = Vec::new();

@@ -6,7 +6,7 @@ use mantissa_methods::MethodError;
 use mantissa_methods::method::{Feature, Fisher, Lack, Work};
 use mantissa_model::{InputQuantizer, ModelConfig, Products};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
-use mantissa_store::convention::{ActivationQuant, Container, ModelFiles};
+use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
 use mantissa_train::LayerTrainer;
 
 use super::{Options, Plan, PlannedLinear, model_not_storable, stores_input_scales, weighs};
@@ -192,7 +192,7 @@ impl Asked<'_> {
     fn check_method(&self) -> Result<()> {
         let Asked { source, recipe, container, options, .. } = *self;
         let refused = |why: &str| Err(model_not_storable(container, why));
-        if container == Container::Exl2 && recipe.method.refuses(Feature::GivenScales).is_some() {
+        if container.facts().square_scales && recipe.method.refuses(Feature::GivenScales).is_some() {
             return refused(
                 "exl2 has scales that rows of a group share, which rounding to nearest knows and GPTQ with groups = \"static\": \
                  use rtn- or gptq-",
@@ -210,7 +210,11 @@ impl Asked<'_> {
         }
         // compressed-tensors of today refuses it: only who asks for the container has it.
         let asked = options.container.or(recipe.container) == Some(container);
-        let holds_g_idx = container.holds_group_order() && (asked || container == Container::Gptq);
+        let holds_g_idx = match container.facts().group_order {
+            Support::No => false,
+            Support::Yes => true,
+            Support::OnRequest(_) => asked,
+        };
         self.quantized().try_for_each(|(PlannedLinear { info, .. }, scheme)| {
             let (module, method) = (&info.module, recipe.method.name());
             let trellis =
@@ -243,7 +247,7 @@ impl Asked<'_> {
         let Asked { recipe, container, config, .. } = *self;
         let Some(transform) = recipe.transform else { return Ok(Vec::new()) };
         let refused = |why: &str| Err(model_not_storable(container, why));
-        if matches!(container, Container::Gguf | Container::Exl2 | Container::Exl3) {
+        if !container.facts().folded_transforms {
             return refused("transforms go into the other containers, as norms are folded into weights");
         }
         if let Some(why) = recipe.method.refuses(Feature::Transform) {
@@ -252,7 +256,7 @@ impl Asked<'_> {
         let Some(options) = transform.rotation() else { return Ok(Vec::new()) };
         let table = transform.name();
         let online = rotate::rotated_inputs(config, options).next().is_some();
-        if online && !matches!(container, Container::Native | Container::CompressedTensors) {
+        if online && !container.facts().rotations {
             return refused(&format!("it cannot say that inputs are rotated: online = false in [{table}]"));
         }
         if let Some(why) = recipe.method.refuses(Feature::RotatedInputs).filter(|_| online) {
@@ -311,7 +315,7 @@ impl Asked<'_> {
 /// True if the method needs no text, and its solutions can be compared with RTN on one.
 pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
     let needs = recipe.method.needs();
-    needs.judged && !needs.text && container != Container::Exl2
+    needs.judged && !needs.text && !container.facts().square_scales
 }
 
 pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {

@@ -260,23 +260,22 @@ impl Recipe {
     /// The container to write: the one asked for, or the first that holds every scheme of the recipe.
     pub fn container(&self) -> Container {
         self.container.unwrap_or_else(|| {
-            let schemes =
-                std::iter::once(&self.weights).chain(self.layers.iter().filter_map(|r| r.weights.as_ref()));
+            let of_rules = self.layers.iter().filter_map(|rule| rule.weights.as_ref());
+            let schemes: Vec<&Scheme> = std::iter::once(&self.weights).chain(of_rules).collect();
             // A shape that every block divides: only the scheme is in question here.
             let side = 1 << 24;
-            let holds = |container: Container, scheme: &Scheme| {
+            let holds = |container: Container, scheme: &&Scheme| {
                 let input = self.activations.as_ref();
                 let shape = (side, block_multiple(scheme, side));
                 let outliers = self.method.outliers(shape.0, shape.1).min(1);
                 let plan = LinearPlan { outliers, ..LinearPlan::new("", scheme, input, shape) };
-                let levels = self.kv_levels.is_none() || container == Container::Native;
+                let levels = self.kv_levels.is_none() || container.facts().kv_levels;
                 let cached = levels && self.kv.as_ref().is_none_or(|kv| container.check_kv(kv).is_ok());
                 cached && container.specs(&plan).is_ok()
             };
-            let mut schemes = schemes;
-            let blocks = schemes.clone().any(|scheme| scheme.format.codec().is_some());
-            let first = if blocks { Container::Gguf } else { Container::CompressedTensors };
-            if schemes.all(|scheme| holds(first, scheme)) { first } else { Container::Native }
+            Container::default_for(&schemes, |container| {
+                schemes.iter().all(|scheme| holds(container, scheme))
+            })
         })
     }
 }
@@ -324,6 +323,7 @@ pub(crate) fn suggestion<'a>(found: &str, names: impl IntoIterator<Item = &'a st
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use mantissa_store::convention::{compressed_tensors, native};
 
     #[test]
     fn globs_match_whole_names() {
@@ -367,10 +367,10 @@ mod tests {
             // Whose scale of all inputs is found on a text, and stored.
             "rtn-nvfp4+nvfp4",
         ] {
-            assert_eq!(container(name), Container::CompressedTensors, "{name}");
+            assert_eq!(container(name), compressed_tensors::CONTAINER, "{name}");
         }
         for name in ["rtn-nf4", "rtn-mxint8", "rtn-nvfp4:te", "rtn-mxfp6-e2m3", "rtn-fp8-e5m2-channel"] {
-            assert_eq!(container(name), Container::Native, "{name}");
+            assert_eq!(container(name), native::CONTAINER, "{name}");
         }
     }
 }

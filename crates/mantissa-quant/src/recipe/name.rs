@@ -8,7 +8,7 @@ use mantissa_methods::rtn::{self, Rtn};
 use mantissa_model::KvPolicy;
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
-use mantissa_store::convention::Container;
+use mantissa_store::convention::gguf;
 
 use super::{FILE_TYPES, FileType, Recipe, RecipeError, TRANSFORMS, Transform};
 use crate::input_scales::Observer;
@@ -94,7 +94,7 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
         kv: None,
         kv_levels: None,
         file_type: Some(file_type),
-        container: Some(Container::Gguf),
+        container: Some(gguf::CONTAINER),
         layers: Vec::new(),
         sha256: FileDigest::of(text.as_bytes()).hex(),
     }
@@ -146,6 +146,7 @@ fn fault(name: &str, found: &str, allowed: &str) -> RecipeError {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use mantissa_store::convention::native;
 
     /// The value of an option, `table.key`.
     fn setting(method: &dyn Method, option: &str) -> String {
@@ -166,12 +167,12 @@ mod tests {
         assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
         let recipe = parse("rtn-fp8-e4m3-channel+kv-keys=nuq4-1%,values=nuq3,pre-rope").unwrap();
         assert_eq!(recipe.cache().unwrap(), "keys=nuq4-1%,values=nuq3,pre-rope");
-        assert_eq!((recipe.kv.is_none(), recipe.container()), (true, Container::Native));
+        assert_eq!((recipe.kv.is_none(), recipe.container()), (true, native::CONTAINER));
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("gptq", "int3-g32-asym"));
         let recipe = parse("spqr-int3-g16").unwrap();
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("spqr", "int3-g16"));
-        assert_eq!((recipe.outliers(100, 64), recipe.container()), (64, Container::Native));
+        assert_eq!((recipe.outliers(100, 64), recipe.container()), (64, native::CONTAINER));
         let recipe = parse("rtn-mse-int4-g32").unwrap();
         assert_eq!(recipe.outliers(100, 64), 0);
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("rtn-mse", "int4-g32"));

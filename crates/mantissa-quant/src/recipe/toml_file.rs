@@ -5,7 +5,7 @@ use mantissa_methods::registry::{self, METHODS};
 use mantissa_methods::{Method, rtn};
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::FileDigest;
-use mantissa_store::convention::Container;
+use mantissa_store::convention::{Container, gguf};
 use toml::{Table, Value};
 
 use super::name::levels_of;
@@ -93,7 +93,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         },
         kv_levels,
         file_type,
-        container: container(&reader)?.or(file_type.map(|_| Container::Gguf)),
+        container: container(&reader)?.or(file_type.map(|_| gguf::CONTAINER)),
         layers,
         sha256: FileDigest::of(text.as_bytes()).hex(),
     })
@@ -191,8 +191,8 @@ fn spin_options(reader: &Reader<'_>, mut options: SpinOptions) -> Result<SpinOpt
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
     let Some(text) = reader.string("format")? else { return Ok(None) };
-    let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
-    let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
+    let names = Container::names();
+    let found = Container::named(text);
     found.map(Some).ok_or_else(|| reader.fault("format", format!("\"{text}\""), names.join(", ")))
 }
 
@@ -344,6 +344,7 @@ fn fault(file: &str, field: &str, found: impl Into<String>, allowed: impl Into<S
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use mantissa_store::convention::native;
 
     #[test]
     fn a_file_says_everything_a_name_can_and_more() {
@@ -366,7 +367,7 @@ mod tests {
         assert_eq!(of("model.layers.1.mlp.down_proj").as_deref(), Some("int8-channel"));
         assert_eq!(of("model.layers.1.self_attn.k_proj"), None);
         assert_eq!(of("model.layers.1.self_attn.q_proj").as_deref(), Some("int4-g32-asym"));
-        assert_eq!(recipe.container(), Container::Native);
+        assert_eq!(recipe.container(), native::CONTAINER);
     }
 
     #[test]
@@ -374,7 +375,7 @@ mod tests {
         let text = "file_type = \"q4_k_m\"\nkeep = [\"*.k_proj\"]\n[[layers]]\nmodules = [\"*.o_proj\"]\nweights = \"q6_k\"";
         let recipe = parse("r.toml", text).unwrap();
         assert_eq!(recipe.file_type.map(|ty| ty.number), Some(15));
-        assert_eq!((recipe.container(), recipe.weights.to_string().as_str()), (Container::Gguf, "q4_k"));
+        assert_eq!((recipe.container(), recipe.weights.to_string().as_str()), (gguf::CONTAINER, "q4_k"));
         let of = |module: &str| recipe.rule_of(module).map(|r| r.weights.as_ref().map(ToString::to_string));
         assert_eq!(of("model.layers.0.self_attn.o_proj"), Some(Some("q6_k".to_owned())));
         assert_eq!(of("model.layers.0.self_attn.k_proj"), Some(None));

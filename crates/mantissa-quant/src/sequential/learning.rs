@@ -264,7 +264,7 @@ impl<'a> Sequential<'a> {
             place: (info.layer, place.unwrap_or(0)),
             threads: plan.options.threads,
         };
-        let added = solver.add(&task, h, plan.container.holds_signed_scales());
+        let added = solver.add(&task, h, plan.container.facts().signed_scales);
         added.map_err(|error| method_error(self.source, &info.module, error))
     }
 }

@@ -9,12 +9,16 @@
 use std::path::{Path, PathBuf};
 
 use mantissa_num::pack::{AWQ_NIBBLES, Packing, gather_runs, scatter_runs, transpose};
-use mantissa_num::{Blocks, Codes, Quantized, Scheme};
+use mantissa_num::{Blocks, Code, Codes, Format, Quantized, Scheme, minifloat};
 use serde_json::{Value, json};
 
+use super::container::with_scales_in;
 use super::gptq::{self, Layer, centred, group_int, int_groups, read_scales};
 use super::sound::{self, Names};
-use super::{LinearPlan, ModelFiles, NotStorable, Weight};
+use super::{
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, ModuleGroup,
+    NamedBytes, NotStorable, Opened, Parts, Weight,
+};
 use crate::{Dtype, Error, Result, TensorSpec};
 
 /// `quant_method` of this convention.
@@ -73,11 +77,6 @@ impl Config {
         Ok(Config { auto_round: true, ..Self::parse(path, &plain)? })
     }
 
-    /// Name of the convention, for people.
-    pub(super) fn name(&self) -> &'static str {
-        if self.auto_round { "auto-round" } else { "awq" }
-    }
-
     /// Bits and group of every quantized layer.
     pub fn layer(&self) -> Layer {
         Layer { bits: BITS, group: self.group }
@@ -87,7 +86,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the config says.
-    pub fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
+    fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         if files.has(&name("weight")) {
             return files.dense(module, rows, cols);
@@ -199,4 +198,97 @@ pub fn quantization_config(
 /// The convention of AutoRound's tensors, by `packing_format`.
 pub(super) fn auto_round_has(value: &Value) -> bool {
     gptq::packing_format(value).contains("awq")
+}
+
+/// AWQ GEMM, read by vLLM, SGLang and transformers.
+#[derive(Debug)]
+pub(super) struct Awq;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Awq);
+
+impl Convention for Awq {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let path = folder.config_path;
+        let config = match (folder.of_method(QUANT_METHOD), folder.quantization) {
+            (Some(value), _) => Config::parse(path, value)?,
+            (_, Some(value)) if gptq::is_auto_round(folder) && auto_round_has(value) => {
+                Config::parse_auto_round(path, value)?
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Box::new(config)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { folded_transforms: true, transposed: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        quantization_config(&groups_of_one_size(model), &model.kept)
+    }
+
+    fn as_stored(&self, scheme: Scheme, _dtype: Dtype) -> Scheme {
+        with_scales_in(scheme, Dtype::F16)
+    }
+
+    fn scale_code(&self, _dtype: Dtype) -> Option<Code> {
+        Some(Code::Float(minifloat::F16))
+    }
+}
+
+/// Groups of modules under the one group size of the model: a row as wide as the groups of other layers is a group of theirs.
+fn groups_of_one_size(model: &ModelPlan<'_>) -> Vec<ModuleGroup> {
+    let size = model.layers.iter().find_map(|layer| match layer.scheme.format.blocks() {
+        Blocks::Group(size) => Some(size),
+        _ => None,
+    });
+    model.groups_by(|layer| {
+        let mut scheme = layer.scheme.clone();
+        if let (Format::Affine(affine), Some(size)) = (&mut scheme.format, size)
+            && affine.blocks == Blocks::Row
+            && layer.cols == size as usize
+        {
+            affine.blocks = Blocks::Group(size);
+        }
+        scheme
+    })
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        if self.auto_round { "auto-round" } else { QUANT_METHOD }
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(self.weight(files, module, rows, cols)?.into())
+    }
+}
+
+impl ModelFiles {
+    /// Storage of a model with AWQ's tensors; `None` for any other.
+    pub fn awq(&self) -> Option<&Config> {
+        self.as_convention()
+    }
 }

@@ -1,15 +1,13 @@
-//! Scales of the KV cache as conventions write them. Reading is each convention's own.
+//! Schemes of the KV cache that conventions can store.
 
 use mantissa_num::{Affine, Blocks, Code, Format, Offset, RowName, Rule, Scheme, Source, minifloat};
-use serde_json::{Value, json};
 
-use super::{Container, NotStorable};
-use crate::{Dtype, TensorSpec};
+use super::plan::NotStorable;
 
-/// Key of the native container's `quantization_config`.
+/// Key of the KV-cache scheme in the `quantization_config` of the native format.
 pub(super) const NATIVE_KEY: &str = "kv_cache";
 
-/// How many scales a scheme of keys or values stores in a layer of `heads` key-value heads: one per head where it is by head.
+/// Number of scales that a scheme of keys or values stores in a layer of `heads` key-value heads: one per head or one in all.
 pub fn stored_scales(scheme: &Scheme, heads: usize) -> usize {
     match scheme.source {
         Source::Static if scheme.row == RowName::Head => heads,
@@ -18,7 +16,7 @@ pub fn stored_scales(scheme: &Scheme, heads: usize) -> usize {
     }
 }
 
-/// The same scheme with one block, as [`KvQuant`](super::KvQuant) has it, whether a head or all heads share a scale.
+/// Returns the scheme with one block, as [`KvQuant`](super::KvQuant) has it, whether the scale is per head or per tensor.
 pub fn of_one_block(scheme: &Scheme) -> Scheme {
     let mut scheme = scheme.clone();
     if let (Format::Affine(affine), Source::Static) = (&mut scheme.format, scheme.source) {
@@ -27,7 +25,7 @@ pub fn of_one_block(scheme: &Scheme) -> Scheme {
     scheme
 }
 
-/// The same scheme with a block for each head.
+/// Returns the scheme with a block for each head.
 pub fn by_head(scheme: &Scheme) -> Scheme {
     let mut scheme = Scheme { row: RowName::Head, ..scheme.clone() };
     if let Format::Affine(affine) = &mut scheme.format {
@@ -36,74 +34,27 @@ pub fn by_head(scheme: &Scheme) -> Scheme {
     scheme
 }
 
-impl Container {
-    /// Whether the container can say that keys and values are stored under `scheme`.
-    ///
-    /// # Errors
-    /// [`NotStorable`] with the reason.
-    pub fn check_kv(self, scheme: &Scheme) -> Result<(), NotStorable> {
-        let no = |why: &str| {
-            let why = format!("{} {why}", self.name());
-            Err(NotStorable { scheme: format!("kv-{scheme}"), why })
-        };
-        let fixed = scheme.source == Source::Static;
-        if fixed && !is_fixed(scheme) {
-            return no(
-                "stores scales of a KV cache of 8-bit integers or floats, one for all or one per head: int8-tensor@static, fp8-e4m3-head@static …",
-            );
-        }
-        match self {
-            Container::Native => Ok(()),
-            Container::CompressedTensors | Container::Modelopt if !fixed => no(
-                "says nothing of a cache whose scales are taken as it is written: @static, or --format native",
-            ),
-            Container::CompressedTensors => match known(scheme) {
-                true => Ok(()),
-                false => no("knows a KV cache of int8 (:full) and fp8-e4m3"),
-            },
-            Container::Modelopt => match known(scheme) && scheme.row != RowName::Head {
-                true => Ok(()),
-                false => no("knows a KV cache of int8 (:full) and fp8-e4m3 with one scale for all heads"),
-            },
-            _ => no("has no place for how keys and values are stored"),
-        }
-    }
-
-    /// The tensors of the scales of the keys and of the values of the attention `module`, `count` scales each.
-    pub fn kv_specs(self, module: &str, count: usize) -> [TensorSpec; 2] {
-        let shape = match (self, count) {
-            (Container::Modelopt, _) => vec![],
-            (_, 1) => vec![1],
-            _ => vec![count, 1, 1],
-        };
-        let (k, v) = match self {
-            Container::Modelopt => ("k_proj.k_scale", "v_proj.v_scale"),
-            _ => ("k_scale", "v_scale"),
-        };
-        [k, v].map(|suffix| TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, shape.clone()))
-    }
-
-    /// Says in `quantization`, the container's `quantization_config`, that keys and values are stored under `scheme`.
-    pub fn declare_kv(self, scheme: &Scheme, quantization: &mut Value) {
-        let (bits, kind) = (8, if is_float(scheme) { "float" } else { "int" });
-        match self {
-            Container::CompressedTensors => {
-                let strategy = if scheme.row == RowName::Head { "attn_head" } else { "tensor" };
-                quantization["kv_cache_scheme"] = json!({
-                    "actorder": null, "block_structure": null, "dynamic": false, "group_size": null, "num_bits": bits,
-                    "observer": "minmax", "observer_kwargs": {}, "scale_dtype": null, "strategy": strategy,
-                    "symmetric": true, "type": kind, "zp_dtype": null,
-                });
-            }
-            Container::Modelopt => {
-                quantization["kv_cache_scheme"] = json!({"dynamic": false, "num_bits": bits, "type": kind});
-            }
-            _ => quantization[NATIVE_KEY] = json!(scheme.to_string()),
-        }
-    }
+/// Reason why a format cannot hold a KV cache of `scheme`.
+pub(super) fn not_storable(scheme: &Scheme, why: impl Into<String>) -> NotStorable {
+    NotStorable { scheme: format!("kv-{scheme}"), why: why.into() }
 }
 
-/// ModelOpt's name of a cache that [`Container::check_kv`] lets it hold.
+/// Refuses a cache whose scales are computed at run time, in the format `name`, which has no place for it.
+pub(super) fn require_static(name: &str, scheme: &Scheme) -> Result<(), NotStorable> {
+    if scheme.source == Source::Static {
+        return Ok(());
+    }
+    let why =
+        "says nothing of a cache whose scales are computed at run time; fix: @static, or --format native";
+    Err(not_storable(scheme, format!("{name} {why}")))
+}
+
+/// `type` of a cache of 8 bits in compressed-tensors and ModelOpt.
+pub(super) fn element_type(scheme: &Scheme) -> &'static str {
+    if is_float(scheme) { "float" } else { "int" }
+}
+
+/// ModelOpt's name of a cache of 8 bits (`kv_cache_quant_algo`).
 pub fn modelopt_algo(scheme: &Scheme) -> &'static str {
     if is_float(scheme) { "FP8" } else { "INT8" }
 }
@@ -112,8 +63,8 @@ fn is_float(scheme: &Scheme) -> bool {
     matches!(&scheme.format, Format::Affine(Affine { code: Code::Float(_), .. }))
 }
 
-/// Symmetric elements of 8 bits with one scale for all values or for a head's.
-fn is_fixed(scheme: &Scheme) -> bool {
+/// True for symmetric elements of 8 bits with one scale per tensor or per head.
+pub(super) fn is_fixed(scheme: &Scheme) -> bool {
     let whole = match scheme.format.blocks() {
         Blocks::Tensor => true,
         Blocks::Row => scheme.row == RowName::Head,
@@ -130,8 +81,8 @@ fn is_fixed(scheme: &Scheme) -> bool {
     whole && element && scale.code == Code::F32 && scale.outer.is_none()
 }
 
-/// Whether servers have the element and its rule.
-fn known(scheme: &Scheme) -> bool {
+/// True if serving engines have the element and its rule.
+pub(super) fn known(scheme: &Scheme) -> bool {
     match &scheme.format {
         Format::Affine(Affine { code: Code::Int(8), .. }) => scheme.encoder.rule == Rule::Full,
         Format::Affine(Affine { code: Code::Float(float), .. }) => *float == minifloat::E4M3,
@@ -144,23 +95,25 @@ fn known(scheme: &Scheme) -> bool {
 mod tests {
     use mantissa_num::parse_activation;
 
-    use super::*;
+    use crate::convention::{Container, compressed_tensors, gguf, modelopt, native};
 
     #[test]
     fn containers_hold_what_their_readers_know() {
         let check = |container: Container, text: &str| container.check_kv(&parse_activation(text).unwrap());
         for text in ["fp8-e4m3-tensor@static", "int8-tensor@static"] {
-            for container in [Container::CompressedTensors, Container::Modelopt, Container::Native] {
+            for container in [compressed_tensors::CONTAINER, modelopt::CONTAINER, native::CONTAINER] {
                 check(container, text).unwrap();
             }
-            assert!(check(Container::Gguf, text).unwrap_err().to_string().contains("gguf has no place"));
+            assert!(check(gguf::CONTAINER, text).unwrap_err().to_string().contains("gguf has no place"));
         }
-        check(Container::CompressedTensors, "fp8-e4m3-head@static").unwrap();
-        assert!(check(Container::Modelopt, "fp8-e4m3-head@static").is_err());
-        assert!(check(Container::CompressedTensors, "int8-head").unwrap_err().to_string().contains("native"));
-        check(Container::Native, "int4-g32-asym").unwrap();
+        check(compressed_tensors::CONTAINER, "fp8-e4m3-head@static").unwrap();
+        assert!(check(modelopt::CONTAINER, "fp8-e4m3-head@static").is_err());
+        assert!(
+            check(compressed_tensors::CONTAINER, "int8-head").unwrap_err().to_string().contains("native")
+        );
+        check(native::CONTAINER, "int4-g32-asym").unwrap();
         for text in ["int4-tensor@static", "int8-token@static", "nvfp4@static", "int8-tensor-asym@static"] {
-            assert!(check(Container::Native, text).is_err(), "{text}");
+            assert!(check(native::CONTAINER, text).is_err(), "{text}");
         }
     }
 }

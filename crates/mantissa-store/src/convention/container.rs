@@ -1,308 +1,402 @@
-//! The conventions that can be written, behind one face.
+//! The trait that every checkpoint format implements, and the handle by which the rest of the tool names a format.
+
+use std::fmt;
+use std::path::Path;
 
 use mantissa_num::stored::{Extra, Map};
-use mantissa_num::{Blocks, Code, Format, Quantized, Rule, Scheme, Source, minifloat};
+use mantissa_num::{Code, Quantized, Rule, Scheme, Source, minifloat};
+use serde_json::Value;
 
-use super::{
-    LinearWeight, Weight, awq, bitsandbytes, compressed_tensors, exl2, exl3, fp8, gguf, gpt_oss, gptq, mlx,
-    modelopt, native, onnx,
-};
-use crate::{Dtype, TensorSpec};
+use super::cache;
+use super::files::{ModelFiles, Opened};
+use super::plan::{LinearPlan, ModelPlan, NotStorable};
+use super::weight::{LinearWeight, Weight, in_own_order};
+use crate::{Checkpoint, Dtype, Result, TensorSpec};
 
-/// A convention for a quantized model that is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Container {
-    /// compressed-tensors, read by vLLM, SGLang and transformers.
-    CompressedTensors,
-    /// One GGUF file, read by llama.cpp.
-    Gguf,
-    /// mantissa's own.
-    Native,
-    /// GPTQ, read by GPTQModel, vLLM, SGLang and transformers.
-    Gptq,
-    /// AWQ GEMM, read by vLLM, SGLang and transformers.
-    Awq,
-    /// ModelOpt, read by TensorRT-LLM, vLLM and SGLang.
-    Modelopt,
-    /// bitsandbytes, read by transformers and vLLM.
-    Bitsandbytes,
-    /// FP8 in blocks as DeepSeek-V3 has it, read by vLLM, SGLang and transformers.
-    DeepseekFp8,
-    /// MLX, read by mlx-lm.
-    Mlx,
-    /// EXL2, read by exllamav2.
-    Exl2,
-    /// EXL3, read by exllamav3.
-    Exl3,
-    /// Initializers with DequantizeLinear nodes, read by whatever reads ONNX.
-    Onnx,
-    /// Experts stacked in MXFP4 as gpt-oss publishes them, read by transformers and vLLM.
-    Mxfp4,
-}
+/// Bytes of tensors, by name.
+pub type NamedBytes = Vec<(String, Vec<u8>)>;
 
-/// What is to be stored for a linear layer.
+/// Tensors with their bytes.
+pub type StoredTensors = Vec<(TensorSpec, Vec<u8>)>;
+
+/// Checkpoint folder that some convention may recognise.
 #[derive(Clone, Copy, Debug)]
-pub struct LinearPlan<'a> {
-    /// Name of the layer, without `.weight`.
-    pub module: &'a str,
-    /// Scheme of the weight, with the scale code that the container will hold.
-    pub scheme: &'a Scheme,
-    /// Scheme of the input, if it is to be quantized at run time.
-    pub input: Option<&'a Scheme>,
-    /// Output features.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// Whether the group of each column is stored, because in some layer groups are not of neighbours (act-order).
-    pub by_group: bool,
-    /// The scale that is stored for the input, where its scheme has one ([`Self::stores_input_scale`]) and calibration has given it: what
-    /// [`ActivationQuant::outer`](super::ActivationQuant::outer) is.
-    pub input_scale: Option<f32>,
-    /// Weights that stand beside the codes, in f16: outliers, each with its column, as an [`Extra::Sparse`].
-    pub outliers: usize,
+pub struct Candidate<'a> {
+    /// Tensors and `config.json`.
+    pub checkpoint: &'a Checkpoint,
+    /// Path of `config.json`, for messages.
+    pub config_path: &'a Path,
+    /// `quantization_config` of `config.json`, unless it is null.
+    pub quantization: Option<&'a Value>,
+    /// False while the folder is being written: only its headers may be read.
+    pub complete: bool,
 }
 
-impl<'a> LinearPlan<'a> {
-    /// A layer `[rows, cols]` whose groups are of neighbours, without a stored scale of its input.
-    pub fn new(
-        module: &'a str,
-        scheme: &'a Scheme,
-        input: Option<&'a Scheme>,
-        (rows, cols): (usize, usize),
-    ) -> Self {
-        LinearPlan { module, scheme, input, rows, cols, by_group: false, input_scale: None, outliers: 0 }
+impl<'a> Candidate<'a> {
+    /// Returns the `quantization_config` if its `quant_method` is `method`.
+    pub fn of_method(&self, method: &str) -> Option<&'a Value> {
+        self.quantization.filter(|_| self.method() == method)
     }
 
-    /// Whether a scale of the input is stored beside the weight: a static one, or NVFP4's for the whole tensor.
-    pub fn stores_input_scale(&self) -> bool {
-        self.input.is_some_and(|input| input.source == Source::Static || input.has_outer_scale())
+    /// Returns `quant_method`; empty if there is none.
+    pub fn method(&self) -> &'a str {
+        let method = self.quantization.and_then(|quantization| quantization.get("quant_method"));
+        method.and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+/// Data stored beside the codes of a linear layer.
+#[derive(Clone, Copy, Debug)]
+pub enum Beside<'a> {
+    /// Nothing: groups are of neighbouring columns.
+    Nothing,
+    /// Group of each column (`g_idx`); codes are in the order of the weight.
+    Groups(&'a [u32]),
+    /// Outliers, an [`Extra::Sparse`] of as many as the plan says.
+    Outliers(&'a Extra),
+}
+
+/// Support for something that a format may store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Support {
+    /// Not stored.
+    #[default]
+    No,
+    /// Stored.
+    Yes,
+    /// Stored when the user names the format; the note says which readers refuse it.
+    OnRequest(&'static str),
+}
+
+/// Place of the experts of a mixture of experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Experts {
+    /// One by one, each as a linear layer.
+    #[default]
+    OneByOne,
+    /// One by one, and only if the source stores them so.
+    AsInSource,
+    /// Named and ordered by the format itself, whatever the source does.
+    OwnNames,
+    /// Stacked: one tensor holds all experts of a projection, and nothing else is quantized.
+    Stacked,
+}
+
+/// Facts about a writable format, as data.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Facts {
+    /// True if the output is one file that names and types every tensor itself (GGUF), instead of a folder.
+    pub one_file: bool,
+    /// Place of experts.
+    pub experts: Experts,
+    /// True if layers that the source stores as `[in, out]` (Conv1D) load in the readers of the format.
+    pub conv1d: bool,
+    /// Support for the group of each column (act-order).
+    pub group_order: Support,
+    /// True if a scale of the inputs, from calibration, can be stored.
+    pub input_scales: bool,
+    /// True if readers multiply integers by scales of either sign.
+    pub signed_scales: bool,
+    /// True if outliers can be stored beside the codes.
+    pub outliers: bool,
+    /// True if inputs can be rotated at run time.
+    pub rotations: bool,
+    /// True if transforms may be folded into the norms and weights of the model.
+    pub folded_transforms: bool,
+    /// True if levels of a KV cache can be stored.
+    pub kv_levels: bool,
+    /// True if block types are searched under the importance of columns.
+    pub importance: bool,
+    /// True if scales are squares of 4-bit codes times one f16 per group, which a solver must choose itself (EXL2).
+    pub square_scales: bool,
+    /// True if weights are stored transposed, which takes their codes in both orders while a layer is written.
+    pub transposed: bool,
+}
+
+/// Linear layer of a model whose format is to be chosen, as far as a convention asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerKind {
+    /// True for the up-projection of latent attention's keys and values.
+    pub latent_kv: bool,
+    /// True for an expert.
+    pub expert: bool,
+}
+
+/// Checkpoint format: how one tool lays a model's weights out on disk.
+///
+/// The defaults are those of a format that is read and not written. A writable format returns its [`Facts`] and implements
+/// `layer_specs`, `layer_tensors` and `quantization_config`.
+pub trait Convention: fmt::Debug + Send + Sync {
+    /// Name on the command line and in reports.
+    fn name(&self) -> &'static str;
+
+    /// Values of `quant_method` that the format is recognised by.
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[]
     }
 
-    /// The bytes of the scale of the input; with `reciprocal` those of its reciprocal.
+    /// Opens `path` if it is one file of this format.
     ///
     /// # Errors
-    /// [`NotStorable`] where there is none: nothing was calibrated.
-    pub(super) fn input_scale_bytes(
+    /// The file is malformed.
+    fn open_file(&self, _path: &Path) -> Result<Option<(Checkpoint, Box<dyn Opened>)>> {
+        Ok(None)
+    }
+
+    /// Opens a folder if it is of this format.
+    ///
+    /// # Errors
+    /// [`crate::Error::Field`] names the key of the configuration, its value and the accepted values.
+    fn open(&self, _folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        Ok(None)
+    }
+
+    /// Returns the facts of a writable format; `None` if the format is read only.
+    fn writes(&self) -> Option<Facts> {
+        None
+    }
+
+    /// True if a recipe whose weights have these schemes is written in this format unless the user names another.
+    fn is_default_for(&self, _schemes: &[&Scheme]) -> bool {
+        false
+    }
+
+    /// Tensors of a linear layer, without regard to outliers. See [`specs`](Self::specs).
+    ///
+    /// # Errors
+    /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        Err(NotStorable::new(plan.scheme, format!("{} is read, not written", self.name())))
+    }
+
+    /// Bytes of the tensors that [`layer_specs`](Self::layer_specs) declares. `beside` holds only what the facts allow.
+    ///
+    /// # Errors
+    /// As [`layer_specs`](Self::layer_specs).
+    fn layer_tensors(
         &self,
-        container: &str,
-        reciprocal: bool,
-    ) -> Result<Vec<u8>, NotStorable> {
-        let Some(scale) = self.input_scale else {
-            let input = self.input.map_or(String::new(), ToString::to_string);
-            let why = format!("{container} stores a scale of the inputs ({input}), which calibration finds");
-            return Err(NotStorable { scheme: self.scheme.to_string(), why });
-        };
-        Ok(if reciprocal { 1.0 / scale } else { scale }.to_le_bytes().to_vec())
+        plan: &LinearPlan<'_>,
+        _q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        Err(NotStorable::new(plan.scheme, format!("{} is read, not written", self.name())))
+    }
+
+    /// `quantization_config` of a model; null for a format without `config.json`.
+    ///
+    /// # Errors
+    /// [`NotStorable`] if the layers do not go together in this format.
+    fn quantization_config(&self, _model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        Ok(Value::Null)
+    }
+
+    /// Keys of `config.json` under which the `quantization_config` is written.
+    fn config_keys(&self) -> &'static [&'static str] {
+        &["quantization_config"]
+    }
+
+    /// Name and content of the JSON file that repeats the configuration beside `config.json`, if the format has one.
+    ///
+    /// # Errors
+    /// As [`quantization_config`](Self::quantization_config).
+    fn side_config(
+        &self,
+        _model: &ModelPlan<'_>,
+        _quantization: &Value,
+    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+        Ok(None)
+    }
+
+    /// Names of the JSON files beside `config.json` in which the tools of this format describe the quantization. An output in
+    /// another format does not take them over.
+    fn side_files(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Name and bytes of a file that is derived from the finished weight files, which `open` opens.
+    ///
+    /// # Errors
+    /// A tensor is missing or cannot be read.
+    fn companion(&self, _open: &dyn Fn() -> Result<ModelFiles>) -> Result<Option<(&'static str, Vec<u8>)>> {
+        Ok(None)
+    }
+
+    /// Metadata of the weight files, beyond the library that they are for.
+    fn metadata(&self, _model: &ModelPlan<'_>) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    /// The scheme as this format stores it in a model of `dtype`: for example, f32 scales become f16 or the model's dtype.
+    fn as_stored(&self, scheme: Scheme, _dtype: Dtype) -> Scheme {
+        scheme
+    }
+
+    /// The only code in which the format stores the scales of integers in a model of `dtype`, if there is only one.
+    fn scale_code(&self, _dtype: Dtype) -> Option<Code> {
+        None
+    }
+
+    /// Reason why a layer stays unquantized in this format, whatever its scheme; `None` if it need not.
+    fn keeps_dense(&self, _layer: LayerKind) -> Option<&'static str> {
+        None
+    }
+
+    /// Tensors of a layer as it was read, with everything stored around its codes except the bias. An unquantized layer has
+    /// none.
+    ///
+    /// # Errors
+    /// [`NotStorable`] if the format cannot hold all of it.
+    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+        store_plain(self, module, layer)
+    }
+
+    /// Checks that the format can hold a KV cache of `scheme`, whose scales are stored if they are static.
+    ///
+    /// # Errors
+    /// [`NotStorable`] with the reason.
+    fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+        let why = format!("{} has no place for how keys and values are stored", self.name());
+        Err(cache::not_storable(scheme, why))
+    }
+
+    /// Tensors of the scales of keys and values of the attention `module`, `count` scales each.
+    fn kv_specs(&self, module: &str, count: usize) -> [TensorSpec; 2] {
+        let shape = if count == 1 { vec![1] } else { vec![count, 1, 1] };
+        ["k_scale", "v_scale"]
+            .map(|suffix| TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, shape.clone()))
+    }
+
+    /// Facts of the format; those of one that can store nothing if it is read only.
+    fn facts(&self) -> Facts {
+        self.writes().unwrap_or_default()
+    }
+
+    /// Tensors of a linear layer. In GGUF they have their names there and blocks as rows of bytes; of stacked experts they are
+    /// one expert's part.
+    ///
+    /// # Errors
+    /// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
+    fn specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        if plan.outliers > 0 && !self.facts().outliers {
+            let why = format!("{} stores no outliers beside its codes; fix: --format native", self.name());
+            return Err(NotStorable::new(plan.scheme, why));
+        }
+        self.layer_specs(plan)
+    }
+
+    /// Bytes of the tensors that [`specs`](Self::specs) declares, by name. For GGUF the rows are still in Hugging Face order
+    /// ([`to_gguf_order`](super::gguf::to_gguf_order)).
+    ///
+    /// # Errors
+    /// As [`specs`](Self::specs), and if the format does not store what is `beside`.
+    fn tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        if matches!(beside, Beside::Groups(_)) && self.facts().group_order == Support::No {
+            let why =
+                format!("{} stores no g_idx (the group of each column); fix: --format gptq", self.name());
+            return Err(NotStorable::new(plan.scheme, why));
+        }
+        if matches!(beside, Beside::Outliers(_)) {
+            self.specs(plan)?;
+        }
+        self.layer_tensors(plan, q, beside)
+    }
+
+    /// Checks that the format can say that keys and values are stored under `scheme`.
+    ///
+    /// # Errors
+    /// [`NotStorable`] with the reason.
+    fn check_kv(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+        if scheme.source == Source::Static && !cache::is_fixed(scheme) {
+            let why = "stores scales of a KV cache of 8-bit integers or floats, per tensor or per head: int8-tensor@static, fp8-e4m3-head@static …";
+            return Err(cache::not_storable(scheme, format!("{} {why}", self.name())));
+        }
+        self.kv_format(scheme)
     }
 }
 
-/// Why a container cannot hold a scheme.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("scheme {scheme}: {why}")]
-pub struct NotStorable {
-    /// The scheme.
-    pub scheme: String,
-    /// Why.
-    pub why: String,
+/// Tensors of a layer as it was read, in a format that stores nothing around the codes but stored input scales and the group of
+/// each column, as far as its facts allow.
+///
+/// # Errors
+/// As [`Convention::store`].
+pub(super) fn store_plain<C: Convention + ?Sized>(
+    format: &C,
+    module: &str,
+    layer: &LinearWeight,
+) -> std::result::Result<StoredTensors, NotStorable> {
+    let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
+    let scheme = Scheme::new(q.format.clone(), Rule::Amax);
+    let no = |why: &str| Err(NotStorable::new(&scheme, format!("{module}: {} {why}", format.name())));
+    let stored = layer.input.as_ref().is_some_and(|input| input.outer.is_some());
+    if stored && !format.facts().input_scales {
+        return no("holds no stored scale of the inputs");
+    }
+    if layer.input.as_ref().is_some_and(|input| input.keep_above.is_some()) {
+        return no("keeps no columns of the inputs");
+    }
+    let around = &layer.transforms;
+    let input = layer.input.as_ref().map(|input| &input.scheme);
+    let plan = LinearPlan {
+        by_group: !around.before.is_empty(),
+        input_scale: layer.input.as_ref().and_then(|input| input.outer),
+        ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
+    };
+    let bytes = match around.before.as_slice() {
+        [] if around.is_empty() => format.tensors(&plan, q, Beside::Nothing)?,
+        [Map::Perm(order)] if around.after.is_empty() && around.extras.is_empty() => {
+            let (own, g_idx) = in_own_order(q, order);
+            format.tensors(&plan, &own, Beside::Groups(&g_idx))?
+        }
+        _ => return no("holds nothing around the codes but the order of columns"),
+    };
+    Ok(format.specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
 }
+
+/// Returns `scheme` with its f32 scales stored in `dtype`, if it has one level of them and `dtype` is a 16-bit float.
+pub(super) fn with_scales_in(mut scheme: Scheme, dtype: Dtype) -> Scheme {
+    let plain_f32 = scheme.format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
+    scheme.format = match dtype {
+        Dtype::BF16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::BF16)),
+        Dtype::F16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::F16)),
+        _ => scheme.format,
+    };
+    scheme
+}
+
+/// Handle of a writable format.
+#[derive(Clone, Copy)]
+pub struct Container(&'static dyn Convention);
 
 impl Container {
-    /// Every container with its name on the command line.
-    pub const NAMES: [(Container, &'static str); 13] = [
-        (Container::CompressedTensors, "compressed-tensors"),
-        (Container::Gguf, "gguf"),
-        (Container::Native, "native"),
-        (Container::Gptq, "gptq"),
-        (Container::Awq, "awq"),
-        (Container::Modelopt, "modelopt"),
-        (Container::Bitsandbytes, "bitsandbytes"),
-        (Container::DeepseekFp8, fp8::CONTAINER),
-        (Container::Mlx, mlx::NAME),
-        (Container::Exl2, exl2::QUANT_METHOD),
-        (Container::Exl3, exl3::QUANT_METHOD),
-        (Container::Onnx, onnx::QUANT_METHOD),
-        (Container::Mxfp4, gpt_oss::QUANT_METHOD),
-    ];
-
-    /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(container, _)| *container == self).map_or("", |(_, name)| name)
+    /// Creates the handle of `convention`.
+    pub(super) const fn new(convention: &'static dyn Convention) -> Self {
+        Container(convention)
     }
+}
 
-    /// The tensors that `plan` becomes. For GGUF under the names there, blocks as rows of bytes; for [`Container::Mxfp4`] an
-    /// expert's part of them.
-    ///
-    /// # Errors
-    /// [`NotStorable`] where the container cannot hold the scheme, or not on this shape.
-    pub fn specs(self, plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
-        if plan.outliers > 0 && self != Container::Native {
-            let why = format!("{} holds no single weights beside its codes; use native", self.name());
-            return Err(NotStorable { scheme: plan.scheme.to_string(), why });
-        }
-        match self {
-            Container::CompressedTensors => compressed_tensors::specs(plan),
-            Container::Gguf => gguf::specs(plan),
-            Container::Native => native::specs(plan),
-            Container::Gptq => gptq::specs(plan),
-            Container::Awq => awq::specs(plan),
-            Container::Modelopt => modelopt::specs(plan),
-            Container::Bitsandbytes => bitsandbytes::specs(plan),
-            Container::DeepseekFp8 => fp8::specs(plan),
-            Container::Mlx => mlx::specs(plan),
-            Container::Exl2 => exl2::specs(plan),
-            Container::Exl3 => exl3::specs(plan),
-            Container::Onnx => onnx::specs(plan),
-            Container::Mxfp4 => gpt_oss::specs(plan),
-        }
+impl std::ops::Deref for Container {
+    type Target = dyn Convention;
+
+    fn deref(&self) -> &Self::Target {
+        self.0
     }
+}
 
-    /// The bytes of those tensors, by name. For GGUF the rows are still in Hugging Face order
-    /// ([`gguf::to_gguf_order`]).
-    ///
-    /// # Errors
-    /// As [`specs`](Self::specs).
-    pub fn tensors(
-        self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
-        match self {
-            Container::CompressedTensors => compressed_tensors::tensors(plan, q, None),
-            Container::Gguf => gguf::tensors(plan, q),
-            Container::Native => native::tensors(plan, q),
-            Container::Gptq => gptq::tensors(plan, q, None, plan.scheme.format.has_zero()),
-            Container::Awq => awq::tensors(plan, q),
-            Container::Modelopt => modelopt::tensors(plan, q),
-            Container::Bitsandbytes => bitsandbytes::tensors(plan, q),
-            Container::DeepseekFp8 => fp8::tensors(plan, q),
-            Container::Mlx => mlx::tensors(plan, q),
-            Container::Exl2 => exl2::tensors(plan, q),
-            Container::Exl3 => exl3::tensors(plan, q),
-            Container::Onnx => onnx::tensors(plan, q),
-            Container::Mxfp4 => gpt_oss::part(plan, q),
-        }
+impl PartialEq for Container {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
     }
+}
 
-    /// The scheme as this container stores it, in a model of `dtype`: what would be an f32 scale is in the dtype of the model
-    /// or always f16, NVFP4's tensor-wide scale a factor or its reciprocal, and EXL3 has a scale for each channel.
-    pub fn as_stored(self, mut scheme: Scheme, dtype: Dtype) -> Scheme {
-        let scales = match self {
-            // Its loaders cast to the dtype of the model.
-            Container::CompressedTensors => dtype,
-            Container::Modelopt if matches!(scheme.format.blocks(), Blocks::Group(_)) => dtype,
-            Container::Gptq | Container::Awq | Container::Exl2 => Dtype::F16,
-            _ => Dtype::F32,
-        };
-        let plain_f32 = scheme.format.scale().is_some_and(|s| s.code == Code::F32 && s.outer.is_none());
-        scheme.format = match scales {
-            Dtype::BF16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::BF16)),
-            Dtype::F16 if plain_f32 => scheme.format.with_scale_code(Code::Float(minifloat::F16)),
-            _ => scheme.format,
-        };
-        if let (Container::Exl3, Format::Trellis(trellis)) = (self, &mut scheme.format) {
-            trellis.channels = true;
-        }
-        if self == Container::Modelopt { modelopt::as_stored(scheme) } else { scheme }
-    }
+impl Eq for Container {}
 
-    /// The tensors of a layer as it was read, with all that is stored around its codes: the scale of its inputs, factors,
-    /// orders. Without its bias. A dense layer has none.
-    ///
-    /// # Errors
-    /// [`NotStorable`] where the container cannot hold all of it.
-    pub fn store(
-        self,
-        module: &str,
-        layer: &LinearWeight,
-    ) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
-        match self {
-            Container::Modelopt => return modelopt::store(module, layer),
-            Container::Bitsandbytes => return bitsandbytes::store(module, layer),
-            Container::DeepseekFp8 => return fp8::store(module, layer),
-            Container::Exl2 => return exl2::store(module, layer),
-            _ => {}
-        }
-        let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
-        let scheme = Scheme::new(q.format.clone(), Rule::Amax);
-        let no = |why: &str| {
-            let why = format!("{module}: {} {why}", self.name());
-            Err(NotStorable { scheme: scheme.to_string(), why })
-        };
-        let stored = layer.input.as_ref().is_some_and(|input| input.outer.is_some());
-        if stored && !matches!(self, Container::CompressedTensors | Container::Native) {
-            return no("holds no stored scale of the inputs");
-        }
-        if layer.input.as_ref().is_some_and(|input| input.keep_above.is_some()) {
-            return no("keeps no columns of the inputs");
-        }
-        let input = layer.input.as_ref().map(|input| &input.scheme);
-        let around = &layer.transforms;
-        let plan = LinearPlan {
-            by_group: !around.before.is_empty(),
-            input_scale: layer.input.as_ref().and_then(|input| input.outer),
-            ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
-        };
-        let bytes = match around.before.as_slice() {
-            [] if around.is_empty() => self.tensors(&plan, q)?,
-            [] if around.after.is_empty() && self == Container::Native => {
-                return native::store(&plan, q, &around.extras);
-            }
-            [Map::Perm(order)] if around.after.is_empty() && around.extras.is_empty() => {
-                let (own, g_idx) = gptq::in_own_order(q, order);
-                self.tensors_by_group(&plan, &own, &g_idx)?
-            }
-            _ => return no("holds nothing around the codes but the order of columns"),
-        };
-        Ok(self.specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
-    }
-
-    /// [`tensors`](Self::tensors) of a weight with `outliers`, an [`Extra::Sparse`] of as many as the plan says.
-    ///
-    /// # Errors
-    /// As [`specs`](Self::specs).
-    pub fn tensors_with_outliers(
-        self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        outliers: &Extra,
-    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
-        self.specs(plan)?;
-        native::tensors_with_outliers(plan, q, outliers)
-    }
-
-    /// Whether it can say that groups are not of neighbouring columns.
-    pub fn holds_group_order(self) -> bool {
-        matches!(self, Container::Gptq | Container::CompressedTensors)
-    }
-
-    /// Whether it can store a scale of the inputs that calibration finds.
-    pub fn holds_input_scales(self) -> bool {
-        matches!(self, Container::CompressedTensors | Container::Modelopt | Container::Native)
-    }
-
-    /// Whether readers of it multiply integers by scales of either sign. AutoRound's own files have such scales; llama.cpp's Q4_0
-    /// has them in its blocks, which are not in question here.
-    pub fn holds_signed_scales(self) -> bool {
-        matches!(self, Container::CompressedTensors | Container::Gptq | Container::Native)
-    }
-
-    /// [`tensors`](Self::tensors) of a weight whose column `k` is of group `g_idx[k]`, codes in the order of the weight.
-    ///
-    /// # Errors
-    /// As [`specs`](Self::specs), and where the container does not [hold](Self::holds_group_order) that.
-    pub fn tensors_by_group(
-        self,
-        plan: &LinearPlan<'_>,
-        q: &Quantized,
-        g_idx: &[u32],
-    ) -> Result<Vec<(String, Vec<u8>)>, NotStorable> {
-        match self {
-            Container::Gptq => gptq::tensors(plan, q, Some(g_idx), plan.scheme.format.has_zero()),
-            Container::CompressedTensors => compressed_tensors::tensors(plan, q, Some(g_idx)),
-            _ => {
-                let why = format!("{} holds no g_idx, the group of each column; use gptq", self.name());
-                Err(NotStorable { scheme: plan.scheme.to_string(), why })
-            }
-        }
+impl fmt::Debug for Container {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

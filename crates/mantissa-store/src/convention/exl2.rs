@@ -12,12 +12,17 @@ mod write;
 use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Map, Transforms};
-use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding};
+use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding, Scheme};
+use serde_json::Value;
 
+use super::container::with_scales_in;
 use super::gptq::{centred, group_int};
 use super::sound::{self, Names};
-use super::{ModelFiles, Weight};
-use crate::{Dtype, Result};
+use super::{
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
+    NamedBytes, NotStorable, Opened, Parts, StoredTensors, Weight,
+};
+use crate::{Dtype, Result, TensorSpec};
 
 pub use write::{Squares, quantization_config, specs, square_scale, squares, store, tensors};
 
@@ -43,12 +48,7 @@ struct Group {
 ///
 /// # Errors
 /// A tensor of the module is missing, has another dtype or shape, or contradicts another.
-pub(super) fn linear(
-    files: &ModelFiles,
-    module: &str,
-    rows: usize,
-    cols: usize,
-) -> Result<(Weight, Transforms)> {
+fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<(Weight, Transforms)> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     if !files.has(&name("q_weight")) {
         return Ok((files.dense(module, rows, cols)?, Transforms::default()));
@@ -192,4 +192,64 @@ fn order(files: &ModelFiles, name: &str, cols: usize) -> Result<Option<Vec<u32>>
     }
     let own = order.iter().enumerate().all(|(place, &column)| place == column as usize);
     Ok((!own).then_some(order))
+}
+
+/// EXL2, read by exllamav2.
+#[derive(Debug)]
+pub(super) struct Exl2;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Exl2);
+
+impl Convention for Exl2 {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(Exl2) as Box<dyn Opened>))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { square_scales: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+        store(module, layer)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        Ok(quantization_config(model.bits_per_weight))
+    }
+
+    fn as_stored(&self, scheme: Scheme, _dtype: Dtype) -> Scheme {
+        with_scales_in(scheme, Dtype::F16)
+    }
+}
+
+impl Opened for Exl2 {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(weight(files, module, rows, cols)?.into())
+    }
 }

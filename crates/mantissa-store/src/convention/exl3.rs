@@ -10,10 +10,14 @@
 mod write;
 
 use mantissa_num::trellis::{TILE, Trellis, TrellisBook};
-use mantissa_num::{Codes, Format, Quantized};
+use mantissa_num::{Codes, Format, Quantized, Scheme};
+use serde_json::Value;
 
-use super::{ModelFiles, Parts};
-use crate::{Dtype, Result};
+use super::{
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    NotStorable, Opened, Parts, PlannedLayer,
+};
+use crate::{Dtype, Result, TensorSpec};
 
 pub use write::{FILE_NAME, quantization_config, specs, tensor_storage, tensors};
 
@@ -27,7 +31,7 @@ const ROTATED: usize = 128;
 ///
 /// # Errors
 /// A tensor of the module is missing or has another dtype or shape.
-pub(super) fn linear(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
     let name = format!("{module}.trellis");
     if !files.has(&name) {
         return Ok(files.dense(module, rows, cols)?.into());
@@ -95,4 +99,85 @@ fn signs(files: &ModelFiles, module: &str, [scales, packed]: [&str; 2], n: usize
     let bytes = files.read_exact(&old, &[Dtype::I16, Dtype::U16], &[n / 16])?;
     let sign = |i: usize| if bytes[i / 8] >> (i % 8) & 1 == 1 { 0xbc00 } else { 0x3c00 };
     Ok((0..n).map(sign).collect())
+}
+
+/// EXL3, read by exllamav3.
+#[derive(Debug)]
+pub(super) struct Exl3;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Exl3);
+
+impl Convention for Exl3 {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(Exl3) as Box<dyn Opened>))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts::default())
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        Ok(quantization_config(mean_bits(model), model.weights))
+    }
+
+    fn side_files(&self) -> &'static [&'static str] {
+        &[FILE_NAME]
+    }
+
+    fn side_config(
+        &self,
+        model: &ModelPlan<'_>,
+        quantization: &Value,
+    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+        Ok(Some((FILE_NAME, tensor_storage(quantization, model.specs))))
+    }
+
+    /// Gives a trellis the scale that EXL3 has for each channel.
+    fn as_stored(&self, mut scheme: Scheme, _dtype: Dtype) -> Scheme {
+        if let Format::Trellis(trellis) = &mut scheme.format {
+            trellis.channels = true;
+        }
+        scheme
+    }
+}
+
+/// Mean bits of a code over the weights that are stored in a trellis.
+fn mean_bits(model: &ModelPlan<'_>) -> f64 {
+    let half_bits = |layer: &PlannedLayer<'_>| {
+        layer.scheme.format.trellis().map_or(0, |trellis| trellis.half_bits() * layer.rows * layer.cols)
+    };
+    let bits = model.layers.iter().map(half_bits).sum::<usize>();
+    bits as f64 / (2 * (model.weight_count() as u64).max(1)) as f64
+}
+
+impl Opened for Exl3 {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        weight(files, module, rows, cols)
+    }
 }

@@ -15,17 +15,17 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, RowName, ScaleTree, Scheme, S
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::weight::Parts;
 use super::{
-    ActivationQuant, LinearPlan, LinearWeight, ModelFiles, NotStorable, Weight, scale_code, scale_dtype,
+    ActivationQuant, Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles,
+    ModelPlan, NamedBytes, NotStorable, Opened, Parts, StoredTensors, Weight, scale_code, scale_dtype,
 };
-use crate::{Dtype, Error, Result, TensorSpec};
+use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 
 /// `quant_method` of this convention.
 pub const QUANT_METHOD: &str = "fp8";
 
-/// Name of the container that is written.
-pub const CONTAINER: &str = "deepseek-fp8";
+/// Name of the format that is written.
+pub const NAME: &str = "deepseek-fp8";
 
 const E4M3: Code = Code::Float(minifloat::E4M3);
 
@@ -82,7 +82,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the config says.
-    pub(super) fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let codes_name = name("weight");
         if files.meta(&codes_name)?.dtype != Dtype::F8E4M3 {
@@ -161,7 +161,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32,
         offset: Offset::None,
     }) = &scheme.format
     else {
-        return no(format!("{CONTAINER} holds FP8 tiles: fp8-e4m3-t128x128"));
+        return no(format!("{NAME} holds FP8 tiles: fp8-e4m3-t128x128"));
     };
     let dtype = match scale.code {
         Code::F32 => Dtype::F32,
@@ -172,7 +172,7 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32,
     let expected = dynamic(*cols, scale.code == Code::E8m0);
     // What a row of the input is called does not matter.
     if input.map(|input| Scheme { row: expected.row, ..input.clone() }).as_ref() != Some(&expected) {
-        return no(format!("{CONTAINER} quantizes the inputs as well: add +{expected}"));
+        return no(format!("{NAME} quantizes the inputs as well: add +{expected}"));
     }
     Ok(((*rows, *cols), dtype))
 }
@@ -215,7 +215,7 @@ pub fn store(
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), mantissa_num::Rule::Amax);
     if !layer.transforms.is_empty() {
-        let why = format!("{module}: {CONTAINER} stores nothing around the codes");
+        let why = format!("{module}: {NAME} stores nothing around the codes");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let input = layer.input.as_ref().map(|input| &input.scheme);
@@ -237,7 +237,7 @@ pub fn quantization_config(
         let found = layout(scheme, input.as_ref())?;
         if *first.get_or_insert(found) != found {
             let module = modules.first().map_or("", String::as_str);
-            let why = format!("{module}: {CONTAINER} has one size of blocks for the model");
+            let why = format!("{module}: {NAME} has one size of blocks for the model");
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
     }
@@ -254,4 +254,65 @@ pub fn quantization_config(
         config["scale_fmt"] = json!("ue8m0");
     }
     Ok(config)
+}
+
+/// FP8 in blocks as DeepSeek-V3 has it, read by vLLM, SGLang and transformers.
+#[derive(Debug)]
+pub(super) struct DeepseekFp8;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&DeepseekFp8);
+
+impl Convention for DeepseekFp8 {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
+        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { folded_transforms: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+        store(module, layer)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        quantization_config(&model.groups(), &model.kept)
+    }
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn coded_shape(&self, _files: &ModelFiles, _module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {
+        <[usize; 2]>::try_from(codes.shape.as_slice()).ok().map(Into::into)
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        self.layer(files, module, rows, cols)
+    }
 }

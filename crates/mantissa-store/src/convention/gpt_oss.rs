@@ -7,10 +7,13 @@
 
 use mantissa_num::pack::Packing;
 use mantissa_num::{Code, Codes, Quantized, Scheme, minifloat};
+use serde_json::{Value, json};
 
-use super::container::{LinearPlan, NotStorable};
 use super::sound::{self, Names};
-use super::{ModelFiles, Stack};
+use super::{
+    Beside, Candidate, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, ModelPlan,
+    NamedBytes, NotStorable, Opened, Parts, Stack,
+};
 use crate::{Dtype, Result, TensorSpec};
 
 /// `quant_method` of this convention.
@@ -114,4 +117,73 @@ pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8
     }
     let [of_blocks, of_scales] = stacked_specs(name, experts.len(), rows, cols);
     Some([(of_blocks, blocks), (of_scales, scales)])
+}
+
+/// Experts stacked in MXFP4 as gpt-oss publishes them, read by transformers and vLLM.
+#[derive(Debug)]
+pub(super) struct GptOss;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&GptOss);
+
+impl Convention for GptOss {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(GptOss) as Box<dyn Opened>))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { folded_transforms: true, experts: Experts::Stacked, conv1d: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        part(plan, q)
+    }
+
+    fn quantization_config(&self, _model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        // As in the published models.
+        Ok(json!({
+            "quant_method": QUANT_METHOD,
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        }))
+    }
+
+    fn keeps_dense(&self, layer: LayerKind) -> Option<&'static str> {
+        (!layer.expert).then_some("the format quantizes experts only")
+    }
+}
+
+impl Opened for GptOss {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn expert_tensors(&self, tensor: &str) -> Option<[String; 2]> {
+        Some(names(tensor))
+    }
+
+    fn expert(&self, files: &ModelFiles, stack: &Stack, rows: usize, cols: usize) -> Result<Quantized> {
+        expert(files, stack, rows, cols)
+    }
+
+    /// Reads a layer beside the experts, which is unquantized.
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(files.dense(module, rows, cols)?.into())
+    }
 }

@@ -1,7 +1,9 @@
 //! Checks of a model by its headers alone: every tensor that a reader will ask for is there, in its shape. No weight is read.
 
-use super::{Convention, ModelFiles, Stack, native};
-use crate::{Dtype, Error, Result, TensorMeta};
+use super::files::ModelFiles;
+use super::native;
+use super::stacked::Stack;
+use crate::{Result, TensorMeta};
 
 /// Tensors of codes, and the tensors without which they decode to nothing.
 const CODES: [(&str, &[&str]); 8] = [
@@ -21,12 +23,7 @@ impl ModelFiles {
     /// # Errors
     /// [`Error::NoTensor`], [`Error::NotFloat`], or [`Error::Field`] for another shape.
     pub fn check_tensor(&self, name: &str, shape: &[usize]) -> Result<()> {
-        if let Some(model) = self.gguf() {
-            return model.check(self, name, shape);
-        }
-        let meta = self.meta(name)?;
-        self.expect_shape(meta, shape)?;
-        self.expect_float(meta)
+        self.opened().check_tensor(self, name, shape)
     }
 
     /// Checks that [`linear`](Self::linear) finds the tensors of a linear layer: a dense weight of this shape, or codes with what
@@ -39,7 +36,7 @@ impl ModelFiles {
             self.check_tensor(&format!("{module}.bias"), &[rows])?;
         }
         let weight = format!("{module}.weight");
-        if self.gguf().is_some() {
+        if self.opened().types_every_tensor() {
             return self.check_tensor(&weight, &[rows, cols]);
         }
         match self.checkpoint().get(&weight) {
@@ -54,10 +51,9 @@ impl ModelFiles {
     /// # Errors
     /// As [`check_tensor`](Self::check_tensor).
     pub fn check_expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<()> {
-        if matches!(self.convention, Convention::GptOss) && !self.has(&stack.tensor) {
-            return super::gpt_oss::names(&stack.tensor)
-                .iter()
-                .try_for_each(|name| self.meta(name).map(|_| ()));
+        if let Some(names) = self.opened().expert_tensors(&stack.tensor).filter(|_| !self.has(&stack.tensor))
+        {
+            return names.iter().try_for_each(|name| self.meta(name).map(|_| ()));
         }
         let meta = self.meta(&stack.tensor)?;
         self.expect_shape(meta, &stack.shape(rows, cols))?;
@@ -95,13 +91,5 @@ impl ModelFiles {
             return self.meta(&name("weight")).map(|_| ());
         };
         beside.iter().try_for_each(|suffix| self.meta(&name(suffix)).map(|_| ()))
-    }
-
-    fn expect_float(&self, meta: &TensorMeta) -> Result<()> {
-        if matches!(meta.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            return Ok(());
-        }
-        let (path, tensor) = (self.path_of(&meta.name).to_owned(), meta.name.clone());
-        Err(Error::NotFloat { path, tensor, dtype: meta.dtype })
     }
 }

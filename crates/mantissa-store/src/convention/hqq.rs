@@ -14,7 +14,7 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree};
 
 use super::gptq::centred;
 use super::sound::{self, Names};
-use super::{ModelFiles, Weight};
+use super::{Candidate, Convention, ModelFiles, Opened, Parts, Weight};
 use crate::{Dtype, Result};
 
 /// `quant_method` of this convention.
@@ -37,7 +37,7 @@ struct Layout {
 ///
 /// # Errors
 /// A tensor of the module is missing, has another dtype or shape, or contradicts another; scales that are quantized themselves.
-pub(super) fn linear(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
+fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     let codes_name = name("W_q");
     if !files.has(&codes_name) {
@@ -161,4 +161,32 @@ fn text(files: &ModelFiles, name: &str) -> Result<String> {
         ));
     }
     Ok(files.checkpoint().read(name)?.into_iter().map(char::from).collect())
+}
+
+/// HQQ, as transformers saves it.
+#[derive(Debug)]
+pub(super) struct Hqq;
+
+impl Convention for Hqq {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        Ok(folder.of_method(QUANT_METHOD).map(|_| Box::new(Hqq) as Box<dyn Opened>))
+    }
+}
+
+impl Opened for Hqq {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(weight(files, module, rows, cols)?.into())
+    }
 }

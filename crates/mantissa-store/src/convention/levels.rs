@@ -5,7 +5,7 @@
 //! keys of all heads the middle and half the width of its range; and `m.v_levels` F32 `[codes]`, the levels of the values. A side
 //! that the policy stores otherwise has none.
 
-use super::{Convention, ModelFiles};
+use super::files::ModelFiles;
 use crate::finite::require_finite;
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -62,10 +62,7 @@ impl KvLevels {
 impl ModelFiles {
     /// How keys and values are stored under levels that the model brings, in the words of `--kv`; `None` where it brings none.
     pub fn kv_policy(&self) -> Option<&str> {
-        match &self.convention {
-            Convention::Native(config) => config.levels(),
-            _ => None,
-        }
+        self.opened().kv_policy()
     }
 
     /// The levels of the attention `module`, of whose keys a token has `width` values.

@@ -16,7 +16,10 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, 
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::{LinearPlan, ModelFiles, NotStorable, Weight, scale_code, scale_dtype};
+use super::{
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    NotStorable, Opened, Parts, Weight, scale_code, scale_dtype,
+};
 use crate::{Dtype, Error, Result, TensorSpec};
 
 /// Name of the convention, for people.
@@ -53,7 +56,7 @@ pub struct Config {
 }
 
 /// The object that describes the quantization, in a config of this convention.
-pub(super) fn found(config: &Value) -> Option<&Value> {
+fn found(config: &Value) -> Option<&Value> {
     let object =
         |key: &str| config.get(key).filter(|v| v.get("group_size").is_some() && v.get("bits").is_some());
     object("quantization")
@@ -84,13 +87,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the config says.
-    pub(super) fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Weight> {
+    fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let name = |suffix: &str| format!("{module}.{suffix}");
         let (codes_name, scales_name, biases_name) = (name("weight"), name("scales"), name("biases"));
         let layer = self.layers.get(module).copied().unwrap_or(Some(self.default));
@@ -283,4 +280,58 @@ pub fn quantization(
         modules.iter().for_each(|module| config[module.as_str()] = keys.clone());
     }
     Ok(config)
+}
+
+/// MLX, read by mlx-lm.
+#[derive(Debug)]
+pub(super) struct Mlx;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Mlx);
+
+impl Convention for Mlx {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let Some(value) = folder.checkpoint.config().and_then(found) else { return Ok(None) };
+        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { folded_transforms: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        quantization(&model.groups())
+    }
+
+    /// mlx-lm looks under the first key, hubs under the second.
+    fn config_keys(&self) -> &'static [&'static str] {
+        &["quantization", "quantization_config"]
+    }
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(self.weight(files, module, rows, cols)?.into())
+    }
 }

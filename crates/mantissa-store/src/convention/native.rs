@@ -12,6 +12,7 @@
 //! the scheme of keys and values (`kv_cache`), whose scales, where they are static, are `k_scale` and `v_scale` of each attention
 //! module, or the policy of a cache whose levels are stored ([`levels`]).
 
+mod format;
 mod outliers;
 mod trellis;
 
@@ -22,17 +23,25 @@ use mantissa_num::minifloat::{BF16, F16};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_num::{
-    Code, Codes, Hadamard, Quantized, ScaleLevel, Scheme, Source, code_unit, parse_activation,
+    Code, Codes, Hadamard, Quantized, Rule, ScaleLevel, Scheme, Source, code_unit, parse_activation,
 };
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
-use super::{ActivationQuant, KvQuant, LinearPlan, ModelFiles, NotStorable, Parts, Weight, cache, levels};
+use super::{
+    ActivationQuant, KvQuant, LinearPlan, LinearWeight, ModelFiles, NotStorable, Parts, StoredTensors,
+    Weight, cache, levels,
+};
 use crate::{Checkpoint, Dtype, Error, Result, TensorSpec};
 
+pub use format::CONTAINER;
+pub(super) use format::Native;
 pub use outliers::{OUTLIER_PARTS, outlier_bits};
 
-/// `quant_method` of this container.
+/// Name on the command line and in reports.
+pub const NAME: &str = "native";
+
+/// `quant_method` of the format.
 pub const QUANT_METHOD: &str = "mantissa";
 
 /// What `config.json` adds to the tensors, by module: activation schemes and rotations of inputs.
@@ -197,47 +206,34 @@ fn input_scale(module: &str) -> String {
     format!("{module}.input_scale")
 }
 
-/// The bytes of the tensors that [`specs`] declares.
+/// Tensors of a layer with outliers beside its codes, as it was read.
 ///
 /// # Errors
-/// [`NotStorable`] where the input has a stored scale that the plan does not give.
-pub fn tensors(
-    plan: &LinearPlan<'_>,
+/// [`NotStorable`] if anything but outliers stands beside the codes.
+fn store(
+    module: &str,
+    layer: &LinearWeight,
     q: &Quantized,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
-    all_tensors(plan, q, None)
-}
-
-/// [`tensors`] of a weight with `outliers`, an [`Extra::Sparse`].
-///
-/// # Errors
-/// As there, and where these are not as many as the plan says.
-pub fn tensors_with_outliers(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-    outliers: &Extra,
-) -> std::result::Result<Vec<(String, Vec<u8>)>, NotStorable> {
-    all_tensors(plan, q, Some(outliers))
-}
-
-/// The tensors of a layer as it was read, with what stands beside its codes.
-///
-/// # Errors
-/// [`NotStorable`] of more than single weights.
-pub(super) fn store(
-    plan: &LinearPlan<'_>,
-    q: &Quantized,
-    extras: &[Extra],
-) -> std::result::Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
-    let [extra @ Extra::Sparse { index, .. }] = extras else {
-        let why = format!("{}: native keeps single weights beside codes, nothing else", plan.module);
-        return Err(NotStorable { scheme: plan.scheme.to_string(), why });
+) -> std::result::Result<StoredTensors, NotStorable> {
+    let scheme = Scheme::new(q.format.clone(), Rule::Amax);
+    let [extra @ Extra::Sparse { index, .. }] = layer.transforms.extras.as_slice() else {
+        let why = format!("{module}: native stores outliers beside codes, nothing else");
+        return Err(NotStorable::new(&scheme, why));
     };
-    let plan = LinearPlan { outliers: index.len(), ..*plan };
-    let bytes = tensors_with_outliers(&plan, q, extra)?;
+    let input = layer.input.as_ref().map(|input| &input.scheme);
+    let plan = LinearPlan {
+        input_scale: layer.input.as_ref().and_then(|input| input.outer),
+        outliers: index.len(),
+        ..LinearPlan::new(module, &scheme, input, (layer.rows, layer.cols))
+    };
+    let bytes = all_tensors(&plan, q, Some(extra))?;
     Ok(specs(&plan)?.into_iter().zip(bytes.into_iter().map(|(_, bytes)| bytes)).collect())
 }
 
+/// Bytes of the tensors that [`specs`] declares.
+///
+/// # Errors
+/// [`NotStorable`] if the input has a stored scale that the plan does not give, or the outliers are not as many as the plan says.
 fn all_tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -253,7 +249,7 @@ fn all_tensors(
     Ok(all)
 }
 
-/// The metadata entry of a quantized weight: its name, and its scheme and shape.
+/// Metadata entry of a quantized weight: its name, and its scheme and shape.
 pub fn metadata(plan: &LinearPlan<'_>) -> (String, String) {
     (format!("{}.weight", plan.module), format!("{} [{}, {}]", plan.scheme, plan.rows, plan.cols))
 }
@@ -266,7 +262,7 @@ pub fn quantization_config(inputs: &BTreeMap<String, Scheme>) -> Value {
 }
 
 /// Adds to `config` that the inputs of `modules` are rotated, run by run of `order` values, before they are quantized.
-pub fn rotate_inputs<'a>(config: &mut Value, modules: impl IntoIterator<Item = (&'a str, usize)>) {
+fn rotate_inputs<'a>(config: &mut Value, modules: impl IntoIterator<Item = (&'a str, usize)>) {
     let all: serde_json::Map<_, _> =
         modules.into_iter().map(|(module, order)| (module.to_owned(), json!(order))).collect();
     config[ROTATIONS] = Value::Object(all);
@@ -326,16 +322,11 @@ impl Config {
         Ok(Config { inputs, rotations, kv, levels })
     }
 
-    /// The policy of the cache, where its levels are stored ([`levels`]).
-    pub(super) fn levels(&self) -> Option<&str> {
-        self.levels.as_deref()
-    }
-
-    /// How the attention `module` stores keys and values.
+    /// Quantization of keys and values of the attention `module`.
     ///
     /// # Errors
     /// A scale is there and has another shape, or is no number greater than 0; one is not there.
-    pub fn kv_quant(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
+    fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = &self.kv else { return Ok(None) };
         if scheme.source == Source::Dynamic {
             return Ok(Some(KvQuant { scheme: scheme.clone(), k_scale: Vec::new(), v_scale: Vec::new() }));
@@ -353,7 +344,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor is missing or does not have the shape that the scheme requires; a rotation does not divide the input.
-    pub(super) fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+    fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let rotation = self.rotations.get(module).cloned().map(Map::Hadamard);
         if let Some(Err(error)) = rotation.as_ref().map(|map| map.check(cols)) {
             return Err(files.fault(

@@ -26,7 +26,10 @@ use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, Scheme};
 use serde_json::{Map, Value, json};
 
 use super::sound::{self, Names};
-use super::{Convention, LinearPlan, ModelFiles, NotStorable, Weight};
+use super::{
+    Beside, Candidate, Container, Convention, Experts, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    NotStorable, Opened, Parts, PlannedLayer, Weight,
+};
 use crate::protobuf::Message;
 use crate::{Dtype, Error, Result, TensorSpec};
 
@@ -97,13 +100,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its scheme says.
-    pub(super) fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Weight> {
+    fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let Some(layer) = self.layers.get(module) else { return files.dense(module, rows, cols) };
         let [codes_name, scales_name, zeros_name] = names(module);
         if (layer.rows, layer.cols) != (rows, cols) {
@@ -243,14 +240,13 @@ pub fn tensors(
     Ok(all)
 }
 
-/// `quantization_config` for layers, each with its shape and scheme.
-pub fn quantization_config<'a>(
-    layers: impl IntoIterator<Item = (&'a str, (usize, usize), &'a Scheme)>,
-) -> Value {
-    let entry = |(module, (rows, cols), scheme): (&str, (usize, usize), &Scheme)| {
-        (module.to_owned(), json!({"scheme": scheme.to_string(), "shape": [rows, cols]}))
+/// `quantization_config`: scheme and shape of each layer.
+fn quantization_config(model: &ModelPlan<'_>) -> Value {
+    let entry = |layer: &PlannedLayer<'_>| {
+        let entry = json!({"scheme": layer.scheme.to_string(), "shape": [layer.rows, layer.cols]});
+        (layer.module.to_owned(), entry)
     };
-    let layers: Map<String, Value> = layers.into_iter().map(entry).collect();
+    let layers: Map<String, Value> = model.layers.iter().map(entry).collect();
     json!({"quant_method": QUANT_METHOD, "file": FILE_NAME, "layers": layers})
 }
 
@@ -259,7 +255,7 @@ pub fn quantization_config<'a>(
 /// # Errors
 /// A tensor of a layer is missing.
 pub fn graph(files: &ModelFiles) -> Result<Option<Vec<u8>>> {
-    let Convention::Onnx(config) = &files.convention else { return Ok(None) };
+    let Some(config) = files.as_convention::<Config>() else { return Ok(None) };
     let mut graph = Message::default();
     for (module, layer) in &config.layers {
         graph.message(1, node(module, layer));
@@ -364,4 +360,62 @@ fn output(module: &str, layer: &Layer) -> Message {
     info.text(1, &format!("{module}.weight"));
     info.message(2, of_type);
     info
+}
+
+/// ONNX: initializers with DequantizeLinear nodes.
+#[derive(Debug)]
+pub(super) struct Onnx;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Onnx);
+
+impl Convention for Onnx {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
+        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { folded_transforms: true, experts: Experts::AsInSource, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        Ok(quantization_config(model))
+    }
+
+    /// Writes the graph, which states where in the weight files each tensor lies.
+    fn companion(&self, open: &dyn Fn() -> Result<ModelFiles>) -> Result<Option<(&'static str, Vec<u8>)>> {
+        Ok(Some((FILE_NAME, graph(&open()?)?.unwrap_or_default())))
+    }
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(self.weight(files, module, rows, cols)?.into())
+    }
 }

@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use super::gptq::centred;
 use super::sound::{self, Names};
-use super::{ModelFiles, Weight};
+use super::{Candidate, Convention, ModelFiles, Opened, Parts, Weight};
 use crate::json::read_strict;
 use crate::{Dtype, Error, Result};
 
@@ -97,22 +97,11 @@ impl Config {
         Ok(Some(Config { modules, notes: (active > 0).then_some(note).into_iter().collect() }))
     }
 
-    /// What is asked for and not applied.
-    pub(super) fn notes(&self) -> &[String] {
-        &self.notes
-    }
-
     /// The weight of `module`, `[rows, cols]`. A module that the map does not name is dense.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the map says.
-    pub(super) fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Weight> {
+    fn weight(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Weight> {
         let Some(kind) = self.modules.get(module).copied() else { return files.dense(module, rows, cols) };
         let scales_name = format!("{module}.weight._scale");
         files.expect_dtype(files.meta(&scales_name)?, &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
@@ -175,5 +164,38 @@ impl Config {
         }
         sound::check(files, Names { codes: &codes_name, scales: &scales_name, zeros: &shift_name }, &q)?;
         Ok(Weight::Quantized(q))
+    }
+}
+
+/// Quanto, as diffusers and optimum save it.
+#[derive(Debug)]
+pub(super) struct Quanto;
+
+impl Convention for Quanto {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// Recognises a folder by its map, which no `quantization_config` names.
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        if folder.quantization.is_some() {
+            return Ok(None);
+        }
+        let config = Config::open(folder.checkpoint.dir())?;
+        Ok(config.map(|config| Box::new(config) as Box<dyn Opened>))
+    }
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(self.weight(files, module, rows, cols)?.into())
     }
 }

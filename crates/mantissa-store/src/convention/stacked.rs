@@ -1,6 +1,7 @@
 //! Experts whose weights stand in one tensor for all of them, as gpt-oss has them.
 
-use super::{Convention, ModelFiles, Weight, gpt_oss};
+use super::files::ModelFiles;
+use super::weight::Weight;
 use crate::{Dtype, Result};
 
 /// The place of one expert's weight `[rows, cols]` in a tensor `[experts, cols, turns · rows]` of all: element (row, col) is
@@ -56,13 +57,14 @@ impl ModelFiles {
         matches!(dtype, Some(Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16))
     }
 
-    /// The weight `[rows, cols]` of one of stacked experts: dense, or in MXFP4 ([`gpt_oss`]). Of the tensor only its part is read.
+    /// The weight `[rows, cols]` of one of stacked experts: unquantized, or in MXFP4 ([`gpt_oss`](super::gpt_oss)). Of the tensor only its part is read.
     ///
     /// # Errors
     /// A tensor is missing, has another dtype or shape, or holds values that are no numbers.
     pub fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight> {
-        if matches!(self.convention, Convention::GptOss) && !self.has(&stack.tensor) {
-            return gpt_oss::expert(self, stack, rows, cols).map(Weight::Quantized);
+        let quantized = self.opened().expert_tensors(&stack.tensor).is_some();
+        if quantized && !self.has(&stack.tensor) {
+            return self.opened().expert(self, stack, rows, cols).map(Weight::Quantized);
         }
         let name = &stack.tensor;
         let meta = self.meta(name)?;

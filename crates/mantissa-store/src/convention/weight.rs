@@ -1,7 +1,7 @@
-//! What a convention hands to the model: a linear layer's weight and how its input is to be quantized.
+//! Linear layers as conventions hand them to the model: the weight, and the quantization of its input.
 
 use mantissa_num::stored::Transforms;
-use mantissa_num::{Quantized, Scheme};
+use mantissa_num::{Codes, Quantized, Scheme};
 
 /// The weight of a linear layer, `[rows, cols]` = `[out, in]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,44 +20,47 @@ pub enum Weight {
     Quantized(Quantized),
 }
 
-/// How a checkpoint asks for a linear layer's input to be quantized at run time, each token by itself.
+/// Run-time quantization of a linear layer's input, each token by itself, as the checkpoint asks for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ActivationQuant {
-    /// The scheme; its source says whether scales are taken from each input or were stored.
+    /// The scheme; its source tells whether scales are computed from each input or stored.
     pub scheme: Scheme,
-    /// Stored tensor-wide scale (NVFP4's `input_global_scale`), or the static per-tensor scale.
+    /// Stored global scale (NVFP4's `input_global_scale`), or the static per-tensor scale.
     pub outer: Option<f32>,
-    /// Values of at least this magnitude stay as they are, and scales are taken from the others: LLM.int8() (Dettmers et al.
-    /// 2022, section 3.2). bitsandbytes keeps a column for every token of the batch where one has such a value; here each token
-    /// is by itself, so that none depends on its neighbours.
+    /// Values of at least this magnitude stay unquantized, and scales are computed from the others: LLM.int8() (Dettmers et al.
+    /// 2022, section 3.2). bitsandbytes keeps a column for every token of the batch if one token has such a value; here each
+    /// token is quantized independently of the others in the batch.
     pub keep_above: Option<f32>,
 }
 
 impl ActivationQuant {
-    /// `scheme`, with the scale that is stored for it.
+    /// Creates the quantization by `scheme` with its stored scale.
     pub fn new(scheme: Scheme, outer: Option<f32>) -> Self {
         ActivationQuant { scheme, outer, keep_above: None }
     }
 }
 
-/// How a checkpoint asks for keys (after their rotation) and values to be quantized as they enter the cache: `round(x / scale)`
-/// in the element of the scheme, times the scale.
+/// Quantization of keys (after RoPE) and values as they enter the cache, as the checkpoint asks for it: `round(x / scale)` in the
+/// element of the scheme, times the scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvQuant {
-    /// The scheme: static with one block for all of a head's values; or dynamic, in the native container.
+    /// The scheme: static with one block for all values of a head; or dynamic, in the native format.
     pub scheme: Scheme,
-    /// Scales of the keys: one, or one per key-value head; none of a dynamic scheme.
+    /// Scales of the keys: one, or one per key-value head; empty for a dynamic scheme.
     pub k_scale: Vec<f32>,
-    /// Scales of the values, likewise.
+    /// Scales of the values, in the same form.
     pub v_scale: Vec<f32>,
 }
 
-/// All of a stored layer but its bias, as conventions read it.
+/// Stored linear layer without its bias, as conventions read it.
 #[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) weight: Weight,
-    pub(super) input: Option<ActivationQuant>,
-    pub(super) transforms: Transforms,
+pub struct Parts {
+    /// The weight.
+    pub weight: Weight,
+    /// Quantization of the input, if the checkpoint asks for it.
+    pub input: Option<ActivationQuant>,
+    /// Maps and extra parts around the codes.
+    pub transforms: Transforms,
 }
 
 impl From<Weight> for Parts {
@@ -78,7 +81,7 @@ impl From<(Weight, Transforms)> for Parts {
     }
 }
 
-/// A linear layer as stored.
+/// Linear layer as stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearWeight {
     /// Output features.
@@ -89,8 +92,23 @@ pub struct LinearWeight {
     pub weight: Weight,
     /// Bias `[rows]`, widened to f32.
     pub bias: Option<Vec<f32>>,
-    /// Quantization of the input, if the checkpoint asks for it; of what the maps before the weight make of it.
+    /// Quantization of the input, after the maps before the weight, if the checkpoint asks for it.
     pub input: Option<ActivationQuant>,
-    /// What stands around the codes.
+    /// Side tensors and transforms.
     pub transforms: Transforms,
+}
+
+/// Returns a weight whose columns the reader sorted by group (`order` is its permutation) in the weight's own order, with the
+/// group of each column (`g_idx`).
+pub fn in_own_order(q: &Quantized, order: &[u32]) -> (Quantized, Vec<u32>) {
+    let size = q.format.blocks().len(1, q.cols).max(1);
+    let mut g_idx = vec![0; q.cols];
+    let mut sorted = q.clone();
+    order.iter().enumerate().for_each(|(place, &column)| g_idx[column as usize] = (place / size) as u32);
+    if let (Codes::U8(to), Codes::U8(from)) = (&mut sorted.codes, &q.codes) {
+        for (to, from) in to.chunks_exact_mut(q.cols.max(1)).zip(from.chunks_exact(q.cols.max(1))) {
+            order.iter().zip(from).for_each(|(&column, &code)| to[column as usize] = code);
+        }
+    }
+    (sorted, g_idx)
 }

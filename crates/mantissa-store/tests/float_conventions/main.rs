@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use mantissa_num::{Scheme, parse_activation};
 use mantissa_store::convention::{
-    Container, LinearPlan, ModelFiles, Stack, Weight, bitsandbytes, compressed_tensors, fp8, gpt_oss, mlx,
-    modelopt, onnx,
+    Beside, Container, LinearPlan, ModelFiles, ModelPlan, PlannedLayer, Stack, Weight, bitsandbytes,
+    compressed_tensors, exl2, fp8, gpt_oss, mlx, modelopt, onnx,
 };
 use mantissa_store::{Dtype, ErrorClass, TensorSpec};
 use one_module::{COLS, MODULE, Model, ROWS, artifacts, quantized, survive_damage, values, weight};
@@ -61,7 +61,7 @@ fn folder(name: &str) -> Model {
 }
 
 fn container(name: &str) -> Option<Container> {
-    Container::NAMES.iter().find(|(_, known)| *known == name).map(|(container, _)| *container)
+    Container::named(name)
 }
 
 #[test]
@@ -135,11 +135,11 @@ fn what_was_read_is_written_back_to_the_same_bytes() {
 fn artifacts_are_written_back_to_the_same_bytes() {
     let Some(artifacts) = artifacts() else { return };
     for (name, container) in [
-        ("mo_FP8_DEFAULT_CFG", Container::Modelopt),
-        ("mo_INT4_AWQ_g32", Container::Modelopt),
-        ("bnb_fn_nf4", Container::Bitsandbytes),
-        ("bnb_fn_nf4_dq", Container::Bitsandbytes),
-        ("bnb_int8", Container::Bitsandbytes),
+        ("mo_FP8_DEFAULT_CFG", modelopt::CONTAINER),
+        ("mo_INT4_AWQ_g32", modelopt::CONTAINER),
+        ("bnb_fn_nf4", bitsandbytes::CONTAINER),
+        ("bnb_fn_nf4_dq", bitsandbytes::CONTAINER),
+        ("bnb_int8", bitsandbytes::CONTAINER),
     ] {
         let files = ModelFiles::open(&artifacts.join(name)).unwrap();
         let mut seen = 0;
@@ -177,37 +177,37 @@ fn artifacts_are_written_back_to_the_same_bytes() {
 #[test]
 fn what_is_quantized_reads_back_bit_for_bit() {
     for (container, scheme, input) in [
-        (Container::Modelopt, "int4-g32", ""),
-        (Container::Modelopt, "int4-g48:restricted", ""),
-        (Container::Modelopt, "nvfp4", ""),
-        (Container::Modelopt, "nvfp4", "nvfp4"),
-        (Container::Modelopt, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
-        (Container::CompressedTensors, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
-        (Container::CompressedTensors, "fp8-e4m3-channel", "fp8-e4m3-tensor@static"),
-        (Container::CompressedTensors, "int8-channel", "int8-tensor@static"),
-        (Container::CompressedTensors, "nvfp4", "nvfp4"),
-        (Container::Modelopt, "fp8-e4m3-channel", "fp8-e4m3-token"),
-        (Container::Modelopt, "mxfp8-e4m3", "mxfp8-e4m3:rceil"),
-        (Container::Bitsandbytes, "nf4", ""),
-        (Container::Bitsandbytes, "nf4-g128", ""),
-        (Container::Bitsandbytes, "nf4-dq", ""),
-        (Container::Bitsandbytes, "fp4-bnb-g32", ""),
-        (Container::Bitsandbytes, "int8-channel:restricted", "int8-token:restricted"),
-        (Container::Onnx, "int4-g32", ""),
-        (Container::Onnx, "int4-g48-asym", ""),
-        (Container::Onnx, "int4-channel-asym", ""),
-        (Container::Onnx, "int8-tensor", ""),
-        (Container::Onnx, "int8-g32-asym", ""),
-        (Container::Onnx, "fp8-e4m3-channel", ""),
-        (Container::Onnx, "fp8-e5m2-g32", ""),
-        (Container::Mlx, "int4-g32-asym:minmax", ""),
-        (Container::Mlx, "int3-g32-asym:minmax", ""),
-        (Container::Mlx, "mxfp4", ""),
-        (Container::Mlx, "mxfp8-e4m3", ""),
-        (Container::Mlx, "nvfp4:torchao-1level", ""),
-        (Container::DeepseekFp8, "fp8-e4m3-t16x32", "fp8-e4m3-g32"),
-        (Container::DeepseekFp8, "fp8-e4m3-t128x128", "fp8-e4m3-g128"),
-        (Container::DeepseekFp8, "fp8-e4m3-t16x40:ue8m0", "fp8-e4m3-t1x40:ue8m0"),
+        (modelopt::CONTAINER, "int4-g32", ""),
+        (modelopt::CONTAINER, "int4-g48:restricted", ""),
+        (modelopt::CONTAINER, "nvfp4", ""),
+        (modelopt::CONTAINER, "nvfp4", "nvfp4"),
+        (modelopt::CONTAINER, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
+        (compressed_tensors::CONTAINER, "fp8-e4m3-tensor", "fp8-e4m3-tensor@static"),
+        (compressed_tensors::CONTAINER, "fp8-e4m3-channel", "fp8-e4m3-tensor@static"),
+        (compressed_tensors::CONTAINER, "int8-channel", "int8-tensor@static"),
+        (compressed_tensors::CONTAINER, "nvfp4", "nvfp4"),
+        (modelopt::CONTAINER, "fp8-e4m3-channel", "fp8-e4m3-token"),
+        (modelopt::CONTAINER, "mxfp8-e4m3", "mxfp8-e4m3:rceil"),
+        (bitsandbytes::CONTAINER, "nf4", ""),
+        (bitsandbytes::CONTAINER, "nf4-g128", ""),
+        (bitsandbytes::CONTAINER, "nf4-dq", ""),
+        (bitsandbytes::CONTAINER, "fp4-bnb-g32", ""),
+        (bitsandbytes::CONTAINER, "int8-channel:restricted", "int8-token:restricted"),
+        (onnx::CONTAINER, "int4-g32", ""),
+        (onnx::CONTAINER, "int4-g48-asym", ""),
+        (onnx::CONTAINER, "int4-channel-asym", ""),
+        (onnx::CONTAINER, "int8-tensor", ""),
+        (onnx::CONTAINER, "int8-g32-asym", ""),
+        (onnx::CONTAINER, "fp8-e4m3-channel", ""),
+        (onnx::CONTAINER, "fp8-e5m2-g32", ""),
+        (mlx::CONTAINER, "int4-g32-asym:minmax", ""),
+        (mlx::CONTAINER, "int3-g32-asym:minmax", ""),
+        (mlx::CONTAINER, "mxfp4", ""),
+        (mlx::CONTAINER, "mxfp8-e4m3", ""),
+        (mlx::CONTAINER, "nvfp4:torchao-1level", ""),
+        (fp8::CONTAINER, "fp8-e4m3-t16x32", "fp8-e4m3-g32"),
+        (fp8::CONTAINER, "fp8-e4m3-t128x128", "fp8-e4m3-g128"),
+        (fp8::CONTAINER, "fp8-e4m3-t16x40:ue8m0", "fp8-e4m3-t1x40:ue8m0"),
     ] {
         let text = scheme;
         let scheme = container.as_stored(text.parse().unwrap(), Dtype::F16);
@@ -217,23 +217,22 @@ fn what_is_quantized_reads_back_bit_for_bit() {
         let stored = plan.stores_input_scale().then_some(0.037);
         if stored.is_some() {
             // The scale is calibrated: without, there is nothing to write.
-            assert!(container.tensors(&plan, &q).unwrap_err().to_string().contains("calibration"), "{text}");
+            assert!(
+                container
+                    .tensors(&plan, &q, Beside::Nothing)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("calibration"),
+                "{text}"
+            );
         }
         let plan = LinearPlan { input_scale: stored, ..plan };
         let specs = container.specs(&plan).unwrap_or_else(|e| panic!("{text}: {e}"));
-        let bytes = container.tensors(&plan, &q).unwrap();
+        let bytes = container.tensors(&plan, &q, Beside::Nothing).unwrap();
         assert!(specs.iter().zip(&bytes).all(|(spec, (name, _))| spec.name == *name), "{text}");
-        let groups = [(scheme.clone(), input.clone(), vec![MODULE.to_owned()])];
-        let config = match container {
-            Container::Modelopt => modelopt::quantization_config(&groups, &["lm_head".to_owned()]).unwrap(),
-            Container::Bitsandbytes => bitsandbytes::quantization_config(&groups, &[]).unwrap(),
-            Container::Mlx => mlx::quantization(&groups).unwrap(),
-            Container::Onnx => onnx::quantization_config([(MODULE, (ROWS, COLS), &scheme)]),
-            Container::CompressedTensors => {
-                compressed_tensors::quantization_config(&groups, &[], false).unwrap()
-            }
-            _ => fp8::quantization_config(&groups, &[]).unwrap(),
-        };
+        let layer = PlannedLayer { module: MODULE, scheme: &scheme, rows: ROWS, cols: COLS };
+        let model = ModelPlan { input: input.as_ref(), ..ModelPlan::new(vec![layer], &scheme) };
+        let config = container.quantization_config(&model).unwrap();
         let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
         let linear = Model { config, tensors }.read().unwrap_or_else(|e| panic!("{text}: {e}"));
         assert!(quantized(&linear) == &q, "{text}");
@@ -252,8 +251,8 @@ fn compressed_tensors_holds_the_group_of_each_column() {
         let q = weight(&scheme);
         let plan = LinearPlan { by_group: true, ..LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS)) };
         let g_idx: Vec<u32> = (0..COLS).map(|column| (column * 7 % COLS / 32) as u32).collect();
-        let container = Container::CompressedTensors;
-        let bytes = container.tensors_by_group(&plan, &q, &g_idx).unwrap();
+        let container = compressed_tensors::CONTAINER;
+        let bytes = container.tensors(&plan, &q, Beside::Groups(&g_idx)).unwrap();
         let specs = container.specs(&plan).unwrap();
         let groups = [(scheme.clone(), None, vec![MODULE.to_owned()])];
         let config = compressed_tensors::quantization_config(&groups, &[], true).unwrap();
@@ -279,7 +278,7 @@ fn compressed_tensors_holds_the_group_of_each_column() {
     }
     let scheme: Scheme = "int4-channel".parse().unwrap();
     let plan = LinearPlan { by_group: true, ..LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS)) };
-    assert!(Container::CompressedTensors.specs(&plan).unwrap_err().to_string().contains("weight_g_idx"));
+    assert!(compressed_tensors::CONTAINER.specs(&plan).unwrap_err().to_string().contains("weight_g_idx"));
 }
 
 #[test]

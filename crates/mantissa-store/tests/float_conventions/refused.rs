@@ -5,12 +5,13 @@ use super::*;
 /// A config of ONNX weights that contradicts itself or the tensors.
 #[test]
 fn broken_onnx_is_refused_by_name() {
-    let scheme = Container::Onnx.as_stored("int4-g32-asym".parse().unwrap(), Dtype::BF16);
+    let scheme = onnx::CONTAINER.as_stored("int4-g32-asym".parse().unwrap(), Dtype::BF16);
     let plan = LinearPlan::new(MODULE, &scheme, None, (ROWS, COLS));
-    let bytes = Container::Onnx.tensors(&plan, &weight(&scheme)).unwrap();
-    let specs = Container::Onnx.specs(&plan).unwrap();
+    let bytes = onnx::CONTAINER.tensors(&plan, &weight(&scheme), Beside::Nothing).unwrap();
+    let specs = onnx::CONTAINER.specs(&plan).unwrap();
     let tensors = specs.into_iter().zip(bytes).map(|(spec, (_, bytes))| (spec, bytes)).collect();
-    let config = onnx::quantization_config([(MODULE, (ROWS, COLS), &scheme)]);
+    let layer = PlannedLayer { module: MODULE, scheme: &scheme, rows: ROWS, cols: COLS };
+    let config = onnx::CONTAINER.quantization_config(&ModelPlan::new(vec![layer], &scheme)).unwrap();
     let good = Model { config, tensors };
     good.read().unwrap();
     for (pointer, value, says) in [
@@ -42,33 +43,33 @@ fn broken_onnx_is_refused_by_name() {
 #[test]
 fn what_the_containers_do_not_hold_is_refused() {
     for (container, scheme, input, says) in [
-        (Container::Modelopt, "int4-g32-asym", "", "without zero points"),
-        (Container::Modelopt, "nf4", "", "modelopt holds"),
-        (Container::Modelopt, "fp8-e4m3-tensor", "", "@static"),
-        (Container::CompressedTensors, "fp8-e4m3-tensor", "fp8-e4m3-tensor", "per token"),
-        (Container::Modelopt, "fp8-e4m3-channel", "", "+fp8-e4m3-token"),
-        (Container::Modelopt, "int4-g36", "", "multiple of 36"),
-        (Container::Modelopt, "nvfp4:te", "", "nvfp4:torchao"),
-        (Container::Bitsandbytes, "nf4-g48", "", "blocks of"),
-        (Container::Bitsandbytes, "int8-channel", "int8-token:restricted", "int8-channel:restricted"),
-        (Container::Bitsandbytes, "int8-channel:restricted", "", "+int8-token:restricted"),
-        (Container::Bitsandbytes, "int4-g32", "", "nf4, fp4-bnb"),
-        (Container::Bitsandbytes, "dyn8-g64", "", "nf4, fp4-bnb"),
-        (Container::DeepseekFp8, "fp8-e4m3-t128x128", "", "+fp8-e4m3-g128"),
-        (Container::DeepseekFp8, "fp8-e4m3-channel", "fp8-e4m3-token", "tiles"),
-        (Container::Onnx, "int3-g32", "", "int4, int8"),
-        (Container::Onnx, "int4-g36", "", "multiple of 36"),
-        (Container::Onnx, "nvfp4", "", "one level"),
-        (Container::Onnx, "fp8-e4m3-t16x32", "", "one axis"),
-        (Container::Onnx, "int4-g32", "int8-token", "weights alone"),
-        (Container::Exl2, "int7-g32", "", "int8 with f16"),
-        (Container::Exl2, "int4-g48", "", "multiple of 32"),
-        (Container::Exl2, "int4-g32-asym", "", "without zero points"),
-        (Container::Exl2, "int4-g32", "int8-token", "activations"),
-        (Container::Mlx, "int4-g32-asym", "", "minmax"),
-        (Container::Mlx, "int4-g16-asym:minmax", "", "mlx holds"),
-        (Container::Mlx, "nvfp4", "", "1level"),
-        (Container::Mlx, "mxfp4", "int8-token", "activations"),
+        (modelopt::CONTAINER, "int4-g32-asym", "", "without zero points"),
+        (modelopt::CONTAINER, "nf4", "", "modelopt holds"),
+        (modelopt::CONTAINER, "fp8-e4m3-tensor", "", "@static"),
+        (compressed_tensors::CONTAINER, "fp8-e4m3-tensor", "fp8-e4m3-tensor", "per token"),
+        (modelopt::CONTAINER, "fp8-e4m3-channel", "", "+fp8-e4m3-token"),
+        (modelopt::CONTAINER, "int4-g36", "", "multiple of 36"),
+        (modelopt::CONTAINER, "nvfp4:te", "", "nvfp4:torchao"),
+        (bitsandbytes::CONTAINER, "nf4-g48", "", "blocks of"),
+        (bitsandbytes::CONTAINER, "int8-channel", "int8-token:restricted", "int8-channel:restricted"),
+        (bitsandbytes::CONTAINER, "int8-channel:restricted", "", "+int8-token:restricted"),
+        (bitsandbytes::CONTAINER, "int4-g32", "", "nf4, fp4-bnb"),
+        (bitsandbytes::CONTAINER, "dyn8-g64", "", "nf4, fp4-bnb"),
+        (fp8::CONTAINER, "fp8-e4m3-t128x128", "", "+fp8-e4m3-g128"),
+        (fp8::CONTAINER, "fp8-e4m3-channel", "fp8-e4m3-token", "tiles"),
+        (onnx::CONTAINER, "int3-g32", "", "int4, int8"),
+        (onnx::CONTAINER, "int4-g36", "", "multiple of 36"),
+        (onnx::CONTAINER, "nvfp4", "", "one level"),
+        (onnx::CONTAINER, "fp8-e4m3-t16x32", "", "one axis"),
+        (onnx::CONTAINER, "int4-g32", "int8-token", "weights alone"),
+        (exl2::CONTAINER, "int7-g32", "", "int8 with f16"),
+        (exl2::CONTAINER, "int4-g48", "", "multiple of 32"),
+        (exl2::CONTAINER, "int4-g32-asym", "", "without zero points"),
+        (exl2::CONTAINER, "int4-g32", "int8-token", "activations"),
+        (mlx::CONTAINER, "int4-g32-asym", "", "minmax"),
+        (mlx::CONTAINER, "int4-g16-asym:minmax", "", "mlx holds"),
+        (mlx::CONTAINER, "nvfp4", "", "1level"),
+        (mlx::CONTAINER, "mxfp4", "int8-token", "activations"),
     ] {
         let text = scheme;
         let scheme: Scheme = text.parse().unwrap();

@@ -13,7 +13,7 @@ use mantissa_model::{Bos, Decoder, Tokenizer};
 use mantissa_quant::calibrate::CalibrationSet;
 use mantissa_quant::verify::{Against, verify_against};
 use mantissa_quant::{Options, Plan, Recipe, Start, run as run_plan};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Output, Paths, Scratch};
 use serde::Serialize;
 
@@ -187,10 +187,7 @@ impl Bench {
         let calibration = recipe.needs_calibration().then(|| self.calibration.clone());
         let options = Options { threads: context.threads, calibration, ..Options::default() };
         let plan = Plan::new(&self.files, recipe, options)?;
-        let out = match plan.container {
-            Container::Gguf => out.with_extension("gguf"),
-            _ => out.to_owned(),
-        };
+        let out = if plan.container.facts().one_file { out.with_extension("gguf") } else { out.to_owned() };
         let quality = run_plan(&plan, &self.files, &Output::owned(&out), Start::Restart, &mut |_| {
             ControlFlow::Continue(())
         })?
@@ -287,6 +284,7 @@ fn human(out: &mut dyn Write, report: &Report<'_>) -> io::Result<()> {
 mod tests {
     use super::*;
     use mantissa_quant::registry;
+    use mantissa_store::convention::{compressed_tensors, gguf, native};
 
     #[test]
     fn every_method_and_container_is_shown() {
@@ -297,7 +295,7 @@ mod tests {
         for name in registry::names().filter(|name| !left_out.contains(name)) {
             assert!(shown.iter().any(|recipe| recipe.method.name() == name), "{name}");
         }
-        for container in [Container::CompressedTensors, Container::Gguf, Container::Native] {
+        for container in [compressed_tensors::CONTAINER, gguf::CONTAINER, native::CONTAINER] {
             assert!(shown.iter().any(|recipe| recipe.container() == container), "{container:?}");
         }
     }

@@ -12,7 +12,7 @@ use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::verify::Verification;
 use mantissa_quant::{Check, Options, Outcome, Plan, Quality, Recipe, Start, plan_key};
-use mantissa_store::convention::{Container, ModelFiles};
+use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{
     FileDigest, Journal, Kind, Output, Paths, WorkFolder, disk, verify_manifest, write_file_atomic,
 };
@@ -147,7 +147,7 @@ pub fn paths(args: &Args, paths: &mut Paths) -> Result<()> {
     let container = match (args.format, args.schemes.first()) {
         (Some(format), _) => format,
         (None, Some(scheme)) => Recipe::load(&format!("{}-{scheme}", args.method))?.container(),
-        (None, None) => Container::Native,
+        (None, None) => native::CONTAINER,
     };
     paths.write("--out", &args.out, kind_of(container));
     args.save_recipe.iter().for_each(|path| paths.write("--save-recipe", path, Kind::File));
@@ -389,9 +389,9 @@ fn measure(
 
 /// Quantizes by `plan` into the folder `at`, or reuses the result of an earlier run.
 fn quantized(plan: &Plan, source: &ModelFiles, at: &Path, context: &Context) -> Result<ModelFiles> {
-    let (model, whole) = match plan.container {
-        Container::Gguf => (at.join("model.gguf"), false),
-        _ => (at.to_owned(), verify_manifest(at).is_ok_and(|differences| differences.is_empty())),
+    let (model, whole) = match plan.container.facts().one_file {
+        true => (at.join("model.gguf"), false),
+        false => (at.to_owned(), verify_manifest(at).is_ok_and(|differences| differences.is_empty())),
     };
     if !whole {
         carry_out(plan, source, &Output::owned(&model), Start::Resume, context)?;

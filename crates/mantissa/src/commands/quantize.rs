@@ -124,14 +124,13 @@ enum Factors {
 /// # Errors
 /// A message with the accepted names.
 pub fn container(text: &str) -> Result<Container, String> {
-    let names: Vec<_> = Container::NAMES.iter().map(|(_, name)| *name).collect();
-    let found = Container::NAMES.iter().find(|(_, name)| *name == text).map(|(container, _)| *container);
-    found.ok_or_else(|| format!("expected {}, got \"{text}\"", names.join(", ")))
+    let found = Container::named(text);
+    found.ok_or_else(|| format!("expected {}, got \"{text}\"", Container::names().join(", ")))
 }
 
 /// Returns whether a format is a file or a folder.
 pub fn kind_of(container: Container) -> Kind {
-    if container == Container::Gguf { Kind::Gguf } else { Kind::Folder }
+    if container.facts().one_file { Kind::Gguf } else { Kind::Folder }
 }
 
 /// Parses a scheme.
@@ -297,7 +296,7 @@ fn layer_notes(quality: &Quality) -> Vec<String> {
 /// Returns the SHA-256 of an output that is a single file.
 fn sha256(plan: &Plan, outcome: &Outcome) -> Option<String> {
     let files = &outcome.quality.hashes.weights;
-    let single = plan.container == Container::Gguf && files.len() == 1;
+    let single = plan.container.facts().one_file && files.len() == 1;
     files.values().next().filter(|_| single).map(FileDigest::hex)
 }
 

@@ -113,19 +113,20 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
 
 /// Returns the engines that load a format.
 fn loads_in(container: Container) -> &'static str {
-    match container {
-        Container::CompressedTensors => "vLLM, SGLang, transformers, mantissa",
-        Container::Gguf => "llama.cpp, mantissa",
-        Container::Native => "mantissa",
-        Container::Gptq => "GPTQModel, vLLM, SGLang, transformers, mantissa",
-        Container::Modelopt => "TensorRT-LLM, vLLM, SGLang, mantissa",
-        Container::Bitsandbytes => "transformers, vLLM, mantissa",
-        Container::Mlx => "mlx-lm, mantissa",
-        Container::Exl2 => "exllamav2, mantissa",
-        Container::Exl3 => "exllamav3, mantissa",
-        Container::Onnx => "ONNX readers (weights alone), mantissa",
-        Container::Mxfp4 => "transformers, vLLM, mantissa (gpt-oss)",
-        Container::DeepseekFp8 => "vLLM, SGLang, transformers, mantissa",
-        Container::Awq => "vLLM, SGLang, transformers, mantissa",
+    match container.name() {
+        "compressed-tensors" => "vLLM, SGLang, transformers, mantissa",
+        "gguf" => "llama.cpp, mantissa",
+        "native" => "mantissa",
+        "gptq" => "GPTQModel, vLLM, SGLang, transformers, mantissa",
+        "modelopt" => "TensorRT-LLM, vLLM, SGLang, mantissa",
+        "bitsandbytes" => "transformers, vLLM, mantissa",
+        "mlx" => "mlx-lm, mantissa",
+        "exl2" => "exllamav2, mantissa",
+        "exl3" => "exllamav3, mantissa",
+        "onnx" => "ONNX readers (weights alone), mantissa",
+        "mxfp4" => "transformers, vLLM, mantissa (gpt-oss)",
+        "deepseek-fp8" => "vLLM, SGLang, transformers, mantissa",
+        "awq" => "vLLM, SGLang, transformers, mantissa",
+        _ => "mantissa",
     }
 }

@@ -1,6 +1,7 @@
 use mantissa_num::{Given, quantize};
 
 use super::*;
+use mantissa_store::convention::{compressed_tensors, gguf};
 
 const SHAPE: (usize, usize) = (4, 128);
 
@@ -90,24 +91,24 @@ fn what_does_not_fit_is_refused_with_the_place() {
 #[test]
 fn a_container_says_what_it_takes() {
     let held = |q: &Quantized, container| target(q, container, "model.layers.0.mlp.up_proj", None, None);
-    let (scheme, _) = held(&quantized("int4-g32", Some(F16)), Container::Gguf).unwrap();
+    let (scheme, _) = held(&quantized("int4-g32", Some(F16)), gguf::CONTAINER).unwrap();
     assert_eq!(scheme.to_string(), "q4_0");
-    let (scheme, q) = held(&quantized("nvfp4:torchao", None), Container::CompressedTensors).unwrap();
+    let (scheme, q) = held(&quantized("nvfp4:torchao", None), compressed_tensors::CONTAINER).unwrap();
     assert_eq!(scheme.format, format("nvfp4:ct"));
     assert_eq!(q.codes, quantized("nvfp4:torchao", None).codes);
     let mx = quantize(&Scheme::codec(CodecId::Mxfp4), &values(), SHAPE.0, SHAPE.1, Given::default()).unwrap();
-    let (scheme, _) = held(&mx, Container::CompressedTensors).unwrap();
+    let (scheme, _) = held(&mx, compressed_tensors::CONTAINER).unwrap();
     assert_eq!(scheme.format, format("mxfp4"));
     let q4_k = Quantized {
         codes: Codes::Packed(vec![0; 144 * 2]),
         ..Quantized::empty(Format::Codec(CodecId::Q4K), 4, 128)
     };
-    let why = held(&q4_k, Container::CompressedTensors).unwrap_err();
+    let why = held(&q4_k, compressed_tensors::CONTAINER).unwrap_err();
     assert!(why.contains("compressed-tensors holds"), "{why}");
     // The only scales that loaders of the container keep are not these.
     let bf16 = Some(Code::Float(BF16));
-    let why =
-        target(&quantized("int4-g32", Some(F16)), Container::CompressedTensors, "m", None, bf16).unwrap_err();
+    let why = target(&quantized("int4-g32", Some(F16)), compressed_tensors::CONTAINER, "m", None, bf16)
+        .unwrap_err();
     assert!(why.contains("is no bf16"), "{why}");
 }
 

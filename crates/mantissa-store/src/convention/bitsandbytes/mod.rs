@@ -17,11 +17,18 @@ mod read;
 mod write;
 
 pub use config::{Config, Kind, QUANT_METHOD};
-pub(in crate::convention) use read::shape;
 pub use write::{quantization_config, specs, store, tensors};
 
 use mantissa_num::codebook::Book;
-use mantissa_num::{Blocks, Code, RowName, Rule, Scheme};
+use mantissa_num::{Blocks, Code, Quantized, RowName, Rule, Scheme};
+use serde_json::Value;
+
+use super::{
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, LinearWeight, ModelFiles, ModelPlan,
+    NamedBytes, NotStorable, Opened, Parts, StoredTensors,
+};
+use crate::{Dtype, Result, TensorMeta, TensorSpec};
+use read::shape;
 
 /// Code books of 4 bits with their names here.
 const BOOKS: [(Book, &str); 2] = [(Book::Nf4, "nf4"), (Book::Fp4Bnb, "fp4")];
@@ -48,4 +55,68 @@ fn int8_weight() -> Scheme {
     scheme.encoder.rule = Rule::Restricted;
     debug_assert_eq!(scheme.format.scale().map(|s| s.code), Some(Code::F32));
     scheme
+}
+
+/// bitsandbytes, read by transformers and vLLM.
+#[derive(Debug)]
+pub(in crate::convention) struct Bitsandbytes;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Bitsandbytes);
+
+impl Convention for Bitsandbytes {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
+        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { folded_transforms: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+        store(module, layer)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        quantization_config(&model.groups(), &model.kept)
+    }
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn coded_shape(&self, files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {
+        match codes.dtype {
+            Dtype::U8 => shape(files, module),
+            _ => <[usize; 2]>::try_from(codes.shape.as_slice()).ok().map(Into::into),
+        }
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        self.layer(files, module, rows, cols)
+    }
 }

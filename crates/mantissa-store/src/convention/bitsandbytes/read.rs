@@ -29,13 +29,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or contradicts another.
-    pub(in crate::convention) fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Parts> {
+    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let name = format!("{module}.weight");
         let layer = Reader { files, module, rows, cols };
         match (files.meta(&name)?.dtype, self.kind) {
@@ -225,7 +219,7 @@ fn read_state(files: &ModelFiles, module: &str) -> Result<(Book, String, Value)>
 }
 
 /// Rows and columns that a quantization state tells, where the number of codes confirms them.
-pub(in crate::convention) fn shape(files: &ModelFiles, module: &str) -> Option<(usize, usize)> {
+pub(super) fn shape(files: &ModelFiles, module: &str) -> Option<(usize, usize)> {
     let (_, _, state) = read_state(files, module).ok()?;
     let side = |i: usize| usize::try_from(state.get("shape")?.get(i)?.as_u64()?).ok();
     let (rows, cols) = (side(0)?, side(1)?);

@@ -220,9 +220,9 @@ impl Config {
         self.kv.as_ref().map(Args::cache_scheme)
     }
 
-    /// What is asked for and not applied.
-    pub fn notes(&self) -> Vec<String> {
-        self.notes.clone()
+    /// Requests of the checkpoint that this reader ignores.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 }
 

@@ -2,6 +2,19 @@
 //!
 //! Source: compressed-tensors 0.18-0.20, `config/base.py`, `compressors/*/base.py`, `quantization/quant_{config,args}.py`.
 
+use std::collections::BTreeMap;
+
+use mantissa_num::{Code, Quantized, RowName, Scheme, minifloat};
+use serde_json::{Value, json};
+
+use super::cache;
+use super::container::with_scales_in;
+use super::{
+    Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    NotStorable, Opened, Parts, Support,
+};
+use crate::{Dtype, Result, TensorSpec};
+
 mod config;
 mod read;
 mod transform;
@@ -9,4 +22,128 @@ mod write;
 
 pub use config::{Args, Config, Group, PackFormat};
 pub use transform::rotated_inputs;
+/// `quant_method` of this convention.
+pub const QUANT_METHOD: &str = "compressed-tensors";
+
 pub use write::{pack_format, quantization_config, specs, tensors};
+
+/// compressed-tensors, read by vLLM, SGLang and transformers.
+#[derive(Debug)]
+pub(in crate::convention) struct CompressedTensors;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&CompressedTensors);
+
+impl Convention for CompressedTensors {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let Some(value) = folder.of_method(QUANT_METHOD) else { return Ok(None) };
+        Ok(Some(Box::new(Config::parse(folder.config_path, value)?)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts {
+            group_order: Support::OnRequest(
+                "compressed-tensors reads weight_g_idx up to version 0.19; 0.20 refuses the model: --format gptq, or groups = \"static\"",
+            ),
+            input_scales: true,
+            signed_scales: true,
+            rotations: true,
+            folded_transforms: true,
+            ..Facts::default()
+        })
+    }
+
+    fn is_default_for(&self, schemes: &[&Scheme]) -> bool {
+        schemes.iter().all(|scheme| scheme.format.codec().is_none())
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        let g_idx = match beside {
+            Beside::Groups(g_idx) => Some(g_idx),
+            _ => None,
+        };
+        tensors(plan, q, g_idx)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        let ignore: Vec<_> = std::iter::once(model.head.clone()).chain(model.kept.iter().cloned()).collect();
+        let mut config = quantization_config(&model.groups(), &ignore, model.by_group)?;
+        if !model.rotations.is_empty() {
+            let mut groups: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+            for (module, order) in &model.rotations {
+                groups.entry(*order).or_default().push(module);
+            }
+            config["transform_config"] = rotated_inputs(groups);
+        }
+        if let Some(kv) = model.kv {
+            config["kv_cache_scheme"] = kv_cache_scheme(kv);
+        }
+        Ok(config)
+    }
+
+    /// Stores scales in the dtype of the model, to which its loaders cast them.
+    fn as_stored(&self, scheme: Scheme, dtype: Dtype) -> Scheme {
+        with_scales_in(scheme, dtype)
+    }
+
+    fn scale_code(&self, dtype: Dtype) -> Option<Code> {
+        Some(match dtype {
+            Dtype::BF16 => Code::Float(minifloat::BF16),
+            Dtype::F16 => Code::Float(minifloat::F16),
+            _ => Code::F32,
+        })
+    }
+
+    fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+        cache::require_static(QUANT_METHOD, scheme)?;
+        if cache::known(scheme) {
+            return Ok(());
+        }
+        Err(cache::not_storable(scheme, "compressed-tensors knows a KV cache of int8 (:full) and fp8-e4m3"))
+    }
+}
+
+/// `kv_cache_scheme` for a cache of 8 bits with stored scales.
+fn kv_cache_scheme(scheme: &Scheme) -> Value {
+    let strategy = if scheme.row == RowName::Head { "attn_head" } else { "tensor" };
+    json!({
+        "actorder": null, "block_structure": null, "dynamic": false, "group_size": null, "num_bits": 8,
+        "observer": "minmax", "observer_kwargs": {}, "scale_dtype": null, "strategy": strategy,
+        "symmetric": true, "type": cache::element_type(scheme), "zp_dtype": null,
+    })
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes().to_vec()
+    }
+
+    fn kv_quant(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
+        self.cache(files, module, kv_heads)
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        self.layer(files, module, rows, cols)
+    }
+}

@@ -18,13 +18,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its group says.
-    pub(in crate::convention) fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Parts> {
+    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let mut transforms = Transforms::default();
         let Some(group) = self.group(module) else {
             let weight = files.dense(module, rows, cols)?;
@@ -48,12 +42,7 @@ impl Config {
     ///
     /// # Errors
     /// One is there and has another dtype or shape, or is no number.
-    pub(in crate::convention) fn kv_quant(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        kv_heads: usize,
-    ) -> Result<Option<KvQuant>> {
+    pub(super) fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = self.kv_scheme() else { return Ok(None) };
         let scale = |suffix: &str| files.read_cache_scale(&format!("{module}.{suffix}"), kv_heads);
         Ok(Some(KvQuant { scheme, k_scale: scale("k_scale")?, v_scale: scale("v_scale")? }))

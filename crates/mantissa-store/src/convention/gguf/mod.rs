@@ -20,8 +20,17 @@ pub use names::{Place, hf_name, place, stored_name};
 pub use order::{Moved, RowOrder, to_gguf_order, to_hf_order};
 pub use write::{Sizes, block_type, has_factor, metadata, specs, tensors};
 
-use crate::gguf::{Gguf, GgufHeader, GgufTensor, Metadata, Storage};
-use crate::{Checkpoint, Result};
+use mantissa_num::{Quantized, Scheme};
+
+use super::{
+    Beside, Container, Convention, Experts, Facts, LayerKind, LinearPlan, ModelFiles, NamedBytes,
+    NotStorable, Opened, Parts,
+};
+use crate::gguf::{Gguf as GgufFile, GgufHeader, GgufTensor, Metadata, Storage};
+use crate::{Checkpoint, Result, TensorSpec};
+
+/// Name on the command line and in reports.
+pub const NAME: &str = "gguf";
 
 /// An architecture of GGUF that is read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,6 +148,100 @@ impl Architecture {
     }
 }
 
+/// GGUF, read by llama.cpp: one file.
+#[derive(Debug)]
+pub(super) struct Gguf;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Gguf);
+
+impl Convention for Gguf {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn open_file(&self, path: &Path) -> Result<Option<(Checkpoint, Box<dyn Opened>)>> {
+        if !is_gguf(path) {
+            return Ok(None);
+        }
+        let (checkpoint, model) = open(path)?;
+        Ok(Some((checkpoint, Box::new(model))))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts {
+            one_file: true,
+            experts: Experts::OwnNames,
+            conv1d: true,
+            importance: true,
+            ..Facts::default()
+        })
+    }
+
+    fn is_default_for(&self, schemes: &[&Scheme]) -> bool {
+        schemes.iter().any(|scheme| scheme.format.codec().is_some())
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    /// Keeps the up-projection of a latent unquantized: the file has it in two parts, one of them transposed.
+    fn keeps_dense(&self, layer: LayerKind) -> Option<&'static str> {
+        layer.latent_kv.then_some("GGUF has it transposed")
+    }
+}
+
+impl Opened for Model {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.header.tensors.iter().any(|tensor| !matches!(tensor.ty.storage, Storage::Plain(_)))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(self.weight(files, module, rows, cols)?.into())
+    }
+
+    fn has(&self, _checkpoint: &Checkpoint, name: &str) -> bool {
+        Model::has(self, name)
+    }
+
+    fn tensor_f32(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        self.values_f32(files, name, shape)
+    }
+
+    fn check_tensor(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
+        self.check(files, name, shape)
+    }
+
+    fn types_every_tensor(&self) -> bool {
+        true
+    }
+}
+
+impl ModelFiles {
+    /// Metadata and names of a GGUF model; `None` for any other.
+    pub fn gguf(&self) -> Option<&Model> {
+        self.as_convention()
+    }
+}
+
 /// A GGUF file as a model.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -149,14 +252,14 @@ pub struct Model {
 }
 
 /// Whether `path` is to be opened as GGUF: by its extension or, for a file of another name, by its first bytes.
-pub(super) fn is_gguf(path: &Path) -> bool {
+fn is_gguf(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let folder = path.is_dir();
-    !folder && (named || (path.extension().is_none_or(|e| e != "safetensors") && Gguf::sniff(path)))
+    !folder && (named || (path.extension().is_none_or(|e| e != "safetensors") && GgufFile::sniff(path)))
 }
 
-pub(super) fn open(path: &Path) -> Result<(Checkpoint, Model)> {
-    let gguf = Gguf::open_model(path)?;
+fn open(path: &Path) -> Result<(Checkpoint, Model)> {
+    let gguf = GgufFile::open_model(path)?;
     let config::Parsed { config, architecture, order, notes } = config::parse(&gguf)?;
     let (header, files) = gguf.into_parts();
     let model = Model { header, architecture, order, notes };
@@ -207,16 +310,6 @@ impl Model {
     /// Which rows lie where.
     pub fn row_order(&self) -> RowOrder {
         self.order
-    }
-
-    /// Whether some tensor is stored in blocks.
-    pub(super) fn has_blocks(&self) -> bool {
-        self.header.tensors.iter().any(|tensor| !matches!(tensor.ty.storage, Storage::Plain(_)))
-    }
-
-    /// What the file says and this reader leaves out.
-    pub(super) fn notes(&self) -> &[String] {
-        &self.notes
     }
 }
 

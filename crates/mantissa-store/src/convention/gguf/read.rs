@@ -21,31 +21,26 @@ impl Found<'_> {
     fn read(&self, files: &ModelFiles) -> Result<Vec<u8>> {
         let (which, of) = self.part;
         if of == 1 {
-            return files.checkpoint.read(&self.tensor.name);
+            return files.checkpoint().read(&self.tensor.name);
         }
         let len = self.tensor.len / of as u64;
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        files.checkpoint.read_range(&self.tensor.name, which as u64 * len, &mut bytes)?;
+        files.checkpoint().read_range(&self.tensor.name, which as u64 * len, &mut bytes)?;
         Ok(bytes)
     }
 
     /// The `count` numbers of the part, of a type that is no blocks.
     fn read_f32(&self, files: &ModelFiles, count: usize) -> Result<Vec<f32>> {
         match self.part {
-            (_, 1) => files.checkpoint.read_f32(&self.tensor.name),
-            (which, _) => files.checkpoint.read_elements_f32(&self.tensor.name, which * count, count),
+            (_, 1) => files.checkpoint().read_f32(&self.tensor.name),
+            (which, _) => files.checkpoint().read_elements_f32(&self.tensor.name, which * count, count),
         }
     }
 }
 
 impl Model {
     /// A tensor of any type as f32.
-    pub(in crate::convention) fn tensor_f32(
-        &self,
-        files: &ModelFiles,
-        name: &str,
-        shape: &[usize],
-    ) -> Result<Vec<f32>> {
+    pub(super) fn values_f32(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         if let Some(joined) = self.joined(name) {
             let values = |part: &str| self.part(files, part, |found, shape| self.values(files, found, shape));
             return self.joined_values(files, &joined, shape, values);
@@ -69,7 +64,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`tensor_f32`](Self::tensor_f32) for what the header shows.
-    pub(in crate::convention) fn check(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
+    pub(super) fn check(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
         // Parts are all there if they are found at all; how they are joined depends on the architecture.
         if self.joined(name).is_some() { Ok(()) } else { self.expect(files, name, shape).map(|_| ()) }
     }
@@ -142,7 +137,7 @@ impl Model {
     }
 
     /// The weight of linear layer `module` as it is stored, `[rows, cols]`.
-    pub(in crate::convention) fn weight(
+    pub(super) fn weight(
         &self,
         files: &ModelFiles,
         module: &str,
@@ -166,7 +161,7 @@ impl Model {
         match found.tensor.ty.storage {
             Storage::Plain(Dtype::BF16) if self.beside(found).is_none() => words().map(Weight::Bf16),
             Storage::Plain(Dtype::F16) if self.beside(found).is_none() => words().map(Weight::F16),
-            Storage::Plain(_) => self.tensor_f32(files, &name, &[rows, cols]).map(Weight::F32),
+            Storage::Plain(_) => self.values_f32(files, &name, &[rows, cols]).map(Weight::F32),
             _ => {
                 let mut q = self.blocks(files, found, &[rows, cols])?;
                 if let (Some(moved), Codes::Packed(bytes)) = (moved, &q.codes) {
@@ -226,7 +221,7 @@ impl Model {
             let allowed = format!("{of} values, one for each matrix");
             return Err(files.fault(&scale.name, format!("shape {:?}", scale.shape), allowed, ""));
         }
-        let factor = files.checkpoint.read_f32(&scale.name)?[which];
+        let factor = files.checkpoint().read_f32(&scale.name)?[which];
         if !factor.is_finite() {
             return Err(files.fault(&scale.name, factor.to_string(), "a finite factor", ""));
         }

@@ -6,7 +6,7 @@ use mantissa_num::{Given, Scheme, quantize};
 use serde_json::json;
 
 use super::*;
-use crate::convention::{Container, LinearPlan, ModelFiles, Weight};
+use crate::convention::{Beside, LinearPlan, ModelFiles, Weight, gguf};
 use crate::gguf::{GgmlType, GgufTensorSpec, GgufWriter, Value};
 use crate::{Error, TensorSpec};
 
@@ -185,8 +185,8 @@ fn weights_of_every_type_are_read_back() {
         let scheme: Scheme = text.parse().unwrap();
         let q = quantize(&scheme, &wave(rows * HIDDEN), rows, HIDDEN, Given::default()).unwrap();
         let plan = LinearPlan::new(module, &scheme, None, (rows, HIDDEN));
-        let specs = Container::Gguf.specs(&plan).unwrap();
-        let tensors = Container::Gguf.tensors(&plan, &q).unwrap();
+        let specs = gguf::CONTAINER.specs(&plan).unwrap();
+        let tensors = gguf::CONTAINER.tensors(&plan, &q, Beside::Nothing).unwrap();
         let ty = block_type(&scheme.format).unwrap();
         let mut all = Vec::new();
         for (spec, (name, bytes)) in specs.iter().zip(tensors) {
@@ -222,7 +222,7 @@ fn what_gguf_cannot_hold_is_refused() {
             let scheme: Scheme = text.parse().unwrap();
             let module = "model.layers.0.mlp.up_proj";
             let plan = LinearPlan::new(module, &scheme, input, (4, cols));
-            Container::Gguf.specs(&plan).map_err(|e| e.to_string())
+            gguf::CONTAINER.specs(&plan).map_err(|e| e.to_string())
         };
     assert!(specs("int4-g32", 64, None).unwrap_err().contains("no type"));
     assert!(specs("q4_0", 48, None).unwrap_err().contains("not multiples of 32"));

@@ -1,7 +1,7 @@
 //! What a linear layer becomes in GGUF, and the metadata of a model.
 
 use super::{Architecture, place};
-use crate::convention::container::{LinearPlan, NotStorable};
+use crate::convention::{LinearPlan, NotStorable};
 use crate::gguf::{GgmlType, Storage, Value};
 use crate::{Dtype, TensorSpec};
 use mantissa_num::{

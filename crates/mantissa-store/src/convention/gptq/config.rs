@@ -15,6 +15,9 @@ pub const QUANT_METHOD: &str = "gptq";
 /// `quant_method` of AutoRound, by age.
 pub const AUTO_ROUND: [&str; 3] = ["auto-round", "auto_round", "intel/auto-round"];
 
+/// File in which AutoRound repeats its `quantization_config`.
+pub const AUTO_ROUND_FILE: &str = "quantization_config.json";
+
 /// How the codes of a word are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -101,7 +104,7 @@ impl Config {
     }
 
     /// Believes the zero points of `checkpoint` more than the label, where they leave no doubt.
-    pub(in crate::convention) fn check_version(&mut self, checkpoint: &Checkpoint) {
+    pub(super) fn check_version(&mut self, checkpoint: &Checkpoint) {
         let Some(found) = version::of_data(self, checkpoint) else { return };
         if found != self.version {
             let (labelled, found_name) = (self.version.name(), found.name());
@@ -129,9 +132,9 @@ impl Config {
         found.map_or(Some(self.default), |rule| rule.layer)
     }
 
-    /// Name of the convention, for people.
-    pub(in crate::convention) fn name(&self) -> &'static str {
-        if self.auto_round { "auto-round" } else { "gptq" }
+    /// True if the file is AutoRound's.
+    pub(super) fn is_auto_round(&self) -> bool {
+        self.auto_round
     }
 
     /// What the user should know.

@@ -7,14 +7,136 @@
 //!
 //! Source: GPTQModel 7, `nn_modules/qlinear/__init__.py`, `utils/model.py`, `docs/gptq_planar.md`.
 
+use mantissa_num::{Code, Quantized, Scheme, minifloat};
+use serde_json::Value;
+
+use super::container::with_scales_in;
+use super::{
+    Beside, Candidate, Container, Convention, Facts, LinearPlan, ModelFiles, ModelPlan, NamedBytes,
+    NotStorable, Opened, Parts, Support,
+};
+use crate::{Dtype, Result, TensorSpec};
+
 mod config;
 mod read;
 mod version;
 mod write;
 
-pub use config::{AUTO_ROUND, Config, Layer, Layout, QUANT_METHOD, packing_format};
+pub use super::weight::in_own_order;
+pub use config::{AUTO_ROUND, AUTO_ROUND_FILE, Config, Layer, Layout, QUANT_METHOD, packing_format};
 pub use version::ZeroVersion;
-pub use write::{FILE_NAME, Settings, in_own_order, quantization_config, specs, tensors};
+pub use write::{FILE_NAME, Settings, quantization_config, specs, tensors};
 
 pub(in crate::convention) use read::{centred, group_int, read_order, read_scales};
 pub(in crate::convention) use write::int_groups;
+
+/// GPTQ, read by GPTQModel, vLLM, SGLang and transformers.
+#[derive(Debug)]
+pub(in crate::convention) struct Gptq;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Gptq);
+
+impl Convention for Gptq {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD, AUTO_ROUND[0], AUTO_ROUND[1], AUTO_ROUND[2]]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let path = folder.config_path;
+        let mut config = match (folder.of_method(QUANT_METHOD), folder.quantization) {
+            (Some(value), _) => Config::parse(path, value)?,
+            (_, Some(value)) if is_auto_round(folder) && !packing_format(value).contains("awq") => {
+                Config::parse_auto_round(path, value)?
+            }
+            _ => return Ok(None),
+        };
+        if folder.complete {
+            config.check_version(folder.checkpoint);
+        }
+        Ok(Some(Box::new(config)))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts {
+            conv1d: true,
+            group_order: Support::Yes,
+            signed_scales: true,
+            folded_transforms: true,
+            transposed: true,
+            ..Facts::default()
+        })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        let g_idx = match beside {
+            Beside::Groups(g_idx) => Some(g_idx),
+            _ => None,
+        };
+        tensors(plan, q, g_idx, plan.scheme.format.has_zero())
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        let settings = Settings { desc_act: model.by_group, damp: model.damp };
+        quantization_config(&model.groups(), &model.kept, settings)
+    }
+
+    fn side_files(&self) -> &'static [&'static str] {
+        &[FILE_NAME, AUTO_ROUND_FILE]
+    }
+
+    fn side_config(
+        &self,
+        _model: &ModelPlan<'_>,
+        quantization: &Value,
+    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+        Ok(Some((FILE_NAME, quantization.clone())))
+    }
+
+    fn as_stored(&self, scheme: Scheme, _dtype: Dtype) -> Scheme {
+        with_scales_in(scheme, Dtype::F16)
+    }
+
+    fn scale_code(&self, _dtype: Dtype) -> Option<Code> {
+        Some(Code::Float(minifloat::F16))
+    }
+}
+
+/// True if a folder is AutoRound's, whose tensors are GPTQ's or AWQ's.
+pub(in crate::convention) fn is_auto_round(folder: &Candidate<'_>) -> bool {
+    AUTO_ROUND.contains(&folder.method())
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        if self.is_auto_round() { "auto-round" } else { QUANT_METHOD }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes().to_vec()
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        Ok(self.weight(files, module, rows, cols)?.into())
+    }
+}
+
+impl ModelFiles {
+    /// Storage of a model with GPTQ's tensors; `None` for any other.
+    pub fn gptq(&self) -> Option<&Config> {
+        self.as_convention()
+    }
+}

@@ -16,7 +16,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its settings say.
-    pub fn linear(
+    pub(super) fn weight(
         &self,
         files: &ModelFiles,
         module: &str,

@@ -121,21 +121,6 @@ pub fn tensors(
     ])
 }
 
-/// A weight whose columns were sorted by group, as the reader leaves it (`order` is its permutation), in the order of the
-/// weight, and the group of each column: what [`tensors`] takes.
-pub fn in_own_order(q: &Quantized, order: &[u32]) -> (Quantized, Vec<u32>) {
-    let size = q.format.blocks().len(1, q.cols).max(1);
-    let mut g_idx = vec![0; q.cols];
-    let mut sorted = q.clone();
-    order.iter().enumerate().for_each(|(place, &column)| g_idx[column as usize] = (place / size) as u32);
-    if let (Codes::U8(to), Codes::U8(from)) = (&mut sorted.codes, &q.codes) {
-        for (to, from) in to.chunks_exact_mut(q.cols.max(1)).zip(from.chunks_exact(q.cols.max(1))) {
-            order.iter().zip(from).for_each(|(&column, &code)| to[column as usize] = code);
-        }
-    }
-    (sorted, g_idx)
-}
-
 /// `quantization_config` for groups of modules, each with its scheme: that of the first for all, and `dynamic` for the
 /// others and for the modules `kept` as they are. Symmetric models are written as v1, which every reader takes; a zero point
 /// of 0 needs v2.

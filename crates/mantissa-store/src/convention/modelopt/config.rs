@@ -93,7 +93,7 @@ impl Config {
     }
 
     /// What is asked for and not applied.
-    pub(in crate::convention) fn notes(&self) -> &[String] {
+    pub(super) fn notes(&self) -> &[String] {
         &self.notes
     }
 }

@@ -13,9 +13,136 @@
 //!
 //! Source: NVIDIA Model-Optimizer 0.47, `export/quant_utils.py`, `export/convert_hf_config.py`, `qtensor/*.py`.
 
+use mantissa_num::{Blocks, Quantized, RowName, Scheme};
+use serde_json::{Value, json};
+
+use super::cache;
+use super::container::with_scales_in;
+use super::{
+    Beside, Candidate, Container, Convention, Facts, KvQuant, LinearPlan, LinearWeight, ModelFiles,
+    ModelPlan, NamedBytes, NotStorable, Opened, Parts, StoredTensors,
+};
+use crate::{Dtype, Result, TensorMeta, TensorSpec};
+
 mod config;
 mod read;
 mod write;
 
 pub use config::{Algo, Config, FILE_NAME, QUANT_METHOD};
 pub use write::{as_stored, hf_quant_config, quantization_config, specs, store, tensors};
+
+/// ModelOpt, read by TensorRT-LLM, vLLM and SGLang.
+#[derive(Debug)]
+pub(in crate::convention) struct Modelopt;
+
+/// Handle of the format.
+pub const CONTAINER: Container = Container::new(&Modelopt);
+
+impl Convention for Modelopt {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn quant_methods(&self) -> &'static [&'static str] {
+        &[QUANT_METHOD]
+    }
+
+    fn open(&self, folder: &Candidate<'_>) -> Result<Option<Box<dyn Opened>>> {
+        let value = folder.of_method(QUANT_METHOD);
+        if value.is_none() && folder.quantization.is_some() {
+            return Ok(None);
+        }
+        let config = Config::open(folder.config_path, value)?;
+        Ok(config.map(|config| Box::new(config) as Box<dyn Opened>))
+    }
+
+    fn writes(&self) -> Option<Facts> {
+        Some(Facts { input_scales: true, folded_transforms: true, transposed: true, ..Facts::default() })
+    }
+
+    fn layer_specs(&self, plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
+        specs(plan)
+    }
+
+    fn layer_tensors(
+        &self,
+        plan: &LinearPlan<'_>,
+        q: &Quantized,
+        _beside: Beside<'_>,
+    ) -> std::result::Result<NamedBytes, NotStorable> {
+        tensors(plan, q)
+    }
+
+    fn store(&self, module: &str, layer: &LinearWeight) -> std::result::Result<StoredTensors, NotStorable> {
+        store(module, layer)
+    }
+
+    fn quantization_config(&self, model: &ModelPlan<'_>) -> std::result::Result<Value, NotStorable> {
+        let mut config = quantization_config(&model.groups(), &model.kept_with_tables())?;
+        if let Some(kv) = model.kv {
+            config["kv_cache_scheme"] =
+                json!({"dynamic": false, "num_bits": 8, "type": cache::element_type(kv)});
+        }
+        Ok(config)
+    }
+
+    fn side_files(&self) -> &'static [&'static str] {
+        &[FILE_NAME]
+    }
+
+    fn side_config(
+        &self,
+        model: &ModelPlan<'_>,
+        _quantization: &Value,
+    ) -> std::result::Result<Option<(&'static str, Value)>, NotStorable> {
+        let content = hf_quant_config(&model.groups(), &model.kept_with_tables(), model.kv)?;
+        Ok(Some((FILE_NAME, content)))
+    }
+
+    fn as_stored(&self, scheme: Scheme, dtype: Dtype) -> Scheme {
+        let grouped = matches!(scheme.format.blocks(), Blocks::Group(_));
+        as_stored(if grouped { with_scales_in(scheme, dtype) } else { scheme })
+    }
+
+    fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
+        cache::require_static(QUANT_METHOD, scheme)?;
+        if cache::known(scheme) && scheme.row != RowName::Head {
+            return Ok(());
+        }
+        let why = "modelopt knows a KV cache of int8 (:full) and fp8-e4m3 with one scale per tensor";
+        Err(cache::not_storable(scheme, why))
+    }
+
+    fn kv_specs(&self, module: &str, _count: usize) -> [TensorSpec; 2] {
+        ["k_proj.k_scale", "v_proj.v_scale"]
+            .map(|suffix| TensorSpec::new(format!("{module}.{suffix}"), Dtype::F32, vec![]))
+    }
+}
+
+impl Opened for Config {
+    fn name(&self) -> &'static str {
+        QUANT_METHOD
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes().to_vec()
+    }
+
+    fn kv_quant(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
+        self.cache(files, module, kv_heads)
+    }
+
+    fn coded_shape(&self, files: &ModelFiles, module: &str, codes: &TensorMeta) -> Option<(usize, usize)> {
+        let &[rows, cols] = codes.shape.as_slice() else { return None };
+        match codes.dtype {
+            // Two codes to a byte: NVFP4 packs columns, int4 rows.
+            Dtype::U8 if files.has(&format!("{module}.weight_scale_2")) => Some((rows, cols.checked_mul(2)?)),
+            Dtype::U8 => Some((rows.checked_mul(2)?, cols)),
+            _ => Some((rows, cols)),
+        }
+    }
+
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
+        self.layer(files, module, rows, cols)
+    }
+}

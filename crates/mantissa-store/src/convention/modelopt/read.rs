@@ -20,13 +20,7 @@ impl Config {
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its algorithm says.
-    pub(in crate::convention) fn linear(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Parts> {
+    pub(super) fn layer(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         let name = format!("{module}.weight");
         if !matches!(files.meta(&name)?.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) {
             return Ok(files.dense_without(module, "weight_scale", rows, cols)?.into());
@@ -58,12 +52,7 @@ impl Config {
     ///
     /// # Errors
     /// One is there and has another shape, or is no number; affine caches.
-    pub(in crate::convention) fn kv_quant(
-        &self,
-        files: &ModelFiles,
-        module: &str,
-        kv_heads: usize,
-    ) -> Result<Option<KvQuant>> {
+    pub(super) fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = self.kv.clone() else { return Ok(None) };
         for bias in ["k_proj.k_bias", "v_proj.v_bias"].map(|name| format!("{module}.{name}")) {
             if files.has(&bias) {

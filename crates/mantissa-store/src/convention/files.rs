@@ -1,0 +1,388 @@
+//! Models on disk, in whatever convention: tensors out, with the checks that all conventions share.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+
+use mantissa_num::{Code, Codes, Quantized, minifloat};
+use serde_json::Value;
+
+use super::stacked::Stack;
+use super::weight::{KvQuant, LinearWeight, Parts, Weight};
+use crate::finite::{FiniteScan, require_finite};
+use crate::{Checkpoint, Dtype, Error, Result, TensorMeta};
+
+/// Opened model, as its convention knows it: the parsed configuration, which reads tensors.
+pub trait Opened: Any + Debug + Send + Sync {
+    /// Name of the convention, for reports.
+    fn name(&self) -> &'static str;
+
+    /// True if some linear layer may be quantized.
+    fn is_quantized(&self) -> bool {
+        true
+    }
+
+    /// Requests of the checkpoint that this reader ignores.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Weight of linear layer `module`, `[rows, cols]`, and everything stored with it except the bias.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::linear`].
+    fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts>;
+
+    /// Quantization of keys and values. See [`ModelFiles::kv_quant`].
+    ///
+    /// # Errors
+    /// As [`ModelFiles::kv_quant`].
+    fn kv_quant(&self, _files: &ModelFiles, _module: &str, _kv_heads: usize) -> Result<Option<KvQuant>> {
+        Ok(None)
+    }
+
+    /// KV-cache policy whose levels are stored with the model.
+    fn kv_policy(&self) -> Option<&str> {
+        None
+    }
+
+    /// Rows and columns of the quantized weight of `module`, according to its tensors; `codes` is its tensor `weight`.
+    fn coded_shape(&self, _files: &ModelFiles, _module: &str, _codes: &TensorMeta) -> Option<(usize, usize)> {
+        None
+    }
+
+    /// Names of the tensors that hold the stacked experts of `tensor` quantized, if the convention stacks them.
+    fn expert_tensors(&self, _tensor: &str) -> Option<[String; 2]> {
+        None
+    }
+
+    /// Weight `[rows, cols]` of one of the experts that [`expert_tensors`](Self::expert_tensors) names.
+    ///
+    /// # Errors
+    /// A tensor is missing or has another dtype or shape.
+    fn expert(&self, files: &ModelFiles, stack: &Stack, _rows: usize, _cols: usize) -> Result<Quantized> {
+        files.meta(&stack.tensor)?;
+        Err(files.fault(&stack.tensor, "an expert of this convention", "a dense tensor", ""))
+    }
+
+    /// True if a tensor of this Hugging Face name is stored.
+    fn has(&self, checkpoint: &Checkpoint, name: &str) -> bool {
+        checkpoint.get(name).is_some()
+    }
+
+    /// Unquantized tensor of this Hugging Face name, widened to f32.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::tensor_f32`].
+    fn tensor_f32(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        files.expect_shape(files.meta(name)?, shape)?;
+        files.checkpoint.read_f32(name)
+    }
+
+    /// Checks by the headers that [`tensor_f32`](Self::tensor_f32) finds a tensor of this name and shape.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::check_tensor`].
+    fn check_tensor(&self, files: &ModelFiles, name: &str, shape: &[usize]) -> Result<()> {
+        let meta = files.meta(name)?;
+        files.expect_shape(meta, shape)?;
+        files.expect_float(meta)
+    }
+
+    /// True if [`check_tensor`](Self::check_tensor) is all that headers show of a linear layer's weight.
+    fn types_every_tensor(&self) -> bool {
+        false
+    }
+}
+
+/// Model on disk: weights in some convention, and its configuration.
+#[derive(Debug)]
+pub struct ModelFiles {
+    checkpoint: Checkpoint,
+    opened: Box<dyn Opened>,
+}
+
+impl ModelFiles {
+    /// Joins a checkpoint and its convention.
+    pub(super) fn new(checkpoint: Checkpoint, opened: Box<dyn Opened>) -> Self {
+        ModelFiles { checkpoint, opened }
+    }
+
+    /// The model as its convention knows it.
+    pub(super) fn opened(&self) -> &dyn Opened {
+        &*self.opened
+    }
+
+    /// The model as convention `T` knows it; `None` if it is in another.
+    pub fn as_convention<T: Opened>(&self) -> Option<&T> {
+        (&*self.opened as &dyn Any).downcast_ref()
+    }
+
+    /// Name of the convention, for reports: `dense`, `compressed-tensors`, `native`, `gguf`, `gptq`, `awq`, `auto-round` …
+    pub fn convention_name(&self) -> &'static str {
+        self.opened.name()
+    }
+
+    /// True if some linear layer may be quantized.
+    pub fn is_quantized(&self) -> bool {
+        self.opened.is_quantized()
+    }
+
+    /// Requests of the checkpoint that this reader ignores, for the user to know.
+    pub fn notes(&self) -> Vec<String> {
+        self.opened.notes()
+    }
+
+    /// Checkpoint files.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// `config.json`, if there is one.
+    pub fn config(&self) -> Option<&Value> {
+        self.checkpoint.config()
+    }
+
+    /// The model folder; a GGUF file itself.
+    pub fn dir(&self) -> &Path {
+        self.checkpoint.dir()
+    }
+
+    /// Source of the config, for messages: `config.json`, or the GGUF file itself.
+    pub fn config_path(&self) -> PathBuf {
+        let one_file = self.opened.types_every_tensor();
+        if one_file { self.dir().to_owned() } else { self.dir().join("config.json") }
+    }
+
+    /// True if a tensor of this name is stored.
+    pub fn has(&self, name: &str) -> bool {
+        self.opened.has(&self.checkpoint, name)
+    }
+
+    /// Reads an unquantized tensor, widened to f32.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`], [`Error::NotFloat`], [`Error::NonFinite`], or [`Error::Field`] when the shape is not `shape`.
+    pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let values = self.opened.tensor_f32(self, name, shape)?;
+        require_finite(&values, self.path_of(name), name)?;
+        Ok(values)
+    }
+
+    /// Reads the weight of linear layer `module` (`model.layers.0.self_attn.q_proj`), `[rows, cols]` = `[out, in]`.
+    ///
+    /// # Errors
+    /// A tensor is missing, has another dtype or shape than the convention and the layer require, or holds non-finite values
+    /// ([`Error::NonFinite`]; in GGUF's block types they show when the model runs).
+    pub fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight> {
+        let Parts { weight, input, transforms } = self.opened.linear(self, module, rows, cols)?;
+        let bias = if bias { Some(self.tensor_f32(&format!("{module}.bias"), &[rows])?) } else { None };
+        Ok(LinearWeight { rows, cols, weight, bias, input, transforms })
+    }
+
+    /// Quantization of keys and values in the cache of the attention `module` (`model.layers.0.self_attn`), if the checkpoint
+    /// asks for it. A missing scale is 1, as in serving engines.
+    ///
+    /// # Errors
+    /// A scale is neither one value nor one per head of `kv_heads`, or not greater than 0.
+    pub fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
+        self.opened.kv_quant(self, module, kv_heads)
+    }
+
+    /// Rows and columns of the quantized weight of `module` according to its tensors, in conventions whose codes are a tensor
+    /// `weight` (ModelOpt, bitsandbytes, FP8). `None` if it is unquantized, or if nothing bounds what the tensors say.
+    pub fn coded_shape(&self, module: &str) -> Option<(usize, usize)> {
+        let codes = self.checkpoint.get(&format!("{module}.weight"))?;
+        if !matches!(codes.dtype, Dtype::U8 | Dtype::I8 | Dtype::F8E4M3) || codes.len == 0 {
+            return None;
+        }
+        self.opened.coded_shape(self, module, codes)
+    }
+
+    /// Reads an unquantized weight.
+    pub(crate) fn dense(&self, module: &str, rows: usize, cols: usize) -> Result<Weight> {
+        let name = format!("{module}.weight");
+        let meta = self.meta(&name)?;
+        self.expect_shape(meta, &[rows, cols])?;
+        let words = || -> Result<Vec<u16>> {
+            let bytes = self.checkpoint.read(&name)?;
+            self.expect_finite(&name, meta.dtype, &bytes)?;
+            Ok(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect())
+        };
+        match meta.dtype {
+            Dtype::BF16 => words().map(Weight::Bf16),
+            Dtype::F16 => words().map(Weight::F16),
+            _ => self.tensor_f32(&name, &[rows, cols]).map(Weight::F32),
+        }
+    }
+
+    /// Reads an unquantized weight, in a convention whose quantized layers have a tensor `scale` beside the codes.
+    pub(crate) fn dense_without(
+        &self,
+        module: &str,
+        scale: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight> {
+        let (name, scale) = (format!("{module}.weight"), format!("{module}.{scale}"));
+        if !self.has(&scale) {
+            return self.dense(module, rows, cols);
+        }
+        let found = format!("dtype {} beside the scales {scale}", self.meta(&name)?.dtype);
+        Err(self.fault(
+            &name,
+            found,
+            "codes with scales, or a weight without",
+            "the tensors contradict each other",
+        ))
+    }
+
+    /// Decodes a trellis whose codes are the tensor `name` into its values and the rotations around them.
+    pub(super) fn unfolded(&self, name: &str, q: &Quantized) -> Result<Parts> {
+        let Some(unfolded) = q.unfold() else { return Ok(Weight::Quantized(q.clone()).into()) };
+        let (values, transforms) =
+            unfolded.map_err(|error| self.fault(name, error.to_string(), "the tiles of the weight", ""))?;
+        Ok((Weight::F16(values), transforms).into())
+    }
+
+    /// Metadata of a tensor.
+    pub(crate) fn meta(&self, name: &str) -> Result<&TensorMeta> {
+        self.checkpoint
+            .get(name)
+            .ok_or_else(|| Error::NoTensor { path: self.dir().to_owned(), tensor: name.to_owned() })
+    }
+
+    /// Reads a tensor that must have one of `dtypes` and exactly `shape`.
+    pub(crate) fn read_exact(&self, name: &str, dtypes: &[Dtype], shape: &[usize]) -> Result<Vec<u8>> {
+        let meta = self.meta(name)?;
+        self.expect_dtype(meta, dtypes)?;
+        self.expect_shape(meta, shape)?;
+        self.checkpoint.read(name)
+    }
+
+    /// Reads a scale tensor in the shape of its blocks, with the code that it is stored in.
+    pub(crate) fn read_scales(&self, name: &str, grid: &[usize]) -> Result<(Code, Codes)> {
+        let meta = self.meta(name)?;
+        let code = scale_code(meta.dtype).ok_or_else(|| {
+            self.fault(name, format!("dtype {}", meta.dtype), "F32, BF16, F16, F8_E4M3, F8_E8M0 or U8", "")
+        })?;
+        self.expect_grid(meta, grid)?;
+        Ok((code, Codes::from_le_bytes(code.unit_bytes(), &self.checkpoint.read(name)?)))
+    }
+
+    /// Reads a single value of a float's dtype, of shape `[1]` or `[]`.
+    pub(crate) fn read_scalar(&self, name: &str) -> Result<f32> {
+        let meta = self.meta(name)?;
+        if meta.shape.iter().product::<usize>() != 1 {
+            return Err(self.fault(name, format!("shape {:?}", meta.shape), "one value", ""));
+        }
+        self.expect_dtype(meta, &[Dtype::F32, Dtype::BF16, Dtype::F16])?;
+        let values = self.checkpoint.read_f32(name)?;
+        require_finite(&values, self.path_of(name), name)?;
+        values.first().copied().ok_or_else(|| self.fault(name, "nothing", "one value", ""))
+    }
+
+    /// Reads the scale of a KV cache: one, or one per head (`[heads]` or `[heads, 1, 1]`).
+    pub(crate) fn read_cache_scale(&self, name: &str, heads: usize) -> Result<Vec<f32>> {
+        let Some(meta) = self.checkpoint.get(name) else { return Ok(vec![1.0]) };
+        let count: usize = meta.shape.iter().product();
+        if count != 1 && (count != heads || meta.shape.first() != Some(&heads)) {
+            let allowed = format!("one value or [{heads}, 1, 1]");
+            return Err(self.fault(name, format!("shape {:?}", meta.shape), allowed, ""));
+        }
+        let values = self.checkpoint.read_f32(name)?;
+        require_finite(&values, self.path_of(name), name)?;
+        match values.iter().position(|&scale| scale <= 0.0) {
+            None => Ok(values),
+            Some(at) => {
+                let found = format!("{} at element {at}", values[at]);
+                Err(self.fault(name, found, "scales greater than 0", ""))
+            }
+        }
+    }
+
+    /// Refuses a list of one value per block in another shape than the blocks: the same values in another order would decode to
+    /// another weight. A single value may have any number of axes.
+    pub(crate) fn expect_grid(&self, meta: &TensorMeta, grid: &[usize]) -> Result<()> {
+        let single = |shape: &[usize]| shape.iter().all(|&n| n == 1);
+        if meta.shape == grid || (single(&meta.shape) && single(grid)) {
+            return Ok(());
+        }
+        let hint = "rows stand first; a transposed list would be read as other scales";
+        Err(self.fault(&meta.name, format!("shape {:?}", meta.shape), format!("{grid:?}"), hint))
+    }
+
+    /// Refuses bytes of a tensor that hold non-finite values.
+    pub(crate) fn expect_finite(&self, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<()> {
+        let mut scan = FiniteScan::new(dtype);
+        scan.update(bytes);
+        scan.finish(self.path_of(name), name)
+    }
+
+    /// Path of the file that holds a tensor, for messages; the folder if none does.
+    pub(crate) fn path_of(&self, name: &str) -> &Path {
+        self.checkpoint.locate(name).map_or(self.dir(), |(file, _)| file.path())
+    }
+
+    /// Refuses a tensor of another shape.
+    pub(crate) fn expect_shape(&self, meta: &TensorMeta, shape: &[usize]) -> Result<()> {
+        if meta.shape == shape {
+            return Ok(());
+        }
+        let hint = "config.json and the weights must belong together";
+        Err(self.fault(&meta.name, format!("shape {:?}", meta.shape), format!("{shape:?}"), hint))
+    }
+
+    /// Refuses a tensor of another dtype.
+    pub(crate) fn expect_dtype(&self, meta: &TensorMeta, dtypes: &[Dtype]) -> Result<()> {
+        if dtypes.contains(&meta.dtype) {
+            return Ok(());
+        }
+        let allowed: Vec<_> = dtypes.iter().map(ToString::to_string).collect();
+        Err(self.fault(&meta.name, format!("dtype {}", meta.dtype), allowed.join(" or "), ""))
+    }
+
+    /// Refuses a tensor that is not stored in floats of at least 16 bits.
+    pub(crate) fn expect_float(&self, meta: &TensorMeta) -> Result<()> {
+        if matches!(meta.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            return Ok(());
+        }
+        let (path, tensor) = (self.path_of(&meta.name).to_owned(), meta.name.clone());
+        Err(Error::NotFloat { path, tensor, dtype: meta.dtype })
+    }
+
+    /// Creates the error for one of the checkpoint's tensors or fields.
+    pub(crate) fn fault(
+        &self,
+        field: &str,
+        found: impl Into<String>,
+        allowed: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Error {
+        Error::field(self.dir(), field, found, allowed, hint)
+    }
+}
+
+/// Code of scales of a dtype; U8 scales are E8M0 by convention.
+pub(super) fn scale_code(dtype: Dtype) -> Option<Code> {
+    match dtype {
+        Dtype::F32 => Some(Code::F32),
+        Dtype::BF16 => Some(Code::Float(minifloat::BF16)),
+        Dtype::F16 => Some(Code::Float(minifloat::F16)),
+        Dtype::F8E4M3 => Some(Code::Float(minifloat::E4M3)),
+        Dtype::U8 | Dtype::F8E8M0 => Some(Code::E8m0),
+        _ => None,
+    }
+}
+
+/// Dtype of scales of a code.
+pub(super) fn scale_dtype(code: Code) -> Option<Dtype> {
+    match code {
+        Code::F32 => Some(Dtype::F32),
+        Code::Float(f) if f == minifloat::BF16 => Some(Dtype::BF16),
+        Code::Float(f) if f == minifloat::F16 => Some(Dtype::F16),
+        Code::Float(f) if f == minifloat::E4M3 => Some(Dtype::F8E4M3),
+        Code::E8m0 => Some(Dtype::U8),
+        _ => None,
+    }
+}

@@ -1,0 +1,182 @@
+//! Plans of what is written: one linear layer, and the model as a whole for its configuration.
+
+use mantissa_num::{Scheme, Source};
+
+use crate::TensorSpec;
+
+/// Linear layer to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearPlan<'a> {
+    /// Name of the layer, without `.weight`.
+    pub module: &'a str,
+    /// Scheme of the weight, with the scale code that the format stores.
+    pub scheme: &'a Scheme,
+    /// Scheme of the input; `None` leaves activations unquantized.
+    pub input: Option<&'a Scheme>,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// True if the group of each column is stored (`g_idx`), because some layer has act-order.
+    pub by_group: bool,
+    /// Stored scale of the input ([`ActivationQuant::outer`](super::ActivationQuant::outer)), from calibration; `None` if
+    /// the scheme has none ([`Self::stores_input_scale`]).
+    pub input_scale: Option<f32>,
+    /// Number of outliers stored beside the codes in f16, each with its column
+    /// ([`Extra::Sparse`](mantissa_num::stored::Extra::Sparse)).
+    pub outliers: usize,
+}
+
+impl<'a> LinearPlan<'a> {
+    /// Creates the plan of a layer `[rows, cols]` without act-order, outliers or a stored input scale.
+    pub fn new(
+        module: &'a str,
+        scheme: &'a Scheme,
+        input: Option<&'a Scheme>,
+        (rows, cols): (usize, usize),
+    ) -> Self {
+        LinearPlan { module, scheme, input, rows, cols, by_group: false, input_scale: None, outliers: 0 }
+    }
+
+    /// True if a scale of the input is stored beside the weight: a static scale, or the global scale of NVFP4.
+    pub fn stores_input_scale(&self) -> bool {
+        self.input.is_some_and(|input| input.source == Source::Static || input.has_outer_scale())
+    }
+
+    /// Returns the bytes of the stored input scale, or of its reciprocal.
+    ///
+    /// # Errors
+    /// [`NotStorable`] if calibration has not set it.
+    pub(super) fn input_scale_bytes(
+        &self,
+        container: &str,
+        reciprocal: bool,
+    ) -> Result<Vec<u8>, NotStorable> {
+        let Some(scale) = self.input_scale else {
+            let input = self.input.map_or(String::new(), ToString::to_string);
+            let why = format!("{container} stores a scale of the inputs ({input}), which needs calibration");
+            return Err(NotStorable { scheme: self.scheme.to_string(), why });
+        };
+        Ok(if reciprocal { 1.0 / scale } else { scale }.to_le_bytes().to_vec())
+    }
+}
+
+/// Reason why a format cannot store a scheme.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scheme {scheme}: {why}")]
+pub struct NotStorable {
+    /// The scheme.
+    pub scheme: String,
+    /// The reason.
+    pub why: String,
+}
+
+impl NotStorable {
+    /// Creates the error for `scheme`.
+    pub fn new(scheme: &Scheme, why: impl Into<String>) -> Self {
+        NotStorable { scheme: scheme.to_string(), why: why.into() }
+    }
+}
+
+/// Scheme of some linear layers, scheme of their inputs, and the names of their modules.
+pub type ModuleGroup = (Scheme, Option<Scheme>, Vec<String>);
+
+/// Quantized linear layer of a [`ModelPlan`].
+#[derive(Clone, Copy, Debug)]
+pub struct PlannedLayer<'a> {
+    /// Name of the layer, without `.weight`.
+    pub module: &'a str,
+    /// Scheme of the weight, as stored.
+    pub scheme: &'a Scheme,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+}
+
+impl<'a> PlannedLayer<'a> {
+    /// Plan of the layer's tensors, without inputs, act-order or outliers.
+    pub fn plan(&self) -> LinearPlan<'a> {
+        LinearPlan::new(self.module, self.scheme, None, (self.rows, self.cols))
+    }
+}
+
+/// Model to be stored: everything that a `quantization_config` and the files beside it say.
+#[derive(Clone, Debug)]
+pub struct ModelPlan<'a> {
+    /// Quantized linear layers, in the order of the forward pass.
+    pub layers: Vec<PlannedLayer<'a>>,
+    /// Scheme of most weights: that of the recipe.
+    pub weights: &'a Scheme,
+    /// Scheme of the inputs of quantized layers, if they are quantized at run time.
+    pub input: Option<&'a Scheme>,
+    /// Linear modules that stay unquantized: layers without a scheme, and the routers of experts.
+    pub kept: Vec<String>,
+    /// Module of the output head.
+    pub head: String,
+    /// Module of the token embedding.
+    pub embedding: String,
+    /// True if some layer stores the group of each column (act-order).
+    pub by_group: bool,
+    /// Damping of the Hessian, if the method was GPTQ.
+    pub damp: Option<f64>,
+    /// Modules whose inputs are rotated at run time, each with the order of the Hadamard matrix.
+    pub rotations: Vec<(String, usize)>,
+    /// Scheme of keys and values in the KV cache.
+    pub kv: Option<&'a Scheme>,
+    /// KV-cache policy whose levels are stored with the model.
+    pub kv_levels: Option<String>,
+    /// Bits per weight of the quantized layers: codes, scales and zero points.
+    pub bits_per_weight: f64,
+    /// All tensors of the output.
+    pub specs: &'a [TensorSpec],
+}
+
+impl<'a> ModelPlan<'a> {
+    /// Creates the plan of a model whose `layers`, most of them under the scheme `weights`, are all that is quantized.
+    pub fn new(layers: Vec<PlannedLayer<'a>>, weights: &'a Scheme) -> Self {
+        ModelPlan {
+            layers,
+            weights,
+            input: None,
+            kept: Vec::new(),
+            head: "lm_head".to_owned(),
+            embedding: "model.embed_tokens".to_owned(),
+            by_group: false,
+            damp: None,
+            rotations: Vec::new(),
+            kv: None,
+            kv_levels: None,
+            bits_per_weight: 0.0,
+            specs: &[],
+        }
+    }
+
+    /// Groups modules by scheme, in the order of first appearance.
+    pub fn groups(&self) -> Vec<ModuleGroup> {
+        self.groups_by(|layer| layer.scheme.clone())
+    }
+
+    /// Groups modules by the scheme that `scheme_of` gives for each.
+    pub fn groups_by(&self, scheme_of: impl Fn(&PlannedLayer<'_>) -> Scheme) -> Vec<ModuleGroup> {
+        let mut groups: Vec<ModuleGroup> = Vec::new();
+        for layer in &self.layers {
+            let scheme = scheme_of(layer);
+            match groups.iter_mut().find(|(known, ..)| *known == scheme) {
+                Some((_, _, modules)) => modules.push(layer.module.to_owned()),
+                None => groups.push((scheme, self.input.cloned(), vec![layer.module.to_owned()])),
+            }
+        }
+        groups
+    }
+
+    /// Number of weights in the quantized layers.
+    pub fn weight_count(&self) -> usize {
+        self.layers.iter().map(|layer| layer.rows * layer.cols).sum()
+    }
+
+    /// Modules that stay unquantized, with head and embedding.
+    pub fn kept_with_tables(&self) -> Vec<String> {
+        self.kept.iter().cloned().chain([self.head.clone(), self.embedding.clone()]).collect()
+    }
+}
