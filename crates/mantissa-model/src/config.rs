@@ -5,134 +5,31 @@
 
 mod attention;
 mod experts;
-mod family;
 mod fields;
 mod rope;
 
-use std::fmt;
 use std::path::Path;
 
 use serde_json::Value;
 
-use attention::Heads;
+pub use crate::architecture::features::{
+    Activation, Biases, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores,
+};
 pub use attention::Latent;
-pub use experts::{Experts, Groups, LimitedSwiglu, Routing, Scores, SharedExperts};
-pub use family::ModelType;
+pub use experts::{Experts, Groups, LimitedSwiglu, Routing, SharedExperts};
 pub use fields::ConfigError;
-use fields::Fields;
 
+use crate::architecture::Architecture;
+use crate::architecture::rules::Eps;
 use crate::rope::{Rope, RopeScaling, yarn_mscale};
-
-/// Widest layer that is accepted; keeps every product of two sizes far from overflow.
-const MAX_WIDTH: u64 = 1 << 24;
-const MAX_LAYERS: u64 = 10_000;
-const MAX_POSITIONS: u64 = 1 << 31;
-
-/// The activation of the MLP's gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// GELU with the tanh approximation.
-    GeluTanh,
-    /// GELU with the error function.
-    Gelu,
-}
-
-impl fmt::Display for Activation {
-    /// The name in a config.json.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Activation::Silu => "silu",
-            Activation::Relu2 => "relu2",
-            Activation::GeluTanh => "gelu_pytorch_tanh",
-            Activation::Gelu => "gelu",
-        })
-    }
-}
-
-/// What the norms of an architecture compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum NormForm {
-    /// RMSNorm with a weight.
-    Rms,
-    /// RMSNorm with 1 plus a weight (Gemma).
-    RmsPlusOne,
-    /// LayerNorm with a weight and a bias.
-    Layer,
-    /// LayerNorm without parameters (OLMo).
-    LayerPlain,
-}
-
-/// Where a layer's norms stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum NormPlaces {
-    /// Before attention and MLP.
-    Before,
-    /// After attention and MLP, before their results are added (OLMo 2).
-    After,
-    /// Before and after (Gemma 2 and 3).
-    Both,
-    /// Before both, which read the same states and are added to them together (GPT-NeoX).
-    Parallel,
-    /// The same with one norm for both (Phi).
-    ParallelShared,
-}
-
-/// Norms of queries and keys before they are rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HeadNorms {
-    /// None.
-    Absent,
-    /// Of each head by itself.
-    Each,
-    /// Of all heads together (OLMo 2).
-    Whole,
-}
-
-/// How the projections to queries, keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QkvForm {
-    /// One by one.
-    Separate,
-    /// As one: all queries, all keys, all values.
-    Joined,
-    /// As one, head by head: its query, its key, its value.
-    ByHead,
-}
-
-/// What an MLP is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MlpForm {
-    /// `down(act(gate(x)) · up(x))`.
-    Gated,
-    /// The same with gate and up stored as one.
-    GatedJoined,
-    /// `down(act(up(x)))`.
-    Plain,
-}
-
-/// Which linear layers have a bias.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Biases {
-    /// q, k and v.
-    pub qkv: bool,
-    /// The attention's output.
-    pub output: bool,
-    /// gate, up and down.
-    pub mlp: bool,
-    /// Those of the experts.
-    pub experts: bool,
-}
+use attention::Heads;
+use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
 
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The architecture.
-    pub model_type: ModelType,
+    /// Row of the table of architectures.
+    pub architecture: &'static Architecture,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
@@ -165,6 +62,8 @@ pub struct ModelConfig {
     pub biases: Biases,
     /// For each layer, how many keys a query sees, itself included; `None` for all before it.
     pub windows: Vec<Option<usize>>,
+    /// For each layer, true if queries and keys are rotated; the others have no position embedding (NoPE).
+    pub rotated_layers: Vec<bool>,
     /// Rotary embedding.
     pub rope: Rope,
     /// That of layers with a window, where it is another one (Gemma 3).
@@ -204,79 +103,87 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads and checks the contents of `config.json`. `file` is the name that errors give.
+    /// Parses and checks the contents of `config.json`. `file` is the name that errors give.
     ///
     /// # Errors
     /// [`ConfigError`] for the first field that is missing, of the wrong type, out of range, inconsistent or
     /// not supported.
     pub fn from_json(value: &Value, file: &str) -> Result<Self, ConfigError> {
         let fields = Fields::root(file, value)?;
-        let model_type = ModelType::parse(fields)?;
-        let fields = fields.named(model_type.aliases());
-        for &(flag, fixed) in model_type.fixed_flags() {
+        let architecture = find_architecture(fields)?;
+        let fields = fields.named(architecture.aliases);
+        for &(flag, fixed) in architecture.fixed_flags {
             if fields.flag(flag, fixed)? != fixed {
-                return Err(fields.error(flag, format!("{fixed} in {}", model_type.name())));
+                return Err(fields.error(flag, format!("{fixed} in {}", architecture.name)));
             }
         }
         let num_hidden_layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
         let max_position_embeddings = fields.size("max_position_embeddings", 1..=MAX_POSITIONS)?;
-        let latent = Latent::parse(fields, model_type)?;
-        let heads = Heads::parse(fields, model_type, latent)?;
+        let latent = Latent::parse(fields, architecture)?;
+        let heads = Heads::parse(fields, architecture, latent)?;
         let rotated = latent.map_or(heads.dim, |latent| latent.rotated);
-        let rope = rope::parse(fields, model_type, max_position_embeddings, rotated)?;
-        let experts = experts::parse(fields, model_type, num_hidden_layers)?;
-        let intermediate_size = match model_type {
-            ModelType::Gpt2 if fields.get("intermediate_size").is_none() => 4 * heads.hidden_size,
-            _ => fields.size("intermediate_size", 1..=MAX_WIDTH)?,
-        };
+        let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, rotated)?;
+        let rules = architecture.experts.as_ref();
+        let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
+        let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         Ok(ModelConfig {
-            model_type,
+            architecture,
             hidden_size: heads.hidden_size,
-            intermediate_size,
+            intermediate_size: parse_ffn(fields, architecture, heads.hidden_size)?,
             num_hidden_layers,
             num_attention_heads: heads.query,
             num_key_value_heads: heads.key_value,
             head_dim: heads.dim,
             vocab_size: fields.size("vocab_size", 1..=u64::from(u32::MAX))?,
             max_position_embeddings,
-            rms_norm_eps: parse_eps(fields, model_type)?,
-            norm: norm_form(model_type),
-            norm_places: norm_places(fields, model_type)?,
-            head_norms: head_norms(model_type),
-            tie_word_embeddings: fields.flag("tie_word_embeddings", ties_by_default(model_type))?,
-            hidden_act: parse_activation(fields, model_type)?,
-            biases: parse_biases(fields, model_type)?,
-            windows: attention::windows(fields, model_type, num_hidden_layers)?,
-            attention_scale: attention_scale(fields, model_type, &heads, latent, &rope.global.scaling)?,
-            attention_softcap: softcap(fields, model_type, "attn_logit_softcapping", 50.0)?,
-            logit_softcap: softcap(fields, model_type, "final_logit_softcapping", 30.0)?,
-            clip_qkv: match model_type {
-                ModelType::Olmo => fields.optional_positive("clip_qkv")?.map(|clip| clip as f32),
-                _ => None,
+            rms_norm_eps: parse_eps(fields, architecture.eps)?,
+            norm: architecture.norm,
+            norm_places: match fields.resolve(architecture.parallel)? {
+                true => NormPlaces::Parallel,
+                false => architecture.norm_places,
             },
-            rotary_dim: if model_type == ModelType::Gpt2 { 0 } else { rope.rotated },
+            head_norms: architecture.head_norms,
+            tie_word_embeddings: fields.flag("tie_word_embeddings", architecture.tied)?,
+            hidden_act: parse_activation(fields, architecture)?,
+            biases: parse_biases(fields, architecture)?,
+            attention_scale: attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
+            attention_softcap: softcap(
+                fields,
+                "attn_logit_softcapping",
+                architecture.softcaps.map(|caps| caps.attention),
+            )?,
+            logit_softcap: softcap(
+                fields,
+                "final_logit_softcapping",
+                architecture.softcaps.map(|caps| caps.logits),
+            )?,
+            clip_qkv: match architecture.clips_qkv {
+                true => fields.optional_positive("clip_qkv")?.map(|clip| clip as f32),
+                false => None,
+            },
+            rotary_dim: if architecture.learned_positions { 0 } else { rope.rotated },
+            rotated_layers: attention::rotated_layers(fields, architecture, &windows)?,
+            windows,
             rope: rope.global,
             local_rope: rope.local,
-            learned_positions: model_type == ModelType::Gpt2,
-            embedding_scale: model_type.is_gemma().then_some((heads.hidden_size as f32).sqrt()),
-            qkv: match model_type {
-                ModelType::Phi3 | ModelType::Gpt2 => QkvForm::Joined,
-                ModelType::GptNeox => QkvForm::ByHead,
-                _ => QkvForm::Separate,
-            },
-            mlp: match model_type {
-                ModelType::Phi3 => MlpForm::GatedJoined,
-                ModelType::Phi | ModelType::Gpt2 | ModelType::GptNeox => MlpForm::Plain,
-                _ => MlpForm::Gated,
-            },
-            sinks: model_type == ModelType::GptOss,
+            learned_positions: architecture.learned_positions,
+            embedding_scale: architecture.scaled_embedding.then_some((heads.hidden_size as f32).sqrt()),
+            qkv: architecture.qkv,
+            mlp: architecture.mlp,
+            sinks: architecture.sinks,
             latent,
             experts,
-            head_bias: model_type == ModelType::Phi,
+            head_bias: architecture.head_bias,
             bare_names: false,
             bos_token_id: fields.token("bos_token_id")?,
             eos_token_ids: fields.tokens("eos_token_id")?,
         })
+    }
+
+    /// Sets [`bare_names`](Self::bare_names) for a checkpoint, of whose tensors `has` knows the names.
+    pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
+        let names = &self.architecture.names;
+        self.bare_names = !names.root.is_empty() && has(&format!("{}.weight", names.embedding));
     }
 
     /// Takes the token ids that `generation_config.json` gives; they are the ones that generation uses.
@@ -315,12 +222,12 @@ impl ModelConfig {
 
     /// Whether the heads of q and k are normalized before they are rotated.
     pub fn has_head_norms(&self) -> bool {
-        self.head_norms != HeadNorms::Absent
+        self.head_norms.present()
     }
 
     /// Whether the inputs of the output and down projections are normalized.
     pub fn has_sub_norms(&self) -> bool {
-        self.model_type == ModelType::Bitnet
+        self.architecture.sub_norms
     }
 }
 
@@ -348,66 +255,34 @@ pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
     serde_json::from_slice(&bytes).map(Some).map_err(|e| error(e.to_string(), "JSON"))
 }
 
-fn parse_eps(fields: Fields<'_>, model_type: ModelType) -> Result<f32, ConfigError> {
-    // The reference's default where the field is absent, as in many configs of these types.
-    let default = match model_type {
-        ModelType::Olmo | ModelType::Gpt2 | ModelType::GptNeox | ModelType::Phi => Some(1e-5),
-        ModelType::Gemma | ModelType::Gemma2 | ModelType::Gemma3 => Some(1e-6),
-        _ => None,
-    };
-    let eps = match (model_type, default) {
-        // Not configurable.
-        (ModelType::Olmo, _) => 1e-5,
-        (_, Some(default)) => fields.optional_positive("rms_norm_eps")?.unwrap_or(default) as f32,
-        (_, None) => fields.positive("rms_norm_eps")? as f32,
+fn find_architecture(fields: Fields<'_>) -> Result<&'static Architecture, ConfigError> {
+    let name = fields.text("model_type")?;
+    let known = name.and_then(Architecture::find);
+    known.ok_or_else(|| fields.error("model_type", Architecture::known()))
+}
+
+fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<usize, ConfigError> {
+    match architecture.default_ffn {
+        Some(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
+        _ => fields.size("intermediate_size", 1..=MAX_WIDTH),
+    }
+}
+
+fn parse_eps(fields: Fields<'_>, rule: Eps) -> Result<f32, ConfigError> {
+    let eps = match rule {
+        Eps::Fixed(eps) => eps as f32,
+        // The reference's default, for the many configs of these architectures without the field.
+        Eps::Default(default) => fields.optional_positive("rms_norm_eps")?.unwrap_or(default) as f32,
+        Eps::Required => fields.positive("rms_norm_eps")? as f32,
     };
     if eps > 0.0 { Ok(eps) } else { Err(fields.error("rms_norm_eps", "a number that is not 0 in float32")) }
 }
 
-fn norm_form(model_type: ModelType) -> NormForm {
-    match model_type {
-        ModelType::Gemma | ModelType::Gemma2 | ModelType::Gemma3 => NormForm::RmsPlusOne,
-        ModelType::Phi | ModelType::Gpt2 | ModelType::GptNeox => NormForm::Layer,
-        ModelType::Olmo => NormForm::LayerPlain,
-        _ => NormForm::Rms,
-    }
-}
-
-fn norm_places(fields: Fields<'_>, model_type: ModelType) -> Result<NormPlaces, ConfigError> {
-    Ok(match model_type {
-        ModelType::Gemma2 | ModelType::Gemma3 => NormPlaces::Both,
-        ModelType::Olmo2 => NormPlaces::After,
-        ModelType::Phi => NormPlaces::ParallelShared,
-        ModelType::GptNeox if fields.flag("use_parallel_residual", true)? => NormPlaces::Parallel,
-        _ => NormPlaces::Before,
-    })
-}
-
-fn head_norms(model_type: ModelType) -> HeadNorms {
-    match model_type {
-        ModelType::Qwen3 | ModelType::Qwen3Moe | ModelType::Gemma3 => HeadNorms::Each,
-        ModelType::Olmo2 => HeadNorms::Whole,
-        _ => HeadNorms::Absent,
-    }
-}
-
-fn ties_by_default(model_type: ModelType) -> bool {
-    model_type.is_gemma() || model_type == ModelType::Gpt2
-}
-
-fn parse_activation(fields: Fields<'_>, model_type: ModelType) -> Result<Activation, ConfigError> {
-    let given = match (model_type, fields.text("hidden_act")?) {
-        // The first Gemma's configs say gelu and mean this, whichever of the two fields they have.
-        (ModelType::Gemma, Some("gelu") | None) => return Ok(Activation::GeluTanh),
-        (_, given) => given,
-    };
-    match given {
-        None if model_type == ModelType::Bitnet => Ok(Activation::Relu2),
-        None if matches!(model_type, ModelType::GptNeox) => Ok(Activation::Gelu),
-        None if matches!(model_type, ModelType::Gpt2 | ModelType::Phi) || model_type.is_gemma() => {
-            Ok(Activation::GeluTanh)
-        }
-        None | Some("silu" | "swish") => Ok(Activation::Silu),
+fn parse_activation(fields: Fields<'_>, architecture: &Architecture) -> Result<Activation, ConfigError> {
+    match fields.text("hidden_act")? {
+        None => Ok(architecture.activation),
+        Some("gelu") if architecture.gelu_is_tanh => Ok(Activation::GeluTanh),
+        Some("silu" | "swish") => Ok(Activation::Silu),
         Some("relu2") => Ok(Activation::Relu2),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
         Some("gelu") => Ok(Activation::Gelu),
@@ -415,44 +290,28 @@ fn parse_activation(fields: Fields<'_>, model_type: ModelType) -> Result<Activat
     }
 }
 
-fn parse_biases(fields: Fields<'_>, model_type: ModelType) -> Result<Biases, ConfigError> {
-    let attention = fields.flag("attention_bias", false)?;
-    let mlp = fields.flag("mlp_bias", false)?;
-    let none = Biases::default();
-    let both = Biases { qkv: attention, output: attention, ..none };
-    Ok(match model_type {
-        ModelType::Mistral | ModelType::Mixtral | ModelType::Phi3 => none,
-        ModelType::Qwen2 => Biases { qkv: true, ..none },
-        ModelType::Qwen2Moe => Biases { qkv: fields.flag("qkv_bias", true)?, ..none },
-        ModelType::Llama => Biases { mlp, ..both },
-        ModelType::DeepseekV2 => Biases { mlp, ..both },
-        ModelType::Gpt2 | ModelType::Phi => Biases { qkv: true, output: true, mlp: true, experts: false },
-        ModelType::GptNeox => {
-            let attention = fields.flag("attention_bias", true)?;
-            Biases { qkv: attention, output: attention, mlp: true, experts: false }
-        }
-        ModelType::GptOss => {
-            let attention = fields.flag("attention_bias", true)?;
-            Biases { qkv: attention, output: attention, mlp: false, experts: true }
-        }
-        _ => both,
+fn parse_biases(fields: Fields<'_>, architecture: &Architecture) -> Result<Biases, ConfigError> {
+    let rules = &architecture.biases;
+    Ok(Biases {
+        qkv: fields.resolve(rules.qkv)?,
+        output: fields.resolve(rules.output)?,
+        mlp: fields.resolve(rules.mlp)?,
+        experts: rules.experts,
     })
 }
 
 fn attention_scale(
     fields: Fields<'_>,
-    model_type: ModelType,
+    architecture: &Architecture,
     heads: &Heads,
     latent: Option<Latent>,
     scaling: &RopeScaling,
 ) -> Result<f32, ConfigError> {
-    let width = match model_type {
-        ModelType::Gemma2 | ModelType::Gemma3 => {
-            fields.optional_positive("query_pre_attn_scalar")?.unwrap_or(256.0)
-        }
-        _ => latent.map_or(heads.dim, |latent| latent.head()) as f64,
+    let width = match architecture.query_scale {
+        Some((field, default)) => fields.optional_positive(field)?.unwrap_or(default),
+        None => latent.map_or(heads.dim, |latent| latent.head()) as f64,
     };
-    // DeepSeek's own reading of YaRN, beside the factor of cosines and sines.
+    // DeepSeek applies YaRN's factor to the scores, beside the factor of cosines and sines.
     let mscale = match scaling {
         RopeScaling::Yarn(yarn) if latent.is_some() && yarn.mscale_all_dim != 0.0 => {
             yarn_mscale(yarn.factor, yarn.mscale_all_dim)
@@ -462,17 +321,12 @@ fn attention_scale(
     Ok((width.powf(-0.5) * mscale * mscale) as f32)
 }
 
-/// A cap that Gemma 2 has unless it is null, and Gemma 3 where it is given.
-fn softcap(
-    fields: Fields<'_>,
-    model_type: ModelType,
-    field: &str,
-    default: f64,
-) -> Result<Option<f32>, ConfigError> {
-    let given = match model_type {
-        ModelType::Gemma2 if !fields.has(field) => Some(default),
-        ModelType::Gemma2 | ModelType::Gemma3 => fields.optional_positive(field)?,
-        _ => None,
+/// A cap that `rule` allows: its value in `field`, none where that is null, the rule's default where it is absent.
+fn softcap(fields: Fields<'_>, field: &str, rule: Option<Option<f64>>) -> Result<Option<f32>, ConfigError> {
+    let given = match rule {
+        Some(default) if !fields.has(field) => default,
+        Some(_) => fields.optional_positive(field)?,
+        None => None,
     };
     Ok(given.map(|cap| cap as f32))
 }

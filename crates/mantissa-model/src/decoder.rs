@@ -284,7 +284,7 @@ pub fn load_config(source: &dyn WeightSource) -> Result<ModelConfig, LoadError> 
     let file = |name: &str| source.dir().map(|dir| dir.join(name));
     let name = file("config.json").map_or_else(|| source.location(), |path| path.display().to_string());
     let mut config = ModelConfig::from_json(value, &name)?;
-    config.bare_names = config.learned_positions && source.has("wte.weight");
+    config.find_names(|name| source.has(name));
     if let Some(path) = file("generation_config.json")
         && let Some(value) = read_json(&path)?
     {
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn every_tensor_of_the_graph_is_needed_and_no_other() {
-        for (_, model_type) in crate::ModelType::NAMES {
+        for model_type in crate::Architecture::all().map(|row| row.name) {
             let whole = source(model_type);
             let decoder = Decoder::load(&whole).unwrap();
             let mut buffers = Buffers::plan(decoder.config(), 3, 3).unwrap();

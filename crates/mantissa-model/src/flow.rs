@@ -78,7 +78,7 @@ impl LayerFlow {
             softcap: config.attention_softcap,
             clip: config.clip_qkv,
             latent: config.latent,
-            half: config.rotary_dim / 2,
+            half: if config.rotated_layers[layer] { config.rotary_dim / 2 } else { 0 },
             local: config.local_rope.is_some() && config.windows[layer].is_some(),
             experts: config.experts.as_ref().filter(|experts| experts.layers[layer]).map(|experts| {
                 ExpertFlow {
@@ -125,7 +125,12 @@ impl LayerFlow {
         kernels().axpy(1.0, normed, residual);
     }
 
-    /// The attention's shape and mask.
+    /// True if queries and keys are rotated.
+    pub fn rotates(&self) -> bool {
+        self.half > 0
+    }
+
+    /// Shape and mask of the attention.
     pub fn attention_shape(&self) -> &CausalAttention {
         &self.attention
     }

@@ -8,12 +8,12 @@ pub(crate) mod kinds;
 mod names;
 
 pub use kinds::{FusedGroup, LinearInput, LinearKind, NormKind, SideKind, VectorKind};
-pub use names::{EMBEDDING, FINAL_NORM, HEAD};
+pub use names::{EMBEDDING, HEAD};
 
 use mantissa_kernels::CausalAttention;
 use mantissa_store::convention::Stack;
 
-use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, ModelType, NormForm, NormPlaces, QkvForm};
+use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
 use crate::source::WeightSource;
 
 /// What a parameter is for.
@@ -201,9 +201,9 @@ impl ModelConfig {
     pub fn linear(&self, layer: usize, kind: LinearKind) -> LinearInfo {
         let (rows, cols, bias) = self.linear_shape(kind);
         let stored = match kind {
-            _ if self.model_type == ModelType::Gpt2 => StoredAs::Columns,
+            _ if self.architecture.conv1d => StoredAs::Columns,
             LinearKind::ExpertGate(_) | LinearKind::ExpertUp(_) | LinearKind::ExpertDown(_)
-                if self.model_type == ModelType::GptOss =>
+                if self.experts.as_ref().is_some_and(|experts| experts.stacked) =>
             {
                 StoredAs::Stacked(self.stack(layer, kind))
             }
@@ -413,7 +413,9 @@ impl ModelConfig {
                 put(format!("{module}.bias"), vec![rows], Role::Bias { layer, kind });
             }
         }
-        if let Some(experts) = self.experts.as_ref().filter(|_| self.model_type == ModelType::GptOss) {
+        if let Some(experts) =
+            self.experts.as_ref().filter(|experts| experts.stacked && experts.layers[layer])
+        {
             let (n, d, width) = (usize::from(experts.count), self.hidden_size, experts.width);
             let (gate_up, down) = self.stacked_experts(layer);
             for (name, shape) in [(gate_up, [n, d, 2 * width]), (down, [n, width, d])] {
@@ -444,6 +446,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::architecture::Architecture;
 
     fn config(model_type: &str, extra: &str) -> ModelConfig {
         let mut value = crate::config::example(model_type);
@@ -454,7 +457,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_linears_are_among_them() {
-        for (_, model_type) in ModelType::NAMES {
+        for model_type in Architecture::all().map(|row| row.name) {
             let config = config(model_type, "");
             let names: HashSet<_> = config.tensors().into_iter().map(|t| t.name).collect();
             assert_eq!(names.len(), config.tensors().len());
@@ -476,7 +479,7 @@ mod tests {
 
     #[test]
     fn inputs_have_the_width_of_their_readers() {
-        for (_, model_type) in ModelType::NAMES {
+        for model_type in Architecture::all().map(|row| row.name) {
             let config = config(model_type, "");
             for info in config.layer_linears(1) {
                 assert_eq!(config.input_width(info.kind.input()), info.cols, "{}", info.module);

@@ -11,6 +11,7 @@
 //! an arena in training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
+pub mod architecture;
 mod attention;
 mod buffers;
 mod cache;
@@ -40,10 +41,11 @@ mod simulated;
 mod source;
 pub mod tokenizer;
 
+pub use architecture::Architecture;
 pub use buffers::Buffers;
 pub use cache::KvCache;
 pub use chat::{ChatError, ChatTemplates, Message};
-pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, ModelType, read_json};
+pub use config::{Activation, ConfigError, HeadNorms, ModelConfig, read_json};
 pub use decoder::{Batch, Decoder, Hidden, load_config};
 pub use embedding::{Embedding, load_embedding};
 pub use error::{ForwardError, LoadError};

@@ -69,7 +69,7 @@ pub(crate) fn fall_back(config: &ModelConfig, linears: &mut [PlannedLinear]) -> 
 
 /// What stands in for a scheme whose blocks do not divide rows of `cols`: blocks of 32 where those do, or f16.
 fn fitting_in(config: &ModelConfig, wanted: &Scheme, cols: usize) -> Scheme {
-    let ternary = wanted.format.codec().and_then(|codec| ternary::smaller(config.model_type, codec.id));
+    let ternary = wanted.format.codec().and_then(|codec| ternary::smaller(config, codec.id));
     match ternary.filter(|codec| cols.is_multiple_of(codec.codec().elements)) {
         Some(codec) => Scheme::codec(codec),
         None => fitting(wanted, cols),
@@ -154,7 +154,7 @@ impl Layout {
             (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
         {
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
-            let factor = ternary::factor_beside(config.model_type, recipe, scheme);
+            let factor = ternary::factor_beside(config, recipe, scheme);
             if factor && ty != GgmlType::NVFP4 && self.architecture != Architecture::Bitnet {
                 let allowed = "a scheme whose scales lie in its blocks: only bitnet has factors beside them";
                 return Err(fault(source, &info.name, scheme.to_string(), allowed));

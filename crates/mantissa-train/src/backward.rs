@@ -383,7 +383,7 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
     if lens.is_empty() {
         return;
     }
-    let shape = layer.flow.attention_shape();
+    let (shape, rotates) = (layer.flow.attention_shape(), layer.flow.rotates());
     let (query, key) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let (mut dq, mut dk, mut dv) = (&mut s.dq[..], &mut s.dk[..], &mut s.dv[..]);
     let scores = scores_per_thread(&s.scores, threads);
@@ -417,9 +417,11 @@ fn attend_backward(layer: &LayerOps, lens: &[usize], saved: &Saved, s: &mut Scra
             let grads = AttentionGrads { q: &mut *q, k: &mut *k, v: take(&mut dv, len * key) };
             let dout = rows(d_attended, query, span);
             kernels().attention_causal_backward(shape, of_sequence, dout, grads, scores);
-            let angles = ..len * (shape.head_dim / 2);
-            for (x, heads) in [(q, shape.heads), (k, shape.kv_heads)] {
-                kernels().rope_rotate_back(x, heads, shape.head_dim, &cos[angles], &sin[angles]);
+            if rotates {
+                let angles = ..len * (shape.head_dim / 2);
+                for (x, heads) in [(q, shape.heads), (k, shape.kv_heads)] {
+                    kernels().rope_rotate_back(x, heads, shape.head_dim, &cos[angles], &sin[angles]);
+                }
             }
             first += len;
         }

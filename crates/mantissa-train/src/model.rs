@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use mantissa_kernels::kernels;
+use mantissa_model::config::{HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm};
 use mantissa_model::flow::{LayerFlow, Sequences};
-use mantissa_model::graph::{EMBEDDING, FINAL_NORM, HEAD, NormKind};
+use mantissa_model::graph::NormKind;
 use mantissa_model::{
-    Activation, Batch, ForwardError, HeadNorms, LinearKind, ModelConfig, ModelType, Role, WeightSource,
-    load_config,
+    Activation, Batch, ForwardError, LinearKind, ModelConfig, Role, WeightSource, load_config,
 };
 
 use crate::arena::{ParamTable, Parameters};
@@ -151,7 +151,8 @@ impl TrainModel {
             })
         });
         let layers = layers.collect::<Result<Vec<_>, TrainError>>()?;
-        let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
+        let embedding = config.embedding_module();
+        let head = if config.tie_word_embeddings { &embedding } else { config.head_module() };
         let shape = (config.vocab_size, config.hidden_size);
         let weight = place(&format!("{head}.weight"));
         // Converted first, so that the f32 values are freed before the rest is allocated.
@@ -160,8 +161,8 @@ impl TrainModel {
         Ok(TrainModel {
             grads: Gradients::new(&table, options.policy.gradients)?,
             layers,
-            embedding: place(&format!("{EMBEDDING}.weight")),
-            final_norm: place(FINAL_NORM),
+            embedding: place(&format!("{embedding}.weight")),
+            final_norm: place(&format!("{}.weight", config.final_norm_module())),
             head: LinearOp::new(head, shape, weight, None, &options.policy.head)?,
             saved,
             scratch,
@@ -362,20 +363,44 @@ impl TrainModel {
     }
 }
 
+/// Checks that every feature of the architecture has a backward.
+///
 /// # Errors
-/// [`TrainError::Unsupported`] for the first part of the model that has no backward.
+/// [`TrainError::Unsupported`] for the first feature without one.
 pub(crate) fn check_supported(config: &ModelConfig) -> Result<(), TrainError> {
-    let refuse = |field, found: String, allowed| Err(TrainError::Unsupported { field, found, allowed });
-    // What the others have beside these (norms in other places and of other kinds, experts, soft caps, joined projections
-    // and so on) has no backward.
-    let backward = [ModelType::Llama, ModelType::Mistral, ModelType::Qwen2, ModelType::Qwen3];
-    if !backward.contains(&config.model_type) {
-        return refuse("model_type", config.model_type.name().into(), "llama, mistral, qwen2 or qwen3");
+    let given = |field: &'static str, found: Option<f32>| {
+        (field, found.is_none(), found.unwrap_or_default().to_string(), "null")
+    };
+    let absent = |field, absent: bool| (field, absent, "in use".to_owned(), "not in use");
+    let features = [
+        ("norm", config.norm == NormForm::Rms, format!("{:?}", config.norm), "RMSNorm"),
+        (
+            "norm placement",
+            config.norm_places == NormPlaces::Before,
+            format!("{:?}", config.norm_places),
+            "before attention and MLP",
+        ),
+        ("QK norm", config.head_norms != HeadNorms::Whole, "over all heads".to_owned(), "per head or none"),
+        absent("norms before the output and down projections", !config.has_sub_norms()),
+        ("MLP", config.mlp == MlpForm::Gated, format!("{:?}", config.mlp), "gate, up and down"),
+        ("q, k and v", config.qkv == QkvForm::Separate, format!("{:?}", config.qkv), "stored separately"),
+        ("hidden_act", config.hidden_act == Activation::Silu, config.hidden_act.to_string(), "silu"),
+        absent("latent attention", config.latent.is_none()),
+        absent("experts", config.experts.is_none()),
+        absent("attention sinks", !config.sinks),
+        absent("learned positions", !config.learned_positions),
+        absent("partial rotation", config.rotary_dim == config.head_dim),
+        absent("rotary parameters by layer", config.local_rope.is_none()),
+        absent("bias of the head", !config.head_bias),
+        given("the scale of the embedding", config.embedding_scale),
+        given("attn_logit_softcapping", config.attention_softcap),
+        given("final_logit_softcapping", config.logit_softcap),
+        given("clip_qkv", config.clip_qkv),
+    ];
+    match features.into_iter().find(|(_, supported, ..)| !supported) {
+        Some((field, _, found, allowed)) => Err(TrainError::Unsupported { field, found, allowed }),
+        None => Ok(()),
     }
-    if config.hidden_act != Activation::Silu {
-        return refuse("hidden_act", config.hidden_act.to_string(), "silu");
-    }
-    Ok(())
 }
 
 #[cfg(test)]

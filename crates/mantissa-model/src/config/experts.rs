@@ -1,36 +1,39 @@
-//! Mixtures of experts: how many there are, in which layers, and how tokens are routed to them.
+//! Mixtures of experts: their number, their layers, and the routing of tokens.
 
-use super::fields::{ConfigError, Fields};
-use super::{MAX_WIDTH, ModelType};
+use super::fields::{ConfigError, Fields, MAX_WIDTH};
+use crate::architecture::features::Scores;
+use crate::architecture::rules::{ExpertLayers, ExpertRules, GroupRules, SharedRules};
 
-/// Most experts of a layer.
+/// Largest number of experts of a layer.
 const MAX_EXPERTS: u64 = 4096;
 
-/// The experts of a model (Shazeer et al. 2017, "Outrageously Large Neural Networks", sec. 2).
+/// Experts of a model (Shazeer et al. 2017, "Outrageously Large Neural Networks", sec. 2).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
-    /// How many there are.
+    /// Number of experts.
     pub count: u16,
-    /// How many a token goes through.
+    /// Experts per token.
     pub per_token: usize,
-    /// Inner width of one.
+    /// Inner width of an expert.
     pub width: usize,
-    /// Which layers have them; the others have an ordinary MLP.
+    /// True for layers with experts; the others have a dense MLP.
     pub layers: Vec<bool>,
-    /// How tokens are routed.
+    /// Routing of tokens.
     pub routing: Routing,
-    /// What every token goes through beside them.
+    /// Experts that every token passes through.
     pub shared: Option<SharedExperts>,
-    /// Limits inside the activation (gpt-oss).
+    /// Clamped SwiGLU (gpt-oss).
     pub limited: Option<LimitedSwiglu>,
+    /// True if a dense checkpoint stores the experts of a layer as one tensor.
+    pub stacked: bool,
 }
 
-/// Experts that every token goes through, as one MLP.
+/// Experts that every token passes through, as one MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExperts {
     /// Inner width of all.
     pub width: usize,
-    /// Whether their result is weighted by the sigmoid of a projection to one number.
+    /// True if their result is weighted by the sigmoid of a projection to one number.
     pub gated: bool,
 }
 
@@ -39,174 +42,126 @@ pub struct SharedExperts {
 pub struct LimitedSwiglu {
     /// Factor in the sigmoid.
     pub alpha: f32,
-    /// Limit of both.
+    /// Limit of gate and up.
     pub limit: f32,
 }
 
-/// From a router's logits to experts and weights.
+/// Choice and weights of a token's experts, from the router's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// What becomes of the logits.
+    /// Scores made of the logits.
     pub scores: Scores,
-    /// Whether the weights of a token are made to add up to 1.
+    /// True if a token's weights are normalized to add up to 1.
     pub normalize: bool,
     /// Factor of all weights.
     pub scale: f32,
     /// Choice among the best groups only (DeepSeek-V2, sec. 2.2.2).
     pub groups: Option<Groups>,
-    /// Whether a vector is added to the scores to choose by, and not to weigh by (DeepSeek-V3, eq. 16).
+    /// True if a correction is added to the scores for the choice, not for the weights (DeepSeek-V3, eq. 16).
     pub correction: bool,
-    /// Whether the router has a bias.
+    /// True if the router has a bias.
     pub bias: bool,
 }
 
-/// What becomes of a router's logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scores {
-    /// Softmax over all experts.
-    Softmax,
-    /// Sigmoid of each.
-    Sigmoid,
-    /// Softmax over those chosen.
-    SoftmaxOfChosen,
-}
-
-/// Groups of neighbouring experts.
+/// Groups of consecutive experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
-    /// How many there are.
+    /// Number of groups.
     pub count: usize,
-    /// How many a token may choose from.
+    /// Groups that a token may choose from.
     pub chosen: usize,
-    /// Whether a group is as good as its best two experts together, or as its best.
+    /// True if a group is ranked by its best two experts together, else by its best one.
     pub best_two: bool,
 }
 
-/// The experts of a model that has any.
-pub(super) fn parse(
-    fields: Fields<'_>,
-    model_type: ModelType,
-    layers: usize,
-) -> Result<Option<Experts>, ConfigError> {
-    let (count, width) = match model_type {
-        ModelType::Mixtral | ModelType::GptOss => ("num_local_experts", "intermediate_size"),
-        // transformers 5 writes the second name.
-        ModelType::Qwen2Moe | ModelType::Qwen3Moe if fields.get("num_experts").is_none() => {
-            ("num_local_experts", "moe_intermediate_size")
-        }
-        ModelType::Qwen2Moe | ModelType::Qwen3Moe => ("num_experts", "moe_intermediate_size"),
-        ModelType::DeepseekV2 | ModelType::DeepseekV3 => ("n_routed_experts", "moe_intermediate_size"),
-        _ => return Ok(None),
+/// Parses the experts of a model with `layers` layers.
+pub(super) fn parse(fields: Fields<'_>, rules: &ExpertRules, layers: usize) -> Result<Experts, ConfigError> {
+    let field = match rules.count_alias {
+        Some(alias) if fields.get(rules.count).is_none() => alias,
+        _ => rules.count,
     };
-    let field = count;
     let count = fields.size(field, 1..=MAX_EXPERTS)?;
-    let width = fields.size(width, 1..=MAX_WIDTH)?;
+    let width = fields.size(rules.width, 1..=MAX_WIDTH)?;
     let per_token = fields.size("num_experts_per_tok", 1..=count as u64)?;
-    let routing = routing(fields, model_type, count, per_token)?;
-    let shared = shared(fields, model_type, width)?;
-    let limited = match model_type {
-        ModelType::GptOss => Some(LimitedSwiglu {
-            alpha: fields.optional_positive("swiglu_alpha")?.unwrap_or(1.702) as f32,
-            limit: fields.optional_positive("swiglu_limit")?.unwrap_or(7.0) as f32,
+    let routing = routing(fields, rules, count, per_token)?;
+    let shared = shared(fields, rules.shared, width)?;
+    let positive = |field, default| Ok(fields.optional_positive(field)?.unwrap_or(default) as f32);
+    let limited = match rules.swiglu {
+        Some((alpha, limit)) => Some(LimitedSwiglu {
+            alpha: positive("swiglu_alpha", alpha)?,
+            limit: positive("swiglu_limit", limit)?,
         }),
-        _ => None,
+        None => None,
     };
-    let layers = expert_layers(fields, model_type, layers)?;
+    let layers = expert_layers(fields, rules.layers, layers)?;
     // `count` is at most MAX_EXPERTS.
     let count = u16::try_from(count).map_err(|_| fields.error(field, "fewer experts"))?;
-    Ok(Some(Experts { count, per_token, width, layers, routing, shared, limited }))
+    Ok(Experts { count, per_token, width, layers, routing, shared, limited, stacked: rules.stacked })
 }
 
-fn expert_layers(fields: Fields<'_>, model_type: ModelType, layers: usize) -> Result<Vec<bool>, ConfigError> {
-    match model_type {
-        ModelType::Qwen2Moe | ModelType::Qwen3Moe => {
+fn expert_layers(fields: Fields<'_>, rule: ExpertLayers, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    match rule {
+        ExpertLayers::All => Ok(vec![true; layers]),
+        ExpertLayers::Sparse => {
             let step = fields.optional_size("decoder_sparse_step", 1..=u64::from(u32::MAX))?.unwrap_or(1);
             let dense = fields.tokens("mlp_only_layers")?;
             let is_dense = |layer: usize| dense.iter().any(|&dense| dense as usize == layer);
             Ok((0..layers).map(|layer| (layer + 1).is_multiple_of(step) && !is_dense(layer)).collect())
         }
-        ModelType::DeepseekV2 | ModelType::DeepseekV3 => {
+        ExpertLayers::From(default) => {
             if fields.optional_size("moe_layer_freq", 0..=u64::from(u32::MAX))?.is_some_and(|n| n != 1) {
                 return Err(fields.error("moe_layer_freq", "1"));
             }
-            let default = if model_type == ModelType::DeepseekV3 { 3 } else { 0 };
             let first = fields.optional_size("first_k_dense_replace", 0..=u64::from(u32::MAX))?;
             Ok((0..layers).map(|layer| layer >= first.unwrap_or(default)).collect())
         }
-        _ => Ok(vec![true; layers]),
     }
 }
 
-fn shared(
-    fields: Fields<'_>,
-    model_type: ModelType,
-    width: usize,
-) -> Result<Option<SharedExperts>, ConfigError> {
-    if model_type == ModelType::Qwen2Moe {
-        let width = fields.size("shared_expert_intermediate_size", 1..=MAX_WIDTH)?;
-        return Ok(Some(SharedExperts { width, gated: true }));
+fn shared(fields: Fields<'_>, rule: SharedRules, width: usize) -> Result<Option<SharedExperts>, ConfigError> {
+    match rule {
+        SharedRules::None => Ok(None),
+        SharedRules::Gated => {
+            let width = fields.size("shared_expert_intermediate_size", 1..=MAX_WIDTH)?;
+            Ok(Some(SharedExperts { width, gated: true }))
+        }
+        SharedRules::Counted => {
+            // For 0 the reference makes an MLP of width 0; a checkpoint has no such tensors.
+            let count = fields.optional_size("n_shared_experts", 0..=1024)?.unwrap_or(0);
+            let total = count * width;
+            if total as u64 > MAX_WIDTH {
+                let allowed = format!("at most {MAX_WIDTH} / moe_intermediate_size");
+                return Err(fields.error("n_shared_experts", allowed));
+            }
+            Ok((count > 0).then_some(SharedExperts { width: total, gated: false }))
+        }
     }
-    if !model_type.is_deepseek() {
-        return Ok(None);
-    }
-    // The reference makes an MLP of width 0 of none; a checkpoint has no such tensors.
-    let count = fields.optional_size("n_shared_experts", 0..=1024)?.unwrap_or(0);
-    let total = count * width;
-    if total as u64 > MAX_WIDTH {
-        return Err(fields.error("n_shared_experts", format!("at most {MAX_WIDTH} / moe_intermediate_size")));
-    }
-    Ok((count > 0).then_some(SharedExperts { width: total, gated: false }))
 }
 
 fn routing(
     fields: Fields<'_>,
-    model_type: ModelType,
+    rules: &ExpertRules,
     count: usize,
     per_token: usize,
 ) -> Result<Routing, ConfigError> {
-    let plain = Routing {
-        scores: Scores::Softmax,
-        normalize: true,
-        scale: 1.0,
-        groups: None,
-        correction: false,
-        bias: false,
+    for &(field, allowed) in rules.only {
+        match fields.text(field)? {
+            Some(name) if !allowed.contains(&name) => return Err(fields.error(field, allowed.join(" or "))),
+            _ => {}
+        }
+    }
+    let groups = match rules.groups {
+        Some(GroupRules { when: Some((field, value)), .. }) if fields.text(field)? != Some(value) => None,
+        Some(GroupRules { best_two, .. }) => groups(fields, count, per_token, best_two)?,
+        None => None,
     };
-    match model_type {
-        ModelType::Qwen2Moe | ModelType::Qwen3Moe => {
-            Ok(Routing { normalize: fields.flag("norm_topk_prob", false)?, ..plain })
-        }
-        ModelType::GptOss => {
-            Ok(Routing { scores: Scores::SoftmaxOfChosen, normalize: false, bias: true, ..plain })
-        }
-        ModelType::DeepseekV2 => {
-            only(fields, "scoring_func", &["softmax"])?;
-            only(fields, "topk_method", &["greedy", "group_limited_greedy"])?;
-            let limited = fields.text("topk_method")? == Some("group_limited_greedy");
-            let groups = if limited { groups(fields, count, per_token, false)? } else { None };
-            Ok(Routing { normalize: false, scale: scale(fields, 1.0)?, groups, ..plain })
-        }
-        ModelType::DeepseekV3 => {
-            only(fields, "scoring_func", &["sigmoid"])?;
-            only(fields, "topk_method", &["noaux_tc"])?;
-            let groups = groups(fields, count, per_token, true)?;
-            let normalize = fields.flag("norm_topk_prob", true)?;
-            let (scores, scale) = (Scores::Sigmoid, scale(fields, 2.5)?);
-            Ok(Routing { scores, normalize, scale, groups, correction: true, ..plain })
-        }
-        _ => Ok(plain),
-    }
-}
-
-fn scale(fields: Fields<'_>, default: f64) -> Result<f32, ConfigError> {
-    Ok(fields.optional_number("routed_scaling_factor")?.unwrap_or(default) as f32)
-}
-
-fn only(fields: Fields<'_>, field: &str, allowed: &[&str]) -> Result<(), ConfigError> {
-    match fields.text(field)? {
-        Some(name) if !allowed.contains(&name) => Err(fields.error(field, allowed.join(" or "))),
-        _ => Ok(()),
-    }
+    let normalize = fields.resolve(rules.normalize)?;
+    let scale = match rules.scale {
+        Some(default) => fields.optional_number("routed_scaling_factor")?.unwrap_or(default) as f32,
+        None => 1.0,
+    };
+    let ExpertRules { scores, correction, bias, .. } = *rules;
+    Ok(Routing { scores, normalize, scale, groups, correction, bias })
 }
 
 fn groups(

@@ -5,6 +5,15 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
+use crate::architecture::rules::Flag;
+
+/// Widest layer that is accepted; keeps every product of two sizes far from overflow.
+pub(super) const MAX_WIDTH: u64 = 1 << 24;
+/// Largest number of layers.
+pub(super) const MAX_LAYERS: u64 = 10_000;
+/// Longest context.
+pub(super) const MAX_POSITIONS: u64 = 1 << 31;
+
 /// A field of a configuration file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}: {field}: found {found}, allowed {allowed}")]
@@ -122,6 +131,14 @@ impl<'a> Fields<'a> {
         match self.get(field) {
             None => Ok(default),
             Some(value) => value.as_bool().ok_or_else(|| self.error(field, "true or false")),
+        }
+    }
+
+    /// The value of a flag that the architecture or a field states.
+    pub(crate) fn resolve(&self, flag: Flag) -> Result<bool, ConfigError> {
+        match flag {
+            Flag::Fixed(value) => Ok(value),
+            Flag::Field(field, default) => self.flag(field, default),
         }
     }
 

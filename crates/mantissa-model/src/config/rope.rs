@@ -1,8 +1,8 @@
 //! The rotary parameters of a configuration, in the new (`rope_parameters`) and the old form (`rope_theta`,
 //! `rope_scaling`).
 
-use super::ModelType;
-use super::fields::{ConfigError, Fields};
+use super::fields::{ConfigError, Fields, MAX_POSITIONS};
+use crate::architecture::rules::RopeRules;
 use crate::rope::{LongRope, Rope, RopeScaling, Yarn, yarn_mscale};
 
 /// The rotary parameters of a model.
@@ -18,7 +18,7 @@ pub(super) struct Rotary {
 /// `rope_theta` before the one beside it. `width` is that of what may be rotated of a head.
 pub(super) fn parse(
     root: Fields<'_>,
-    model_type: ModelType,
+    rules: &RopeRules,
     max_positions: usize,
     width: usize,
 ) -> Result<Rotary, ConfigError> {
@@ -26,20 +26,20 @@ pub(super) fn parse(
         Some(fields) => Some(fields),
         None => root.object("rope_parameters")?,
     };
-    if model_type == ModelType::Gemma3 {
-        return by_layer_type(root, nested, max_positions, width);
+    if let Some(local_theta) = rules.local_theta {
+        return by_layer_type(root, nested, (rules.theta, local_theta), max_positions, width);
     }
-    let rotated = rotated(root, nested, model_type, width)?;
+    let rotated = rotated(root, nested, rules.partial, width)?;
     for layer_type in ["full_attention", "sliding_attention"] {
         if let Some(fields) = [Some(root), nested].into_iter().flatten().find(|f| f.has(layer_type)) {
             return Err(fields.error(layer_type, "one set of rotary parameters for all layers"));
         }
     }
-    let theta = root.optional_positive("rope_theta")?.unwrap_or(model_type.default_theta());
+    let theta = root.optional_positive("rope_theta")?.unwrap_or(rules.theta);
     let global = match nested {
         // What the reference has where a config says nothing.
-        None if model_type == ModelType::GptOss => {
-            return Err(root.error("rope_parameters", "an object: gpt-oss is stretched by yarn"));
+        None if rules.required => {
+            return Err(root.error("rope_parameters", "an object: this architecture scales its rotation"));
         }
         nested => one(root, nested, theta, max_positions, rotated)?,
     };
@@ -51,12 +51,12 @@ pub(super) fn parse(
 fn by_layer_type(
     root: Fields<'_>,
     nested: Option<Fields<'_>>,
+    (theta, local_theta): (f64, f64),
     max_positions: usize,
     width: usize,
 ) -> Result<Rotary, ConfigError> {
-    let default = ModelType::Gemma3.default_theta();
-    let global_theta = root.optional_positive("rope_theta")?.unwrap_or(default);
-    let local_theta = root.optional_positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let global_theta = root.optional_positive("rope_theta")?.unwrap_or(theta);
+    let local_theta = root.optional_positive("rope_local_base_freq")?.unwrap_or(local_theta);
     let by_type = nested.filter(|f| f.has("full_attention") || f.has("sliding_attention"));
     let (full, local) = match by_type {
         Some(fields) => (fields.object("full_attention")?, fields.object("sliding_attention")?),
@@ -101,10 +101,10 @@ fn whole(fields: Fields<'_>) -> Result<(), ConfigError> {
 fn rotated(
     root: Fields<'_>,
     nested: Option<Fields<'_>>,
-    model_type: ModelType,
+    default: Option<f64>,
     width: usize,
 ) -> Result<usize, ConfigError> {
-    let Some(default) = model_type.default_rotated() else {
+    let Some(default) = default else {
         [Some(root), nested].into_iter().flatten().try_for_each(whole)?;
         return Ok(width);
     };
@@ -128,7 +128,7 @@ fn parse_scaling(
 ) -> Result<RopeScaling, ConfigError> {
     const CONTEXT: &str = "original_max_position_embeddings";
     let context = || -> Result<usize, ConfigError> {
-        let limits = 1..=super::MAX_POSITIONS;
+        let limits = 1..=MAX_POSITIONS;
         let stated = match root.optional_size(CONTEXT, limits.clone())? {
             Some(outside) => Some(outside),
             None => fields.optional_size(CONTEXT, limits)?,

@@ -20,7 +20,7 @@ const LOCAL_THETA: f64 = 10_000.0;
 /// # Errors
 /// The field of what llama.cpp does not compute in it.
 pub(super) fn architecture(source: &ModelFiles, config: &ModelConfig) -> Result<Architecture> {
-    let name = config.model_type.name();
+    let name = config.architecture.name;
     let Some(architecture) = Architecture::of_model_type(name) else {
         let known = Architecture::NAMES.map(|(.., model_type)| model_type).join(", ");
         let known = format!("{known}, mistral, mixtral or deepseek_v2");

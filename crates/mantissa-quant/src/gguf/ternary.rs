@@ -5,7 +5,7 @@
 //! architecture), and the blocks hold the weight divided by it: -1, 0 and 1 under a scale of 1. Of a weight that is not ternary
 //! the factor is the largest magnitude, and the blocks are the codec's.
 
-use mantissa_model::ModelType;
+use mantissa_model::ModelConfig;
 use mantissa_num::{CodecId, Codes, Format, Quantized, Scheme, TensorError};
 use mantissa_store::convention::gguf::has_factor;
 
@@ -22,14 +22,14 @@ const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];
 const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
 
 /// Whether a factor stands beside a layer under `scheme`.
-pub(super) fn factor_beside(model_type: ModelType, recipe: &Recipe, scheme: &Scheme) -> bool {
-    has_factor(&scheme.format) || blocks_of_ternary(model_type, recipe, scheme).is_some()
+pub(super) fn factor_beside(config: &ModelConfig, recipe: &Recipe, scheme: &Scheme) -> bool {
+    has_factor(&scheme.format) || blocks_of_ternary(config, recipe, scheme).is_some()
 }
 
 /// The block type, where a layer of a model is stored as this module says.
-fn blocks_of_ternary(model_type: ModelType, recipe: &Recipe, scheme: &Scheme) -> Option<CodecId> {
+fn blocks_of_ternary(config: &ModelConfig, recipe: &Recipe, scheme: &Scheme) -> Option<CodecId> {
     let Format::Codec(codec) = scheme.format else { return None };
-    let applies = model_type == ModelType::Bitnet && recipe.rounds_to_nearest();
+    let applies = config.architecture.ternary && recipe.rounds_to_nearest();
     (applies && TERNARY.contains(&codec)).then_some(codec)
 }
 
@@ -37,13 +37,13 @@ impl Plan {
     /// The block type of a layer that is stored as a factor and blocks of what is left.
     pub(crate) fn blocks_of_ternary(&self, scheme: &Scheme) -> Option<CodecId> {
         self.gguf.as_ref()?;
-        blocks_of_ternary(self.config.model_type, &self.recipe, scheme)
+        blocks_of_ternary(&self.config, &self.recipe, scheme)
     }
 }
 
 /// What stands in for TQ1_0 and TQ2_0 where rows are no multiples of 256.
-pub(super) fn smaller(model_type: ModelType, wanted: CodecId) -> Option<CodecId> {
-    let ternary = [CodecId::Tq1_0, CodecId::Tq2_0].contains(&wanted) && model_type == ModelType::Bitnet;
+pub(super) fn smaller(config: &ModelConfig, wanted: CodecId) -> Option<CodecId> {
+    let ternary = [CodecId::Tq1_0, CodecId::Tq2_0].contains(&wanted) && config.architecture.ternary;
     ternary.then_some(CodecId::Q4_0)
 }
 

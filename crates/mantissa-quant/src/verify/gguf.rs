@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use mantissa_kernels::{kernels, map_reduce_fixed};
-use mantissa_model::{LoadError, ModelConfig, ModelType, TensorInfo, WeightSource};
+use mantissa_model::{LoadError, ModelConfig, TensorInfo, WeightSource};
 use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
@@ -145,13 +145,14 @@ fn note_unknown(model: &Model<'_>, config: &ModelConfig, found: &mut Verificatio
 
 /// The model that the metadata describe is the source's.
 fn check_config(ours: &ModelConfig, theirs: &ModelConfig, found: &mut Verification) {
-    let family = |c: &ModelConfig| match c.model_type {
-        ModelType::Mistral => ModelType::Llama,
-        other => other,
+    // Architectures that GGUF has one name for.
+    let family = |c: &ModelConfig| match Architecture::of_model_type(c.architecture.name) {
+        Some(written) if c.experts.is_none() => written.model_type(),
+        _ => c.architecture.name,
     };
     let text = |c: &ModelConfig| {
         [
-            ("model_type", family(c).name().to_owned()),
+            ("model_type", family(c).to_owned()),
             ("hidden_size", c.hidden_size.to_string()),
             ("intermediate_size", c.intermediate_size.to_string()),
             ("num_hidden_layers", c.num_hidden_layers.to_string()),

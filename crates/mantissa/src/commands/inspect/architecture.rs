@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::Result;
-use mantissa_model::{LinearInfo, ModelConfig, ModelType, RopeScaling};
+use mantissa_model::{LinearInfo, ModelConfig, RopeScaling};
 use mantissa_store::Checkpoint;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::error::Shown;
@@ -41,7 +41,7 @@ impl Architecture {
     pub fn of(config: &ModelConfig) -> Self {
         let windowed = || config.windows.iter().flatten();
         Architecture {
-            model_type: config.model_type.name(),
+            model_type: config.architecture.name,
             layers: config.num_hidden_layers,
             hidden: config.hidden_size,
             heads: config.num_attention_heads,
@@ -114,9 +114,9 @@ pub fn config(
     let file = if model.is_file() { model.to_owned() } else { model.join("config.json") };
     let file = file.display().to_string();
     if let Some(name) = value["model_type"].as_str()
-        && ModelType::NAMES.iter().all(|(_, known)| *known != name)
+        && mantissa_model::Architecture::find(name).is_none()
     {
-        let known = ModelType::NAMES.map(|(_, name)| name).join(", ");
+        let known = mantissa_model::Architecture::known();
         let name = Shown(name);
         warnings.push(format!(
             "{file}: model_type: expected one of {known}, got \"{name}\"; tensors are shown without the architecture"
@@ -125,7 +125,7 @@ pub fn config(
     }
     let mut config = ModelConfig::from_json(value, &file)?;
     // The config does not record which of its two naming schemes a GPT-2 checkpoint uses.
-    config.bare_names = config.learned_positions && checkpoint.get("wte.weight").is_some();
+    config.find_names(|name| checkpoint.get(name).is_some());
     Ok(Some(config))
 }
 

@@ -1,0 +1,195 @@
+//! Names of an architecture's parameters in a Hugging Face checkpoint. Nothing else in the project spells them.
+
+use crate::graph::kinds::{LinearKind, NormKind};
+
+/// Names of an architecture's modules.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    /// Prefix of all names that some checkpoints lack (GPT-2).
+    pub(crate) root: &'static str,
+    /// Embedding.
+    pub(crate) embedding: &'static str,
+    /// Learned positions.
+    pub(crate) positions: &'static str,
+    /// Output head.
+    pub(crate) head: &'static str,
+    /// Norm before the head.
+    pub(crate) final_norm: &'static str,
+    /// Prefix of a layer's modules, before its number.
+    pub(crate) layers: &'static str,
+    /// Attention of a layer.
+    pub(crate) attention: &'static str,
+    /// Norms of a layer that are not named as in Llama and its relatives.
+    pub(crate) norms: &'static [(NormKind, &'static str)],
+    /// Linear layers that are not named as in Llama.
+    pub(crate) linears: &'static [(LinearKind, &'static str)],
+    /// Mixture of experts.
+    pub(crate) experts: ExpertNames,
+}
+
+/// Names of a mixture of experts within a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertNames {
+    /// Prefix of the experts, before their number.
+    pub(crate) experts: &'static str,
+    /// Gate, up and down of an expert.
+    pub(crate) parts: [&'static str; 3],
+    /// Prefix of the shared experts.
+    pub(crate) shared: &'static str,
+    /// Router.
+    pub(crate) router: &'static str,
+}
+
+impl Names {
+    /// Gate of the shared experts.
+    pub(crate) const SHARED_GATE: &str = "mlp.shared_expert_gate";
+    /// Sinks of the attention.
+    pub(crate) const SINKS: &str = "self_attn.sinks";
+    /// Correction that a router adds to its scores.
+    pub(crate) const CORRECTION: &str = "mlp.gate.e_score_correction_bias";
+    /// Gate and up, and down, of stacked experts.
+    pub(crate) const STACKED: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+
+    /// Names of Llama, which most architectures share.
+    pub(crate) const LLAMA: Self = Names {
+        root: "",
+        embedding: "model.embed_tokens",
+        positions: "",
+        head: "lm_head",
+        final_norm: "model.norm",
+        layers: "model.layers.",
+        attention: "self_attn",
+        norms: &[],
+        linears: &[],
+        experts: ExpertNames::QWEN,
+    };
+
+    /// Names of Gemma 2 and 3.
+    pub(crate) const GEMMA2: Self =
+        Names { norms: &[(NormKind::Post, "pre_feedforward_layernorm")], ..Self::LLAMA };
+
+    /// Names of Phi-1 to Phi-2.
+    pub(crate) const PHI: Self = Names {
+        final_norm: "model.final_layernorm",
+        linears: &[
+            (LinearKind::O, "self_attn.dense"),
+            (LinearKind::Up, "mlp.fc1"),
+            (LinearKind::Down, "mlp.fc2"),
+        ],
+        ..Self::LLAMA
+    };
+
+    /// Names of GPT-2.
+    pub(crate) const GPT2: Self = Names {
+        root: "transformer.",
+        embedding: "wte",
+        positions: "wpe",
+        final_norm: "ln_f",
+        layers: "h.",
+        attention: "attn",
+        norms: &[(NormKind::Input, "ln_1"), (NormKind::Post, "ln_2")],
+        linears: &[
+            (LinearKind::Qkv, "attn.c_attn"),
+            (LinearKind::O, "attn.c_proj"),
+            (LinearKind::Up, "mlp.c_fc"),
+            (LinearKind::Down, "mlp.c_proj"),
+        ],
+        ..Self::LLAMA
+    };
+
+    /// Names of GPT-NeoX.
+    pub(crate) const GPT_NEOX: Self = Names {
+        embedding: "gpt_neox.embed_in",
+        head: "embed_out",
+        final_norm: "gpt_neox.final_layer_norm",
+        layers: "gpt_neox.layers.",
+        attention: "attention",
+        linears: &[
+            (LinearKind::Qkv, "attention.query_key_value"),
+            (LinearKind::O, "attention.dense"),
+            (LinearKind::Up, "mlp.dense_h_to_4h"),
+            (LinearKind::Down, "mlp.dense_4h_to_h"),
+        ],
+        ..Self::LLAMA
+    };
+
+    /// Name of a norm within its layer.
+    pub(crate) fn norm(&self, kind: NormKind) -> &'static str {
+        let own = self.norms.iter().find(|(known, _)| *known == kind).map(|(_, name)| *name);
+        own.unwrap_or(match kind {
+            NormKind::Input => "input_layernorm",
+            NormKind::Query => "self_attn.q_norm",
+            NormKind::Key => "self_attn.k_norm",
+            NormKind::AttentionSub => "self_attn.attn_sub_norm",
+            NormKind::Post | NormKind::AfterAttention => "post_attention_layernorm",
+            NormKind::MlpSub => "mlp.ffn_sub_norm",
+            NormKind::AfterMlp => "post_feedforward_layernorm",
+            NormKind::QLatent => "self_attn.q_a_layernorm",
+            NormKind::KvLatent => "self_attn.kv_a_layernorm",
+        })
+    }
+
+    /// Name of a linear layer within its layer.
+    pub(crate) fn linear(&self, kind: LinearKind) -> String {
+        if let Some((_, name)) = self.linears.iter().find(|(known, _)| *known == kind) {
+            return (*name).to_owned();
+        }
+        let ExpertNames { experts, parts: [gate, up, down], shared, .. } = self.experts;
+        match kind {
+            LinearKind::ExpertGate(e) => format!("{experts}{e}.{gate}"),
+            LinearKind::ExpertUp(e) => format!("{experts}{e}.{up}"),
+            LinearKind::ExpertDown(e) => format!("{experts}{e}.{down}"),
+            LinearKind::SharedGate => format!("{shared}gate_proj"),
+            LinearKind::SharedUp => format!("{shared}up_proj"),
+            LinearKind::SharedDown => format!("{shared}down_proj"),
+            _ => kind.name().to_owned(),
+        }
+    }
+}
+
+impl ExpertNames {
+    /// Names of the Qwen mixtures.
+    pub(crate) const QWEN: Self = ExpertNames {
+        experts: "mlp.experts.",
+        parts: ["gate_proj", "up_proj", "down_proj"],
+        shared: "mlp.shared_expert.",
+        router: "mlp.gate",
+    };
+
+    /// Names of Mixtral.
+    pub(crate) const MIXTRAL: Self = ExpertNames {
+        experts: "block_sparse_moe.experts.",
+        parts: ["w1", "w3", "w2"],
+        router: "block_sparse_moe.gate",
+        ..Self::QWEN
+    };
+
+    /// Names of DeepSeek.
+    pub(crate) const DEEPSEEK: Self = ExpertNames { shared: "mlp.shared_experts.", ..Self::QWEN };
+
+    /// Names of gpt-oss.
+    pub(crate) const GPT_OSS: Self = ExpertNames { router: "mlp.router", ..Self::QWEN };
+}
+
+impl LinearKind {
+    /// Module name within a layer, as in Llama; empty for linear layers of experts, whose names differ
+    /// ([`ModelConfig::linear_module`](crate::ModelConfig::linear_module)).
+    pub const fn name(self) -> &'static str {
+        match self {
+            LinearKind::Q => "self_attn.q_proj",
+            LinearKind::K => "self_attn.k_proj",
+            LinearKind::V => "self_attn.v_proj",
+            LinearKind::O => "self_attn.o_proj",
+            LinearKind::Gate => "mlp.gate_proj",
+            LinearKind::Up => "mlp.up_proj",
+            LinearKind::Down => "mlp.down_proj",
+            LinearKind::Qkv => "self_attn.qkv_proj",
+            LinearKind::GateUp => "mlp.gate_up_proj",
+            LinearKind::QA => "self_attn.q_a_proj",
+            LinearKind::QB => "self_attn.q_b_proj",
+            LinearKind::KvA => "self_attn.kv_a_proj_with_mqa",
+            LinearKind::KvB => "self_attn.kv_b_proj",
+            _ => "",
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Rules of an architecture: values that it fixes, and fields of config.json that state the others.
+
+use super::features::{HeadNorms, Scores};
+
+/// A flag that an architecture fixes, or that a field of its config.json states.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Flag {
+    /// Always this value.
+    Fixed(bool),
+    /// The value of the field, or this default where the field is absent.
+    Field(&'static str, bool),
+}
+
+/// Epsilon of the norms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Eps {
+    /// The value of `rms_norm_eps`, which is required.
+    Required,
+    /// The value of `rms_norm_eps`, or this default.
+    Default(f64),
+    /// Always this value.
+    Fixed(f64),
+}
+
+/// Width of a head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HeadDim {
+    /// The value of `head_dim`, or `hidden_size / num_attention_heads`.
+    Stated,
+    /// The value of `head_dim`, this default where the field is absent, or `hidden_size / num_attention_heads` where it
+    /// is null.
+    IfAbsent(usize),
+    /// The value of `head_dim`, or this default.
+    Default(usize),
+    /// `hidden_size / num_attention_heads` whatever the config says; every query head has its own key-value head.
+    Divided,
+}
+
+/// Linear layers that have a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BiasRules {
+    pub(crate) qkv: Flag,
+    pub(crate) output: Flag,
+    pub(crate) mlp: Flag,
+    pub(crate) experts: bool,
+}
+
+impl BiasRules {
+    /// No biases.
+    pub(crate) const NONE: Self = Self::all(Flag::Fixed(false));
+    /// Biases of the attention alone, where `attention_bias` says so.
+    pub(crate) const ATTENTION: Self = {
+        let flag = Flag::Field("attention_bias", false);
+        BiasRules { qkv: flag, output: flag, ..Self::NONE }
+    };
+
+    /// Biases of attention and MLP by one flag.
+    pub(crate) const fn all(flag: Flag) -> Self {
+        BiasRules { qkv: flag, output: flag, mlp: flag, experts: false }
+    }
+}
+
+/// Layers with a sliding window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Windows {
+    /// No layer: `sliding_window` is not read.
+    None,
+    /// Every layer.
+    Every,
+    /// Layers from `max_window_layers` (28) on, if `use_sliding_window` is set; `layer_types` decides where it is given.
+    Late,
+    /// Layers with an even index; `layer_types` decides where it is given.
+    Even,
+    /// Every layer but the last of each period, which the first of these fields states; `layer_types` decides where it
+    /// is given.
+    ButLast { fields: &'static [&'static str], default: usize },
+}
+
+/// Layers whose queries and keys are not rotated (NoPE).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NoRope {
+    /// No layer: all are rotated.
+    None,
+    /// Layers with a 0 in `no_rope_layers`; without it the last of each `no_rope_layer_interval` (4).
+    Listed,
+    /// Layers without a window, in a model with a `sliding_window`.
+    FullAttention,
+}
+
+/// Rotary position embedding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeRules {
+    /// Base where the config has none.
+    pub(crate) theta: f64,
+    /// Share of a head that is rotated where the config does not state it; `None` if a head is always rotated whole.
+    pub(crate) partial: Option<f64>,
+    /// Base of layers with a window where the config has none; `None` if all layers have the same parameters.
+    pub(crate) local_theta: Option<f64>,
+    /// True if the config must have rotary parameters.
+    pub(crate) required: bool,
+    /// Layers that are not rotated.
+    pub(crate) no_rope: NoRope,
+}
+
+/// Caps of scores and logits, `cap · tanh(x / cap)`, where their fields are absent; null removes a cap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Softcaps {
+    /// Default of `attn_logit_softcapping`.
+    pub(crate) attention: Option<f64>,
+    /// Default of `final_logit_softcapping`.
+    pub(crate) logits: Option<f64>,
+}
+
+/// Multi-head latent attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentRules {
+    /// True if the rotated pairs are adjacent in the weights.
+    pub(crate) interleaved: Flag,
+}
+
+/// Mixture of experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertRules {
+    /// Field of the number of experts.
+    pub(crate) count: &'static str,
+    /// Field that is read where `count` is absent.
+    pub(crate) count_alias: Option<&'static str>,
+    /// Field of an expert's inner width.
+    pub(crate) width: &'static str,
+    /// Layers that have experts.
+    pub(crate) layers: ExpertLayers,
+    /// Experts that every token passes through.
+    pub(crate) shared: SharedRules,
+    /// Scores of the router.
+    pub(crate) scores: Scores,
+    /// True if a token's weights are normalized to add up to 1.
+    pub(crate) normalize: Flag,
+    /// Default of `routed_scaling_factor`; `None` if there is no such factor.
+    pub(crate) scale: Option<f64>,
+    /// Choice among groups of experts.
+    pub(crate) groups: Option<GroupRules>,
+    /// True if a correction is added to the scores when experts are chosen.
+    pub(crate) correction: bool,
+    /// True if the router has a bias.
+    pub(crate) bias: bool,
+    /// Fields that are supported with these values only.
+    pub(crate) only: &'static [(&'static str, &'static [&'static str])],
+    /// Defaults of `swiglu_alpha` and `swiglu_limit`, where the activation is clamped.
+    pub(crate) swiglu: Option<(f64, f64)>,
+    /// True if a dense checkpoint stores the experts of a layer as one tensor, gate and up interleaved.
+    pub(crate) stacked: bool,
+}
+
+/// Layers that have experts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ExpertLayers {
+    /// Every layer.
+    All,
+    /// Every `decoder_sparse_step`-th layer, except `mlp_only_layers`.
+    Sparse,
+    /// Layers from `first_k_dense_replace` on, with this default.
+    From(usize),
+}
+
+/// Experts that every token passes through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SharedRules {
+    /// No shared experts.
+    None,
+    /// One MLP of the width `shared_expert_intermediate_size`, weighted by a gate.
+    Gated,
+    /// `n_shared_experts` times the width of an expert.
+    Counted,
+}
+
+/// Choice of experts within the best groups only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupRules {
+    /// True if a group is ranked by its best two experts, else by its best one.
+    pub(crate) best_two: bool,
+    /// Field and value that select this choice; `None` if it is always made.
+    pub(crate) when: Option<(&'static str, &'static str)>,
+}
+
+impl HeadNorms {
+    /// True if queries and keys are normed.
+    pub(crate) fn present(self) -> bool {
+        self != HeadNorms::Absent
+    }
+}

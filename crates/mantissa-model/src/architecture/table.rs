@@ -1,0 +1,351 @@
+//! The table of architectures, one row each. Rows state their differences from the one that they end with.
+
+use super::Architecture;
+use super::features::{Activation, HeadNorms, MlpForm, NormForm, NormPlaces, QkvForm, Scores};
+use super::names::{ExpertNames, Names};
+use super::rules::{
+    BiasRules, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, HeadDim, LatentRules, NoRope, RopeRules,
+    SharedRules, Softcaps, Windows,
+};
+
+/// Every architecture.
+pub(super) static TABLE: &[Architecture] = &[
+    LLAMA,
+    // A window on every layer, unless it is null.
+    Architecture {
+        name: "mistral",
+        biases: BiasRules::NONE,
+        windows: Windows::Every,
+        default_window: Some(4096),
+        ..LLAMA
+    },
+    QWEN2,
+    // QK norms.
+    Architecture {
+        name: "qwen3",
+        biases: BiasRules::ATTENTION,
+        head_norms: HeadNorms::Each,
+        head_dim: HeadDim::IfAbsent(128),
+        ..QWEN2
+    },
+    // BitNet b1.58: norms before the output and the down projection, ternary weights.
+    Architecture {
+        name: "bitnet",
+        biases: BiasRules::ATTENTION,
+        activation: Activation::Relu2,
+        sub_norms: true,
+        ternary: true,
+        rope: RopeRules { theta: 500_000.0, ..ROPE },
+        ..LLAMA
+    },
+    GEMMA,
+    GEMMA2,
+    // Gemma 3 (text): as Gemma 2 without default caps; QK norms, rotary parameters of its own for layers with a window.
+    Architecture {
+        name: "gemma3_text",
+        head_norms: HeadNorms::Each,
+        softcaps: Some(Softcaps { attention: None, logits: None }),
+        windows: Windows::ButLast {
+            fields: &["sliding_window_pattern", "_sliding_window_pattern"],
+            default: 6,
+        },
+        rope: RopeRules { theta: 1_000_000.0, local_theta: Some(10_000.0), ..ROPE },
+        ..GEMMA2
+    },
+    // Phi-1, 1.5 and 2: attention and MLP in parallel on one norm, partial rotation, no gate, a bias of the head.
+    Architecture {
+        name: "phi",
+        aliases: &[("rms_norm_eps", "layer_norm_eps")],
+        fixed_flags: &[("qk_layernorm", false)],
+        names: Names::PHI,
+        norm: NormForm::Layer,
+        eps: Eps::Default(1e-5),
+        norm_places: NormPlaces::ParallelShared,
+        activation: Activation::GeluTanh,
+        mlp: MlpForm::Plain,
+        biases: BiasRules::all(Flag::Fixed(true)),
+        head_bias: true,
+        rope: RopeRules { partial: Some(0.5), ..ROPE },
+        ..LLAMA
+    },
+    // Phi-3 and Phi-4: joined projections, partial rotation, LongRoPE.
+    Architecture {
+        name: "phi3",
+        biases: BiasRules::NONE,
+        qkv: QkvForm::Joined,
+        mlp: MlpForm::GatedJoined,
+        windows: Windows::Every,
+        rope: RopeRules { partial: Some(1.0), ..ROPE },
+        ..LLAMA
+    },
+    // OLMo: norms without parameters, clipped q, k and v.
+    Architecture {
+        name: "olmo",
+        biases: BiasRules::ATTENTION,
+        norm: NormForm::LayerPlain,
+        eps: Eps::Fixed(1e-5),
+        clips_qkv: true,
+        ..LLAMA
+    },
+    // OLMo 2: norms after attention and MLP, one QK norm for all heads.
+    Architecture {
+        name: "olmo2",
+        biases: BiasRules::ATTENTION,
+        norm_places: NormPlaces::After,
+        head_norms: HeadNorms::Whole,
+        ..LLAMA
+    },
+    // GPT-2: learned positions, joined projections stored `[in, out]`.
+    Architecture {
+        name: "gpt2",
+        aliases: &[
+            ("hidden_size", "n_embd"),
+            ("num_hidden_layers", "n_layer"),
+            ("num_attention_heads", "n_head"),
+            ("intermediate_size", "n_inner"),
+            ("max_position_embeddings", "n_positions"),
+            ("rms_norm_eps", "layer_norm_epsilon"),
+            ("hidden_act", "activation_function"),
+        ],
+        fixed_flags: &[
+            ("scale_attn_weights", true),
+            ("scale_attn_by_inverse_layer_idx", false),
+            ("add_cross_attention", false),
+        ],
+        names: Names::GPT2,
+        tied: true,
+        norm: NormForm::Layer,
+        eps: Eps::Default(1e-5),
+        activation: Activation::GeluTanh,
+        head_dim: HeadDim::Divided,
+        default_ffn: Some(4),
+        qkv: QkvForm::Joined,
+        mlp: MlpForm::Plain,
+        biases: BiasRules::all(Flag::Fixed(true)),
+        learned_positions: true,
+        conv1d: true,
+        ..LLAMA
+    },
+    // GPT-NeoX and Pythia: attention and MLP in parallel, projections joined head by head.
+    Architecture {
+        name: "gpt_neox",
+        aliases: &[
+            ("rms_norm_eps", "layer_norm_eps"),
+            ("rope_theta", "rotary_emb_base"),
+            ("partial_rotary_factor", "rotary_pct"),
+        ],
+        names: Names::GPT_NEOX,
+        norm: NormForm::Layer,
+        eps: Eps::Default(1e-5),
+        parallel: Flag::Field("use_parallel_residual", true),
+        activation: Activation::Gelu,
+        head_dim: HeadDim::Divided,
+        qkv: QkvForm::ByHead,
+        mlp: MlpForm::Plain,
+        biases: BiasRules { mlp: Flag::Fixed(true), ..ATTENTION_BIAS },
+        rope: RopeRules { partial: Some(0.25), ..ROPE },
+        ..LLAMA
+    },
+    Architecture {
+        name: "mixtral",
+        names: Names { experts: ExpertNames::MIXTRAL, ..Names::LLAMA },
+        biases: BiasRules::NONE,
+        windows: Windows::Every,
+        rope: RopeRules { theta: 1_000_000.0, ..ROPE },
+        experts: Some(EXPERTS),
+        ..LLAMA
+    },
+    // Qwen1.5-MoE and Qwen2-MoE: a shared expert with a gate.
+    Architecture {
+        name: "qwen2_moe",
+        biases: BiasRules { qkv: Flag::Field("qkv_bias", true), ..BiasRules::NONE },
+        experts: Some(ExpertRules { shared: SharedRules::Gated, ..QWEN_EXPERTS }),
+        ..QWEN_MOE
+    },
+    Architecture { name: "qwen3_moe", head_norms: HeadNorms::Each, ..QWEN_MOE },
+    // DeepSeek-V2: multi-head latent attention, shared experts, routing limited to groups.
+    Architecture {
+        name: "deepseek_v2",
+        fixed_flags: &[("norm_topk_prob", false)],
+        // The reference multiplies complex numbers, which are adjacent pairs.
+        latent: Some(LatentRules { interleaved: Flag::Fixed(true) }),
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::From(0),
+            normalize: Flag::Fixed(false),
+            scale: Some(1.0),
+            groups: Some(GroupRules { best_two: false, when: Some(("topk_method", "group_limited_greedy")) }),
+            only: &[("scoring_func", &["softmax"]), ("topk_method", &["greedy", "group_limited_greedy"])],
+            ..DEEPSEEK_EXPERTS
+        }),
+        ..DEEPSEEK
+    },
+    // DeepSeek-V3 and R1: sigmoid scores with corrections.
+    Architecture {
+        name: "deepseek_v3",
+        biases: BiasRules::ATTENTION,
+        latent: Some(LatentRules { interleaved: Flag::Field("rope_interleave", true) }),
+        experts: Some(ExpertRules {
+            layers: ExpertLayers::From(3),
+            scores: Scores::Sigmoid,
+            normalize: Flag::Field("norm_topk_prob", true),
+            scale: Some(2.5),
+            groups: Some(GroupRules { best_two: true, when: None }),
+            correction: true,
+            only: &[("scoring_func", &["sigmoid"]), ("topk_method", &["noaux_tc"])],
+            ..DEEPSEEK_EXPERTS
+        }),
+        ..DEEPSEEK
+    },
+    // gpt-oss: attention sinks, stacked experts with biases and a clamped SwiGLU.
+    Architecture {
+        name: "gpt_oss",
+        names: Names { experts: ExpertNames::GPT_OSS, ..Names::LLAMA },
+        head_dim: HeadDim::Default(64),
+        biases: BiasRules { experts: true, ..ATTENTION_BIAS },
+        windows: Windows::Even,
+        default_window: Some(128),
+        sinks: true,
+        rope: RopeRules { theta: 150_000.0, required: true, ..ROPE },
+        experts: Some(ExpertRules {
+            scores: Scores::SoftmaxOfChosen,
+            normalize: Flag::Fixed(false),
+            bias: true,
+            swiglu: Some((1.702, 7.0)),
+            stacked: true,
+            ..EXPERTS
+        }),
+        ..LLAMA
+    },
+];
+
+/// Llama 1, 2 and 3.
+const LLAMA: Architecture = Architecture {
+    name: "llama",
+    aliases: &[],
+    fixed_flags: &[],
+    names: Names::LLAMA,
+    tied: false,
+    norm: NormForm::Rms,
+    eps: Eps::Required,
+    norm_places: NormPlaces::Before,
+    parallel: Flag::Fixed(false),
+    head_norms: HeadNorms::Absent,
+    sub_norms: false,
+    activation: Activation::Silu,
+    gelu_is_tanh: false,
+    head_dim: HeadDim::Stated,
+    default_ffn: None,
+    qkv: QkvForm::Separate,
+    mlp: MlpForm::Gated,
+    biases: BiasRules { mlp: Flag::Field("mlp_bias", false), ..BiasRules::ATTENTION },
+    head_bias: false,
+    conv1d: false,
+    ternary: false,
+    windows: Windows::None,
+    default_window: None,
+    rope: ROPE,
+    learned_positions: false,
+    scaled_embedding: false,
+    query_scale: None,
+    softcaps: None,
+    clips_qkv: false,
+    sinks: false,
+    latent: None,
+    experts: None,
+};
+
+/// Plain rotary embedding of whole heads.
+const ROPE: RopeRules =
+    RopeRules { theta: 10_000.0, partial: None, local_theta: None, required: false, no_rope: NoRope::None };
+
+/// Biases of the attention unless `attention_bias` is false.
+const ATTENTION_BIAS: BiasRules = {
+    let flag = Flag::Field("attention_bias", true);
+    BiasRules { qkv: flag, output: flag, ..BiasRules::NONE }
+};
+
+/// Qwen2 and Qwen2.5: biases on q, k and v.
+const QWEN2: Architecture = Architecture {
+    name: "qwen2",
+    biases: BiasRules { qkv: Flag::Fixed(true), ..BiasRules::NONE },
+    windows: Windows::Late,
+    default_window: Some(4096),
+    ..LLAMA
+};
+
+/// Gemma: scaled embedding, norms that add 1 to their weights, GELU.
+const GEMMA: Architecture = Architecture {
+    name: "gemma",
+    fixed_flags: &[("use_bidirectional_attention", false)],
+    tied: true,
+    norm: NormForm::RmsPlusOne,
+    eps: Eps::Default(1e-6),
+    activation: Activation::GeluTanh,
+    gelu_is_tanh: true,
+    head_dim: HeadDim::Default(256),
+    biases: BiasRules::ATTENTION,
+    scaled_embedding: true,
+    ..LLAMA
+};
+
+/// Gemma 2: norms before and after attention and MLP, capped scores and logits, a window on every other layer.
+const GEMMA2: Architecture = Architecture {
+    name: "gemma2",
+    aliases: &[("hidden_act", "hidden_activation")],
+    names: Names::GEMMA2,
+    norm_places: NormPlaces::Both,
+    gelu_is_tanh: false,
+    windows: Windows::Even,
+    default_window: Some(4096),
+    query_scale: Some(("query_pre_attn_scalar", 256.0)),
+    softcaps: Some(Softcaps { attention: Some(50.0), logits: Some(30.0) }),
+    ..GEMMA
+};
+
+/// Experts of Mixtral.
+const EXPERTS: ExpertRules = ExpertRules {
+    count: "num_local_experts",
+    count_alias: None,
+    width: "intermediate_size",
+    layers: ExpertLayers::All,
+    shared: SharedRules::None,
+    scores: Scores::Softmax,
+    normalize: Flag::Fixed(true),
+    scale: None,
+    groups: None,
+    correction: false,
+    bias: false,
+    only: &[],
+    swiglu: None,
+    stacked: false,
+};
+
+/// Experts of the Qwen mixtures; transformers 5 writes the alias.
+const QWEN_EXPERTS: ExpertRules = ExpertRules {
+    count: "num_experts",
+    count_alias: Some("num_local_experts"),
+    width: "moe_intermediate_size",
+    layers: ExpertLayers::Sparse,
+    normalize: Flag::Field("norm_topk_prob", false),
+    ..EXPERTS
+};
+
+/// The Qwen mixtures.
+const QWEN_MOE: Architecture = Architecture {
+    fixed_flags: &[("use_sliding_window", false)],
+    biases: BiasRules::ATTENTION,
+    experts: Some(QWEN_EXPERTS),
+    ..LLAMA
+};
+
+/// Experts of DeepSeek.
+const DEEPSEEK_EXPERTS: ExpertRules = ExpertRules {
+    count: "n_routed_experts",
+    width: "moe_intermediate_size",
+    shared: SharedRules::Counted,
+    ..EXPERTS
+};
+
+/// DeepSeek-V2 and V3.
+const DEEPSEEK: Architecture =
+    Architecture { names: Names { experts: ExpertNames::DEEPSEEK, ..Names::LLAMA }, ..LLAMA };
