@@ -33,6 +33,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from transformers import Phi3Config, Phi3ForCausalLM, PhiConfig, PhiForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import ArceeConfig, ArceeForCausalLM, Exaone4Config, Exaone4ForCausalLM, SeedOssConfig, SeedOssForCausalLM
+from transformers import SmolLM3Config, SmolLM3ForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
 TOLERANCE = 1e-4
 BATCH, TOKENS = 2, 24
@@ -181,6 +183,26 @@ VARIANTS = [
              "swiglu_limit": 0.5, "rope_parameters": {**YARN, "truncate": False}},
             {"sinks": "weights:sinks=-100", "limit": {"swiglu_limit": 7.0}, "window": {"sliding_window": 64},
              "router bias": "weights:router.bias=0", "expert bias": "weights:down_proj_bias=0"}),
+    Variant("smollm3", SmolLM3Config, SmolLM3ForCausalLM,
+            {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True, "rope_parameters": rope(100.0),
+             "pad_token_id": 0},
+            {"layer without positions": {"no_rope_layers": [1, 1, 1]}, "its place": {"no_rope_layers": [0, 1, 1]}}),
+    Variant("seed-oss", SeedOssConfig, SeedOssForCausalLM, {"head_dim": 12, "attention_bias": True, "attention_out_bias": False},
+            {"qkv bias": "weights:[qkv]_proj.bias=0"}),
+    Variant("seed-oss-biases", SeedOssConfig, SeedOssForCausalLM,
+            {"head_dim": None, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+            {"o bias": "weights:o_proj.bias=0", "mlp bias": "weights:mlp.*bias=0"}),
+    Variant("arcee", ArceeConfig, ArceeForCausalLM, {"head_dim": 12}, {"activation": {"hidden_act": "silu"}}),
+    Variant("exaone4", Exaone4Config, Exaone4ForCausalLM,
+            {"num_hidden_layers": 3, "sliding_window": 8, "rope_parameters": rope(100.0),
+             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+            {"window": {"sliding_window": 64}, "windows and layers without positions": {
+                "sliding_window": None, "layer_types": ["full_attention"] * 3},
+             "q norm": "weights:q_norm.weight=1", "norm after the MLP": "weights:post_feedforward_layernorm.weight=1"}),
+    Variant("starcoder2", Starcoder2Config, Starcoder2ForCausalLM,
+            {"norm_epsilon": 0.05, "sliding_window": 8, "tie_word_embeddings": True},
+            {"window": {"sliding_window": None}, "eps": {"norm_epsilon": 1e-5}, "norm bias": "weights:layernorm.bias=0",
+             "bias": "weights:c_fc.bias=0"}),
 ]
 
 COMMON = dict(

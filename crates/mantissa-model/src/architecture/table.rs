@@ -7,6 +7,7 @@ use super::rules::{
     BiasRules, Eps, ExpertLayers, ExpertRules, Flag, GroupRules, HeadDim, LatentRules, NoRope, RopeRules,
     SharedRules, Softcaps, Windows,
 };
+use crate::graph::kinds::LinearKind;
 
 /// Every architecture.
 pub(super) static TABLE: &[Architecture] = &[
@@ -27,6 +28,55 @@ pub(super) static TABLE: &[Architecture] = &[
         head_norms: HeadNorms::Each,
         head_dim: HeadDim::IfAbsent(128),
         ..QWEN2
+    },
+    // SmolLM3: some layers have no position embedding.
+    Architecture {
+        name: "smollm3",
+        fixed_flags: &[("use_sliding_window", false)],
+        tied: true,
+        rope: RopeRules { theta: 2_000_000.0, no_rope: NoRope::Listed, ..ROPE },
+        ..LLAMA
+    },
+    // Seed-OSS: separate flags for the biases of q, k, v and of the output.
+    Architecture {
+        name: "seed_oss",
+        head_dim: HeadDim::IfAbsent(128),
+        biases: BiasRules {
+            qkv: Flag::Field("attention_bias", true),
+            output: Flag::Field("attention_out_bias", false),
+            ..LLAMA.biases
+        },
+        ..LLAMA
+    },
+    // Arcee (AFM): squared ReLU, no gate.
+    Architecture { name: "arcee", activation: Activation::Relu2, mlp: MlpForm::Plain, ..LLAMA },
+    // EXAONE 4.0: norms after attention and MLP, QK norms, windows; layers without a window have no position embedding.
+    Architecture {
+        name: "exaone4",
+        norm_places: NormPlaces::After,
+        head_norms: HeadNorms::Each,
+        biases: BiasRules::NONE,
+        windows: Windows::ButLast { fields: &["sliding_window_pattern"], default: 4 },
+        default_window: Some(4096),
+        rope: RopeRules { no_rope: NoRope::FullAttention, ..ROPE },
+        ..LLAMA
+    },
+    // StarCoder2: LayerNorm, no gate, biases everywhere.
+    Architecture {
+        name: "starcoder2",
+        aliases: &[("rms_norm_eps", "norm_epsilon")],
+        names: Names {
+            linears: &[(LinearKind::Up, "mlp.c_fc"), (LinearKind::Down, "mlp.c_proj")],
+            ..Names::LLAMA
+        },
+        tied: true,
+        norm: NormForm::Layer,
+        eps: Eps::Default(1e-5),
+        activation: Activation::GeluTanh,
+        mlp: MlpForm::Plain,
+        biases: BiasRules::all(Flag::Field("use_bias", true)),
+        windows: Windows::Every,
+        ..LLAMA
     },
     // BitNet b1.58: norms before the output and the down projection, ternary weights.
     Architecture {
