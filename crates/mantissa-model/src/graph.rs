@@ -464,9 +464,12 @@ mod tests {
             assert!(config.linears().iter().all(|l| names.contains(&format!("{}.weight", l.module))));
             assert_eq!(config.linears().is_empty(), model_type == "gpt2");
             let bias = names.contains("model.layers.1.self_attn.q_proj.bias");
-            assert_eq!(bias, ["qwen2", "qwen2_moe", "phi", "gpt_oss"].contains(&model_type));
+            assert_eq!(
+                bias,
+                ["qwen2", "seed_oss", "starcoder2", "qwen2_moe", "phi", "gpt_oss"].contains(&model_type)
+            );
             let norm = names.contains("model.layers.0.self_attn.k_norm.weight");
-            assert_eq!(norm, ["qwen3", "qwen3_moe", "gemma3_text", "olmo2"].contains(&model_type));
+            assert_eq!(norm, ["qwen3", "exaone4", "qwen3_moe", "gemma3_text", "olmo2"].contains(&model_type));
             assert_eq!(names.contains("model.layers.0.mlp.ffn_sub_norm.weight"), model_type == "bitnet");
         }
     }

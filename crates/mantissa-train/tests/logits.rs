@@ -42,7 +42,7 @@ fn what_cannot_be_trained_is_refused() {
         })
         .collect();
     let trained = |name: &str| {
-        ["llama", "mistral", "qwen2-bias", "qwen2-window", "qwen3-qknorm", "mqa"]
+        ["llama", "mistral", "qwen2-bias", "qwen2-window", "qwen3-qknorm", "mqa", "smollm3", "seed-oss"]
             .iter()
             .any(|start| name.starts_with(start))
     };

@@ -229,6 +229,32 @@ fn other_json_is_no_config() {
     assert!(!parse(&with(json!({"model_type": "a\nb"}))).unwrap_err().to_string().contains('\n'));
 }
 
+/// Layers without a position embedding: listed or by interval (SmolLM3), or those without a window (EXAONE 4.0).
+#[test]
+fn rotated_layers_follow_the_type() {
+    let rotated = |changes| parse(&with(changes)).map(|config| config.rotated_layers);
+    assert_eq!(rotated(json!({"no_rope_layers": [0, 0, 0]})).unwrap(), [true; 3], "not a field of llama");
+    let smol = |changes: Value| {
+        let mut config = json!({"model_type": "smollm3"});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        rotated(config)
+    };
+    assert_eq!(smol(json!({"no_rope_layers": [1, 0, 1]})).unwrap(), [true, false, true]);
+    assert_eq!(smol(json!({"no_rope_layer_interval": 2})).unwrap(), [true, false, true]);
+    assert_eq!(smol(json!({})).unwrap(), [true; 3]);
+    for value in [json!([1, 0]), json!([1, 0, 2]), json!([true, false, true]), json!(1)] {
+        assert_eq!(smol(json!({"no_rope_layers": value})).unwrap_err().field, "no_rope_layers");
+    }
+    let error = smol(json!({"use_sliding_window": true})).unwrap_err();
+    assert_eq!(error.field, "use_sliding_window");
+
+    let types = json!(["sliding_attention", "full_attention", "sliding_attention"]);
+    let hybrid = json!({"model_type": "exaone4", "sliding_window": 8, "layer_types": types});
+    assert_eq!(rotated(hybrid).unwrap(), [true, false, true]);
+    let plain = json!({"model_type": "exaone4", "sliding_window": null});
+    assert_eq!(rotated(plain).unwrap(), [true; 3]);
+}
+
 fn of(model_type: &str, changes: Value) -> Result<ModelConfig, ConfigError> {
     let mut config = example(model_type);
     for (field, value) in changes.as_object().unwrap() {
