@@ -165,6 +165,18 @@ impl Lines {
         }
     }
 
+    /// Formats the rate (per second) and the remaining time.
+    fn rate(&self, rate: f64) -> String {
+        let per_second = match self.unit {
+            Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
+            unit => unit.amount(rate as u64),
+        };
+        match self.total.saturating_sub(self.done) as f64 / rate {
+            left if self.total > 0 => format!(", {per_second}/s, {left:.0} s left"),
+            _ => format!(", {per_second}/s"),
+        }
+    }
+
     fn line(&self, now: Instant, memory: Option<u64>) -> String {
         let seconds = now.saturating_duration_since(self.start).as_secs_f64();
         let mut text = match self.message.as_str() {
@@ -176,16 +188,7 @@ impl Lines {
         let _ = write!(text, "{}{of}{}", amount(self.done), self.unit.name());
         let here = self.done.saturating_sub(self.before);
         if here > 0 && seconds > 0.0 {
-            let rate = here as f64 / seconds;
-            let left = self.total.saturating_sub(self.done) as f64 / rate;
-            let per_second = match self.unit {
-                Unit::Items(_) if rate < 10.0 => format!("{rate:.2}"),
-                unit => unit.amount(rate as u64),
-            };
-            let _ = write!(text, ", {per_second}/s");
-            if self.total > 0 {
-                let _ = write!(text, ", {left:.0} s left");
-            }
+            text += &self.rate(here as f64 / seconds);
         }
         if let Some(memory) = memory {
             let _ = write!(text, ", {} memory", bytes(memory));

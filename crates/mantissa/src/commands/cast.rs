@@ -102,16 +102,7 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 pub fn run(args: &Args, context: &Context) -> Result<()> {
     let scheme = scheme_of(args, context.seed)?;
     let input = SafeTensors::open(&args.input)?;
-    let (tensors, skipped) = split(&input);
-    if tensors.is_empty() {
-        let what = format!("{}: tensors", args.input.display());
-        return Err(
-            BadInput::new(what, "no float tensor", "at least one of F64, F32, F16, BF16 or FP8").into()
-        );
-    }
-    let names: Vec<String> =
-        skipped.iter().map(|s| format!("tensor \"{}\" skipped: {}", Shown(&s.name), s.dtype)).collect();
-    context.warn_all(&names)?;
+    let (tensors, skipped) = split(&input, context)?;
     let casters: Vec<Caster<'_>> =
         tensors.into_iter().map(|tensor| Caster::new(&scheme, tensor, args.packed)).collect::<Result<_>>()?;
     let needs = casters.iter().map(|caster| caster.memory(context.threads)).max().unwrap_or(0);
@@ -158,7 +149,8 @@ fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
     Ok(scheme)
 }
 
-fn split(input: &SafeTensors) -> (Vec<FloatTensor<'_>>, Vec<Skipped>) {
+/// Returns the float tensors of the file and, with a warning each, the others.
+fn split<'a>(input: &'a SafeTensors, context: &Context) -> Result<(Vec<FloatTensor<'a>>, Vec<Skipped>)> {
     let mut tensors = Vec::new();
     let mut skipped = Vec::new();
     for meta in input.tensors() {
@@ -167,7 +159,15 @@ fn split(input: &SafeTensors) -> (Vec<FloatTensor<'_>>, Vec<Skipped>) {
             None => skipped.push(Skipped { name: meta.name.clone(), dtype: meta.dtype.name() }),
         }
     }
-    (tensors, skipped)
+    if tensors.is_empty() {
+        let what = format!("{}: tensors", input.path().display());
+        return Err(
+            BadInput::new(what, "no float tensor", "at least one of F64, F32, F16, BF16 or FP8").into()
+        );
+    }
+    let name = |s: &Skipped| format!("tensor \"{}\" skipped: {}", Shown(&s.name), s.dtype);
+    context.warn_all(&skipped.iter().map(name).collect::<Vec<_>>())?;
+    Ok((tensors, skipped))
 }
 
 /// Returns the tensors that one input tensor becomes.
@@ -244,23 +244,7 @@ fn report(caster: &Caster<'_>, cost: &Cost) -> TensorReport {
 }
 
 fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let mut table = Table::new([
-        ("tensor", Align::Left),
-        ("shape", Align::Left),
-        ("SQNR dB", Align::Right),
-        ("max |error|", Align::Right),
-        ("bits/weight", Align::Right),
-    ]);
-    for t in &report.tensors {
-        table.row([
-            Shown(&t.name).to_string(),
-            output::shape(&t.shape),
-            t.sqnr_db.map_or("exact".into(), |db| format!("{db:.2}")),
-            number(Some(t.max_abs_error), 4),
-            format!("{:.4}", t.bits_per_weight),
-        ]);
-    }
-    table.write(out)?;
+    table(&report.tensors).write(out)?;
     let size = std::fs::metadata(&report.output).map(|m| bytes(m.len())).unwrap_or_default();
     let seed = report.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
     writeln!(
@@ -272,4 +256,24 @@ fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         report.skipped.len(),
         report.output.display()
     )
+}
+
+fn table(tensors: &[TensorReport]) -> Table {
+    let mut table = Table::new([
+        ("tensor", Align::Left),
+        ("shape", Align::Left),
+        ("SQNR dB", Align::Right),
+        ("max |error|", Align::Right),
+        ("bits/weight", Align::Right),
+    ]);
+    for t in tensors {
+        table.row([
+            Shown(&t.name).to_string(),
+            output::shape(&t.shape),
+            t.sqnr_db.map_or("exact".into(), |db| format!("{db:.2}")),
+            number(Some(t.max_abs_error), 4),
+            format!("{:.4}", t.bits_per_weight),
+        ]);
+    }
+    table
 }

@@ -42,21 +42,25 @@ pub fn find(
     progress.finish();
     let Some(mut coverage) = found? else { return Ok(None) };
     if let Some(path) = traffic {
-        let tokens = context.reading_texts(|| {
-            let tokenizer = load_tokenizer(source, context)?;
-            let (file, name) = (TextFile::open(path)?, path.display().to_string());
-            let text = whole(file, &name, &tokenizer, context.memory_left())?;
-            Ok(tokenizer.encode(&text, Bos::Never)?)
-        })?;
-        if tokens.is_empty() {
-            let name = path.display().to_string();
-            return Err(BadInput::new(name, "no token", "an in-domain text sample").into());
-        }
-        coverage.compare(plan, &[tokens]);
+        coverage.compare(plan, &[sample(path, source, context)?]);
     }
     lines(&coverage).iter().for_each(|line| context.note(line));
     context.warn_all(&coverage.warnings())?;
     Ok(Some(coverage))
+}
+
+/// Tokenizes the in-domain sample at `path`.
+fn sample(path: &Path, source: &ModelFiles, context: &Context) -> Result<Vec<u32>> {
+    let name = path.display().to_string();
+    let tokens = context.reading_texts(|| {
+        let tokenizer = load_tokenizer(source, context)?;
+        let text = whole(TextFile::open(path)?, &name, &tokenizer, context.memory_left())?;
+        Ok(tokenizer.encode(&text, Bos::Never)?)
+    })?;
+    if tokens.is_empty() {
+        return Err(BadInput::new(name, "no token", "an in-domain text sample").into());
+    }
+    Ok(tokens)
 }
 
 /// Returns the lines of the text report.
@@ -104,17 +108,19 @@ fn table(inputs: &[InputCoverage]) -> Table {
         });
         sites.entry((place, &input.site)).or_default().push(input);
     }
-    for ((_, site), inputs) in sites {
-        let unreached = inputs.iter().filter(|input| input.tokens == 0).count();
-        let silent = inputs.iter().filter(|input| input.tokens > 0).map(|input| input.silent).sum::<usize>();
-        table.row([
-            site.to_owned(),
-            inputs.len().to_string(),
-            inputs.iter().map(|input| input.channels).max().unwrap_or(0).to_string(),
-            count(inputs.iter().map(|input| input.tokens).min().unwrap_or(0)),
-            unreached.to_string(),
-            silent.to_string(),
-        ]);
-    }
+    sites.iter().for_each(|((_, site), inputs)| table.row(cells(site, inputs)));
     table
+}
+
+fn cells(site: &str, inputs: &[&InputCoverage]) -> [String; 6] {
+    let unreached = inputs.iter().filter(|input| input.tokens == 0).count();
+    let silent = inputs.iter().filter(|input| input.tokens > 0).map(|input| input.silent).sum::<usize>();
+    [
+        site.to_owned(),
+        inputs.len().to_string(),
+        inputs.iter().map(|input| input.channels).max().unwrap_or(0).to_string(),
+        count(inputs.iter().map(|input| input.tokens).min().unwrap_or(0)),
+        unreached.to_string(),
+        silent.to_string(),
+    ]
 }

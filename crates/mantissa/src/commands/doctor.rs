@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use mantissa_advise::doctor::{
-    Diagnosis, Fault, Gain, Verdict, Whole, against, bytes_against, examine, steps,
+    Diagnosis, Fault, Gain, Trial, Verdict, Whole, against, bytes_against, examine, steps,
 };
 use mantissa_eval::{Sequence, TextOptions, sequences_from_text};
 use mantissa_model::{Bos, Tokenizer};
@@ -212,24 +212,25 @@ fn trials(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {
         ("Δ top-1", Align::Right),
         ("", Align::Left),
     ]);
-    for trial in &found.trials {
-        let cell = |of: fn(&Gain) -> String| trial.gain.as_ref().map_or("not finite".to_owned(), of);
-        let verdict = if trial.decisive { "repairs" } else { "" };
-        table.row([
-            trial.alternative.to_owned(),
-            trial.scope.clone(),
-            trial.tensors.to_string(),
-            number(trial.ppl, 6),
-            cell(|gain| format!("{:+.4} ± {:.4}", gain.delta, gain.se)),
-            cell(|gain| format!("{:+.1} %", 100.0 * gain.hits)),
-            verdict.to_owned(),
-        ]);
-    }
+    found.trials.iter().for_each(|trial| table.row(trial_cells(trial)));
     table.write(out)?;
     if !found.not_applicable.is_empty() {
         writeln!(out, "not applicable: {}", found.not_applicable.join(", "))?;
     }
     writeln!(out)
+}
+
+fn trial_cells(trial: &Trial) -> [String; 7] {
+    let cell = |of: fn(&Gain) -> String| trial.gain.as_ref().map_or("not finite".to_owned(), of);
+    [
+        trial.alternative.to_owned(),
+        trial.scope.clone(),
+        trial.tensors.to_string(),
+        number(trial.ppl, 6),
+        cell(|gain| format!("{:+.4} ± {:.4}", gain.delta, gain.se)),
+        cell(|gain| format!("{:+.1} %", 100.0 * gain.hits)),
+        if trial.decisive { "repairs" } else { "" }.to_owned(),
+    ]
 }
 
 fn layers(out: &mut dyn Write, found: &Diagnosis) -> io::Result<()> {

@@ -130,17 +130,22 @@ fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
         (n, false) => writeln!(out, "{target}: {n} warnings")?,
     }
     for of_rule in findings.chunk_by(|a, b| a.rule == b.rule) {
-        let first = &of_rule[0];
-        writeln!(out, "  {} ({})", first.rule, first.severity.text())?;
-        writeln!(out, "    expected  {}", first.requires)?;
-        for finding in of_rule.iter().take(LISTED) {
-            writeln!(out, "    got       {}: {}", finding.tensor, finding.found)?;
-        }
-        if of_rule.len() > LISTED {
-            writeln!(out, "    got       … and {} more", of_rule.len() - LISTED)?;
-        }
-        writeln!(out, "    fix       {}", first.fix)?;
-        writeln!(out, "    source    {}", first.source)?;
+        human_rule(out, of_rule)?;
     }
     unchecked.iter().try_for_each(|why| writeln!(out, "  not checked: {why}"))
+}
+
+/// Prints the findings of one rule.
+fn human_rule(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
+    let first = &findings[0];
+    writeln!(out, "  {} ({})", first.rule, first.severity.text())?;
+    writeln!(out, "    expected  {}", first.requires)?;
+    for finding in findings.iter().take(LISTED) {
+        writeln!(out, "    got       {}: {}", finding.tensor, finding.found)?;
+    }
+    if findings.len() > LISTED {
+        writeln!(out, "    got       … and {} more", findings.len() - LISTED)?;
+    }
+    writeln!(out, "    fix       {}", first.fix)?;
+    writeln!(out, "    source    {}", first.source)
 }

@@ -204,25 +204,28 @@ pub fn layer_table(out: &mut dyn Write, quality: &Quality) -> io::Result<()> {
         columns.insert(4, ("stored", Align::Right));
     }
     let mut table = Table::new(columns);
-    for layer in &quality.layers {
-        let mut cells = vec![
-            layer.module.clone(),
-            layer.scheme.clone(),
-            layer.method.clone() + if layer.fallback.is_some() { " (fallback)" } else { "" },
-            format!("{:.3}", layer.bits_per_weight),
-            layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
-            number(Some(layer.error.relative_error), 3),
-            number(Some(layer.error.max_abs_error), 3),
-            number(layer.judged.map(|judged| judged.solved / judged.nearest), 3),
-        ];
-        if stored {
-            let bits = layer.stored_bits_per_weight;
-            cells.insert(4, bits.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.3}")));
-        }
-        table.row(cells);
-    }
+    quality.layers.iter().for_each(|layer| table.row(layer_cells(layer, stored)));
     table.write(out)?;
     writeln!(out)
+}
+
+/// Returns the cells of a layer, with its bits per weight as stored if `stored`.
+fn layer_cells(layer: &LayerReport, stored: bool) -> Vec<String> {
+    let mut cells = vec![
+        layer.module.clone(),
+        layer.scheme.clone(),
+        layer.method.clone() + if layer.fallback.is_some() { " (fallback)" } else { "" },
+        format!("{:.3}", layer.bits_per_weight),
+        layer.error.sqnr_db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2}")),
+        number(Some(layer.error.relative_error), 3),
+        number(Some(layer.error.max_abs_error), 3),
+        number(layer.judged.map(|judged| judged.solved / judged.nearest), 3),
+    ];
+    if stored {
+        let bits = layer.stored_bits_per_weight;
+        cells.insert(4, bits.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.3}")));
+    }
+    cells
 }
 
 /// Prints the quality loss.

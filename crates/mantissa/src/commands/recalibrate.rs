@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use mantissa_model::KvPolicy;
+use mantissa_model::{KvPolicy, ModelConfig};
 use mantissa_quant::calibrate::{Calibration, CalibrationSet};
 use mantissa_quant::input_scales::{OBSERVERS, Observer, Share};
 use mantissa_quant::memory::level_bytes;
 use mantissa_quant::{QuantError, Recalibration, model_config};
+use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Kind, Paths};
 use serde::Serialize;
 
@@ -95,22 +96,7 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
         .saturating_add(source.checkpoint().total_bytes())
         .saturating_add(model::BASE);
     context.require_memory("recalibrate", needs)?;
-    let progress = context.progress(0, Unit::Items("steps"));
-    let mut done = 0;
-    let tick = &mut || {
-        done += 1;
-        progress.set(done);
-        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let found = interrupt::orderly(
-        || {
-            let how = (args.observer, args.kv.as_ref());
-            Recalibration::collect(&source, &config, &set, how, context.threads, tick)
-        },
-        QuantError::is_interruption,
-    );
-    progress.finish();
-    let found = found?;
+    let found = collect(args, &source, &config, &set, context)?;
     found.write(&source, &set, &context.output(&args.out)?)?;
     let (windows, tokens) = (set.windows.len(), set.tokens());
     let cache_levels = found.has_levels();
@@ -124,4 +110,28 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             if cache_levels { ", and KV cache levels," } else { "" }
         )
     })
+}
+
+/// Runs the model on the windows and collects the new scales.
+fn collect(
+    args: &Args,
+    source: &ModelFiles,
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    context: &Context,
+) -> Result<Recalibration> {
+    let progress = context.progress(0, Unit::Items("steps"));
+    let mut done = 0;
+    let tick = &mut || {
+        done += 1;
+        progress.set(done);
+        if interrupt::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let how = (args.observer, args.kv.as_ref());
+    let found = interrupt::orderly(
+        || Recalibration::collect(source, config, set, how, context.threads, tick),
+        QuantError::is_interruption,
+    );
+    progress.finish();
+    Ok(found?)
 }

@@ -183,6 +183,21 @@ fn examples(scheme: &Scheme, name: &str) -> Vec<String> {
 }
 
 fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    print_formats(rows, out)?;
+    print_scaled(rows, out)?;
+    writeln!(out)?;
+    let mut table = Table::new([("scheme", Align::Left), ("native matmul support", Align::Left)]);
+    rows.iter().for_each(|row| table.row([row.name.clone(), row.hardware.into()]));
+    table.write(out)?;
+    writeln!(out)?;
+    let mut table = Table::new([("scheme", Align::Left), ("examples", Align::Left)]);
+    rows.iter()
+        .filter(|row| row.examples.len() > 1)
+        .for_each(|row| table.row([row.name.clone(), row.examples.join(" ")]));
+    table.write(out)
+}
+
+fn print_formats(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     let mut table = Table::new([
         ("scheme", Align::Left),
         ("element bits", Align::Right),
@@ -205,17 +220,6 @@ fn print(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
             row.rules.join(" "),
         ]);
     }
-    table.write(out)?;
-    print_scaled(rows, out)?;
-    writeln!(out)?;
-    let mut table = Table::new([("scheme", Align::Left), ("native matmul support", Align::Left)]);
-    rows.iter().for_each(|row| table.row([row.name.clone(), row.hardware.into()]));
-    table.write(out)?;
-    writeln!(out)?;
-    let mut table = Table::new([("scheme", Align::Left), ("examples", Align::Left)]);
-    rows.iter()
-        .filter(|row| row.examples.len() > 1)
-        .for_each(|row| table.row([row.name.clone(), row.examples.join(" ")]));
     table.write(out)
 }
 

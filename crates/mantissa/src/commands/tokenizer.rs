@@ -59,16 +59,8 @@ pub fn paths(args: &Args, paths: &mut Paths) {
 /// # Errors
 /// Texts that cannot be read or are too short for the vocabulary; I/O.
 pub fn run(args: &Args, context: &Context) -> Result<()> {
-    let mut words = WordCounts::new(context.threads, context.memory_left());
-    let (mut documents, mut total) = (0, 0);
-    for path in &args.files {
-        let format = match path.extension().is_some_and(|extension| extension == "jsonl") {
-            true => TextFormat::JsonLines { field: args.field.clone() },
-            false => TextFormat::Text { split: args.split.clone() },
-        };
-        documents += words.add_file(path, &format).map_err(|error| over_memory(error, context))?;
-        total += std::fs::metadata(path).map_or(0, |file| file.len());
-    }
+    let (words, documents) = count(args, context)?;
+    let total = args.files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum();
     let trained = learn_bpe(words, args.vocab).map_err(|error| over_memory(error, context))?;
     let mut staging = Staging::begin(&context.output(&args.out)?)?;
     staging.write("tokenizer.json", trained.tokenizer.as_bytes())?;
@@ -86,6 +78,20 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
             bytes(report.bytes)
         )
     })
+}
+
+/// Counts the words of all texts; returns them with the number of documents.
+fn count(args: &Args, context: &Context) -> Result<(WordCounts, usize)> {
+    let mut words = WordCounts::new(context.threads, context.memory_left());
+    let mut documents = 0;
+    for path in &args.files {
+        let format = match path.extension().is_some_and(|extension| extension == "jsonl") {
+            true => TextFormat::JsonLines { field: args.field.clone() },
+            false => TextFormat::Text { split: args.split.clone() },
+        };
+        documents += words.add_file(path, &format).map_err(|error| over_memory(error, context))?;
+    }
+    Ok((words, documents))
 }
 
 /// Turns a memory error of the data into one of the memory ceiling.

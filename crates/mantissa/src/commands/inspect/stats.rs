@@ -293,24 +293,26 @@ pub fn print<'a>(tensors: impl Iterator<Item = (&'a str, &'a Stats)>, out: &mut 
         ("NaN", Align::Right),
         ("Inf", Align::Right),
     ]);
-    for (name, s) in tensors {
-        let float = |v: Option<f32>| number(v.map(f64::from), 4);
-        let spread = s.row_amax.as_ref().map(|r| [r.min, r.median, r.max].map(|v| float(Some(v))).join(".."));
-        table.row([
-            Shown(name).to_string(),
-            float(s.min),
-            float(s.max),
-            number(s.mean, 3),
-            number(s.std, 4),
-            number(s.kurtosis, 4),
-            number(s.outlier_ratio, 4),
-            spread.unwrap_or_else(|| "-".into()),
-            number(s.zeros.map(|z| 100.0 * z), 3),
-            s.nan.to_string(),
-            s.inf.to_string(),
-        ]);
-    }
+    tensors.for_each(|(name, stats)| table.row(cells(name, stats)));
     table.write(out)
+}
+
+fn cells(name: &str, s: &Stats) -> [String; 11] {
+    let float = |v: Option<f32>| number(v.map(f64::from), 4);
+    let spread = s.row_amax.as_ref().map(|r| [r.min, r.median, r.max].map(|v| float(Some(v))).join(".."));
+    [
+        Shown(name).to_string(),
+        float(s.min),
+        float(s.max),
+        number(s.mean, 3),
+        number(s.std, 4),
+        number(s.kurtosis, 4),
+        number(s.outlier_ratio, 4),
+        spread.unwrap_or_else(|| "-".into()),
+        number(s.zeros.map(|z| 100.0 * z), 3),
+        s.nan.to_string(),
+        s.inf.to_string(),
+    ]
 }
 
 #[cfg(test)]

@@ -120,18 +120,8 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
     };
     let chart = |title, y, series| LineChart { title, x: STEP, y, series }.html();
     let one = |title, y, get| chart(title, y, vec![Series::new(title, points(get))]);
-    let mut losses = vec![
-        Series::new("each step", points(|line| Some(line.loss))).faint(),
-        Series::new("smoothed", points(|line| Some(line.smoothed_loss))),
-    ];
-    // Only some steps measure it, so its points are connected directly.
-    let validation = log.iter().filter_map(|line| Some((line.step as f64, line.validation_loss?)));
-    let validation = Series::new("validation", validation.collect());
-    if !validation.points.is_empty() {
-        losses.push(validation);
-    }
     let mut charts = vec![
-        chart("Loss", Axis::linear("nats/token"), losses),
+        chart("Loss", Axis::linear("nats/token"), losses(log)),
         one("Gradient norm", Axis::log("norm before clipping"), |line| line.grad_norm),
         one("Learning rate", Axis::from_zero("learning rate"), |line| Some(line.lr)),
         one("Throughput", Axis::from_zero("tok/s"), |line| Some(line.tokens_per_s)),
@@ -144,6 +134,21 @@ fn charts(log: &[LogLine]) -> Vec<Html> {
         charts.push(one("Memory", Axis::from_zero("MB"), |line| Some(line.memory? as f64 / 1e6)));
     }
     charts
+}
+
+fn losses(log: &[LogLine]) -> Vec<Series> {
+    let points = |get: fn(&LogLine) -> f64| log.iter().map(|line| (line.step as f64, get(line))).collect();
+    let mut losses = vec![
+        Series::new("each step", points(|line| line.loss)).faint(),
+        Series::new("smoothed", points(|line| line.smoothed_loss)),
+    ];
+    // Only some steps measure it, so its points are connected directly.
+    let validation = log.iter().filter_map(|line| Some((line.step as f64, line.validation_loss?)));
+    let validation = Series::new("validation", validation.collect());
+    if !validation.points.is_empty() {
+        losses.push(validation);
+    }
+    losses
 }
 
 fn memory(about: &RunFile) -> Table {
