@@ -1,5 +1,7 @@
 //! `mantissa recipes`: lists recipes by name.
 
+use std::io::{self, Write};
+
 use anyhow::Result;
 use mantissa_num::codec::Codec;
 use mantissa_quant::Recipe;
@@ -50,22 +52,6 @@ struct Row {
 /// # Errors
 /// Standard output cannot be written.
 pub fn run(_args: &Args, context: &Context) -> Result<()> {
-    let row = |name: &'static str, full: String| {
-        let recipe = Recipe::load(name)?;
-        let weighed = recipe.weights.format.codec().is_some_and(Codec::takes_importance);
-        let container = recipe.container();
-        Ok(Row {
-            name,
-            recipe: full,
-            weights: recipe.weights.to_string(),
-            activations: recipe.activations.as_ref().map(ToString::to_string),
-            bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
-            calibration: recipe.needs_calibration(),
-            importance: weighed && recipe.rounds_to_nearest(),
-            format: container.name(),
-            loads_in: loads_in(container),
-        })
-    };
     let aliases = ALIASES.into_iter().map(|(name, full)| (name, full.to_owned()));
     let file_types = FILE_TYPES
         .into_iter()
@@ -75,40 +61,68 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let methods = registry::names().collect();
     let transforms = TRANSFORMS.iter().map(|(name, _)| *name).collect();
     let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
-    context.report(&report, |out| {
-        let mut table = Table::new([
-            ("name", Align::Left),
-            ("recipe", Align::Left),
-            ("bits", Align::Right),
-            ("calibration", Align::Left),
-            ("format", Align::Left),
-            ("loads in", Align::Left),
-        ]);
-        for row in &report.recipes {
-            table.row([
-                row.name.to_owned(),
-                row.recipe.clone(),
-                format!("{:.3}", row.bits_per_weight),
-                match (row.calibration, row.importance) {
-                    (true, _) => "needed",
-                    (_, true) => "recommended",
-                    _ => "none",
-                }
-                .to_owned(),
-                row.format.to_owned(),
-                row.loads_in.to_owned(),
-            ]);
-        }
-        table.write(out)?;
-        writeln!(out, "\nbits: for a [{SIDE}, {SIDE}] weight, scales and zero points included; for a file type, its main type")?;
-        writeln!(out, "calibration recommended: rounding is weighted by column importance if a calibration is given")?;
-        writeln!(
-            out,
-            "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",
-            report.transforms.join(", "),
-            report.methods.join(", ")
-        )
+    context.report(&report, |out| human(out, &report))
+}
+
+/// Describes the recipe `name`, which stands for `full`.
+fn row(name: &'static str, full: String) -> Result<Row> {
+    let recipe = Recipe::load(name)?;
+    let weighed = recipe.weights.format.codec().is_some_and(Codec::takes_importance);
+    let container = recipe.container();
+    Ok(Row {
+        name,
+        recipe: full,
+        weights: recipe.weights.to_string(),
+        activations: recipe.activations.as_ref().map(ToString::to_string),
+        bits_per_weight: recipe.weights.format.bits_per_weight(SIDE, SIDE),
+        calibration: recipe.needs_calibration(),
+        importance: weighed && recipe.rounds_to_nearest(),
+        format: container.name(),
+        loads_in: loads_in(container),
     })
+}
+
+fn human(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    let mut table = Table::new([
+        ("name", Align::Left),
+        ("recipe", Align::Left),
+        ("bits", Align::Right),
+        ("calibration", Align::Left),
+        ("format", Align::Left),
+        ("loads in", Align::Left),
+    ]);
+    report.recipes.iter().for_each(|row| table.row(cells(row)));
+    table.write(out)?;
+    writeln!(
+        out,
+        "\nbits: for a [{SIDE}, {SIDE}] weight, scales and zero points included; for a file type, its main type"
+    )?;
+    writeln!(
+        out,
+        "calibration recommended: rounding is weighted by column importance if a calibration is given"
+    )?;
+    writeln!(
+        out,
+        "any [TRANSFORM-]METHOD-SCHEME[+ACTIVATION] is a recipe; transforms: {}; methods: {}",
+        report.transforms.join(", "),
+        report.methods.join(", ")
+    )
+}
+
+fn cells(row: &Row) -> [String; 6] {
+    let calibration = match (row.calibration, row.importance) {
+        (true, _) => "needed",
+        (_, true) => "recommended",
+        _ => "none",
+    };
+    [
+        row.name.to_owned(),
+        row.recipe.clone(),
+        format!("{:.3}", row.bits_per_weight),
+        calibration.to_owned(),
+        row.format.to_owned(),
+        row.loads_in.to_owned(),
+    ]
 }
 
 /// Returns the engines that load a format.
