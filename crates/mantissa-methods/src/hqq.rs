@@ -173,7 +173,7 @@ fn shrink(errors: &[f32], HqqOptions { norm, beta, .. }: HqqOptions, shrunk: &mu
 pub fn with_float_zero(scheme: Scheme) -> Scheme {
     match &scheme.format {
         Format::Affine(Affine { code: Code::Int(bits), blocks, offset: Offset::None, .. }) => {
-            Scheme { source: scheme.source, row: scheme.row, ..Scheme::int_biased(*bits, *blocks) }
+            Scheme { source: scheme.source, ..Scheme::int_biased(*bits, *blocks).with_rows(scheme.row) }
         }
         _ => scheme,
     }

@@ -11,7 +11,7 @@ use crate::e8m0;
 use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense};
 use crate::minifloat::{E2M1, E4M3, MiniFloat, Overflow, TF32};
 use crate::round::Rounding;
-use crate::scheme::{RowName, Rule, Scheme};
+use crate::scheme::{Rule, Scheme};
 
 pub use nested::nest;
 
@@ -276,7 +276,7 @@ impl Scheme {
     /// themselves: [`block_of`](Self::block_of). A codec or trellis has no such block: this is one that does nothing.
     pub fn block(&self, range: Range, short: bool, outer: Option<f32>) -> Block {
         let rule = self.encoder.rule;
-        let head = self.row == RowName::Head;
+        let floor = self.encoder.floor;
         match &self.format {
             Format::Codec(_) | Format::Trellis(_) | Format::Affine(Affine { scale: None, .. }) => {
                 Block::new(0, Step::Unit)
@@ -284,7 +284,7 @@ impl Scheme {
             Format::Table(table) => rules::table(rule, table, range, short),
             Format::Affine(Affine { code, blocks, scale: Some(tree), offset }) => {
                 match (code, offset, tree.code) {
-                    (Code::Int(bits), Offset::None, _) => rules::symmetric(rule, head, range, *bits, tree),
+                    (Code::Int(bits), Offset::None, _) => rules::symmetric(rule, floor, range, *bits, tree),
                     (Code::Int(bits), Offset::Bias, _) => rules::biased(range, *bits, tree),
                     (Code::Int(bits), ..) => rules::asymmetric(rule, range, *bits, tree),
                     (Code::Ternary, ..) => rules::ternary(rule, range, tree),
@@ -294,7 +294,7 @@ impl Scheme {
                     (Code::Float(E2M1), _, Code::Float(E4M3)) => {
                         rules::nvfp4(rule, range, tree, outer.unwrap_or(1.0))
                     }
-                    _ => rules::scaled_float(rule, head, range, *code, tree),
+                    _ => rules::scaled_float(rule, floor, range, *code, tree),
                 }
             }
         }

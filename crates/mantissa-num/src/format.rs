@@ -2,6 +2,8 @@
 //!
 //! Two formats are equal when they decode equally. How a writer chose scales or rounded is the [`Encoder`](crate::Encoder)'s.
 
+use std::hash::{Hash, Hasher};
+
 use crate::codebook::Book;
 use crate::codec::{Codec, CodecId};
 use crate::e8m0;
@@ -243,7 +245,7 @@ pub enum Offset {
 }
 
 /// A format whose codes are numbers in their own right.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Eq)]
 pub struct Affine {
     /// The element.
     pub code: Code,
@@ -253,6 +255,30 @@ pub struct Affine {
     pub scale: Option<ScaleTree>,
     /// Zero point.
     pub offset: Offset,
+}
+
+/// Affine formats are equal when they decode equally: tiles of one row are groups, and without scales blocks do not matter.
+impl PartialEq for Affine {
+    fn eq(&self, other: &Self) -> bool {
+        self.decoded_by() == other.decoded_by()
+    }
+}
+
+impl Hash for Affine {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.decoded_by().hash(state);
+    }
+}
+
+impl Affine {
+    /// The parts that a decoder uses, with one spelling of blocks.
+    fn decoded_by(&self) -> (Code, Option<(Blocks, &ScaleTree)>, Offset) {
+        let blocks = match self.blocks {
+            Blocks::Tile { rows: 1, cols } => Blocks::Group(cols),
+            blocks => blocks,
+        };
+        (self.code, self.scale.as_ref().map(|scale| (blocks, scale)), self.offset)
+    }
 }
 
 /// A format whose codes are indices into a table: `value = table[code] · scale`.

@@ -1,4 +1,4 @@
-//! The text of a [`Scheme`]: `ELEMENT[-GRANULARITY][-sym|-asym][:RULE][@static|@dynamic]`, or a named format.
+//! The text of a [`Scheme`]: `ELEMENT[-GRANULARITY][-sym|-asym][:RULE][@static|@dynamic|@delayedLEN]`, or a named format.
 //!
 //! Printing gives the shortest text that parses back to the same scheme; rounding has no text (it is a run's option).
 
@@ -7,10 +7,11 @@ use std::str::FromStr;
 
 use crate::codebook::Book;
 use crate::codec::CodecId;
-use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Table};
+use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 use crate::minifloat::{self, MiniFloat};
-use crate::scheme::{self, RowName, Rule, Scheme, Source};
+use crate::scheme::{RowKind, Rule, Scheme, Source};
 use crate::trellis::{Trellis, TrellisBook};
+use crate::variant::is_nvfp4;
 
 /// Why a text is not a scheme.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +78,9 @@ const CHANNELS: &str = "channel";
 /// What a rule is called before the hundredths of the range that a scale covers.
 const CLIP: &str = "clip";
 
+/// Name of delayed scaling before the length of its amax history.
+const DELAYED: &str = "delayed";
+
 /// Largest group or tile side the grammar takes: far above any in use, far below overflow.
 const MAX_GROUP: u32 = 1 << 24;
 
@@ -90,22 +94,41 @@ pub fn catalogue() -> Vec<Scheme> {
     all.extend(BOOKS.map(|book| Scheme::table(book, book.default_block())));
     all.push(Scheme::double_quantized(Book::Nf4, Book::Nf4.default_block()));
     all.extend(MX.map(|(_, code)| Scheme::mx(code)));
-    all.push(Scheme::nvfp4(Rule::Ct));
+    all.push(Scheme::nvfp4(Some(Sense::Divisor)));
     all.extend(CodecId::ALL.map(Scheme::codec));
     all
 }
 
-/// Parses the scheme of an activation or a KV cache: a row is a token unless it is called a head.
+/// Parses the scheme of a weight or of optimizer state.
 ///
 /// # Errors
-/// As [`Scheme::from_str`].
-pub fn parse_activation(text: &str) -> Result<Scheme, ParseError> {
-    let mut scheme: Scheme = text.parse()?;
-    if scheme.format.trellis().is_some() {
-        return Err(part(text, text, "a scheme that values can be stored by as they come"));
+/// As [`Scheme::from_str`], and for delayed scaling, which needs the amax history of a run.
+pub fn parse_weight(text: &str) -> Result<Scheme, ParseError> {
+    without_history(text, text.parse()?)
+}
+
+fn without_history(text: &str, scheme: Scheme) -> Result<Scheme, ParseError> {
+    match scheme.source {
+        Source::Delayed { len } => {
+            let allowed = "@static or @dynamic; delayed scaling needs the amax history of a training run";
+            Err(part(text, &format!("{DELAYED}{len}"), allowed))
+        }
+        _ => Ok(scheme),
     }
-    if scheme.row == RowName::Channel && scheme.format.blocks() == Blocks::Row {
-        scheme.row = RowName::Token;
+}
+
+/// Parses the scheme of an activation or a KV cache, whose rows are tokens unless they are heads.
+///
+/// # Errors
+/// As [`Scheme::from_str`]; for a trellis, whose values are coded together; for delayed scaling, which needs the amax history of
+/// a run.
+pub fn parse_activation(text: &str) -> Result<Scheme, ParseError> {
+    let mut scheme = without_history(text, text.parse()?)?;
+    if scheme.format.trellis().is_some() {
+        return Err(part(text, text, "a scheme that codes each value or block by itself"));
+    }
+    if scheme.row == RowKind::Channel && scheme.format.blocks() == Blocks::Row {
+        scheme = scheme.with_rows(RowKind::Token);
     }
     Ok(scheme)
 }
@@ -116,9 +139,7 @@ impl FromStr for Scheme {
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let (rest, source) = match text.split_once('@') {
             None => (text, Source::Dynamic),
-            Some((rest, "dynamic")) => (rest, Source::Dynamic),
-            Some((rest, "static")) => (rest, Source::Static),
-            Some((_, other)) => return Err(part(text, other, "@static or @dynamic")),
+            Some((rest, name)) => (rest, parse_source(text, name)?),
         };
         let (body, rule) = match rest.split_once(':') {
             None => (rest, None),
@@ -136,15 +157,16 @@ impl FromStr for Scheme {
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_body(f, self)?;
-        match (self.encoder.rule, self.encoder.rule.name()) {
+        match (self.encoder.rule, self.variant()) {
             (Rule::Clip(hundredths), _) => write!(f, ":{CLIP}{hundredths}")?,
-            (rule, Some(name)) if rule != self.rules()[0] => write!(f, ":{name}")?,
+            (_, Some(variant)) if *variant != self.variants()[0] => write!(f, ":{}", variant.name)?,
             _ => {}
         }
-        if self.source == Source::Static {
-            f.write_str("@static")?;
+        match self.source {
+            Source::Dynamic => Ok(()),
+            Source::Static => f.write_str("@static"),
+            Source::Delayed { len } => write!(f, "@{DELAYED}{len}"),
         }
-        Ok(())
     }
 }
 
@@ -165,7 +187,7 @@ fn part(text: &str, part: &str, allowed: impl Into<String>) -> ParseError {
 
 fn parse_body(text: &str, body: &str) -> Result<Scheme, ParseError> {
     if body == "nvfp4" {
-        return Ok(Scheme::nvfp4(Rule::Ct));
+        return Ok(Scheme::nvfp4(Some(Sense::Divisor)));
     }
     if let Some(&(_, code)) = MX.iter().find(|(name, _)| *name == body) {
         return Ok(Scheme::mx(code));
@@ -189,7 +211,7 @@ fn parse_body(text: &str, body: &str) -> Result<Scheme, ParseError> {
     }
     if let Some(rest) = after("ternary") {
         let (blocks, row) = parse_blocks(text, rest)?;
-        return Ok(Scheme { row, ..Scheme::ternary(blocks) });
+        return Ok(Scheme::ternary(blocks).with_rows(row));
     }
     for float in FLOATS {
         if let Some(rest) = after(float.name) {
@@ -255,7 +277,7 @@ fn parse_float(text: &str, rest: &str, float: MiniFloat) -> Result<Scheme, Parse
         return plain_only(text, rest, code);
     }
     let (blocks, row) = parse_blocks(text, rest)?;
-    Ok(Scheme { row, ..Scheme::scaled_float(code, blocks) })
+    Ok(Scheme::scaled_float(code, blocks).with_rows(row))
 }
 
 fn parse_book(text: &str, rest: &str, book: Book) -> Result<Scheme, ParseError> {
@@ -289,15 +311,15 @@ fn parse_int(text: &str, rest: &str, bits: u32) -> Result<Scheme, ParseError> {
     let (blocks, row) = parse_blocks(text, granularity)?;
     let scheme =
         if asymmetric { Scheme::int_asymmetric(bits, blocks) } else { Scheme::int_symmetric(bits, blocks) };
-    Ok(Scheme { row, ..scheme })
+    Ok(scheme.with_rows(row))
 }
 
-fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowName), ParseError> {
+fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowKind), ParseError> {
     let named = match granularity {
-        "tensor" => Some((Blocks::Tensor, RowName::Channel)),
-        "channel" => Some((Blocks::Row, RowName::Channel)),
-        "token" => Some((Blocks::Row, RowName::Token)),
-        "head" => Some((Blocks::Row, RowName::Head)),
+        "tensor" => Some((Blocks::Tensor, RowKind::Channel)),
+        "channel" => Some((Blocks::Row, RowKind::Channel)),
+        "token" => Some((Blocks::Row, RowKind::Token)),
+        "head" => Some((Blocks::Row, RowKind::Head)),
         _ => None,
     };
     let group = || granularity.strip_prefix('g').and_then(parse_size).map(Blocks::Group);
@@ -305,7 +327,7 @@ fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowName), Pars
         let (rows, cols) = granularity.strip_prefix('t')?.split_once('x')?;
         Some(Blocks::Tile { rows: parse_size(rows)?, cols: parse_size(cols)? })
     };
-    named.or_else(|| group().or_else(tile).map(|blocks| (blocks, RowName::Channel))).ok_or_else(|| {
+    named.or_else(|| group().or_else(tile).map(|blocks| (blocks, RowKind::Channel))).ok_or_else(|| {
         part(
             text,
             granularity,
@@ -314,17 +336,26 @@ fn parse_blocks(text: &str, granularity: &str) -> Result<(Blocks, RowName), Pars
     })
 }
 
+fn parse_source(text: &str, name: &str) -> Result<Source, ParseError> {
+    let delayed = || name.strip_prefix(DELAYED).and_then(parse_size).map(|len| Source::Delayed { len });
+    match name {
+        "dynamic" => Ok(Source::Dynamic),
+        "static" => Ok(Source::Static),
+        _ => delayed().ok_or_else(|| part(text, name, "@static, @dynamic or @delayed1 and up")),
+    }
+}
+
 fn parse_size(digits: &str) -> Option<u32> {
     let plain = digits.bytes().all(|b| b.is_ascii_digit());
     digits.parse().ok().filter(|n| plain && (1..=MAX_GROUP).contains(n))
 }
 
 fn with_rule(text: &str, name: &str, scheme: Scheme) -> Result<Scheme, ParseError> {
-    let (allowed, clips) = (scheme.rules(), scheme.clips());
-    let named = Rule::NAMES.iter().find(|(_, n)| *n == name).map(|(rule, _)| *rule);
-    let clip = || Some(Rule::Clip(u8::try_from(parse_size(name.strip_prefix(CLIP)?)?).ok()?));
-    named.or_else(clip).and_then(|rule| scheme.with_rule(rule)).ok_or_else(|| {
-        let names = allowed.iter().filter_map(|rule| rule.name()).map(|n| format!(":{n}"));
+    let (variants, clips) = (scheme.variants(), scheme.clips());
+    let hundredths = || u8::try_from(parse_size(name.strip_prefix(CLIP)?)?).ok();
+    let clipped = || scheme.clone().clipped(hundredths()?);
+    scheme.clone().with_variant(name).or_else(clipped).ok_or_else(|| {
+        let names = variants.iter().map(|variant| format!(":{}", variant.name));
         let clips = clips.then(|| format!(":{CLIP}1 to :{CLIP}99"));
         part(text, name, names.chain(clips).collect::<Vec<_>>().join(", "))
     })
@@ -344,7 +375,7 @@ fn write_body(f: &mut fmt::Formatter<'_>, scheme: &Scheme) -> fmt::Result {
             let named = MX.iter().find(|(_, c)| c == code);
             f.write_str(named.map_or("mx", |(name, _)| name))
         }
-        nvfp4 if scheme::is_nvfp4(nvfp4) => f.write_str("nvfp4"),
+        nvfp4 if is_nvfp4(nvfp4) => f.write_str("nvfp4"),
         Affine { code, blocks, scale, offset } => {
             write_code(f, *code)?;
             if scale.is_some() {
@@ -358,7 +389,7 @@ fn write_body(f: &mut fmt::Formatter<'_>, scheme: &Scheme) -> fmt::Result {
 fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Result {
     f.write_str(table.book.name())?;
     if table.blocks != Blocks::Flat(table.book.default_block()) {
-        write_blocks(f, table.blocks, RowName::Channel)?;
+        write_blocks(f, table.blocks, RowKind::Channel)?;
     }
     if table.scale.nested().is_some() { f.write_str("-dq") } else { Ok(()) }
 }
@@ -377,13 +408,13 @@ fn write_code(f: &mut fmt::Formatter<'_>, code: Code) -> fmt::Result {
     }
 }
 
-fn write_blocks(f: &mut fmt::Formatter<'_>, blocks: Blocks, row: RowName) -> fmt::Result {
+fn write_blocks(f: &mut fmt::Formatter<'_>, blocks: Blocks, row: RowKind) -> fmt::Result {
     match blocks {
         Blocks::Tensor => f.write_str("-tensor"),
         Blocks::Row => f.write_str(match row {
-            RowName::Channel => "-channel",
-            RowName::Token => "-token",
-            RowName::Head => "-head",
+            RowKind::Channel => "-channel",
+            RowKind::Token => "-token",
+            RowKind::Head => "-head",
         }),
         Blocks::Group(g) | Blocks::Flat(g) => write!(f, "-g{g}"),
         Blocks::Tile { rows, cols } => write!(f, "-t{rows}x{cols}"),
@@ -456,6 +487,7 @@ mod tests {
             "mxfp4:deepgemm",
             "int4-head-asym:minmax",
             "int2-g32-asym:minmax",
+            "fp8-e4m3-tensor@delayed1024",
             "q4_0",
             "q6_k",
             "iq2_xxs",
@@ -505,6 +537,8 @@ mod tests {
             ("mxfp8-e4m3:deepgemm", "deepgemm"),
             ("bf16-tensor", "tensor"),
             ("int8-token@later", "later"),
+            ("int8-token@delayed", "delayed"),
+            ("int8-token@delayed0", "delayed0"),
             ("int4-channel:clip85", "clip85"),
             ("int4-token:clip", "clip"),
             ("int4-token:clip0", "clip0"),
@@ -537,12 +571,15 @@ mod tests {
         assert_ne!(format("nvfp4:ct"), format("nvfp4:te"));
         assert_eq!(format("mxfp4:ct"), format("mxfp4:rceil"));
         assert_eq!(format("int8-channel"), format("int8-token:restricted"));
+        assert_eq!(format("fp8-e4m3-head"), format("fp8-e4m3-channel"));
+        assert_eq!(format("fp8-e4m3-t1x128:deepseek-v3"), format("fp8-e4m3-g128"));
+        assert_ne!(format("fp8-e4m3-t1x128:ue8m0"), format("fp8-e4m3-g128"));
     }
 
     proptest! {
         #[test]
         fn any_scheme_prints_and_parses_back(
-            which in 0usize..100, rule in 0usize..8, group in 1u32..5000, shape in 0usize..5, fixed in any::<bool>()
+            which in 0usize..100, variant in 0usize..8, group in 1u32..5000, shape in 0usize..5, source in 0u32..4
         ) {
             let all = catalogue();
             let mut scheme = all[which % all.len()].clone();
@@ -550,10 +587,13 @@ mod tests {
                 *blocks = [Blocks::Tensor, Blocks::Row, Blocks::Group(group), Blocks::Tile { rows: 3, cols: group },
                     Blocks::Group(1)][shape];
             }
-            let rules = scheme.rules();
-            let rule = rules[rule % rules.len()];
-            let mut scheme = scheme.with_rule(rule).unwrap();
-            scheme.source = if fixed { Source::Static } else { Source::Dynamic };
+            let variants = scheme.variants();
+            let mut scheme = scheme.with_variant(variants[variant % variants.len()].name).unwrap();
+            scheme.source = match source {
+                0 => Source::Dynamic,
+                1 => Source::Static,
+                _ => Source::Delayed { len: group },
+            };
             prop_assert_eq!(scheme.to_string().parse::<Scheme>().unwrap(), scheme);
         }
 

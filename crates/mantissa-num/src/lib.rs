@@ -35,14 +35,15 @@ pub mod stored;
 pub mod swizzle;
 mod tensor;
 pub mod trellis;
+pub mod variant;
 
 pub use accumulate::{Accumulator, AccumulatorError};
 pub use codec::CodecId;
 pub use codes::Codes;
 pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
-pub use grammar::{ParseError, parse_activation};
+pub use grammar::{ParseError, parse_activation, parse_weight};
 pub use hadamard::Hadamard;
 pub use level::{Nested, Offsets, ScaleLevel};
 pub use round::Rounding;
-pub use scheme::{Encoder, RowName, Rule, Scheme, Source};
+pub use scheme::{Encoder, RowKind, Rule, ScaleFloor, Scheme, Source};
 pub use tensor::{Given, Quantized, TensorError, code_unit, fake_quantize, quantize};

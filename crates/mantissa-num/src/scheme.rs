@@ -35,27 +35,22 @@ pub enum Rule {
     /// Symmetric integers without the most negative code: `scale = max(amax, 1e-5) / (2^(b-1) - 1)`; of a KV cache's head
     /// vectors `max(amax / (2^(b-1) - 1), 1e-8)`.
     Restricted,
-    /// torchao: multiplies by the reciprocal of the scale, and adds the zero point after rounding.
+    /// torchao: multiplies by the reciprocal of the scale, and adds the zero point after rounding. NVFP4 without a tensor-wide
+    /// scale: `scale = clamp(amax / 6, 2^-6, 448)`.
     Torchao,
     /// torchao's `SYMMETRIC_NO_CLIPPING_ERR`: `scale = max(min / qmin, max / qmax)`.
     NoClippingErr,
     /// Asymmetric integers of a KV cache: `scale = max((max - min) / (2^b - 1), 1e-8)`, and the minimum itself is kept.
     MinMax,
-    /// torchao's NVFP4 without a scale for the tensor: `scale = clamp(amax / 6, 2^-6, 448)`.
-    Torchao1Level,
-    /// Transformer Engine with one block scale per 16 × 16 tile.
-    Te2d,
     /// Four Over Six (Cook et al. 2026, arXiv 2512.02010) as Transformer Engine has it: of mapping a block's amax to 4 or
     /// to 6, the one with the smaller squared error; the tensor's amax maps to 6 · 256.
     FourOverSix,
-    /// DeepGEMM tiles: `scale = max(amax, 1e-4) / max_element`, times the reciprocal.
+    /// DeepGEMM tiles: `scale = max(amax, 1e-4) / max_element`, times the reciprocal; an E8M0 scale is rounded up.
     Floor1e4,
     /// torchao tiles: `1 / scale = max_element / max(amax, 1e-12)`.
     Floor1e12,
     /// DeepSeek-V3's own kernel: as [`Rule::Floor1e4`], but dividing.
     DeepSeekV3,
-    /// DeepGEMM tiles whose scale is rounded up to a power of two, stored as E8M0.
-    Ue8m0,
     /// DeepGEMM's FP4: `scale = max(amax, 1e-4) / 6` (a power of two, rounded up, under E8M0), and halves round toward zero.
     DeepGemm,
     /// Dynamic maps: the nearest level.
@@ -67,48 +62,25 @@ pub enum Rule {
     AbsMean,
 }
 
-impl Rule {
-    /// Every rule with its name in the grammar; that of [`Rule::Clip`] has a number.
-    pub const NAMES: [(Rule, &'static str); 24] = [
-        (Rule::Amax, "amax"),
-        (Rule::Floor, "floor"),
-        (Rule::Ceil, "ceil"),
-        (Rule::Even, "even"),
-        (Rule::Rceil, "rceil"),
-        (Rule::TorchaoRceil, "torchao-rceil"),
-        (Rule::Ct, "ct"),
-        (Rule::Te, "te"),
-        (Rule::Full, "full"),
-        (Rule::Restricted, "restricted"),
-        (Rule::Torchao, "torchao"),
-        (Rule::NoClippingErr, "no-clipping-err"),
-        (Rule::MinMax, "minmax"),
-        (Rule::Torchao1Level, "torchao-1level"),
-        (Rule::Te2d, "te-2d"),
-        (Rule::FourOverSix, "4over6"),
-        (Rule::Floor1e4, "floor1e-4"),
-        (Rule::Floor1e12, "floor1e-12"),
-        (Rule::DeepSeekV3, "deepseek-v3"),
-        (Rule::Ue8m0, "ue8m0"),
-        (Rule::DeepGemm, "deepgemm"),
-        (Rule::Nearest, "nearest"),
-        (Rule::Cpu, "cpu"),
-        (Rule::AbsMean, "absmean"),
-    ];
-
-    /// Name in the grammar.
-    pub fn name(self) -> Option<&'static str> {
-        Self::NAMES.iter().find(|(rule, _)| *rule == self).map(|(_, name)| *name)
-    }
-}
-
 /// What a writer decides and a reader never needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Encoder {
     /// How scales and codes are chosen.
     pub rule: Rule,
+    /// Smallest scale of a block.
+    pub floor: ScaleFloor,
     /// How values become codes.
     pub rounding: Rounding,
+}
+
+/// Smallest scale of a block under [`Rule::Restricted`] and of floats under [`Rule::Amax`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ScaleFloor {
+    /// The floor of the rule.
+    #[default]
+    Rule,
+    /// 1e-8 for `:restricted` integers and 1e-12 for floats, as vLLM's kernels quantize head vectors of a KV cache.
+    KvCache,
 }
 
 /// When a scale is taken.
@@ -120,21 +92,27 @@ pub enum Source {
     /// From the tensor being quantized.
     #[default]
     Dynamic,
+    /// From the largest amax of the last `len` steps (delayed scaling of Transformer Engine). The amax history is run state.
+    Delayed {
+        /// Length of the amax history, in steps.
+        len: u32,
+    },
 }
 
-/// What a row is called where a scale belongs to each: `int8-channel` is a weight's and `int8-token` an activation's. The
-/// only effect on bits is the smallest scale of a `head`'s vector, 1e-8 for `:restricted` integers and 1e-12 for floats, as KV
-/// caches have it.
+/// Rows of a tensor where each has a scale of its own: `int8-channel` is a weight's, `int8-token` an activation's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum RowName {
-    /// An output channel of a weight.
+pub enum RowKind {
+    /// Output channels of a weight.
     #[default]
     Channel,
-    /// A token of an activation.
+    /// Tokens of an activation.
     Token,
-    /// A head's vector in a KV cache.
+    /// Head vectors of a KV cache.
     Head,
 }
+
+/// Tensor amax over tensor scale under [`Rule::FourOverSix`]: 6 · 256.
+pub(crate) const FOUR_OVER_SIX_SCALE: u32 = 6 * 256;
 
 /// A way of storing a tensor, as a user names it. Parses from and prints to text: see [`grammar`](crate::grammar).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -145,15 +123,15 @@ pub struct Scheme {
     pub encoder: Encoder,
     /// When scales are taken.
     pub source: Source,
-    /// What a row is called.
-    pub row: RowName,
+    /// Kind of row that shares a scale, where blocks are rows.
+    pub row: RowKind,
 }
 
 impl Scheme {
     /// `format` written by `rule`, nearest-even, dynamic.
     pub fn new(format: Format, rule: Rule) -> Self {
-        let encoder = Encoder { rule, rounding: Rounding::NearestEven };
-        Scheme { format, encoder, source: Source::Dynamic, row: RowName::Channel }
+        let encoder = Encoder { rule, floor: ScaleFloor::Rule, rounding: Rounding::NearestEven };
+        Scheme { format, encoder, source: Source::Dynamic, row: RowKind::Channel }
     }
 
     /// A plain cast.
@@ -182,27 +160,25 @@ impl Scheme {
         Self::new(format, Rule::Floor)
     }
 
-    /// NVFP4: groups of 16 E2M1 elements, an E4M3 scale each, an f32 scale for the tensor. The rules keep different tensor
-    /// scales ([`Sense`]), none, or tiles instead of groups, and so are different formats.
-    pub fn nvfp4(rule: Rule) -> Self {
-        let sense = match rule {
-            Rule::Torchao => Some(Sense::Multiplier),
-            Rule::Te | Rule::Te2d => Some(Sense::Amax { full_scale: 6 * 448 }),
-            Rule::FourOverSix => Some(Sense::Amax { full_scale: 6 * 256 }),
-            Rule::Torchao1Level => None,
-            _ => Some(Sense::Divisor),
+    /// NVFP4: groups of 16 E2M1 elements with an E4M3 scale each. `global` is the meaning of the f32 scale of the tensor, on
+    /// which producers differ; `None` where there is none.
+    pub fn nvfp4(global: Option<Sense>) -> Self {
+        let rule = match global {
+            Some(Sense::Amax { full_scale: FOUR_OVER_SIX_SCALE }) => Rule::FourOverSix,
+            Some(Sense::Amax { .. }) => Rule::Te,
+            Some(Sense::Multiplier) | None => Rule::Torchao,
+            Some(Sense::Divisor | Sense::Residual) => Rule::Ct,
         };
         let e4m3 = Code::Float(minifloat::E4M3);
-        let scale = sense.map_or(ScaleTree::leaf(e4m3), |sense| {
+        let scale = global.map_or(ScaleTree::leaf(e4m3), |sense| {
             ScaleTree::below(e4m3, Blocks::Tensor, ScaleTree { code: Code::F32, sense, outer: None })
         });
-        let blocks = if rule == Rule::Te2d { Blocks::Tile { rows: 16, cols: 16 } } else { Blocks::Group(16) };
-        Self::new(scaled(Code::Float(minifloat::E2M1), blocks, scale, Offset::None), rule)
+        Self::new(scaled(Code::Float(minifloat::E2M1), Blocks::Group(16), scale, Offset::None), rule)
     }
 
     /// FP8 tiles with a power-of-two scale each (DeepGEMM's `ue8m0`).
     pub fn power_of_two_tiles(code: Code, blocks: Blocks) -> Self {
-        Self::new(scaled(code, blocks, ScaleTree::leaf(Code::E8m0), Offset::None), Rule::Ue8m0)
+        Self::new(scaled(code, blocks, ScaleTree::leaf(Code::E8m0), Offset::None), Rule::Floor1e4)
     }
 
     /// Asymmetric integers with an f32 scale and the f32 minimum of each block: a KV cache.
@@ -235,55 +211,36 @@ impl Scheme {
         Self::new(Format::Codec(id), Rule::Amax)
     }
 
-    /// The rules that may be named for this scheme's family, the default first. [`Rule::Amax`] alone where nothing can
-    /// be chosen. Some name another format ([`Scheme::nvfp4`], `:ue8m0`, `:minmax`): the grammar knows which.
-    pub fn rules(&self) -> &'static [Rule] {
-        match &self.format {
-            Format::Affine(affine) => affine_rules(affine),
-            Format::Table(Table { book, .. }) if book.is_state_map() => &[Rule::Nearest, Rule::Cpu],
-            Format::Table(_) | Format::Codec(_) | Format::Trellis(_) => &[Rule::Amax],
-        }
+    /// The scheme of a writer of `format` where no variant is named: the family's first [variant](Self::variants) that
+    /// stores it.
+    pub fn writing(format: Format) -> Self {
+        let any = Self::new(format, Rule::Amax);
+        let variants = any.variants();
+        let variant = variants.iter().find(|variant| variant.stores(&any.format)).unwrap_or(&variants[0]);
+        Scheme { encoder: Encoder { rule: variant.rule, ..any.encoder }, ..any }
     }
 
-    /// Whether a scale may cover a share of its range ([`Rule::Clip`]): symmetric integers with a scale for each token.
+    /// The same scheme with rows of another kind. Head vectors take the [floor](ScaleFloor::KvCache) of a KV cache.
+    pub fn with_rows(mut self, row: RowKind) -> Self {
+        self.row = row;
+        self.encoder.floor = if row == RowKind::Head { ScaleFloor::KvCache } else { ScaleFloor::Rule };
+        self
+    }
+
+    /// True if a scale may cover a share of its range ([`Rule::Clip`]): symmetric integers with a scale for each token.
     pub fn clips(&self) -> bool {
-        self.row == RowName::Token && self.rules().contains(&Rule::Full)
+        let symmetric =
+            matches!(&self.format, Format::Affine(Affine { code: Code::Int(_), offset: Offset::None, .. }));
+        symmetric && self.row == RowKind::Token
     }
 
-    /// The same scheme under `rule`, with the format that the rule stores; `None` where the rule is not one of
-    /// [`rules`](Self::rules).
-    pub fn with_rule(mut self, rule: Rule) -> Option<Self> {
-        let allowed = match rule {
-            Rule::Clip(hundredths) => self.clips() && (1..100).contains(&hundredths),
-            _ => self.rules().contains(&rule),
-        };
-        if !allowed {
-            return None;
-        }
-        self.encoder.rule = rule;
-        match &mut self.format {
-            Format::Affine(affine) if is_nvfp4(affine) => self.format = Scheme::nvfp4(rule).format,
-            Format::Affine(Affine { code: Code::Int(_), offset, .. }) if *offset != Offset::None => {
-                *offset = if rule == Rule::MinMax { Offset::Bias } else { Offset::Zero };
-            }
-            Format::Affine(Affine {
-                blocks: Blocks::Tile { .. },
-                code: Code::Float(_),
-                scale: Some(scale),
-                ..
-            }) => {
-                if rule == Rule::Ue8m0 {
-                    scale.code = Code::E8m0;
-                } else if scale.code == Code::E8m0 {
-                    scale.code = Code::F32;
-                }
-            }
-            _ => {}
-        }
-        Some(self)
+    /// The same scheme under [`Rule::Clip`]; `None` unless it [clips](Self::clips) and `hundredths` is 1 to 99.
+    pub fn clipped(mut self, hundredths: u8) -> Option<Self> {
+        self.encoder.rule = Rule::Clip(hundredths);
+        (self.clips() && (1..100).contains(&hundredths)).then_some(self)
     }
 
-    /// Whether NaN and infinities have a documented code. Plain casts keep them (or saturate). An E8M0 block with a NaN has
+    /// True if NaN and infinities have a documented code. Plain casts keep them (or saturate). An E8M0 block with a NaN has
     /// the NaN scale; one with an infinity has the scale of 2^128, under which everything but the infinity vanishes.
     /// Everywhere else they are an error.
     pub fn accepts_non_finite(&self) -> bool {
@@ -294,46 +251,15 @@ impl Scheme {
         }
     }
 
-    /// Whether the format has a scale for the whole tensor above the block scales.
+    /// True if the format has a scale for the whole tensor above the block scales.
     pub fn has_outer_scale(&self) -> bool {
         self.format.scale().is_some_and(|scale| scale.tensor_wide().is_some())
     }
 
-    /// Whether codes depend on values outside their block by more than the tensor-wide scale, so that a tensor can only be
+    /// True if codes depend on values outside their block by more than the tensor-wide scale, so that a tensor can only be
     /// quantized whole: the scales of double quantization are stored relative to their mean.
     pub fn needs_whole_tensor(&self) -> bool {
         self.format.scale().is_some_and(|scale| scale.nested().is_some())
-    }
-}
-
-/// E2M1 elements under E4M3 scales, whatever is above them.
-pub(crate) fn is_nvfp4(affine: &Affine) -> bool {
-    let scale = affine.scale.as_ref().map(|scale| scale.code);
-    affine.code == Code::Float(minifloat::E2M1) && scale == Some(Code::Float(minifloat::E4M3))
-}
-
-fn affine_rules(affine: &Affine) -> &'static [Rule] {
-    let Some(scale) = &affine.scale else { return &[Rule::Amax] };
-    if is_nvfp4(affine) {
-        return &[Rule::Ct, Rule::Te, Rule::Torchao, Rule::Torchao1Level, Rule::Te2d, Rule::FourOverSix];
-    }
-    match (affine.code, affine.offset, scale.code, affine.blocks) {
-        (Code::Int(_), Offset::None, ..) => {
-            &[Rule::Full, Rule::Restricted, Rule::Torchao, Rule::NoClippingErr]
-        }
-        (Code::Int(_), ..) => &[Rule::Ct, Rule::Torchao, Rule::MinMax],
-        (Code::Ternary, ..) => &[Rule::AbsMean, Rule::Amax],
-        (_, _, _, Blocks::Tile { .. }) => {
-            &[Rule::Amax, Rule::Floor1e4, Rule::Floor1e12, Rule::DeepSeekV3, Rule::Ue8m0]
-        }
-        (Code::Float(minifloat::E2M1), _, Code::E8m0, _) => {
-            &[Rule::Floor, Rule::Ceil, Rule::Even, Rule::Rceil, Rule::TorchaoRceil, Rule::Ct, Rule::DeepGemm]
-        }
-        (_, _, Code::E8m0, _) => {
-            &[Rule::Floor, Rule::Ceil, Rule::Even, Rule::Rceil, Rule::TorchaoRceil, Rule::Ct]
-        }
-        (Code::Float(minifloat::E2M1), ..) => &[Rule::Amax, Rule::DeepGemm],
-        _ => &[Rule::Amax],
     }
 }
 

@@ -6,7 +6,7 @@
 //! found likewise, inputs being quantized as they are stored.
 
 use mantissa_model::{KvPolicy, ModelConfig, find_kv_levels};
-use mantissa_num::{RowName, Scheme, Source};
+use mantissa_num::{RowKind, Scheme, Source};
 use mantissa_store::TensorSpec;
 use mantissa_store::convention::{Container, KvLevels, ModelFiles, cache};
 
@@ -148,7 +148,7 @@ fn calibrated(
     while let Some(layer) = calibration.next_layer()? {
         let peaks = calibration.advance_with_cache_peaks(&layer, tick)?;
         scales.push(peaks.map(|peaks| match scheme.row {
-            RowName::Head => peaks.into_iter().map(|peak| scale(scheme, peak)).collect(),
+            RowKind::Head => peaks.into_iter().map(|peak| scale(scheme, peak)).collect(),
             _ => vec![scale(scheme, peaks.into_iter().fold(0.0, f32::max))],
         }));
     }

@@ -42,7 +42,7 @@ pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, registry, rtn,
 use mantissa_methods::{dequantize, error_stats, orthogonal};
 
 pub use cache_scales::of_source as stored_kv_scheme;
-pub use convert::{Changes, rule_of};
+pub use convert::Changes;
 pub use coverage::{Coverage, InputCoverage, Traffic};
 pub use error::{GateFailure, NotVerified, QuantError, Result, Unfinished};
 pub use error_stats::{ErrorReport, ErrorStats};

@@ -240,7 +240,7 @@ impl RunConfig {
             "8bit" => Some(MomentFormat::Blockwise8(BlockwiseRule::default())),
             other => {
                 let Some(rule) = other.strip_prefix("8bit:") else {
-                    return StateMap::new(&other.parse().ok()?).map(MomentFormat::Map);
+                    return StateMap::new(&mantissa_num::parse_weight(other).ok()?).map(MomentFormat::Map);
                 };
                 let found = BLOCKWISE_RULES.iter().find(|(name, _)| *name == rule)?;
                 Some(MomentFormat::Blockwise8(found.1))

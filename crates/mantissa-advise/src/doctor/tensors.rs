@@ -7,7 +7,7 @@ use mantissa_model::{
     linear_weight,
 };
 use mantissa_num::{Blocks, Format, Quantized, Scheme};
-use mantissa_quant::{rtn, rule_of};
+use mantissa_quant::rtn;
 use mantissa_store::convention::gguf::stored_name;
 use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Weight};
 use serde::Serialize;
@@ -210,7 +210,7 @@ fn expected(of: &Comparing<'_>, module: &str, ours: &LinearWeight, theirs: &[f32
         return Ok((0.0, Weight::F32(theirs.to_vec())));
     };
     let quantize = |format: Format| -> Option<Quantized> {
-        let scheme = Scheme::new(format.clone(), rule_of(&format));
+        let scheme = Scheme::writing(format.clone());
         rtn::quantize(&scheme, theirs, rows, cols, None, of.threads).ok().map(|(q, _)| q)
     };
     let bits = format.codec().map_or(format.code_bits(), |codec| (8 * codec.bytes / codec.elements) as u32);

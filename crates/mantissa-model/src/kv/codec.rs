@@ -4,7 +4,7 @@
 use mantissa_kernels::Element;
 use mantissa_num::pack::{Packing, sign_extend};
 use mantissa_num::{
-    Affine, Blocks, Code, Codes, Format, Given, RowName, Scheme, Source, TensorError, code_unit,
+    Affine, Blocks, Code, Codes, Format, Given, RowKind, Scheme, Source, TensorError, code_unit,
     fake_quantize, quantize,
 };
 use mantissa_store::convention::ActivationQuant;
@@ -240,7 +240,7 @@ impl RowCodec {
 
 /// The scheme whose row is a head's vector, if `scheme` is one, else a token.
 pub(crate) fn is_by_head(scheme: &Scheme) -> bool {
-    scheme.row == RowName::Head
+    scheme.row == RowKind::Head
 }
 
 /// How codes of at most 8 bits are packed; `None` for wider ones and blocks of bytes.

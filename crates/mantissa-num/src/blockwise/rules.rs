@@ -6,7 +6,7 @@ use super::{Block, Range, Step};
 use crate::e8m0;
 use crate::format::{Code, ScaleTree, Sense, Table};
 use crate::minifloat::{E2M1, E4M3, pow2};
-use crate::scheme::Rule;
+use crate::scheme::{Rule, ScaleFloor};
 
 /// Lowest and highest code of an integer of `bits` bits.
 pub(super) fn int_limits(rule: Rule, bits: u32) -> (f32, f32) {
@@ -14,11 +14,10 @@ pub(super) fn int_limits(rule: Rule, bits: u32) -> (f32, f32) {
     (if rule == Rule::Restricted { -high } else { -high - 1.0 }, high)
 }
 
-/// `head` says that the block is a head's vector of a KV cache, where `:restricted` has another floor.
-pub(super) fn symmetric(rule: Rule, head: bool, range: Range, bits: u32, tree: &ScaleTree) -> Block {
+pub(super) fn symmetric(rule: Rule, floor: ScaleFloor, range: Range, bits: u32, tree: &ScaleTree) -> Block {
     let (low, high) = int_limits(rule, bits);
     let raw = match rule {
-        Rule::Restricted if head => (range.amax() / high).max(1e-8),
+        Rule::Restricted if floor == ScaleFloor::KvCache => (range.amax() / high).max(1e-8),
         Rule::Restricted => range.amax().max(1e-5) / high,
         Rule::NoClippingErr => {
             let (min, max) = range.with_zero();
@@ -82,15 +81,20 @@ pub(super) fn ternary(rule: Rule, range: Range, tree: &ScaleTree) -> Block {
 }
 
 /// Floats under an f32 scale (or one narrower float, or, in tiles, E8M0).
-/// `head` as in [`symmetric`].
-pub(super) fn scaled_float(rule: Rule, head: bool, range: Range, code: Code, tree: &ScaleTree) -> Block {
+pub(super) fn scaled_float(
+    rule: Rule,
+    floor: ScaleFloor,
+    range: Range,
+    code: Code,
+    tree: &ScaleTree,
+) -> Block {
     let (amax, max) = (range.amax(), code.max());
-    let floor = match rule {
-        Rule::Floor1e4 | Rule::DeepSeekV3 | Rule::Ue8m0 | Rule::DeepGemm => 1e-4,
+    let least_amax = match rule {
+        Rule::Floor1e4 | Rule::DeepSeekV3 | Rule::DeepGemm => 1e-4,
         _ => 0.0,
     };
-    let least = if rule == Rule::Amax && head { 1e-12 } else { 0.0 };
-    let raw = (amax.max(floor) / max).max(least).min(largest_scale(max));
+    let least = if rule == Rule::Amax && floor == ScaleFloor::KvCache { 1e-12 } else { 0.0 };
+    let raw = (amax.max(least_amax) / max).max(least).min(largest_scale(max));
     if tree.code == Code::E8m0 {
         let scale = if range.nan { e8m0::NAN } else { e8m0::ceil_of_abs(raw) };
         return Block::new(scale.into(), Step::Divide(e8m0::decode(scale)));
@@ -123,15 +127,15 @@ const TORCHAO_SCALE_FLOOR: f32 = 0.015625;
 pub(super) fn nvfp4(rule: Rule, range: Range, tree: &ScaleTree, outer: f32) -> Block {
     let amax = range.amax();
     match rule {
-        Rule::Te | Rule::Te2d | Rule::FourOverSix => {
+        Rule::Te | Rule::FourOverSix => {
             let encode = encode_scale(Some(tree), outer);
             transformer_engine(amax * (encode * (1.0 / E2M1.max())), encode)
         }
-        Rule::Torchao => {
+        Rule::Torchao if tree.tensor_wide().is_some() => {
             let scale = E4M3.encode_saturating((amax / E2M1.max() / outer).max(TORCHAO_SCALE_FLOOR));
             Block::new(scale, Step::Multiply((1.0 / outer) / E4M3.decode(scale)))
         }
-        Rule::Torchao1Level => {
+        Rule::Torchao => {
             let scale = E4M3.encode_saturating((amax / E2M1.max()).max(TORCHAO_SCALE_FLOOR));
             Block::new(scale, Step::Multiply(1.0 / E4M3.decode(scale)))
         }

@@ -40,7 +40,6 @@ use around::group_order;
 
 pub(crate) use dense::Dense;
 pub(crate) use proof::prove;
-pub use recode::rule_of;
 
 /// What a change of container may change beside it.
 #[derive(Clone, Copy, Debug, Default)]

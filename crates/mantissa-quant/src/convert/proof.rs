@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use mantissa_model::LinearInfo;
-use mantissa_num::RowName;
+use mantissa_num::RowKind;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 
 use super::{recode, values_of, weight_of};
@@ -39,7 +39,7 @@ fn same(info: &LinearInfo, a: LinearWeight, b: LinearWeight) -> Result<std::resu
     // What a row is called does not matter.
     let input = |weight: &LinearWeight| {
         let mut input = weight.input.clone()?;
-        input.scheme.row = RowName::Token;
+        input.scheme = input.scheme.with_rows(RowKind::Token);
         Some((input.outer.take(), input))
     };
     let close = match (input(&a), input(&b)) {

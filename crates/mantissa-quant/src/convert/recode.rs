@@ -2,7 +2,7 @@
 
 use mantissa_num::format::{Affine, Format, Offset, ScaleTree, Sense};
 use mantissa_num::minifloat::{self, BF16, E2M1, E4M3, F16, MiniFloat};
-use mantissa_num::{Blocks, Code, CodecId, Codes, Quantized, Rounding, Rule, ScaleLevel, Scheme};
+use mantissa_num::{Blocks, Code, CodecId, Codes, Quantized, Rounding, ScaleLevel, Scheme};
 use mantissa_store::convention::{Container, LinearPlan};
 
 type Why<T> = std::result::Result<T, String>;
@@ -21,7 +21,7 @@ pub(super) fn target(
 ) -> Why<(Scheme, Quantized)> {
     let (mut misfit, mut not_held) = (None, None);
     for format in candidates(q) {
-        let scheme = Scheme::new(format.clone(), rule_of(&format));
+        let scheme = Scheme::writing(format.clone());
         let integers = matches!(&format, Format::Affine(Affine { code: Code::Int(_), .. }));
         let fixed =
             !integers || only.is_none_or(|code| format.scale().is_none_or(|scale| scale.code == code));
@@ -80,7 +80,9 @@ fn senses(format: &Format) -> Vec<Format> {
         return all;
     };
     if scale.code == Code::Float(E4M3) {
-        all.extend([Rule::Ct, Rule::Torchao, Rule::Torchao1Level].map(|rule| Scheme::nvfp4(rule).format));
+        all.extend(
+            [Some(Sense::Divisor), Some(Sense::Multiplier), None].map(|sense| Scheme::nvfp4(sense).format),
+        );
     }
     all
 }
@@ -96,27 +98,13 @@ fn offsets(format: &Format) -> Vec<Format> {
     vec![format.clone(), Format::Affine(Affine { offset: other, ..affine.clone() })]
 }
 
-/// The rule under which a writer of `format` chooses codes where none is named; readers do not need it.
-pub fn rule_of(format: &Format) -> Rule {
-    let nvfp4 = [Rule::Ct, Rule::Torchao, Rule::Torchao1Level, Rule::Te]
-        .into_iter()
-        .find(|&rule| Scheme::nvfp4(rule).format == *format);
-    nvfp4.unwrap_or_else(|| {
-        let any = Scheme::new(format.clone(), Rule::Amax);
-        // Some rules are of other formats: `:minmax` has a float minimum where others have a zero point.
-        let of_it =
-            |rule: &&Rule| any.clone().with_rule(**rule).is_some_and(|scheme| scheme.format == *format);
-        any.rules().iter().find(of_it).or(any.rules().first()).copied().unwrap_or(Rule::Amax)
-    })
-}
-
 /// `q` under `format`.
 ///
 /// # Errors
 /// What of it `format` cannot hold, and where.
 pub(super) fn recode(q: &Quantized, format: &Format) -> Why<Quantized> {
     if q.format == *format {
-        return Ok(q.clone());
+        return Ok(Quantized { format: format.clone(), ..q.clone() });
     }
     let q = &opened(q).unwrap_or_else(|| q.clone());
     match format {
@@ -246,7 +234,7 @@ fn opened(q: &Quantized) -> Option<Quantized> {
     };
     let format = match id {
         CodecId::Mxfp4 => Scheme::mx(Code::Float(E2M1)).format,
-        CodecId::Nvfp4 => Scheme::nvfp4(Rule::Torchao1Level).format,
+        CodecId::Nvfp4 => Scheme::nvfp4(None).format,
         CodecId::Q4_0 => integer(4),
         CodecId::Q8_0 => integer(8),
         _ => return None,

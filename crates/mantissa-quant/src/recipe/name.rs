@@ -6,7 +6,7 @@ use mantissa_methods::Method;
 use mantissa_methods::registry::{self, METHODS};
 use mantissa_methods::rtn::{self, Rtn};
 use mantissa_model::KvPolicy;
-use mantissa_num::{Scheme, parse_activation};
+use mantissa_num::{Scheme, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
 
@@ -123,7 +123,7 @@ fn method_and_scheme(text: &str, part: &str, after: bool) -> Result<(Arc<dyn Met
         let all = [aliases.join(", "), file_types.join(", ")].join(", ");
         fault(text, text, &format!("{} or one of {all}{near}", names.join(", ")))
     })?;
-    let weights = scheme(text, "weights", rest, str::parse)?;
+    let weights = scheme(text, "weights", rest, parse_weight)?;
     let method: Arc<dyn Method> = (row.new)(&weights).into();
     let weights = method.scheme(weights);
     Ok((method, weights))

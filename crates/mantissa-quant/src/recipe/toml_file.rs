@@ -3,7 +3,7 @@
 use mantissa_methods::options::Options;
 use mantissa_methods::registry::{self, METHODS};
 use mantissa_methods::{Method, rtn};
-use mantissa_num::{Scheme, parse_activation};
+use mantissa_num::{Scheme, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, gguf};
 use toml::{Table, Value};
@@ -58,7 +58,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
     let names = || METHODS.map(|row| row.name).join(", ");
     let row = registry::find(named).ok_or_else(|| reader.fault("method", format!("\"{named}\""), names()))?;
     let file_type = file_type(&reader, named)?;
-    let weights = match (reader.scheme("weights", str::parse)?, file_type) {
+    let weights = match (reader.scheme("weights", parse_weight)?, file_type) {
         (Some(weights), None) => weights,
         (None, Some(ty)) => Scheme::codec(ty.base),
         (None, None) => return Err(reader.fault("weights", "nothing", "a scheme such as \"int4-g128\"")),
@@ -227,7 +227,7 @@ fn layer_rules(reader: &Reader<'_>, method: &dyn Method) -> Result<Vec<LayerRule
                 modules.ok_or_else(|| reader.fault("modules", "nothing", "a list of names or globs"))?;
             let weights = match reader.string("weights")? {
                 Some("keep") => None,
-                Some(_) => reader.scheme("weights", str::parse)?.map(|scheme| method.scheme(scheme)),
+                Some(_) => reader.scheme("weights", parse_weight)?.map(|scheme| method.scheme(scheme)),
                 None => return Err(reader.fault("weights", "nothing", "a scheme or \"keep\"")),
             };
             Ok(LayerRule { modules, weights })

@@ -1,6 +1,6 @@
 //! Schemes of the KV cache that conventions can store.
 
-use mantissa_num::{Affine, Blocks, Code, Format, Offset, RowName, Rule, Scheme, Source, minifloat};
+use mantissa_num::{Affine, Blocks, Code, Format, Offset, RowKind, Rule, Scheme, Source, minifloat};
 
 use super::plan::NotStorable;
 
@@ -10,7 +10,7 @@ pub(super) const NATIVE_KEY: &str = "kv_cache";
 /// Number of scales that a scheme of keys or values stores in a layer of `heads` key-value heads: one per head or one in all.
 pub fn stored_scales(scheme: &Scheme, heads: usize) -> usize {
     match scheme.source {
-        Source::Static if scheme.row == RowName::Head => heads,
+        Source::Static if scheme.row == RowKind::Head => heads,
         Source::Static => 1,
         _ => 0,
     }
@@ -27,7 +27,7 @@ pub fn of_one_block(scheme: &Scheme) -> Scheme {
 
 /// Returns the scheme with a block for each head.
 pub fn by_head(scheme: &Scheme) -> Scheme {
-    let mut scheme = Scheme { row: RowName::Head, ..scheme.clone() };
+    let mut scheme = scheme.clone().with_rows(RowKind::Head);
     if let Format::Affine(affine) = &mut scheme.format {
         affine.blocks = Blocks::Row;
     }
@@ -67,7 +67,7 @@ fn is_float(scheme: &Scheme) -> bool {
 pub(super) fn is_fixed(scheme: &Scheme) -> bool {
     let whole = match scheme.format.blocks() {
         Blocks::Tensor => true,
-        Blocks::Row => scheme.row == RowName::Head,
+        Blocks::Row => scheme.row == RowKind::Head,
         _ => false,
     };
     let Format::Affine(Affine { code, scale: Some(scale), offset: Offset::None, .. }) = &scheme.format else {

@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 
 use mantissa_num::format::{Affine, Format, Offset};
-use mantissa_num::{Blocks, Code, Codes, Quantized, RowName, ScaleTree, Scheme, Source, minifloat};
+use mantissa_num::{Blocks, Code, Codes, Quantized, RowKind, ScaleTree, Scheme, Source, minifloat};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
@@ -118,7 +118,7 @@ impl Config {
         if !self.fixed {
             let scheme = match self.block {
                 Some((_, cols)) => dynamic(cols, self.powers),
-                None => Scheme { row: RowName::Token, ..Scheme::scaled_float(E4M3, Blocks::Row) },
+                None => Scheme::scaled_float(E4M3, Blocks::Row).with_rows(RowKind::Token),
             };
             return Ok(ActivationQuant::new(scheme, None));
         }

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use mantissa_num::format::{Affine, Format, Offset};
 use mantissa_num::pack::Packing;
-use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, Scheme, minifloat};
+use mantissa_num::{Blocks, Code, Codes, Quantized, ScaleLevel, ScaleTree, Scheme, minifloat};
 use serde_json::{Value, json};
 
 use super::sound::{self, Names};
@@ -149,7 +149,7 @@ impl Layer {
             Mode::Mxfp4 => (Scheme::mx(Code::Float(minifloat::E2M1)).format, 1),
             Mode::Mxfp8 => (Scheme::mx(Code::Float(minifloat::E4M3)).format, 1),
             // Without a scale for the tensor.
-            Mode::Nvfp4 => (Scheme::nvfp4(Rule::Torchao1Level).format, 1),
+            Mode::Nvfp4 => (Scheme::nvfp4(None).format, 1),
         }
     }
 }

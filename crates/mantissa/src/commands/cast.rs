@@ -130,12 +130,12 @@ pub fn run(args: &Args, context: &Context) -> Result<()> {
 /// Combines scheme and rounding, if they are compatible.
 fn scheme_of(args: &Args, seed: u64) -> Result<Scheme> {
     let mut scheme = args.scheme.clone();
-    if scheme.source == Source::Static {
+    if scheme.source != Source::Dynamic {
         let found = format!("\"{scheme}\"");
         return Err(BadInput::new(
             "--scheme",
             found,
-            "a scheme without @static: scales are taken from the tensors themselves",
+            "@dynamic: scales are taken from the tensors themselves",
         )
         .into());
     }

@@ -86,7 +86,7 @@ fn row(scheme: &Scheme) -> Row {
         smallest_positive: values.smallest_positive,
         levels: values.levels,
         range_with_scale: range_with_scale(scheme, &values),
-        rules: scheme.rules().iter().filter_map(|rule| rule.name()).collect(),
+        rules: scheme.variants().iter().map(|variant| variant.name).collect(),
         hardware: hardware::native(&scheme.format),
         name,
     }
@@ -177,8 +177,8 @@ fn examples(scheme: &Scheme, name: &str) -> Vec<String> {
         }
         _ => {}
     }
-    let other_rule = scheme.rules().get(1).and_then(|rule| rule.name());
-    texts.extend(other_rule.map(|rule| format!("{name}:{rule}")));
+    let other = scheme.variants().get(1);
+    texts.extend(other.map(|variant| format!("{name}:{}", variant.name)));
     texts
 }
 

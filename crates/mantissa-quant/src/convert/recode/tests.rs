@@ -129,7 +129,7 @@ fn the_rule_of_a_format_names_that_format() {
         "ternary-tensor",
     ] {
         let format = format(name);
-        let named = Scheme::new(format.clone(), rule_of(&format)).to_string();
+        let named = Scheme::writing(format.clone()).to_string();
         assert_eq!(self::format(&named), format, "{name}: {named}");
     }
 }

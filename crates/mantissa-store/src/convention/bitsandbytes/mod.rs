@@ -20,7 +20,7 @@ pub use config::{Config, Kind, QUANT_METHOD};
 pub use write::{quantization_config, specs, store, tensors};
 
 use mantissa_num::codebook::Book;
-use mantissa_num::{Blocks, Code, Quantized, RowName, Rule, Scheme};
+use mantissa_num::{Blocks, Code, Quantized, RowKind, Rule, Scheme};
 use serde_json::Value;
 
 use super::{
@@ -46,7 +46,7 @@ const INT8_LEVELS: f32 = 127.0;
 fn int8_input() -> Scheme {
     let mut scheme = Scheme::int_symmetric(8, Blocks::Row);
     scheme.encoder.rule = Rule::Restricted;
-    Scheme { row: RowName::Token, ..scheme }
+    scheme.with_rows(RowKind::Token)
 }
 
 /// The weights of LLM.int8().

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use mantissa_num::scheme::Rule;
-use mantissa_num::{Blocks, Code, RowName, Scheme, Source, minifloat};
+use mantissa_num::{Blocks, Code, RowKind, Scheme, Sense, Source, minifloat};
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
@@ -240,7 +240,7 @@ impl Args {
     pub(super) fn input_scheme(&self, path: &Path) -> Result<Scheme> {
         let mut scheme = self.scheme(path)?;
         if scheme.format.blocks() == Blocks::Row {
-            scheme.row = RowName::Token;
+            scheme = scheme.with_rows(RowKind::Token);
         }
         if self.dynamic == Value::Bool(false) || self.dynamic.is_null() {
             scheme.source = Source::Static;
@@ -312,7 +312,7 @@ impl Args {
         });
         if let (Some(float), Strategy::TensorGroup) = (float, strategy) {
             return if float == minifloat::E2M1 && self.group_size == Some(16) {
-                Ok(Scheme::nvfp4(Rule::Ct))
+                Ok(Scheme::nvfp4(Some(Sense::Divisor)))
             } else {
                 Err(fault(path, "strategy", "\"tensor_group\"", "4-bit floats in groups of 16"))
             };

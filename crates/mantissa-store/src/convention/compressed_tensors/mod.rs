@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use mantissa_num::{Code, Quantized, RowName, Scheme, minifloat};
+use mantissa_num::{Code, Quantized, RowKind, Scheme, minifloat};
 use serde_json::{Value, json};
 
 use super::cache;
@@ -122,7 +122,7 @@ impl Convention for CompressedTensors {
 
 /// `kv_cache_scheme` for a cache of 8 bits with stored scales.
 fn kv_cache_scheme(scheme: &Scheme) -> Value {
-    let strategy = if scheme.row == RowName::Head { "attn_head" } else { "tensor" };
+    let strategy = if scheme.row == RowKind::Head { "attn_head" } else { "tensor" };
     json!({
         "actorder": null, "block_structure": null, "dynamic": false, "group_size": null, "num_bits": 8,
         "observer": "minmax", "observer_kwargs": {}, "scale_dtype": null, "strategy": strategy,

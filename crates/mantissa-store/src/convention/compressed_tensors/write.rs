@@ -239,7 +239,7 @@ fn input_args(scheme: &Scheme) -> Option<Value> {
         return None;
     };
     let dynamic = scheme.source == Source::Dynamic;
-    let nvfp4 = Scheme::nvfp4(Rule::Ct);
+    let nvfp4 = Scheme::nvfp4(Some(Sense::Divisor));
     if scheme.format == nvfp4.format && scheme.encoder.rule == Rule::Ct {
         // Blocks are scaled as they come, below the one scale that is stored.
         return Some(args(scheme, json!("local")));

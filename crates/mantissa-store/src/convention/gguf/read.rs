@@ -1,6 +1,6 @@
 //! Tensors of a GGUF model in Hugging Face order.
 
-use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Rule, Scheme, minifloat};
+use mantissa_num::{Blocks, CodecId, Codes, Format, Quantized, Scheme, Sense, minifloat};
 
 use super::{Architecture, Joined, Model};
 use crate::convention::{ModelFiles, Weight};
@@ -270,7 +270,7 @@ fn two_level_nvfp4(q: &Quantized, factor: f32) -> Quantized {
     const SCALES: usize = 4;
     const NIBBLES: usize = 8;
     let codec = CodecId::Nvfp4.codec();
-    let format = Scheme::nvfp4(Rule::Torchao).format;
+    let format = Scheme::nvfp4(Some(Sense::Multiplier)).format;
     let mut out = Quantized::empty(format, q.rows, q.cols);
     out.set_outer(Some(factor));
     let Codes::Packed(bytes) = &q.codes else { return out };

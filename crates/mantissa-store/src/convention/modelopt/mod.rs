@@ -13,7 +13,7 @@
 //!
 //! Source: NVIDIA Model-Optimizer 0.47, `export/quant_utils.py`, `export/convert_hf_config.py`, `qtensor/*.py`.
 
-use mantissa_num::{Blocks, Quantized, RowName, Scheme};
+use mantissa_num::{Blocks, Quantized, RowKind, Scheme};
 use serde_json::{Value, json};
 
 use super::cache;
@@ -106,7 +106,7 @@ impl Convention for Modelopt {
 
     fn kv_format(&self, scheme: &Scheme) -> std::result::Result<(), NotStorable> {
         cache::require_static(QUANT_METHOD, scheme)?;
-        if cache::known(scheme) && scheme.row != RowName::Head {
+        if cache::known(scheme) && scheme.row != RowKind::Head {
             return Ok(());
         }
         let why = "modelopt knows a KV cache of int8 (:full) and fp8-e4m3 with one scale per tensor";

@@ -1,6 +1,6 @@
 //! Tensors of a module → codes and scales.
 
-use mantissa_num::format::{Affine, Format, Offset};
+use mantissa_num::format::{Affine, Format, Offset, Sense};
 use mantissa_num::pack::Packing;
 use mantissa_num::stored::{Map, Transforms};
 use mantissa_num::{Blocks, Code, Codes, Quantized, Rule, ScaleLevel, ScaleTree, Scheme, Source, minifloat};
@@ -67,7 +67,7 @@ impl Config {
 /// FP8 with a scale per token.
 pub(super) fn per_token() -> Scheme {
     let scheme = Scheme::scaled_float(Code::Float(minifloat::E4M3), Blocks::Row);
-    Scheme { row: mantissa_num::RowName::Token, ..scheme }
+    scheme.with_rows(mantissa_num::RowKind::Token)
 }
 
 /// FP8 with a stored scale.
@@ -155,7 +155,7 @@ impl Reader<'_> {
         let blocks = Blocks::Group(NVFP4_BLOCK);
         let scales = self.files.read_exact(&scale, &[Dtype::F8E4M3], &blocks.grid(self.rows, self.cols))?;
         // The tensor's scale is a factor: the sense that torchao stores too.
-        let format = Scheme::nvfp4(Rule::Torchao).format;
+        let format = Scheme::nvfp4(Some(Sense::Multiplier)).format;
         let tree = format.scale().cloned().unwrap_or(ScaleTree::leaf(Code::F32));
         let element = Code::Float(minifloat::E2M1);
         self.weight((element, blocks, tree), codes, Codes::U8(scales), Some(outer))
@@ -172,7 +172,7 @@ impl Reader<'_> {
             let found = format!("a scale of {:e}", 1.0 / global);
             return Err(self.files.fault(&name, found, "a scale with a finite reciprocal", ""));
         }
-        Ok(Some(ActivationQuant::new(Scheme::nvfp4(Rule::Ct), Some(global))))
+        Ok(Some(ActivationQuant::new(Scheme::nvfp4(Some(Sense::Divisor)), Some(global))))
     }
 
     fn mxfp8(&self) -> Result<Quantized> {

@@ -19,7 +19,7 @@ type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
 /// The scheme as this convention stores it: the tensor's scale of NVFP4 is a factor here.
 pub fn as_stored(scheme: Scheme) -> Scheme {
     match scheme.encoder.rule {
-        Rule::Ct if scheme.has_outer_scale() => scheme.clone().with_rule(Rule::Torchao).unwrap_or(scheme),
+        Rule::Ct if scheme.has_outer_scale() => scheme.clone().with_variant("torchao").unwrap_or(scheme),
         _ => scheme,
     }
 }
@@ -58,7 +58,7 @@ fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
             match (scale.tensor_wide().map(|outer| outer.sense), input) {
                 (Some(Sense::Multiplier | Sense::Divisor), None) => Ok(Algo::Nvfp4WeightOnly),
                 (Some(Sense::Multiplier | Sense::Divisor), Some(input))
-                    if *input == Scheme::nvfp4(Rule::Ct) =>
+                    if *input == Scheme::nvfp4(Some(Sense::Divisor)) =>
                 {
                     Ok(Algo::Nvfp4)
                 }

@@ -531,17 +531,5 @@ impl Kind {
 
 /// Returns the scheme text of a format: with the default rule, or with the first rule that gives this format.
 fn text(format: &Format) -> String {
-    let mut scheme = Scheme::new(format.clone(), mantissa_num::Rule::Amax);
-    let rules = scheme.rules();
-    let reads_back =
-        |scheme: &Scheme| scheme.to_string().parse::<Scheme>().is_ok_and(|s| s.format == *format);
-    for &rule in rules {
-        scheme.encoder.rule = rule;
-        if reads_back(&scheme) {
-            return scheme.to_string();
-        }
-    }
-    // Scales in a dtype that scheme names cannot express, such as bf16.
-    scheme.encoder.rule = rules[0];
-    scheme.to_string()
+    Scheme::writing(format.clone()).to_string()
 }
