@@ -98,8 +98,8 @@ pub fn of_plan(plan: &Plan, source: &ModelFiles) -> Subject {
 }
 
 fn planned(plan: &Plan, linear: &mantissa_quant::PlannedLinear) -> Linear {
-    let act_order = plan.recipe.method.follows_order();
-    let input = plan.recipe.activations.as_ref();
+    let act_order = plan.job.recipe().is_some_and(|recipe| recipe.method.follows_order());
+    let input = plan.activations.as_ref();
     let stored = |scheme: &mantissa_num::Scheme| Stored {
         format: scheme.format.clone(),
         outer: None,

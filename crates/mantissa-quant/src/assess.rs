@@ -77,8 +77,8 @@ pub(crate) fn sealed(
     }
     let Check::Verify(reference) = &plan.check else { return Ok(None) };
     let begin = Instant::now();
-    // The source was read a moment ago, and what is recorded of it was found then. A change of container has no dense source.
-    let recorded = plan.conversion.is_some();
+    // A recipe has read the dense source a moment ago, and recorded its errors then; a conversion has none.
+    let recorded = plan.job.recipe().is_none();
     let against = Against { reference: reference.as_deref(), recorded, text: None };
     let verification = verify_against(staged, &against, plan.threads(), &|_| ControlFlow::Continue(()))?;
     if !verification.ok {

@@ -14,13 +14,13 @@ use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
 use crate::input_scales::scale;
 use crate::plan::calibration::check_windows;
-use crate::plan::{Options, Plan, model_not_storable};
+use crate::plan::{Options, Plan, Use, model_not_storable};
 use crate::recipe::Recipe;
 use crate::unquantized::Unquantized;
 
-/// Whether the output of a recipe holds scales or levels of keys and values.
-pub(crate) fn stores(recipe: &Recipe) -> bool {
-    recipe.kv.as_ref().is_some_and(|kv| kv.source == Source::Static) || recipe.kv_levels.is_some()
+/// True if an output holds scales or levels of keys and values under this scheme or policy.
+pub(crate) fn stores(scheme: Option<&Scheme>, levels: Option<&KvPolicy>) -> bool {
+    scheme.is_some_and(|scheme| scheme.source == Source::Static) || levels.is_some()
 }
 
 /// The tensors of scales or levels of keys and values that `recipe` stores.
@@ -113,15 +113,14 @@ pub(crate) fn tensors(
     stored: impl FnOnce() -> Result<ModelFiles>,
     tick: &mut Tick<'_>,
 ) -> Result<Vec<(String, Vec<u8>)>> {
-    if let (Some(policy), Some(set)) = (&plan.recipe.kv_levels, &plan.options.calibration) {
+    if let (Some(policy), Some(set)) = (&plan.kv_levels, &plan.options.calibration) {
         return levels(&stored()?, &plan.config, policy, set, tick);
     }
-    let Some(scheme) = &plan.recipe.kv else { return Ok(Vec::new()) };
-    let scales = match (&plan.conversion, &plan.options.calibration) {
-        (Some(_), _) => taken_over(plan, source)?,
-        (None, Some(set)) => calibrated(plan, scheme, &stored()?, set, tick)?,
-        // The plan was refused.
-        (None, None) => Vec::new(),
+    let Some(scheme) = &plan.kv else { return Ok(Vec::new()) };
+    let scales = match plan.text_for(Use::Cache) {
+        Some(set) => calibrated(plan, scheme, &stored()?, set, tick)?,
+        // Those of the source; a recipe without a text was refused.
+        None => taken_over(plan, source)?,
     };
     let bytes = |values: &Vec<f32>| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let specs = specs(&plan.config, plan.container, scheme);

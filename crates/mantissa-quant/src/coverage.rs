@@ -217,16 +217,15 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
         () if few => Lack::Few,
         () => Lack::Channels,
     };
-    let of_method = plan.recipe.method.lacking(lack);
-    let of_transform = match plan.recipe.transform {
+    let of_method = plan.job.recipe().and_then(|recipe| recipe.method.lacking(lack));
+    let of_transform = match plan.job.transform() {
         Some(Transform::Awq | Transform::Smooth(_)) if unseen => Some("its channels are not scaled"),
         Some(Transform::Awq | Transform::Smooth(_)) if few => Some("scales are searched on these tokens"),
         Some(Transform::Awq | Transform::Smooth(_)) => Some("they are scaled as the smallest of the others"),
         _ => None,
     };
     // A method that calibrates by itself has the last word.
-    let found =
-        if plan.recipe.method.needs().text { of_method.or(of_transform) } else { of_transform.or(of_method) };
+    let found = if plan.job.needs().text { of_method.or(of_transform) } else { of_transform.or(of_method) };
     Some(found.unwrap_or(match () {
         () if unseen => "what is found on it is as of inputs of 1",
         () if few => "what is found on it is of these tokens",

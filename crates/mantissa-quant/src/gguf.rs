@@ -17,8 +17,8 @@ use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value};
 use mantissa_store::{Dtype, Error, TensorSpec};
 
 use crate::error::{QuantError, Result};
-use crate::plan::{Options, PlannedLinear};
-use crate::recipe::{Part, Recipe, smaller};
+use crate::plan::{Job, Options, PlannedLinear};
+use crate::recipe::{LayerRule, Part, smaller};
 
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
 use parameters::Adding;
@@ -91,7 +91,8 @@ impl Layout {
     /// What of the model GGUF or llama.cpp cannot say, by its field.
     pub(crate) fn new(
         source: &ModelFiles,
-        recipe: &Recipe,
+        job: &Job,
+        weights: &Scheme,
         config: &ModelConfig,
         linears: &[PlannedLinear],
         options: &Options,
@@ -109,22 +110,23 @@ impl Layout {
         };
         let planned = linears.iter().map(|linear| (linear.info.module.as_str(), linear)).collect();
         let stacks = HashMap::new();
-        let mut adding = Adding { source, recipe, options, planned, experts: experts(config), stacks };
+        let mut adding = Adding { source, job, weights, options, planned, experts: experts(config), stacks };
         for info in parameters(config) {
             if let Some(joined) = architecture.joined(&info.name) {
                 layout.add_joined(&adding, config, info, joined)?;
                 continue;
             }
-            let scheme = layout.table_scheme(recipe, config, options, &info);
+            let scheme = layout.table_scheme(job, config, options, &info);
             layout.add(&mut adding, config, info, scheme)?;
         }
         for (name, factors) in &layout.rope_factors {
             layout.tensors.push(GgufTensorSpec::new(*name, GgmlType::F32, [factors.len()]));
         }
-        let ty = block_type(&recipe.weights.format).unwrap_or(GgmlType::F16);
+        let ty = block_type(&weights.format).unwrap_or(GgmlType::F16);
         let quantized = layout.tensors.iter().any(|t| !matches!(t.ty.storage, Storage::Plain(_)));
         let name = source.dir().file_name().and_then(|name| name.to_str());
-        let number = recipe.file_type.map(|ty| ty.number).or_else(|| ty.file_type());
+        let number =
+            job.recipe().and_then(|recipe| recipe.file_type).map(|ty| ty.number).or_else(|| ty.file_type());
         layout.metadata = gguf::metadata(architecture, name, &sizes(config), number, quantized);
         layout.metadata.extend(family_metadata(architecture, config));
         layout.metadata.extend(rope_metadata(source, architecture, &config.rope)?);
@@ -144,7 +146,7 @@ impl Layout {
         info: TensorInfo,
         of_type: Option<Scheme>,
     ) -> Result<()> {
-        let Adding { source, recipe, planned, .. } = adding;
+        let Adding { source, job, weights, planned, .. } = adding;
         let source = *source;
         let place = self.architecture.place(&info.name).ok_or_else(|| {
             fault(source, &info.name, "this tensor", "a tensor that llama.cpp knows by name")
@@ -154,14 +156,14 @@ impl Layout {
             (info.role, planned.and_then(|linear| linear.scheme.as_ref()))
         {
             let ty = block_type(&scheme.format).unwrap_or(GgmlType::F32);
-            let factor = ternary::factor_beside(config, recipe, scheme);
+            let factor = ternary::factor_beside(config, job, scheme);
             if factor && ty != GgmlType::NVFP4 && self.architecture != Architecture::Bitnet {
                 let allowed = "a scheme whose scales lie in its blocks: only bitnet has factors beside them";
                 return Err(fault(source, &info.name, scheme.to_string(), allowed));
             }
             return adding.declare(&mut self.tensors, &place, ty, &info, factor);
         }
-        let scheme = of_type.map_or_else(|| cast_scheme(source, recipe, config, &info), Ok)?;
+        let scheme = of_type.map_or_else(|| cast_scheme(source, (job, weights), config, &info), Ok)?;
         let ty = block_type(&scheme.format).filter(|ty| {
             let cols = info.shape.last().copied().unwrap_or(1);
             ty.row_bytes(cols).is_some() && !scheme.has_outer_scale()
@@ -182,11 +184,12 @@ impl Layout {
     /// What a file type makes of embedding and head, where no rule of the recipe names them.
     fn table_scheme(
         &mut self,
-        recipe: &Recipe,
+        job: &Job,
         config: &ModelConfig,
         options: &Options,
         info: &TensorInfo,
     ) -> Option<Scheme> {
+        let recipe = job.recipe()?;
         recipe.rule_of(info.name.trim_end_matches(".weight")).is_none().then_some(())?;
         let part = match info.role {
             Role::Embedding if !config.tie_word_embeddings => Part::Embedding,
@@ -231,7 +234,7 @@ pub(crate) fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, 
 /// The scheme of a tensor that is not quantized as a layer.
 fn cast_scheme(
     source: &ModelFiles,
-    recipe: &Recipe,
+    (job, weights): (&Job, &Scheme),
     config: &ModelConfig,
     info: &TensorInfo,
 ) -> Result<Scheme> {
@@ -239,17 +242,22 @@ fn cast_scheme(
         return Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax));
     }
     let module = info.name.trim_end_matches(".weight");
-    match (info.role, recipe.rule_of(module)) {
+    let full = Scheme::new(Format::plain(Code::F32), Rule::Amax);
+    match (info.role, job) {
         // llama.cpp multiplies by routers in f32 only, and takes positions so.
-        (Role::Side { .. } | Role::Positions, _) => Ok(Scheme::new(Format::plain(Code::F32), Rule::Amax)),
-        (Role::Embedding | Role::Head, None) => Ok(match block_type(&recipe.weights.format) {
-            Some(GgmlType::F32) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
-            Some(GgmlType::BF16) => plain(minifloat::BF16),
-            _ => plain(minifloat::F16),
-        }),
-        (Role::Embedding | Role::Head, Some(rule)) if rule.weights.is_some() => {
-            Ok(rule.weights.clone().unwrap_or_else(|| plain(minifloat::F16)))
+        (Role::Side { .. } | Role::Positions, _) => Ok(full),
+        (Role::Embedding | Role::Head, Job::Convert { table, .. } | Job::Requantize { table, .. }) => {
+            Ok(table.clone())
         }
+        (Role::Embedding | Role::Head, Job::Quantize(recipe)) => match recipe.rule_of(module) {
+            None => Ok(match block_type(&weights.format) {
+                Some(GgmlType::F32) => full,
+                Some(GgmlType::BF16) => plain(minifloat::BF16),
+                _ => plain(minifloat::F16),
+            }),
+            Some(LayerRule { weights: Some(scheme), .. }) => Ok(scheme.clone()),
+            Some(_) => source_scheme(source, &dense_name(config, info)),
+        },
         _ => source_scheme(source, &dense_name(config, info)),
     }
 }

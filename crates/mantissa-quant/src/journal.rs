@@ -167,9 +167,8 @@ fn parse(checksum: &str) -> Option<u64> {
 pub fn key(plan: &Plan, source: &ModelFiles) -> Result<String> {
     let files = source.checkpoint().files().map(file_identity).collect::<Result<Vec<_>>>()?;
     let tensors: Vec<_> = source.checkpoint().tensors().collect();
-    let Plan { recipe, container, linears, specs, copied, notes, options, .. } = plan;
-    let decided =
-        (recipe, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
+    let Plan { job, container, linears, specs, copied, notes, options, .. } = plan;
+    let decided = (job, container, linears, specs, copied, notes, options.rounding, options.max_shard_bytes);
     let windows = (options.calibration.as_ref().map(|set| &set.windows), &options.held_out, options.products);
     let config = source.config().map(ToString::to_string);
     let text =

@@ -11,6 +11,7 @@ use mantissa_store::convention::{Beside, LinearPlan, ModelFiles};
 
 use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
+use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
@@ -18,7 +19,8 @@ use crate::fold::Folded;
 use crate::gguf;
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
-use crate::plan::Plan;
+use crate::plan::{Job, Plan, Use};
+use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn, method_error};
@@ -52,7 +54,7 @@ impl<'a> Layers<'a> {
         source: &'a Folded<'a>,
         stored: Box<dyn Fn() -> Result<ModelFiles> + 'a>,
     ) -> Self {
-        let calibrates = plan.calibration().or(plan.judging_text()).is_some();
+        let calibrates = plan.solving_text().is_some();
         let sequential = calibrates.then(|| Sequential::new(plan, source, stored));
         Layers {
             plan,
@@ -83,16 +85,18 @@ impl<'a> Layers<'a> {
         scheme: &Scheme,
         tick: &mut Tick<'_>,
     ) -> Result<QuantizedLayer> {
-        let mut solved = match &self.plan.conversion {
-            Some(conversion) => {
-                let outer = if conversion.requantized() { self.outer(info, scheme)? } else { None };
-                conversion.layer(self.plan, self.source.files(), info, scheme, outer)?
+        let (plan, files) = (self.plan, self.source.files());
+        let mut solved = match &plan.job {
+            Job::Quantize(recipe) => self.solve(recipe, info, scheme, tick)?,
+            Job::Convert { drops_inputs, .. } => convert::layer(plan, files, info, scheme, *drops_inputs)?,
+            Job::Requantize { .. } => {
+                let outer = self.outer(info, scheme)?;
+                convert::rounded(plan, files, info, scheme, outer)?
             }
-            None => self.solve(info, scheme, tick)?,
         };
         if let Some(prepared) = self.prepared {
             solved.notes.extend(prepared.uncovered.get(&info.module).cloned());
-            prepared.judge(&info.module, self.plan.recipe.rounds_to_nearest(), &mut solved);
+            prepared.judge(&info.module, self.plan.job.rounds_to_nearest(), &mut solved);
         }
         let input_scale = match solved.input_scale {
             None => self.input_scale(info, tick)?,
@@ -117,7 +121,7 @@ impl<'a> Layers<'a> {
         let method = match self.clips(info) {
             Some(_) => "awq",
             None if solved.fallback.is_some() => rtn::NAME,
-            None => self.plan.recipe.method.name(),
+            None => self.plan.job.method(),
         };
         Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
     }
@@ -131,9 +135,10 @@ impl<'a> Layers<'a> {
     /// Finds the scales of inputs that are stored, where the plan has such and they are not yet found.
     fn find_input_scales(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
-        if let (Some(scheme), Some(set), None) = (plan.input_scheme(), plan.input_text(), &self.input_scales)
+        if let (Some(scheme), Some(set), None) =
+            (&plan.activations, plan.text_for(Use::Inputs), &self.input_scales)
         {
-            let observed = (scheme, plan.recipe.observer);
+            let observed = (scheme, plan.observer);
             let found =
                 input_scales::collect(self.source, &plan.config, observed, set, plan.threads(), tick)?;
             self.input_scales = Some(found);
@@ -142,13 +147,19 @@ impl<'a> Layers<'a> {
     }
 
     /// The recipe's method on a layer of the source.
-    fn solve(&mut self, info: &LinearInfo, scheme: &Scheme, tick: &mut Tick<'_>) -> Result<Solved> {
-        if self.sequential.is_some() && self.plan.recipe.activations.is_some() {
+    fn solve(
+        &mut self,
+        recipe: &Recipe,
+        info: &LinearInfo,
+        scheme: &Scheme,
+        tick: &mut Tick<'_>,
+    ) -> Result<Solved> {
+        if self.sequential.is_some() && self.plan.activations.is_some() {
             self.find_input_scales(tick)?;
             let scales = self.input_scales.as_ref();
             self.sequential.iter_mut().for_each(|sequential| sequential.scale_inputs(scales));
         }
-        if let Work::Layer(method) = self.plan.recipe.method.work() {
+        if let Work::Layer(method) = recipe.method.work() {
             return self.learned(method, info, tick);
         }
         let outer = self.outer(info, scheme)?;
@@ -156,7 +167,7 @@ impl<'a> Layers<'a> {
         if let Some(clips) = self.clips(info) {
             return self.clipped_by(clips, info, scheme, &w, outer);
         }
-        match self.plan.recipe.method.work() {
+        match recipe.method.work() {
             Work::Input(_) => {
                 let sequential = self.sequential.as_mut().ok_or(CalibrateError::Empty)?;
                 sequential.quantize(info, scheme, &w, outer, tick)
@@ -292,7 +303,7 @@ impl<'a> Layers<'a> {
         let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);
         let notes = importance.map_or_else(Vec::new, |given| not_weighed(given, weights.is_none()));
         let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
-        Ok(LayerReport::new(plan, info, scheme, plan.recipe.method.name(), solved))
+        Ok(LayerReport::new(plan, info, scheme, plan.job.method(), solved))
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.
@@ -321,8 +332,8 @@ impl<'a> Layers<'a> {
         let mut amaxes = Vec::new();
         for (info, partner) in self.plan.quantized() {
             if info.layer == layer && info.kind.fused() == Some(group) && partner.format == scheme.format {
-                if let Some(conversion) = &self.plan.conversion {
-                    amaxes.push(conversion.amax(self.source.files(), info)?);
+                if self.plan.job.recipe().is_none() {
+                    amaxes.push(convert::amax(self.source.files(), info)?);
                     continue;
                 }
                 let (len, threads) = (info.rows * info.cols, self.plan.options.threads);
@@ -372,7 +383,7 @@ pub(crate) fn round_to_nearest(
         let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
         whole.map_err(|error| dense_error(source, info, error))?;
     }
-    match plan.recipe.outliers(info.rows, info.cols) {
+    match plan.job.outliers(info.rows, info.cols) {
         0 => Ok(solved),
         count => with_outliers(source, info, w, count, solved),
     }

@@ -50,7 +50,7 @@ pub use importance::Importance;
 pub use jobs::{Outcome, run};
 pub use journal::{Start, key as plan_key};
 pub use judge::{Judgement, Output, Windows};
-pub use plan::{Check, Options, Plan, PlannedLinear, model_config};
+pub use plan::{Check, Job, Options, Plan, PlannedLinear, model_config};
 pub use progress::Progress;
 pub use quality::{Evaluation, Figures, QUALITY_NAME, Quality, TokenSet, quality_path};
 pub use recalibrate::Recalibration;

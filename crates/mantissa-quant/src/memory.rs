@@ -19,7 +19,7 @@ use crate::gguf;
 use crate::gptq::Hessian;
 use crate::input_scales;
 use crate::judge::Judge;
-use crate::plan::{Plan, spec_bytes};
+use crate::plan::{Plan, Use, spec_bytes};
 use crate::quality::Evaluation;
 use crate::recipe::Transform;
 use crate::rtn;
@@ -74,25 +74,25 @@ impl Stage {
 /// The stage of the run with the highest peak of anonymous memory; `verified` says that the output is read back.
 pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let mut stages = Vec::new();
-    if let Some(set) = plan.calibration().or(plan.judging_text()) {
+    if let Some(set) = plan.solving_text() {
         stages.push(embedding_windows(plan, set));
     }
-    if let Some(set) = plan.importance_text() {
+    if let Some(set) = plan.text_for(Use::Importance) {
         stages.push(embedding_windows(plan, set));
         let buffers = importance_buffers(&plan.config, set, plan.options.threads);
         stages.push(Stage { name: "find the importance".to_owned(), buffers });
     }
-    if let Some(set) = plan.input_text().filter(|_| plan.calibration().is_none()) {
+    if let Some(set) = plan.text_for(Use::Inputs).filter(|_| plan.text_for(Use::Solve).is_none()) {
         stages.push(embedding_windows(plan, set));
         let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
-        if plan.recipe.observer.samples() {
+        if plan.observer.samples() {
             buffers.push(("tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
         }
         stages.push(Stage { name: "find the scales of inputs".to_owned(), buffers });
     }
-    if let Some(set) = plan.transform_text() {
+    if let Some(set) = plan.text_for(Use::Transform) {
         stages.push(embedding_windows(plan, set));
-        stages.push(match plan.recipe.transform {
+        stages.push(match plan.job.transform() {
             Some(Transform::Spin(options)) => {
                 let name = "learn the rotations".to_owned();
                 with_holes_of_calibration(name, spin::buffers(plan, set, options))
@@ -100,7 +100,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
             _ => searching(plan, set),
         });
     }
-    if let Some(set) = plan.calibration().filter(|_| fisher(plan) || plan.weighs_outputs()) {
+    if let Some(set) = plan.text_for(Use::Solve).filter(|_| fisher(plan) || plan.weighs_outputs()) {
         let options = learning_options(plan, set);
         let mut buffers = metrics_buffers(&plan.config, set, &options, stored_table(plan));
         if plan.weighs_outputs() {
@@ -116,21 +116,21 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
             vec![("values", 4 * values), ("values of the parts", 4 * values), ("packed tensors", 4 * values)];
         stages.push(Stage { name: "take tensors apart".to_owned(), buffers });
     }
-    if let Some(set) = plan.cache_text() {
+    if let Some(set) = plan.text_for(Use::Cache) {
         stages.push(embedding_windows(plan, set));
         let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
-        if plan.recipe.kv_levels.is_some() {
+        if plan.kv_levels.is_some() {
             buffers.push(("keys, values, weights and places", level_bytes(&plan.config, set)));
         }
         stages.push(Stage { name: "find the scales of keys and values".to_owned(), buffers });
     }
     for (info, scheme) in plan.quantized() {
-        match plan.calibration() {
-            Some(set) if matches!(plan.recipe.method.work(), Work::Layer(_)) => {
+        match plan.text_for(Use::Solve) {
+            Some(set) if matches!(plan.job.work(), Some(Work::Layer(_))) => {
                 stages.push(learning(plan, set, info, scheme));
             }
             Some(set) => stages.extend(Solving::of(plan, set, info, scheme).stages()),
-            None => match plan.judging_text() {
+            None => match plan.text_for(Use::Judge) {
                 Some(set) => stages.extend(judged(plan, set, info, scheme)),
                 None => stages.push(quantizing(plan, info, scheme)),
             },
@@ -140,7 +140,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         }
     }
     if verified && plan.config.parameters() <= MAX_LOGIT_PARAMETERS {
-        let left = stages.iter().filter(|_| plan.calibration().is_some()).map(from_heap).max();
+        let left = stages.iter().filter(|_| plan.text_for(Use::Solve).is_some()).map(from_heap).max();
         let mut logits = comparing_logits(plan);
         let left = left.map(|bytes| (bytes as f64 * LEFT_BY_CALIBRATION) as u64);
         logits.buffers.extend(left.map(|bytes| ("heap left by the calibration", bytes)));
@@ -233,14 +233,14 @@ fn quantizing(plan: &Plan, info: &LinearInfo, scheme: &Scheme) -> Stage {
     if plan.blocks_of_ternary(scheme).is_some() {
         buffers.push(("values, quotients and what they decode to", 12 * (info.rows * info.cols) as u64));
     }
-    let searched = plan.conversion.is_none() && matches!(plan.recipe.method.work(), Work::Weight(_));
+    let searched = matches!(plan.job.work(), Some(Work::Weight(_)));
     let whole = !rtn::in_panels(scheme) || plan.container.facts().square_scales || searched;
     if whole && scheme.format.codec().is_none() {
         // The source in f32, and its decoded rows.
         buffers.push(("values", 4 * (info.rows * info.cols + info.cols) as u64));
     }
     if searched {
-        buffers.extend(plan.recipe.method.buffers(Phase::Solve, &sizes.extent(plan, info, scheme)));
+        buffers.extend(plan.job.buffers(Phase::Solve, &sizes.extent(plan, info, scheme)));
     }
     with_holes(plan, format!("quantize {}", info.module), buffers, sizes.panels)
 }
@@ -360,7 +360,7 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
     let extent = sizes.extent(plan, info, scheme);
     let options = learning_options(plan, set);
     let batch = 4 * options.max_tokens as u64 * plan.config.hidden_size as u64;
-    let quantized = LinearInput::PLAIN.iter().filter(|_| plan.recipe.activations.is_some());
+    let quantized = LinearInput::PLAIN.iter().filter(|_| plan.activations.is_some());
     let inputs =
         quantized.map(|&input| LayerTrainer::quantized_input_bytes(&plan.config, input, &options)).sum();
     let mut buffers = vec![
@@ -370,7 +370,7 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
     // All weights of the layer under the scheme of this one.
     for linear in plan.config.layer_linears(info.layer) {
         let extent = Extent { rows: linear.rows, cols: linear.cols, ..extent };
-        for (name, bytes) in plan.recipe.method.buffers(Phase::Learn, &extent) {
+        for (name, bytes) in plan.job.buffers(Phase::Learn, &extent) {
             match buffers.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, all)) => *all += bytes,
                 None => buffers.push((name, bytes)),
@@ -391,7 +391,7 @@ fn learning(plan: &Plan, set: &CalibrationSet, info: &LinearInfo, scheme: &Schem
 
 /// True if errors of layers' outputs are measured by the Fisher information.
 fn fisher(plan: &Plan) -> bool {
-    matches!(plan.recipe.method.needs().fisher, Some(Fisher::Layers { .. }))
+    matches!(plan.job.needs().fisher, Some(Fisher::Layers { .. }))
 }
 
 fn with_holes_of_calibration(name: String, buffers: Vec<(&'static str, u64)>) -> Stage {

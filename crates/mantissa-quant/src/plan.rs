@@ -1,15 +1,16 @@
 //! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
 
 pub(crate) mod calibration;
+mod job;
 mod output;
+mod texts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use mantissa_methods::method::Fisher;
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{LinearInfo, LoadError, ModelConfig, Products, StoredAs};
-use mantissa_num::codec::Codec;
+use mantissa_model::{KvPolicy, LinearInfo, LoadError, ModelConfig, Products, StoredAs};
 use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{Container, Experts, LinearPlan, ModelFiles, Support, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
@@ -17,17 +18,21 @@ use mantissa_train::LayerTrainer;
 
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
-use crate::convert::Conversion;
+use crate::convert::Dense;
 use crate::coverage::Coverage;
 use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::importance::Importance;
+use crate::input_scales::Observer;
 use crate::memory;
 use crate::quality::Evaluation;
 use crate::recipe::{Part, Recipe, Transform};
-use crate::rotate::{self, RotateOptions};
+use crate::rotate;
 use crate::stacks;
 use crate::verify::loadable;
+
+pub use job::Job;
+pub(crate) use texts::Use;
 
 /// How a run is to be done; nothing here changes what a scheme means.
 #[derive(Clone, Debug)]
@@ -94,19 +99,19 @@ impl Options {
     }
 }
 
-/// Whether some layer's blocks depend on the importance of columns where it is known.
-fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
-    let searched = |linear: &PlannedLinear| {
-        linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
-    };
-    recipe.rounds_to_nearest() && container.facts().importance && linears.iter().any(searched)
-}
-
 /// Everything that a run will do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The recipe.
-    pub recipe: Recipe,
+    /// Work that makes the stored weights.
+    pub job: Job,
+    /// Scheme of linear weights to which no exception applies.
+    pub weights: Scheme,
+    /// Scheme of the inputs of linear layers at run time.
+    pub activations: Option<Scheme>,
+    /// Scheme of keys and values in the cache.
+    pub kv: Option<Scheme>,
+    /// Policy of keys and values stored under levels of the calibration text.
+    pub kv_levels: Option<KvPolicy>,
     /// The container.
     pub container: Container,
     /// The model.
@@ -128,10 +133,20 @@ pub struct Plan {
     /// What the calibration shows of the model, where that was found.
     pub coverage: Option<Coverage>,
     pub(crate) options: Options,
-    /// The rest of a GGUF file.
+    /// Uses of the calibration text, whether there is one or not.
+    pub(crate) uses: Vec<Use>,
+    /// Observer of inputs whose scales are stored.
+    pub(crate) observer: Observer,
+    /// True if groups of some layer may be of columns that are not adjacent.
+    pub(crate) by_group: bool,
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    pub(crate) rotations: Vec<(String, usize)>,
+    /// The head that the output has and the source has not, and the embedding that it begins as.
+    pub(crate) untied: Option<(String, String)>,
+    /// Unquantized tensors that are not copied byte by byte.
+    pub(crate) dense: Vec<Dense>,
+    /// The rest of a GGUF file; `None` for a folder.
     pub(crate) gguf: Option<gguf::Layout>,
-    /// Of a change of container.
-    pub(crate) conversion: Option<Conversion>,
 }
 
 impl Plan {
@@ -161,7 +176,9 @@ impl Plan {
         }
         let fallbacks =
             if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
-        let quantized = output_of_linears(&recipe, container, &linears, recipe.method.follows_order())?;
+        let job = Job::Quantize(Box::new(recipe.clone()));
+        let input = recipe.activations.as_ref();
+        let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
         let asked = calibration::Asked {
             source,
             recipe: &recipe,
@@ -183,10 +200,10 @@ impl Plan {
         }
         let fallbacks = fallbacks.into_iter().collect();
         let gguf = match container.facts().one_file {
-            true => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
+            true => Some(gguf::Layout::new(source, &job, &recipe.weights, &config, &linears, &options)?),
             false => None,
         };
-        let specs = match &gguf {
+        let mut specs: Vec<_> = match &gguf {
             Some(layout) => {
                 notes.extend(layout.notes.iter().cloned());
                 layout.specs()
@@ -196,9 +213,31 @@ impl Plan {
                 copied.chain(quantized).chain(cached).collect()
             }
         };
-        let evaluation = None;
-        let mut plan = Plan {
-            recipe,
+        let rotation = recipe.transform.and_then(Transform::rotation);
+        let untied = rotation.filter(|options| rotate::unties(&config, *options));
+        let untied = untied.map(|_| [config.head_module().to_owned(), config.embedding_module()]);
+        let untied =
+            untied.map(|[head, embedding]| (format!("{head}.weight"), format!("{embedding}.weight")));
+        if let Some((head, embedding)) = &untied
+            && let Some(meta) = source.checkpoint().get(embedding)
+            && !source.has(head)
+        {
+            specs.push(TensorSpec::new(head, meta.dtype, meta.shape.clone()));
+        }
+        let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
+        let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
+        let plan = Plan {
+            uses: Use::all(&recipe, container, &linears, &options),
+            by_group: recipe.method.follows_order(),
+            rotations: rotated.collect(),
+            untied,
+            dense: Vec::new(),
+            observer: recipe.observer,
+            weights: recipe.weights,
+            activations: recipe.activations,
+            kv: recipe.kv,
+            kv_levels: recipe.kv_levels,
+            job,
             container,
             config,
             linears,
@@ -206,19 +245,12 @@ impl Plan {
             copied,
             notes,
             fallbacks,
-            evaluation,
+            evaluation: None,
             check: Check::default(),
             coverage: None,
             options,
             gguf,
-            conversion: None,
         };
-        if let Some((head, embedding)) = plan.untied()
-            && let Some(meta) = source.checkpoint().get(&embedding)
-            && !source.has(&head)
-        {
-            plan.specs.push(TensorSpec::new(&head, meta.dtype, meta.shape.clone()));
-        }
         // What only the layers together cannot be stored as.
         plan.output_config(source)?;
         // What the source lacks, the output would lack.
@@ -231,36 +263,21 @@ impl Plan {
         self.options.threads
     }
 
-    /// What is rotated, where something is.
-    fn rotation(&self) -> Option<RotateOptions> {
-        self.recipe.transform.and_then(Transform::rotation)
-    }
-
-    /// The head that the output has and the source has not, and the embedding that it begins as.
-    pub(crate) fn untied(&self) -> Option<(String, String)> {
-        let untied = self.rotation().is_some_and(|options| rotate::unties(&self.config, options));
-        let name = |module: &str| format!("{module}.weight");
-        untied.then(|| (name(self.config.head_module()), name(&self.config.embedding_module())))
-    }
-
-    /// The scheme of inputs, where the container stores a scale of them that calibration finds.
-    pub(crate) fn input_scheme(&self) -> Option<&Scheme> {
-        let scheme = self.recipe.activations.as_ref().filter(|_| self.conversion.is_none())?;
-        stores_input_scales(&self.recipe, self.container).then_some(scheme)
-    }
-
     /// True if errors of the outputs of linear layers are weighed by the Fisher information, which takes a backward through the model.
     pub(crate) fn weighs_outputs(&self) -> bool {
-        let asked = self.recipe.method.needs().fisher == Some(Fisher::Outputs);
+        let asked = self.job.needs().fisher == Some(Fisher::Outputs);
         asked && LayerTrainer::check(&self.config).is_ok()
     }
 
-    /// Whether groups of some layer may be of columns that are no neighbours.
-    fn by_group(&self) -> bool {
-        match &self.conversion {
-            Some(conversion) => conversion.by_group(),
-            None => self.recipe.method.follows_order(),
-        }
+    /// True if the output holds scales or levels of keys and values.
+    pub(crate) fn stores_cache_scales(&self) -> bool {
+        cache_scales::stores(self.kv.as_ref(), self.kv_levels.as_ref())
+    }
+
+    /// Scheme or policy of keys and values, as reports name it.
+    pub(crate) fn cache(&self) -> Option<String> {
+        let levels = self.kv_levels.as_ref().map(ToString::to_string);
+        self.kv.as_ref().map(ToString::to_string).or(levels)
     }
 
     /// The layers that are quantized, with their schemes.
@@ -281,8 +298,7 @@ impl Plan {
     /// Bits of a layer.
     pub(crate) fn bits(&self, info: &LinearInfo, scheme: &Scheme) -> u64 {
         let (rows, cols) = (info.rows, info.cols);
-        scheme.format.total_bits(rows, cols)
-            + native::outlier_bits(rows, cols, self.recipe.outliers(rows, cols))
+        scheme.format.total_bits(rows, cols) + native::outlier_bits(rows, cols, self.job.outliers(rows, cols))
     }
 
     /// Bits per weight of the quantized linear layers as the container stores them: the bytes of all their tensors. Above
@@ -326,7 +342,7 @@ impl Plan {
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
-        layer_plan(&self.recipe, info, scheme, self.by_group())
+        layer_plan(&self.job, self.activations.as_ref(), info, scheme, self.by_group)
     }
 }
 
@@ -391,7 +407,8 @@ pub(crate) fn scheme_of(
 }
 
 pub(crate) fn output_of_linears(
-    recipe: &Recipe,
+    job: &Job,
+    input: Option<&Scheme>,
     container: Container,
     linears: &[PlannedLinear],
     by_group: bool,
@@ -399,7 +416,7 @@ pub(crate) fn output_of_linears(
     let (mut specs, mut faults) = (Vec::new(), Vec::new());
     for PlannedLinear { info, scheme } in linears {
         let Some(scheme) = scheme else { continue };
-        match container.specs(&layer_plan(recipe, info, scheme, by_group)) {
+        match container.specs(&layer_plan(job, input, info, scheme, by_group)) {
             // A graph names the weights of a model as its dense checkpoint does.
             Ok(_) if container.facts().experts == Experts::AsInSource && stacks::stack_of(info).is_some() => {
                 faults
@@ -418,14 +435,14 @@ pub(crate) fn output_of_linears(
 
 /// What is to be stored of a layer. Groups of a whole row have no order.
 fn layer_plan<'a>(
-    recipe: &'a Recipe,
+    job: &Job,
+    input: Option<&'a Scheme>,
     info: &'a LinearInfo,
     scheme: &'a Scheme,
     by_group: bool,
 ) -> LinearPlan<'a> {
     let by_group = by_group && matches!(scheme.format.blocks(), Blocks::Group(_));
-    let input = recipe.activations.as_ref();
-    let outliers = recipe.outliers(info.rows, info.cols);
+    let outliers = job.outliers(info.rows, info.cols);
     LinearPlan { by_group, outliers, ..LinearPlan::new(&info.module, scheme, input, (info.rows, info.cols)) }
 }
 

@@ -25,7 +25,7 @@ use crate::coverage::Coverage;
 use crate::error::Result;
 use crate::error_stats::ErrorReport;
 use crate::fold::Folded;
-use crate::plan::Plan;
+use crate::plan::{Plan, Use};
 use crate::report::LayerReport;
 
 /// Name of the file in a folder; what follows the name of a single file in the name of its own.
@@ -194,19 +194,19 @@ impl Quality {
         Quality {
             version: VERSION,
             tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
-            recipe: plan.recipe.label().to_owned(),
-            method: plan.recipe.method_name(),
-            weights: plan.recipe.weights.to_string(),
-            activations: plan.recipe.activations.as_ref().map(ToString::to_string),
-            kv: plan.recipe.cache(),
+            recipe: plan.job.label(),
+            method: plan.job.method_name(),
+            weights: plan.weights.to_string(),
+            activations: plan.activations.as_ref().map(ToString::to_string),
+            kv: plan.cache(),
             container: plan.container.name().to_owned(),
             linear_bits_per_weight: plan.linear_bits_per_weight(),
             linear_stored_bits_per_weight: Some(plan.linear_stored_bits_per_weight()),
             bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
             bytes,
             parameters,
-            hashes: Hashes { source: source_hashes, recipe: plan.recipe.sha256.clone(), weights },
-            calibration: plan.text().or(plan.cache_text()).map(CalibrationSet::identity),
+            hashes: Hashes { source: source_hashes, recipe: plan.job.sha256(), weights },
+            calibration: plan.text().or(plan.text_for(Use::Cache)).map(CalibrationSet::identity),
             calibration_dtype: match plan.options.products {
                 Products::F32 => None,
                 rounded => Some(rounded.name().to_owned()),

@@ -61,7 +61,7 @@ impl LayerReport {
             stored_bits_per_weight: Some(
                 plan.stored_bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
             ),
-            outliers: Some(plan.recipe.outliers(info.rows, info.cols)).filter(|&count| count > 0),
+            outliers: Some(plan.job.outliers(info.rows, info.cols)).filter(|&count| count > 0),
             output_error: solved.output_error,
             judged: solved.judged,
             notes: solved.notes,

@@ -106,7 +106,7 @@ impl<'a> Sequential<'a> {
     /// What quantizes the inputs of layer `index`.
     fn quantizers(&self, index: usize) -> BTreeMap<LinearInput, InputQuantizer> {
         let of_layer = self.plan.quantized().map(|(info, _)| info).filter(|info| info.layer == index);
-        let scheme = self.plan.recipe.activations.as_ref();
+        let scheme = self.plan.activations.as_ref();
         scheme.map_or_else(BTreeMap::new, |scheme| {
             input_scales::quantizers(scheme, self.input_scales.as_ref(), of_layer)
         })
@@ -239,7 +239,7 @@ impl<'a> Sequential<'a> {
             let (source, config) = (self.source, &self.plan.config);
             let (threads, products) = (self.plan.options.threads, self.plan.options.products);
             // A method that learns asks for one pass of a layer before all of its weights change.
-            let keeps = !matches!(self.plan.recipe.method.work(), Work::Layer(_));
+            let keeps = !matches!(self.plan.job.work(), Some(Work::Layer(_)));
             let begin = |windows| {
                 let begun = Calibration::begin(source, config, windows, threads)?.in_products(products);
                 Ok::<_, CalibrateError>(if keeps { begun.keeping() } else { begun })
@@ -273,8 +273,8 @@ impl<'a> Sequential<'a> {
         self.layer = Some(layer);
         let unseen = unseen.transpose()?.into_iter().flatten().map(Some).chain(std::iter::repeat(None));
         for ((input, (hessian, drift)), unseen) in inputs.into_iter().zip(moments?).zip(unseen) {
-            let moments = match self.plan.recipe.method.work() {
-                Work::Input(method) => {
+            let moments = match self.plan.job.work() {
+                Some(Work::Input(method)) => {
                     let Prepared { solver, moments } = self.solver(method, (hessian, drift), index, input)?;
                     self.solvers.push((input, solver));
                     moments

@@ -31,7 +31,7 @@ use crate::error::{QuantError, Result};
 use crate::fold::{Coordinates, Folded, Folds};
 use crate::input_scales::{self, InputScales};
 use crate::orthogonal::Orthogonal;
-use crate::plan::Plan;
+use crate::plan::{Plan, Use};
 use crate::rotate::{self, RotateOptions, Rotations, residual_of};
 use crate::rtn;
 
@@ -231,14 +231,14 @@ impl<'a> Learner<'a> {
         let folded_by = RotateOptions { online: false, ..options.rotate };
         let folds = rotate::folds(source, &plan.config, folded_by, &rotations)?;
         let folded = Folded::new(source, &folds);
-        let no_text = || QuantError::NoCalibration { recipe: plan.recipe.name.clone() };
-        let set = plan.transform_text().ok_or_else(no_text)?;
+        let no_text = || QuantError::NoCalibration { recipe: plan.job.name() };
+        let set = plan.text_for(Use::Transform).ok_or_else(no_text)?;
         let fault = |error| fault(source, error);
         let mut model =
             TrainModel::load(&folded, training_options(set, options, plan.threads())).map_err(fault)?;
-        if let Some(scheme) = &plan.recipe.activations {
+        if let Some(scheme) = &plan.activations {
             let scales = if scheme.has_outer_scale() || scheme.source == Source::Static {
-                let observed = (scheme, plan.recipe.observer);
+                let observed = (scheme, plan.observer);
                 input_scales::collect(&folded, &plan.config, observed, set, plan.threads(), tick)?
             } else {
                 InputScales::new()
@@ -254,10 +254,10 @@ impl<'a> Learner<'a> {
                 model.quantize_input(info.layer, input, quantizer, order).map_err(fault)?;
             }
         }
-        let unrounded = plan.recipe.activations.is_none().then(Vec::new);
-        let rounded = plan.recipe.activations.as_ref().unwrap_or(&plan.recipe.weights);
+        let unrounded = plan.activations.is_none().then(Vec::new);
+        let rounded = plan.activations.as_ref().unwrap_or(&plan.weights);
         let in_groups = matches!(rounded.format.blocks(), Blocks::Group(_));
-        let best = match &plan.recipe.activations {
+        let best = match &plan.activations {
             _ if in_groups => Gradient::StraightThrough,
             Some(_) => Gradient::Ranges,
             None => Gradient::Both,
@@ -494,7 +494,7 @@ pub(crate) fn buffers(plan: &Plan, set: &CalibrationSet, options: SpinOptions) -
     let (tokens, width) = (training.max_tokens as u64, config.hidden_size as u64);
     let inputs: u64 =
         rounded_inputs(plan, options.rotate).map(|(_, input)| config.input_width(input) as u64).sum();
-    let rounds = plan.recipe.activations.is_some();
+    let rounds = plan.activations.is_some();
     let largest = config.tensors().into_iter().map(|t| t.shape.iter().product::<usize>() as u64).max();
     let residual = if options.rotate.residual { width * width } else { 0 };
     let layers = config.num_hidden_layers as u64;

@@ -19,7 +19,7 @@ use crate::fold::sites::{Site, sites};
 use crate::fold::{Folded, Folds, Record};
 use crate::judge::{Judgement, Output, Windows};
 use crate::layers::{Solved, whole};
-use crate::plan::Plan;
+use crate::plan::{Plan, Use};
 use crate::recipe::Transform;
 use crate::rtn;
 use crate::smooth;
@@ -78,10 +78,10 @@ pub(crate) fn prepare(
     source: &ModelFiles,
     tick: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Prepared> {
-    let Some(transform) = plan.recipe.transform else { return Ok(Prepared::default()) };
+    let Some(transform) = plan.job.transform() else { return Ok(Prepared::default()) };
     let record = Record::new(transform.name());
     let mut search = Search { plan, source, transform, record, found: Prepared::default() };
-    match (transform, plan.transform_text()) {
+    match (transform, plan.text_for(Use::Transform)) {
         (Transform::Rotate(options), _) => search.record.rotation = Some(options),
         (Transform::Spin(options), Some(set)) => {
             let spin::Learned { rotations, kl } = spin::learn(plan, source, options, set, tick)?;
@@ -165,7 +165,7 @@ impl Search<'_> {
                     });
                 }
             }
-            if self.transform == Transform::Awq && plan.recipe.rounds_to_nearest() {
+            if self.transform == Transform::Awq && plan.job.rounds_to_nearest() {
                 self.clip(&of_layer, &samples, &scales)?;
             }
         }
@@ -270,12 +270,8 @@ impl Search<'_> {
             .map(|(reader, quantize)| Reader { weight: &reader.values, quantize })
             .collect();
         let width = sample.peaks.len();
-        let scheme = self
-            .plan
-            .recipe
-            .activations
-            .as_ref()
-            .map(|scheme| Scheme { source: Source::Dynamic, ..scheme.clone() });
+        let scheme =
+            self.plan.activations.as_ref().map(|scheme| Scheme { source: Source::Dynamic, ..scheme.clone() });
         let quantize = scheme.map(|scheme| {
             move |x: &mut [f32]| {
                 let rows = x.len() / width.max(1);

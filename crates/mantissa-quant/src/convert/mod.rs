@@ -12,9 +12,8 @@ mod proof;
 mod recode;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use mantissa_model::graph::{EMBEDDING, HEAD};
+use mantissa_model::graph::EMBEDDING;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
@@ -22,16 +21,16 @@ use mantissa_store::convention::{
     levels,
 };
 use mantissa_store::gguf::Storage;
-use mantissa_store::{Dtype, FileDigest, TensorMeta};
+use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
 use crate::cache_scales;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
+use crate::input_scales::Observer;
 use crate::layers::Solved;
-use crate::plan::{Check, EXPERTS_APART, Options, Plan, PlannedLinear, model_config, output_of_linears};
-use crate::recipe::{Glob, LayerRule, Recipe, Repacked};
+use crate::plan::{Check, EXPERTS_APART, Job, Options, Plan, PlannedLinear, model_config, output_of_linears};
 use crate::rtn;
 use crate::stacks::{self, stack_of};
 use crate::verify::loadable;
@@ -48,21 +47,6 @@ pub struct Changes<'a> {
     pub requantize: Option<&'a Scheme>,
     /// Inputs are no longer quantized at run time.
     pub drop_inputs: bool,
-}
-
-/// What a plan that changes the container has beside others.
-#[derive(Clone, Debug)]
-pub(crate) struct Conversion {
-    /// Whether weights are rounded anew.
-    requantized: bool,
-    /// Whether inputs are no longer quantized.
-    drops_inputs: bool,
-    /// Whether groups of some layer are not of neighbouring columns.
-    by_group: bool,
-    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
-    pub(crate) rotations: Vec<(String, usize)>,
-    /// Dense tensors that are not copied byte by byte.
-    pub(crate) dense: Vec<Dense>,
 }
 
 impl Plan {
@@ -104,16 +88,30 @@ impl Plan {
             return Err(QuantError::not_lossless(container, total, &refused).rounding(requantize.is_some()));
         }
         let activations = inputs.into_iter().next().flatten().filter(|_| requantize.is_none());
-        let recipe = Recipe { kv, ..recipe(&linears, activations, container, dtype, requantize) };
-        let conversion = Conversion {
-            requantized: requantize.is_some(),
-            drops_inputs: drop_inputs,
-            by_group,
-            rotations,
-            dense: Vec::new(),
+        let table = Scheme::plain(match dtype {
+            Dtype::BF16 => Code::Float(minifloat::BF16),
+            Dtype::F16 => Code::Float(minifloat::F16),
+            _ => Code::F32,
+        });
+        let job = match requantize {
+            Some(scheme) => Job::Requantize { scheme: scheme.clone(), table },
+            None => Job::Convert { drops_inputs: drop_inputs, table },
         };
-        finish(source, config, recipe, container, linears, options, conversion)
+        let kept = Kept { activations, kv, by_group, rotations };
+        finish(source, config, job, container, linears, options, kept)
     }
+}
+
+/// Properties of the source that the output keeps.
+struct Kept {
+    /// Scheme of inputs.
+    activations: Option<Scheme>,
+    /// Scheme of keys and values.
+    kv: Option<Scheme>,
+    /// True if groups of some layer are not of neighbouring columns.
+    by_group: bool,
+    /// Modules whose inputs are rotated as the model runs, and the orders of the matrices.
+    rotations: Vec<(String, usize)>,
 }
 
 /// What becomes of the layers of a model.
@@ -291,63 +289,25 @@ fn model_dtype(source: &ModelFiles) -> Dtype {
     }
 }
 
-/// The recipe that says what the conversion does, for the parts of the pipeline that go by one.
-fn recipe(
-    linears: &[PlannedLinear],
-    activations: Option<Scheme>,
-    container: Container,
-    dtype: Dtype,
-    requantize: Option<&Scheme>,
-) -> Recipe {
-    let name = match requantize {
-        Some(scheme) => format!("convert-{scheme}"),
-        None => "convert".to_owned(),
-    };
-    let table = match dtype {
-        Dtype::BF16 => Code::Float(minifloat::BF16),
-        Dtype::F16 => Code::Float(minifloat::F16),
-        _ => Code::F32,
-    };
-    // GGUF stores embedding and head as a rule says: here as they are.
-    let tables = LayerRule {
-        modules: [EMBEDDING, HEAD].map(Glob::literal).to_vec(),
-        weights: Some(Scheme::plain(table)),
-    };
-    let weights = linears.iter().find_map(|linear| linear.scheme.clone()).unwrap_or(Scheme::plain(table));
-    Recipe {
-        transform: None,
-        observer: Default::default(),
-        sha256: FileDigest::of(name.as_bytes()).hex(),
-        name,
-        method: if requantize.is_some() { Arc::new(rtn::Rtn) } else { Arc::new(Repacked) },
-        weights,
-        activations,
-        kv: None,
-        kv_levels: None,
-        container: Some(container),
-        file_type: None,
-        layers: vec![tables],
-    }
-}
-
+/// The plan of what was decided.
 fn finish(
     source: &ModelFiles,
     config: ModelConfig,
-    recipe: Recipe,
+    job: Job,
     container: Container,
     linears: Vec<PlannedLinear>,
     options: Options,
-    conversion: Conversion,
+    Kept { activations, kv, by_group, rotations }: Kept,
 ) -> Result<Plan> {
     if container.facts().experts == Experts::Stacked {
         stacks::require_whole(&linears)?;
     }
-    let quantized = output_of_linears(&recipe, container, &linears, conversion.by_group)?;
+    let quantized = output_of_linears(&job, activations.as_ref(), container, &linears, by_group)?;
     let mut notes = source.notes();
     let (copied, dense) = match source.gguf() {
         Some(_) => (Vec::new(), dense::of_gguf(source, &config, container, &linears, &mut notes)?),
         None => {
-            let left_out = recipe.kv.is_none();
+            let left_out = kv.is_none();
             let dense = match container.facts().experts {
                 Experts::Stacked => dense::decoded(source, &config, &linears)?,
                 _ => Vec::new(),
@@ -361,8 +321,10 @@ fn finish(
     {
         notes.push(EXPERTS_APART.to_owned());
     }
+    let first = linears.iter().find_map(|linear| linear.scheme.clone());
+    let weights = first.unwrap_or_else(|| job.table().cloned().unwrap_or(Scheme::plain(Code::F32)));
     let gguf = match container.facts().one_file {
-        true => Some(gguf::Layout::new(source, &recipe, &config, &linears, &options)?),
+        true => Some(gguf::Layout::new(source, &job, &weights, &config, &linears, &options)?),
         false => None,
     };
     let specs = match &gguf {
@@ -373,12 +335,16 @@ fn finish(
         None => {
             let copied =
                 copied.iter().map(|m| mantissa_store::TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-            let cached = recipe.kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
+            let cached = kv.iter().flat_map(|kv| cache_scales::specs(&config, container, kv));
             copied.chain(dense.iter().map(Dense::spec)).chain(quantized).chain(cached).collect()
         }
     };
     let plan = Plan {
-        recipe,
+        job,
+        weights,
+        activations,
+        kv,
+        kv_levels: None,
         container,
         config,
         linears,
@@ -390,8 +356,13 @@ fn finish(
         check: Check::default(),
         coverage: None,
         options,
+        uses: Vec::new(),
+        observer: Observer::default(),
+        by_group,
+        rotations,
+        untied: None,
+        dense,
         gguf,
-        conversion: Some(Conversion { dense, ..conversion }),
     };
     // What only the layers together cannot be stored as.
     plan.output_config(source)?;
@@ -451,62 +422,56 @@ fn whole_stacks(linears: &[PlannedLinear]) -> BTreeSet<String> {
     whole.flat_map(|tensor| std::iter::once(tensor.to_owned()).chain(gpt_oss::names(tensor))).collect()
 }
 
-impl Conversion {
-    /// Whether weights are rounded anew.
-    pub(crate) fn requantized(&self) -> bool {
-        self.requantized
+/// A layer decoded and rounded to nearest under `scheme`. `outer` is the tensor-wide scale that it shares with fused partners.
+pub(crate) fn rounded(
+    plan: &Plan,
+    source: &ModelFiles,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    outer: Option<f32>,
+) -> Result<Solved> {
+    let tensor = |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
+    let weight = weight_of(source, info)?;
+    let values = values_of(info, weight)?;
+    let (rows, cols) = (info.rows, info.cols);
+    if let Some(codec) = plan.blocks_of_ternary(scheme) {
+        return gguf::quantize_ternary(codec, &values, rows, cols, plan.threads()).map_err(tensor);
     }
+    let rounded = rtn::quantize(scheme, &values, rows, cols, outer, plan.threads());
+    rounded.map(Solved::rounded).map_err(tensor)
+}
 
-    /// Whether groups of some layer are not of neighbouring columns.
-    pub(crate) fn by_group(&self) -> bool {
-        self.by_group
+/// A layer with its codes and scales in `scheme`, which holds them without loss.
+pub(crate) fn layer(
+    plan: &Plan,
+    source: &ModelFiles,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    drops_inputs: bool,
+) -> Result<Solved> {
+    let weight = weight_of(source, info)?;
+    let input_scale = weight.input.as_ref().and_then(|input| input.outer).filter(|_| !drops_inputs);
+    let quantized = match weight.weight {
+        Weight::Quantized(q) => recode::recode(&q, &scheme.format),
+        dense => dense::plain(dense, scheme, info.rows, info.cols),
+    };
+    let refuse = |why| {
+        let refused = Refused::layers(vec![format!("{}: {why}", info.module)]);
+        QuantError::not_lossless(plan.container, plan.linears.len(), &refused)
+    };
+    let mut quantized = quantized.map_err(refuse)?;
+    let mut g_idx = None;
+    if let Some(order) = group_order(&weight.transforms) {
+        let (own, groups) = gptq_files::in_own_order(&quantized, order);
+        (quantized, g_idx) = (own, Some(groups));
     }
+    Ok(Solved { g_idx, input_scale, ..Solved::rounded((quantized, ErrorStats::default())) })
+}
 
-    /// A layer recoded, or rounded anew.
-    pub(crate) fn layer(
-        &self,
-        plan: &Plan,
-        source: &ModelFiles,
-        info: &LinearInfo,
-        scheme: &Scheme,
-        outer: Option<f32>,
-    ) -> Result<Solved> {
-        let weight = weight_of(source, info)?;
-        let input_scale = weight.input.as_ref().and_then(|input| input.outer).filter(|_| !self.drops_inputs);
-        if self.requantized {
-            let tensor =
-                |error| QuantError::Tensor { path: source.dir().into(), tensor: info.module.clone(), error };
-            let values = values_of(info, weight)?;
-            let (rows, cols) = (info.rows, info.cols);
-            if let Some(codec) = plan.blocks_of_ternary(scheme) {
-                return gguf::quantize_ternary(codec, &values, rows, cols, plan.threads()).map_err(tensor);
-            }
-            return rtn::quantize(scheme, &values, rows, cols, outer, plan.threads())
-                .map(Solved::rounded)
-                .map_err(tensor);
-        }
-        let quantized = match weight.weight {
-            Weight::Quantized(q) => recode::recode(&q, &scheme.format),
-            dense => dense::plain(dense, scheme, info.rows, info.cols),
-        };
-        let refuse = |why| {
-            let refused = Refused::layers(vec![format!("{}: {why}", info.module)]);
-            QuantError::not_lossless(plan.container, plan.linears.len(), &refused)
-        };
-        let mut quantized = quantized.map_err(refuse)?;
-        let mut g_idx = None;
-        if let Some(order) = group_order(&weight.transforms) {
-            let (own, groups) = gptq_files::in_own_order(&quantized, order);
-            (quantized, g_idx) = (own, Some(groups));
-        }
-        Ok(Solved { g_idx, input_scale, ..Solved::rounded((quantized, ErrorStats::default())) })
-    }
-
-    /// The greatest magnitude of a layer's weight, for a scale that it shares with others.
-    pub(crate) fn amax(&self, source: &ModelFiles, info: &LinearInfo) -> Result<f32> {
-        let weight = weight_of(source, info)?;
-        Ok(values_of(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))
-    }
+/// The greatest magnitude of a layer's weight, for a scale that it shares with others.
+pub(crate) fn amax(source: &ModelFiles, info: &LinearInfo) -> Result<f32> {
+    let weight = weight_of(source, info)?;
+    Ok(values_of(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))
 }
 
 /// The weight that a layer multiplies with.

@@ -8,22 +8,20 @@ use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 
 use super::{recode, values_of, weight_of};
 use crate::error::{QuantError, Refused, Result};
-use crate::plan::{Plan, PlannedLinear};
+use crate::plan::{Job, Plan, PlannedLinear};
 
 /// Compares every layer of the output that lies at `staged` with the source.
 ///
 /// # Errors
 /// [`QuantError::NotLossless`] names the layers that are read back as something else: a fault of a reader or a writer.
 pub(crate) fn prove(plan: &Plan, source: &ModelFiles, staged: &Path) -> Result<()> {
-    let Some(conversion) = plan.conversion.as_ref().filter(|conversion| !conversion.requantized) else {
-        return Ok(());
-    };
+    let Job::Convert { drops_inputs, .. } = plan.job else { return Ok(()) };
     let written = ModelFiles::open(staged)?;
     let mut refused = Vec::new();
     for PlannedLinear { info, .. } in &plan.linears {
         let ours = weight_of(&written, info)?;
         let mut theirs = weight_of(source, info)?;
-        theirs.input = theirs.input.filter(|_| !conversion.drops_inputs);
+        theirs.input = theirs.input.filter(|_| !drops_inputs);
         if let Err(why) = same(info, ours, theirs)? {
             refused.push(format!("{}: {why}", info.module));
         }

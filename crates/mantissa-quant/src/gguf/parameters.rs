@@ -11,8 +11,7 @@ use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
 use super::{Layout, fault, fitting, source_scheme};
 use crate::convert::values_of;
 use crate::error::Result;
-use crate::plan::{Options, PlannedLinear, scheme_of};
-use crate::recipe::{REPACKED, Recipe};
+use crate::plan::{Job, Options, PlannedLinear, scheme_of};
 
 /// A tensor of the checkpoint that becomes several, each under a scheme.
 #[derive(Clone, Debug)]
@@ -82,7 +81,9 @@ pub(crate) fn values(source: &ModelFiles, config: &ModelConfig, info: &TensorInf
 /// What the tensors are declared from.
 pub(super) struct Adding<'a> {
     pub(super) source: &'a ModelFiles,
-    pub(super) recipe: &'a Recipe,
+    pub(super) job: &'a Job,
+    /// Scheme of linear weights to which no exception applies.
+    pub(super) weights: &'a Scheme,
     pub(super) options: &'a Options,
     /// By module.
     pub(super) planned: HashMap<&'a str, &'a PlannedLinear>,
@@ -155,9 +156,11 @@ impl Layout {
             let scheme = match &joined {
                 Joined::Biases(_) => Scheme::new(Format::plain(Code::F32), Rule::Amax),
                 Joined::KeysAndValues(_) => {
-                    let wanted = linear_of(config, &info)
-                        .filter(|_| adding.recipe.method.name() != REPACKED)
-                        .and_then(|linear| scheme_of(adding.recipe, config, adding.options, &linear));
+                    let wanted = linear_of(config, &info).and_then(|linear| match adding.job {
+                        Job::Quantize(recipe) => scheme_of(recipe, config, adding.options, &linear),
+                        Job::Convert { .. } => None,
+                        Job::Requantize { .. } => Some(adding.weights.clone()),
+                    });
                     let wanted = wanted.map_or_else(|| source_scheme(adding.source, &info.name), Ok)?;
                     self.fitted(name, wanted, shape.last().copied().unwrap_or(1))
                 }

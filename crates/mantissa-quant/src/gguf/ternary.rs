@@ -11,8 +11,7 @@ use mantissa_store::convention::gguf::has_factor;
 
 use crate::error_stats::ErrorStats;
 use crate::layers::Solved;
-use crate::plan::Plan;
-use crate::recipe::Recipe;
+use crate::plan::{Job, Plan};
 use crate::rtn;
 
 /// The block types that hold -1, 0 and 1 under a scale of 1.
@@ -22,14 +21,14 @@ const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];
 const ONE: [u8; 2] = 0x3c00u16.to_le_bytes();
 
 /// Whether a factor stands beside a layer under `scheme`.
-pub(super) fn factor_beside(config: &ModelConfig, recipe: &Recipe, scheme: &Scheme) -> bool {
-    has_factor(&scheme.format) || blocks_of_ternary(config, recipe, scheme).is_some()
+pub(super) fn factor_beside(config: &ModelConfig, job: &Job, scheme: &Scheme) -> bool {
+    has_factor(&scheme.format) || blocks_of_ternary(config, job, scheme).is_some()
 }
 
 /// The block type, where a layer of a model is stored as this module says.
-fn blocks_of_ternary(config: &ModelConfig, recipe: &Recipe, scheme: &Scheme) -> Option<CodecId> {
+fn blocks_of_ternary(config: &ModelConfig, job: &Job, scheme: &Scheme) -> Option<CodecId> {
     let Format::Codec(codec) = scheme.format else { return None };
-    let applies = config.architecture.ternary && recipe.rounds_to_nearest();
+    let applies = config.architecture.ternary && job.rounds_to_nearest();
     (applies && TERNARY.contains(&codec)).then_some(codec)
 }
 
@@ -37,7 +36,7 @@ impl Plan {
     /// The block type of a layer that is stored as a factor and blocks of what is left.
     pub(crate) fn blocks_of_ternary(&self, scheme: &Scheme) -> Option<CodecId> {
         self.gguf.as_ref()?;
-        blocks_of_ternary(&self.config, &self.recipe, scheme)
+        blocks_of_ternary(&self.config, &self.job, scheme)
     }
 }
 

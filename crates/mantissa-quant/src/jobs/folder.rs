@@ -117,7 +117,7 @@ impl Destination for Folder {
     fn fill(&mut self, task: &Task<'_>, progress: &mut Tell<'_>) -> Result<Found> {
         let plan = task.plan;
         let mut tick = |stage: &str| {
-            let tensor = format!("{}: {stage}", plan.recipe.method_name());
+            let tensor = format!("{}: {stage}", plan.job.method_name());
             progress(Progress { done: 0, tensor: &tensor, tokens: None })
         };
         let prepared = transform::prepare(plan, task.source, &mut tick)?;
@@ -224,11 +224,11 @@ impl Run<'_, '_> {
                 None => self.copy_tensor(meta, &mut buffer)?,
             }
         }
-        let Some((head, embedding)) = self.plan.untied() else { return Ok(()) };
-        let Some(meta) = self.folded.files().checkpoint().get(&embedding).cloned() else { return Ok(()) };
-        let copied = self.plan.copied.iter().any(|meta| meta.name == head);
-        if !copied && self.journal.recover(&head, self.writer)?.is_none() {
-            self.write_folded(&head, &meta.shape, meta.dtype)?;
+        let Some((head, embedding)) = &self.plan.untied else { return Ok(()) };
+        let Some(meta) = self.folded.files().checkpoint().get(embedding).cloned() else { return Ok(()) };
+        let copied = self.plan.copied.iter().any(|meta| meta.name == *head);
+        if !copied && self.journal.recover(head, self.writer)?.is_none() {
+            self.write_folded(head, &meta.shape, meta.dtype)?;
         }
         Ok(())
     }
@@ -243,7 +243,7 @@ impl Run<'_, '_> {
 
     /// Tensors that a change of container writes under another name, order or type.
     fn write_dense(&mut self) -> Result<()> {
-        for dense in self.plan.conversion.iter().flat_map(|conversion| &conversion.dense) {
+        for dense in &self.plan.dense {
             let name = &dense.info.name;
             if self.journal.recover(name, self.writer)?.is_some() {
                 continue;
@@ -303,7 +303,7 @@ impl Run<'_, '_> {
     fn write_cache_scales(&mut self, stored: &dyn Fn() -> Result<ModelFiles>) -> Result<()> {
         const UNIT: &str = "scales of keys and values";
         let plan = self.plan;
-        if !cache_scales::stores(&plan.recipe) {
+        if !plan.stores_cache_scales() {
             return Ok(());
         }
         if self.journal.recover(UNIT, self.writer)?.is_some() {

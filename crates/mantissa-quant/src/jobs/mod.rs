@@ -144,12 +144,12 @@ impl Task<'_> {
     fn run_fields(&self) -> Result<Map<String, Value>> {
         let plan = self.plan;
         let fields = json!({
-            "command": if plan.conversion.is_some() { "convert" } else { "quantize" },
-            "recipe": plan.recipe.label(),
-            "method": plan.recipe.method_name(),
-            "weights": plan.recipe.weights.to_string(),
-            "activations": plan.recipe.activations.as_ref().map(ToString::to_string),
-            "kv": plan.recipe.cache(),
+            "command": plan.job.command(),
+            "recipe": plan.job.label(),
+            "method": plan.job.method_name(),
+            "weights": plan.weights.to_string(),
+            "activations": plan.activations.as_ref().map(ToString::to_string),
+            "kv": plan.cache(),
             "container": plan.container.name(),
         });
         let fields = fields.as_object().cloned().unwrap_or_default();

@@ -101,7 +101,7 @@ impl<'a> Solving<'a> {
     }
 
     fn of_method(&self, phase: Phase) -> Vec<Buffer> {
-        self.plan.recipe.method.buffers(phase, &self.extent)
+        self.plan.job.buffers(phase, &self.extent)
     }
 
     fn stage(&self, what: &str, more: &[(&'static str, u64)]) -> Stage {

@@ -9,7 +9,8 @@ use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
 use mantissa_train::LayerTrainer;
 
-use super::{Options, Plan, PlannedLinear, model_not_storable, stores_input_scales, weighs};
+use super::texts::{is_judged, weighs};
+use super::{Options, PlannedLinear, model_not_storable, stores_input_scales};
 use crate::cache_scales;
 use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::error::{QuantError, Result};
@@ -19,56 +20,6 @@ use crate::recipe::{Recipe, Transform};
 use crate::rotate;
 use crate::sequential::{method_error, train_error};
 use crate::spin;
-
-/// What texts are for.
-impl Plan {
-    /// What is calibrated on, where the method does.
-    pub fn calibration(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.recipe.method.needs().text)
-    }
-
-    /// What layers are held against rounding to nearest on, of a method that has no use for a text of its own.
-    pub fn judging_text(&self) -> Option<&CalibrationSet> {
-        let judged = is_judged(&self.recipe, self.container) && self.conversion.is_none();
-        self.options.calibration.as_ref().filter(|_| judged)
-    }
-
-    /// What methods do not see of the calibration, where something is set aside.
-    pub(crate) fn held_out(&self) -> Option<CalibrationSet> {
-        let (windows, set) = (&self.options.held_out, self.options.calibration.as_ref()?);
-        let name = format!("{} (held out)", set.name);
-        (!windows.is_empty()).then(|| CalibrationSet { name, windows: windows.clone() })
-    }
-
-    /// What the transform of the model calibrates on, where it does.
-    pub fn transform_text(&self) -> Option<&CalibrationSet> {
-        let wanted = self.recipe.transform.is_some_and(Transform::needs_calibration);
-        self.options.calibration.as_ref().filter(|_| wanted)
-    }
-
-    /// What the scales of inputs that are stored are found on, where there are such.
-    pub fn input_text(&self) -> Option<&CalibrationSet> {
-        self.options.calibration.as_ref().filter(|_| self.input_scheme().is_some())
-    }
-
-    /// What the scales of keys and values that are stored are found on, where there are such.
-    pub fn cache_text(&self) -> Option<&CalibrationSet> {
-        let stored = self.conversion.is_none() && cache_scales::stores(&self.recipe);
-        self.options.calibration.as_ref().filter(|_| stored)
-    }
-
-    /// What the importance of searched blocks is found on, where it is: a calibration set, and no importance given.
-    pub fn importance_text(&self) -> Option<&CalibrationSet> {
-        let wanted = self.options.importance.is_none() && weighs(&self.recipe, self.container, &self.linears);
-        self.options.calibration.as_ref().filter(|_| wanted)
-    }
-
-    /// The text that something is found on before it is put in place.
-    pub fn text(&self) -> Option<&CalibrationSet> {
-        let of_weights = self.calibration().or(self.judging_text()).or(self.importance_text());
-        of_weights.or(self.transform_text()).or(self.input_text())
-    }
-}
 
 /// What is known of a plan when its calibration is checked.
 pub(super) struct Asked<'a> {
@@ -126,7 +77,10 @@ impl Asked<'_> {
         if is_judged(recipe, container) && options.calibration.is_some() {
             return self.windows().map(|_| notes);
         }
-        let set = options.calibration.as_ref().filter(|_| !cache_scales::stores(recipe));
+        let set = options
+            .calibration
+            .as_ref()
+            .filter(|_| !cache_scales::stores(recipe.kv.as_ref(), recipe.kv_levels.as_ref()));
         notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
         Ok(notes)
     }
@@ -177,9 +131,8 @@ impl Asked<'_> {
         let none = || QuantError::NoCalibration { recipe: self.recipe.name.clone() };
         let set = self.options.calibration.as_ref().ok_or_else(none)?;
         check_windows(set, self.config)?;
-        if !self.options.held_out.is_empty() {
-            let (name, windows) = (format!("{} (held out)", set.name), self.options.held_out.clone());
-            check_windows(&CalibrationSet { name, windows }, self.config)?;
+        if let Some(unseen) = self.options.held_out_set() {
+            check_windows(&unseen, self.config)?;
         }
         Ok(set)
     }
@@ -310,12 +263,6 @@ impl Asked<'_> {
         let note = format!("{}: no importance of {missing} layers", importance.name);
         Ok((missing > 0).then_some(note).into_iter().collect())
     }
-}
-
-/// True if the method needs no text, and its solutions can be compared with RTN on one.
-pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
-    let needs = recipe.method.needs();
-    needs.judged && !needs.text && !container.facts().square_scales
 }
 
 pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {

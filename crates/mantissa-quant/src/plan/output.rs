@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::{Plan, model_not_storable};
 use crate::convert::named_class;
 use crate::error::{QuantError, Result};
-use crate::rotate;
 
 impl Plan {
     /// Builds the `config.json` of the output: that of the source, with the `quantization_config` of the format.
@@ -20,7 +19,7 @@ impl Plan {
         }
         let quantization = self.container.quantization_config(&self.model()).map_err(|e| self.fault(e))?;
         if let Value::Object(fields) = &mut config {
-            if self.untied().is_some() {
+            if self.untied.is_some() {
                 fields.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
             }
             let keys = self.container.config_keys();
@@ -56,16 +55,16 @@ impl Plan {
         };
         ModelPlan {
             layers: self.quantized().map(layer).collect(),
-            weights: &self.recipe.weights,
-            input: self.recipe.activations.as_ref(),
+            weights: &self.weights,
+            input: self.activations.as_ref(),
             kept: self.kept(),
             head: self.config.head_module().to_owned(),
             embedding: self.config.embedding_module(),
-            by_group: self.by_group(),
-            damp: self.recipe.method.damping(),
-            rotations: self.rotated_inputs(),
-            kv: self.recipe.kv.as_ref(),
-            kv_levels: self.recipe.kv_levels.as_ref().map(ToString::to_string),
+            by_group: self.by_group,
+            damp: self.job.recipe().and_then(|recipe| recipe.method.damping()),
+            rotations: self.rotations.clone(),
+            kv: self.kv.as_ref(),
+            kv_levels: self.kv_levels.as_ref().map(ToString::to_string),
             bits_per_weight: self.linear_bits_per_weight(),
             specs: &self.specs,
         }
@@ -81,14 +80,5 @@ impl Plan {
         let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
         let sides = self.config.tensors().into_iter().filter(|t| matches!(t.role, Role::Side { .. }));
         kept.chain(sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))).collect()
-    }
-
-    /// Modules whose inputs are rotated at run time, each with the order of the matrix.
-    fn rotated_inputs(&self) -> Vec<(String, usize)> {
-        if let Some(conversion) = &self.conversion {
-            return conversion.rotations.clone();
-        }
-        let rotated = self.rotation().map(|options| rotate::rotated_inputs(&self.config, options));
-        rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order())).collect()
     }
 }

@@ -54,7 +54,6 @@
 
 mod file_type;
 mod name;
-mod repacked;
 mod toml_file;
 mod transform;
 
@@ -72,7 +71,6 @@ use mantissa_store::convention::{Container, LinearPlan};
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use mantissa_methods::{METHODS, Method};
 pub use name::ALIASES;
-pub(crate) use repacked::{REPACKED, Repacked};
 pub use transform::{TRANSFORMS, Transform};
 
 use crate::input_scales::Observer;
@@ -161,11 +159,6 @@ pub struct Recipe {
 pub struct Glob(String);
 
 impl Glob {
-    /// This name and no other.
-    pub(crate) fn literal(name: &str) -> Self {
-        Glob(name.to_owned())
-    }
-
     /// Whether `module` matches.
     pub fn matches(&self, module: &str) -> bool {
         let mut parts = self.0.split('*');
@@ -249,12 +242,6 @@ impl Recipe {
             Some(rule) => rule.weights.as_ref(),
             None => Some(&self.weights),
         }
-    }
-
-    /// What is said of the cache of keys and values.
-    pub fn cache(&self) -> Option<String> {
-        let levels = self.kv_levels.as_ref().map(ToString::to_string);
-        self.kv.as_ref().map(ToString::to_string).or(levels)
     }
 
     /// The container to write: the one asked for, or the first that holds every scheme of the recipe.

@@ -166,7 +166,7 @@ mod tests {
         let recipe = parse("rtn-fp8-e4m3-channel+fp8-e4m3-token+kv-fp8-e4m3-tensor@static").unwrap();
         assert_eq!(recipe.kv.unwrap().to_string(), "fp8-e4m3-tensor@static");
         let recipe = parse("rtn-fp8-e4m3-channel+kv-keys=nuq4-1%,values=nuq3,pre-rope").unwrap();
-        assert_eq!(recipe.cache().unwrap(), "keys=nuq4-1%,values=nuq3,pre-rope");
+        assert_eq!(recipe.kv_levels.as_ref().unwrap().to_string(), "keys=nuq4-1%,values=nuq3,pre-rope");
         assert_eq!((recipe.kv.is_none(), recipe.container()), (true, native::CONTAINER));
         let recipe = parse("gptq-int3-g32-asym").unwrap();
         assert_eq!((recipe.method.name(), recipe.weights.to_string().as_str()), ("gptq", "int3-g32-asym"));

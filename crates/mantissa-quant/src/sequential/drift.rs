@@ -23,7 +23,7 @@ pub(super) struct Original<'a> {
 
 /// True if the method needs the drift of inputs.
 pub(crate) fn needs_drift(plan: &Plan) -> bool {
-    plan.recipe.method.needs().drift
+    plan.job.needs().drift
 }
 
 /// True if it is found for `input`. For experts it is not: a token may not be routed to the same ones in both models.

@@ -11,21 +11,21 @@ use super::{Sequential, learning};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, States, Tick, go_on};
 use crate::gptq::Hessian;
 use crate::metric::Metric;
-use crate::plan::Plan;
+use crate::plan::{Plan, Use};
 
 impl Sequential<'_> {
     /// Finds what errors of outputs cost, where that is asked for.
     pub(super) fn find_outputs(&mut self, tick: &mut Tick<'_>) -> crate::error::Result<()> {
         let plan = self.plan;
-        let Some(set) = plan.calibration().filter(|_| plan.weighs_outputs() && self.outputs.is_none()) else {
+        let Some(set) = plan.text_for(Use::Solve).filter(|_| plan.weighs_outputs() && self.outputs.is_none())
+        else {
             return Ok(());
         };
         let options = learning::options(plan, set);
         let linears = plan.quantized().map(|(info, _)| info);
         let found = output_moments(self.source, &plan.config, set, &options, linears, tick);
-        self.outputs = Some(
-            found.map_err(|error| learning::metrics_error(self.source, plan.recipe.method.name(), error))?,
-        );
+        self.outputs =
+            Some(found.map_err(|error| learning::metrics_error(self.source, plan.job.method(), error))?);
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ use crate::fold::Folded;
 use crate::judge::{self, Judgement, Output};
 use crate::layers::{Solved, round_to_nearest, whole};
 use crate::metric::Metric;
-use crate::plan::Plan;
+use crate::plan::{Plan, Use};
 use crate::source::{DenseTensor, Scratch};
 
 /// A linear layer whose rounding is to be learned.
@@ -52,8 +52,8 @@ const BATCH_TOKENS: usize = 512;
 
 /// Options of the trainer of a layer.
 pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
-    let batch_tokens = match plan.recipe.method.work() {
-        Work::Layer(method) => method.batch_tokens(),
+    let batch_tokens = match plan.job.work() {
+        Some(Work::Layer(method)) => method.batch_tokens(),
         _ => BATCH_TOKENS,
     };
     let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
@@ -151,7 +151,7 @@ impl<'a> Sequential<'a> {
     ) -> Result<(String, Judgement)> {
         let plan = self.plan;
         let (Some(set), Some(calibration), Some(reference)) =
-            (plan.calibration(), &self.calibration, &self.learning.reference)
+            (plan.text_for(Use::Solve), &self.calibration, &self.learning.reference)
         else {
             return Err(CalibrateError::Empty.into());
         };
@@ -196,10 +196,12 @@ impl<'a> Sequential<'a> {
     /// Finds the Fisher information of the layers' outputs, if the method asks for it.
     fn metrics(&mut self, tick: &mut Tick<'_>) -> Result<()> {
         let plan = self.plan;
-        let Some(Fisher::Layers { seed }) = plan.recipe.method.needs().fisher else { return Ok(()) };
-        let Some(set) = plan.calibration().filter(|_| self.learning.metrics.is_none()) else { return Ok(()) };
+        let Some(Fisher::Layers { seed }) = plan.job.needs().fisher else { return Ok(()) };
+        let Some(set) = plan.text_for(Use::Solve).filter(|_| self.learning.metrics.is_none()) else {
+            return Ok(());
+        };
         let found = metrics(self.source, &plan.config, set, &options(plan, set), seed, tick);
-        let name = plan.recipe.method.name();
+        let name = plan.job.method();
         self.learning.metrics = Some(found.map_err(|error| metrics_error(self.source, name, error))?);
         Ok(())
     }
@@ -236,7 +238,7 @@ impl<'a> Sequential<'a> {
         let kinds = linears.iter().map(|linear| linear.info.kind);
         let sums = self.calibration()?.squares(&layer, kinds, false, tick);
         self.layer = Some(layer);
-        let tokens = self.plan.calibration().map_or(1, CalibrationSet::tokens).max(1) as f64;
+        let tokens = self.plan.text_for(Use::Solve).map_or(1, CalibrationSet::tokens).max(1) as f64;
         let mean = |sum: f64| (sum / tokens) as f32;
         let means = |squares: Squares| squares.sums.into_iter().map(mean).collect();
         Ok(sums?.into_iter().map(|(input, squares)| (input, means(squares))).collect())

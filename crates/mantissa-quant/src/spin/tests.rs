@@ -5,7 +5,7 @@ use std::path::Path;
 use mantissa_num::round::random_u32;
 
 use super::*;
-use crate::plan::Options;
+use crate::plan::{Options, Use};
 use crate::recipe::Recipe;
 
 fn source() -> ModelFiles {
@@ -29,7 +29,7 @@ fn learner<'a>(plan: &'a Plan, source: &'a ModelFiles) -> Learner<'a> {
 }
 
 fn states(plan: &Plan, source: &ModelFiles) -> States {
-    teacher(plan, source, plan.transform_text().unwrap(), &mut || ControlFlow::Continue(())).unwrap()
+    teacher(plan, source, plan.text_for(Use::Transform).unwrap(), &mut || ControlFlow::Continue(())).unwrap()
 }
 
 /// Under norms within the layers that weigh their channels, so that the function does depend on the rotations, and without rounding, so
@@ -39,8 +39,8 @@ fn slopes_are_those_of_the_loss() {
     let source = source();
     let mut plan = plan(&source, "spin-int8-channel+int8-token");
     let teacher = states(&plan, &source);
-    plan.recipe.activations = Some("f32".parse().unwrap());
-    let set = plan.transform_text().unwrap().clone();
+    plan.activations = Some("f32".parse().unwrap());
+    let set = plan.text_for(Use::Transform).unwrap().clone();
     let mut learner = learner(&plan, &source);
     let windows = [0, 3, 5];
     let loss = |learner: &mut Learner<'_>| {
@@ -80,7 +80,7 @@ fn what_rounding_costs_falls_and_nothing_else_changes() {
     let source = source();
     for recipe in ["spin-int4-channel+int4-token", "spin-int3-channel"] {
         let plan = plan(&source, recipe);
-        let set = plan.transform_text().unwrap();
+        let set = plan.text_for(Use::Transform).unwrap();
         let mut steps = 0;
         let mut tick = |_: &str| {
             steps += 1;

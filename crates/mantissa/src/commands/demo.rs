@@ -200,8 +200,8 @@ impl Bench {
         let quantized = Decoder::load(&ModelFiles::open(&out)?)?;
         Ok(Row {
             recipe: name,
-            method: plan.recipe.method.name(),
-            activations: plan.recipe.activations.as_ref().map(ToString::to_string),
+            method: plan.job.method(),
+            activations: plan.activations.as_ref().map(ToString::to_string),
             format: plan.container.name(),
             linear_bits_per_weight: quality.linear_bits_per_weight,
             linear_stored_bits_per_weight: plan.linear_stored_bits_per_weight(),

@@ -11,7 +11,7 @@ use mantissa_num::Scheme;
 use mantissa_plan::contract::Target;
 use mantissa_quant::allocate::{AllocateError, Allocation, Choice, allocate};
 use mantissa_quant::verify::Verification;
-use mantissa_quant::{Check, Options, Outcome, Plan, Quality, Recipe, Start, plan_key};
+use mantissa_quant::{Check, Job, Options, Outcome, Plan, Quality, Recipe, Start, plan_key};
 use mantissa_store::convention::{Container, ModelFiles, native};
 use mantissa_store::{
     FileDigest, Journal, Kind, Output, Paths, WorkFolder, disk, verify_manifest, write_file_atomic,
@@ -232,8 +232,8 @@ fn write(
     let found = choose(&costs, limit, &plans[0])?;
     let rows: Vec<Row> =
         units.iter().zip(costs).zip(&found.choices).map(|((u, c), &at)| row(u, c, at)).collect();
-    let schemes: Vec<_> = plans.iter().map(|plan| plan.recipe.weights.clone()).collect();
-    let text = recipe_text(&plans[0].recipe, args.format, &schemes, units, &found);
+    let schemes: Vec<_> = plans.iter().map(|plan| plan.weights.clone()).collect();
+    let text = recipe_text(&plans[0].job, args.format, &schemes, units, &found);
     if let Some(path) = &args.save_recipe {
         write_file_atomic(&context.output(path)?, text.as_bytes())?;
     }
@@ -329,7 +329,7 @@ fn sizes(plans: &[Plan], units: &[Unit]) -> Vec<Vec<Candidate>> {
 
 /// Makes the candidate of a unit under the scheme of `plan`.
 fn candidate(plan: &Plan, unit: &Unit, kl: f64, kl_se: f64) -> Candidate {
-    let weights = &plan.recipe.weights;
+    let weights = &plan.weights;
     let bits = unit.linears.iter().map(|l| weights.format.total_bits(l.rows, l.cols)).sum();
     Candidate { scheme: weights.to_string(), bits, kl, kl_se }
 }
@@ -358,7 +358,7 @@ fn measure(
     let mut rows = vec![Vec::with_capacity(plans.len()); units.len()];
     let mut baseline = None;
     for plan in plans {
-        let scheme = plan.recipe.weights.to_string();
+        let scheme = plan.weights.to_string();
         let found = known.iter().find(|line| line.scheme == scheme && line.costs.len() == units.len());
         let costs = match found {
             Some(line) => line.costs.clone(),
@@ -407,7 +407,7 @@ fn measure_one(
     units: &[Unit],
     context: &Context,
 ) -> Result<Vec<Candidate>> {
-    let scheme = plan.recipe.weights.to_string();
+    let scheme = plan.weights.to_string();
     let (progress, mut done) = (context.progress(units.len() as u64, Progressed::Items("units")), 0);
     let measured = baseline.measure(model, units, &mut |unit| {
         done += 1;
@@ -447,7 +447,7 @@ fn row(unit: &Unit, candidates: Vec<Candidate>, chosen: usize) -> Row {
 
 /// Returns the TOML recipe: the most frequent scheme as default, the others as exceptions.
 fn recipe_text(
-    recipe: &Recipe,
+    job: &Job,
     format: Option<Container>,
     schemes: &[Scheme],
     units: &[Unit],
@@ -456,8 +456,10 @@ fn recipe_text(
     let taken = |at: usize| units.iter().zip(&found.choices).filter(move |(_, choice)| **choice == at);
     let count = |at: usize| taken(at).map(|(unit, _)| unit.linears.len()).sum::<usize>();
     let most = (0..schemes.len()).max_by_key(|&at| count(at)).unwrap_or(0);
-    let mut text = format!("method = \"{}\"\nweights = \"{}\"\n", recipe.method.recipe_name(), schemes[most]);
-    if let Some(transform) = recipe.transform {
+    let recipe = job.recipe();
+    let method = recipe.map_or(job.method(), |recipe| recipe.method.recipe_name());
+    let mut text = format!("method = \"{method}\"\nweights = \"{}\"\n", schemes[most]);
+    if let Some(transform) = recipe.and_then(|recipe| recipe.transform) {
         text += &format!("transform = \"{}\"\n", transform.name());
     }
     if let Some(format) = format {

@@ -304,7 +304,7 @@ fn dry_run(plan: &Plan, source_bytes: u64, verified: bool, context: &Context) ->
     let peak = peak_stage(plan, verified);
     let layers = plan.quantized().count();
     let report = DryRun {
-        recipe: &plan.recipe.name,
+        recipe: &plan.job.name(),
         container: plan.container.name(),
         layers,
         kept: plan.linears.len() - layers,

@@ -25,7 +25,7 @@ use crate::fold::Folded;
 use crate::gguf::{Cast, JoinedCast, Layout, fault, heads, linear_of, values};
 use crate::importance::Importance;
 use crate::layers::{Layers, refuse_overflow};
-use crate::plan::{Plan, work_of};
+use crate::plan::{Plan, Use, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
 use crate::report::LayerReport;
@@ -126,7 +126,7 @@ fn importance<'a>(
     source: &ModelFiles,
     progress: &mut Tell<'_>,
 ) -> Result<Option<Cow<'a, Importance>>> {
-    let Some(set) = plan.importance_text() else {
+    let Some(set) = plan.text_for(Use::Importance) else {
         return Ok(plan.options.importance.as_ref().map(Cow::Borrowed));
     };
     let mut tick = |_| progress(Progress { done: 0, tensor: "importance", tokens: None });

@@ -16,6 +16,7 @@ use crate::error_stats::ErrorStats;
 use crate::gguf::fault;
 use crate::layers::Layers;
 use crate::plan::Plan;
+use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::source::{DenseError, Source};
@@ -29,7 +30,7 @@ impl Plan {
         let own = info.stored == StoredAs::Rows
             && layout.order.of(&name).is_none()
             && layout.architecture.place(&name).is_some_and(|place| place.expert.is_none());
-        let rounded = self.recipe.rounds_to_nearest() && self.conversion.is_none();
+        let rounded = self.job.recipe().is_some_and(Recipe::rounds_to_nearest);
         let codec = scheme.format.codec().filter(|_| own && rounded)?;
         self.blocks_of_ternary(scheme).is_none().then_some(codec)
     }

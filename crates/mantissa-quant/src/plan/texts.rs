@@ -1,0 +1,92 @@
+//! Uses of the calibration text.
+
+use mantissa_num::codec::Codec;
+use mantissa_store::convention::Container;
+
+use super::{Options, Plan, PlannedLinear, stores_input_scales};
+use crate::cache_scales;
+use crate::calibrate::CalibrationSet;
+use crate::recipe::{Recipe, Transform};
+
+/// A use of the calibration text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The method calibrates.
+    Solve,
+    /// Layers are compared with RTN, of a method that needs no text itself.
+    Judge,
+    /// Searched blocks are weighed by the importance of their columns.
+    Importance,
+    /// The transform calibrates.
+    Transform,
+    /// Scales of inputs are stored.
+    Inputs,
+    /// Scales or levels of keys and values are stored.
+    Cache,
+}
+
+impl Use {
+    /// The uses that `recipe` has for a text, whether there is one or not.
+    pub(super) fn all(
+        recipe: &Recipe,
+        container: Container,
+        linears: &[PlannedLinear],
+        options: &Options,
+    ) -> Vec<Use> {
+        let uses = [
+            (Use::Solve, recipe.method.needs().text),
+            (Use::Judge, is_judged(recipe, container)),
+            (Use::Importance, options.importance.is_none() && weighs(recipe, container, linears)),
+            (Use::Transform, recipe.transform.is_some_and(Transform::needs_calibration)),
+            (Use::Inputs, recipe.activations.is_some() && stores_input_scales(recipe, container)),
+            (Use::Cache, cache_scales::stores(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
+        ];
+        uses.into_iter().filter(|(_, used)| *used).map(|(of, _)| of).collect()
+    }
+}
+
+impl Plan {
+    /// The calibration text, if it is used so.
+    pub(crate) fn text_for(&self, of: Use) -> Option<&CalibrationSet> {
+        self.options.calibration.as_ref().filter(|_| self.uses.contains(&of))
+    }
+
+    /// The calibration text, if layers are solved on it or compared with RTN.
+    pub(crate) fn solving_text(&self) -> Option<&CalibrationSet> {
+        self.text_for(Use::Solve).or(self.text_for(Use::Judge))
+    }
+
+    /// The calibration text, if weights depend on it.
+    pub(crate) fn text(&self) -> Option<&CalibrationSet> {
+        let set = self.options.calibration.as_ref();
+        set.filter(|_| self.uses.iter().any(|of| *of != Use::Cache))
+    }
+
+    /// Windows that methods do not see, on which their solutions are compared with RTN.
+    pub(crate) fn held_out(&self) -> Option<CalibrationSet> {
+        self.options.held_out_set()
+    }
+}
+
+impl Options {
+    /// The held-out windows under the name of the calibration text, if there are any.
+    pub(super) fn held_out_set(&self) -> Option<CalibrationSet> {
+        let (windows, set) = (&self.held_out, self.calibration.as_ref()?);
+        let name = format!("{} (held out)", set.name);
+        (!windows.is_empty()).then(|| CalibrationSet { name, windows: windows.clone() })
+    }
+}
+
+/// True if blocks of some layer depend on the importance of columns where it is known.
+pub(super) fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
+    let searched = |linear: &PlannedLinear| {
+        linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
+    };
+    recipe.rounds_to_nearest() && container.facts().importance && linears.iter().any(searched)
+}
+
+/// True if the method needs no text, and its solutions can be compared with RTN on one.
+pub(super) fn is_judged(recipe: &Recipe, container: Container) -> bool {
+    let needs = recipe.method.needs();
+    needs.judged && !needs.text && !container.facts().square_scales
+}
