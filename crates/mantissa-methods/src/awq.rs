@@ -14,6 +14,8 @@
 
 use mantissa_kernels::{MatMut, MatRef, for_each, kernels};
 
+use crate::transform::{Change, Channels, ScaleChannels, Transform};
+
 /// Ratios that are tried.
 pub const RATIOS: usize = 20;
 
@@ -206,6 +208,37 @@ pub fn clip_groups(w: &mut [f32], cols: usize, group: usize, of: impl Fn(usize) 
             let limit = amax * (1.0 - f32::from(clip) / CLIP_STEPS);
             values.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
         }
+    }
+}
+
+/// AWQ: columns of weights that read large channels become larger, and groups are clipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Awq;
+
+/// Name of AWQ in recipes and reports.
+pub const NAME: &str = "awq";
+
+impl Transform for Awq {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn change(&self) -> Change<'_> {
+        Change::Scales(self)
+    }
+}
+
+impl ScaleChannels for Awq {
+    fn scales_inner(&self) -> bool {
+        true
+    }
+
+    fn candidates(&self, channels: &Channels<'_>) -> Vec<Vec<f32>> {
+        candidates(channels.means)
+    }
+
+    fn clips(&self) -> bool {
+        true
     }
 }
 

@@ -1,16 +1,21 @@
-//! The methods of recipes, one row each.
+//! The methods and transforms of recipes, one row each.
 
 use mantissa_num::{Blocks, Scheme};
 
 use crate::autoround::AutoRound;
+use crate::awq::Awq;
 use crate::clip::RtnMse;
 use crate::gptq::Gptq;
 use crate::hqq::Hqq;
 use crate::method::Method;
 use crate::options::TableSpec;
 use crate::qtip::method::Qtip;
+use crate::rotate::Rotate;
 use crate::rtn::Rtn;
+use crate::smooth::Smooth;
+use crate::spin::Spin;
 use crate::spqr::Spqr;
+use crate::transform::Transform;
 
 /// A method by its name in recipes.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +63,46 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// The row of `name`.
 pub fn find(name: &str) -> Option<&'static Registered> {
     METHODS.iter().find(|row| row.name == name)
+}
+
+/// A transform by its name in recipes.
+#[derive(Clone, Copy, Debug)]
+pub struct RegisteredTransform {
+    /// Name.
+    pub name: &'static str,
+    /// One sentence on what it does.
+    pub summary: &'static str,
+    /// The transform with its defaults.
+    pub new: fn() -> Box<dyn Transform>,
+}
+
+/// All transforms.
+pub const TRANSFORMS: [RegisteredTransform; 4] = [
+    RegisteredTransform {
+        name: "smooth",
+        summary: "moves the range of activations into the weights",
+        new: || Box::<Smooth>::default(),
+    },
+    RegisteredTransform {
+        name: "awq",
+        summary: "scales up the columns of weights that read large channels, and clips groups",
+        new: || Box::new(Awq),
+    },
+    RegisteredTransform {
+        name: "rotate",
+        summary: "spreads outliers by Hadamard rotations",
+        new: || Box::<Rotate>::default(),
+    },
+    RegisteredTransform {
+        name: "spin",
+        summary: "spreads outliers by learned rotations",
+        new: || Box::<Spin>::default(),
+    },
+];
+
+/// Tables of recipe files that hold options of transforms, in the order of the rows.
+pub fn transform_tables() -> Vec<TableSpec> {
+    TRANSFORMS.iter().flat_map(|row| (row.new)().tables()).copied().collect()
 }
 
 /// Tables of recipe files that hold options of methods, each once, in the order of the rows.

@@ -11,6 +11,10 @@
 //! so that both become about as hard to quantize at α = 1/2. The division is folded into the norm before the layer.
 
 use mantissa_kernels::kernels;
+use toml::Value;
+
+use crate::options::{Key, OptionError, Options, Setting, TableSpec, shortest};
+use crate::transform::{Change, Channels, ScaleChannels, Transform};
 
 /// The smallest magnitude of a column of the weight, and the smallest scale.
 const LEAST: f32 = 1e-5;
@@ -49,5 +53,72 @@ pub fn scales(inputs: &[f32], weights: &[f32], alpha: f32) -> Vec<f32> {
 pub fn column_peaks(w: &[f32], all: &mut [f32]) {
     for row in w.chunks_exact(all.len().max(1)) {
         all.iter_mut().zip(row).for_each(|(peak, w)| *peak = peak.max(w.abs()));
+    }
+}
+
+const TABLE: TableSpec = TableSpec {
+    name: "smooth",
+    keys: &[Key {
+        name: "alpha",
+        help: "share of the difficulty that goes to the weights, 0.0 to 1.0, or \"search\"",
+    }],
+};
+
+/// Steps of a search for α, from 0 to 1.
+const ALPHA_STEPS: u16 = 20;
+
+/// SmoothQuant: large channels of activations become smaller, their columns of weights larger.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Smooth {
+    /// Options.
+    pub options: SmoothOptions,
+}
+
+impl Transform for Smooth {
+    fn name(&self) -> &'static str {
+        "smooth"
+    }
+
+    fn change(&self) -> Change<'_> {
+        Change::Scales(self)
+    }
+
+    fn tables(&self) -> &'static [TableSpec] {
+        &[TABLE]
+    }
+
+    fn set(&mut self, _: &str, options: Options<'_>) -> Result<(), OptionError> {
+        let alpha = |value: &Value| match value {
+            Value::String(text) if text == "search" => Some(None),
+            value => value.as_float().filter(|alpha| (0.0..=1.0).contains(alpha)).map(Some),
+        };
+        let allowed = || "a number from 0.0 to 1.0, or \"search\"".to_owned();
+        if let Some(alpha) = options.read("alpha", alpha, allowed)? {
+            self.options.alpha = alpha.map(|alpha| alpha as f32);
+        }
+        Ok(())
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        let alpha = self.options.alpha.map_or(Value::from("search"), |alpha| shortest(alpha).into());
+        vec![Setting::new(TABLE.name, "alpha", alpha)]
+    }
+}
+
+impl ScaleChannels for Smooth {
+    /// False: SmoothQuant is for the outputs of norms, whose channels differ most.
+    fn scales_inner(&self) -> bool {
+        false
+    }
+
+    fn candidates(&self, channels: &Channels<'_>) -> Vec<Vec<f32>> {
+        let of_alpha = |alpha| scales(channels.peaks, channels.weights, alpha);
+        match self.options.alpha {
+            Some(alpha) => vec![of_alpha(alpha)],
+            None => {
+                let steps = (0..=ALPHA_STEPS).map(|i| f32::from(i) / f32::from(ALPHA_STEPS));
+                std::iter::once(vec![1.0; channels.peaks.len()]).chain(steps.map(of_alpha)).collect()
+            }
+        }
     }
 }

@@ -20,7 +20,6 @@ use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;
 use crate::fold::Folded;
 use crate::plan::Plan;
-use crate::recipe::Transform;
 
 /// Windows that are run before it is asked whether every channel was seen, in steps; after the last, all.
 const STEPS: [usize; 2] = [1, 9];
@@ -218,12 +217,7 @@ fn fallback(plan: &Plan, tokens: u64, channels: usize, silent: usize) -> Option<
         () => Lack::Channels,
     };
     let of_method = plan.job.recipe().and_then(|recipe| recipe.method.lacking(lack));
-    let of_transform = match plan.job.transform() {
-        Some(Transform::Awq | Transform::Smooth(_)) if unseen => Some("its channels are not scaled"),
-        Some(Transform::Awq | Transform::Smooth(_)) if few => Some("scales are searched on these tokens"),
-        Some(Transform::Awq | Transform::Smooth(_)) => Some("they are scaled as the smallest of the others"),
-        _ => None,
-    };
+    let of_transform = plan.job.transform().and_then(|transform| transform.lacking(lack));
     // A method that calibrates by itself has the last word.
     let found = if plan.job.needs().text { of_method.or(of_transform) } else { of_transform.or(of_method) };
     Some(found.unwrap_or(match () {

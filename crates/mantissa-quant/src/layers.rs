@@ -119,7 +119,7 @@ impl<'a> Layers<'a> {
             )
         })?;
         let method = match self.clips(info) {
-            Some(_) => "awq",
+            Some(_) => awq::NAME,
             None if solved.fallback.is_some() => rtn::NAME,
             None => self.plan.job.method(),
         };

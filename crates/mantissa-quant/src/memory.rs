@@ -8,6 +8,7 @@
 mod solving;
 
 use mantissa_methods::method::{Extent, Fisher, Phase, Work};
+use mantissa_methods::transform::Change;
 use mantissa_model::{Buffers, LinearInfo, LinearInput, ModelConfig, StoredAs};
 use mantissa_num::{Blocks, Scheme, code_unit};
 use mantissa_train::LayerTrainer;
@@ -21,7 +22,6 @@ use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, Use, spec_bytes};
 use crate::quality::Evaluation;
-use crate::recipe::Transform;
 use crate::rtn;
 use crate::sequential::{
     learning_options, metrics_buffers, metrics_bytes, needs_drift, outputs_bytes, reads_last, uses_drift,
@@ -92,8 +92,8 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     if let Some(set) = plan.text_for(Use::Transform) {
         stages.push(embedding_windows(plan, set));
-        stages.push(match plan.job.transform() {
-            Some(Transform::Spin(options)) => {
+        stages.push(match plan.job.transform().map(|transform| transform.change()) {
+            Some(Change::LearnedRotation(options)) => {
                 let name = "learn the rotations".to_owned();
                 with_holes_of_calibration(name, spin::buffers(plan, set, options))
             }

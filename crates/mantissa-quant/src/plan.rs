@@ -26,7 +26,7 @@ use crate::importance::Importance;
 use crate::input_scales::Observer;
 use crate::memory;
 use crate::quality::Evaluation;
-use crate::recipe::{Part, Recipe, Transform};
+use crate::recipe::{Part, Recipe};
 use crate::rotate;
 use crate::stacks;
 use crate::verify::loadable;
@@ -213,7 +213,7 @@ impl Plan {
                 copied.chain(quantized).chain(cached).collect()
             }
         };
-        let rotation = recipe.transform.and_then(Transform::rotation);
+        let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
         let untied = rotation.filter(|options| rotate::unties(&config, *options));
         let untied = untied.map(|_| [config.head_module().to_owned(), config.embedding_module()]);
         let untied =

@@ -17,31 +17,12 @@ use mantissa_model::{LinearInfo, LinearInput, LinearKind, ModelConfig, Role, Sto
 use mantissa_num::Hadamard;
 use mantissa_store::Error;
 use mantissa_store::convention::ModelFiles;
-use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::fold::sites::{Giver, norm_parts, values};
 use crate::fold::{Coordinates, Folds};
 
-/// What is rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RotateOptions {
-    /// The residual stream.
-    pub residual: bool,
-    /// Values within each head.
-    pub values: bool,
-    /// Inputs of down projections, as the model runs.
-    pub online: bool,
-    /// Of the random signs.
-    pub seed: u64,
-}
-
-impl Default for RotateOptions {
-    fn default() -> Self {
-        RotateOptions { residual: true, values: true, online: true, seed: 0 }
-    }
-}
+pub use mantissa_methods::rotate::RotateOptions;
 
 /// Runs shorter than this spread nothing.
 const LEAST_ORDER: usize = 4;

@@ -35,53 +35,7 @@ use crate::plan::{Plan, Use};
 use crate::rotate::{self, RotateOptions, Rotations, residual_of};
 use crate::rtn;
 
-/// How rotations are learned.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SpinOptions {
-    /// What is rotated, and the signs that it begins with.
-    pub rotate: RotateOptions,
-    /// Steps.
-    pub iterations: usize,
-    /// Root mean square of the angles of the first step, in radians; the others shrink linearly to nothing.
-    pub rate: f32,
-    /// Tokens of a step: whole windows, one at least.
-    pub batch_tokens: usize,
-    /// What a step follows; `None` for what has proved best: the ranges where a token has one, with weights that have one for a channel both, the
-    /// errors where a group has one.
-    pub gradient: Option<Gradient>,
-}
-
-/// How the loss changes as a rotation turns: as far as is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gradient {
-    /// By way of the errors of rounding, as if they turned with the values: gradients pass the rounding as if it were none, ranges are held
-    /// (the straight-through estimator), as published.
-    StraightThrough,
-    /// By way of the ranges of blocks, on which the size of the errors depends.
-    Ranges,
-    /// The sum of the two.
-    Both,
-}
-
-/// Gradients by name.
-pub const GRADIENTS: [(&str, Gradient); 3] =
-    [("both", Gradient::Both), ("ranges", Gradient::Ranges), ("straight-through", Gradient::StraightThrough)];
-
-impl SpinOptions {
-    pub(crate) const DEFAULT: Self = SpinOptions {
-        rotate: RotateOptions { residual: true, values: true, online: true, seed: 0 },
-        iterations: 100,
-        rate: 0.03,
-        batch_tokens: 2048,
-        gradient: None,
-    };
-}
-
-impl Default for SpinOptions {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
+pub use mantissa_methods::spin::{Gradient, SpinOptions};
 
 /// Share of the last direction in the next.
 const MOMENTUM: f64 = 0.9;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use mantissa_methods::transform::{Change, Channels, ScaleChannels};
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::{Blocks, Given, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
@@ -20,7 +21,6 @@ use crate::fold::{Folded, Folds, Record};
 use crate::judge::{Judgement, Output, Windows};
 use crate::layers::{Solved, whole};
 use crate::plan::{Plan, Use};
-use crate::recipe::Transform;
 use crate::rtn;
 use crate::smooth;
 use crate::source::{DenseTensor, Scratch};
@@ -28,9 +28,6 @@ use crate::spin;
 
 /// Tokens that searches multiply.
 pub(crate) const TOKENS: usize = 512;
-
-/// α that a search tries: this many steps from 0 to 1.
-const ALPHA_STEPS: u16 = 20;
 
 /// What is known before the first layer is quantized.
 #[derive(Debug, Default)]
@@ -80,17 +77,20 @@ pub(crate) fn prepare(
 ) -> Result<Prepared> {
     let Some(transform) = plan.job.transform() else { return Ok(Prepared::default()) };
     let record = Record::new(transform.name());
-    let mut search = Search { plan, source, transform, record, found: Prepared::default() };
-    match (transform, plan.text_for(Use::Transform)) {
-        (Transform::Rotate(options), _) => search.record.rotation = Some(options),
-        (Transform::Spin(options), Some(set)) => {
+    let (mut record, mut found) = (record, Prepared::default());
+    match (transform.change(), plan.text_for(Use::Transform)) {
+        (Change::Rotation(options), _) => record.rotation = Some(options),
+        (Change::LearnedRotation(options), Some(set)) => {
             let spin::Learned { rotations, kl } = spin::learn(plan, source, options, set, tick)?;
-            search.record.rotate(options.rotate, &rotations, kl);
+            record.rotate(options.rotate, &rotations, kl);
         }
-        (_, Some(set)) => search.run(set, tick)?,
+        (Change::Scales(scaling), Some(set)) => {
+            let mut search = Search { plan, source, scaling, record, found };
+            search.run(set, tick)?;
+            Search { record, found, .. } = search;
+        }
         _ => {}
     }
-    let Search { record, found, .. } = search;
     let folds = record.folds(source, &plan.config)?;
     Ok(Prepared { record: Some(record), folds, ..found })
 }
@@ -98,7 +98,7 @@ pub(crate) fn prepare(
 struct Search<'a> {
     plan: &'a Plan,
     source: &'a ModelFiles,
-    transform: Transform,
+    scaling: &'a dyn ScaleChannels,
     record: Record,
     found: Prepared,
 }
@@ -165,7 +165,7 @@ impl Search<'_> {
                     });
                 }
             }
-            if self.transform == Transform::Awq && plan.job.rounds_to_nearest() {
+            if self.scaling.clips() && plan.job.rounds_to_nearest() {
                 self.clip(&of_layer, &samples, &scales)?;
             }
         }
@@ -190,9 +190,8 @@ impl Search<'_> {
     /// The scales of a site; `None` where they are best left as they are, on what they were searched on or on what they are
     /// `judged` on.
     fn site(&mut self, site: &Site, sample: &Sample, judging: Judging<'_>) -> Result<Option<Vec<f32>>> {
-        // SmoothQuant is for what norms give, whose channels differ most.
         let inner = matches!(site.input, LinearInput::O | LinearInput::Down);
-        if matches!(self.transform, Transform::Smooth(_)) && inner {
+        if inner && !self.scaling.scales_inner() {
             return Ok(None);
         }
         let plan = self.plan;
@@ -243,22 +242,13 @@ impl Search<'_> {
             });
             channels
         };
-        match self.transform {
-            Transform::Smooth(options) => {
-                let mut weights = vec![0.0; site.width()];
-                readers.iter().for_each(|reader| smooth::column_peaks(&reader.values, &mut weights));
-                let (inputs, weights) = (largest(&live(&sample.peaks)), largest(&weights));
-                match options.alpha {
-                    Some(alpha) => vec![smooth::scales(&inputs, &weights, alpha)],
-                    None => {
-                        let steps = (0..=ALPHA_STEPS).map(|i| f32::from(i) / f32::from(ALPHA_STEPS));
-                        let found = steps.map(|alpha| smooth::scales(&inputs, &weights, alpha));
-                        std::iter::once(vec![1.0; site.channels]).chain(found).collect()
-                    }
-                }
-            }
-            _ => awq::candidates(&largest(&live(&sample.means()))),
-        }
+        let mut weights = vec![0.0; site.width()];
+        readers.iter().for_each(|reader| smooth::column_peaks(&reader.values, &mut weights));
+        self.scaling.candidates(&Channels {
+            peaks: &largest(&live(&sample.peaks)),
+            means: &largest(&live(&sample.means())),
+            weights: &largest(&weights),
+        })
     }
 
     fn search(&self, sample: &Sample, readers: &[Weight<'_>], candidates: &[Vec<f32>]) -> awq::Found {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use mantissa_methods::MethodError;
 use mantissa_methods::method::{Feature, Fisher, Lack, Work};
+use mantissa_methods::transform::Change;
 use mantissa_model::{InputQuantizer, ModelConfig, Products};
 use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
@@ -16,7 +17,7 @@ use crate::calibrate::{CalibrateError, CalibrationSet};
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
-use crate::recipe::{Recipe, Transform};
+use crate::recipe::Recipe;
 use crate::rotate;
 use crate::sequential::{method_error, train_error};
 use crate::spin;
@@ -112,7 +113,8 @@ impl Asked<'_> {
     /// the outputs of the original model, which it has in f32; SpinQuant learns in f32 too.
     fn check_products(&self) -> Result<()> {
         let Asked { recipe, container, options, .. } = *self;
-        let searched = matches!(recipe.transform, Some(Transform::Awq | Transform::Smooth(_)));
+        let change = recipe.transform.as_ref().map(|transform| transform.change());
+        let searched = matches!(change, Some(Change::Scales(_)));
         let judged = is_judged(recipe, container) && options.calibration.is_some();
         let learned = matches!(recipe.method.work(), Work::Layer(_));
         let solved = recipe.method.needs().text || searched || judged;
@@ -198,7 +200,7 @@ impl Asked<'_> {
     /// Whether the container and the method go with the transform; what it leaves out.
     fn check_transform(&self) -> Result<Vec<String>> {
         let Asked { recipe, container, config, .. } = *self;
-        let Some(transform) = recipe.transform else { return Ok(Vec::new()) };
+        let Some(transform) = &recipe.transform else { return Ok(Vec::new()) };
         let refused = |why: &str| Err(model_not_storable(container, why));
         if !container.facts().folded_transforms {
             return refused("transforms go into the other containers, as norms are folded into weights");
@@ -215,7 +217,7 @@ impl Asked<'_> {
         if let Some(why) = recipe.method.refuses(Feature::RotatedInputs).filter(|_| online) {
             return refused(&format!("{why}: online = false in [{table}]"));
         }
-        if matches!(transform, Transform::Spin(_)) {
+        if matches!(transform.change(), Change::LearnedRotation(_)) {
             spin::check(self.source, config)?;
         }
         let residual = rotate::residual_of(config).err().filter(|_| options.residual);

@@ -95,8 +95,8 @@ impl Job {
     }
 
     /// The recipe's transform.
-    pub(crate) fn transform(&self) -> Option<Transform> {
-        self.recipe().and_then(|recipe| recipe.transform)
+    pub(crate) fn transform(&self) -> Option<&dyn Transform> {
+        self.recipe().and_then(|recipe| recipe.transform.as_deref())
     }
 
     /// Statistics and passes that the recipe's method needs; none without a recipe.

@@ -6,7 +6,7 @@ use mantissa_store::convention::Container;
 use super::{Options, Plan, PlannedLinear, stores_input_scales};
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
-use crate::recipe::{Recipe, Transform};
+use crate::recipe::Recipe;
 
 /// A use of the calibration text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Use {
             (Use::Solve, recipe.method.needs().text),
             (Use::Judge, is_judged(recipe, container)),
             (Use::Importance, options.importance.is_none() && weighs(recipe, container, linears)),
-            (Use::Transform, recipe.transform.is_some_and(Transform::needs_calibration)),
+            (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
             (Use::Inputs, recipe.activations.is_some() && stores_input_scales(recipe, container)),
             (Use::Cache, cache_scales::stores(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
         ];

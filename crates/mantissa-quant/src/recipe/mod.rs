@@ -55,7 +55,6 @@
 mod file_type;
 mod name;
 mod toml_file;
-mod transform;
 
 use std::fs::File;
 use std::io::Read;
@@ -69,9 +68,8 @@ use mantissa_store::Shown;
 use mantissa_store::convention::{Container, LinearPlan};
 
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
-pub use mantissa_methods::{METHODS, Method};
+pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
 pub use name::ALIASES;
-pub use transform::{TRANSFORMS, Transform};
 
 use crate::input_scales::Observer;
 
@@ -131,7 +129,7 @@ pub struct Recipe {
     /// Name, as the user gave it.
     pub name: String,
     /// What is done to the dense model before, which leaves what it computes as it is.
-    pub transform: Option<Transform>,
+    pub transform: Option<Arc<dyn Transform>>,
     /// Method, with its options.
     pub method: Arc<dyn Method>,
     /// Scheme of the decoder's linear layers.
@@ -204,7 +202,7 @@ impl Recipe {
 
     /// Whether it needs text to calibrate on.
     pub fn needs_calibration(&self) -> bool {
-        self.method.needs().text || self.transform.is_some_and(Transform::needs_calibration)
+        self.method.needs().text || self.transform.as_ref().is_some_and(|transform| transform.needs_text())
     }
 
     /// True if weights are rounded to nearest and nothing else is done to them.
@@ -214,7 +212,8 @@ impl Recipe {
 
     /// Transform and method, as reports call them: `awq-rtn`.
     pub fn method_name(&self) -> String {
-        let transform = self.transform.map_or(String::new(), |transform| format!("{}-", transform.name()));
+        let transform =
+            self.transform.as_ref().map_or(String::new(), |transform| format!("{}-", transform.name()));
         transform + self.method.name()
     }
 

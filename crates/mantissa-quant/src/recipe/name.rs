@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use mantissa_methods::Method;
-use mantissa_methods::registry::{self, METHODS};
+use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
 use mantissa_methods::rtn::{self, Rtn};
+use mantissa_methods::{Method, Transform};
 use mantissa_model::KvPolicy;
 use mantissa_num::{Scheme, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::gguf;
 
-use super::{FILE_TYPES, FileType, Recipe, RecipeError, TRANSFORMS, Transform};
+use super::{FILE_TYPES, FileType, Recipe, RecipeError};
 use crate::input_scales::Observer;
 
 /// Recipes by name, most of them short for what they stand for.
@@ -100,11 +100,10 @@ fn of_file_type(text: &str, file_type: FileType) -> Recipe {
     }
 }
 
-fn transform_and_rest(part: &str) -> (Option<Transform>, &str) {
-    let found = TRANSFORMS
-        .iter()
-        .find_map(|(name, transform)| Some((Some(*transform), part.strip_prefix(name)?.strip_prefix('-')?)));
-    found.unwrap_or((None, part))
+fn transform_and_rest(part: &str) -> (Option<Arc<dyn Transform>>, &str) {
+    let rest = |name: &str| part.strip_prefix(name)?.strip_prefix('-');
+    let found = TRANSFORMS.iter().find_map(|row| Some((row, rest(row.name)?)));
+    found.map_or((None, part), |(row, rest)| (Some((row.new)().into()), rest))
 }
 
 /// After a transform, a method that is not named is round to nearest.
@@ -194,7 +193,7 @@ mod tests {
             ("200".to_owned(), "600".to_owned())
         );
         let recipe = parse("awq-int4-g128-asym").unwrap();
-        assert_eq!((recipe.method.name(), recipe.transform), ("rtn", Some(Transform::Awq)));
+        assert_eq!(recipe.method_name(), "awq-rtn");
         assert!(recipe.needs_calibration() && !parse("rotate-int4-g32").unwrap().needs_calibration());
         assert_eq!(parse("fp8-dynamic").unwrap().weights.to_string(), "fp8-e4m3-channel");
     }

@@ -1,22 +1,21 @@
 //! Recipe files. Unknown keys are refused, with the nearest known one.
 
-use mantissa_methods::options::Options;
-use mantissa_methods::registry::{self, METHODS};
-use mantissa_methods::{Method, rtn};
+use std::sync::Arc;
+
+use mantissa_methods::options::{Options, TableSpec};
+use mantissa_methods::registry::{self, METHODS, TRANSFORMS};
+use mantissa_methods::{Method, Transform, rtn};
 use mantissa_num::{Scheme, parse_activation, parse_weight};
 use mantissa_store::FileDigest;
 use mantissa_store::convention::{Container, gguf};
 use toml::{Table, Value};
 
 use super::name::levels_of;
-use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, TRANSFORMS, Transform, suggestion};
+use super::{FILE_TYPES, FileType, Glob, LayerRule, Recipe, RecipeError, suggestion};
 use crate::input_scales::{OBSERVERS, Observer, Share};
-use crate::rotate::RotateOptions;
-use crate::smooth::SmoothOptions;
-use crate::spin::{GRADIENTS, SpinOptions};
 
-/// Keys of every recipe; the tables of methods come after them.
-const KEYS: [&str; 14] = [
+/// Keys of every recipe; the tables of transforms and methods come after them.
+const KEYS: [&str; 11] = [
     "transform",
     "method",
     "weights",
@@ -28,15 +27,8 @@ const KEYS: [&str; 14] = [
     "format",
     "keep",
     "layers",
-    "smooth",
-    "rotate",
-    "spin",
 ];
 const LAYER_KEYS: [&str; 2] = ["modules", "weights"];
-const SMOOTH_KEYS: [&str; 1] = ["alpha"];
-const ROTATE_KEYS: [&str; 4] = ["residual", "values", "online", "seed"];
-const SPIN_KEYS: [&str; 8] =
-    ["residual", "values", "online", "seed", "iterations", "rate", "batch_tokens", "gradient"];
 
 /// Bytes of the longest text that is parsed as a scheme, far above any: its errors quote it.
 const MAX_SCHEME: usize = 120;
@@ -51,8 +43,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Recipe, RecipeError> {
         fault(file, &format!("line {line}"), message, "TOML")
     })?;
     let reader = Reader { file, table: &table, at: String::new() };
-    let tables = registry::tables();
-    let tables = tables.iter().map(|spec| spec.name);
+    let tables = registry::transform_tables().into_iter().chain(registry::tables());
+    let tables = tables.map(|spec| spec.name);
     reader.refuse_unknown(&KEYS.into_iter().chain(tables).collect::<Vec<_>>())?;
     let named = reader.string("method")?.unwrap_or("rtn");
     let names = || METHODS.map(|row| row.name).join(", ");
@@ -125,68 +117,27 @@ fn file_type(reader: &Reader<'_>, method: &str) -> Result<Option<FileType>, Reci
     found.map(Some)
 }
 
-/// The transform with its own table.
-fn transform(reader: &Reader<'_>) -> Result<Option<Transform>, RecipeError> {
-    let named = reader.one_of("transform", &TRANSFORMS)?;
-    let allowed = named.map_or("no transform".to_owned(), |named| format!("transform \"{}\"", named.name()));
-    for (key, fits) in [
-        ("smooth", matches!(named, Some(Transform::Smooth(_)))),
-        ("rotate", matches!(named, Some(Transform::Rotate(_)))),
-        ("spin", matches!(named, Some(Transform::Spin(_)))),
-    ] {
-        if !fits && reader.table.contains_key(key) {
-            return Err(reader.fault(key, "a table", format!("none with {allowed}")));
+/// The transform with the options of its table.
+fn transform(reader: &Reader<'_>) -> Result<Option<Arc<dyn Transform>>, RecipeError> {
+    let rows = TRANSFORMS.map(|row| (row.name, row));
+    let mut named = reader.one_of("transform", &rows)?.map(|row| (row.new)());
+    let own = named.as_ref().map_or(&[][..], |transform| transform.tables());
+    let allowed =
+        named.as_ref().map_or("no transform".to_owned(), |named| format!("transform \"{}\"", named.name()));
+    let other = |spec: &TableSpec| own.iter().all(|own| own.name != spec.name);
+    for spec in registry::transform_tables().iter().filter(|spec| other(spec)) {
+        if reader.table.contains_key(spec.name) {
+            return Err(reader.fault(spec.name, "a table", format!("none with {allowed}")));
         }
     }
-    Ok(match named {
-        Some(Transform::Smooth(options)) => Some(Transform::Smooth(smooth_options(reader, options)?)),
-        Some(Transform::Rotate(options)) => {
-            let table = reader.sub_table("rotate", &ROTATE_KEYS)?;
-            Some(Transform::Rotate(table.map_or(Ok(options), |table| rotate_options(&table, options))?))
-        }
-        Some(Transform::Spin(options)) => Some(Transform::Spin(spin_options(reader, options)?)),
-        other => other,
-    })
-}
-
-fn smooth_options(reader: &Reader<'_>, mut options: SmoothOptions) -> Result<SmoothOptions, RecipeError> {
-    let Some(reader) = reader.sub_table("smooth", &SMOOTH_KEYS)? else { return Ok(options) };
-    match reader.table.get("alpha") {
-        None => {}
-        Some(Value::String(text)) if text == "search" => options.alpha = None,
-        Some(value) => {
-            let alpha = value.as_float().filter(|alpha| (0.0..=1.0).contains(alpha));
-            let fault =
-                || reader.fault("alpha", value.to_string(), "a number from 0.0 to 1.0, or \"search\"");
-            options.alpha = Some(alpha.ok_or_else(fault)? as f32);
+    if let Some(transform) = &mut named {
+        for spec in own {
+            let Some(table) = reader.options(spec)? else { continue };
+            let set = transform.set(spec.name, Options::new(table.table));
+            set.map_err(|error| table.fault(error.key, error.found, error.allowed))?;
         }
     }
-    Ok(options)
-}
-
-fn rotate_options(reader: &Reader<'_>, mut options: RotateOptions) -> Result<RotateOptions, RecipeError> {
-    for (key, to) in [
-        ("residual", &mut options.residual),
-        ("values", &mut options.values),
-        ("online", &mut options.online),
-    ] {
-        if let Some(value) = reader.table.get(key) {
-            let flag = value.as_bool();
-            *to = flag.ok_or_else(|| reader.fault(key, value.to_string(), "true or false"))?;
-        }
-    }
-    options.seed = reader.seed()?.unwrap_or(options.seed);
-    Ok(options)
-}
-
-fn spin_options(reader: &Reader<'_>, mut options: SpinOptions) -> Result<SpinOptions, RecipeError> {
-    let Some(reader) = reader.sub_table("spin", &SPIN_KEYS)? else { return Ok(options) };
-    options.rotate = rotate_options(&reader, options.rotate)?;
-    options.iterations = reader.count("iterations", 1_000_000)?.unwrap_or(options.iterations);
-    options.batch_tokens = reader.count("batch_tokens", 1 << 24)?.unwrap_or(options.batch_tokens);
-    options.rate = reader.number("rate", 1.0)?.unwrap_or(options.rate);
-    options.gradient = reader.one_of("gradient", &GRADIENTS)?.or(options.gradient);
-    Ok(options)
+    Ok(named.map(Arc::from))
 }
 
 fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
@@ -199,8 +150,7 @@ fn container(reader: &Reader<'_>) -> Result<Option<Container>, RecipeError> {
 /// The method by its name, with the options of its tables. Tables of other methods are refused.
 fn options(reader: &Reader<'_>, method: &mut dyn Method) -> Result<(), RecipeError> {
     for spec in registry::tables() {
-        let known: Vec<_> = spec.keys.iter().map(|key| key.name).collect();
-        let Some(table) = reader.sub_table(spec.name, &known)? else { continue };
+        let Some(table) = reader.options(&spec)? else { continue };
         if !method.tables().iter().any(|own| own.name == spec.name) {
             let allowed = format!("none with method \"{}\"", method.name());
             return Err(reader.fault(spec.name, "a table", allowed));
@@ -242,34 +192,13 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The table `key`, in which only `known` may stand.
-    fn sub_table(&self, key: &str, known: &[&'static str]) -> Result<Option<Reader<'a>>, RecipeError> {
-        let Some(value) = self.table.get(key) else { return Ok(None) };
-        let table = value.as_table().ok_or_else(|| self.fault(key, value.type_str(), "a table"))?;
-        let reader = Reader { file: self.file, table, at: format!("{key}.") };
-        reader.refuse_unknown(known)?;
+    /// The table of a method or transform, which holds its keys alone.
+    fn options(&self, spec: &TableSpec) -> Result<Option<Reader<'a>>, RecipeError> {
+        let Some(value) = self.table.get(spec.name) else { return Ok(None) };
+        let table = value.as_table().ok_or_else(|| self.fault(spec.name, value.type_str(), "a table"))?;
+        let reader = Reader { file: self.file, table, at: format!("{}.", spec.name) };
+        reader.refuse_unknown(&spec.keys.iter().map(|key| key.name).collect::<Vec<_>>())?;
         Ok(Some(reader))
-    }
-
-    /// An integer from 1 to `most`.
-    fn count(&self, key: &str, most: usize) -> Result<Option<usize>, RecipeError> {
-        let Some(value) = self.table.get(key) else { return Ok(None) };
-        let n = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=most).contains(n));
-        n.map(Some).ok_or_else(|| self.fault(key, value.to_string(), format!("1 to {most}")))
-    }
-
-    /// A number from 0 to `most`.
-    fn number(&self, key: &str, most: f64) -> Result<Option<f32>, RecipeError> {
-        let Some(value) = self.table.get(key) else { return Ok(None) };
-        let rate = value.as_float().filter(|rate| (0.0..=most).contains(rate));
-        let fault = || self.fault(key, value.to_string(), format!("a number from 0.0 to {most:?}"));
-        rate.map(|rate| Some(rate as f32)).ok_or_else(fault)
-    }
-
-    fn seed(&self) -> Result<Option<u64>, RecipeError> {
-        let Some(value) = self.table.get("seed") else { return Ok(None) };
-        let seed = value.as_integer().and_then(|seed| u64::try_from(seed).ok());
-        seed.map(Some).ok_or_else(|| self.fault("seed", value.to_string(), "an integer from 0 on"))
     }
 
     fn refuse_unknown(&self, known: &[&'static str]) -> Result<(), RecipeError> {
@@ -437,20 +366,25 @@ mod tests {
 
     #[test]
     fn transforms_have_their_own_tables() {
-        let transform =
-            |text: &str| parse("r.toml", &format!("weights = \"int4-g32\"\n{text}")).unwrap().transform;
-        let smooth = |alpha| Some(Transform::Smooth(SmoothOptions { alpha }));
-        assert_eq!(transform("transform = \"smooth\""), smooth(Some(0.5)));
-        assert_eq!(transform("transform = \"smooth\"\n[smooth]\nalpha = 0.75"), smooth(Some(0.75)));
-        assert_eq!(transform("transform = \"smooth\"\n[smooth]\nalpha = \"search\""), smooth(None));
-        assert_eq!(transform("transform = \"awq\""), Some(Transform::Awq));
-        let options = RotateOptions { residual: false, values: true, online: false, seed: 9 };
+        let transform = |text: &str| {
+            let found = parse("r.toml", &format!("weights = \"int4-g32\"\n{text}")).unwrap().transform;
+            found.map(|transform| {
+                let settings = transform.settings().iter().map(ToString::to_string).collect::<Vec<_>>();
+                (transform.name(), settings.join(" "))
+            })
+        };
+        let smooth = |alpha: &str| Some(("smooth", format!("smooth.alpha = {alpha}")));
+        assert_eq!(transform("transform = \"smooth\""), smooth("0.5"));
+        assert_eq!(transform("transform = \"smooth\"\n[smooth]\nalpha = 0.75"), smooth("0.75"));
+        assert_eq!(transform("transform = \"smooth\"\n[smooth]\nalpha = \"search\""), smooth("\"search\""));
+        assert_eq!(transform("transform = \"awq\""), Some(("awq", String::new())));
         let text = "transform = \"rotate\"\n[rotate]\nresidual = false\nonline = false\nseed = 9";
-        assert_eq!(transform(text), Some(Transform::Rotate(options)));
-        let text = "transform = \"spin\"\n[spin]\nonline = false\nseed = 9\nrate = 0.1\niterations = 7";
-        let rotate = RotateOptions { online: false, seed: 9, ..RotateOptions::default() };
-        let options = SpinOptions { rotate, rate: 0.1, iterations: 7, ..SpinOptions::default() };
-        assert_eq!(transform(text), Some(Transform::Spin(options)));
+        let rotate = "rotate.residual = false rotate.values = true rotate.online = false rotate.seed = 9";
+        assert_eq!(transform(text), Some(("rotate", rotate.to_owned())));
+        let text = "transform = \"spin\"\n[spin]\nonline = false\nseed = 9\nrate = 0.1\niterations = 7\ngradient = \"both\"";
+        let spin = "spin.residual = true spin.values = true spin.online = false spin.seed = 9 spin.iterations = 7 spin.rate = 0.1 \
+                    spin.batch_tokens = 2048 spin.gradient = \"both\"";
+        assert_eq!(transform(text), Some(("spin", spin.to_owned())));
         assert_eq!(transform(""), None);
     }
 

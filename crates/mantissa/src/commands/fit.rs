@@ -459,7 +459,7 @@ fn recipe_text(
     let recipe = job.recipe();
     let method = recipe.map_or(job.method(), |recipe| recipe.method.recipe_name());
     let mut text = format!("method = \"{method}\"\nweights = \"{}\"\n", schemes[most]);
-    if let Some(transform) = recipe.and_then(|recipe| recipe.transform) {
+    if let Some(transform) = recipe.and_then(|recipe| recipe.transform.as_ref()) {
         text += &format!("transform = \"{}\"\n", transform.name());
     }
     if let Some(format) = format {

@@ -59,7 +59,7 @@ pub fn run(_args: &Args, context: &Context) -> Result<()> {
     let recipes =
         aliases.chain(file_types).map(|(name, full)| row(name, full)).collect::<Result<Vec<_>>>()?;
     let methods = registry::names().collect();
-    let transforms = TRANSFORMS.iter().map(|(name, _)| *name).collect();
+    let transforms = TRANSFORMS.iter().map(|row| row.name).collect();
     let report = Report { transforms, methods, bits_per_weight_shape: [SIDE, SIDE], recipes };
     context.report(&report, |out| human(out, &report))
 }
