@@ -5,6 +5,8 @@ use std::fs;
 use std::sync::Mutex;
 
 use mantissa_methods::METHODS;
+use mantissa_model::Architecture;
+use mantissa_store::convention::Container;
 
 use crate::tables::{self, Demo};
 use crate::{pages, root, shown};
@@ -37,6 +39,18 @@ fn every_method_is_named_and_explained() {
         for method in METHODS {
             assert!(text.contains(&format!("`{}`", method.name)), "{page}: no `{}`", method.name);
         }
+    }
+}
+
+#[test]
+fn every_architecture_and_format_is_listed() {
+    let architectures = fs::read_to_string(root().join("docs/reference/architectures.md")).unwrap();
+    for architecture in Architecture::all() {
+        assert!(architectures.contains(&format!("`{}`", architecture.name)), "no `{}`", architecture.name);
+    }
+    let formats = fs::read_to_string(root().join("docs/reference/formats.md")).unwrap();
+    for format in Container::names() {
+        assert!(formats.contains(&format!("`{format}`")), "no `{format}`");
     }
 }
 
