@@ -74,8 +74,8 @@ fn other_files_are_named() {
         (b"PK\x03\x04\x00\x00\x08\x08\x00\x00\x00", ForeignKind::Zip, "safe_serialization"),
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j", ForeignKind::Pickle, "never read"),
         (b"\x93NUMPY\x01\0v\0{'descr': '|O'", ForeignKind::Numpy, "safetensors.numpy.save_file"),
-        (b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", ForeignKind::Gguf, "the model it was made from"),
-        (b"GGUF", ForeignKind::Gguf, "the model it was made from"),
+        (b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0", ForeignKind::Gguf, "model it was made from"),
+        (b"GGUF", ForeignKind::Gguf, "model it was made from"),
     ] {
         let error = error_of(bytes);
         assert!(matches!(error, Error::Foreign { kind, .. } if kind == expected), "{error}");

@@ -37,6 +37,19 @@ pub(super) fn violations(check: Check, subject: &Subject, target: &Target) -> Ve
             let kind = stored.kind();
             (!allowed.contains(&kind)).then(|| kind.name().to_owned())
         }),
+        Check::Activations { kinds, quantized } => each(subject, |_, stored| {
+            let wrong = kinds.contains(&stored.kind()) && stored.input.is_some() != quantized;
+            let inputs = if quantized { "unquantized" } else { "quantized" };
+            wrong.then(|| format!("{} with {inputs} activations", stored.kind().name()))
+        }),
+        Check::NoCodecs(refused) => each(subject, |_, stored| match stored.format {
+            Format::Codec(id) if refused.contains(&id) => Some(id.codec().name.to_owned()),
+            _ => None,
+        }),
+        Check::NoZeroPoints(kinds) => each(subject, |_, stored| {
+            let wrong = kinds.contains(&stored.kind()) && stored.format.has_zero();
+            wrong.then(|| format!("{} with zero points", stored.kind().name()))
+        }),
         Check::Bits { symmetric, asymmetric } => each(subject, |_, stored| {
             let (bits, zeros) = stored.integers()?;
             let (allowed, what) = if zeros { (asymmetric, "with") } else { (symmetric, "without") };

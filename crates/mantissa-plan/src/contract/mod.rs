@@ -5,13 +5,16 @@
 //! cannot be decided from the given information are listed in [`Report::unchecked`].
 
 mod check;
+mod loads;
 mod rules;
 mod subject;
 
 use std::fmt;
 
+use mantissa_num::CodecId;
 use serde::Serialize;
 
+pub use loads::{READERS, Reader, loads_in};
 pub use rules::rules;
 pub use subject::{Input, Kind, Linear, Observation, Observed, Shape, Split, Stored, Subject, split_of};
 
@@ -169,6 +172,17 @@ pub enum Check {
     Convention(&'static [&'static str]),
     /// All quantized weights are of these kinds.
     Kinds(&'static [Kind]),
+    /// Activations of layers with weights of these kinds are quantized, or are not.
+    Activations {
+        /// Kinds of weights.
+        kinds: &'static [Kind],
+        /// True if activations must be quantized, false if they must not.
+        quantized: bool,
+    },
+    /// No weight is in one of these block types.
+    NoCodecs(&'static [CodecId]),
+    /// Weights of these kinds have no zero points.
+    NoZeroPoints(&'static [Kind]),
     /// Integer weights have one of these bit widths.
     Bits {
         /// Widths allowed without zero points.

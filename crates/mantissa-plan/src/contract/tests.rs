@@ -218,3 +218,28 @@ fn every_rule_is_told_apart_sourced_and_reachable() {
         assert!(!rule.requires.ends_with('.') && !rule.fix.ends_with('.'), "{}", rule.id);
     }
 }
+
+/// What a load test in `tests/interop`, or the engine's own list, shows of a format.
+#[test]
+fn loads_in_agrees_with_the_load_tests() {
+    let names = |convention: &str, scheme: &str, input: Option<&str>| {
+        let mut subject = subject(convention, scheme);
+        for linear in &mut subject.linears {
+            let input = input.map(|text| Input { format: stored(text).format, scale: None });
+            linear.stored = linear.stored.take().map(|stored| Stored { input, ..stored });
+        }
+        loads_in(&subject)
+    };
+    let w4a16 = names("compressed-tensors", "int4-g128", None);
+    assert_eq!(w4a16, ["vLLM", "SGLang", "LMDeploy", "transformers", "mantissa"]);
+    // from_pretrained stops at the size of weight_zero_point.
+    assert!(!names("compressed-tensors", "int4-g128-asym", None).contains(&"transformers"));
+    // SGLang and TensorRT-LLM take NVFP4 weights with NVFP4 activations only.
+    let weight_only = names("compressed-tensors", "nvfp4", None);
+    assert!(!weight_only.contains(&"SGLang") && !weight_only.contains(&"TensorRT-LLM"), "{weight_only:?}");
+    let both = names("compressed-tensors", "nvfp4", Some("nvfp4"));
+    assert!(both.contains(&"SGLang") && both.contains(&"TensorRT-LLM"), "{both:?}");
+    assert!(!names("compressed-tensors", "int4-g32", Some("int8-channel")).contains(&"LMDeploy"));
+    assert!(names("gptq", "int4-g128", None).contains(&"GPTQModel"));
+    assert_eq!(names("native", "int4-g128", None), ["mantissa"]);
+}

@@ -361,8 +361,8 @@ fn what_readers_would_refuse_is_not_written() {
             .to_string()
     };
     assert!(create(["a", "a"], 32, ["k", "l"]).contains("expected a unique name"));
-    assert!(create(["a", "b"], 32, ["k", "k"]).contains("expected one, got a second"));
-    assert!(create(["a", "b"], 33, ["k", "l"]).contains("multiples of 32"));
-    assert!(create(["a", &"n".repeat(64)], 32, ["k", "l"]).contains("allowed 63"));
+    assert!(create(["a", "b"], 32, ["k", "k"]).contains("expected a unique name"));
+    assert!(create(["a", "b"], 33, ["k", "l"]).contains("multiple of 32"));
+    assert!(create(["a", &"n".repeat(64)], 32, ["k", "l"]).contains("at most 63 bytes"));
     assert!(!path.exists());
 }

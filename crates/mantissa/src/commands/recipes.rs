@@ -3,10 +3,13 @@
 use std::io::{self, Write};
 
 use anyhow::Result;
+use mantissa_num::Scheme;
 use mantissa_num::codec::Codec;
+use mantissa_plan::contract::{self, Input, Linear, Shape, Stored, Subject};
 use mantissa_quant::Recipe;
 use mantissa_quant::recipe::{ALIASES, FILE_TYPES, TRANSFORMS};
 use mantissa_quant::registry;
+use mantissa_store::Dtype;
 use mantissa_store::convention::Container;
 use serde::Serialize;
 
@@ -44,7 +47,7 @@ struct Row {
     /// True if rounding is weighted by an importance matrix when one is available.
     importance: bool,
     format: &'static str,
-    loads_in: &'static str,
+    loads_in: String,
 }
 
 /// Runs the command.
@@ -78,7 +81,7 @@ fn row(name: &'static str, full: String) -> Result<Row> {
         calibration: recipe.needs_calibration(),
         importance: weighed && recipe.rounds_to_nearest(),
         format: container.name(),
-        loads_in: loads_in(container),
+        loads_in: loads_in(&recipe, container),
     })
 }
 
@@ -121,26 +124,36 @@ fn cells(row: &Row) -> [String; 6] {
         format!("{:.3}", row.bits_per_weight),
         calibration.to_owned(),
         row.format.to_owned(),
-        row.loads_in.to_owned(),
+        row.loads_in.clone(),
     ]
 }
 
-/// Returns the engines that load a format.
-fn loads_in(container: Container) -> &'static str {
-    match container.name() {
-        "compressed-tensors" => "vLLM, SGLang, transformers, mantissa",
-        "gguf" => "llama.cpp, mantissa",
-        "native" => "mantissa",
-        "gptq" => "GPTQModel, vLLM, SGLang, transformers, mantissa",
-        "modelopt" => "TensorRT-LLM, vLLM, SGLang, mantissa",
-        "bitsandbytes" => "transformers, vLLM, mantissa",
-        "mlx" => "mlx-lm, mantissa",
-        "exl2" => "exllamav2, mantissa",
-        "exl3" => "exllamav3, mantissa",
-        "onnx" => "ONNX readers (weights alone), mantissa",
-        "mxfp4" => "transformers, vLLM, mantissa (gpt-oss)",
-        "deepseek-fp8" => "vLLM, SGLang, transformers, mantissa",
-        "awq" => "vLLM, SGLang, transformers, mantissa",
-        _ => "mantissa",
-    }
+/// Names the programs that load what `recipe` writes in `container`, from the serving contract.
+fn loads_in(recipe: &Recipe, container: Container) -> String {
+    let format = |scheme: &Scheme| scheme.format.clone();
+    let scheme = container.as_stored(recipe.weights.clone(), Dtype::BF16);
+    // Weights without scales are stored unquantized.
+    let quantized = scheme.format.scale().is_some() || scheme.format.codec().is_some();
+    let stored = Stored {
+        format: format(&scheme),
+        outer: None,
+        input: recipe.activations.as_ref().map(|input| Input { format: format(input), scale: None }),
+        act_order: recipe.method.follows_order(),
+    };
+    let linear = Linear {
+        module: "model.layers.0.mlp.up_proj".to_owned(),
+        rows: SIDE,
+        cols: SIDE,
+        stored: quantized.then_some(stored),
+    };
+    let subject = Subject {
+        planned: true,
+        convention: container.name().to_owned(),
+        dtype: Some("bfloat16".to_owned()),
+        shape: Shape::default(),
+        linears: vec![linear],
+        examined: Vec::new(),
+        observations: Vec::new(),
+    };
+    contract::loads_in(&subject).join(", ")
 }

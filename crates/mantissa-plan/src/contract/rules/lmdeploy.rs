@@ -88,4 +88,14 @@ pub(super) const RULES: &[Rule] = &[
         source: LMDEPLOY,
         fix: "use int4 with groups of 128, or FP8 tiles as deepseek-fp8",
     },
+    Rule {
+        id: "lmdeploy-activations",
+        servers: &[Lmdeploy],
+        conventions: &["compressed-tensors", "awq", "gptq"],
+        severity: Refused,
+        requires: "4-bit integers with unquantized activations",
+        check: Check::Activations { kinds: &[IntWeights], quantized: false },
+        source: LMDEPLOY,
+        fix: "leave the activations unquantized: no +SCHEME in the recipe",
+    },
 ];

@@ -1,7 +1,9 @@
 //! Rules of SGLang.
 
+use super::super::subject::Kind;
 use super::super::{Check, Rule, Server, Severity};
 
+use Kind::Nvfp4;
 use Server::Sglang;
 use Severity::Refused;
 
@@ -50,5 +52,15 @@ pub(super) const RULES: &[Rule] = &[
         check: Check::Bits { symmetric: &[2, 3, 4, 8], asymmetric: &[2, 3, 4, 8] },
         source: SGLANG_GPTQ,
         fix: "use another bit width",
+    },
+    Rule {
+        id: "sglang-ct-nvfp4",
+        servers: &[Sglang],
+        conventions: &["compressed-tensors"],
+        severity: Refused,
+        requires: "NVFP4 weights with NVFP4 activations",
+        check: Check::Activations { kinds: &[Nvfp4], quantized: true },
+        source: SGLANG,
+        fix: "use nvfp4+nvfp4",
     },
 ];

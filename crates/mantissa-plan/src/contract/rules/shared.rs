@@ -1,10 +1,12 @@
 //! Rules shared by several engines.
 
+use mantissa_num::CodecId;
+
 use super::super::subject::{Kind, Observed};
 use super::super::{Check, Rule, Server, Severity};
 use super::sources::{EXLLAMA, MLX_OPS};
 
-use Kind::{Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
+use Kind::{Blocks, Fp8, Fp8Tiles, Int8, IntWeights, Mxfp4, Mxfp8, Nvfp4};
 use Server::{Exllamav2, Lmdeploy, Mlx, Sglang, TensorrtLlm, Transformers, Vllm};
 use Severity::{Refused, Warning, Wrong};
 
@@ -17,6 +19,8 @@ const FUSED: &str =
 const TILES: &str =
     "vllm-project/vllm and sgl-project/sglang, fp8_utils.py (validate_fp8_block_shape) @007d5005";
 const NVFP4: &str = "vllm-project/vllm vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py @0094cb9b";
+const GGUF_TYPES: &str =
+    "vllm-project/vllm vllm/model_executor/layers/quantization/gguf.py (DEQUANT_TYPES) @00620f91";
 const KV: &str = "vllm-project/vllm and sgl-project/sglang, layers/quantization/kv_cache.py (process_weights_after_loading)";
 
 pub(super) const RULES: &[Rule] = &[
@@ -239,5 +243,25 @@ pub(super) const RULES: &[Rule] = &[
         check: Check::Seen(Observed::CacheScale),
         source: KV,
         fix: "use per-tensor scales for the KV cache",
+    },
+    Rule {
+        id: "gguf-cuda-kinds",
+        servers: &[Vllm, Sglang],
+        conventions: &["gguf"],
+        severity: Refused,
+        requires: "llama.cpp's block types: MXFP4 and NVFP4 have no kernel",
+        check: Check::Kinds(&[Blocks]),
+        source: GGUF_TYPES,
+        fix: "use q4_k_m, q8_0 or another recipe of block types",
+    },
+    Rule {
+        id: "gguf-cuda-types",
+        servers: &[Vllm, Sglang],
+        conventions: &["gguf"],
+        severity: Refused,
+        requires: "a block type other than TQ1_0 and TQ2_0, which have no kernel",
+        check: Check::NoCodecs(&[CodecId::Tq1_0, CodecId::Tq2_0]),
+        source: GGUF_TYPES,
+        fix: "use q2_k or a wider type",
     },
 ];

@@ -71,4 +71,14 @@ pub(super) const RULES: &[Rule] = &[
         source: TRTLLM,
         fix: "use FP8 or NVFP4",
     },
+    Rule {
+        id: "trtllm-ct-activations",
+        servers: &[TensorrtLlm],
+        conventions: &["compressed-tensors"],
+        severity: Refused,
+        requires: "quantized activations beside integer and NVFP4 weights in compressed-tensors",
+        check: Check::Activations { kinds: &[IntWeights, Nvfp4], quantized: true },
+        source: "TensorRT-LLM tensorrt_llm/_torch/model_config.py (quant_config_utils) @008e0af8",
+        fix: "run mantissa convert --format modelopt",
+    },
 ];
