@@ -1,5 +1,5 @@
-//! Writes every tensor of a model, dequantized to F32 under its Hugging Face name, to one safetensors file: what another
-//! reader of the same file is compared with.
+//! Writes every tensor of a model, dequantized to F32 under its Hugging Face name, to one safetensors file, for
+//! comparison with another reader of the same file.
 //!
 //! `cargo run --release -p mantissa-model --example dense -- MODEL OUT.safetensors`
 

@@ -1,6 +1,6 @@
-//! Causal self-attention with grouped key/value heads (Vaswani et al. 2017, "Attention Is All You Need", eq.
-//! 1; Ainslie et al. 2023, "GQA"), rotary positions, and the norms that Qwen3 puts on the heads and BitNet
-//! before the output projection. Latent attention is in [`crate::latent`].
+//! Causal self-attention with grouped key/value heads (Vaswani et al. 2017, "Attention Is All You Need", eq. 1;
+//! Ainslie et al. 2023, "GQA"), RoPE, QK norms (Qwen3) and a norm before the output projection (BitNet). Latent
+//! attention is in [`crate::latent`].
 //!
 //! The flow reads `normed` `[rows, hidden]` and adds its result to `residual` `[rows, hidden]`.
 
@@ -13,7 +13,7 @@ use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
 use crate::graph::{LinearInput, LinearKind, NormKind};
 use crate::operands::OperandRounding;
 
-/// The sequences of one thread: their queries, keys, values and results, and where they are rotated and scored.
+/// Sequences of one thread: queries, keys, values, results, and scratch for scores.
 struct Group<'a> {
     lens: &'a [usize],
     q: &'a mut [f32],
@@ -56,7 +56,7 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// Takes apart what was projected as one.
+    /// Splits a joined projection into q, k and v.
     fn split_qkv(&self, rows: usize, a: &mut Activations<'_>) {
         let ((q_width, kv_width), d) = (self.widths(), self.attention.head_dim);
         let q = a.q[..rows * q_width].chunks_exact_mut(q_width);
@@ -95,7 +95,7 @@ impl LayerFlow {
             return;
         }
         let (q_width, kv_width) = self.widths();
-        // `attended` is free until the heads attend, and at least as wide as the keys.
+        // `attended` is free until attention runs, and at least as wide as the keys.
         for (norm, x, width) in [(NormKind::Query, &mut *a.q, q_width), (NormKind::Key, &mut *a.k, kv_width)]
         {
             let (x, normed) = (&mut x[..rows * width], &mut a.attended[..rows * width]);
@@ -104,7 +104,7 @@ impl LayerFlow {
         }
     }
 
-    /// Rotates and attends in each of the sequences. A thread takes some consecutive ones.
+    /// Rotates and attends in each sequence. A thread takes consecutive ones.
     pub(crate) fn attend(&self, seqs: &Sequences<'_>, sinks: Option<&[f32]>, a: &mut Activations<'_>) {
         let (q_width, kv_width) = self.widths();
         let heads = self.attention.heads;
@@ -184,7 +184,7 @@ impl LayerFlow {
         if before_rope {
             self.rotate(0, k, kv_heads, a.cos, a.sin);
         }
-        // What is cached stays as it is.
+        // Cached keys and values stay unrounded.
         let mut rounded = None;
         if let Some(operands) = &self.operands {
             operands.queries(q);
@@ -201,13 +201,13 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// What becomes of the scores before the softmax, and of the weights behind it.
+    /// Rules for the scores before the softmax and for the weights after it.
     pub(crate) fn score_rules<'s>(&self, sinks: Option<&'s [f32]>) -> ScoreRules<'s> {
         let weights = self.operands.as_ref().and_then(OperandRounding::weights);
         ScoreRules { softcap: self.softcap, sinks, weights }
     }
 
-    /// Rotates heads of consecutive tokens, `[tokens, heads · head_dim]`, of which the first stands at position `start`.
+    /// Rotates heads of consecutive tokens, `[tokens, heads · head_dim]`; the first is at position `start`.
     pub(crate) fn rotate(&self, start: usize, x: &mut [f32], heads: usize, cos: &[f32], sin: &[f32]) {
         let (head_dim, half) = (self.attention.head_dim, self.half);
         if half > 0 {
@@ -216,7 +216,7 @@ impl LayerFlow {
         }
     }
 
-    /// Rotates the keys of one sequence, and brings keys and values to what the cache would give back.
+    /// Rotates the keys of one sequence, and replaces keys and values by what the cache would return.
     fn rotate_and_store(&self, start: usize, k: &mut [f32], v: &mut [f32], cos: &[f32], sin: &[f32]) {
         let heads = self.attention.kv_heads;
         let Some(kv) = &self.kv else { return self.rotate(start, k, heads, cos, sin) };
@@ -241,7 +241,7 @@ impl LayerFlow {
             operators.norm(NormKind::AttentionSub, &a.attended[..len], &mut a.q[..len]);
             &a.q[..len]
         } else if let Some(latent) = &self.latent {
-            // The values without their padding.
+            // Drops the padding of the values.
             let width = self.attention.heads * latent.value;
             let packed = a.q[..seqs.rows * width].chunks_exact_mut(latent.value);
             let heads = a.attended[..len].chunks_exact(self.attention.head_dim).zip(packed);
@@ -269,7 +269,7 @@ impl LayerFlow {
     }
 }
 
-/// Takes the first `n` values off `rest`.
+/// Splits the first `n` values off `rest`.
 fn first<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
     let (first, others) = std::mem::take(rest).split_at_mut(n);
     *rest = others;

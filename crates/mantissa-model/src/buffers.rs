@@ -1,4 +1,4 @@
-//! The memory of a forward pass, planned once and used for every call.
+//! Memory of a forward pass, planned once and reused by every call.
 
 use crate::config::{MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
@@ -6,7 +6,7 @@ use crate::flow::operators::{Activations, Choice, Extra, MIN_ROWS, MlpRows};
 use crate::linear::Linear;
 use crate::memory::{check_context, zeros};
 
-/// Tokens that go through the MLP at a time: its inner activations are by far the widest.
+/// Tokens per pass through the MLP, whose inner activations are by far the widest.
 const MLP_TOKENS: usize = 512;
 
 /// Activations of one forward pass and its scratch. One per thread.
@@ -41,10 +41,10 @@ pub struct Buffers {
     pub(crate) cos: Vec<f32>,
     /// `[positions, head_dim / 2]`.
     pub(crate) sin: Vec<f32>,
-    /// The same for layers with rotary parameters of their own.
+    /// Cosines for layers with their own rotary parameters.
     pub(crate) local_cos: Vec<f32>,
     pub(crate) local_sin: Vec<f32>,
-    /// See [`Extra`], as all that follows.
+    /// See [`Extra`], as for all that follows.
     pub(crate) wide: Vec<f32>,
     pub(crate) logits: Vec<f32>,
     pub(crate) gathered: Vec<f32>,
@@ -53,7 +53,7 @@ pub struct Buffers {
     pub(crate) choices: Vec<Choice>,
 }
 
-/// What buffers were planned for.
+/// Sizes that buffers were planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     tokens: usize,
@@ -66,7 +66,7 @@ pub(crate) struct Sizes {
     panel: usize,
     scores: usize,
     half: usize,
-    /// Whether there are two sets of tables.
+    /// True if there are two sets of tables.
     local: bool,
     wide: usize,
     /// Widest input of a linear layer outside the MLP.
@@ -225,17 +225,17 @@ impl Buffers {
         total.and_then(|n| n.checked_mul(4)).unwrap_or(u64::MAX)
     }
 
-    /// Keys, rotated, and values of the `tokens` tokens of the last pass over whole sequences, `[tokens, key width]` each: those of
-    /// its last layer, as the cache would give them back.
+    /// Keys (rotated) and values of the last layer in the last pass over whole sequences, `[tokens, key width]` each,
+    /// as the cache would return them.
     ///
     /// # Panics
-    /// If there is no room for as many tokens.
+    /// If `tokens` exceeds the planned number.
     pub fn keys_and_values(&self, tokens: usize) -> (&[f32], &[f32]) {
         let len = tokens * self.sizes.key;
         (&self.k[..len], &self.v[..len])
     }
 
-    /// Whether `tokens` tokens in sequences of up to `longest` positions of this model fit.
+    /// Checks that `tokens` tokens in sequences of up to `longest` positions of this model fit.
     pub(crate) fn check(
         &self,
         config: &ModelConfig,
@@ -260,8 +260,8 @@ impl Buffers {
         }
     }
 
-    /// What a layer's flow writes, and beside it the quantized copy of an input and the panel of a weight; `local` says that
-    /// the layer has rotary parameters of its own.
+    /// Splits the buffers into what a layer's flow writes, the quantized copy of an input, and the panel of a weight.
+    /// `local` selects the tables of layers with their own rotary parameters.
     pub(crate) fn activations(&mut self, local: bool) -> (Activations<'_>, &mut [f32], &mut [f32]) {
         let activations = Activations {
             residual: &mut self.residual,

@@ -1,5 +1,5 @@
-//! Keys and values of the tokens so far, for generation: per layer `[capacity, key width]` in f32, or quantized, or the latents
-//! that they are made of.
+//! Keys and values of earlier tokens, for generation: per layer `[capacity, key width]` in f32, quantized, or the
+//! latents that they are projected from.
 
 mod latent;
 mod packed;
@@ -18,16 +18,16 @@ use self::packed::{Scratch, SideCache};
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
-    /// Where quantized layers are read from.
+    /// Scratch that quantized layers are decoded into.
     scratch: Option<Scratch>,
-    /// The same for latents.
+    /// Scratch that latents are decoded into.
     latent: Option<Box<LatentScratch>>,
     len: usize,
     capacity: usize,
     width: usize,
 }
 
-/// One layer's part.
+/// One layer's part of the cache.
 #[derive(Debug)]
 enum LayerCache {
     Exact { keys: Vec<f32>, values: Vec<f32> },
@@ -35,7 +35,7 @@ enum LayerCache {
     Latent(Box<LatentCache>),
 }
 
-/// One layer's part with what reading it takes.
+/// One layer's part of the cache, with the scratch to read it.
 #[derive(Debug)]
 pub(crate) struct Past<'a> {
     layer: &'a mut LayerCache,
@@ -43,7 +43,7 @@ pub(crate) struct Past<'a> {
     latent: Option<&'a mut LatentScratch>,
 }
 
-/// The keys and the values of all tokens, `[tokens, width]` each.
+/// Keys and values of all tokens, `[tokens, width]` each.
 pub(crate) type KeysAndValues<'a> = (&'a mut [f32], &'a mut [f32]);
 
 impl KvCache {
@@ -129,7 +129,7 @@ impl KvCache {
         self.len
     }
 
-    /// Whether there are none.
+    /// True if there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -139,7 +139,7 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets all tokens from `len` on. Tokens that have left a window do not come back into it.
+    /// Removes all tokens from `len` on. Tokens that have left a window do not return to it.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         for layer in &mut self.layers {
@@ -154,7 +154,7 @@ impl KvCache {
         }
     }
 
-    /// Whether `tokens` more of this model fit.
+    /// Checks that `tokens` more tokens of this model fit.
     pub(crate) fn check(&self, config: &ModelConfig, tokens: usize) -> Result<(), ForwardError> {
         if (self.layers.len(), self.width) != (config.num_hidden_layers, config.key_value_width()) {
             return Err(ForwardError::OtherModel { what: "KV cache" });
@@ -175,13 +175,13 @@ impl KvCache {
         Past { layer: &mut self.layers[layer], scratch: self.scratch.as_mut(), latent }
     }
 
-    /// Makes the tokens that every layer has written since the last call part of the cache.
+    /// Adds to the cache the tokens that every layer has written since the last call.
     pub(crate) fn commit(&mut self, tokens: usize) {
         self.len += tokens;
     }
 }
 
-/// Bytes of what latents are read into.
+/// Bytes of the scratch for latents.
 fn latent_scratch(config: &ModelConfig, capacity: usize) -> u64 {
     config.latent.map_or(0, |latent| LatentScratch::bytes_needed(&latent, config, capacity))
 }
@@ -205,11 +205,11 @@ fn layer_bytes(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuant
 }
 
 impl<'a> Past<'a> {
-    /// Writes the new keys and values (`[t, width]`) behind the `start` tokens held, and returns all of them: the new ones as
-    /// they came, quantized ones by their values.
+    /// Appends new keys and values (`[t, width]`) to the `start` tokens held, and returns all of them: new ones
+    /// unquantized, stored ones by their decoded values.
     ///
     /// # Errors
-    /// [`ForwardError::Cache`] where one has no code.
+    /// [`ForwardError::Cache`] if a value has no code.
     pub(crate) fn append(
         &mut self,
         start: usize,
@@ -230,18 +230,18 @@ impl<'a> Past<'a> {
                 values[start * width..end].copy_from_slice(v);
                 Ok((&mut keys[..end], &mut values[..end]))
             }
-            // A cache with quantized layers has scratch, and heads are not what latents are.
+            // A cache with quantized layers has scratch, and heads are not cached as latents.
             (LayerCache::Quantized { .. }, None) | (LayerCache::Latent(_), _) => {
                 Err(ForwardError::OtherModel { what: "KV cache" })
             }
         }
     }
 
-    /// Writes new latents `[t, kv_rank]` and the rotated parts of their keys `[t, rotated]` behind the tokens held, and returns
-    /// where all of them are then, quantized ones by their values.
+    /// Appends new latents `[t, kv_rank]` and the rotated parts of their keys `[t, rotated]`, and returns the scratch
+    /// that holds all of them, stored ones by their decoded values.
     ///
     /// # Errors
-    /// [`ForwardError::Cache`] where one has no code.
+    /// [`ForwardError::Cache`] if a value has no code.
     pub(crate) fn append_latents(
         self,
         latents: &[f32],

@@ -1,12 +1,13 @@
-//! Chat templates: a conversation as the text that a model was trained on, by the Jinja template in the model's files.
+//! Chat templates: a conversation rendered to the text format that a model was trained on, by the Jinja template in
+//! its files.
 //!
-//! A template is a program of a stranger. It sees the conversation, the names of the special tokens and a handful of pure
-//! functions; there is no loader, so that `include` and `import` find nothing, and no object of the host to climb from.
-//! [`render`] bounds the steps it may take, the bytes it may print, and, by limits on its source, the depth of everything
-//! that recurses. What it cannot bound is the size of a string that a template builds and does not print: the engine counts
-//! instructions, and thirty of them can double a string to a gigabyte. So a program that renders the template of a file
-//! it does not trust does it in a process of its own with a limit of the address space, as the `mantissa` binary does. There
-//! the stack may run out as well, on a value that is nested with every step.
+//! A template is an untrusted program. It sees the conversation, the names of the special tokens and a few pure
+//! functions; there is no loader, so `include` and `import` find nothing, and no host object to reach from. [`render`]
+//! bounds the steps it may take, the bytes it may print, and, by limits on its source, the depth of everything that
+//! recurses. What it cannot bound is the size of a string that a template builds and does not print: the engine counts
+//! instructions, and thirty of them can double a string to a gigabyte. So a program that renders the template of an
+//! untrusted file must do so in a separate process with a limited address space, as the `mantissa` binary does. The
+//! stack may overflow there as well, on a value that is nested with every step.
 
 mod functions;
 mod source;
@@ -25,80 +26,80 @@ use serde_json::{Map, Value, json};
 
 use crate::config::ConfigError;
 
-/// Longest template, in bytes. The longest of public models have 30 kB.
+/// Longest accepted template, in bytes. The longest of public models have 30 kB.
 pub const MAX_TEMPLATE: usize = 256 << 10;
 
-/// Steps that rendering may take. A turn of a conversation takes fewer than 200 with the templates in use.
+/// Largest number of steps of a rendering. A turn of a conversation takes fewer than 200 with the templates in use.
 pub const MAX_STEPS: u64 = 200_000;
 
 /// Longest text that a template may print, in bytes.
 pub const MAX_OUTPUT: usize = 8 << 20;
 
-/// Stack of the thread that renders. Parsing takes little of it, by the limits on the source; but values are printed,
-/// compared and dropped by recursion, and a template can spend all its steps on nesting one.
+/// Stack of the thread that renders. Parsing takes little of it, because the source is limited; but values are
+/// printed, compared and dropped by recursion, and a template can spend all its steps on nesting one.
 pub const STACK: usize = 64 << 20;
 
-/// Why a conversation could not be rendered. The template or the conversation is at fault in every case.
+/// Error of rendering a conversation. The template or the conversation is at fault in every case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The template is too large or nested too deep to be read.
+    /// The template is too large or nested too deep.
     #[error("found {found}, allowed {allowed}")]
     Limit {
-        /// What there is.
+        /// Value found.
         found: String,
-        /// What there may be.
+        /// Values supported.
         allowed: String,
     },
-    /// The template is no Jinja, or uses what is not offered.
+    /// The template is not valid Jinja, or uses an unsupported feature.
     #[error("line {line}: found `{message}`, allowed a Jinja template of conversations, without includes")]
     Template {
         /// Line in the template, from 1.
         line: usize,
-        /// What the engine said.
+        /// Message of the template engine.
         message: String,
     },
     /// The template refuses the conversation.
     #[error("found a conversation that the template refuses: {0}")]
     Refused(String),
-    /// The machine has no thread to spare.
+    /// No thread could be started.
     #[error("found no thread to render in: {0}")]
     Thread(String),
 }
 
-/// Who says something.
+/// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or whatever else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// What is said.
+    /// Text of the turn.
     pub content: String,
 }
 
 impl Message {
-    /// A message.
+    /// Creates a message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Message { role: role.into(), content: content.into() }
     }
 }
 
-/// What a template sees, as transformers gives it: `messages`, `add_generation_prompt`, and the special tokens by their
-/// names (`bos_token` and so on).
+/// Builds the variables of a template, named as in transformers: `messages`, `add_generation_prompt`, and the special
+/// tokens (`bos_token` and so on).
 pub fn context(messages: &[Message], special_tokens: &BTreeMap<String, String>) -> Value {
     let tokens = special_tokens.iter().map(|(name, token)| (name.clone(), json!(token)));
     let mut context: Map<String, Value> = tokens.collect();
     context.insert("messages".into(), json!(messages));
     context.insert("add_generation_prompt".into(), json!(true));
-    // Templates ask whether these are there.
+    // Templates test whether these are defined.
     context.insert("tools".into(), Value::Null);
     context.insert("documents".into(), Value::Null);
     Value::Object(context)
 }
 
-/// Renders `template` with the names of `context`, in a thread of its own.
+/// Renders `template` with the variables of `context`, in a separate thread.
 ///
 /// # Errors
-/// [`ChatError`]; nothing of the output is then given.
+/// [`ChatError`]; no output is returned then.
 pub fn render(template: &str, context: &Value) -> Result<String, ChatError> {
     let template = source::prepare(template)?;
     std::thread::scope(|scope| {
@@ -131,7 +132,7 @@ fn render_here(template: &str, context: &Value) -> Result<String, ChatError> {
     String::from_utf8(out.bytes).map_err(|_| failure("output that is no UTF-8"))
 }
 
-/// Takes up to [`MAX_OUTPUT`] bytes.
+/// Writer that accepts up to [`MAX_OUTPUT`] bytes.
 struct Capped {
     bytes: Vec<u8>,
 }
@@ -166,12 +167,12 @@ fn error_of(error: &minijinja::Error) -> ChatError {
     }
 }
 
-/// One line of a few hundred characters: the text may quote the template.
+/// Shortens a text to one line of a few hundred characters: it may quote the template.
 fn shorten(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
 }
 
-/// The templates of a model by their names; that of plain conversations is `default`.
+/// Templates of a model by name; the one for plain conversations is `default`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChatTemplates {
     by_name: BTreeMap<String, String>,
@@ -181,16 +182,16 @@ impl ChatTemplates {
     /// Name of the template for plain conversations.
     pub const DEFAULT: &str = "default";
 
-    /// One template.
+    /// Creates a set of one template.
     pub fn of(template: String) -> Self {
         ChatTemplates { by_name: [(Self::DEFAULT.to_owned(), template)].into() }
     }
 
-    /// The templates of a model folder: `chat_template.jinja`, or else the field `chat_template` of its
+    /// Reads the templates of a model folder: `chat_template.jinja`, or else the field `chat_template` of its
     /// `tokenizer_config.json`, which is one template or a list of named ones.
     ///
     /// # Errors
-    /// [`ConfigError`] where a template is too long, no text, or the field something else.
+    /// [`ConfigError`] if a template is too long or not text, or the field is of another type.
     pub fn load(dir: &Path, tokenizer_config: Option<&Value>) -> Result<Self, ConfigError> {
         let config = dir.join("tokenizer_config.json");
         let field = tokenizer_config.and_then(|config| config.get("chat_template"));
@@ -214,7 +215,7 @@ impl ChatTemplates {
         Ok(all)
     }
 
-    /// The template of this name.
+    /// Returns the template of this name.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.by_name.get(name).map(String::as_str)
     }

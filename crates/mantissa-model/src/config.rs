@@ -1,7 +1,6 @@
-//! A model's `config.json`, checked: what is in a [`ModelConfig`] can be built and allocated for.
+//! A model's `config.json`, checked: a [`ModelConfig`] can be built and allocated for.
 //!
-//! Field names and defaults are those of transformers 5.23. Fields that do not change the computation are
-//! ignored.
+//! Field names and defaults are those of transformers 5.23. Fields that do not change the computation are ignored.
 
 mod attention;
 mod experts;
@@ -28,7 +27,7 @@ use fields::{Fields, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH};
 /// A decoder's architecture. All sizes are at least 1 and multiply without overflow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Row of the table of architectures.
+    /// Architecture of the model.
     pub architecture: &'static Architecture,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -40,65 +39,65 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// Key and value heads; they divide the query heads.
     pub num_key_value_heads: usize,
-    /// Width of a head; even where it is rotated. With [`Latent`] attention the wider of keys and values.
+    /// Width of a head, even unless positions are learned. With [`Latent`] attention, the wider of keys and values.
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Longest context.
     pub max_position_embeddings: usize,
-    /// Added to the mean square, or to the variance, in every norm.
+    /// Epsilon of the norms, added to the mean square or to the variance.
     pub rms_norm_eps: f32,
-    /// What the norms compute.
+    /// Kind of the norms.
     pub norm: NormForm,
-    /// Where they stand.
+    /// Places of the norms.
     pub norm_places: NormPlaces,
-    /// Norms of queries and keys.
+    /// QK norms.
     pub head_norms: HeadNorms,
-    /// Whether the head is the embedding.
+    /// True if the head is the embedding.
     pub tie_word_embeddings: bool,
-    /// Activation of the gate.
+    /// Activation function of the MLP.
     pub hidden_act: Activation,
-    /// Which linears have a bias.
+    /// Linear layers with a bias.
     pub biases: Biases,
-    /// For each layer, how many keys a query sees, itself included; `None` for all before it.
+    /// Sliding window of each layer: the number of keys that a query attends to, itself included; `None` for all.
     pub windows: Vec<Option<usize>>,
-    /// For each layer, true if queries and keys are rotated; the others have no position embedding (NoPE).
+    /// True for layers that rotate queries and keys; the others have no position embedding (NoPE).
     pub rotated_layers: Vec<bool>,
     /// Rotary embedding.
     pub rope: Rope,
-    /// That of layers with a window, where it is another one (Gemma 3).
+    /// Rotary embedding of layers with a window, if it differs (Gemma 3).
     pub local_rope: Option<Rope>,
-    /// Width of the part of a head that is rotated, even; 0 where positions are learned.
+    /// Width of the rotated part of a head, even; 0 if positions are learned.
     pub rotary_dim: usize,
-    /// Whether a learned vector for each position is added to the embedding.
+    /// True if a learned vector for each position is added to the embedding.
     pub learned_positions: bool,
     /// Factor of the embedding.
     pub embedding_scale: Option<f32>,
-    /// How q, k and v are stored.
+    /// Storage of q, k and v.
     pub qkv: QkvForm,
-    /// What the MLP is made of.
+    /// Structure of the MLP.
     pub mlp: MlpForm,
-    /// Factor of the attention's scores.
+    /// Factor of the attention scores.
     pub attention_scale: f32,
-    /// Limit of the attention's scores, `cap · tanh(score / cap)`.
+    /// Cap of the attention scores, `cap · tanh(score / cap)`.
     pub attention_softcap: Option<f32>,
-    /// The same of the logits.
+    /// Cap of the logits.
     pub logit_softcap: Option<f32>,
-    /// Limit of the magnitude of q, k and v.
+    /// Clipping threshold of q, k and v.
     pub clip_qkv: Option<f32>,
-    /// Whether each head has a sink: a score without a value (Xiao et al. 2023, "Attention Sinks").
+    /// True if each head has an attention sink: a score without a value (Xiao et al. 2023, "Attention Sinks").
     pub sinks: bool,
     /// Latent attention.
     pub latent: Option<Latent>,
     /// Mixture of experts.
     pub experts: Option<Experts>,
-    /// Whether the head has a bias.
+    /// True if the head has a bias.
     pub head_bias: bool,
-    /// Whether a GPT-2 checkpoint lacks the prefix `transformer.` of its names, which no config says.
+    /// True if a GPT-2 checkpoint lacks the prefix `transformer.` in its names, which no config records.
     pub bare_names: bool,
-    /// Begins a document.
+    /// Token that begins a document.
     pub bos_token_id: Option<u32>,
-    /// Any of these ends one.
+    /// Tokens that end a document.
     pub eos_token_ids: Vec<u32>,
 }
 
@@ -180,16 +179,16 @@ impl ModelConfig {
         })
     }
 
-    /// Sets [`bare_names`](Self::bare_names) for a checkpoint, of whose tensors `has` knows the names.
+    /// Sets [`bare_names`](Self::bare_names) for a checkpoint; `has` is true for the names of its tensors.
     pub fn find_names(&mut self, has: impl Fn(&str) -> bool) {
         let names = &self.architecture.names;
         self.bare_names = !names.root.is_empty() && has(&format!("{}.weight", names.embedding));
     }
 
-    /// Takes the token ids that `generation_config.json` gives; they are the ones that generation uses.
+    /// Takes the token ids of `generation_config.json`, which generation uses first.
     ///
     /// # Errors
-    /// [`ConfigError`] where they are no ids.
+    /// [`ConfigError`] for values that are not token ids.
     pub fn apply_generation_config(&mut self, value: &Value, file: &str) -> Result<(), ConfigError> {
         let fields = Fields::root(file, value)?;
         self.bos_token_id = fields.token("bos_token_id")?.or(self.bos_token_id);
@@ -210,31 +209,31 @@ impl ModelConfig {
         self.num_key_value_heads * self.head_dim
     }
 
-    /// Width of what the output projection reads: the joined heads of the values.
+    /// Width of the input of the output projection: the joined heads of the values.
     pub fn attended_width(&self) -> usize {
         self.num_attention_heads * self.latent.map_or(self.head_dim, |latent| latent.value)
     }
 
-    /// Width of what makes the queries of latent attention; 0 elsewhere.
+    /// Width of the queries of latent attention before padding; 0 without latent attention.
     pub(crate) fn latent_query_width(&self) -> usize {
         self.num_attention_heads * self.latent.map_or(0, |latent| latent.head())
     }
 
-    /// Whether the heads of q and k are normalized before they are rotated.
+    /// True if the model has QK norms.
     pub fn has_head_norms(&self) -> bool {
         self.head_norms.present()
     }
 
-    /// Whether the inputs of the output and down projections are normalized.
+    /// True if the inputs of the output and down projections are normed.
     pub fn has_sub_norms(&self) -> bool {
         self.architecture.sub_norms
     }
 }
 
-/// Reads a small JSON file of a model folder; `None` where there is no such file.
+/// Reads a small JSON file of a model folder; `None` if there is no such file.
 ///
 /// # Errors
-/// [`ConfigError`] where it cannot be read, has more than 16 MB or is no JSON.
+/// [`ConfigError`] if it cannot be read, is larger than 16 MB or not JSON.
 pub fn read_json(path: &Path) -> Result<Option<Value>, ConfigError> {
     const LIMIT: u64 = 16 << 20;
     let error = |found: String, allowed: &str| ConfigError {
@@ -311,7 +310,7 @@ fn attention_scale(
         Some((field, default)) => fields.optional_positive(field)?.unwrap_or(default),
         None => latent.map_or(heads.dim, |latent| latent.head()) as f64,
     };
-    // DeepSeek applies YaRN's factor to the scores, beside the factor of cosines and sines.
+    // DeepSeek applies YaRN's factor to the scores as well as to cosines and sines.
     let mscale = match scaling {
         RopeScaling::Yarn(yarn) if latent.is_some() && yarn.mscale_all_dim != 0.0 => {
             yarn_mscale(yarn.factor, yarn.mscale_all_dim)
@@ -321,7 +320,7 @@ fn attention_scale(
     Ok((width.powf(-0.5) * mscale * mscale) as f32)
 }
 
-/// A cap that `rule` allows: its value in `field`, none where that is null, the rule's default where it is absent.
+/// Parses a cap that `rule` allows: the value of `field`, none if that is null, the default if it is absent.
 fn softcap(fields: Fields<'_>, field: &str, rule: Option<Option<f64>>) -> Result<Option<f32>, ConfigError> {
     let given = match rule {
         Some(default) if !fields.has(field) => default,
@@ -331,7 +330,7 @@ fn softcap(fields: Fields<'_>, field: &str, rule: Option<Option<f64>>) -> Result
     Ok(given.map(|cap| cap as f32))
 }
 
-/// A small config of each type, for the tests of this crate.
+/// Returns a small config of each architecture, for the tests of this crate.
 #[cfg(test)]
 pub(crate) fn example(model_type: &str) -> Value {
     let mut config = serde_json::json!({

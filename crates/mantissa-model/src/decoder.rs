@@ -26,21 +26,20 @@ pub struct Decoder {
     embedding: Embedding,
     layers: Vec<Layer>,
     norm: Norm,
-    /// `None` where it is the embedding.
+    /// Output head; `None` if it is the embedding.
     head: Option<Linear>,
 }
 
-/// Independent sequences, one after another, each beginning at position 0.
+/// Independent sequences, concatenated, each starting at position 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// The tokens of all sequences.
+    /// Tokens of all sequences.
     pub tokens: &'a [u32],
-    /// Number of tokens of each.
+    /// Length of each sequence.
     pub lens: &'a [usize],
 }
 
-/// The result of a pass: the hidden states after the last norm, `[tokens, hidden]`, from which logits are
-/// computed as they are needed.
+/// Result of a pass: the hidden states after the last norm, `[tokens, hidden]`. Logits are computed on demand.
 #[derive(Debug)]
 pub struct Hidden<'a> {
     decoder: &'a Decoder,
@@ -50,7 +49,7 @@ pub struct Hidden<'a> {
 }
 
 impl Decoder {
-    /// Builds the model that `source` describes and reads all its weights.
+    /// Loads the model that `source` describes, with all its weights.
     ///
     /// # Errors
     /// [`LoadError`] names the field, the tensor or the linear layer that does not fit.
@@ -71,27 +70,27 @@ impl Decoder {
         })
     }
 
-    /// The architecture.
+    /// Configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The layers.
+    /// Decoder layers.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// The layers, to put other weights in their place.
+    /// Decoder layers, mutable: weights may be replaced.
     pub fn layers_mut(&mut self) -> &mut [Layer] {
         &mut self.layers
     }
 
-    /// Stores keys and values of every layer as `policy` says, in place of what the checkpoint asks for. A pass over whole
-    /// sequences sees every key and value but the sinks by its value once stored; [`forward_cached`](Self::forward_cached)
-    /// stores what leaves the window, behind the pass that brought it.
+    /// Stores keys and values of every layer as `policy` says, instead of as the checkpoint asks. A pass over whole
+    /// sequences sees every key and value except the sinks by its stored value;
+    /// [`forward_cached`](Self::forward_cached) stores tokens as they leave the window.
     ///
     /// # Errors
-    /// [`LoadError::KvScheme`] where the model's heads cannot be stored so, or levels are to be found on a text.
+    /// [`LoadError::KvScheme`] if the model's heads cannot be stored that way, or the policy needs a calibration text.
     pub fn set_kv(&mut self, policy: &KvPolicy) -> Result<(), LoadError> {
         if policy.is_calibrated() {
             let allowed = "a text that its levels are found on (--calibration, --calibration-tokens)";
@@ -103,8 +102,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// [`set_kv`](Self::set_kv) of a policy whose levels are found on a text, `windows` of tokens; the model runs over it with
-    /// its keys and values in f32. Of any other policy, the same as there.
+    /// Stores keys and values as `policy` says, with levels found on calibration `windows` of tokens; the model runs
+    /// over them with keys and values in f32. Other policies are set as by [`set_kv`](Self::set_kv).
     ///
     /// # Errors
     /// [`KvCalibrationError`].
@@ -116,7 +115,7 @@ impl Decoder {
         if !policy.is_calibrated() {
             return Ok(self.set_kv(policy)?);
         }
-        // Whether the heads can be stored so.
+        // Checks that the heads can be stored that way.
         policy.quantizer(&self.config)?;
         self.layers.iter_mut().for_each(|layer| layer.set_kv(None));
         let mut text = Text::begin(&self.config, &self.embedding, windows)?;
@@ -130,26 +129,26 @@ impl Decoder {
     /// Rounds the operands of every layer's attention as `operands` says.
     ///
     /// # Errors
-    /// [`LoadError::AttentionOperands`] where the model's heads cannot be rounded so.
+    /// [`LoadError::AttentionOperands`] if the model's heads cannot be rounded that way.
     pub fn set_attention_operands(&mut self, operands: &AttentionOperands) -> Result<(), LoadError> {
         let rounding = operands.rounding(&self.config)?;
         self.layers.iter_mut().for_each(|layer| layer.set_operands(Some(rounding.clone())));
         Ok(())
     }
 
-    /// Adds the products of linear layers whose weights and inputs are floats of 8 bits as `accumulator` does, and returns how
-    /// many such layers there are. Their weights are then held in four more bytes per element.
+    /// Accumulates the products of linear layers with 8-bit float weights and inputs as `accumulator` does, and
+    /// returns the number of such layers. Their weights then take four more bytes per element.
     pub fn set_accumulator(&mut self, accumulator: Accumulator) -> usize {
         let linears = self.layers.iter_mut().flat_map(Layer::linears_mut).chain(&mut self.head);
         linears.map(|linear| linear.set_accumulator(accumulator)).filter(|set| *set).count()
     }
 
-    /// Whether keys and values of recent tokens are in f32, which passes over whole sequences do not show.
+    /// True if keys and values of recent tokens stay in f32, which passes over whole sequences do not model.
     pub fn has_kv_window(&self) -> bool {
         self.layers.iter().filter_map(Layer::kv).any(|kv| kv.parts().window > 0)
     }
 
-    /// Bytes that a token beyond window and sinks takes in the cache.
+    /// Bytes of a token in the cache, beyond window and sinks.
     pub fn kv_bytes_per_token(&self) -> f64 {
         let heads = 8.0 * self.config.key_value_width() as f64;
         let exact = self.config.latent.map_or(heads, |latent| latent.bytes_per_token());
@@ -159,8 +158,8 @@ impl Decoder {
     /// Runs whole sequences. A sequence's states have the same bits in any batch.
     ///
     /// # Errors
-    /// [`ForwardError`] where a token is not in the vocabulary, the batch is inconsistent or larger than
-    /// planned, or an activation cannot be quantized.
+    /// [`ForwardError`] if a token is not in the vocabulary, the batch is inconsistent or larger than planned, or an
+    /// activation cannot be quantized.
     pub fn forward<'a>(
         &'a self,
         batch: &Batch<'_>,
@@ -177,11 +176,11 @@ impl Decoder {
         self.run(batch.tokens, &seqs, None, buffers)
     }
 
-    /// Continues the sequence in `cache` by `tokens` and adds them to it.
+    /// Continues the sequence in `cache` by `tokens` and appends them to it.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and [`ForwardError::Cache`]. The cache then holds the tokens that it held, of which some
-    /// may have left its window.
+    /// As [`forward`](Self::forward), and [`ForwardError::Cache`]. The cache then holds its former tokens, of which
+    /// some may have left its window.
     pub fn forward_cached<'a>(
         &'a self,
         tokens: &[u32],
@@ -220,7 +219,7 @@ impl Decoder {
         Ok(Hidden { decoder: self, states, quantized: &mut b.quantized, panel: &mut b.panel })
     }
 
-    /// Fills the residual stream with the tokens' rows of the embedding, and padding with zeros.
+    /// Fills the residual stream with the tokens' embeddings, and padding with zeros.
     fn embed(&self, tokens: &[u32], seqs: &Sequences<'_>, b: &mut Buffers) -> Result<(), ForwardError> {
         let d = self.config.hidden_size;
         let (states, padding) = b.residual[..seqs.rows * d].split_at_mut(tokens.len() * d);
@@ -247,19 +246,19 @@ impl Hidden<'_> {
         self.states.len() / self.decoder.config.hidden_size
     }
 
-    /// The states, `[tokens, hidden]`.
+    /// Hidden states, `[tokens, hidden]`.
     pub fn states(&self) -> &[f32] {
         self.states
     }
 
-    /// Logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Calls for more than 64 rows give
-    /// a token the same bits however the tokens are cut; smaller ones may differ in the last bits.
+    /// Computes the logits of the tokens `rows` into `out` (`[rows.len(), vocabulary]`). Calls for more than 64 rows
+    /// give a token the same bits however the tokens are split; smaller ones may differ in the last bits.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
     ///
     /// # Panics
-    /// If `rows` are not all there, or `out` has another length.
+    /// If a row is out of range, or `out` has another length.
     pub fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<(), ForwardError> {
         let d = self.decoder.config.hidden_size;
         let states = &self.states[rows.start * d..rows.end * d];
@@ -273,8 +272,8 @@ impl Hidden<'_> {
     }
 }
 
-/// The configuration of the model that `source` describes: `config.json`, with the token ids of the
-/// `generation_config.json` beside it.
+/// Reads the configuration of the model that `source` describes: `config.json`, with the token ids of the
+/// `generation_config.json` next to it.
 ///
 /// # Errors
 /// [`LoadError::NoConfig`], or [`LoadError::Config`] for the field that is wrong.
@@ -301,7 +300,7 @@ mod tests {
     use super::*;
     use crate::source::MapSource;
 
-    /// A model of every optional part: biases, sub-norms or head norms, untied head.
+    /// A model with every optional part: biases, sub-norms or QK norms, untied head.
     fn source(model_type: &str) -> MapSource {
         let mut config = crate::config::example(model_type);
         for (field, value) in

@@ -1,4 +1,4 @@
-//! What tokens become before the first layer: rows of the embedding, scaled, with learned positions.
+//! Input of the first layer: rows of the embedding, scaled, with learned positions.
 
 use mantissa_kernels::kernels;
 
@@ -7,7 +7,7 @@ use crate::error::{ForwardError, LoadError};
 use crate::linear::Linear;
 use crate::source::WeightSource;
 
-/// What tokens become before the first layer.
+/// Token embedding, with learned positions if the model has them.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// `[vocabulary, hidden]`.
@@ -17,14 +17,14 @@ pub struct Embedding {
     scale: Option<f32>,
 }
 
-/// The embedding by itself, for work that holds one layer at a time.
+/// Loads the embedding by itself, for work that holds one layer at a time.
 ///
 /// # Errors
-/// As [`WeightSource`]'s.
+/// As [`WeightSource`].
 pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result<Embedding, LoadError> {
     let table = |module: &str, rows| {
         let weight = source.linear(module, rows, config.hidden_size, false)?;
-        // Its rows are looked up, which maps around the codes would stand in the way of.
+        // Rows are looked up, which transforms around the codes would prevent.
         Ok::<_, LoadError>(Linear::new(module, weight)?.folded())
     };
     let positions = match config.learned_positions {
@@ -36,12 +36,12 @@ pub fn load_embedding(source: &dyn WeightSource, config: &ModelConfig) -> Result
 }
 
 impl Embedding {
-    /// What the first layer reads of sequences of `lens` tokens, one after another, that begin at position `start`, into
-    /// `states` (`[tokens, hidden]`).
+    /// Writes the input of the first layer for concatenated sequences of `lens` tokens that start at position `start`
+    /// into `states` (`[tokens, hidden]`).
     ///
     /// # Errors
-    /// [`ForwardError::Vocabulary`], [`ForwardError::Lengths`] or, for positions that were not learned,
-    /// [`ForwardError::Plan`]; the states are then as they were.
+    /// [`ForwardError::Vocabulary`], [`ForwardError::Lengths`] or, for positions beyond the learned ones,
+    /// [`ForwardError::Plan`]; `states` is unchanged then.
     ///
     /// # Panics
     /// If `states` has another length.

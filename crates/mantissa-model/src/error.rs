@@ -1,34 +1,34 @@
-//! What can go wrong with a model: loading it, and running it.
+//! Errors of loading a model and of running it.
 
 use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 
 use crate::config::ConfigError;
 
-/// Why a model could not be loaded.
+/// Error of loading a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A field of a configuration file.
+    /// A field of a configuration file is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A weight file.
+    /// A weight file cannot be read.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
-    /// There is no configuration to build from.
+    /// There is no configuration.
     #[error(
         "{location}: found no config.json, allowed a model folder with one; name the folder, not one file of it"
     )]
     NoConfig {
-        /// Where it was looked for.
+        /// Place that was searched.
         location: String,
     },
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error(
         "{location}: tensor \"{tensor}\": found nothing, allowed a tensor of shape {shape:?}; the config asks for it"
     )]
     MissingTensor {
-        /// Where it was looked for.
+        /// Place that was searched.
         location: String,
         /// Its name.
         tensor: String,
@@ -38,7 +38,7 @@ pub enum LoadError {
     /// A tensor does not have the shape that the configuration requires.
     #[error("{location}: tensor \"{tensor}\": found shape {found:?}, allowed {expected:?}")]
     Shape {
-        /// Where it is.
+        /// Place of the tensor.
         location: String,
         /// Its name.
         tensor: String,
@@ -52,43 +52,43 @@ pub enum LoadError {
     Weight {
         /// The linear layer.
         module: String,
-        /// What does not fit.
+        /// Part that does not fit.
         error: TensorError,
     },
-    /// What stands around a weight does not fit it.
+    /// A transform or side tensor does not fit its weight.
     #[error("linear \"{module}\": {error}")]
     Transform {
         /// The linear layer.
         module: String,
-        /// What does not fit.
+        /// Part that does not fit.
         error: mantissa_num::stored::MisfitError,
     },
-    /// A linear layer's input is to be quantized in a way that one token at a time cannot be.
+    /// A linear layer's input quantization cannot be done token by token.
     #[error("linear \"{module}\": input quantization: found {scheme} with {given}, allowed {allowed}")]
     InputScheme {
         /// The linear layer.
         module: String,
         /// The scheme.
         scheme: String,
-        /// The stored scale that came with it.
+        /// Stored scale that came with it.
         given: String,
-        /// What could be done.
+        /// Values supported.
         allowed: &'static str,
     },
-    /// Operands of attention cannot be rounded so.
+    /// Operands of attention cannot be rounded as asked.
     #[error("attention operands: found {operands}, allowed {allowed}")]
     AttentionOperands {
         /// The operands.
         operands: String,
-        /// What could be done.
+        /// Values supported.
         allowed: &'static str,
     },
-    /// Keys or values cannot be cached so.
+    /// Keys or values cannot be cached as asked.
     #[error("KV cache: found {scheme}, allowed {allowed}")]
     KvScheme {
         /// The scheme or policy.
         scheme: String,
-        /// What could be done.
+        /// Values supported.
         allowed: &'static str,
     },
     /// A planned size does not fit into memory.
@@ -96,7 +96,7 @@ pub enum LoadError {
         "{what}: found no memory for {bytes} bytes, allowed what is free; shorten the context or the batch"
     )]
     Memory {
-        /// What was planned.
+        /// Object that was planned.
         what: &'static str,
         /// Its size.
         bytes: u64,
@@ -104,15 +104,15 @@ pub enum LoadError {
     /// A context is longer than the model allows.
     #[error("context: found {needed} tokens, allowed {allowed} (max_position_embeddings)")]
     Context {
-        /// Tokens asked for.
+        /// Tokens requested.
         needed: usize,
-        /// Tokens that the model was made for.
+        /// Longest context of the model.
         allowed: usize,
     },
 }
 
 impl LoadError {
-    /// Who must act on it.
+    /// Class of the error, for the exit code.
     pub fn class(&self) -> ErrorClass {
         match self {
             LoadError::Store(error) => error.class(),
@@ -122,36 +122,36 @@ impl LoadError {
     }
 }
 
-/// Why a forward pass was refused. The input is at fault in every case.
+/// Error of a forward pass. The input is at fault in every case.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
-    /// A token id is no row of the embedding.
+    /// A token id is outside the vocabulary.
     #[error("token {index}: found id {token}, allowed 0 to {}; the tokens were made with another tokenizer", .vocab_size - 1)]
     Vocabulary {
         /// Index in the batch.
         index: usize,
         /// The id.
         token: u32,
-        /// Number of rows.
+        /// Size of the vocabulary.
         vocab_size: usize,
     },
     /// The lengths of a batch's sequences do not add up to its tokens.
     #[error("batch: found lengths that add up to {sum}, allowed {tokens}, the number of tokens")]
     Lengths {
-        /// Their sum.
+        /// Sum of the lengths.
         sum: usize,
-        /// Tokens.
+        /// Number of tokens.
         tokens: usize,
     },
-    /// More was asked for than was planned.
+    /// A pass is larger than planned.
     #[error("{what}: found {needed}, allowed {planned}; plan more")]
     Plan {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
-        /// What is needed.
+        /// Size needed.
         needed: usize,
-        /// What was planned.
+        /// Size planned.
         planned: usize,
     },
     /// Buffers or a cache were planned for another model.
@@ -165,7 +165,7 @@ pub enum ForwardError {
     Input {
         /// The linear layer.
         module: String,
-        /// What is wrong with it.
+        /// Underlying error.
         error: TensorError,
     },
     /// Keys or values have no code in the cache.
@@ -173,15 +173,15 @@ pub enum ForwardError {
     Cache {
         /// Keys or values.
         what: &'static str,
-        /// What is wrong with them.
+        /// Underlying error.
         error: TensorError,
     },
-    /// No logit is a number.
+    /// All logits are NaN.
     #[error(
         "logits after token {position}: found only NaN, allowed numbers; the weights or an activation are broken"
     )]
     NoLogits {
-        /// Position of the token they follow.
+        /// Position of the token before them.
         position: usize,
     },
 }

@@ -1,8 +1,8 @@
-//! Mixtures of experts (Shazeer et al. 2017; shared experts and limited groups: DeepSeek-V2, sec. 2.2): a router chooses for
-//! each token some experts, each an MLP of its own, and weighs their results; what is shared is added for every token.
+//! Mixtures of experts (Shazeer et al. 2017; shared experts and groups: DeepSeek-V2, sec. 2.2): a router chooses
+//! experts for each token, each an MLP, and weights their results; shared experts are added for every token.
 //!
-//! An expert sees the tokens that chose it as one matrix, padded like the whole pass, so that a token has the same bits in
-//! whatever company it comes. Results are added in the order of the experts.
+//! An expert reads the tokens routed to it as one matrix, padded like the whole pass, so that a token has the same
+//! bits in any batch. Results are added in the order of the experts.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::flow::{Activations, Choice, ExpertFlow, Job, LayerFlow, MIN_ROWS, Ope
 use crate::graph::{LinearInput, LinearKind, NormKind, SideKind, VectorKind};
 
 impl LayerFlow {
-    /// The `rows`, of which the first `real` are no padding.
+    /// Runs the experts on `rows`, of which the first `real` are not padding.
     pub(crate) fn experts_part(
         &self,
         experts: &ExpertFlow,
@@ -56,7 +56,7 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// One expert, for the tokens that chose it.
+    /// Runs one expert on the tokens that chose it.
     fn expert(
         &self,
         experts: &ExpertFlow,
@@ -68,7 +68,7 @@ impl LayerFlow {
         let Some(e) = chosen.first().map(|choice| choice.expert) else { return Ok(()) };
         let (d, width, x) = (self.hidden, experts.width, &a.normed[at.clone()]);
         let row = |choice: &Choice| choice.row as usize * d..(choice.row as usize + 1) * d;
-        // A pass of few tokens, through a cache, is not padded either.
+        // A pass of few tokens, through a cache, is not padded.
         let rows = if at.len() / d >= MIN_ROWS { chosen.len().max(MIN_ROWS) } else { chosen.len() };
         let (gathered, padding) = a.extra.gathered[..rows * d].split_at_mut(chosen.len() * d);
         let places = gathered.chunks_exact_mut(d).zip(chosen);
@@ -86,7 +86,7 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// What every token goes through.
+    /// Runs the experts that every token passes through.
     fn shared(
         &self,
         width: usize,
@@ -117,7 +117,7 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// An MLP of its own: `result = down(act(gate(x)) · up(x))`. `inner` are gate, up and their product.
+    /// Runs one MLP: `result = down(act(gate(x)) · up(x))`. `inner` are gate, up and their product.
     fn through(
         &self,
         operators: &mut impl Operators,
@@ -140,7 +140,7 @@ impl LayerFlow {
     }
 }
 
-/// Chooses experts for one token by its router's `logits`, which become scores. Among equals the first is chosen.
+/// Chooses experts for one token by its router's `logits`, which become scores. Ties go to the lower index.
 fn route(
     routing: &Routing,
     per_token: usize,
@@ -163,7 +163,7 @@ fn route(
         let best = (0..logits.len()).filter(|e| in_group(*e)).filter(free).reduce(|best, e| {
             if corrected(e).total_cmp(&corrected(best)) == Ordering::Greater { e } else { best }
         });
-        // There are no more experts than a u16 counts.
+        // There are no more experts than a u16 can count.
         let Some(expert) = best.and_then(|e| u16::try_from(e).ok()) else { break };
         choices.push(Choice { expert, row, weight: logits[usize::from(expert)] });
     }
@@ -176,14 +176,14 @@ fn route(
     }
     if routing.normalize || routing.scores == Scores::SoftmaxOfChosen {
         let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
-        // What the reference of DeepSeek-V3 adds, whose sigmoids may all vanish.
+        // The reference of DeepSeek-V3 adds this, because all sigmoids may vanish.
         let sum = if routing.scores == Scores::Sigmoid { sum + 1e-20 } else { sum };
         chosen.iter_mut().for_each(|choice| choice.weight /= sum);
     }
     chosen.iter_mut().for_each(|choice| choice.weight *= routing.scale);
 }
 
-/// The size of a group and the groups that may be chosen from, where there are any.
+/// Returns the size of a group and the groups to choose from, if the choice is limited.
 fn allowed_groups(
     routing: &Routing,
     experts: usize,
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn only_the_best_groups_are_chosen_from() {
         let groups = Groups { count: 2, chosen: 1, best_two: false };
-        // Of the second group each is worth less than the first expert, and two are worth more: 2 e^2.5 > e³.
+        // Each expert of the second group scores lower than the first expert, but two of them more: 2 e^2.5 > e³.
         let logits = [3.0, -9.0, -9.0, 2.5, 2.5, 2.0];
         let experts = |best_two| {
             let routing = Routing { groups: Some(Groups { best_two, ..groups }), ..PLAIN };

@@ -2,19 +2,19 @@
 
 use mantissa_num::{Affine, Blocks, Code, Format, Offset};
 
-/// A matrix in the form in which its products are added: elements, each to be multiplied by the factor of its block.
+/// A matrix as elements and one factor per block: the form in which a matrix unit accumulates products.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Factored {
     pub(crate) cols: usize,
     /// `[rows, cols]`.
     pub(crate) elements: Vec<f32>,
     pub(crate) blocks: Blocks,
-    /// One of each block.
+    /// Factor of each block.
     pub(crate) factors: Vec<f32>,
 }
 
 impl Factored {
-    /// Columns after which the factor of a row may change.
+    /// Number of columns within which the factor of a row is constant.
     pub(crate) fn group(&self) -> usize {
         match self.blocks {
             Blocks::Group(cols) | Blocks::Tile { cols, .. } => (cols as usize).clamp(1, self.cols.max(1)),
@@ -31,7 +31,7 @@ impl Factored {
     }
 }
 
-/// Floats of 8 bits with a scale for each row, tensor or block of a row, and nothing added.
+/// True for 8-bit floats with a scale per row, tensor or block of a row, and no offset.
 pub(crate) fn is_float8(format: &Format) -> bool {
     matches!(
         format,

@@ -1,10 +1,11 @@
-//! The flow of a decoder layer, written once for evaluation, calibration, generation and training:
-//! `x += attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`. Architectures differ in where the norms
-//! stand, in how projections are stored and in what the MLP is; the config says it, and no layer knows its model's name.
+//! Computation of a decoder layer, written once for evaluation, calibration, generation and training: `x +=
+//! attention(norm(x))`, `x += mlp(norm(x))`, on `residual` `[rows, hidden]`. Architectures differ in the places of
+//! norms, in how projections are stored and in the structure of the MLP; the config states it, and no layer knows its
+//! model's name.
 //!
-//! What depends on how weights are held (norms and linear layers) is asked of [`Operators`]; where activations
-//! go is said by [`Activations`]. Everything else, rotary positions, attention, the gate, and the order of all
-//! of it, is here, so that a model has the same bits wherever its pass was run.
+//! [`Operators`] provides what depends on how weights are held (norms and linear layers), [`Activations`] the buffers.
+//! Everything else (RoPE, attention, the gate, and the order of operations) is here, so that a model has the same bits
+//! wherever its pass runs.
 
 pub(crate) mod operators;
 
@@ -22,7 +23,7 @@ use crate::operands::OperandRounding;
 
 pub use self::operators::{Activations, Choice, Extra, Job, MIN_ROWS, MlpRows, Operators, Sequences};
 
-/// A layer's architecture as far as its flow needs it.
+/// Features of a layer that its computation depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerFlow {
     pub(crate) attention: CausalAttention,
@@ -32,9 +33,9 @@ pub struct LayerFlow {
     pub(crate) head_norms: HeadNorms,
     pub(crate) sub_norms: bool,
     pub(crate) threads: usize,
-    /// How keys and values enter the cache; whole sequences see them so too.
+    /// Quantization of keys and values as they enter the cache; whole sequences see the same values.
     pub(crate) kv: Option<KvQuantizer>,
-    /// What attention's operands are rounded to.
+    /// Rounding of attention's operands.
     pub(crate) operands: Option<OperandRounding>,
     pub(crate) places: NormPlaces,
     pub(crate) qkv: QkvForm,
@@ -42,27 +43,27 @@ pub struct LayerFlow {
     pub(crate) softcap: Option<f32>,
     pub(crate) clip: Option<f32>,
     pub(crate) latent: Option<Latent>,
-    /// Half the width that is rotated of a head.
+    /// Half the rotated width of a head; 0 if the layer has no RoPE.
     pub(crate) half: usize,
-    /// Whether the layer has rotary parameters of its own.
+    /// True if the layer has its own rotary parameters.
     pub(crate) local: bool,
     pub(crate) experts: Option<ExpertFlow>,
 }
 
-/// The experts of a layer as far as its flow needs them.
+/// Features of the experts of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ExpertFlow {
     pub(crate) count: usize,
     pub(crate) per_token: usize,
     pub(crate) width: usize,
     pub(crate) routing: Routing,
-    /// Width of the shared experts, and whether they have a gate.
+    /// Width of the shared experts, and true if they have a gate.
     pub(crate) shared: Option<(usize, bool)>,
     pub(crate) limited: Option<LimitedSwiglu>,
 }
 
 impl LayerFlow {
-    /// The flow of layer `layer`, on up to `threads` threads. Their number changes no bit of the result.
+    /// Creates the flow of layer `layer`, on up to `threads` threads, which change no bit of the result.
     pub fn new(config: &ModelConfig, layer: usize, threads: usize) -> Self {
         LayerFlow {
             attention: config.attention_shape(config.windows[layer]),
@@ -95,17 +96,17 @@ impl LayerFlow {
         }
     }
 
-    /// Whether attention and MLP read the same states and are added together.
+    /// True if attention and MLP run in parallel on the same states.
     pub(crate) fn parallel(&self) -> bool {
         matches!(self.places, NormPlaces::Parallel | NormPlaces::ParallelShared)
     }
 
-    /// Whether results are normed before they are added.
+    /// True if results are normed before they are added.
     pub(crate) fn norms_results(&self) -> bool {
         matches!(self.places, NormPlaces::After | NormPlaces::Both)
     }
 
-    /// The states that attention or MLP read, in `normed`.
+    /// Writes the input of attention or MLP into `normed`.
     fn enter(&self, operators: &mut impl Operators, kind: NormKind, len: usize, a: &mut Activations<'_>) {
         match self.places {
             NormPlaces::After => a.normed[..len].copy_from_slice(&a.residual[..len]),
@@ -113,7 +114,7 @@ impl LayerFlow {
         }
     }
 
-    /// Norms a result that lies in `normed` and adds it to the residual stream; both are some rows of theirs.
+    /// Norms a result into `normed` and adds it to the residual stream, for some rows.
     pub(crate) fn add_normed(
         operators: &mut impl Operators,
         kind: NormKind,
@@ -135,7 +136,7 @@ impl LayerFlow {
         &self.attention
     }
 
-    /// First half: `residual += attention(norm(residual))`.
+    /// Runs the first half: `residual += attention(norm(residual))`.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -148,7 +149,7 @@ impl LayerFlow {
         self.attention_after(operators, seqs, None, a)
     }
 
-    /// [`attention`](Self::attention), which with `past` has one sequence and continues what is cached.
+    /// Runs [`attention`](Self::attention); with `past`, for one sequence that continues the cached tokens.
     pub(crate) fn attention_after(
         &self,
         operators: &mut impl Operators,
@@ -160,7 +161,7 @@ impl LayerFlow {
         self.output(operators, seqs, a)
     }
 
-    /// The first half up to the output projection: the joined heads, in `attended`.
+    /// Runs the first half up to the output projection: the joined heads, in `attended`.
     pub(crate) fn heads(
         &self,
         operators: &mut impl Operators,
@@ -176,14 +177,14 @@ impl LayerFlow {
             None => self.attend(seqs, operators.vector(VectorKind::Sinks), a),
         }
         if self.places == NormPlaces::Parallel {
-            // What the MLP is to read, before the attention changes it.
+            // The MLP reads these states before attention changes them.
             let len = seqs.rows * self.hidden;
             operators.norm(NormKind::Post, &a.residual[..len], &mut a.normed[..len]);
         }
         Ok(())
     }
 
-    /// The first half up to queries, keys and values, not yet normed; of latents, with `cached`, up to the queries.
+    /// Runs the first half up to queries, keys and values, before QK norms; for `cached` latents, up to the queries.
     pub(crate) fn read(
         &self,
         operators: &mut impl Operators,
@@ -195,7 +196,7 @@ impl LayerFlow {
         self.project(operators, seqs, cached, a)
     }
 
-    /// Second half: `residual += mlp(norm(residual))`.
+    /// Runs the second half: `residual += mlp(norm(residual))`.
     ///
     /// # Errors
     /// [`ForwardError::Input`].

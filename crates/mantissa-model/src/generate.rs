@@ -1,9 +1,9 @@
-//! Generation: the prompt through the cache, then token by token, greedily or sampled.
+//! Generation: the prompt runs through the cache, then token by token, greedy or sampled.
 //!
-//! Sampling draws from the softmax of `logits / temperature`, cut to the `top_k` most probable tokens and
-//! then to the fewest that hold `top_p` of what is left (Holtzman et al. 2020, "The Curious Case of Neural
-//! Text Degeneration"). Draw `i` takes word `i` of the Philox stream of the seed, so that a run is the same
-//! on every machine and in any order of calls.
+//! Sampling draws from the softmax of `logits / temperature`, cut to the `top_k` most probable tokens and then to the
+//! fewest that hold `top_p` of what is left (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration").
+//! Draw `i` takes word `i` of the Philox stream of the seed, so that a run is the same on every machine and in any
+//! order of calls.
 
 use std::ops::ControlFlow;
 
@@ -17,10 +17,10 @@ use crate::decoder::Decoder;
 use crate::error::{ForwardError, LoadError};
 use crate::memory::check_context;
 
-/// Tokens of a prompt that go through the model at a time.
+/// Tokens of a prompt per pass through the model.
 pub const PREFILL: usize = 512;
 
-/// How the next token is chosen.
+/// Sampling of the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the most probable token.
@@ -34,46 +34,46 @@ pub struct Sampling {
 }
 
 impl Default for Sampling {
-    /// Greedy.
+    /// Greedy decoding.
     fn default() -> Self {
         Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 }
 
-/// What to generate.
+/// Options of a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerateOptions {
-    /// At most this many tokens.
+    /// Largest number of new tokens.
     pub max_new_tokens: usize,
-    /// How each is chosen.
+    /// Sampling of each token.
     pub sampling: Sampling,
     /// Tokens that end the text, in addition to the model's own.
     pub stop: Vec<u32>,
-    /// Whether the model's own end tokens count.
+    /// True to ignore the model's own end tokens.
     pub ignore_eos: bool,
 }
 
-/// Why a generation ended.
+/// Reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// As many tokens as asked for.
+    /// The requested number of tokens was generated.
     Length,
-    /// A stop token; it is not among the tokens returned.
+    /// A stop token was generated; it is not returned.
     Token(u32),
-    /// The callback said so.
+    /// The callback ended the generation.
     Caller,
 }
 
-/// What was generated.
+/// Result of a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
     /// The new tokens.
     pub tokens: Vec<u32>,
-    /// Why there are no more.
+    /// Reason for the end.
     pub stopped: StopReason,
 }
 
-/// Why nothing could be generated.
+/// Error of a generation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
@@ -83,13 +83,13 @@ pub enum GenerateError {
     /// The model could not be run.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("prompt: found no token, allowed at least one; give a text or use --bos always")]
     EmptyPrompt,
     /// A sampling parameter cannot be used.
     #[error("{parameter}: found {found}, allowed {allowed}")]
     Parameter {
-        /// Which.
+        /// Name of the parameter.
         parameter: &'static str,
         /// Its value.
         found: f32,
@@ -99,7 +99,7 @@ pub enum GenerateError {
 }
 
 impl GenerateError {
-    /// Who must act on it.
+    /// Class of the error, for the exit code.
     pub fn class(&self) -> ErrorClass {
         match self {
             GenerateError::Plan(error) => error.class(),
@@ -108,10 +108,10 @@ impl GenerateError {
     }
 }
 
-/// Continues `prompt`. `on_token` gets every new token and may end the text.
+/// Continues `prompt`. `on_token` receives every new token and may end the generation.
 ///
 /// # Errors
-/// [`GenerateError`], before anything is allocated where prompt and new tokens exceed the model's context.
+/// [`GenerateError`]; before any allocation if prompt and new tokens exceed the model's context.
 pub fn generate(
     decoder: &Decoder,
     prompt: &[u32],
@@ -168,8 +168,8 @@ impl Sampling {
         Ok(self)
     }
 
-    /// The next token, or `None` where no logit is a number. `draw` counts the tokens drawn before; `choices`
-    /// is scratch.
+    /// Chooses the next token; `None` if all logits are NaN. `draw` counts the tokens drawn before; `choices` is
+    /// scratch.
     pub fn choose(&self, logits: &[f32], draw: u64, choices: &mut Vec<(f64, u32)>) -> Option<u32> {
         let best = kernels().argmax(logits)?;
         if self.temperature == 0.0 || !logits[best].is_finite() {
@@ -190,11 +190,11 @@ impl Sampling {
                 return Some(id);
             }
         }
-        // Rounding may leave a hair at the end.
+        // Rounding may leave a remainder at the end.
         choices.iter().rev().find(|(weight, _)| *weight > 0.0).map(|(_, id)| *id)
     }
 
-    /// Keeps the most probable choices, the lowest id first of equals.
+    /// Keeps the most probable choices; of equals, the lowest id first.
     fn cut(&self, choices: &mut Vec<(f64, u32)>) {
         choices.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         if self.top_k > 0 {

@@ -1,8 +1,8 @@
-//! The architecture as data: every parameter's name, shape and role. Loading, inspecting, quantizing,
-//! verifying and writing a synthetic model all walk this list, so that none has its own idea of a model.
+//! Parameters of a model as data: name, shape and role of each. Loading, inspecting, quantizing, verifying and writing
+//! a synthetic model all walk this list.
 //!
-//! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for
-//! the embedding.
+//! Names are those of Hugging Face checkpoints. Shapes are `[out, in]` for linear layers, `[rows, width]` for the
+//! embedding.
 
 pub(crate) mod kinds;
 mod names;
@@ -16,7 +16,7 @@ use mantissa_store::convention::Stack;
 use crate::config::{HeadNorms, Latent, MlpForm, ModelConfig, NormForm, NormPlaces, QkvForm};
 use crate::source::WeightSource;
 
-/// What a parameter is for.
+/// Role of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Role {
@@ -26,56 +26,56 @@ pub enum Role {
     Head,
     /// Weight of a norm.
     Norm {
-        /// Its layer; `None` for the last norm.
+        /// Layer index; `None` for the last norm.
         layer: Option<usize>,
     },
-    /// Weight of a decoder linear.
+    /// Weight of a decoder linear layer.
     Linear {
-        /// Its layer.
+        /// Layer index.
         layer: usize,
-        /// Which one.
+        /// Kind.
         kind: LinearKind,
     },
-    /// Bias of a decoder linear.
+    /// Bias of a decoder linear layer.
     Bias {
-        /// Its layer.
+        /// Layer index.
         layer: usize,
-        /// Which one.
+        /// Kind.
         kind: LinearKind,
     },
     /// Bias of a norm.
     NormBias {
-        /// Its layer; `None` for the last norm.
+        /// Layer index; `None` for the last norm.
         layer: Option<usize>,
     },
     /// Bias of the head.
     HeadBias,
     /// Learned positions.
     Positions,
-    /// Weight of a router or of a gate beside the experts. They are small, and no engine runs them quantized.
+    /// Weight of a router, or of the gate of shared experts. They are small, and no engine runs them quantized.
     Side {
-        /// Its layer.
+        /// Layer index.
         layer: usize,
-        /// Which one.
+        /// Kind.
         kind: SideKind,
     },
-    /// Its bias.
+    /// Bias of a router or gate.
     SideBias {
-        /// Its layer.
+        /// Layer index.
         layer: usize,
-        /// Which one.
+        /// Kind.
         kind: SideKind,
     },
-    /// Sinks of the attention, or what a router adds to the scores that it chooses by.
+    /// Attention sinks, or the correction that a router adds to its scores.
     Vector {
-        /// Its layer.
+        /// Layer index.
         layer: usize,
-        /// Which one.
+        /// Kind.
         kind: VectorKind,
     },
-    /// The weights or biases of all experts in one tensor.
+    /// Weights or biases of all experts in one tensor.
     Stacked {
-        /// Its layer.
+        /// Layer index.
         layer: usize,
     },
 }
@@ -87,7 +87,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Shape.
     pub shape: Vec<usize>,
-    /// What it is for.
+    /// Role.
     pub role: Role,
 }
 
@@ -96,33 +96,33 @@ pub struct TensorInfo {
 pub struct LinearInfo {
     /// Module name; `.weight` and `.bias` follow it in a dense checkpoint.
     pub module: String,
-    /// Its layer.
+    /// Layer index.
     pub layer: usize,
-    /// Which one.
+    /// Kind.
     pub kind: LinearKind,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Whether it has a bias.
+    /// True if it has a bias.
     pub bias: bool,
-    /// How a dense checkpoint holds it.
+    /// Storage in a dense checkpoint.
     pub stored: StoredAs,
 }
 
-/// How a dense checkpoint holds the weight of a linear layer.
+/// Storage of a linear layer in a dense checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredAs {
-    /// `[out, in]`, by itself.
+    /// One tensor, `[out, in]`.
     Rows,
-    /// `[in, out]`, by itself (GPT-2's `Conv1D`).
+    /// One tensor, `[in, out]` (GPT-2's `Conv1D`).
     Columns,
-    /// Among those of the other experts, gate and up taking turns (gpt-oss).
+    /// Part of a tensor of all experts, gate and up interleaved (gpt-oss).
     Stacked(Stack),
 }
 
 impl LinearInfo {
-    /// The tensor of a dense checkpoint that holds the weight, and its shape.
+    /// Returns name and shape of the tensor of a dense checkpoint that holds the weight.
     pub fn dense_tensor(&self) -> (String, Vec<usize>) {
         let own = format!("{}.weight", self.module);
         match &self.stored {
@@ -132,8 +132,8 @@ impl LinearInfo {
         }
     }
 
-    /// Whether `source` holds the layer by itself as `[out, in]`: what is quantized is stored so, whatever the architecture's
-    /// dense checkpoints do.
+    /// True if `source` holds the layer as one tensor `[out, in]`. Quantized layers are stored that way, whatever the
+    /// architecture's dense checkpoints do.
     pub fn is_by_rows(&self, source: &dyn WeightSource) -> bool {
         match &self.stored {
             StoredAs::Rows => true,
@@ -144,7 +144,7 @@ impl LinearInfo {
 }
 
 impl ModelConfig {
-    /// Every parameter, in the order of the forward pass.
+    /// Lists every parameter, in the order of the forward pass.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         let d = self.hidden_size;
         let tensor = |name: String, shape: Vec<usize>, role| TensorInfo { name, shape, role };
@@ -170,34 +170,34 @@ impl ModelConfig {
         tensors
     }
 
-    /// Every linear layer of the decoder layers that a dense checkpoint holds as `[out, in]` by itself, in the order of the
-    /// forward pass. The head is not among them.
+    /// Lists the linear layers of the decoder layers that a dense checkpoint stores as one tensor `[out, in]`, in the
+    /// order of the forward pass. The head is not included.
     pub fn linears(&self) -> Vec<LinearInfo> {
         self.decoder_linears().filter(|info| info.stored == StoredAs::Rows).collect()
     }
 
-    /// Every linear layer of the decoder layers, however it is stored, in the order of the forward pass.
+    /// Iterates over every linear layer of the decoder layers, however stored, in the order of the forward pass.
     pub fn decoder_linears(&self) -> impl Iterator<Item = LinearInfo> {
         (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer))
     }
 
-    /// The linear layers of the decoder layers that `source` holds by themselves as `[out, in]`.
+    /// Lists the linear layers of the decoder layers that `source` stores as one tensor `[out, in]`.
     pub fn linears_by_rows(&self, source: &dyn WeightSource) -> Vec<LinearInfo> {
         self.decoder_linears().filter(|info| info.is_by_rows(source)).collect()
     }
 
-    /// The linear layers of one decoder layer, in the order of the forward pass.
+    /// Lists the linear layers of one decoder layer, in the order of the forward pass.
     pub fn layer_linears(&self, layer: usize) -> Vec<LinearInfo> {
         self.kinds(layer).into_iter().map(|kind| self.linear(layer, kind)).collect()
     }
 
-    /// The modules of `layer` that read `input`, for a message.
+    /// Names the modules of `layer` that read `input`, for a message.
     pub fn readers_of(&self, layer: usize, input: LinearInput) -> String {
         let readers = self.layer_linears(layer).into_iter().filter(|linear| linear.kind.input() == input);
         readers.map(|linear| linear.module).collect::<Vec<_>>().join(", ")
     }
 
-    /// One linear layer.
+    /// Returns one linear layer.
     pub fn linear(&self, layer: usize, kind: LinearKind) -> LinearInfo {
         let (rows, cols, bias) = self.linear_shape(kind);
         let stored = match kind {
@@ -212,7 +212,7 @@ impl ModelConfig {
         LinearInfo { module: self.linear_module(layer, kind), layer, kind, rows, cols, bias, stored }
     }
 
-    /// The place of an expert's weight among the others.
+    /// Returns the place of an expert's weight among the others.
     fn stack(&self, layer: usize, kind: LinearKind) -> Stack {
         let (gate_up, down) = self.stacked_experts(layer);
         let (tensor, expert, turns, turn) = match kind {
@@ -225,7 +225,7 @@ impl ModelConfig {
         Stack { tensor, experts, expert: usize::from(expert), turns, turn }
     }
 
-    /// Rows, columns and whether there is a bias.
+    /// Rows, columns, and true if there is a bias.
     fn linear_shape(&self, kind: LinearKind) -> (usize, usize, bool) {
         let (d, ffn, biases) = (self.hidden_size, self.intermediate_size, self.biases);
         let (q, kv) = (self.query_width(), self.key_value_width());
@@ -255,7 +255,7 @@ impl ModelConfig {
         }
     }
 
-    /// The shape of every kind of linear layer that the model has; of experts, which are alike, the first one's.
+    /// Iterates over the shapes of all linear layers of the model; for experts, which are alike, that of the first.
     pub(crate) fn linear_shapes(&self) -> impl Iterator<Item = (usize, usize)> {
         use LinearKind as L;
         const ALL: [LinearKind; 19] = [
@@ -288,7 +288,7 @@ impl ModelConfig {
         ALL.into_iter().filter(has).map(|kind| self.linear_shape(kind)).map(|(rows, cols, _)| (rows, cols))
     }
 
-    /// Which linear layers a decoder layer has, in the order of the forward pass.
+    /// Lists the linear layers of a decoder layer, in the order of the forward pass.
     fn kinds(&self, layer: usize) -> Vec<LinearKind> {
         use LinearKind as L;
         let mut kinds = match (self.latent, self.qkv) {
@@ -306,7 +306,7 @@ impl ModelConfig {
             });
             return kinds;
         };
-        // What the routed experts read does not depend on one another: all inputs, then all outputs.
+        // The inputs of routed experts do not depend on one another: all inputs, then all outputs.
         let all = 0..experts.count;
         kinds.extend(all.clone().flat_map(|e| [L::ExpertGate(e), L::ExpertUp(e)]));
         kinds.extend(all.map(L::ExpertDown));
@@ -316,7 +316,7 @@ impl ModelConfig {
         kinds
     }
 
-    /// Width of what linear layers read; 0 for what a layer does not have.
+    /// Width of an input of linear layers; 0 for inputs that the model does not have.
     pub fn input_width(&self, input: LinearInput) -> usize {
         match input {
             LinearInput::Qkv | LinearInput::GateUp | LinearInput::Expert(_) => self.hidden_size,
@@ -324,7 +324,7 @@ impl ModelConfig {
         }
     }
 
-    /// The norms of a decoder layer and the widths that they norm, in the order of the forward pass.
+    /// Iterates over the norms of a decoder layer and their widths, in the order of the forward pass.
     pub fn norms(&self) -> impl Iterator<Item = (NormKind, usize)> {
         let d = self.hidden_size;
         let before = self.norm_places != NormPlaces::After;
@@ -350,7 +350,7 @@ impl ModelConfig {
         all.into_iter().filter(|norm| norm.0).map(|(_, kind, width)| (kind, width))
     }
 
-    /// The small linear layers beside the experts of a layer: rows and whether there is a bias.
+    /// Lists the router and gates of a layer: rows, and true if there is a bias.
     pub(crate) fn sides(&self, layer: usize) -> Vec<(SideKind, usize, bool)> {
         let Some(experts) = self.experts.as_ref().filter(|experts| experts.layers[layer]) else {
             return Vec::new();
@@ -360,7 +360,7 @@ impl ModelConfig {
         [Some(router), gate].into_iter().flatten().collect()
     }
 
-    /// The vectors beside the linear layers of a layer, and their lengths.
+    /// Lists the vectors of a layer and their lengths.
     pub(crate) fn vectors(&self, layer: usize) -> Vec<(VectorKind, usize)> {
         let experts =
             self.experts.as_ref().filter(|experts| experts.layers[layer] && experts.routing.correction);
@@ -375,7 +375,7 @@ impl ModelConfig {
         self.tensors().into_iter().map(count).sum()
     }
 
-    /// The shape of the attention of a layer with `window`.
+    /// Shape of the attention of a layer with `window`.
     pub(crate) fn attention_shape(&self, window: Option<usize>) -> CausalAttention {
         CausalAttention {
             heads: self.num_attention_heads,

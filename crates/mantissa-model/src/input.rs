@@ -1,10 +1,9 @@
-//! Run-time quantization of a linear layer's input, each token by itself: the values of [`fake_quantize`]
-//! with a row per token.
+//! Run-time quantization of a linear layer's input, each token by itself: the values of [`fake_quantize`] with a row
+//! per token.
 //!
-//! Symmetric integers and scaled floats per token or group, the common cases, have a loop of their own with
-//! the same operations in the same order (block scale by [`Scheme::block`], division, nearest-even, one
-//! product back) and so the same values, zeros aside, which may differ in sign. Other schemes run the
-//! reference.
+//! Symmetric integers and scaled floats per token or group, the common cases, have a fast path with the same
+//! operations in the same order (block scale by [`Scheme::block`], division, nearest-even, one product back) and so
+//! the same values, except that zeros may differ in sign. Other schemes run the reference.
 
 use mantissa_kernels::{Element, kernels};
 use mantissa_num::blockwise::Range;
@@ -18,7 +17,7 @@ use crate::error::LoadError;
 use crate::factored::Factored;
 use crate::packed::Packed;
 
-/// Quantizes inputs as a checkpoint asks for. Two are equal when they give equal results.
+/// Quantizes inputs as a checkpoint asks. Two are equal if they give equal results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputQuantizer {
     quant: ActivationQuant,
@@ -32,11 +31,10 @@ enum Path {
 }
 
 impl InputQuantizer {
-    /// For linear layer `module`.
+    /// Creates the quantizer of linear layer `module`.
     ///
     /// # Errors
-    /// [`LoadError::InputScheme`] where a token's values would depend on its neighbours, or a stored scale is
-    /// missing.
+    /// [`LoadError::InputScheme`] if a token's values would depend on other tokens, or a stored scale is missing.
     pub fn new(module: &str, quant: &ActivationQuant) -> Result<Self, LoadError> {
         let refuse = |allowed| {
             Err(LoadError::InputScheme {
@@ -49,7 +47,7 @@ impl InputQuantizer {
             })
         };
         let scheme = &quant.scheme;
-        // One stored scale for all blocks leaves nothing to be taken from the tokens.
+        // With one stored scale for all blocks, no scale is computed from the tokens.
         let fixed = quant.outer.is_some() && !scheme.has_outer_scale();
         if quant.outer.is_some_and(|scale| !scale.is_finite() || scale <= 0.0) {
             return refuse("a finite stored scale greater than 0");
@@ -73,7 +71,7 @@ impl InputQuantizer {
         Ok(InputQuantizer { quant: quant.clone(), path })
     }
 
-    /// What was asked for.
+    /// Quantization that the checkpoint asks for.
     pub fn quant(&self) -> &ActivationQuant {
         &self.quant
     }
@@ -81,13 +79,13 @@ impl InputQuantizer {
     /// Replaces `x` (`[tokens, width]`) by its quantized values.
     ///
     /// # Errors
-    /// [`TensorError::NonFinite`] where the scheme has no code for a value.
+    /// [`TensorError::NonFinite`] if the scheme has no code for a value.
     pub fn apply(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
         if width == 0 {
             return Ok(());
         }
         let Some(limit) = self.quant.keep_above else { return self.quantize(x, width) };
-        // The large values are taken out, so that scales are those of the others, and put back as they were.
+        // Large values are set aside, so that scales ignore them, and restored unquantized.
         let mut kept = Vec::new();
         for (i, value) in x.iter_mut().enumerate().filter(|(_, x)| x.is_finite() && x.abs() >= limit) {
             kept.push((i, std::mem::replace(value, 0.0)));
@@ -97,8 +95,8 @@ impl InputQuantizer {
         quantized
     }
 
-    /// The quantized values of `x` (`[tokens, width]`), which may be quantized already, as elements and factors; `None` where
-    /// elements are no floats of 8 bits.
+    /// Returns the quantized values of `x` (`[tokens, width]`), which may be quantized already, as elements and
+    /// factors; `None` unless elements are 8-bit floats.
     ///
     /// # Errors
     /// As [`apply`](Self::apply).
@@ -108,9 +106,9 @@ impl InputQuantizer {
         Ok(Packed::new(&q).and_then(|packed| packed.factored()))
     }
 
-    /// [`apply`](Self::apply) to every value.
+    /// Quantizes every value, without setting large ones aside.
     fn quantize(&self, x: &mut [f32], width: usize) -> Result<(), TensorError> {
-        /// Close to the limit of f32 the reference holds scales back so that no code decodes to infinity.
+        /// Near the limit of f32 the reference reduces scales so that no code decodes to infinity.
         const LIMIT: f32 = 1e38;
         let amax = kernels().amax(x);
         match self.path {
@@ -130,7 +128,7 @@ impl InputQuantizer {
 
     fn block(&self, element: Element, x: &mut [f32]) {
         let (scheme, outer) = (&self.quant.scheme, self.quant.outer);
-        // The bit patterns of magnitudes are ordered as the magnitudes are, and integers are compared faster.
+        // Bit patterns of magnitudes have the same order as the magnitudes, and integers are compared faster.
         let amax =
             f32::from_bits(x.iter().map(|x| (x.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max) as u32);
         let block = scheme.block(Range { min: -amax, max: amax, ..Range::EMPTY }, false, outer);
@@ -144,13 +142,13 @@ impl InputQuantizer {
     }
 }
 
-/// Whether a block never holds values of two tokens.
+/// True if a block never holds values of two tokens.
 fn within_rows(blocks: Blocks) -> bool {
     blocks.within_rows() || matches!(blocks, Blocks::Tile { rows: 1, .. })
 }
 
-/// The element of a scheme whose codes are `round(x / scale)` and whose values are `code · scale`, with one
-/// scale for a row or a part of it that depends on the largest magnitude alone.
+/// Returns the element of a scheme with the codes `round(x / scale)`, the values `code · scale`, and one scale per row
+/// or part of it that depends only on the largest magnitude.
 pub(crate) fn fast_element(scheme: &Scheme) -> Option<Element> {
     let Format::Affine(Affine {
         code,

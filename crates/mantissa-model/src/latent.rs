@@ -1,11 +1,11 @@
-//! Multi-head latent attention (DeepSeek-V2, sec. 2.1.2 and 2.1.3): queries, keys and values are made of narrow latents,
-//! here spread out into ordinary heads, so that masks and kernels are those of any other model. Through a cache the latents
-//! stay what they are: the matrix that makes heads of them is multiplied to the queries and to the weighted latents (sec. 2.1.2,
-//! "absorbed"), and attention reads one vector of a token, its latent and the rotated part of its keys.
+//! Multi-head latent attention (DeepSeek-V2, sec. 2.1.2 and 2.1.3): queries, keys and values are projected from narrow
+//! latents, here to ordinary heads, so that masks and kernels are those of any other model. Through a cache the
+//! latents are not expanded: their projection is applied to the queries and to the weighted latents (sec. 2.1.2,
+//! "absorbed"), and attention reads one vector per token, its latent and the rotated part of its keys.
 //!
-//! A head of queries and keys is laid out as its rotated part, then the other, then zeros up to the common width of heads;
-//! one of values as its values, then zeros. Zeros change no score, and the order of a head's elements none either as long
-//! as queries and keys agree; with the rotated part first and its pairs half of it apart the ordinary rotation fits.
+//! A head of queries and keys is laid out as its rotated part, then the other, then zeros up to the common width of
+//! heads; a head of values as its values, then zeros. Zeros change no score, nor does the order of elements as long as
+//! queries and keys agree. With the rotated part first and its pairs half of it apart, the ordinary rotation applies.
 
 use mantissa_kernels::kernels;
 
@@ -16,13 +16,13 @@ use crate::flow::{Activations, Job, LayerFlow, Operators, Sequences};
 use crate::graph::{LinearInput, LinearKind, NormKind};
 
 impl Latent {
-    /// Values of scratch for each row: latents, their normed copies, and what becomes of them.
+    /// Scratch values per row: latents, their normed copies, and their projections.
     pub(crate) fn scratch(&self, heads: usize) -> usize {
         let q = self.q_rank.unwrap_or(0);
         2 * q + 2 * self.kv_rank + self.rotated + heads * (self.head() + self.unrotated + self.value)
     }
 
-    /// The rotated part of a head, its pairs brought half of it apart.
+    /// Copies the rotated part of a head, its pairs brought half of it apart.
     fn rotated_part(&self, from: &[f32], to: &mut [f32]) {
         if !self.interleaved {
             return to.copy_from_slice(from);
@@ -34,15 +34,15 @@ impl Latent {
     }
 }
 
-/// The scratch of a pass: what its projections give.
+/// Scratch of a pass: the outputs of its projections.
 struct LatentRows<'a> {
     /// `[rows, heads · head]`.
     queries: &'a mut [f32],
-    /// Keys and values made of the latents, `[rows, heads · (unrotated + value)]`.
+    /// Keys and values projected from the latents, `[rows, heads · (unrotated + value)]`.
     spread: &'a mut [f32],
     /// Latents and rotated parts of keys, `[rows, kv_rank + rotated]`.
     compressed: &'a mut [f32],
-    /// The latents, normed, `[rows, kv_rank]`.
+    /// Normed latents, `[rows, kv_rank]`.
     kv_latent: &'a mut [f32],
     rest: &'a mut [f32],
 }
@@ -58,7 +58,7 @@ impl<'a> LatentRows<'a> {
 }
 
 impl LayerFlow {
-    /// Queries, keys and values of latent attention, not yet rotated; where latents are `cached`, the queries alone.
+    /// Projects queries, keys and values, before RoPE; for `cached` latents, the queries alone.
     pub(crate) fn project_latent(
         &self,
         latent: Latent,
@@ -104,7 +104,7 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// Attends to the latents of all tokens, those in `past` and the new ones, which it takes up.
+    /// Attends to the latents of all tokens, those in `past` and the new ones, which are appended.
     pub(crate) fn attend_latents(
         &self,
         operators: &mut impl Operators,
@@ -143,8 +143,8 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// Heads of some consecutive queries `q`, rotated, over the first `seen` tokens in `scratch`, of which the last is the last
-    /// query's; `out` like `q`.
+    /// Computes the heads of consecutive rotated queries `q` over the first `seen` tokens in `scratch`; the last query
+    /// belongs to the last of them. `out` has the shape of `q`.
     fn attend_absorbed(
         &self,
         latent: &Latent,
@@ -186,7 +186,7 @@ impl LayerFlow {
         }
     }
 
-    /// Lays queries out as the module says.
+    /// Lays queries out as described in the module.
     fn lay_out_queries(&self, latent: &Latent, queries: &[f32], q: &mut [f32]) {
         let (d, whole) = (self.attention.head_dim, latent.head());
         for (from, to) in queries.chunks_exact(whole).zip(q.chunks_exact_mut(d)) {
@@ -197,7 +197,7 @@ impl LayerFlow {
         }
     }
 
-    /// Lays keys and values out as the module says.
+    /// Lays keys and values out as described in the module.
     fn lay_out(&self, latent: &Latent, spread: &[f32], compressed: &[f32], k: &mut [f32], v: &mut [f32]) {
         let (d, heads, whole) = (self.attention.head_dim, self.attention.heads, latent.head());
         let each = latent.unrotated + latent.value;

@@ -1,4 +1,4 @@
-//! One decoder layer and its weights as evaluation holds them; what it computes is in [`crate::flow`].
+//! One decoder layer with its weights, as evaluation holds them; [`crate::flow`] defines what it computes.
 
 use std::collections::BTreeMap;
 
@@ -22,26 +22,26 @@ use crate::operands::OperandRounding;
 use crate::products::Products;
 use crate::source::WeightSource;
 
-/// Told what the linear layers of a decoder layer read: which input, and its values `[tokens, width]`, padding aside and
-/// before a run-time quantization of it. Tokens come in order; those of a long pass may come in several calls. An expert's
-/// are those that chose it.
+/// Callback for the inputs of linear layers: which input, and its values `[tokens, width]`, without padding and before
+/// run-time quantization. Tokens come in order; those of a long pass may come in several calls. An expert receives the
+/// tokens routed to it.
 pub type Observer<'a> = dyn FnMut(LinearInput, &[f32]) + 'a;
 
-/// Places on the way of states through a layer, in their order.
+/// Points at which states may pause in a layer, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// Before the layer.
     Input,
-    /// The heads are joined; the output projection has not read them.
+    /// The heads are joined; the output projection has not run.
     Heads,
-    /// The attention's result is added; the MLP has not read the states.
+    /// The attention's result is added; the MLP has not run.
     Middle,
-    /// Behind the layer.
+    /// After the layer.
     End,
 }
 
 impl Place {
-    /// The [turn](LinearInput::turn) of the inputs that are read next from here.
+    /// [Turn](LinearInput::turn) of the inputs that are read next from here.
     pub const fn turn(self) -> u8 {
         match self {
             Place::Input => LinearInput::Qkv.turn(),
@@ -51,14 +51,14 @@ impl Place {
     }
 }
 
-/// Which part of a layer a pass is to take.
+/// Part of a layer that a pass runs.
 #[derive(Debug)]
 pub struct Passage<'a> {
-    /// Where the states stand.
+    /// Point where the states are.
     pub from: Place,
-    /// The input that it is made for: no product of this one and of later ones is made. `None`: to the end.
+    /// Input to stop at: products of this input and of later ones are not computed. `None` runs to the end.
     pub to: Option<LinearInput>,
-    /// The joined heads, `[tokens, query width]`: read from [`Place::Heads`] on, and written where the pass ends there.
+    /// Joined heads, `[tokens, query width]`: read from [`Place::Heads`] on, and written if the pass ends there.
     pub heads: &'a mut Vec<f32>,
 }
 
@@ -73,10 +73,10 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Reads layer `layer` by itself, for work that holds one layer at a time.
+    /// Loads layer `layer` by itself, for work that holds one layer at a time.
     ///
     /// # Errors
-    /// As [`WeightSource`]'s.
+    /// As [`WeightSource`].
     pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
         let mut linears = BTreeMap::new();
         let infos = config.layer_linears(layer);
@@ -119,17 +119,17 @@ impl Layer {
         })
     }
 
-    /// Its architecture.
+    /// Features of the layer.
     pub(crate) fn flow(&self) -> &LayerFlow {
         &self.flow
     }
 
-    /// How it stores keys and values, where not in f32.
+    /// Quantizer of keys and values; `None` if they are cached in f32.
     pub(crate) fn kv(&self) -> Option<&KvQuantizer> {
         self.flow.kv.as_ref()
     }
 
-    /// The same, to be set.
+    /// Sets the quantizer of keys and values.
     pub(crate) fn set_kv(&mut self, quantizer: Option<KvQuantizer>) {
         self.flow.kv = quantizer;
     }
@@ -139,41 +139,41 @@ impl Layer {
         self.flow.operands = rounding;
     }
 
-    /// Sets what the factors of its linear layers' products are rounded to. Routers and gates of attention stay as they are.
+    /// Sets the operand dtype of its linear layers. Routers and gates of experts are unchanged.
     pub fn set_products(&mut self, products: Products) {
         self.linears.values_mut().for_each(|linear| linear.set_products(products));
     }
 
-    /// One of its linear layers; `None` where it has no such.
+    /// Returns a linear layer, if there is one of this kind.
     pub fn linear(&self, kind: LinearKind) -> Option<&Linear> {
         self.linears.get(&kind)
     }
 
-    /// The same, to put another one in its place.
+    /// Returns a linear layer, to be replaced.
     pub fn linear_mut(&mut self, kind: LinearKind) -> Option<&mut Linear> {
         self.linears.get_mut(&kind)
     }
 
-    /// All of its linear layers, to be changed.
+    /// Iterates over its linear layers, mutable.
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         self.linears.values_mut()
     }
 
-    /// All of its linear layers.
+    /// Iterates over its linear layers.
     pub fn linears(&self) -> impl Iterator<Item = (LinearKind, &Linear)> {
         self.linears.iter().map(|(kind, linear)| (*kind, linear))
     }
 
-    /// One of its norms; `None` where it has no such.
+    /// Returns a norm, if there is one of this kind.
     pub fn norm(&self, kind: NormKind) -> Option<&Norm> {
         self.norms.iter().find(|(of, _)| *of == kind).map(|(_, norm)| norm)
     }
 
-    /// Takes the states of whole sequences, `[tokens, hidden]`, one after another and of `lens` tokens each, through this
-    /// layer by itself: the bits that they have after it in [`Decoder::forward`](crate::Decoder::forward).
+    /// Runs whole sequences through this layer alone: `states` `[tokens, hidden]`, concatenated, `lens` tokens each.
+    /// The result has the bits of [`Decoder::forward`](crate::Decoder::forward).
     ///
     /// # Errors
-    /// As [`Decoder::forward`](crate::Decoder::forward). The states are then as they were.
+    /// As [`Decoder::forward`](crate::Decoder::forward). The states are unchanged then.
     pub fn run(
         &self,
         config: &ModelConfig,
@@ -186,15 +186,16 @@ impl Layer {
         self.pass(config, lens, passage, states, observer, b).map(|_| ())
     }
 
-    /// [`run`](Self::run) of a part of the layer: from where the states stand, as an earlier pass has left them, to the end or as far as an
-    /// input depends on. Says how far states and heads, as they are then, have come: a pass that goes on from there gives the
-    /// same bits as one from the beginning. Where attention and MLP read the same states, only a pass to the end comes anywhere.
+    /// Runs part of the layer, from where an earlier pass left the states to the end, or as far as an input depends
+    /// on. Returns the point that states and heads have reached; a pass that continues from there gives the same bits
+    /// as one from the beginning. If attention and MLP run in parallel, only a pass to the end advances.
     ///
     /// # Errors
-    /// As [`run`](Self::run); [`ForwardError::Lengths`] where there are not as many heads as states. States and heads are then as they were.
+    /// As [`run`](Self::run); [`ForwardError::Lengths`] if the numbers of heads and states differ. States and heads
+    /// are unchanged then.
     ///
     /// # Panics
-    /// If the input is read before the place where the states stand.
+    /// If the input is read before the point where the states are.
     pub fn pass(
         &self,
         config: &ModelConfig,
@@ -237,8 +238,8 @@ impl Layer {
         Ok(came)
     }
 
-    /// Takes `b.residual`, and `b.attended` where that is where it stands, to the products of `to`: how far, and the states in the middle
-    /// where that is it.
+    /// Runs `b.residual`, or `b.attended` from [`Place::Heads`], up to the products of `to`. Returns the point
+    /// reached, and the states if that is [`Place::Middle`].
     fn part(
         &self,
         seqs: &Sequences<'_>,
@@ -250,7 +251,7 @@ impl Layer {
         let turn = to.map_or(u8::MAX, LinearInput::turn);
         let (mut a, quantized, panel) = b.activations(self.flow.local);
         let operators = &mut Evaluate { layer: self, observer, turn, quantized, panel };
-        // What a parallel MLP reads is made with the heads, so that nothing can go on behind them.
+        // The input of a parallel MLP is computed with the heads, so nothing can continue after them.
         let place = |place| if self.flow.parallel() { Place::Input } else { place };
         if from == Place::Input {
             if turn < LinearInput::O.turn() {
@@ -265,13 +266,13 @@ impl Layer {
         if turn == LinearInput::O.turn() {
             return Ok((place(Place::Heads), Vec::new()));
         }
-        // The MLP leaves no whole states behind where products of it are left out.
+        // With products left out, the MLP does not leave complete states.
         let middle = to.map_or_else(Vec::new, |_| a.residual[..seqs.rows * self.flow.hidden].to_vec());
         self.flow.mlp(operators, seqs, &mut a)?;
         Ok((if to.is_some() { place(Place::Middle) } else { Place::End }, middle))
     }
 
-    /// Takes `b.residual` through the layer.
+    /// Runs `b.residual` through the layer.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -289,11 +290,11 @@ impl Layer {
     }
 }
 
-/// The operators of a layer whose weights stay as they are: each linear layer reads its own storage.
+/// Operators of a layer with constant weights: each linear layer reads its own storage.
 struct Evaluate<'a, 'o> {
     layer: &'a Layer,
     observer: Option<&'a mut Observer<'o>>,
-    /// Products of inputs of this turn and later ones are not made.
+    /// Products of inputs of this turn and later ones are not computed.
     turn: u8,
     quantized: &'a mut [f32],
     panel: &'a mut [f32],
@@ -303,7 +304,7 @@ impl Operators for Evaluate<'_, '_> {
     fn norm(&mut self, kind: NormKind, x: &[f32], out: &mut [f32]) {
         match self.layer.norm(kind) {
             Some(norm) => norm.forward(x, out),
-            // The flow asks only for norms that the config has, and those were loaded.
+            // The flow asks only for norms in the config, and those were loaded.
             None => out.copy_from_slice(x),
         }
     }
@@ -315,7 +316,7 @@ impl Operators for Evaluate<'_, '_> {
         tokens: usize,
         jobs: &mut [flow::Job<'_>],
     ) -> Result<(), ForwardError> {
-        // The flow asks only for what the config has, and that was loaded.
+        // The flow asks only for layers in the config, and those were loaded.
         let first = jobs.first().and_then(|job| self.layer.linear(job.kind));
         if let (Some(observe), Some(linear)) = (self.observer.as_mut(), first) {
             observe(input, &x[..tokens * linear.cols()]);
@@ -332,7 +333,7 @@ impl Operators for Evaluate<'_, '_> {
 
     fn side(&mut self, kind: SideKind, x: &[f32], out: &mut [f32]) {
         if let Some((_, linear)) = self.layer.sides.iter().find(|(of, _)| *of == kind) {
-            // One output: a product so narrow would be summed in an order that depends on the number of rows.
+            // One output: the summation order of so narrow a product would depend on the number of rows.
             if linear.rows() == 1 && linear.bias().is_none() {
                 let weight = &mut self.panel[..linear.cols()];
                 linear.row(0, weight);
@@ -359,10 +360,10 @@ fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, L
     Linear::new(&info.module, linear_weight(source, info)?)
 }
 
-/// A linear layer `[rows, cols]` with its bias, where it has one, however `source` stores it.
+/// Reads a linear layer `[rows, cols]` with its bias, in whatever form `source` stores it.
 ///
 /// # Errors
-/// As [`WeightSource`]'s.
+/// As [`WeightSource`].
 pub fn linear_weight(source: &dyn WeightSource, info: &LinearInfo) -> Result<LinearWeight, LoadError> {
     let LinearInfo { ref module, rows, cols, bias, ref stored, .. } = *info;
     let by_rows = info.is_by_rows(source);

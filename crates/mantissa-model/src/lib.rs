@@ -1,14 +1,13 @@
-//! One decoder for every decoder-only language model that is known, built from its `config.json`.
+//! One decoder for all supported decoder-only language models, built from their `config.json`.
 //!
-//! [`ModelConfig`] is the checked configuration, [`graph`] the architecture as data (every parameter's name,
-//! shape and role), [`Linear`] the only thing that knows how its weight is stored, and [`Decoder`] the model:
-//! a forward pass over packed sequences for evaluation and one through a [`KvCache`] for generation. Weights
-//! come through [`WeightSource`], so that a checkpoint in any convention, a map in memory and later a
-//! training state are read alike.
+//! An [`Architecture`] is a row of features, [`ModelConfig`] the checked configuration, [`graph`] the list of
+//! parameters (name, shape and role), [`Linear`] a linear layer in any storage, and [`Decoder`] the model: a forward
+//! pass over packed sequences for evaluation and one through a [`KvCache`] for generation. Weights come through
+//! [`WeightSource`], so that a checkpoint in any format and a model in memory are read alike.
 //!
-//! Activations are f32. Memory is planned: [`Buffers::plan`] and [`KvCache::plan`] allocate, forward passes
-//! do not. What a layer computes is written once, in [`flow`], for whoever holds the weights: a [`Layer`] here,
-//! an arena in training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
+//! Activations are f32. Memory is planned: [`Buffers::plan`] and [`KvCache::plan`] allocate, forward passes do not.
+//! [`flow`] defines the computation of a layer once, for whoever holds the weights: a [`Layer`] here, an arena in
+//! training. A decoder is `Sync`; callers run one [`Buffers`] per thread.
 #![forbid(unsafe_code)]
 
 pub mod architecture;

@@ -1,9 +1,8 @@
-//! A linear layer, `y = x Wᵀ + b` with `W` `[rows, cols]` = `[out, in]`: the only thing that knows how its
-//! weight is stored.
+//! A linear layer, `y = x Wᵀ + b` with `W` `[rows, cols]` = `[out, in]`, in any storage.
 //!
-//! A product runs panel by panel: some rows of `W` are brought to f32 (in scratch, unless they are f32
-//! already) and multiplied. Every storage takes the same panels, so a layer gives the bits of the dense
-//! product with its dequantized weight.
+//! A product runs panel by panel: some rows of `W` are dequantized to f32 (into scratch, unless they are f32 already)
+//! and multiplied. Every storage uses the same panels, so a layer gives the bits of the dense product with its
+//! dequantized weight.
 
 use std::ops::Range;
 
@@ -21,11 +20,10 @@ use crate::packed::Packed;
 use crate::products::{BF16_PANEL, Products};
 use crate::simulated::Simulated;
 
-/// f32 values that a panel holds, about what a core's second-level cache does.
+/// f32 values of a panel, about the size of a core's second-level cache.
 const PANEL: usize = 1 << 17;
 
-/// Up to this many tokens a product is row by row, whatever the panel, and one that stays in the first-level
-/// cache is best.
+/// Largest number of tokens for which a product runs row by row, so that a panel in the first-level cache is best.
 const FEW: usize = 8;
 const FEW_ROWS: usize = 16;
 
@@ -39,7 +37,7 @@ pub struct Linear {
     bias: Option<Vec<f32>>,
     input: Option<InputQuantizer>,
     transforms: Transforms,
-    /// How products of 8-bit floats are added, where not in f32.
+    /// Accumulation of 8-bit float products, if not in f32.
     simulated: Option<Box<Simulated>>,
     products: Products,
 }
@@ -58,12 +56,11 @@ enum Storage {
 }
 
 impl Linear {
-    /// Takes a weight as a checkpoint stores it. `module` is its name in errors.
+    /// Creates a layer from a weight as a checkpoint stores it. `module` is its name in errors.
     ///
     /// # Errors
-    /// [`LoadError::Weight`] where the parts of the weight do not fit its shape, [`LoadError::InputScheme`]
-    /// where its input cannot be quantized token by token, [`LoadError::Transform`] where what stands around it
-    /// does not fit.
+    /// [`LoadError::Weight`] if the parts of the weight do not fit its shape, [`LoadError::InputScheme`] if its input
+    /// cannot be quantized token by token, [`LoadError::Transform`] if a side tensor or transform does not fit.
     pub fn new(module: &str, weight: LinearWeight) -> Result<Self, LoadError> {
         let LinearWeight { rows, cols, weight, bias, input, transforms } = weight;
         let fail = |error| LoadError::Weight { module: module.into(), error };
@@ -92,7 +89,7 @@ impl Linear {
         Ok(Linear { module, rows, cols, storage, bias, input, transforms, simulated, products })
     }
 
-    /// The same layer with what stands around its codes folded into an f32 weight; itself where nothing does.
+    /// Folds side tensors and transforms into an f32 weight; returns the layer unchanged if there are none.
     pub fn folded(self) -> Self {
         if self.transforms.is_empty() {
             return self;
@@ -125,18 +122,18 @@ impl Linear {
         self.bias.as_deref()
     }
 
-    /// How the caller is to quantize the input, once for all layers that share it.
+    /// Quantization of the input, which the caller applies once for all layers that share it.
     pub fn input(&self) -> Option<&InputQuantizer> {
         self.input.as_ref()
     }
 
-    /// f32 values of scratch that [`forward`](Self::forward) needs for a weight `[rows, cols]`.
+    /// Scratch that [`forward`](Self::forward) needs for a weight `[rows, cols]`, in f32 values.
     pub fn scratch_len(rows: usize, cols: usize) -> usize {
         panel_rows(cols).min(rows).saturating_mul(cols)
     }
 
-    /// Adds the products of the codes as `accumulator` does, and says whether weight and input are floats of 8 bits, which
-    /// alone are added otherwise than in f32.
+    /// Accumulates products as `accumulator` does; true if weight and input are 8-bit floats, the only products that
+    /// are not always accumulated in f32.
     pub(crate) fn set_accumulator(&mut self, accumulator: Accumulator) -> bool {
         let simulated = Simulated::new(self.input(), self.factored(), accumulator);
         let fits = simulated.is_some();
@@ -144,17 +141,17 @@ impl Linear {
         fits
     }
 
-    /// What the factors of its products are rounded to.
+    /// Operand dtype of its products.
     pub fn products(&self) -> Products {
         self.products
     }
 
-    /// Sets [`products`](Self::products): those with its codes, not what a transform beside them adds.
+    /// Sets the operand dtype of the products with its codes; side tensors are not affected.
     pub fn set_products(&mut self, products: Products) {
         self.products = products;
     }
 
-    /// The codes as elements and factors, where elements are floats of 8 bits.
+    /// Codes as elements and factors, if they are 8-bit floats.
     pub(crate) fn factored(&self) -> Option<Factored> {
         match &self.storage {
             Storage::Packed(packed) => packed.factored(),
@@ -162,14 +159,14 @@ impl Linear {
         }
     }
 
-    /// What stands around the codes.
+    /// Side tensors and transforms.
     pub fn transforms(&self) -> &Transforms {
         &self.transforms
     }
 
-    /// Brings inputs `x` `[t, cols]` to what `weight` `[rows, cols]`, which is written, is to be multiplied by: mapped and
-    /// quantized where the input is quantized, else as they are. What stands beside the codes is folded into the weight; a part
-    /// that reads the input as it came reads it so.
+    /// Brings inputs `x` `[t, cols]` to the form that `weight` `[rows, cols]`, written here, is multiplied by:
+    /// transformed and quantized if the input is quantized, else unchanged. Side tensors are folded into the weight;
+    /// parts that read the unquantized input still do.
     ///
     /// # Errors
     /// [`ForwardError::Input`].
@@ -189,11 +186,11 @@ impl Linear {
         Ok(())
     }
 
-    /// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`, `W` with all that
-    /// stands around its codes. The input is not quantized.
+    /// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`; `x` `[t, cols]`, `out` `[t, rows]`, `W` with
+    /// its side tensors and transforms. The input is not quantized.
     ///
-    /// A row of `out` depends on its row of `x` alone. Its last bits are the same in every product of more
-    /// than 64 rows; smaller ones may be summed in another order.
+    /// A row of `out` depends only on its row of `x`. Its last bits are the same in every product of more than 64
+    /// rows; smaller ones may be summed in another order.
     ///
     /// # Panics
     /// If a slice does not have its shape or `scratch` is shorter than [`scratch_len`](Self::scratch_len).
@@ -225,8 +222,9 @@ impl Linear {
         }
     }
 
-    /// [`forward`](Self::forward) from the input of the codes, `ready`: mapped and quantized; `raw` is the input as it came,
-    /// and `factored` the one of the codes where their products are added otherwise than in f32.
+    /// Runs [`forward`](Self::forward) on the prepared input of the codes, `ready` (transformed and quantized). `raw`
+    /// is the unquantized input; `factored` is the input as elements and factors, if products are not accumulated in
+    /// f32.
     fn product(
         &self,
         ready: &[f32],
@@ -257,7 +255,7 @@ impl Linear {
         }
     }
 
-    /// `out = x Cᵀ` or `out += x Cᵀ` with the codes `C` alone.
+    /// Computes `out = x Cᵀ` or `out += x Cᵀ` with the codes `C` alone.
     fn codes(&self, x: &[f32], out: &mut [f32], accumulate: bool, scratch: &mut [f32]) {
         if self.products == Products::Bf16 {
             return self.codes_in_bf16(x, out, accumulate);
@@ -268,7 +266,7 @@ impl Linear {
         }
     }
 
-    /// [`codes`](Self::codes) with both factors as bf16.
+    /// Computes [`codes`](Self::codes) with both operands in bf16.
     fn codes_in_bf16(&self, x: &[f32], out: &mut [f32], accumulate: bool) {
         let (kernels, tokens) = (kernels().in_common_order(), x.len() / self.cols);
         let mut factors = vec![0; x.len()];
@@ -288,7 +286,7 @@ impl Linear {
         }
     }
 
-    /// Whether the codes of both see the same of an input.
+    /// True if the codes of both layers read the same form of an input.
     fn same_input(&self, other: &Linear) -> bool {
         self.input == other.input && self.transforms.before == other.transforms.before
     }
@@ -320,15 +318,15 @@ impl Linear {
     }
 }
 
-/// One linear layer's share of [`forward_fused`].
+/// One linear layer of [`forward_fused`].
 pub(crate) struct Job<'a> {
     pub(crate) linear: &'a Linear,
     pub(crate) out: &'a mut [f32],
     pub(crate) accumulate: bool,
 }
 
-/// Runs linear layers that read the same input `x`. It is mapped and quantized into `quantized` (at least `x.len()`)
-/// where they ask for it, once for all neighbours that ask for the same.
+/// Runs linear layers that read the same input `x`. The input is transformed and quantized into `quantized` (at least
+/// `x.len()`) if they ask for it, once for consecutive layers that ask for the same.
 pub(crate) fn forward_fused<'a>(
     jobs: impl IntoIterator<Item = Job<'a>>,
     x: &[f32],
@@ -366,8 +364,8 @@ pub(crate) fn forward_fused<'a>(
     Ok(())
 }
 
-/// `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`, for an f32 weight `[rows, cols]` that somebody else
-/// holds: the bits of [`Linear::forward`]. `x` `[t, cols]`, `out` `[t, rows]`.
+/// Computes `out = x Wᵀ + b`, or `out += x Wᵀ + b` if `accumulate`, for a borrowed f32 weight `[rows, cols]`, with the
+/// bits of [`Linear::forward`]. `x` `[t, cols]`, `out` `[t, rows]`.
 ///
 /// # Panics
 /// If a slice does not have its shape or a size is 0.
@@ -388,12 +386,12 @@ pub fn forward_f32(
     }
 }
 
-/// The rows of the panels in which a product of `tokens` tokens takes a weight.
+/// Row ranges of the panels of a weight in a product of `tokens` tokens.
 fn panels(rows: usize, cols: usize, tokens: usize) -> impl Iterator<Item = Range<usize>> {
     parts(rows, if tokens <= FEW { FEW_ROWS } else { panel_rows(cols) })
 }
 
-/// Columns `span` of `out = x Wᵀ` from the panel that holds those rows of `W`.
+/// Computes the columns `span` of `out = x Wᵀ` from the panel that holds those rows of `W`.
 fn multiply(
     panel: &[f32],
     span: Range<usize>,
@@ -412,8 +410,8 @@ fn add_bias(bias: &[f32], out: &mut [f32]) {
     out.chunks_exact_mut(bias.len()).for_each(|row| kernels().axpy(1.0, bias, row));
 }
 
-/// Most rows of a panel. A weight is cut into nearly equal panels, so that each of several has more than half
-/// of this: with 192 rows, packing `x` costs little beside the product, and no panel takes the path of small
+/// Largest number of rows of a panel. A weight is cut into nearly equal panels, so that each of several has more than
+/// half of this: with 192 rows, packing `x` costs little compared to the product, and no panel takes the path of small
 /// products.
 fn panel_rows(cols: usize) -> usize {
     (PANEL / cols.max(1)).clamp(384, 1024)

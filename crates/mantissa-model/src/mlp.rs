@@ -13,7 +13,7 @@ use crate::flow::{Activations, Job, LayerFlow, Operators};
 use crate::graph::{LinearInput, LinearKind, NormKind};
 
 impl LayerFlow {
-    /// The `rows`, of which the first `real` are no padding.
+    /// Runs the MLP on `rows`, of which the first `real` are not padding.
     pub(crate) fn mlp_part(
         &self,
         operators: &mut impl Operators,
@@ -48,7 +48,7 @@ impl LayerFlow {
             MlpForm::Plain => {
                 let mut jobs = [Job { kind: LinearKind::Up, out: &mut *gate, accumulate: false }];
                 operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-                // The kernels' other factor.
+                // The kernels multiply by this.
                 up.fill(1.0);
             }
         }
@@ -72,7 +72,7 @@ impl LayerFlow {
         Ok(())
     }
 
-    /// `inner = act(gate) · up`, all `[rows, width]`.
+    /// Computes `inner = act(gate) · up`, all `[rows, width]`.
     pub(crate) fn activate(&self, width: usize, gate: &[f32], up: &[f32], inner: &mut [f32]) {
         let piece = ((inner.len() / width).div_ceil(self.threads) * width).max(1);
         let limited = self.experts.as_ref().and_then(|experts| experts.limited);

@@ -1,5 +1,5 @@
-//! The norms of a model: RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4), `w · x /
-//! sqrt(mean(x²) + eps)`, with the order of operations of Llama, and LayerNorm (Ba et al. 2016), both in f32.
+//! Norms: RMSNorm (Zhang & Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4), `w · x / sqrt(mean(x²) +
+//! eps)`, with the order of operations of Llama, and LayerNorm (Ba et al. 2016), both in f32.
 
 use mantissa_kernels::kernels;
 
@@ -11,18 +11,18 @@ use crate::source::WeightSource;
 #[derive(Clone, Debug)]
 pub struct Norm {
     weight: Vec<f32>,
-    /// What makes it a LayerNorm.
+    /// Bias of a LayerNorm; `None` for RMSNorm.
     bias: Option<Vec<f32>>,
     eps: f32,
 }
 
 impl Norm {
-    /// An RMSNorm with `weight` `[width]`.
+    /// Creates an RMSNorm with `weight` `[width]`.
     pub fn rms(weight: Vec<f32>, eps: f32) -> Self {
         Norm { weight, bias: None, eps }
     }
 
-    /// Reads the norm `module` in the form that the model has. What Gemma stores as the distance from 1 becomes a weight.
+    /// Loads the norm `module` in the model's form. Gemma stores weights as their distance from 1.
     ///
     /// # Errors
     /// As [`WeightSource::tensor_f32`].

@@ -1,12 +1,13 @@
-//! The operands of attention in few bits, as kernels that multiply in 8 bits round them (SageAttention, Zhang et al. 2024,
-//! arXiv 2410.02367; FlashAttention-3, Shah et al. 2024, arXiv 2407.08608, sec. 3.3): measured, whatever the cache stores.
+//! Attention operands in few bits, rounded as kernels with 8-bit products do (SageAttention, Zhang et al. 2024, arXiv
+//! 2410.02367; FlashAttention-3, Shah et al. 2024, arXiv 2407.08608, sec. 3.3). Measures their cost, whatever the
+//! cache stores.
 //!
-//! Text: items separated by commas. `int8` and `fp8` are all operands; `q=SCHEME`, `k=SCHEME` and `v=SCHEME` are one each, with
-//! a row per token and head (`int8-head`, `fp8-e4m3-head`) or token; `p=int8`, `p=fp8-e4m3` … are the weights, in [0, 1] before
-//! they are divided by their sum, of which 1 becomes the greatest element. `rotate` puts a Hadamard matrix on queries and keys
-//! before they are rounded, which changes no score (FlashAttention-3's incoherent processing). `smooth` takes the mean of each
-//! channel of the keys over a sequence off before they are rounded: the scores of a query all change by one number, which the
-//! softmax does not see (SageAttention, sec. 4.2).
+//! Text: items separated by commas. `int8` and `fp8` set all operands; `q=SCHEME`, `k=SCHEME` and `v=SCHEME` set one
+//! each, with a row per token and head (`int8-head`, `fp8-e4m3-head`) or token; `p=int8`, `p=fp8-e4m3` … set the
+//! weights, in [0, 1] before normalization; 1 maps to the largest element. `rotate` multiplies queries and keys by a
+//! Hadamard matrix before rounding, which changes no score (FlashAttention-3's incoherent processing). `smooth`
+//! subtracts the mean of each channel of the keys over a sequence before rounding: all scores of a query change by one
+//! number, which the softmax cancels (SageAttention, sec. 4.2).
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +21,7 @@ use crate::input::fast_element;
 use crate::kv::codec::{RowCodec, is_by_head};
 use crate::kv::side::Side;
 
-/// Which operands are rounded, and to what. Parses from and prints to text: see the [module](self).
+/// Rounding of the operands of attention. Parses from and prints to text: see the [module](self).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionOperands {
     /// Queries.
@@ -29,15 +30,15 @@ pub struct AttentionOperands {
     pub k: Option<Scheme>,
     /// Values.
     pub v: Option<Scheme>,
-    /// Weights: a scheme by token, of which only the elements count.
+    /// Weights: a scheme per token, of which only the elements count.
     pub p: Option<Scheme>,
-    /// Whether queries and keys are multiplied by a Hadamard matrix before.
+    /// True if queries and keys are multiplied by a Hadamard matrix first.
     pub rotate: bool,
-    /// Whether the mean of the keys is taken off before.
+    /// True if the mean of the keys is subtracted first.
     pub smooth: bool,
 }
 
-/// The text says nothing of operands.
+/// The text does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "attention operands \"{text}\": found {found}, allowed int8, fp8, q=SCHEME, k=SCHEME, v=SCHEME, p=ELEMENT, rotate, smooth"
@@ -91,10 +92,10 @@ impl fmt::Display for AttentionOperands {
 }
 
 impl AttentionOperands {
-    /// What rounds the operands of a layer.
+    /// Builds the rounding of a layer's operands.
     ///
     /// # Errors
-    /// [`LoadError::AttentionOperands`] where heads cannot be rounded so.
+    /// [`LoadError::AttentionOperands`] if the heads cannot be rounded that way.
     pub(crate) fn rounding(&self, config: &ModelConfig) -> Result<OperandRounding, LoadError> {
         let head = config.head_dim;
         let refused = |allowed| LoadError::AttentionOperands { operands: self.to_string(), allowed };
@@ -135,12 +136,12 @@ pub(crate) struct OperandRounding {
 }
 
 impl OperandRounding {
-    /// Queries, rotated by their positions, `[tokens, query width]`.
+    /// Rounds queries after RoPE, `[tokens, query width]`.
     pub(crate) fn queries(&self, q: &mut [f32]) {
         self.q.iter().for_each(|side| side.round_trip(q));
     }
 
-    /// All keys of a sequence, likewise, and its values, `[tokens, key width]` each.
+    /// Rounds all keys of a sequence after RoPE, and its values, `[tokens, key width]` each.
     pub(crate) fn keys_and_values(&self, k: &mut [f32], v: &mut [f32]) {
         if let Some(side) = &self.k {
             let means = if self.smooth { means(k, side.width()) } else { vec![0.0; side.width()] };
@@ -151,24 +152,24 @@ impl OperandRounding {
             };
             each(k, -1.0);
             side.round_trip(k);
-            // The scores without the means differ by one number for each query.
+            // Scores without the means differ by one number per query.
             each(k, 1.0);
         }
         self.v.iter().for_each(|side| side.round_trip(v));
     }
 
-    /// Whether keys or values are rounded.
+    /// True if keys or values are rounded.
     pub(crate) fn rounds_past(&self) -> bool {
         self.k.is_some() || self.v.is_some()
     }
 
-    /// What the weights are rounded to.
+    /// Element that the weights are rounded to.
     pub(crate) fn weights(&self) -> Option<Element> {
         self.p
     }
 }
 
-/// The mean of each channel of `x` `[tokens, width]`.
+/// Mean of each channel of `x` `[tokens, width]`.
 fn means(x: &[f32], width: usize) -> Vec<f32> {
     let mut sums = vec![0f64; width];
     let rows = x.chunks_exact(width);
@@ -198,7 +199,7 @@ mod tests {
         }
     }
 
-    /// What all keys share costs them bits unless it is taken off first.
+    /// An offset common to all keys costs them bits unless it is subtracted first.
     #[test]
     fn smoothing_keeps_the_bits_of_keys_beside_a_common_offset() {
         let config = ModelConfig::from_json(&crate::config::example("llama"), "config.json").unwrap();

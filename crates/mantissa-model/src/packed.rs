@@ -1,5 +1,5 @@
-//! A quantized weight as it is kept for running: codes one or two to a byte, scales decoded to f32, and rows
-//! dequantized on demand to the bits of [`Quantized::dequantize`].
+//! A quantized weight in memory: codes one or two to a byte, scales decoded to f32, rows dequantized on demand to the
+//! bits of [`Quantized::dequantize`].
 
 use mantissa_kernels::kernels;
 use mantissa_num::{Affine, Blocks, Code, Codes, Format, Quantized, Sense};
@@ -12,16 +12,15 @@ pub(crate) struct Packed {
     cols: usize,
     data: Data,
     blocks: Blocks,
-    /// One per block.
+    /// Scale of each block.
     scales: Vec<f32>,
-    /// A second factor of every value, where the format multiplies twice (Transformer Engine's NVFP4).
+    /// Second factor of every value, in formats that multiply twice (Transformer Engine's NVFP4).
     tail: Option<f32>,
-    /// Whether elements are floats of 8 bits.
+    /// True if elements are 8-bit floats.
     float8: bool,
 }
 
-/// Codes and what they stand for before they are scaled. Nibbles: two codes per byte, the first in the low
-/// half, each row beginning a byte.
+/// Codes and their unscaled values. Nibbles: two codes per byte, the first in the low half, each row starting a byte.
 #[derive(Clone, Debug)]
 enum Data {
     Nibbles {
@@ -44,8 +43,8 @@ enum Data {
 }
 
 impl Packed {
-    /// `None` where codes are wider than a byte, or blocks have a bias or scales of scales. `q` must have passed
-    /// [`Quantized::check`].
+    /// Packs a weight; `None` if codes are wider than a byte, or blocks have a bias or nested scales. `q` must have
+    /// passed [`Quantized::check`].
     pub(crate) fn new(q: &Quantized) -> Option<Self> {
         let Codes::U8(codes) = &q.codes else { return None };
         if q.format.has_bias() || q.nested().is_some() {
@@ -78,7 +77,7 @@ impl Packed {
         Some(Packed { cols: q.cols, data, blocks, scales, tail, float8: is_float8(&q.format) })
     }
 
-    /// Elements and factors apart, where elements are floats of 8 bits.
+    /// Returns elements and factors, if elements are 8-bit floats.
     pub(crate) fn factored(&self) -> Option<Factored> {
         match &self.data {
             Data::Bytes { codes, table } if self.float8 && self.tail.is_none() => Some(Factored {
@@ -111,8 +110,8 @@ impl Packed {
         }
     }
 
-    /// Dequantizes `out.len()` elements of a row from column `col` on, `group` per block, the first of block
-    /// `block`. Nibbles are dequantized by whole rows only.
+    /// Dequantizes `out.len()` elements of a row from column `col` on, `group` per block, the first in block `block`.
+    /// Nibbles are dequantized by whole rows only.
     fn run(&self, row: usize, col: usize, block: usize, group: usize, out: &mut [f32]) {
         let kernels = kernels();
         let blocks = block..block + out.len().div_ceil(group);
@@ -135,7 +134,7 @@ impl Packed {
     }
 }
 
-/// The same blocks as whole parts of rows, where flat ones are that.
+/// Returns equivalent blocks within rows, if flat blocks divide rows.
 fn simplest(blocks: Blocks, rows: usize, cols: usize) -> Blocks {
     match blocks {
         Blocks::Flat(g) if g as usize >= rows * cols => Blocks::Tensor,
@@ -144,7 +143,7 @@ fn simplest(blocks: Blocks, rows: usize, cols: usize) -> Blocks {
     }
 }
 
-/// What makes the codes of a format with zero points unsigned.
+/// Offset that makes the codes of a format with zero points unsigned.
 fn unsigned_offset(format: &Format) -> Option<u8> {
     match format {
         Format::Affine(Affine { code: Code::Int(bits), .. }) if format.has_zero() => Some(1 << (bits - 1)),
@@ -152,7 +151,7 @@ fn unsigned_offset(format: &Format) -> Option<u8> {
     }
 }
 
-/// The element of the code whose low four bits are `nibble`.
+/// Element of the code whose low four bits are `nibble`.
 fn nibble_element(format: &Format, nibble: u8) -> f32 {
     match format {
         Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }) => {
@@ -168,7 +167,7 @@ fn pack(codes: &[u8], cols: usize, offset: u8) -> Vec<u8> {
     codes.chunks(cols.max(1)).flat_map(|row| row.chunks(2).map(byte)).collect()
 }
 
-/// Every block's factor, and the second factor if there is one.
+/// Factor of every block, and the second factor if there is one.
 fn decoded_scales(q: &Quantized) -> (Vec<f32>, Option<f32>) {
     let Some(tree) = q.format.scale() else { return (vec![1.0], None) };
     let amax = match tree.outer.as_ref().map(|(_, outer)| outer.sense) {

@@ -1,21 +1,21 @@
-//! What the products of linear layers are made of.
+//! Operand dtype of the products of linear layers.
 
-/// Rows of a weight that are multiplied at a time as bf16.
+/// Rows of a weight per bf16 product.
 pub(crate) const BF16_PANEL: usize = 1024;
 
-/// What the factors of a linear layer's products are rounded to. Sums are f32 either way.
+/// Dtype that the operands of a linear layer's products are rounded to. Sums are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Products {
-    /// Nothing.
+    /// No rounding.
     #[default]
     F32,
-    /// bf16, inputs and weights: 8 bits of mantissa, 0 below 2^-50. Faster where the processor has AMX tiles, and the same bits
-    /// where it has none.
+    /// bf16 inputs and weights: 8 bits of mantissa, 0 below 2^-50. Faster on processors with AMX tiles; the same bits
+    /// on all.
     Bf16,
 }
 
 impl Products {
-    /// `f32` or `bf16`.
+    /// Name: `f32` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             Products::F32 => "f32",
@@ -23,7 +23,8 @@ impl Products {
         }
     }
 
-    /// Bytes that [`Linear::forward`](crate::Linear::forward) of up to `cols` inputs takes for `tokens` tokens beside its scratch.
+    /// Bytes that [`Linear::forward`](crate::Linear::forward) of up to `cols` inputs takes for `tokens` tokens, not
+    /// counting its scratch.
     pub const fn bytes_needed(self, tokens: usize, cols: usize) -> u64 {
         match self {
             Products::F32 => 0,

@@ -1,30 +1,30 @@
-//! Rotary position embedding (Su et al. 2021, "RoFormer"): inverse frequencies, their scaling for long
-//! contexts, and tables.
+//! Rotary position embedding (Su et al. 2021, "RoFormer"): inverse frequencies, their scaling for long contexts, and
+//! tables.
 //!
 //! Frequencies follow transformers 5.23 (`modeling_rope_utils.py`) operation by operation in f32:
 //! `theta^(2i/head_dim)` with the exponent divided in f32, its reciprocal, then the variant's own steps; the
-//! boundaries of YaRN are f64 as there. Powers, sines and cosines are evaluated in f64 and rounded to f32,
-//! which makes them correctly rounded where torch is within one unit in the last place. The angle is
-//! `position · inv_freq`, one f32 product; cosines and sines are then multiplied by the attention factor.
+//! boundaries of YaRN are f64, as in transformers. Powers, sines and cosines are evaluated in f64 and rounded to f32,
+//! which makes them correctly rounded where torch is within one unit in the last place. The angle is `position ·
+//! inv_freq`, one f32 product; cosines and sines are then multiplied by the attention factor.
 //!
 //! Tables: `cos` and `sin` `[positions, head_dim / 2]`, for the half-split layout.
 
 use std::f64::consts::PI;
 
-/// How positions become angles.
+/// Rotary parameters: base and scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Base of the geometric series of wavelengths.
     pub theta: f64,
-    /// Change of the series for contexts longer than those trained first.
+    /// Scaling of the series for long contexts.
     pub scaling: RopeScaling,
 }
 
-/// The variants of `rope_type`.
+/// Variants of `rope_type`.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     Default,
     /// All frequencies divided by `factor` (Chen et al. 2023, "Position Interpolation").
     Linear {
@@ -42,9 +42,9 @@ pub enum RopeScaling {
         /// Context of the first training.
         original_context: usize,
     },
-    /// Every frequency divided by a factor of its own (GGUF's `rope_freqs`, which is how Llama 3.1's scaling is kept there).
+    /// Every frequency divided by its own factor (GGUF's `rope_freqs`, which stores Llama 3.1's scaling).
     Factors(Vec<f32>),
-    /// Frequencies divided by factors that were searched for, others beyond the original context (Ding et al. 2024,
+    /// Frequencies divided by searched factors, different ones beyond the original context (Ding et al. 2024,
     /// "LongRoPE").
     Long(LongRope),
     /// NTK-by-parts interpolation with a factor on the attention scores (Peng et al. 2023, "YaRN").
@@ -60,22 +60,22 @@ pub struct Yarn {
     pub beta_fast: f64,
     /// Rotations below which it is interpolated.
     pub beta_slow: f64,
-    /// Whether the ramp's ends are rounded outwards to whole dimensions.
+    /// True if the ramp's ends are rounded outwards to whole dimensions.
     pub truncate: bool,
     /// Context of the first training.
     pub original_context: usize,
     /// Factor of cosines and sines.
     pub attention_factor: f64,
-    /// DeepSeek's parameter of the factor of attention scores, 0 where it is not given.
+    /// DeepSeek's parameter for the factor of attention scores; 0 if absent.
     pub mscale_all_dim: f64,
 }
 
 /// Parameters of [`RopeScaling::Long`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// Divisors where no sequence is longer than the original context.
+    /// Divisors if no sequence is longer than the original context.
     pub short: Vec<f32>,
-    /// Divisors where sequences may be.
+    /// Divisors if sequences may be longer.
     pub long: Vec<f32>,
     /// Context of the first training.
     pub original_context: usize,
@@ -83,7 +83,7 @@ pub struct LongRope {
     pub attention_factor: f64,
 }
 
-/// YaRN's `0.1 · mscale · ln(factor) + 1` (eq. 22 of the paper with `mscale` 1); 1 where nothing is stretched.
+/// Computes YaRN's `0.1 · mscale · ln(factor) + 1` (eq. 22 of the paper with `mscale` 1); 1 without scaling.
 pub fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
@@ -94,8 +94,8 @@ impl Rope {
         self.frequencies(head_dim, 0)
     }
 
-    /// The same for sequences of up to `positions`. Of LongRoPE's two sets of factors one holds for all that is planned
-    /// together, as in vLLM.
+    /// Computes the inverse frequencies for sequences of up to `positions`. LongRoPE uses one of its two sets of
+    /// factors for all sequences that are planned together, as in vLLM.
     fn frequencies(&self, head_dim: usize, positions: usize) -> Vec<f32> {
         let powers = (0..head_dim / 2).map(|i| {
             let exponent = (2 * i) as f32 / head_dim as f32;
@@ -133,11 +133,11 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines of `positions` positions from 0, each `[positions, head_dim / 2]`, written to `cos`
-    /// and `sin`.
+    /// Computes cosines and sines of `positions` positions from 0, each `[positions, head_dim / 2]`, into `cos` and
+    /// `sin`.
     ///
     /// # Panics
-    /// If the slices are shorter.
+    /// If a slice is shorter.
     pub fn fill_tables(&self, head_dim: usize, positions: usize, cos: &mut [f32], sin: &mut [f32]) {
         let frequencies = self.frequencies(head_dim, positions);
         let factor = self.attention_factor();

@@ -1,4 +1,4 @@
-//! Products of 8-bit floats as a matrix unit adds them, by a [`mantissa_num::Accumulator`].
+//! Products of 8-bit floats accumulated as in a matrix unit, by a [`mantissa_num::Accumulator`].
 
 use mantissa_num::Accumulator;
 use mantissa_store::convention::ActivationQuant;
@@ -6,7 +6,7 @@ use mantissa_store::convention::ActivationQuant;
 use crate::factored::{Factored, is_float8};
 use crate::input::InputQuantizer;
 
-/// What a linear layer of 8-bit floats is multiplied by, where its products are to be added in another way than in f32.
+/// Weight of a linear layer of 8-bit floats whose products are not accumulated in f32.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Simulated {
     accumulator: Accumulator,
@@ -14,7 +14,7 @@ pub(crate) struct Simulated {
 }
 
 impl Simulated {
-    /// `None` where weight or input are no 8-bit floats with blocks within rows.
+    /// Prepares a weight; `None` unless weight and input are 8-bit floats with blocks within rows.
     pub(crate) fn new(
         input: Option<&InputQuantizer>,
         weight: Option<Factored>,
@@ -25,8 +25,9 @@ impl Simulated {
         Some(Simulated { accumulator, weight: weight? })
     }
 
-    /// `out = x Wᵀ`, or `out += x Wᵀ`; `x` `[t, cols]`, `out` `[t, rows]`. A chain of products ends where the factor of either
-    /// side changes: its sum is multiplied by both factors, and those of a row are added in f32.
+    /// Computes `out = x Wᵀ`, or `out += x Wᵀ`; `x` `[t, cols]`, `out` `[t, rows]`. A chain of products ends where the
+    /// factor of either operand changes: its sum is multiplied by both factors, and the results of a row are added in
+    /// f32.
     pub(crate) fn product(&self, x: &Factored, out: &mut [f32], accumulate: bool) {
         let rows = self.weight.elements.len() / self.weight.cols.max(1);
         for (t, out) in out.chunks_exact_mut(rows.max(1)).enumerate() {
@@ -83,7 +84,8 @@ mod tests {
         out
     }
 
-    /// Elements and factors are those of the product in f32: short chains of a promoting unit are near it, long ones lose.
+    /// Elements and factors are those of the f32 product: short chains of a promoting unit come close to it, long ones
+    /// lose accuracy.
     #[test]
     fn a_simulated_product_is_near_the_one_in_f32_and_loses_bits() {
         let (rows, cols) = (5, 4096);

@@ -1,4 +1,4 @@
-//! Where a model's weights come from.
+//! Sources of a model's weights.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,46 +8,45 @@ use serde_json::Value;
 
 use crate::error::LoadError;
 
-/// Something that holds a model's configuration and weights. Implemented by opened checkpoints of any
-/// convention and by [`MapSource`].
+/// A model's configuration and weights. Implemented by opened checkpoints of any format and by [`MapSource`].
 pub trait WeightSource {
     /// Contents of `config.json`.
     fn config(&self) -> Option<&Value>;
 
-    /// The model's folder, where it has one.
+    /// Folder of the model, if it has one.
     fn dir(&self) -> Option<&Path> {
         None
     }
 
-    /// What errors call it.
+    /// Name of the source in errors.
     fn location(&self) -> String;
 
-    /// Whether there is a dense tensor of this name.
+    /// True if there is a dense tensor of this name.
     fn has(&self, tensor: &str) -> bool;
 
-    /// A dense tensor, widened to f32.
+    /// Reads a dense tensor, widened to f32.
     ///
     /// # Errors
-    /// [`LoadError`] where it is not there, has another shape or cannot be read.
+    /// [`LoadError`] if it is missing, has another shape or cannot be read.
     fn tensor_f32(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError>;
 
-    /// The weight of a linear layer or of the embedding, `[rows, cols]`, as it is stored.
+    /// Reads the weight of a linear layer or of the embedding, `[rows, cols]`, as stored.
     ///
     /// # Errors
     /// As [`tensor_f32`](Self::tensor_f32).
     fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError>;
 
-    /// Whether there is a tensor of this name that holds values and not codes.
+    /// True if there is a tensor of this name that holds values, not codes.
     fn is_dense(&self, tensor: &str) -> bool {
         self.has(tensor)
     }
 
-    /// Whether linear layer `module` is stored by itself, dense or quantized.
+    /// True if linear layer `module` is stored as its own tensor, dense or quantized.
     fn has_linear(&self, module: &str) -> bool {
         self.has(&format!("{module}.weight"))
     }
 
-    /// The weight `[rows, cols]` of one of stacked experts.
+    /// Reads the weight `[rows, cols]` of one stacked expert.
     ///
     /// # Errors
     /// As [`tensor_f32`](Self::tensor_f32).
@@ -56,40 +55,40 @@ pub trait WeightSource {
         Ok(Weight::F32(stack.part_of(&values, rows, cols)))
     }
 
-    /// How keys and values of the attention `module` are to be quantized as they enter the cache, where they are.
+    /// Reads the quantization of keys and values of the attention `module`; `None` if the checkpoint has none.
     ///
     /// # Errors
-    /// A scale is there and does not fit.
+    /// A scale does not fit.
     fn kv_quant(&self, _module: &str, _kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
         Ok(None)
     }
 
-    /// Levels that the model brings for keys and values of the attention `module`, of whose keys a token has `width` values.
+    /// Reads stored levels for keys and values of the attention `module`, whose keys have `width` values per token.
     ///
     /// # Errors
-    /// They are there and do not fit.
+    /// Levels do not fit.
     fn kv_levels(&self, _module: &str, _width: usize) -> Result<Option<KvLevels>, LoadError> {
         Ok(None)
     }
 }
 
-/// A source that is another's but for what it changes: whoever implements this is a [`WeightSource`]. What is not said otherwise is
-/// [`base`](Self::base)'s.
+/// A source that overrides parts of another. Every implementation is a [`WeightSource`]; what it does not override
+/// comes from [`base`](Self::base).
 pub trait SourceView {
-    /// The other.
+    /// Source underneath.
     fn base(&self) -> &dyn WeightSource;
 
-    /// [`WeightSource::config`].
+    /// Overrides [`WeightSource::config`].
     fn config(&self) -> Option<&Value> {
         self.base().config()
     }
 
-    /// [`WeightSource::has`].
+    /// Overrides [`WeightSource::has`].
     fn has(&self, tensor: &str) -> bool {
         self.base().has(tensor)
     }
 
-    /// [`WeightSource::tensor_f32`].
+    /// Overrides [`WeightSource::tensor_f32`].
     ///
     /// # Errors
     /// As there.
@@ -97,7 +96,7 @@ pub trait SourceView {
         self.base().tensor_f32(tensor, shape)
     }
 
-    /// [`WeightSource::linear`].
+    /// Overrides [`WeightSource::linear`].
     ///
     /// # Errors
     /// As there.
@@ -105,7 +104,7 @@ pub trait SourceView {
         self.base().linear(module, rows, cols, bias)
     }
 
-    /// [`WeightSource::expert`].
+    /// Overrides [`WeightSource::expert`].
     ///
     /// # Errors
     /// As there.
@@ -113,7 +112,7 @@ pub trait SourceView {
         self.base().expert(stack, rows, cols)
     }
 
-    /// [`WeightSource::kv_quant`].
+    /// Overrides [`WeightSource::kv_quant`].
     ///
     /// # Errors
     /// As there.
@@ -121,7 +120,7 @@ pub trait SourceView {
         self.base().kv_quant(module, kv_heads)
     }
 
-    /// [`WeightSource::kv_levels`].
+    /// Overrides [`WeightSource::kv_levels`].
     ///
     /// # Errors
     /// As there.
@@ -182,7 +181,7 @@ impl WeightSource for ModelFiles {
     }
 
     fn dir(&self) -> Option<&Path> {
-        // A GGUF file says everything itself; what else lies in its folder is not its own.
+        // A GGUF file contains all its metadata; other files in its folder belong to other models.
         if self.gguf().is_some() { None } else { Some(ModelFiles::dir(self)) }
     }
 

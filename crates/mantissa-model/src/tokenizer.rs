@@ -1,9 +1,9 @@
 //! Text to token ids and back, by a model folder's `tokenizer.json`.
 //!
 //! The file is untrusted and the `tokenizers` crate panics on some of what it may hold: it is checked first, field by
-//! field, and every call into the crate is guarded besides, so that a panic becomes an error. Truncation and padding
-//! settings are dropped before loading: a text is always encoded whole. How long a text may be follows from the file:
-//! memory and time are bounded by what its steps can make of one.
+//! field, and every call into the crate is guarded as well, so that a panic becomes an error. Truncation and padding
+//! settings are dropped before loading: a text is always encoded whole. The longest text follows from the file: its
+//! steps bound memory and time.
 
 mod charsmap;
 mod check;
@@ -31,18 +31,18 @@ use crate::config::read_json;
 use check::Checked;
 use guard::guarded;
 
-/// Largest `tokenizer.json` that is read. The largest of public models have about 35 MB.
+/// Largest accepted `tokenizer.json`. The largest of public models have about 35 MB.
 const MAX_FILE: u64 = 64 << 20;
 
-/// Whether a text begins with the beginning-of-text token.
+/// Beginning-of-text token of an encoded text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Bos {
-    /// As the tokenizer itself does: whatever its post-processor adds.
+    /// Adds what the tokenizer's post-processor adds.
     #[default]
     Auto,
-    /// Always, and nothing else is added.
+    /// Always adds it, and nothing else.
     Always,
-    /// Never; nothing is added.
+    /// Adds nothing.
     Never,
 }
 
@@ -59,18 +59,18 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Bytes of memory for each byte of a text while it is encoded, at most: the library holds the text as it is and as it is
-    /// normalized, places of every byte, and what it says of each token. Measured: 250 where every byte becomes a token of a
-    /// byte-level model, 105 to 135 on prose.
+    /// Largest memory per byte of a text during encoding: the library holds the original and the normalized text, the
+    /// place of every byte, and data of each token. Measured: 250 if every byte becomes a token of a byte-level model,
+    /// 105 to 135 on prose.
     pub const ENCODING: u64 = 256;
 
-    /// Bytes of memory for each byte of `tokenizer.json` while it is loaded, and the most that then stay; 35 were measured.
+    /// Largest memory per byte of `tokenizer.json` during loading and after it; 35 were measured.
     const LOADING: u64 = 40;
 
     /// Predicted peak memory of [`load`](Self::load).
     pub fn bytes_to_load(dir: &Path) -> u64 {
         let size = if dir.is_file() {
-            // It lies before the tensors.
+            // Metadata lie before the tensors.
             let file = mantissa_store::Gguf::open(dir).ok();
             file.and_then(|file| file.tensors().iter().map(|tensor| tensor.offset).min()).unwrap_or(0)
         } else {
@@ -79,11 +79,11 @@ impl Tokenizer {
         size.saturating_mul(Self::LOADING)
     }
 
-    /// Loads `tokenizer.json` of the model folder `dir`; `tokenizer_config.json` and `config.json` say which
-    /// token begins a text and how many there are. Of a GGUF file, the tokenizer in it.
+    /// Loads `tokenizer.json` of the model folder `dir`; `tokenizer_config.json` and `config.json` state the
+    /// beginning-of-text token and the vocabulary size. Loads the tokenizer in a GGUF file likewise.
     ///
     /// # Errors
-    /// [`TokenizerError`] where the file is missing, too large, or nothing that the library accepts.
+    /// [`TokenizerError`] if the file is missing, too large, or rejected by the library.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         if dir.is_file() {
             return Self::load_gguf(dir);
@@ -105,7 +105,7 @@ impl Tokenizer {
         Ok(Tokenizer { inner, path, bos, vocab_size, templates, special, max_text })
     }
 
-    /// A tokenizer by the contents of a `tokenizer.json` alone; `path` is its name in errors.
+    /// Creates a tokenizer from the contents of a `tokenizer.json` alone; `path` is its name in errors.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -127,13 +127,12 @@ impl Tokenizer {
         Ok(Tokenizer { inner, path: path.to_owned(), bos, vocab_size, templates, special, max_text })
     }
 
-    /// Token ids of `text`.
+    /// Encodes `text`.
     ///
     /// # Errors
-    /// [`TokenizerError::NoBos`] with [`Bos::Always`] where no such token is known,
-    /// [`TokenizerError::Vocabulary`] for an id that the model's `vocab_size` excludes,
-    /// [`TokenizerError::TextTooLong`] beyond [`max_text`](Self::max_text), [`TokenizerError::Invalid`] where the
-    /// library fails.
+    /// [`TokenizerError::NoBos`] with [`Bos::Always`] if there is no such token, [`TokenizerError::Vocabulary`] for an
+    /// id outside the model's `vocab_size`, [`TokenizerError::TextTooLong`] beyond [`max_text`](Self::max_text),
+    /// [`TokenizerError::Invalid`] if the library fails.
     pub fn encode(&self, text: &str, bos: Bos) -> Result<Vec<u32>, TokenizerError> {
         let found = text.len() as u64;
         if found > self.max_text {
@@ -153,15 +152,15 @@ impl Tokenizer {
         }
     }
 
-    /// Text of `ids`; special tokens have none. What is no UTF-8 becomes U+FFFD.
+    /// Decodes `ids`; special tokens have no text. Invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
-    /// [`TokenizerError::Invalid`] where the library fails.
+    /// [`TokenizerError::Invalid`] if the library fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         call(&self.path, "decode", || self.inner.decode(ids, true))
     }
 
-    /// Text of `ids` with the names of special tokens in their places.
+    /// Decodes `ids` with the names of special tokens in their places.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
@@ -169,38 +168,38 @@ impl Tokenizer {
         call(&self.path, "decode", || self.inner.decode(ids, false))
     }
 
-    /// A decoder for tokens that come one by one.
+    /// Creates a decoder for tokens that arrive one by one.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream::new(self)
     }
 
-    /// The template of a plain conversation, in Jinja, as the model's files give it.
+    /// Jinja template of a plain conversation, from the model's files.
     pub fn chat_template(&self) -> Option<&str> {
         self.templates.get(ChatTemplates::DEFAULT)
     }
 
-    /// All templates of conversations.
+    /// All chat templates.
     pub fn chat_templates(&self) -> &ChatTemplates {
         &self.templates
     }
 
-    /// The special tokens by the names that templates know them by: `bos_token`, `eos_token` and so on.
+    /// Special tokens by their names in templates: `bos_token`, `eos_token` and so on.
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
         &self.special
     }
 
-    /// Longest text that is encoded in one piece, in bytes: 16 MiB divided by what the file's steps can lengthen one,
-    /// and 64 KiB where one of its regular expressions may take quadratic time.
+    /// Longest text that is encoded in one piece, in bytes: 16 MiB divided by the factor by which the file's steps can
+    /// lengthen a text, and 64 KiB if one of its regular expressions may take quadratic time.
     pub fn max_text(&self) -> u64 {
         self.max_text
     }
 
-    /// The error of a text of `found` bytes, which is longer than [`max_text`](Self::max_text).
+    /// Creates the error for a text of `found` bytes, which is longer than [`max_text`](Self::max_text).
     pub fn too_long(&self, found: u64) -> TokenizerError {
         TokenizerError::TextTooLong { path: self.path.clone(), found, allowed: self.max_text }
     }
 
-    /// The token that begins a text.
+    /// Beginning-of-text token.
     pub fn bos(&self) -> Option<u32> {
         self.bos
     }
@@ -213,7 +212,7 @@ fn call<T>(
     f: impl FnOnce() -> tokenizers::Result<T>,
 ) -> Result<T, TokenizerError> {
     let invalid = |message: String| {
-        // One line, and no longer than a reader wants: the text may quote the file.
+        // One short line: the message may quote the file.
         let message = message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
         TokenizerError::Invalid { path: path.into(), operation, message }
     };
@@ -233,8 +232,8 @@ fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     Ok(bytes)
 }
 
-/// Loads what has passed the checks, and sees that added tokens have the ids that the file gives them. Also gives the
-/// longest text that may be encoded.
+/// Loads a checked file, and checks that added tokens have the ids stated in the file. Also returns the longest text
+/// that may be encoded.
 fn load_checked(path: &Path, file: Value) -> Result<(tokenizers::Tokenizer, u64), TokenizerError> {
     let Checked { json, max_text, added } = check::check(path, file)?;
     let inner = call(path, "load", || tokenizers::Tokenizer::from_bytes(&json))?;
@@ -249,14 +248,14 @@ fn load_checked(path: &Path, file: Value) -> Result<(tokenizers::Tokenizer, u64)
     }
 }
 
-/// A special token of `tokenizer_config.json`: a string, or an added token with its content.
+/// Reads a special token of `tokenizer_config.json`: a string, or an added token with its content.
 fn special_text(config: &Value, field: &str) -> Option<String> {
     let token = config.get(field)?;
     let content = token.as_str().or_else(|| token.get("content")?.as_str());
     content.map(str::to_owned)
 }
 
-/// The special tokens that `tokenizer_config.json` names.
+/// Reads the special tokens that `tokenizer_config.json` names.
 fn special_tokens(config: &Value) -> BTreeMap<String, String> {
     const NAMES: [&str; 7] =
         ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];

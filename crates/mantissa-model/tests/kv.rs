@@ -20,7 +20,7 @@ const POLICIES: [&str; 7] = [
     "int8-head,pre-rope",
 ];
 
-/// Logits of every token of one sequence, token by token through the cache.
+/// Computes the logits of every token of one sequence, token by token through the cache.
 fn cached(decoder: &Decoder, tokens: &[u32]) -> Vec<f32> {
     let config = decoder.config();
     let mut cache = KvCache::for_decoder(decoder, tokens.len()).unwrap();
@@ -33,7 +33,8 @@ fn cached(decoder: &Decoder, tokens: &[u32]) -> Vec<f32> {
     out
 }
 
-/// Eight bits cost little (more where a router with random weights changes its mind), whether a window is run at once or token by token, and they cost something.
+/// Eight bits cost little (more if a router with random weights changes its choice), whether a window runs at once or
+/// token by token, and they cost something.
 #[test]
 fn quantized_caches_stay_near_and_are_quantized() {
     for dir in tiny() {
@@ -44,7 +45,7 @@ fn quantized_caches_stay_near_and_are_quantized() {
         let mut ran = 0;
         for text in POLICIES {
             let mut decoder = load(&dir);
-            // Latents take a scheme alone.
+            // Latents take only a scheme.
             let Ok(()) = decoder.set_kv(&text.parse().unwrap()) else { continue };
             ran += 1;
             let whole = logits(&decoder, &sequences[..1]);
@@ -60,7 +61,7 @@ fn quantized_caches_stay_near_and_are_quantized() {
     }
 }
 
-/// A window as long as the text, and f32, give the bits of a cache that is not quantized.
+/// A window as long as the text, and f32, give the bits of an unquantized cache.
 #[test]
 fn what_stays_in_the_window_has_its_bits() {
     for dir in tiny() {
@@ -99,7 +100,7 @@ fn cached_logits(decoder: &Decoder, cache: &mut KvCache, buffers: &mut Buffers, 
     out
 }
 
-/// Levels found on the very text cost little at 6 bits, less with outliers kept, and are not there without a text.
+/// Levels found on the same text cost little at 6 bits, less with outliers, and need a text.
 #[test]
 fn levels_of_a_text_store_its_keys_and_values() {
     for dir in tiny() {
@@ -130,7 +131,7 @@ fn levels_of_a_text_store_its_keys_and_values() {
     }
 }
 
-/// What is cached of latent attention is a latent and a rotated part, whatever the matrix behind the latent reads.
+/// Latent attention caches a latent and a rotated part, whatever the projection of the latent reads.
 #[test]
 fn latents_are_cached_as_such() {
     let mut models = 0;
@@ -143,7 +144,7 @@ fn latents_are_cached_as_such() {
         assert_eq!(decoder.kv_bytes_per_token(), layers * 4.0 * (latent.kv_rank + latent.rotated) as f64);
         let heads = 8 * (config.key_value_width() * config.num_hidden_layers * 512) as u64;
         assert!(KvCache::bytes_needed(&config, 512) < heads, "{}", dir.display());
-        // A matrix whose input is quantized reads latents so, of earlier tokens too.
+        // A layer with a quantized input reads latents quantized, of earlier tokens too.
         for layer in decoder.layers_mut() {
             let stored = layer.linear_mut(LinearKind::KvB).unwrap();
             let (rows, cols) = (stored.rows(), stored.cols());
@@ -168,7 +169,7 @@ fn latents_are_cached_as_such() {
     assert!(models > 0);
 }
 
-/// Operands in 8 bits cost little and in 4 more, in whole windows and through the cache, and what is cached stays exact.
+/// Operands in 8 bits cost little, in 4 bits more, in whole windows and through the cache; cached values stay exact.
 #[test]
 fn operands_of_attention_are_rounded() {
     for dir in tiny() {

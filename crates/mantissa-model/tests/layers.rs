@@ -1,4 +1,4 @@
-//! One layer at a time over saved states, and what its linear layers read.
+//! Runs one layer at a time over saved states, and checks the inputs of its linear layers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -20,7 +20,7 @@ fn layers_by_themselves_give_the_bits_of_the_decoder() {
         let (files, decoder) = (ModelFiles::open(&dir).unwrap(), load(&dir));
         let config = decoder.config();
         let tokens = expected(&dir).0.concat();
-        // One sequence that needs padding, and enough tokens for the MLP to take them in parts.
+        // One sequence that needs padding, and enough tokens for the MLP to split them.
         let long: Vec<u32> = tokens.iter().copied().cycle().take(600).collect();
         for (tokens, lens) in [(&tokens[..7], vec![7]), (&tokens[..9], vec![2, 0, 7]), (&long, vec![10; 60])]
         {
@@ -45,7 +45,7 @@ fn normed(decoder: &Decoder, files: &ModelFiles, states: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Every linear layer applied to what was observed gives what the next step was observed to read.
+/// Every linear layer applied to its observed input gives the observed input of the next step.
 #[test]
 fn observed_inputs_are_what_the_linear_layers_read() {
     for dir in tiny() {
@@ -86,7 +86,7 @@ fn observed_inputs_are_what_the_linear_layers_read() {
     }
 }
 
-/// Every linear layer's input was seen, once for each token; those of experts as often as tokens are routed.
+/// Checks that every linear layer's input was seen, once per token; those of experts as often as tokens are routed.
 fn check_widths(config: &ModelConfig, seen: &BTreeMap<LinearInput, Vec<f32>>, tokens: usize) {
     let mut routed = 0;
     for info in config.layer_linears(0) {

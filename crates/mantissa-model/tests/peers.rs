@@ -1,5 +1,5 @@
-//! Trained models against the figures that transformers gave for them. The data stands beside the repository;
-//! without it these tests say that they were skipped.
+//! Trained models against figures measured with transformers. The data is not in the repository; without it these
+//! tests are skipped with a message.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

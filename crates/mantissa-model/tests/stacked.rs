@@ -1,4 +1,5 @@
-//! Experts that stand in one tensor: in MXFP4 they compute what their values do, and stored one by one what they do stacked.
+//! Experts stacked in one tensor: in MXFP4 they compute what their values do, and stored one by one what they do
+//! stacked.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
@@ -76,7 +77,7 @@ fn stacked_experts_compute_what_their_values_do() {
     mxfp4["quantization_config"] = json!({"quant_method": "mxfp4"});
     assert_eq!(logits(dir.path(), &mxfp4, &of_blocks, &[]), expected);
 
-    // One by one, gate and up by themselves; a layer that is not quantized stays among the others.
+    // One by one, gate and up separate; an unquantized layer stays stacked.
     let mut native_config = dense.clone();
     native_config["quantization_config"] = native::quantization_config(&Default::default());
     let (mut tensors, mut metadata) = (of_values.clone(), Vec::new());

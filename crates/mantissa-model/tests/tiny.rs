@@ -1,5 +1,4 @@
-//! The committed tiny models, one per variant of the architecture, against the logits transformers computed
-//! for them.
+//! The committed tiny models, one per feature of an architecture, against the logits of transformers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
@@ -7,7 +6,7 @@ mod common;
 use common::{expected, load, logits, max_difference, tiny};
 use mantissa_model::{Batch, Buffers, Decoder, ForwardError, GenerateOptions, KvCache, Sampling, generate};
 
-/// On float32 logits of magnitude up to a few units, from transformers in float32.
+/// Tolerance for float32 logits of magnitude up to a few units, from transformers in float32.
 const TOLERANCE: f32 = 1e-4;
 
 #[test]
@@ -20,7 +19,8 @@ fn logits_agree_with_transformers() {
     }
 }
 
-/// Logits of every token of one sequence, through the cache in pieces of the given lengths (the last repeats).
+/// Computes the logits of every token of one sequence, through the cache in pieces of the given lengths (the last
+/// repeats).
 fn cached(decoder: &Decoder, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {
     let config = decoder.config();
     let mut cache = KvCache::plan(config, tokens.len()).unwrap();
@@ -50,7 +50,8 @@ fn the_cache_gives_the_logits_of_the_full_pass() {
     }
 }
 
-/// Token by token through the cache, past windows, with sinks and latents: what one pass over the whole text would choose.
+/// Token by token through the cache, past windows, with sinks and latents: the tokens that one pass over the whole
+/// text would choose.
 #[test]
 fn greedy_text_is_that_of_the_full_pass() {
     for dir in tiny() {
@@ -69,7 +70,7 @@ fn greedy_text_is_that_of_the_full_pass() {
         let rows = all.chunks_exact(decoder.config().vocab_size).skip(prompt.len() - 1);
         for (i, (row, &token)) in rows.zip(&found.tokens).enumerate() {
             let best = row.iter().fold(f32::NEG_INFINITY, |best, &v| best.max(v));
-            // Equal but for rounding: either is right.
+            // Equal up to rounding: either is right.
             assert!(best - row[token as usize] <= 1e-5, "{}: token {i}", dir.display());
         }
     }
@@ -81,7 +82,7 @@ fn a_sequence_has_the_same_bits_alone_and_in_a_batch() {
         let decoder = load(&dir);
         let config = decoder.config();
         let (sequences, _) = expected(&dir);
-        // Long enough together for the MLP to take it in parts.
+        // Long enough together for the MLP to split the rows.
         let lens = [[1, 0, 7, 2, 64, 3], [64; 6]].concat();
         let sum: usize = lens.iter().sum::<usize>();
         let all: Vec<u32> = sequences.concat().into_iter().cycle().take(sum + 500).collect();

@@ -1,5 +1,5 @@
-//! The cache of latent attention (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2): of a token the latent that its keys and values
-//! are made of, and the rotated part of its keys, which all heads share.
+//! KV cache of latent attention (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2): for each token the latent of its keys and
+//! values, and the rotated part of its keys, which all heads share.
 
 use mantissa_kernels::CausalAttention;
 use mantissa_num::TensorError;
@@ -20,7 +20,7 @@ pub(crate) struct LatentCache {
 }
 
 impl LatentCache {
-    /// Room for `capacity` tokens; `None` where there is not enough memory.
+    /// Allocates for `capacity` tokens; `None` if there is not enough memory.
     pub(crate) fn plan(latent: &Latent, quantizer: Option<&KvQuantizer>, capacity: usize) -> Option<Self> {
         let side = quantizer.and_then(|quantizer| quantizer.parts().latent.clone());
         let latents = SideCache::plan(side, latent.kv_rank, 0, 0, capacity)?;
@@ -34,16 +34,16 @@ impl LatentCache {
         latents.saturating_add(SideCache::bytes_needed(None, latent.rotated, 0, 0, capacity))
     }
 
-    /// Forgets all tokens from `len` on.
+    /// Removes all tokens from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.latents.truncate(len);
         self.rotated.truncate(len);
     }
 
-    /// Writes new latents `[t, kv_rank]` and rotated parts `[t, rotated]` behind those held, and all of them into `scratch`.
+    /// Appends new latents `[t, kv_rank]` and rotated parts `[t, rotated]`, and decodes all of them into `scratch`.
     ///
     /// # Errors
-    /// [`TensorError`] of values that have no code.
+    /// [`TensorError`] for values without a code.
     pub(crate) fn append(
         &mut self,
         latents: &[f32],
@@ -55,7 +55,7 @@ impl LatentCache {
     }
 }
 
-/// Where a layer of latent attention reads its tokens while it attends, and works.
+/// Decoded tokens of a layer of latent attention, and its working memory.
 #[derive(Debug)]
 pub(crate) struct LatentScratch {
     /// `[capacity, kv_rank]`.
@@ -64,11 +64,11 @@ pub(crate) struct LatentScratch {
     pub(crate) rotated: Vec<f32>,
     /// Both of each token, `[capacity, kv_rank + rotated]`.
     pub(crate) joined: Vec<f32>,
-    /// What makes heads of latents, `[heads · (unrotated + value), kv_rank]`.
+    /// Projection from latents to heads, `[heads · (unrotated + value), kv_rank]`.
     pub(crate) weight: Vec<f32>,
-    /// Queries on latents, `[LATENT_QUERIES, heads · (kv_rank + rotated)]`.
+    /// Queries projected onto latents, `[LATENT_QUERIES, heads · (kv_rank + rotated)]`.
     pub(crate) queries: Vec<f32>,
-    /// Weighted latents, likewise.
+    /// Weighted sums of latents, of the same shape.
     pub(crate) weighted: Vec<f32>,
     pub(crate) scores: Vec<f32>,
 }
@@ -91,7 +91,7 @@ impl LatentScratch {
         ])
     }
 
-    /// For `capacity` tokens; `None` where there is not enough memory.
+    /// Allocates for `capacity` tokens; `None` if there is not enough memory.
     pub(crate) fn plan(latent: &Latent, config: &ModelConfig, capacity: usize) -> Option<Self> {
         let [latents, rotated, joined, weight, queries, weighted, scores] =
             Self::lengths(latent, config, capacity)?;
@@ -125,7 +125,8 @@ impl LatentScratch {
 }
 
 impl Latent {
-    /// Attention over latents: every head reads the same of a token, its latent and the rotated part.
+    /// Shape of attention over latents: every head reads the same vector of a token, its latent and the rotated part
+    /// of its keys.
     pub(crate) fn attention(&self, heads: usize, scale: f32) -> CausalAttention {
         CausalAttention { heads, kv_heads: 1, head_dim: self.kv_rank + self.rotated, scale, window: None }
     }

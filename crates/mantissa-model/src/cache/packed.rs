@@ -1,31 +1,31 @@
-//! The keys, or the values, of a sequence with most of them quantized: the first tokens and the last ones in f32, those
-//! between as bytes. A token is written once, when it leaves the window; nothing that is stored is quantized again.
+//! Keys, or values, of a sequence with most tokens quantized: the first and the last ones in f32, those between as
+//! bytes. A token is quantized once, when it leaves the window.
 
 use mantissa_num::TensorError;
 
 use crate::kv::side::Side;
 use crate::memory::zeros;
 
-/// One side of one layer.
+/// Keys or values of one layer.
 #[derive(Debug)]
 pub(crate) struct SideCache {
-    /// How tokens are stored; `None` keeps all of them.
+    /// Storage of tokens; `None` keeps all of them in f32.
     side: Option<Side>,
     width: usize,
     window: usize,
     sinks: usize,
-    /// The first tokens.
+    /// First tokens (sinks), in f32.
     first: Vec<f32>,
-    /// Chunks of the tokens after them.
+    /// Chunks of the quantized tokens.
     stored: Vec<u8>,
-    /// How many tokens those are.
+    /// Number of quantized tokens.
     stored_tokens: usize,
-    /// The tokens after those.
+    /// Last tokens (window), in f32.
     recent: Vec<f32>,
 }
 
 impl SideCache {
-    /// Room for `capacity` tokens; `None` where there is not enough memory.
+    /// Allocates for `capacity` tokens; `None` if there is not enough memory.
     pub(crate) fn plan(
         side: Option<Side>,
         width: usize,
@@ -56,17 +56,18 @@ impl SideCache {
         exact.saturating_add((chunks as u64).saturating_mul(side.map_or(0, Side::chunk_bytes) as u64))
     }
 
-    /// Most tokens in f32 between two passes, and most chunks.
+    /// Largest number of tokens in f32 between two passes, and largest number of chunks.
     fn sizes(side: Option<&Side>, window: usize, sinks: usize, capacity: usize) -> (usize, usize) {
         let Some(side) = side else { return (capacity, 0) };
         let kept = sinks.saturating_add(window).saturating_add(side.span() - 1).min(capacity);
         (kept, capacity.saturating_sub(sinks.saturating_add(window)) / side.span())
     }
 
-    /// Puts the tokens held and then `new`, as they are, into `all` (`[tokens, width]`), and stores what leaves the window.
+    /// Copies the held tokens and then `new`, unquantized, into `all` (`[tokens, width]`), and quantizes what leaves
+    /// the window.
     ///
     /// # Errors
-    /// [`TensorError`] of values that have no code. Tokens may have left the window then.
+    /// [`TensorError`] for values without a code. Tokens may have left the window by then.
     pub(crate) fn append(&mut self, new: &[f32], all: &mut [f32]) -> Result<(), TensorError> {
         let (first, rest) = all.split_at_mut(self.first.len());
         first.copy_from_slice(&self.first);
@@ -85,7 +86,7 @@ impl SideCache {
         self.settle(&all[self.first.len() + self.stored_tokens * self.width..end])
     }
 
-    /// Takes `exact`, the tokens that are not stored yet, and stores whole chunks of those beyond the window.
+    /// Takes `exact`, the tokens not stored yet, and stores whole chunks of those beyond the window.
     fn settle(&mut self, exact: &[f32]) -> Result<(), TensorError> {
         let mut left = exact;
         if let Some(side) = &self.side {
@@ -102,7 +103,7 @@ impl SideCache {
         Ok(())
     }
 
-    /// Forgets all tokens from `len` on. What was stored stays stored; of a chunk that is cut the values are kept.
+    /// Removes all tokens from `len` on. Stored tokens stay stored; a partly removed chunk is kept by its values.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.first.truncate(len.saturating_mul(self.width));
         let len = len.saturating_sub(self.sinks);
@@ -123,7 +124,7 @@ impl SideCache {
     }
 }
 
-/// Where the keys and values of a layer are read from while it attends, `[capacity, width]` each.
+/// Decoded keys and values of a layer during attention, `[capacity, width]` each.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     pub(crate) keys: Vec<f32>,
@@ -155,7 +156,7 @@ mod tests {
         (SideCache::plan(parts.keys.clone(), width, parts.window, parts.sinks, capacity).unwrap(), width)
     }
 
-    /// Tokens are f32 in the window and at the beginning, quantized once between, whatever the pieces they came in.
+    /// Tokens are f32 in the window and at the beginning, quantized once in between, however the pass is split.
     #[test]
     fn tokens_are_quantized_once_when_they_leave_the_window() {
         let policies =

@@ -1,4 +1,4 @@
-//! What templates call: the functions that transformers adds to Jinja, and values printed as Python prints them.
+//! Functions of templates: those that transformers adds to Jinja, and printing of values as Python prints them.
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
@@ -22,7 +22,7 @@ pub(super) fn strftime_now(format: &str) -> Result<String, Error> {
     time::now(format).map_err(|what| Error::new(ErrorKind::InvalidOperation, what))
 }
 
-/// Booleans and nothing as in Python; everything else as the engine has it.
+/// Prints booleans and none as Python does, everything else as the engine does.
 pub(super) fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::None => Ok(out.write_str("None")?),
@@ -31,10 +31,10 @@ pub(super) fn print(out: &mut Output, state: &mut State, value: &Value) -> Resul
     }
 }
 
-/// `tojson` as transformers has it: Python's `json.dumps` with `ensure_ascii=False`, so that nothing is escaped for HTML.
+/// `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, without escapes for HTML.
 pub(super) fn tojson(value: &Value, positional: Rest<Value>, options: Kwargs) -> Result<String, Error> {
     let invalid = |what: String| Error::new(ErrorKind::InvalidOperation, what);
-    // transformers' signature: ensure_ascii, indent, separators, sort_keys.
+    // Signature in transformers: ensure_ascii, indent, separators, sort_keys.
     let indent = match options.get::<Option<Value>>("indent")? {
         Some(given) => Some(given),
         None => positional.get(1).cloned(),

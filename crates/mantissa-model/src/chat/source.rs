@@ -1,17 +1,17 @@
-//! A template before it is parsed: its size, and the depth of what the engine would recurse into.
+//! Limits on the source of a template: its size, and the depth of what the engine would recurse into.
 
 use super::{ChatError, MAX_TEMPLATE};
 
-/// Longest tag, `{{ … }}` or `{% … %}`, in bytes: an expression of so many operators is as deep a tree.
+/// Longest tag, `{{ … }}` or `{% … %}`, in bytes: an expression of that many operators is a tree as deep.
 const MAX_TAG: usize = 8 << 10;
 
-/// Most `elif` branches of a template, each of which is parsed inside the one before.
+/// Largest number of `elif` branches of a template; the engine parses each inside the one before.
 const MAX_ELIF: usize = 1000;
 
-/// Checks the limits and takes out what only training needs: `{% generation %}` marks what the model said.
+/// Checks the limits and removes the `{% generation %}` tags, which only training needs.
 ///
 /// # Errors
-/// [`ChatError::Limit`]. Nesting of blocks and parentheses is limited by the engine's parser, to 150.
+/// [`ChatError::Limit`]. The engine's parser limits the nesting of blocks and parentheses to 150.
 pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
     let limit = |found: String, allowed: String| Err(ChatError::Limit { found, allowed });
     if template.len() > MAX_TEMPLATE {
@@ -44,7 +44,7 @@ pub(super) fn prepare(template: &str) -> Result<String, ChatError> {
 struct Open {
     mark: &'static str,
     close: &'static str,
-    /// Whether the engine parses what is inside.
+    /// True if the engine parses the content.
     nests: bool,
 }
 
@@ -54,7 +54,7 @@ const TAGS: [Open; 3] = [
     Open { mark: "{#", close: "#}", nests: false },
 ];
 
-/// What stands before the next tag, which tag it is, and what follows its mark. Looks at no byte twice.
+/// Splits off the text before the next tag, the tag, and what follows its mark. Reads no byte twice.
 fn next_tag(text: &str) -> Option<(&str, &'static Open, &str)> {
     text.match_indices('{').find_map(|(at, _)| {
         let tag = TAGS.iter().find(|tag| text[at..].starts_with(tag.mark))?;

@@ -92,8 +92,8 @@ fn nothing_of_the_host_is_there() {
     }
 }
 
-/// What bounds the steps, the output and the depth. Strings that are built and not printed are bounded by the process that
-/// the binary renders in; its tests hold those.
+/// Steps, output and depth are bounded. Strings that are built and not printed are bounded by the process that the
+/// binary renders in, whose tests check that.
 #[test]
 fn bombs_end_in_an_error() {
     let limit = |template: &str, says: &str| {

@@ -1,4 +1,4 @@
-//! Dates as `strftime` writes them, in UTC.
+//! Dates in `strftime` format, in UTC.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,10 +20,10 @@ const MONTHS: [&str; 12] = [
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// This moment under `format`.
+/// Formats the current time.
 ///
 /// # Errors
-/// Names a directive that is not known.
+/// Names the unknown directive.
 pub(super) fn now(format: &str) -> Result<String, String> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     strftime(format, since.as_secs())

@@ -1,5 +1,4 @@
-//! Typed access to the fields of a JSON object; every refusal names file, field, what was found and what is
-//! allowed.
+//! Typed access to the fields of a JSON object; every error names file, field, expected values and the value found.
 
 use std::ops::RangeInclusive;
 
@@ -7,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::architecture::rules::Flag;
 
-/// Widest layer that is accepted; keeps every product of two sizes far from overflow.
+/// Widest accepted layer; keeps every product of two sizes far from overflow.
 pub(super) const MAX_WIDTH: u64 = 1 << 24;
 /// Largest number of layers.
 pub(super) const MAX_LAYERS: u64 = 10_000;
@@ -22,20 +21,20 @@ pub struct ConfigError {
     pub file: String,
     /// The field, with dots between levels.
     pub field: String,
-    /// What is there.
+    /// Value found.
     pub found: String,
-    /// What could be.
+    /// Values expected.
     pub allowed: String,
 }
 
-/// A JSON object and where it stands.
+/// A JSON object, its file and its place in it.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     file: &'a str,
     /// Name of the object in its file, empty for the root.
     parent: &'a str,
     object: &'a Map<String, Value>,
-    /// What the file calls fields that are asked for by another name.
+    /// Names that the file uses for fields: `(asked for, in the file)`.
     aliases: &'static [(&'static str, &'static str)],
 }
 
@@ -52,7 +51,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same object, whose fields have other names: `(asked for, in the file)`.
+    /// Returns the same object with other names for its fields: `(asked for, in the file)`.
     pub(crate) fn named(self, aliases: &'static [(&'static str, &'static str)]) -> Self {
         Fields { aliases, ..self }
     }
@@ -79,12 +78,12 @@ impl<'a> Fields<'a> {
         ConfigError { file: self.file.into(), field, found: found.into(), allowed: allowed.into() }
     }
 
-    /// Whether the field is there, `null` included.
+    /// True if the field is present, `null` included.
     pub(crate) fn has(&self, field: &str) -> bool {
         self.object.contains_key(self.key(field))
     }
 
-    /// The field's value; `null` counts as absent.
+    /// Returns the value of a field; `null` counts as absent.
     pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.object.get(self.key(field)).filter(|value| !value.is_null())
     }
@@ -106,7 +105,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A finite number greater than 0.
+    /// Returns a finite number greater than 0.
     pub(crate) fn positive(&self, field: &str) -> Result<f64, ConfigError> {
         self.optional_positive(field)?.ok_or_else(|| self.error(field, "a number greater than 0"))
     }
@@ -118,7 +117,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A finite number.
+    /// Returns a finite number.
     pub(crate) fn optional_number(&self, field: &str) -> Result<Option<f64>, ConfigError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_f64().filter(|x| (*x as f32).is_finite()) {
@@ -134,7 +133,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The value of a flag that the architecture or a field states.
+    /// Returns the value of a flag that the architecture or a field states.
     pub(crate) fn resolve(&self, flag: Flag) -> Result<bool, ConfigError> {
         match flag {
             Flag::Fixed(value) => Ok(value),
@@ -159,12 +158,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// One token id.
+    /// Returns one token id.
     pub(crate) fn token(&self, field: &str) -> Result<Option<u32>, ConfigError> {
         Ok(self.optional_size(field, 0..=u64::from(u32::MAX))?.map(|id| id as u32))
     }
 
-    /// One token id or a list of them.
+    /// Returns one token id or a list of them.
     pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = match self.get(field) {
@@ -180,7 +179,7 @@ fn between(what: &str, allowed: &RangeInclusive<u64>) -> String {
     format!("{what} from {} to {}", allowed.start(), allowed.end())
 }
 
-/// A value as the message shows it: JSON, which escapes control characters, cut to a line.
+/// Formats a value for a message: JSON, which escapes control characters, cut to one line.
 fn show(value: Option<&Value>) -> String {
     const LIMIT: usize = 120;
     let Some(value) = value else { return "nothing".into() };

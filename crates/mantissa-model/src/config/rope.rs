@@ -1,4 +1,4 @@
-//! The rotary parameters of a configuration, in the new (`rope_parameters`) and the old form (`rope_theta`,
+//! Rotary parameters of a configuration, in the new form (`rope_parameters`) and the old one (`rope_theta`,
 //! `rope_scaling`).
 
 use super::fields::{ConfigError, Fields, MAX_POSITIONS};
@@ -8,14 +8,14 @@ use crate::rope::{LongRope, Rope, RopeScaling, Yarn, yarn_mscale};
 /// The rotary parameters of a model.
 pub(super) struct Rotary {
     pub(super) global: Rope,
-    /// Of layers with a window, where it is another one.
+    /// Parameters of layers with a window, if they differ.
     pub(super) local: Option<Rope>,
-    /// Width of the part of a head that is rotated.
+    /// Width of the rotated part of a head.
     pub(super) rotated: usize,
 }
 
-/// Reads the parameters as transformers 5.23 does: `rope_scaling` before `rope_parameters`, the object's own
-/// `rope_theta` before the one beside it. `width` is that of what may be rotated of a head.
+/// Parses the parameters in the order of transformers 5.23: `rope_scaling` before `rope_parameters`, the object's own
+/// `rope_theta` before the one at the top level. `width` is the width of the part of a head that may be rotated.
 pub(super) fn parse(
     root: Fields<'_>,
     rules: &RopeRules,
@@ -37,7 +37,7 @@ pub(super) fn parse(
     }
     let theta = root.optional_positive("rope_theta")?.unwrap_or(rules.theta);
     let global = match nested {
-        // What the reference has where a config says nothing.
+        // No default matches the published models.
         None if rules.required => {
             return Err(root.error("rope_parameters", "an object: this architecture scales its rotation"));
         }
@@ -46,8 +46,8 @@ pub(super) fn parse(
     Ok(Rotary { global, local: None, rotated })
 }
 
-/// Gemma 3: one set for layers with a window, one for the others; or in the old form the base of the former and, for the
-/// latter, everything else.
+/// Parses one set for layers with a window and one for the others (Gemma 3). In the old form, the former have a base
+/// of their own and the latter everything else.
 fn by_layer_type(
     root: Fields<'_>,
     nested: Option<Fields<'_>>,
@@ -150,7 +150,7 @@ fn parse_scaling(
     }
 }
 
-/// One divisor for each frequency. No config of transformers has `factors`, a GGUF file does.
+/// Parses one divisor for each frequency. No config of transformers has `factors`; a GGUF file does.
 fn factors(fields: Fields<'_>, field: &str, count: usize) -> Result<Vec<f32>, ConfigError> {
     let positive =
         |value: &serde_json::Value| value.as_f64().map(|f| f as f32).filter(|f| f.is_finite() && *f > 0.0);
@@ -214,7 +214,7 @@ fn yarn(
     }
     let stated = fields.optional_positive("factor")?;
     let factor = stated.unwrap_or(max_positions as f64 / original_context as f64);
-    // The reference takes 0 for "not given" here.
+    // The reference treats 0 as absent here.
     let or = |field: &str, default: f64| -> Result<f64, ConfigError> {
         match fields.optional_number(field)?.filter(|x| *x != 0.0) {
             Some(x) if x < 0.0 => Err(fields.error(field, "a number that is not negative")),

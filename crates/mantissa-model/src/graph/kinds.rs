@@ -1,6 +1,6 @@
-//! The linear layers of a decoder layer and what they read.
+//! Kinds of linear layers, norms and vectors in a decoder layer, and the inputs of linear layers.
 
-/// The linear layers of a decoder layer. A model has some of them: [`crate::ModelConfig::layer_linears`] says which.
+/// Linear layer of a decoder layer. [`layer_linears`](crate::ModelConfig::layer_linears) lists those of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LinearKind {
@@ -10,25 +10,25 @@ pub enum LinearKind {
     K,
     /// Values.
     V,
-    /// The attention's output.
+    /// Output projection of the attention.
     O,
     /// Gate of the MLP.
     Gate,
-    /// The MLP's other input projection, or the only one where there is no gate.
+    /// Second input projection of the MLP, or the only one without a gate.
     Up,
-    /// The MLP's output.
+    /// Output projection of the MLP.
     Down,
-    /// Queries, keys and values, stored as one.
+    /// Queries, keys and values, joined.
     Qkv,
-    /// Gate and up, stored as one.
+    /// Gate and up, joined.
     GateUp,
-    /// Hidden states to the latent that queries are made of (MLA).
+    /// Hidden states to the latent of the queries (MLA).
     QA,
-    /// That latent to queries.
+    /// Latent of the queries to queries (MLA).
     QB,
-    /// Hidden states to the latent that keys and values are made of, and to the rotated part of the keys (MLA).
+    /// Hidden states to the latent of keys and values, and to the rotated part of the keys (MLA).
     KvA,
-    /// That latent to the other part of the keys, and to values.
+    /// Latent of keys and values to the unrotated part of the keys, and to values (MLA).
     KvB,
     /// Gate of an expert.
     ExpertGate(u16),
@@ -36,11 +36,11 @@ pub enum LinearKind {
     ExpertUp(u16),
     /// Down of an expert.
     ExpertDown(u16),
-    /// Gate of the experts that every token goes through.
+    /// Gate of the shared experts.
     SharedGate,
-    /// Their up.
+    /// Up of the shared experts.
     SharedUp,
-    /// Their down.
+    /// Down of the shared experts.
     SharedDown,
 }
 
@@ -60,31 +60,31 @@ pub enum FusedGroup {
     SharedGateUp,
 }
 
-/// What the linear layers of a decoder layer read.
+/// Input of linear layers in a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LinearInput {
-    /// The normed states that queries, keys and values are made of.
+    /// Normed states that queries, keys and values are projected from.
     Qkv,
-    /// The joined heads.
+    /// Joined heads.
     O,
-    /// The normed states that gate and up read.
+    /// Normed states that gate and up read.
     GateUp,
-    /// The inner activation of the MLP.
+    /// Inner activation of the MLP.
     Down,
-    /// The normed latent of the queries (MLA).
+    /// Normed latent of the queries (MLA).
     QLatent,
-    /// The normed latent of keys and values (MLA).
+    /// Normed latent of keys and values (MLA).
     KvLatent,
-    /// The normed states of the tokens that are routed to an expert.
+    /// Normed states of the tokens routed to an expert.
     Expert(u16),
-    /// An expert's inner activation.
+    /// Inner activation of an expert.
     ExpertDown(u16),
-    /// The inner activation of the shared experts.
+    /// Inner activation of the shared experts.
     SharedDown,
 }
 
-/// The norms of a decoder layer.
+/// Norm of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormKind {
     /// Before the attention.
@@ -109,35 +109,35 @@ pub enum NormKind {
     KvLatent,
 }
 
-/// The small linear layers beside experts, which are not quantized.
+/// Small linear layer next to the experts, never quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SideKind {
-    /// States to a logit for each expert.
+    /// Router: hidden states to one logit per expert.
     Router,
-    /// States to the gate of the shared experts.
+    /// Gate of the shared experts.
     SharedGate,
 }
 
-/// Vectors beside a layer's linear layers.
+/// Vector of a layer that is not part of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VectorKind {
-    /// The attention's sinks, one for each query head.
+    /// Attention sinks, one per query head.
     Sinks,
-    /// What is added to the scores of the experts to choose by.
+    /// Correction that a router adds to its scores for the choice of experts.
     Correction,
 }
 
 impl LinearInput {
-    /// Those of a plain layer (separate projections, one MLP), in the order of the forward pass.
+    /// Inputs of a plain layer (separate projections, one MLP), in the order of the forward pass.
     pub const PLAIN: [LinearInput; 4] =
         [LinearInput::Qkv, LinearInput::O, LinearInput::GateUp, LinearInput::Down];
 
-    /// Its place in [`PLAIN`](Self::PLAIN); past the end for the others.
+    /// Index in [`PLAIN`](Self::PLAIN); its length for other inputs.
     pub fn index(self) -> usize {
         Self::PLAIN.iter().position(|input| *input == self).unwrap_or(Self::PLAIN.len())
     }
 
-    /// Its turn in a pass: what it is made of has an earlier one, and inputs of one turn are not made of each other.
+    /// Turn in a pass: an input depends only on inputs of earlier turns.
     pub const fn turn(self) -> u8 {
         match self {
             LinearInput::Qkv => 0,
@@ -148,7 +148,7 @@ impl LinearInput {
         }
     }
 
-    /// The linears that may read it; of a model, those that it has.
+    /// Iterates over the linear layers that may read this input; a model has some of them.
     pub fn readers(self) -> impl Iterator<Item = LinearKind> {
         let readers: &[LinearKind] = match self {
             LinearInput::Qkv => &[
@@ -180,7 +180,7 @@ impl LinearInput {
 }
 
 impl LinearKind {
-    /// Those of a plain layer (separate projections, one MLP), in the order of the forward pass.
+    /// Linear layers of a plain layer (separate projections, one MLP), in the order of the forward pass.
     pub const PLAIN: [LinearKind; 7] = [
         LinearKind::Q,
         LinearKind::K,
@@ -191,12 +191,12 @@ impl LinearKind {
         LinearKind::Down,
     ];
 
-    /// Its place in [`PLAIN`](Self::PLAIN); past the end for the others.
+    /// Index in [`PLAIN`](Self::PLAIN); its length for other linear layers.
     pub fn index(self) -> usize {
         Self::PLAIN.iter().position(|kind| *kind == self).unwrap_or(Self::PLAIN.len())
     }
 
-    /// The linears it is fused with, itself included.
+    /// Group of linear layers that it is fused with, itself included.
     pub const fn fused(self) -> Option<FusedGroup> {
         match self {
             LinearKind::Q | LinearKind::K | LinearKind::V => Some(FusedGroup::Qkv),
@@ -208,7 +208,7 @@ impl LinearKind {
         }
     }
 
-    /// What it reads.
+    /// Input of the linear layer.
     pub const fn input(self) -> LinearInput {
         match self {
             LinearKind::Q

@@ -4,9 +4,9 @@ use super::kinds::{LinearKind, NormKind, SideKind, VectorKind};
 use crate::architecture::names::Names;
 use crate::config::ModelConfig;
 
-/// Module of the embedding in checkpoints named as Llama's are.
+/// Module of the embedding in checkpoints with the names of Llama.
 pub const EMBEDDING: &str = Names::LLAMA.embedding;
-/// Module of the head in checkpoints named as Llama's are.
+/// Module of the head in checkpoints with the names of Llama.
 pub const HEAD: &str = Names::LLAMA.head;
 
 impl ModelConfig {
@@ -20,7 +20,7 @@ impl ModelConfig {
         format!("{}{}", self.root(), self.names().positions)
     }
 
-    /// Module of the head, where it is not the embedding.
+    /// Module of the head, if it is not the embedding.
     pub fn head_module(&self) -> &'static str {
         self.names().head
     }
@@ -59,7 +59,7 @@ impl ModelConfig {
         format!("{}{name}", self.layer_prefix(layer))
     }
 
-    /// Name of a vector beside a layer's linear layers.
+    /// Name of a vector of a layer.
     pub fn vector_name(&self, layer: usize, kind: VectorKind) -> String {
         let name = match kind {
             VectorKind::Sinks => Names::SINKS,
@@ -81,7 +81,7 @@ impl ModelConfig {
         format!("{}{}{layer}.", self.root(), self.names().layers)
     }
 
-    /// Prefix of all names, which checkpoints by GPT-2's authors lack.
+    /// Prefix of all names; checkpoints by GPT-2's authors have none.
     fn root(&self) -> &'static str {
         if self.bare_names { "" } else { self.names().root }
     }

@@ -1,5 +1,5 @@
-//! One row of keys or values as codes of a book of levels: packed codes, then what the row was scaled by, then the elements
-//! that are kept as they are. The schemes are in [`super::scheme`].
+//! One row of keys or values as codes of a codebook: packed codes, then the scaling of the row, then the outliers.
+//! [`super::scheme`] describes the schemes.
 
 use mantissa_num::minifloat::F16;
 use mantissa_num::pack::Packing;
@@ -7,40 +7,40 @@ use mantissa_num::{TensorError, lloyd};
 
 use super::codec::raw_code;
 
-/// Bytes of an element that is kept: its place, 16 bits, and its value in f16.
+/// Bytes of an outlier: its index in 16 bits and its value in f16.
 const KEPT: usize = 4;
 
 /// Stores rows of `cols` values, at most 65 536.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BookCodec {
-    /// Ascending, one of each code.
+    /// Levels, ascending, one per code.
     levels: Vec<f32>,
     bits: u32,
     cols: usize,
     scaling: Scaling,
-    /// Elements of a row that are kept.
+    /// Number of outliers of a row.
     kept: usize,
 }
 
-/// What brings the elements of a row to the levels: each is `middle + half · level`.
+/// Scaling of the elements of a row to the levels: each is `middle + half · level`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Scaling {
-    /// By the root mean square of the row, stored in f16, about 0.
+    /// Root mean square of the row, stored in f16; the middle is 0.
     Length,
-    /// By the range of the row, both stored in f16.
+    /// Range of the row, stored as two f16.
     Range,
-    /// By a range of each column, of which none is stored with the row.
+    /// Range of each column, not stored with the row.
     Columns(Vec<Span>),
 }
 
-/// A range by its middle and half its width.
+/// A range as its middle and half its width.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Span {
     pub(crate) middle: f32,
     pub(crate) half: f32,
 }
 
-/// What a text says of one layer.
+/// Calibrated levels of one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LayerBooks {
     pub(crate) keys: Option<KeyBook>,
@@ -48,21 +48,21 @@ pub(crate) struct LayerBooks {
     pub(crate) values: Option<Vec<f32>>,
 }
 
-/// Of keys, what is not stored with them.
+/// Calibrated levels of keys, and what is not stored with a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KeyBook {
     pub(crate) levels: Vec<f32>,
-    /// One of each channel.
+    /// Range of each channel.
     pub(crate) spans: Vec<Span>,
 }
 
 impl Span {
-    /// From the least and the greatest value.
+    /// Creates a range from the least and the greatest value.
     pub(crate) fn of(least: f32, greatest: f32) -> Self {
         Span { middle: least / 2.0 + greatest / 2.0, half: greatest / 2.0 - least / 2.0 }
     }
 
-    /// The place of `x`: -1 to 1 within the range; 0 where it has no width.
+    /// Scales `x` to -1 to 1 within the range; 0 if the range has no width.
     pub(crate) fn place(self, x: f32) -> f32 {
         if self.half > 0.0 { (x - self.middle) / self.half } else { 0.0 }
     }
@@ -71,19 +71,19 @@ impl Span {
         self.middle + self.half * place
     }
 
-    /// As stored with a row.
+    /// Rounds the range as it is stored with a row.
     fn stored(self) -> Self {
         Span { middle: f16(self.middle), half: f16(self.half) }
     }
 }
 
 impl BookCodec {
-    /// Codes of `levels`, `2^bits` of them; `kept` elements of each row stay as they are.
+    /// Creates a codec for codes of `levels`, `2^bits` of them, with `kept` outliers per row.
     pub(crate) fn new(levels: Vec<f32>, cols: usize, scaling: Scaling, kept: usize) -> Self {
         BookCodec { bits: levels.len().max(2).ilog2(), levels, cols, scaling, kept: kept.min(cols) }
     }
 
-    /// Elements of a row of `cols` that `hundredths` of a percent are, rounded up.
+    /// Number of elements that `hundredths` of a percent of a row of `cols` are, rounded up.
     pub(crate) fn kept_of(cols: usize, hundredths: u32) -> usize {
         cols.saturating_mul(hundredths as usize).div_ceil(10_000)
     }
@@ -110,7 +110,7 @@ impl BookCodec {
         self.code_bytes() + self.span_bytes() + KEPT * self.kept
     }
 
-    /// The bytes of a row.
+    /// Encodes a row.
     ///
     /// # Errors
     /// [`TensorError::NonFinite`].
@@ -127,7 +127,7 @@ impl BookCodec {
         let (packed, rest) = out.split_at_mut(self.code_bytes());
         packed.copy_from_slice(&Packing::rows(self.bits).pack(&codes, self.cols));
         let (spans, rest) = rest.split_at_mut(self.span_bytes());
-        // The length, or middle and half of a range.
+        // The root mean square, or middle and half of a range.
         let parts = if self.scaling == Scaling::Length { [span.half, 0.0] } else { [span.middle, span.half] };
         spans.chunks_exact_mut(2).zip(parts).for_each(|(out, part)| out.copy_from_slice(&bits16(part)));
         for (&i, out) in kept.iter().zip(rest.chunks_exact_mut(KEPT)) {
@@ -137,7 +137,7 @@ impl BookCodec {
         Ok(())
     }
 
-    /// The values of a row from its bytes.
+    /// Decodes a row.
     pub(crate) fn decode(&self, bytes: &[u8], out: &mut [f32]) {
         let (codes, rest) = bytes.split_at(self.code_bytes());
         let (spans, kept) = rest.split_at(self.span_bytes());
@@ -157,7 +157,7 @@ impl BookCodec {
         }
     }
 
-    /// Replaces whole rows by their values once stored; a row that has no codes stays.
+    /// Replaces whole rows by their stored values; a row without codes is unchanged.
     pub(crate) fn round_trip(&self, x: &mut [f32]) {
         let mut bytes = vec![0; self.row_bytes()];
         for row in x.chunks_exact_mut(self.cols.max(1)) {
@@ -167,7 +167,7 @@ impl BookCodec {
         }
     }
 
-    /// The range of a row beside what is kept of it.
+    /// Range of a row without its outliers.
     pub(crate) fn span(&self, x: &[f32], kept: &[usize]) -> Span {
         match self.scaling {
             Scaling::Length => {
@@ -191,7 +191,7 @@ impl BookCodec {
         }
     }
 
-    /// The elements farthest outside: of their columns' ranges, or from the mean of the row.
+    /// Indices of the outliers: farthest from their columns' ranges, or from the mean of the row.
     pub(crate) fn farthest(&self, x: &[f32]) -> Vec<usize> {
         if self.kept == 0 {
             return Vec::new();
@@ -212,7 +212,7 @@ fn bits16(x: f32) -> [u8; 2] {
     (F16.encode_saturating(x) as u16).to_le_bytes()
 }
 
-/// `x` as f16 stores it.
+/// Rounds `x` to f16.
 fn f16(x: f32) -> f32 {
     read16(&bits16(x), 0)
 }
@@ -240,7 +240,7 @@ mod tests {
         out
     }
 
-    /// The elements kept come back in f16, the others at the nearest level of the range that they leave.
+    /// Outliers come back in f16, the others at the nearest level of the range without outliers.
     #[test]
     fn a_row_comes_back_at_the_levels_of_its_range_and_as_it_was_where_kept() {
         let levels: Vec<f32> = (0..8).map(|i| i as f32 / 3.5 - 1.0).collect();
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(through(&codec, &x), x, "kept");
     }
 
-    /// The error of a random direction is the one of the density's levels, whatever its length.
+    /// The error of a random direction is that of the density's levels, whatever its length.
     #[test]
     fn a_length_scales_the_levels_of_a_sphere() {
         for (bits, expected) in [(2, 0.1175), (4, 0.0095)] {

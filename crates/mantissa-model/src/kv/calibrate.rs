@@ -1,10 +1,10 @@
 //! Levels and ranges of [`KvScheme::Nuq`](super::KvScheme) from a calibration text.
 //!
-//! The model runs over the text layer by layer with nothing of its cache quantized. Levels are those of least weighted squared
-//! error (weighted k-means, KVQuant sec. 3.2). KVQuant weights an element by the square of the loss's gradient with respect to
-//! it; here it is the square of what the element's token adds to the errors of the attention's own results, `o_i = Σ_j p_ij v_j`,
-//! which needs no backward pass: an error of `v_j` reaches `o_i` with `p_ij`, one of `k_j` with `p_ij |v_j - o_i| |q_i| scale`,
-//! at most. Masks count; soft caps and sinks do not.
+//! The model runs over the text layer by layer with an unquantized cache. Levels minimize the weighted squared error
+//! (weighted k-means, KVQuant sec. 3.2). KVQuant weights an element by the square of the loss's gradient with respect
+//! to it; here the weight is the square of what the element's token adds to the errors of the attention output, `o_i =
+//! Σ_j p_ij v_j`, which needs no backward pass: an error of `v_j` reaches `o_i` with `p_ij`, one of `k_j` with `p_ij
+//! |v_j - o_i| |q_i| scale`, at most. Masks count; soft caps and sinks do not.
 
 use std::ops::ControlFlow;
 
@@ -23,10 +23,10 @@ use crate::error::{ForwardError, LoadError};
 use crate::layer::Layer;
 use crate::source::WeightSource;
 
-/// Why levels could not be found.
+/// Error of calibrating levels.
 #[derive(Debug, thiserror::Error)]
 pub enum KvCalibrationError {
-    /// The model's heads cannot be stored so, or there is not enough memory.
+    /// The model's heads cannot be stored that way, or there is not enough memory.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A window cannot be run.
@@ -34,7 +34,7 @@ pub enum KvCalibrationError {
     Forward {
         /// Index of the window.
         window: usize,
-        /// What is wrong with it.
+        /// Underlying error.
         error: ForwardError,
     },
     /// The caller ended the run.
@@ -53,16 +53,16 @@ struct Samples {
     value_weights: Vec<f32>,
 }
 
-/// A text on its way through a model.
+/// A calibration text on its way through a model.
 pub(crate) struct Text<'a> {
     windows: &'a [Vec<u32>],
-    /// What the next layer reads of each window, `[tokens, hidden]`.
+    /// Input of the next layer for each window, `[tokens, hidden]`.
     states: Vec<Vec<f32>>,
     buffers: Buffers,
 }
 
 impl<'a> Text<'a> {
-    /// The text before the first layer.
+    /// Embeds the text.
     ///
     /// # Errors
     /// [`KvCalibrationError`].
@@ -83,8 +83,8 @@ impl<'a> Text<'a> {
         Ok(Text { windows, states, buffers })
     }
 
-    /// Takes the text through the next layer, which quantizes neither keys nor values, and finds its books for `policy`. `tick`
-    /// is asked before every window whether to go on.
+    /// Runs the text through the next layer, which must not quantize its cache, and finds its levels for `policy`.
+    /// `tick` is called before every window and may stop the run.
     ///
     /// # Errors
     /// [`KvCalibrationError`].
@@ -108,9 +108,9 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The levels of `policy` for every layer of `source`, found on `windows` of tokens with keys and values in f32: those of
-/// [`Decoder::set_kv_calibrated`](crate::Decoder::set_kv_calibrated). One layer is in memory at a time. `tick` is asked before
-/// every window of a layer whether to go on.
+/// Finds the levels of `policy` for every layer of `source` on `windows` of tokens, with keys and values in f32: those
+/// of [`Decoder::set_kv_calibrated`](crate::Decoder::set_kv_calibrated). One layer is in memory at a time. `tick` is
+/// called before every window of a layer and may stop the run.
 ///
 /// # Errors
 /// [`KvCalibrationError`].
@@ -121,7 +121,7 @@ pub fn find_kv_levels(
     windows: &[Vec<u32>],
     tick: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<Vec<KvLevels>, KvCalibrationError> {
-    // Whether the heads can be stored so.
+    // Checks that the heads can be stored that way.
     policy.quantizer(config)?;
     let plain = CacheInF32(source);
     let mut text = Text::begin(config, &load_embedding(&plain, config)?, windows)?;
@@ -134,14 +134,14 @@ pub fn find_kv_levels(
 }
 
 impl Samples {
-    /// Adds the tokens of the window that `buffers` has just been taken through.
+    /// Adds the tokens of the window that `buffers` has just run.
     fn take(&mut self, policy: &KvPolicy, layer: &Layer, tokens: usize, buffers: &mut Buffers) {
         let flow = layer.flow();
         let shape = flow.attention_shape();
         let (a, _, _) = buffers.activations(flow.local);
         let width = shape.kv_heads * shape.head_dim;
         let (k, v) = (&mut a.k[..tokens * width], &a.v[..tokens * width]);
-        // A norm behind the attention, or a latent, has taken the place of the queries.
+        // The norm after attention, or a latent, has overwritten the queries.
         let q = (!flow.sub_norms).then_some(&a.q[..tokens * shape.heads * shape.head_dim]);
         let (keys, values) = weights(shape, q, k, v);
         self.key_weights.extend(keys);
@@ -164,7 +164,7 @@ impl Samples {
                 for (i, &x) in self.keys.iter().enumerate() {
                     let span = spans[i % width];
                     let (place, weight) = (span.place(x), self.key_weights[i / head] * span.half * span.half);
-                    // What is beyond the range is kept beside the codes, or cut off.
+                    // Values beyond the range are outliers, or clipped.
                     if place.abs() <= 1.0 {
                         pairs.push((place, weight));
                     }
@@ -194,7 +194,7 @@ impl Samples {
     }
 }
 
-/// The range of every `stride`-th value that leaves `outliers` hundredths of a percent outside, half on each side.
+/// Range of every `stride`-th value that excludes `outliers` hundredths of a percent, half on each side.
 fn channel_span(values: &[f32], stride: usize, outliers: u32) -> Span {
     let mut sorted: Vec<f32> = values.iter().step_by(stride.max(1)).copied().collect();
     sorted.sort_by(f32::total_cmp);
@@ -205,7 +205,7 @@ fn channel_span(values: &[f32], stride: usize, outliers: u32) -> Span {
     }
 }
 
-/// The weights of keys and of values, `[tokens, heads]`; equal ones without queries.
+/// Computes the weights of keys and of values, `[tokens, heads]`; all 1 without queries.
 fn weights(shape: &CausalAttention, q: Option<&[f32]>, k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let (d, kv_heads) = (shape.head_dim, shape.kv_heads);
     let tokens = k.len() / (kv_heads * d);

@@ -1,5 +1,5 @@
-//! One row of keys or values as its bytes: packed codes, then the scales, zero points, minima and tensor-wide scale of the
-//! row. Every row is by itself, so that what is in the cache is never touched again.
+//! One row of keys or values as bytes: packed codes, then the scales, zero points, minima and tensor-wide scale of the
+//! row. Every row is stored by itself, so that cached bytes are never changed.
 
 use mantissa_kernels::Element;
 use mantissa_num::pack::{Packing, sign_extend};
@@ -17,12 +17,12 @@ use crate::input::{InputQuantizer, fast_element};
 pub(crate) struct RowCodec {
     scheme: Scheme,
     cols: usize,
-    /// Scales of a checkpoint, of which row `i` has number `i % len`; empty where each row has scales of its own.
+    /// Stored scales of a checkpoint, row `i` using number `i % len`; empty if each row has its own scales.
     stored: Vec<f32>,
-    /// The loop of whole windows, where the scheme has one.
+    /// Fast path for whole sequences, if the scheme has one.
     fast: Fast,
     layout: Layout,
-    /// What each code of at most 8 bits stands for, by its stored bits.
+    /// Unscaled value of each code of at most 8 bits, by its stored bits.
     elements: Vec<f32>,
 }
 
@@ -33,7 +33,7 @@ enum Fast {
     Reference,
 }
 
-/// Bytes of the parts of a row, in their order.
+/// Bytes of the parts of a row, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     codes: usize,
@@ -50,10 +50,10 @@ impl Layout {
 }
 
 impl RowCodec {
-    /// Rows of `cols` values, each with scales taken from it.
+    /// Creates a codec for rows of `cols` values, each with its own scales.
     ///
     /// # Errors
-    /// [`LoadError::KvScheme`] where a row cannot be stored by itself.
+    /// [`LoadError::KvScheme`] if a row cannot be stored by itself.
     pub(crate) fn new(scheme: &Scheme, cols: usize) -> Result<Self, LoadError> {
         let refuse = |allowed| Err(LoadError::KvScheme { scheme: scheme.to_string(), allowed });
         let format = &scheme.format;
@@ -82,7 +82,8 @@ impl RowCodec {
         Ok(Self::assemble(scheme.clone(), cols, Vec::new(), fast))
     }
 
-    /// Rows of `cols` values under the scales `stored` in a checkpoint; `None` where the scheme has no such.
+    /// Creates a codec for rows of `cols` values with the scales `stored` in a checkpoint; `None` if the scheme has no
+    /// stored scales.
     pub(crate) fn with_stored(scheme: &Scheme, cols: usize, stored: &[f32]) -> Option<Self> {
         let whole = scheme.format.blocks() == Blocks::Tensor && !scheme.has_outer_scale();
         let mut in_rows = scheme.clone();
@@ -139,10 +140,10 @@ impl RowCodec {
         Given { outer, first_index: 0 }
     }
 
-    /// The bytes of row `row`.
+    /// Encodes row `row`.
     ///
     /// # Errors
-    /// [`TensorError`] of values that have no code.
+    /// [`TensorError`] for values without a code.
     pub(crate) fn encode(&self, row: usize, x: &[f32], out: &mut [u8]) -> Result<(), TensorError> {
         let q = quantize(&self.scheme, x, 1, x.len(), self.given(row))?;
         let (codes, rest) = out.split_at_mut(self.layout.codes);
@@ -165,7 +166,7 @@ impl RowCodec {
         Ok(())
     }
 
-    /// The values of row `row` from its bytes: those of [`mantissa_num::Quantized::dequantize`].
+    /// Decodes row `row`, to the values of [`mantissa_num::Quantized::dequantize`].
     pub(crate) fn decode(&self, row: usize, bytes: &[u8], out: &mut [f32]) {
         let format = &self.scheme.format;
         let (codes, rest) = bytes.split_at(self.layout.codes);
@@ -189,7 +190,7 @@ impl RowCodec {
         }
     }
 
-    /// What each code stands for before it is scaled.
+    /// Looks up the unscaled values of codes.
     fn elements_of(&self, codes: &[u8], out: &mut [f32]) {
         let bits = self.scheme.format.code_bits();
         match (self.elements.is_empty(), bits) {
@@ -217,14 +218,14 @@ impl RowCodec {
         }
     }
 
-    /// Replaces whole rows, of which the first is row 0, by their values once stored. A row with a NaN, an infinity or a value
-    /// past what the scheme reaches stays: that shows in the result, where rounding would make a number of it.
+    /// Replaces whole rows, starting with row 0, by their stored values. A row with a NaN, an infinity or a value out
+    /// of range is unchanged, so that it shows in the result instead of being rounded to a number.
     pub(crate) fn round_trip(&self, x: &mut [f32], cols: usize) {
         for (i, row) in x.chunks_exact_mut(cols.max(1)).enumerate() {
             if row.iter().any(|x| !x.is_finite()) {
                 continue;
             }
-            // A row that has no codes is left as it was.
+            // A row without codes is unchanged.
             let _ = match &self.fast {
                 Fast::Stored(element) => {
                     let scale = self.stored[i % self.stored.len()];
@@ -238,12 +239,12 @@ impl RowCodec {
     }
 }
 
-/// The scheme whose row is a head's vector, if `scheme` is one, else a token.
+/// True if a row of `scheme` is a head's vector, false if it is a token.
 pub(crate) fn is_by_head(scheme: &Scheme) -> bool {
     scheme.row == RowKind::Head
 }
 
-/// How codes of at most 8 bits are packed; `None` for wider ones and blocks of bytes.
+/// Packing of codes of at most 8 bits; `None` for wider ones and blocks of bytes.
 fn packing(format: &Format) -> Option<Packing> {
     let bits = format.code_bits();
     (bits > 0 && bits <= 8).then(|| Packing::rows(bits))
@@ -253,7 +254,7 @@ fn is_signed(format: &Format) -> bool {
     matches!(format, Format::Affine(Affine { code: Code::Int(_) | Code::Ternary, .. }))
 }
 
-/// Code `i` of codes of `bits` bits, low bits first.
+/// Returns code `i` of codes of `bits` bits, low bits first.
 pub(super) fn raw_code(codes: &[u8], bits: u32, i: usize) -> u8 {
     let bit = i * bits as usize;
     let word = u16::from(codes[bit / 8]) | u16::from(codes.get(bit / 8 + 1).copied().unwrap_or(0)) << 8;
@@ -264,7 +265,7 @@ fn signed_code(codes: &[u8], bits: u32, i: usize) -> i32 {
     i32::from(sign_extend(raw_code(codes, bits, i), bits) as i8)
 }
 
-/// Up to four bytes as a number.
+/// Reads up to four bytes as a number.
 fn little_endian(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
 }
@@ -290,7 +291,7 @@ mod tests {
         (0..n).map(|i| (i as f32 * 0.77).sin() * (1.0 + (i % 7) as f32)).collect()
     }
 
-    /// Bytes are read to the values of the reference, and whole windows see the same.
+    /// Bytes decode to the values of the reference, and whole sequences see the same.
     #[test]
     fn rows_come_back_with_the_values_of_the_reference() {
         let schemes = [

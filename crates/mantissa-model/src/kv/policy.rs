@@ -1,11 +1,12 @@
-//! What a user asks of the KV cache, as data and as text.
+//! Policy of the KV cache, as data and as text.
 //!
-//! Text: items separated by commas. A scheme, of [`super::scheme`], alone is that of keys and values; `keys=SCHEME` and `values=SCHEME` are one
-//! each (`f32` keeps a side as it is). `window=N` keeps the last N tokens in f32, `sinks=N` the first N (Xiao et al. 2023,
-//! arXiv 2309.17453). `scales=TYPE` stores block scales as `f16`, `bf16` or an FP8 type instead of f32. `channel-keys` groups
-//! keys along tokens, each channel by itself (KIVI, Liu et al. 2024, arXiv 2402.02750): the group of the scheme then counts
-//! tokens. `pre-rope` stores keys before their rotation (KVQuant, Hooper et al. 2024, arXiv 2401.18079). `rotate` puts a
-//! Hadamard matrix on each head before it is quantized and takes it off after (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
+//! Text: items separated by commas. A scheme (see [`super::scheme`]) alone sets keys and values; `keys=SCHEME` and
+//! `values=SCHEME` set one each (`f32` leaves it unquantized). `window=N` keeps the last N tokens in f32, `sinks=N`
+//! the first N (Xiao et al. 2023, arXiv 2309.17453). `scales=TYPE` stores block scales as `f16`, `bf16` or an FP8 type
+//! instead of f32. `channel-keys` groups keys along tokens, each channel by itself (KIVI, Liu et al. 2024, arXiv
+//! 2402.02750): the group of the scheme then counts tokens. `pre-rope` stores keys before their rotation (KVQuant,
+//! Hooper et al. 2024, arXiv 2401.18079). `rotate` multiplies each head by a Hadamard matrix before quantization and
+//! undoes it after (QuaRot, Ashkboos et al. 2024, arXiv 2404.00456).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,28 +22,28 @@ use super::side::Side;
 use crate::config::ModelConfig;
 use crate::error::LoadError;
 
-/// How keys and values are stored. Parses from and prints to text: see the [module](self).
+/// Storage of keys and values. Parses from and prints to text: see the [module](self).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KvPolicy {
     /// Scheme of the keys; `None` keeps them in f32.
     pub keys: Option<KvScheme>,
-    /// Scheme of the values, likewise.
+    /// Scheme of the values; `None` keeps them in f32.
     pub values: Option<KvScheme>,
-    /// The last tokens, which stay in f32.
+    /// Number of last tokens that stay in f32.
     pub window: usize,
-    /// The first tokens, which stay in f32.
+    /// Number of first tokens that stay in f32.
     pub sinks: usize,
-    /// What block scales are stored as; `None` leaves the scheme's own.
+    /// Code of block scales; `None` keeps the scheme's own.
     pub scales: Option<Code>,
-    /// Whether keys are grouped along tokens, each channel by itself.
+    /// True if keys are grouped along tokens, channel by channel.
     pub channel_keys: bool,
-    /// Whether keys are stored before their rotation by positions.
+    /// True if keys are stored before RoPE.
     pub pre_rope: bool,
-    /// Whether each head is multiplied by a Hadamard matrix before it is quantized.
+    /// True if each head is multiplied by a Hadamard matrix before quantization.
     pub rotate: bool,
 }
 
-/// The text is no policy.
+/// The text does not parse as a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("KV cache \"{text}\": found {found}, allowed {allowed}")]
 pub struct KvParseError {
@@ -51,13 +52,13 @@ pub struct KvParseError {
     allowed: String,
 }
 
-/// What a policy needs that rotates.
+/// Requirement of policies that rotate.
 const NO_ROTATION: &str = "heads of a width with a Hadamard matrix";
 
-/// Where TurboQuant's random signs come from: the same in every run, as a cache is to give back what it was given.
+/// Seed of TurboQuant's random signs: constant, so that every run decodes the same cache.
 const SIGNS: u64 = 0;
 
-/// Tokens that a window or sinks may name: far above any context, far below overflow.
+/// Largest window or number of sinks: far above any context, far below overflow.
 const MAX_TOKENS: usize = 1 << 32;
 
 impl FromStr for KvPolicy {
@@ -134,7 +135,7 @@ impl fmt::Display for KvPolicy {
     }
 }
 
-/// A plain float of at most 16 bits, or f32.
+/// Parses a plain float of at most 16 bits, or f32.
 fn scale_code(name: &str) -> Option<Code> {
     match name.parse::<Scheme>().ok()?.format {
         Format::Affine(Affine { code: code @ (Code::F32 | Code::Float(_)), scale: None, .. }) => Some(code),
@@ -143,23 +144,23 @@ fn scale_code(name: &str) -> Option<Code> {
 }
 
 impl KvPolicy {
-    /// Keys and values under one scheme.
+    /// Creates a policy of one scheme for keys and values.
     pub fn of(scheme: &Scheme) -> Self {
         let scheme = Some(KvScheme::Grid(scheme.clone()));
         KvPolicy { keys: scheme.clone(), values: scheme, ..KvPolicy::default() }
     }
 
-    /// Whether nothing is quantized.
+    /// True if nothing is quantized.
     pub fn is_f32(&self) -> bool {
         self.keys.is_none() && self.values.is_none()
     }
 
-    /// Whether levels of keys or values are found on a text.
+    /// True if levels of keys or values are found on a calibration text.
     pub fn is_calibrated(&self) -> bool {
         [&self.keys, &self.values].into_iter().flatten().any(KvScheme::is_calibrated)
     }
 
-    /// Bytes that a token beyond window and sinks takes in all layers of a model.
+    /// Bytes of a token in all layers of a model, beyond window and sinks.
     ///
     /// # Errors
     /// As [`Decoder::set_kv`](crate::Decoder::set_kv).
@@ -167,7 +168,7 @@ impl KvPolicy {
         Ok(self.quantizer(config)?.bytes_per_token(config) * config.num_hidden_layers as f64)
     }
 
-    /// The quantizer of each layer of a model; levels that are found on a text are not those.
+    /// Builds the quantizer of each layer of a model; calibrated levels are left blank.
     ///
     /// # Errors
     /// [`LoadError::KvScheme`].
@@ -175,7 +176,7 @@ impl KvPolicy {
         self.quantizer_with(config, &LayerBooks::default())
     }
 
-    /// The quantizer of a layer of which a text says `books`.
+    /// Builds the quantizer of a layer with calibrated `books`.
     ///
     /// # Errors
     /// [`LoadError::KvScheme`].
@@ -215,7 +216,7 @@ impl KvPolicy {
         Ok(KvQuantizer::new(parts))
     }
 
-    /// The one scheme of a latent of `rank`.
+    /// Builds the storage of a latent of `rank`, which has one scheme.
     fn latent(&self, rank: usize) -> Result<Option<Side>, LoadError> {
         let (keys, values, scales) = (self.keys.clone(), self.keys.clone(), self.scales);
         let plain = KvPolicy { keys, values, scales, ..KvPolicy::default() } == *self;
@@ -232,7 +233,8 @@ impl KvPolicy {
         }
     }
 
-    /// Keys or values token by token. `levels` of a text, and how its rows are brought to them, are those of KVQuant.
+    /// Builds the storage of keys or values token by token. `levels` and `scaling` are KVQuant's calibrated levels and
+    /// the scaling of rows to them.
     fn tokens(
         &self,
         config: &ModelConfig,
@@ -275,7 +277,7 @@ impl KvPolicy {
         LoadError::KvScheme { scheme: self.to_string(), allowed }
     }
 
-    /// The scheme with its scales stored as the policy says.
+    /// Returns the scheme with its scales stored as the policy says.
     fn narrowed(&self, scheme: &Scheme) -> Scheme {
         match self.scales {
             Some(code) if scheme.format.scale().is_some_and(|tree| tree.code == Code::F32) => {

@@ -1,4 +1,4 @@
-//! Quantizes the keys and values of one layer: with scales that a checkpoint stores, or as a policy says.
+//! Quantization of one layer's keys and values: with scales that a checkpoint stores, or by a policy.
 
 use mantissa_store::convention::KvQuant;
 
@@ -13,19 +13,19 @@ pub(crate) struct KvQuantizer {
     parts: Parts,
 }
 
-/// What a quantizer is made of.
+/// Parts of a quantizer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Parts {
     pub(crate) keys: Option<Side>,
     pub(crate) values: Option<Side>,
-    /// The latent that keys and values are made of, in their place.
+    /// Latent of keys and values, cached in their place.
     pub(crate) latent: Option<Side>,
-    /// Tokens at the end and at the beginning that stay in f32.
+    /// Numbers of last and of first tokens that stay in f32.
     pub(crate) window: usize,
     pub(crate) sinks: usize,
-    /// Whether keys are stored before their rotation.
+    /// True if keys are stored before RoPE.
     pub(crate) before_rope: bool,
-    /// Whether a pass sees its own keys and values as they are stored, which checkpoints with scales of their own mean.
+    /// True if a pass sees its own keys and values quantized, as checkpoints with stored scales intend.
     pub(crate) as_written: bool,
 }
 
@@ -34,11 +34,11 @@ impl KvQuantizer {
         KvQuantizer { parts }
     }
 
-    /// With the scales that a checkpoint stores for the attention `module` with `heads` key-value heads of `head_dim`:
-    /// `decode(encode(x / scale)) · scale`. Keys are quantized after their rotation, as servers keep them.
+    /// Creates a quantizer with the scales that a checkpoint stores for the attention `module` with `heads` key-value
+    /// heads of `head_dim`: `decode(encode(x / scale)) · scale`. Keys are quantized after RoPE, as in servers.
     ///
     /// # Errors
-    /// [`LoadError::InputScheme`] of a scheme that is neither symmetric integers nor floats with stored scales.
+    /// [`LoadError::InputScheme`] for a scheme that is neither symmetric integers nor floats with stored scales.
     pub(crate) fn stored(
         module: &str,
         quant: &KvQuant,
@@ -66,7 +66,7 @@ impl KvQuantizer {
         Ok(KvQuantizer::new(Parts { keys, values, as_written: true, ..Parts::default() }))
     }
 
-    /// Whether heads are stored quantized; a latent is quantized before its heads are made.
+    /// True if heads are stored quantized; a latent is quantized before it is expanded to heads.
     pub(crate) fn stores_heads(&self) -> bool {
         self.parts.keys.is_some() || self.parts.values.is_some()
     }
@@ -75,12 +75,12 @@ impl KvQuantizer {
         &self.parts
     }
 
-    /// Replaces the keys of a whole sequence, `[tokens, heads · head_dim]`, by their quantized values.
+    /// Replaces the keys of a whole sequence, `[tokens, heads · head_dim]`, by their stored values.
     pub(crate) fn keys(&self, k: &mut [f32]) {
         self.round_trip(self.parts.keys.as_ref(), k);
     }
 
-    /// Replaces values, likewise.
+    /// Replaces the values of a whole sequence by their stored values.
     pub(crate) fn values(&self, v: &mut [f32]) {
         self.round_trip(self.parts.values.as_ref(), v);
     }
@@ -92,7 +92,7 @@ impl KvQuantizer {
         }
     }
 
-    /// Replaces the latents of tokens, `[tokens, rank]`.
+    /// Replaces latents, `[tokens, rank]`, by their stored values.
     pub(crate) fn latents(&self, x: &mut [f32]) {
         if let Some(side) = &self.parts.latent {
             side.round_trip(x);

@@ -1,4 +1,4 @@
-//! What stores a row of keys or values: a format's codes, or a book's.
+//! Storage of a row of keys or values: codes of a format, or of a codebook.
 
 use mantissa_num::TensorError;
 
@@ -41,10 +41,10 @@ impl Rows {
         }
     }
 
-    /// The bytes of row `row`.
+    /// Encodes row `row`.
     ///
     /// # Errors
-    /// [`TensorError`] of values that have no code.
+    /// [`TensorError`] for values without a code.
     pub(crate) fn encode(&self, row: usize, x: &[f32], out: &mut [u8]) -> Result<(), TensorError> {
         match self {
             Rows::Grid(codec) => codec.encode(row, x, out),
@@ -52,7 +52,7 @@ impl Rows {
         }
     }
 
-    /// The values of row `row` from its bytes.
+    /// Decodes row `row`.
     pub(crate) fn decode(&self, row: usize, bytes: &[u8], out: &mut [f32]) {
         match self {
             Rows::Grid(codec) => codec.decode(row, bytes, out),
@@ -60,11 +60,11 @@ impl Rows {
         }
     }
 
-    /// Replaces rows of `cols` values, of which the first is row 0, by their values once stored; one that has no codes stays.
+    /// Replaces rows of `cols` values, starting with row 0, by their stored values; a row without codes is unchanged.
     pub(crate) fn round_trip(&self, x: &mut [f32], cols: usize) {
         match self {
             Rows::Grid(codec) => codec.round_trip(x, cols),
-            // Books have rows of one length.
+            // Codebooks have rows of one length.
             Rows::Book(codec) => codec.round_trip(x),
         }
     }

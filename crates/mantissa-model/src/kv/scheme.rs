@@ -1,40 +1,42 @@
-//! The schemes under which a side of the cache is stored: those of mantissa's grammar, and two that only a cache has.
+//! Schemes for keys or values: those of mantissa's grammar, and two for caches alone.
 //!
-//! `turbo4`, `turbo3` …: TurboQuant (Zandieh et al. 2025, arXiv 2504.19874, algorithm 1): each head is rotated at random, a
-//! Hadamard matrix with random signs standing for the paper's rotation, and its coordinates, whose density is then known, take
-//! the levels of least squared error for it; stored beside the codes is the head's length.
+//! `turbo4`, `turbo3` …: TurboQuant (Zandieh et al. 2025, arXiv 2504.19874, algorithm 1): each head is rotated by a
+//! Hadamard matrix with random signs (the paper's random rotation). The density of its coordinates is then known, and
+//! they take the levels of least squared error for it. The length of the head is stored with the codes.
 //!
-//! `nuq4`, `nuq3-1%` …: KVQuant (Hooper et al. 2024, arXiv 2401.18079): levels found on a calibration text, one set for the keys
-//! and one for the values of each layer. Keys are brought to [-1, 1] channel by channel, by ranges of the text; values token by
-//! token, by their own range, which is stored. With `-N%` as many of each token's elements, those farthest outside, are kept
-//! beside the codes as f16 with their places, and leave the ranges to the others.
+//! `nuq4`, `nuq3-1%` …: KVQuant (Hooper et al. 2024, arXiv 2401.18079): levels found on a calibration text, one set
+//! for the keys and one for the values of each layer. Keys are scaled to [-1, 1] per channel, by calibrated ranges;
+//! values per token, by their own range, which is stored. With `-N%`, that share of each token's elements, the largest
+//! outliers, is stored as f16 with their indices and excluded from the ranges.
 
 use std::fmt;
 
 use mantissa_num::{ParseError, Scheme, parse_activation};
 
-/// How keys, or values, are stored.
+/// Storage of keys, or of values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum KvScheme {
     /// Codes of a format and its scales.
     Grid(Scheme),
-    /// TurboQuant in so many bits.
+    /// TurboQuant.
     Turbo {
         /// Bits of a code, 1 to 8.
         bits: u32,
     },
-    /// KVQuant's non-uniform levels in so many bits.
+    /// KVQuant's non-uniform levels.
     Nuq {
         /// Bits of a code, 1 to 8.
         bits: u32,
-        /// Elements kept beside the codes, hundredths of a percent.
+        /// Outliers stored in f16, in hundredths of a percent.
         outliers: u32,
     },
 }
 
 impl KvScheme {
+    /// Parses a name.
+    ///
     /// # Errors
-    /// [`ParseError`] where the name is none of a cache's and none of the grammar's.
+    /// [`ParseError`] if neither the cache nor the grammar has a scheme of this name.
     pub(crate) fn parse(name: &str) -> Result<Self, ParseError> {
         let bits = |digits: &str| digits.parse().ok().filter(|bits| (1..=8).contains(bits));
         if let Some(bits) = name.strip_prefix("turbo").and_then(bits) {
@@ -49,13 +51,13 @@ impl KvScheme {
         parse_activation(name).map(KvScheme::Grid)
     }
 
-    /// Whether its levels are found on a text.
+    /// True if its levels are found on a calibration text.
     pub(crate) fn is_calibrated(&self) -> bool {
         matches!(self, KvScheme::Nuq { .. })
     }
 }
 
-/// `1%`, `0.5%` … at most 50, in hundredths of a percent.
+/// Parses `1%`, `0.5%` … (at most 50) to hundredths of a percent.
 fn hundredths(share: &str) -> Option<u32> {
     let percent: f64 = share.strip_suffix('%')?.parse().ok()?;
     let hundredths = percent * 100.0;

@@ -1,36 +1,36 @@
-//! Keys, or values, of a layer: rotated where the policy says so, cut into rows, stored by [`Rows`].
+//! Keys, or values, of a layer: rotated if the policy says so, cut into rows, stored by [`Rows`].
 
 use mantissa_num::pack::transpose;
 use mantissa_num::{Hadamard, TensorError};
 
 use super::rows::Rows;
 
-/// How the keys or the values of tokens become bytes, a chunk of `span` tokens at a time.
+/// Storage of the keys or the values of tokens, in chunks of `span` tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Side {
     codec: Rows,
-    /// Values of a token.
+    /// Values per token.
     width: usize,
-    /// Tokens of a chunk: 1, or the group of a scheme whose rows are channels.
+    /// Tokens per chunk: 1, or the group of a scheme whose rows are channels.
     span: usize,
-    /// Whether rows are channels over the tokens of a chunk.
+    /// True if rows are channels over the tokens of a chunk.
     channels: bool,
     rotation: Option<Hadamard>,
 }
 
 impl Side {
-    /// Tokens one by one, `codec`'s row being a head's vector or all of a token's `width` values.
+    /// Creates storage token by token; a row of `codec` is a head's vector or all `width` values of a token.
     pub(crate) fn tokens(codec: impl Into<Rows>, width: usize, rotation: Option<Hadamard>) -> Self {
         Side { codec: codec.into(), width, span: 1, channels: false, rotation }
     }
 
-    /// Channels over as many tokens as `codec` has columns.
+    /// Creates storage by channels over as many tokens as `codec` has columns.
     pub(crate) fn channels(codec: impl Into<Rows>, width: usize, rotation: Option<Hadamard>) -> Self {
         let codec = codec.into();
         Side { width, span: codec.cols(), channels: true, rotation, codec }
     }
 
-    /// Values of a token.
+    /// Values per token.
     pub(crate) fn width(&self) -> usize {
         self.width
     }
@@ -45,10 +45,10 @@ impl Side {
         self.span * self.width / self.codec.cols().max(1) * self.codec.row_bytes()
     }
 
-    /// Stores a chunk, `[span, width]`, behind `out`.
+    /// Appends the bytes of a chunk, `[span, width]`, to `out`.
     ///
     /// # Errors
-    /// [`TensorError`] of values that have no code.
+    /// [`TensorError`] for values without a code.
     pub(crate) fn encode(&self, chunk: &[f32], out: &mut Vec<u8>) -> Result<(), TensorError> {
         let mut x = chunk.to_vec();
         if let Some(rotation) = &self.rotation {
@@ -69,7 +69,7 @@ impl Side {
         Ok(())
     }
 
-    /// The values of whole chunks, `[tokens, width]`.
+    /// Decodes whole chunks to `[tokens, width]`.
     pub(crate) fn decode(&self, bytes: &[u8], out: &mut [f32]) {
         let chunks = out.chunks_exact_mut((self.span * self.width).max(1));
         for (chunk, bytes) in chunks.zip(bytes.chunks_exact(self.chunk_bytes().max(1))) {
@@ -85,7 +85,7 @@ impl Side {
         }
     }
 
-    /// Replaces the tokens of a sequence, `[tokens, width]`, by their values once stored; the last chunk may be short.
+    /// Replaces the tokens of a sequence, `[tokens, width]`, by their stored values; the last chunk may be short.
     pub(crate) fn round_trip(&self, x: &mut [f32]) {
         let tokens = x.len() / self.width.max(1);
         if tokens == 0 {

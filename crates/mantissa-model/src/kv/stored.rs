@@ -1,4 +1,4 @@
-//! Levels that are stored with a model ([`KvLevels`]): checked, read back and put to use.
+//! Levels stored with a model ([`KvLevels`]): checked, read back and applied.
 
 use mantissa_store::convention::{KeyLevels, KvLevels, KvQuant};
 
@@ -10,7 +10,7 @@ use crate::config::ModelConfig;
 use crate::error::LoadError;
 use crate::source::{SourceView, WeightSource};
 
-/// A model whose checkpoint asks nothing of the cache.
+/// A model without its checkpoint's quantization of the cache.
 pub struct CacheInF32<'a>(pub &'a dyn WeightSource);
 
 impl SourceView for CacheInF32<'_> {
@@ -27,15 +27,15 @@ impl SourceView for CacheInF32<'_> {
     }
 }
 
-/// Checks the levels that `source` brings, where it brings some.
+/// Checks the levels that `source` stores, if any.
 ///
 /// # Errors
-/// They do not fit the model or their policy; as [`WeightSource::kv_levels`].
+/// Levels do not fit the model or their policy; as [`WeightSource::kv_levels`].
 pub fn check_kv_levels(source: &dyn WeightSource, config: &ModelConfig) -> Result<(), LoadError> {
     (0..config.num_hidden_layers).try_for_each(|layer| of_layer(source, config, layer).map(|_| ()))
 }
 
-/// The quantizer of a layer for which `source` brings levels.
+/// Builds the quantizer of a layer for which `source` stores levels.
 pub(crate) fn of_layer(
     source: &dyn WeightSource,
     config: &ModelConfig,
@@ -58,7 +58,7 @@ fn sizes(levels: &KvLevels) -> (Option<[usize; 3]>, Option<usize>) {
 }
 
 impl KvPolicy {
-    /// Levels and ranges as they are stored of a layer, all of them 0.
+    /// Creates the stored levels and ranges of a layer, all 0.
     pub fn blank_levels(&self, config: &ModelConfig) -> KvLevels {
         let width = config.key_value_width();
         let levels = |side: &Option<KvScheme>| match side {

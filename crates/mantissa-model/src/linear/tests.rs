@@ -1,4 +1,4 @@
-//! Every storage against the dense product.
+//! Tests every storage against the dense product.
 
 use half::{bf16, f16};
 use mantissa_num::{Given, Scheme, parse_activation, quantize};
@@ -70,7 +70,7 @@ fn every_storage_gives_the_bits_of_the_dense_product_with_its_values() {
     }
 }
 
-/// Every storage multiplies what its values are as bf16, whatever part of the tokens it is given.
+/// Every storage multiplies its values as bf16, whatever part of the tokens it is given.
 #[test]
 fn products_in_bf16_are_those_of_the_rounded_factors() {
     let (rows, cols, tokens) = (1100, 160, 40);
@@ -105,7 +105,7 @@ fn the_dense_product_is_the_product() {
     }
 }
 
-/// Rows of an output must not show how many others there were.
+/// Rows of an output must not depend on the number of other rows.
 #[test]
 fn a_token_has_the_same_bits_in_any_batch_that_is_not_small() {
     for (rows, cols) in [(450, 1100), (385, 2000), (1025, 64), (32, 2000), (8, 40), (64, 700)] {
@@ -119,7 +119,7 @@ fn a_token_has_the_same_bits_in_any_batch_that_is_not_small() {
     }
 }
 
-/// Partners share a quantized input only where they ask for the same.
+/// Layers share a quantized input only if they ask for the same.
 #[test]
 fn fused_partners_get_the_input_they_ask_for() {
     let (rows, cols, tokens) = (20, 48, 3);
@@ -149,7 +149,7 @@ fn fused_partners_get_the_input_they_ask_for() {
     assert!(outs[0] == outs[2] && outs[0] != outs[1] && outs[0] != outs[3] && outs[1] != outs[3]);
 }
 
-/// What stands around the codes gives the product with the folded weight, alone and beside partners.
+/// Side tensors and transforms give the product with the folded weight, alone and fused.
 #[test]
 fn transforms_are_those_of_the_folded_weight() {
     use mantissa_num::stored::{Extra, Map};

@@ -10,7 +10,7 @@ const MAX_MAP: usize = 8 << 20;
 /// Longest replacement. NFKC's longest has 33 bytes.
 const MAX_REPLACEMENT: usize = 256;
 
-/// Checks a map; gives the bytes of its longest replacement, 1 at least.
+/// Checks a map; returns the length of its longest replacement, at least 1 byte.
 pub(super) fn check(at: &str, base64: &str) -> Result<u64, Fault> {
     let field = || format!("{at}.precompiled_charsmap");
     let broken = |found: &str| fault(field(), found, "the map of a SentencePiece model");
@@ -39,8 +39,8 @@ pub(super) fn check(at: &str, base64: &str) -> Result<u64, Fault> {
     Ok(longest as u64)
 }
 
-/// The values of all units that some text leads to; `None` where one leads outside. Every unit is visited once: a second
-/// way to it leads on to the same ones.
+/// Returns the values of all units that some text can reach; `None` if one points outside. Every unit is visited once:
+/// a second path to it continues to the same units.
 fn reachable(units: &[u32]) -> Option<Vec<usize>> {
     let label = |unit: u32| unit & (1 << 31 | 0xff);
     let offset = |unit: u32| ((unit >> 10) as usize) << ((unit & 1 << 9) >> 6);
@@ -65,7 +65,7 @@ fn reachable(units: &[u32]) -> Option<Vec<usize>> {
     Some(values)
 }
 
-/// Base64 of RFC 4648 with its padding.
+/// Decodes base64 (RFC 4648) with padding.
 fn decode(text: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),
@@ -108,7 +108,7 @@ mod tests {
     /// A map of one entry: the byte `a` to the text at `value`.
     fn map(value: u32, texts: &[u8], units: usize) -> String {
         let mut trie = vec![0u32; units];
-        // The root leads to base 256; `a` stands at 256 ^ 97, is a leaf, and leads on to base 512, where its value is.
+        // The root points to base 256; `a` is at 256 ^ 97, a leaf, and points to base 512, where its value is.
         trie[0] = 256 << 10;
         let at = 256 ^ 97;
         trie[at] = ((at as u32 ^ 512) << 10) | 1 << 8 | 97;

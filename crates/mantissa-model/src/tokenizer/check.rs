@@ -1,8 +1,8 @@
-//! What a `tokenizer.json` must keep to before the tokenizers library sees it.
+//! Checks of a `tokenizer.json` before the tokenizers library reads it.
 //!
-//! The library panics on some contradictions, gives other tokens than the file says on others, and takes exponential time
-//! or memory on a few. Each is looked for here, so that a file is refused at loading with the field at fault, and a text
-//! never meets a surprise. Truncation and padding are dropped: a text is always encoded whole.
+//! The library panics on some contradictions, gives other tokens than the file states on others, and takes exponential
+//! time or memory on a few. Each is checked here, so that a file is refused at loading with the field at fault.
+//! Truncation and padding are dropped: a text is always encoded whole.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -14,22 +14,22 @@ use super::fault::{Fault, fault};
 use super::regexes::Cost;
 use super::steps::{self, Kind};
 
-/// One more than the largest id that is accepted: an id is a row of a matrix.
+/// One more than the largest accepted id: an id is a row of a matrix.
 const MAX_ID: usize = 1 << 24;
 
-/// Longest text after all its replacements, in bytes. The library was measured to hold up to 480 bytes for each while it cuts a
-/// text up: 2 GB at most for byte-level models, whose texts may double.
+/// Longest text after all its replacements, in bytes. The library was measured to hold up to 480 bytes for each while
+/// it splits a text: 2 GB at most for byte-level models, whose texts may double.
 const MAX_NORMALIZED: u64 = 16 << 20;
 
-/// Longest text where a regular expression may take quadratic time.
+/// Longest text if a regular expression may take quadratic time.
 const MAX_QUADRATIC: u64 = 64 << 10;
 
 /// Longest word that WordPiece looks up piece by piece, which takes cubic time. BERT's limit is 100 characters.
 const MAX_WORD: u64 = 1000;
 
-/// A file that may be loaded.
+/// A file that passed the checks.
 pub(super) struct Checked {
-    /// What to load.
+    /// Contents to load.
     pub(super) json: Vec<u8>,
     /// Longest text that may be encoded in one piece, in bytes.
     pub(super) max_text: u64,
@@ -40,7 +40,7 @@ pub(super) struct Checked {
 /// Checks the file at `path` with the contents `file`.
 ///
 /// # Errors
-/// [`TokenizerError::Field`] for the first field that would not load, or not as the file says.
+/// [`TokenizerError::Field`] for the first field that would not load, or would load with another meaning.
 pub(super) fn check(path: &Path, file: Value) -> Result<Checked, TokenizerError> {
     checked(file).map_err(|Fault { field, found, allowed }| TokenizerError::Field {
         path: path.into(),
@@ -80,7 +80,7 @@ fn checked(mut file: Value) -> Result<Checked, Fault> {
     Ok(Checked { json, max_text, added })
 }
 
-/// The tokens of the model with their ids.
+/// Tokens of the model with their ids.
 struct Vocabulary<'a>(HashMap<&'a str, u32>);
 
 impl<'a> Vocabulary<'a> {
@@ -119,7 +119,7 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary(all))
     }
 
-    /// Unigram: tokens with their scores, their ids being their positions.
+    /// Reads a Unigram vocabulary: tokens with scores, whose ids are their positions.
     fn by_position(model: &'a Map<String, Value>) -> Result<Self, Fault> {
         let vocab = model.get("vocab").and_then(Value::as_array);
         let vocab = vocab.ok_or_else(|| fault("model.vocab", "no list", "tokens with their scores"))?;
@@ -147,7 +147,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// The kind of model; files without a name are of the first that their fields fit, as in the library.
+/// Returns the kind of model; files without a name are of the first kind that their fields fit, as in the library.
 fn model_type(model: &Map<String, Value>) -> Result<&str, Fault> {
     const TYPES: [&str; 4] = ["BPE", "WordPiece", "WordLevel", "Unigram"];
     match model.get("type") {
@@ -160,7 +160,8 @@ fn model_type(model: &Map<String, Value>) -> Result<&str, Fault> {
     }
 }
 
-/// Each merge joins two tokens into a third. The library copies both into a buffer of the longest token's size.
+/// Checks that each merge joins two tokens into a third. The library copies both into a buffer of the longest token's
+/// size.
 fn check_merges(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Result<(), Fault> {
     let dropout = model.get("dropout").and_then(Value::as_f64);
     if let Some(p) = dropout.filter(|p| *p != 0.0) {
@@ -173,7 +174,7 @@ fn check_merges(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resu
     for (i, merge) in merges.iter().enumerate() {
         let at = || format!("model.merges[{i}]");
         let (left, right) = match merge {
-            // What the library skips in files made of `merges.txt`.
+            // The library skips this line in files made from `merges.txt`.
             Value::String(text) if text.starts_with("#version") => continue,
             Value::String(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
             Value::Array(pair) => match pair.as_slice() {
@@ -199,8 +200,8 @@ fn check_merges(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resu
     Ok(())
 }
 
-/// The added tokens. Their ids in the file must be those that the library gives: that of the same text in the vocabulary,
-/// else the next free one.
+/// Checks the added tokens. Their ids must be those that the library assigns: the id of the same text in the
+/// vocabulary, else the next free one.
 fn added_tokens(list: &Value, vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, u32)>, Fault> {
     let empty = Vec::new();
     let list = match list {
@@ -234,7 +235,7 @@ fn added_tokens(list: &Value, vocabulary: &Vocabulary<'_>) -> Result<Vec<(String
     Ok(all)
 }
 
-/// All ids, which must be those from 0 on, each once.
+/// Checks that ids are those from 0 on, each once.
 fn known_ids(vocabulary: &Vocabulary<'_>, added: &[(String, u32)]) -> Result<usize, Fault> {
     const FIELD: &str = "model.vocab";
     let mut tokens: HashMap<u32, &str> = HashMap::with_capacity(vocabulary.0.len() + added.len());

@@ -8,14 +8,14 @@ use mantissa_store::error::Shown;
 
 use crate::config::ConfigError;
 
-/// Why a tokenizer could not be loaded or used.
+/// Error of a tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
     /// There is no tokenizer.
     #[error("{}: found no such file, allowed a tokenizer.json beside the weights; token windows need none", .path.display())]
     Missing {
-        /// Where it should be.
+        /// Expected path.
         path: PathBuf,
     },
     /// The file cannot be read.
@@ -23,7 +23,7 @@ pub enum TokenizerError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The file is too large.
@@ -34,16 +34,16 @@ pub enum TokenizerError {
         /// The limit.
         allowed: u64,
     },
-    /// A field of the file contradicts another, or asks for what would not end well.
+    /// A field of the file contradicts another, or is not supported.
     #[error("{}: {}: found {}, allowed {allowed}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
     Field {
         /// The file.
         path: PathBuf,
         /// The field, with dots between levels.
         field: String,
-        /// What is there.
+        /// Value found.
         found: String,
-        /// What could be.
+        /// Values supported.
         allowed: String,
     },
     /// A text is too long to be encoded in one piece.
@@ -53,26 +53,26 @@ pub enum TokenizerError {
         path: PathBuf,
         /// Bytes of the text.
         found: u64,
-        /// The limit that follows from the file.
+        /// Limit that follows from the file.
         allowed: u64,
     },
-    /// The file is not a tokenizer, or text could not be taken through it.
+    /// The file is not a tokenizer, or the library failed on a text.
     #[error("{}: {operation}: found `{message}`, allowed a tokenizer that the tokenizers library accepts", .path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What was being done.
+        /// Operation that failed.
         operation: &'static str,
-        /// What the library said.
+        /// Message of the library.
         message: String,
     },
-    /// A beginning-of-text token was asked for and none is known.
+    /// A beginning-of-text token was requested and none is known.
     #[error("{}: found no beginning-of-text token, allowed one in tokenizer_config.json or config.json; use --bos auto or never", .path.display())]
     NoBos {
         /// The tokenizer's file.
         path: PathBuf,
     },
-    /// The tokenizer knows more tokens than the model.
+    /// The tokenizer has more tokens than the model.
     #[error("{}: found token id {id}, allowed 0 to {}; the tokenizer belongs to another model", .path.display(), .vocab_size - 1)]
     Vocabulary {
         /// The tokenizer's file.
@@ -82,16 +82,16 @@ pub enum TokenizerError {
         /// The model's vocabulary.
         vocab_size: usize,
     },
-    /// The GGUF file that holds the tokenizer.
+    /// The GGUF file of the tokenizer cannot be read.
     #[error(transparent)]
     Store(#[from] mantissa_store::Error),
-    /// A configuration beside the tokenizer is broken.
+    /// A configuration file of the tokenizer is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
 
 impl TokenizerError {
-    /// Who must act on it.
+    /// Class of the error, for the exit code.
     pub fn class(&self) -> ErrorClass {
         match self {
             TokenizerError::Io { .. } => ErrorClass::Environment,

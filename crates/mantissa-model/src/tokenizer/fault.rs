@@ -1,6 +1,6 @@
-//! Faults of a `tokenizer.json`, before they are an error with a path.
+//! Faults of a `tokenizer.json`, before they become an error with a path.
 
-/// A field of a `tokenizer.json` and what is wrong with it.
+/// A wrong field of a `tokenizer.json`.
 pub(super) struct Fault {
     pub(super) field: String,
     pub(super) found: String,

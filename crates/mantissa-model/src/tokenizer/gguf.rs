@@ -1,8 +1,8 @@
 //! Tokenizers in GGUF metadata: read into a `tokenizer.json`, and written from one.
 //!
-//! Two kinds. `gpt2`: byte-level BPE, its merges listed, its pre-tokenization named. `llama`: SentencePiece BPE, in which two
-//! neighbours merge when their text is a token, the one of highest score first; a `tokenizer.json` says the same with
-//! merges in that order, one for every way to cut a token in two.
+//! There are two kinds. `gpt2`: byte-level BPE with a list of merges and a named pre-tokenizer. `llama`: SentencePiece
+//! BPE, which merges adjacent pieces whose text is a token, highest score first; a `tokenizer.json` states the same as
+//! merges in that order, one for every way to split a token in two.
 
 mod export;
 mod import;
@@ -10,7 +10,7 @@ mod import;
 pub use export::{Exported, export};
 pub(super) use import::{special_tokens, tokenizer_json};
 
-/// What a token is (`tokenizer.ggml.token_type`).
+/// Types of tokens (`tokenizer.ggml.token_type`).
 mod token_type {
     pub(super) const NORMAL: i32 = 1;
     pub(super) const UNKNOWN: i32 = 2;
@@ -20,25 +20,25 @@ mod token_type {
     pub(super) const BYTE: i32 = 6;
 }
 
-/// What SentencePiece writes for a space.
+/// SentencePiece's character for a space.
 const SPACE: &str = "\u{2581}";
 
-/// A pre-tokenization by its name in GGUF.
+/// A pre-tokenizer by its name in GGUF.
 struct PreTokenizer {
     name: &'static str,
-    /// Other names of the same.
+    /// Other names of the same pre-tokenizer.
     aliases: &'static [&'static str],
-    /// The regular expression that cuts the text; `None` for the one built into byte-level pre-tokenization.
+    /// Regular expression that splits the text; `None` for the one built into byte-level pre-tokenization.
     regex: Option<&'static str>,
-    /// Whether a piece that is a token is taken whole, whatever the merges say.
+    /// True if a piece that is a token is not split by merges.
     ignore_merges: bool,
-    /// Whether a text begins with BOS where the file does not say.
+    /// True if a text begins with BOS where the file does not state it.
     add_bos: bool,
-    /// Whether text is composed (NFC) first.
+    /// True if text is normalized to NFC first.
     nfc: bool,
 }
 
-/// Those that are known. The expressions are those of the models' own `tokenizer.json`.
+/// Known pre-tokenizers. Expressions are those of the models' own `tokenizer.json`.
 const PRE_TOKENIZERS: [PreTokenizer; 3] = [
     PreTokenizer {
         name: "gpt-2",

@@ -6,14 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether a panic of this thread is about to become an error.
+    /// True while a panic of this thread is to become an error.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f`; a panic becomes its message. Nothing is printed for it: the caller reports the error, on one line.
+/// Runs `f`; a panic becomes its message. Nothing is printed: the caller reports the error on one line.
 ///
-/// `f` may leave what it borrows in a state that is memory-safe but half changed; callers drop it or have
-/// only read from it.
+/// `f` may leave borrowed data in a state that is memory-safe but half changed; callers drop it or only read from it.
 pub(super) fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,21 +1,22 @@
-//! Which regular expressions of a `tokenizer.json` run in linear time on any text.
+//! Classification of the regular expressions of a `tokenizer.json`: those that run in linear time on any text, and the
+//! others.
 //!
-//! The tokenizers library runs them on `fancy-regex`: what plain `regex` understands takes a finite automaton, what it does
-//! not (look-around, atomic groups, references) a backtracking machine that can take exponential time, and, past its limit,
-//! leaves the rest of the text uncut without a word. So only those of the second kind are taken that tokenizers in use
-//! have. Plain expressions never backtrack, but a search that runs far and then fails is begun anew at the next character,
-//! which is quadratic; where that can happen, texts are limited.
+//! The tokenizers library runs them on `fancy-regex`: expressions that plain `regex` supports run on a finite
+//! automaton; others (look-around, atomic groups, references) run on a backtracking machine that can take exponential
+//! time and, past its limit, silently leaves the rest of the text unsplit. So of the second kind only the expressions
+//! of known tokenizers are accepted. Plain expressions never backtrack, but a search that runs far and then fails
+//! starts again at the next character, which is quadratic; texts are limited if that can happen.
 
 use regex_syntax::hir::{Hir, HirKind};
 
-/// Longest expression that is read. Those of public models have up to 1 kB, with tables of characters 10 kB.
+/// Longest accepted expression. Those of public models have up to 1 kB, with tables of characters 10 kB.
 const MAX_EXPRESSION: usize = 32 << 10;
 
 /// Longest part of an expression that counts as bounded, in bytes of text.
 const BOUNDED: usize = 256;
 
-/// Alternatives that are not linear by their form and are where tokenizers use them: each fails only where another of the
-/// same expression takes what it has read, or after one step back.
+/// Alternatives that are not linear by their form but are in the tokenizers that use them: each fails only if another
+/// of the same expression matches what it has read, or after one step back.
 const KNOWN: [&str; 11] = [
     r"\s+(?!\S)",
     r"\s*[\r\n]+",
@@ -26,12 +27,12 @@ const KNOWN: [&str; 11] = [
     r"\p{N}{1,3}+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    // SentencePiece's trimming, as our reader of GGUF writes it.
+    // SentencePiece's trimming, as the GGUF import writes it.
     r"\A +",
     r" +\z",
 ];
 
-/// How long a search may take.
+/// Time of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cost {
     /// Time is linear in the text.
@@ -40,7 +41,7 @@ pub(super) enum Cost {
     Quadratic,
 }
 
-/// What an expression may do.
+/// Bounds of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Measure {
     pub(super) cost: Cost,
@@ -48,7 +49,7 @@ pub(super) struct Measure {
     pub(super) shortest: usize,
 }
 
-/// What an expression may do, or what is wrong with it.
+/// Measures an expression; the error states what is wrong with it.
 pub(super) fn measure(pattern: &str) -> Result<Measure, String> {
     if pattern.len() > MAX_EXPRESSION {
         return Err(format!("a regular expression of {} bytes", pattern.len()));
@@ -72,14 +73,14 @@ pub(super) fn measure(pattern: &str) -> Result<Measure, String> {
     if known && cost == Cost::Quadratic {
         return Err("look-around beside parts that can fail late".into());
     }
-    // The automaton's size, where counted repetitions multiply.
+    // The size of the automaton, because counted repetitions multiply.
     if !known {
         regex::Regex::new(pattern).map_err(|_| "an expression whose automaton is too large".to_owned())?;
     }
     Ok(Measure { cost, shortest })
 }
 
-/// The alternatives at the top of an expression.
+/// Splits an expression into its top-level alternatives.
 fn branches(pattern: &str) -> Vec<&str> {
     let (mut depth, mut class, mut escaped, mut start) = (0usize, 0usize, false, 0);
     let mut all = Vec::new();
@@ -103,8 +104,8 @@ fn branches(pattern: &str) -> Vec<&str> {
     all
 }
 
-/// Whether a quantifier is followed by `+`: plain `regex` reads that as a repetition of the repetition, `fancy-regex` as
-/// one that never gives back.
+/// True if a quantifier is followed by `+`: plain `regex` reads that as a repetition of the repetition, `fancy-regex`
+/// as a possessive quantifier.
 fn is_possessive(branch: &str) -> bool {
     let (mut class, mut after) = (0usize, false);
     let mut rest = branch.chars();
@@ -115,7 +116,7 @@ fn is_possessive(branch: &str) -> bool {
         }
         after = quantifier;
         match c {
-            // An escape, with its name in braces: `\p{L}` ends in a brace that counts nothing.
+            // An escape with its name in braces: the braces of `\p{L}` do not count.
             '\\' => {
                 let named = rest.next().is_some_and(|c| matches!(c, 'p' | 'P' | 'x' | 'u' | 'U' | 'b' | 'B'));
                 if named && rest.as_str().starts_with('{') {
@@ -130,8 +131,8 @@ fn is_possessive(branch: &str) -> bool {
     false
 }
 
-/// Whether a search that has begun to read without bound can only succeed: a bounded beginning, one repetition of
-/// something bounded, and nothing after it that must be there.
+/// True if a search that has begun an unbounded repetition can only succeed: a bounded beginning, one repetition of
+/// something bounded, and nothing required after it.
 fn is_linear(hir: &Hir) -> bool {
     let bounded = |hir: &Hir| hir.properties().maximum_len().is_some_and(|len| len <= BOUNDED);
     match hir.kind() {

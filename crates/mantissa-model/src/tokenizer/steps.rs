@@ -1,6 +1,6 @@
-//! The steps before and after the model in a `tokenizer.json`: normalizers, pre-tokenizers, post-processors, decoders.
+//! Steps before and after the model in a `tokenizer.json`: normalizers, pre-tokenizers, post-processors, decoders.
 //!
-//! Of each is asked: does the library know it, can it fail on some text, and by how much can it lengthen one.
+//! For each: does the library know it, can it fail on some text, and by how much can it lengthen one?
 
 use serde_json::Value;
 
@@ -8,13 +8,13 @@ use super::charsmap;
 use super::fault::{Fault, fault};
 use super::regexes::{self, Cost};
 
-/// Most steps of one kind, nested ones included.
+/// Largest number of steps of one kind, nested ones included.
 const MAX_STEPS: usize = 64;
 
-/// Most special tokens that are put around a text.
+/// Largest number of special tokens added around a text.
 const MAX_AROUND: usize = 64;
 
-/// One of the four lists.
+/// Kind of step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Normalizer,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Its field in the file.
+    /// Field in the file.
     pub(super) fn field(self) -> &'static str {
         match self {
             Kind::Normalizer => "normalizer",
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// Steps by their names, and how many bytes they make of one at most, where that does not depend on their fields.
+    /// Known steps, with the largest number of bytes that they make of one, unless it depends on their fields.
     fn known(self) -> &'static [(&'static str, u64)] {
         match self {
             Kind::Normalizer => &[
@@ -98,7 +98,7 @@ impl Kind {
     }
 }
 
-/// What steps do to a text.
+/// Effect of steps on a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effect {
     /// Bytes that one byte may become.
@@ -151,18 +151,19 @@ impl Walk {
         Ok(())
     }
 
-    /// Checks the fields of a step that can do harm; gives how many bytes it makes of one because of them.
+    /// Checks the fields of a step that can do harm; returns the largest number of bytes that it makes of one because
+    /// of them.
     fn fields(&mut self, at: &str, name: &str, value: &Value) -> Result<u64, Fault> {
         let text = |field: &str| value.get(field).and_then(Value::as_str);
         match (self.kind, name) {
             (_, "Replace") => {
                 let matched = self.pattern(at, value)?;
                 let content = text("content").unwrap_or_default().len() as u64;
-                // What matches nothing is put between all bytes.
+                // A pattern that matches the empty string inserts between all bytes.
                 Ok(if matched == 0 { 1 + content } else { content.div_ceil(matched).max(1) })
             }
             (_, "Split") => self.pattern(at, value).map(|_| 1),
-            // Once for every piece between added tokens, which takes more memory than a short prefix by itself.
+            // Applies once per piece between added tokens, which takes more memory than a short prefix by itself.
             (_, "Prepend") => Ok(1 + text("prepend").unwrap_or_default().len() as u64 / 8),
             (_, "Precompiled") => charsmap::check(at, text("precompiled_charsmap").unwrap_or_default()),
             (_, "FixedLength") => match value.get("length").map(Value::as_u64) {
@@ -185,7 +186,7 @@ impl Walk {
         }
     }
 
-    /// Checks a pattern; gives the number of bytes it matches at least.
+    /// Checks a pattern; returns the least number of bytes that it matches.
     fn pattern(&mut self, at: &str, value: &Value) -> Result<u64, Fault> {
         let pattern = value.get("pattern").unwrap_or(&Value::Null);
         if let Some(text) = pattern.get("String").and_then(Value::as_str) {
@@ -207,7 +208,7 @@ impl Walk {
         Ok(measure.shortest as u64)
     }
 
-    /// One text, and special tokens that are there around it.
+    /// Checks a template: one text, and known special tokens around it.
     fn template(&self, at: &str, value: &Value) -> Result<u64, Fault> {
         let special = value.get("special_tokens").unwrap_or(&Value::Null);
         let mut around = 0;
@@ -241,7 +242,7 @@ impl Walk {
         Ok(1)
     }
 
-    /// A special token of a template; gives the number of its ids.
+    /// Checks a special token of a template; returns the number of its ids.
     fn special(&self, at: &str, name: &str, token: &Value) -> Result<usize, Fault> {
         let list = |field: &str| token.get(field).and_then(Value::as_array);
         let (Some(ids), Some(texts)) = (list("ids"), list("tokens")) else {

@@ -1,19 +1,19 @@
-//! Text of tokens that come one by one, in pieces of complete UTF-8.
+//! Text of tokens that arrive one by one, in pieces of complete UTF-8.
 
 use super::{Tokenizer, TokenizerError};
 
-/// Tokens that may stay unsaid for want of a continuation. A character has at most four bytes and so four
-/// tokens; more that end in U+FFFD are not UTF-8, and are given out as they are.
+/// Largest number of tokens held back for a continuation. A character has at most four bytes and so four tokens;
+/// longer runs that end in U+FFFD are not UTF-8 and are returned as they are.
 const MAX_HELD: usize = 8;
 
 /// Decodes a growing list of tokens.
 ///
-/// A token's text may depend on the one before it (a leading space) and be a part of a character. So the last
-/// tokens are decoded twice, without and with the new one, and the difference is the new text.
+/// A token's text may depend on the one before it (a leading space) and be a part of a character. So the last tokens
+/// are decoded twice, without and with the new one; the difference is the new text.
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens decoded together: some already given out as text, then those held back.
+    /// Tokens decoded together: some already returned as text, then those held back.
     ids: Vec<u32>,
     given: usize,
     /// Text of `ids[..given]`.
@@ -25,19 +25,19 @@ impl<'a> DecodeStream<'a> {
         DecodeStream { tokenizer, ids: Vec::new(), given: 0, text: String::new() }
     }
 
-    /// Takes a token that is not to be given out but comes before those that are: the prompt.
+    /// Takes tokens that precede the text but are not returned: the prompt.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
     pub fn skip(&mut self, ids: &[u32]) -> Result<(), TokenizerError> {
-        // A few are enough for the first new token to see what it follows.
+        // A few are enough context for the first new token.
         self.ids.extend(&ids[ids.len().saturating_sub(MAX_HELD)..]);
         self.given = self.ids.len();
         self.text = self.tokenizer.decode(&self.ids)?;
         Ok(())
     }
 
-    /// Takes the next token and returns the text that it completes, empty where there is none yet.
+    /// Takes the next token and returns the text that it completes, which may be empty.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -55,7 +55,7 @@ impl<'a> DecodeStream<'a> {
         Ok(new)
     }
 
-    /// The text of the tokens still held back, whatever it is.
+    /// Returns the text of the tokens still held back, complete or not.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].

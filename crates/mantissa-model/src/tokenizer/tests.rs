@@ -8,7 +8,7 @@ fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tiny/llama2-gqa-tied")
 }
 
-/// The tiny tokenizer with one part of its file replaced, loaded from a folder of its own.
+/// Loads the tiny tokenizer with one part of its file replaced, from its own folder.
 fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer, TokenizerError> {
     let mut value = read_json(&tiny().join("tokenizer.json")).unwrap().unwrap();
     change(&mut value);
@@ -71,7 +71,7 @@ fn truncation_and_padding_do_not_cut_texts() {
     }
 }
 
-/// Each would be refused late, panic, or give other tokens than it says in the library.
+/// The library would refuse each late, panic, or give other tokens than the file states.
 #[test]
 fn contradictions_are_refused_at_loading_by_their_field() {
     type Change = fn(&mut Value);
@@ -198,7 +198,7 @@ fn other_models_are_held_to_the_same() {
     refused(json!({"type": "WordLevel", "unk_token": "u", "vocab": {"u": 0, "a": 2}}), "no token with id 1");
 }
 
-/// Whatever the checks let pass still never panics out of this module.
+/// Files that pass the checks never panic out of this module.
 #[test]
 fn a_panic_of_the_library_is_an_error() {
     let error = call::<()>(Path::new("tokenizer.json"), "encode", || panic!("index out of bounds\nat 7"))

@@ -13,20 +13,20 @@ use crate::tokenizer::{Bos, Tokenizer, TokenizerError, special_text};
 /// Score of a token that no merge makes.
 const UNREACHABLE: f32 = -1e9;
 
-/// The tokenizer of a model folder in GGUF's terms.
+/// Tokenizer of a model folder as GGUF metadata.
 #[derive(Clone, Debug)]
 pub struct Exported {
     /// Keys and values.
     pub metadata: Vec<(String, Value)>,
-    /// What was left out, and why.
+    /// Omissions and their reasons.
     pub notes: Vec<String>,
 }
 
-/// The metadata of the tokenizer in the model folder `dir`, padded to the `rows` of the embedding. A folder without one, or
-/// with one that GGUF cannot say, gives the model `none` and a note: such a file runs on token ids.
+/// Exports the tokenizer in the model folder `dir`, padded to the `rows` of the embedding. A folder without one, or
+/// with one that GGUF cannot express, gives the model `none` and a note: such a file runs on token ids.
 ///
 /// # Errors
-/// [`TokenizerError`] where a file is there and cannot be loaded.
+/// [`TokenizerError`] if a file is present and cannot be loaded.
 pub fn export(dir: &Path, rows: usize) -> Result<Exported, TokenizerError> {
     let Some(json) = read_json(&dir.join("tokenizer.json"))? else {
         return Ok(without("there is no tokenizer.json"));
@@ -147,7 +147,7 @@ impl Source<'_> {
         Ok(Exported { metadata, notes: Vec::new() })
     }
 
-    /// Text and type of every row of the embedding; rows that no token has are unused.
+    /// Text and type of every row of the embedding; rows without a token are unused.
     fn tokens(&self, rows: usize, bytes: bool) -> (Vec<String>, Vec<i32>) {
         let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
         let mut types = vec![token_type::UNUSED; rows];
@@ -189,7 +189,7 @@ impl Source<'_> {
         ] {
             all.extend(id.map(|id| (key, Value::U32(id))));
         }
-        // What the tokenizer itself puts around a text is seen around an empty one.
+        // Encoding an empty text shows what the tokenizer adds around one.
         let around = self.tokenizer.encode("", Bos::Auto)?;
         all.push(("add_bos_token", Value::Bool(bos.is_some() && around.first() == bos.as_ref())));
         all.push((
@@ -200,7 +200,7 @@ impl Source<'_> {
     }
 }
 
-/// The steps of a component: those of a sequence, itself, or none.
+/// Steps of a component: those of a sequence, itself, or none.
 fn steps<'a>(component: &'a Json, list: &str) -> Vec<&'a Json> {
     match (component, component["type"].as_str()) {
         (Json::Null, _) => Vec::new(),
@@ -213,7 +213,7 @@ fn steps_of_type<'a>(component: &'a Json, list: &str) -> Vec<&'a str> {
     steps(component, list).iter().map(|step| step["type"].as_str().unwrap_or_default()).collect()
 }
 
-/// Merges in either form: pairs, or texts with a space between.
+/// Parses merges in either form: pairs, or texts with a space between.
 fn merges(json: &Json) -> Vec<(String, String)> {
     let pair = |merge: &Json| match merge {
         Json::String(text) => text.split_once(' ').map(|(l, r)| (l.to_owned(), r.to_owned())),
@@ -222,7 +222,7 @@ fn merges(json: &Json) -> Vec<(String, String)> {
     json.as_array().into_iter().flatten().filter_map(pair).collect()
 }
 
-/// Scores that fall with the rank of the first merge that makes a token.
+/// Computes scores that fall with the rank of the first merge that makes a token.
 fn scores(tokens: &[String], types: &[i32], merges: &[(String, String)]) -> Value {
     let mut ranks: HashMap<String, usize> = HashMap::new();
     for (rank, (left, right)) in merges.iter().enumerate() {
@@ -236,7 +236,7 @@ fn scores(tokens: &[String], types: &[i32], merges: &[(String, String)]) -> Valu
     Value::Array(ValueType::F32, tokens.iter().zip(types).map(score).map(Value::F32).collect())
 }
 
-/// Whether a token stands for one byte: `<0x0A>`.
+/// True if a token stands for one byte: `<0x0A>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit()))

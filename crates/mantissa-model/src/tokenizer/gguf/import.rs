@@ -8,13 +8,13 @@ use serde_json::{Value as Json, json};
 
 use super::{PRE_TOKENIZERS, PreTokenizer, SPACE, token_type};
 
-/// Longest token that is cut in two in all ways, in characters. SentencePiece's own limit is 16 unless set.
+/// Longest token that is split in all ways, in characters. SentencePiece's own default limit is 16.
 const MAX_CUT: usize = 512;
 
-/// The tokenizer of a GGUF file as a `tokenizer.json`.
+/// Converts the tokenizer of a GGUF file to a `tokenizer.json`.
 ///
 /// # Errors
-/// [`mantissa_store::Error::Field`] names the key that is missing, malformed or asks for a kind that is not known.
+/// [`mantissa_store::Error::Field`] names the key that is missing, malformed or of an unknown kind.
 pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
     let vocabulary = Vocabulary::read(metadata)?;
     match metadata.text("tokenizer.ggml.model")? {
@@ -31,7 +31,7 @@ pub(crate) fn tokenizer_json(metadata: &Metadata) -> Result<Json> {
     }
 }
 
-/// The special tokens by the names that chat templates know them by.
+/// Reads the special tokens by their names in chat templates.
 ///
 /// # Errors
 /// As [`tokenizer_json`].
@@ -98,7 +98,7 @@ impl<'a> Vocabulary<'a> {
         .collect()
     }
 
-    /// The id and text of the token that a key names.
+    /// Returns id and text of the token that a key names.
     fn named(&self, metadata: &Metadata, key: &str) -> Result<Option<(usize, &'a str)>> {
         let Some(id) = metadata.uint(key)? else { return Ok(None) };
         let at = usize::try_from(id).ok().filter(|&id| id < self.tokens.len());
@@ -108,7 +108,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// A list of one value for every token.
+/// Reads a list of one value per token.
 fn list<'a, T>(
     metadata: &'a Metadata,
     key: &str,
@@ -214,7 +214,7 @@ fn sentence_piece(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Js
     }))
 }
 
-/// Every way to cut a token into two tokens, by falling score of the whole.
+/// Lists every way to split a token into two tokens, by falling score of the whole.
 fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
     const SCORES: &str = "tokenizer.ggml.scores";
     let scores = list(metadata, SCORES, vocabulary.tokens.len(), |value| match value {
@@ -238,7 +238,7 @@ fn merges_by_score(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<V
     Ok(cuts.iter().map(|&(_, l, r)| json!([vocabulary.tokens[l], vocabulary.tokens[r]])).collect())
 }
 
-/// What is put before and after a text.
+/// Builds the post-processor: tokens added before and after a text.
 fn post_processor(metadata: &Metadata, vocabulary: &Vocabulary<'_>, default_bos: bool) -> Result<Json> {
     let special = |flag: &str, default: bool, key: &str| -> Result<Option<(usize, &str)>> {
         let wanted = metadata.flag(flag)?.unwrap_or(default);

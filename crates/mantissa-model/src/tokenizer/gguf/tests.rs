@@ -11,7 +11,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The tokenizer of `dir` by way of a GGUF file.
+/// Loads the tokenizer of `dir` by way of a GGUF file.
 fn by_gguf(
     dir: &Path,
     rows: usize,
@@ -73,7 +73,7 @@ fn the_tokenizers_of_the_shared_models_come_back() {
     }
 }
 
-/// A SentencePiece tokenizer of six pieces, whose scores decide between two ways to cut.
+/// A SentencePiece tokenizer of six pieces, whose scores decide between two ways to split.
 fn sentence_piece(scores: [f32; 3]) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
