@@ -44,7 +44,7 @@ pub const STACK: usize = 64 << 20;
 #[non_exhaustive]
 pub enum ChatError {
     /// The template is too large or nested too deep.
-    #[error("found {found}, allowed {allowed}")]
+    #[error("expected {allowed}, got {found}")]
     Limit {
         /// Value found.
         found: String,
@@ -52,7 +52,7 @@ pub enum ChatError {
         allowed: String,
     },
     /// The template is not valid Jinja, or uses an unsupported feature.
-    #[error("line {line}: found `{message}`, allowed a Jinja template of conversations, without includes")]
+    #[error("line {line}: expected a Jinja chat template without includes, got `{message}`")]
     Template {
         /// Line in the template, from 1.
         line: usize,
@@ -60,10 +60,10 @@ pub enum ChatError {
         message: String,
     },
     /// The template refuses the conversation.
-    #[error("found a conversation that the template refuses: {0}")]
+    #[error("expected a conversation that the template accepts, got: {0}")]
     Refused(String),
     /// No thread could be started.
-    #[error("found no thread to render in: {0}")]
+    #[error("expected a thread to render in, got: {0}")]
     Thread(String),
 }
 

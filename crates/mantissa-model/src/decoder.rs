@@ -93,7 +93,7 @@ impl Decoder {
     /// [`LoadError::KvScheme`] if the model's heads cannot be stored that way, or the policy needs a calibration text.
     pub fn set_kv(&mut self, policy: &KvPolicy) -> Result<(), LoadError> {
         if policy.is_calibrated() {
-            let allowed = "a text that its levels are found on (--calibration, --calibration-tokens)";
+            let allowed = "a calibration text for its levels (--calibration, --calibration-tokens)";
             return Err(LoadError::KvScheme { scheme: policy.to_string(), allowed });
         }
         let quantizer = policy.quantizer(&self.config)?;

@@ -17,16 +17,14 @@ pub enum LoadError {
     Store(#[from] mantissa_store::Error),
     /// There is no configuration.
     #[error(
-        "{location}: found no config.json, allowed a model folder with one; name the folder, not one file of it"
+        "{location}: expected a model folder with a config.json, got none; fix: name the folder, not a file in it"
     )]
     NoConfig {
         /// Place that was searched.
         location: String,
     },
     /// A tensor is missing.
-    #[error(
-        "{location}: tensor \"{tensor}\": found nothing, allowed a tensor of shape {shape:?}; the config asks for it"
-    )]
+    #[error("{location}: tensor \"{tensor}\": expected shape {shape:?} as in the config, got no such tensor")]
     MissingTensor {
         /// Place that was searched.
         location: String,
@@ -36,7 +34,7 @@ pub enum LoadError {
         shape: Vec<usize>,
     },
     /// A tensor does not have the shape that the configuration requires.
-    #[error("{location}: tensor \"{tensor}\": found shape {found:?}, allowed {expected:?}")]
+    #[error("{location}: tensor \"{tensor}\": expected shape {expected:?}, got {found:?}")]
     Shape {
         /// Place of the tensor.
         location: String,
@@ -64,7 +62,7 @@ pub enum LoadError {
         error: mantissa_num::stored::MisfitError,
     },
     /// A linear layer's input quantization cannot be done token by token.
-    #[error("linear \"{module}\": input quantization: found {scheme} with {given}, allowed {allowed}")]
+    #[error("linear \"{module}\": input quantization: expected {allowed}, got {scheme} with {given}")]
     InputScheme {
         /// The linear layer.
         module: String,
@@ -76,7 +74,7 @@ pub enum LoadError {
         allowed: &'static str,
     },
     /// Operands of attention cannot be rounded as asked.
-    #[error("attention operands: found {operands}, allowed {allowed}")]
+    #[error("attention operands: expected {allowed}, got {operands}")]
     AttentionOperands {
         /// The operands.
         operands: String,
@@ -84,7 +82,7 @@ pub enum LoadError {
         allowed: &'static str,
     },
     /// Keys or values cannot be cached as asked.
-    #[error("KV cache: found {scheme}, allowed {allowed}")]
+    #[error("KV cache: expected {allowed}, got {scheme}")]
     KvScheme {
         /// The scheme or policy.
         scheme: String,
@@ -92,9 +90,7 @@ pub enum LoadError {
         allowed: &'static str,
     },
     /// A planned size does not fit into memory.
-    #[error(
-        "{what}: found no memory for {bytes} bytes, allowed what is free; shorten the context or the batch"
-    )]
+    #[error("{what}: expected {bytes} bytes of free memory, got less; fix: shorten the context or the batch")]
     Memory {
         /// Object that was planned.
         what: &'static str,
@@ -102,7 +98,7 @@ pub enum LoadError {
         bytes: u64,
     },
     /// A context is longer than the model allows.
-    #[error("context: found {needed} tokens, allowed {allowed} (max_position_embeddings)")]
+    #[error("context: expected at most {allowed} tokens (max_position_embeddings), got {needed} tokens")]
     Context {
         /// Tokens requested.
         needed: usize,
@@ -127,7 +123,7 @@ impl LoadError {
 #[non_exhaustive]
 pub enum ForwardError {
     /// A token id is outside the vocabulary.
-    #[error("token {index}: found id {token}, allowed 0 to {}; the tokens were made with another tokenizer", .vocab_size - 1)]
+    #[error("token {index}: expected ids from 0 to {}, got {token}; the tokens are from another tokenizer", .vocab_size - 1)]
     Vocabulary {
         /// Index in the batch.
         index: usize,
@@ -137,7 +133,7 @@ pub enum ForwardError {
         vocab_size: usize,
     },
     /// The lengths of a batch's sequences do not add up to its tokens.
-    #[error("batch: found lengths that add up to {sum}, allowed {tokens}, the number of tokens")]
+    #[error("batch: expected lengths that add up to {tokens}, the number of tokens, got {sum}")]
     Lengths {
         /// Sum of the lengths.
         sum: usize,
@@ -145,7 +141,7 @@ pub enum ForwardError {
         tokens: usize,
     },
     /// A pass is larger than planned.
-    #[error("{what}: found {needed}, allowed {planned}; plan more")]
+    #[error("{what}: expected at most {planned} as planned, got {needed}")]
     Plan {
         /// Name of the size.
         what: &'static str,
@@ -155,7 +151,7 @@ pub enum ForwardError {
         planned: usize,
     },
     /// Buffers or a cache were planned for another model.
-    #[error("{what}: found sizes planned for another model, allowed those of this one")]
+    #[error("{what}: expected sizes planned for this model, got those of another")]
     OtherModel {
         /// Buffers or cache.
         what: &'static str,
@@ -178,7 +174,7 @@ pub enum ForwardError {
     },
     /// All logits are NaN.
     #[error(
-        "logits after token {position}: found only NaN, allowed numbers; the weights or an activation are broken"
+        "logits after token {position}: expected numbers, got only NaN; the weights or an activation are broken"
     )]
     NoLogits {
         /// Position of the token before them.

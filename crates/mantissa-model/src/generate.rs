@@ -84,10 +84,10 @@ pub enum GenerateError {
     #[error(transparent)]
     Forward(#[from] ForwardError),
     /// The prompt is empty.
-    #[error("prompt: found no token, allowed at least one; give a text or use --bos always")]
+    #[error("prompt: expected at least one token, got none; fix: give a text or use --bos always")]
     EmptyPrompt,
     /// A sampling parameter cannot be used.
-    #[error("{parameter}: found {found}, allowed {allowed}")]
+    #[error("{parameter}: expected {allowed}, got {found}")]
     Parameter {
         /// Name of the parameter.
         parameter: &'static str,

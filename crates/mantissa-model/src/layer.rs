@@ -99,7 +99,7 @@ impl Layer {
         if let Some(quant) = source.kv_quant(&module, heads)? {
             if config.latent.is_some() && quant.scheme.source == Source::Static {
                 let (scheme, given) = (quant.scheme.to_string(), "latent attention".to_owned());
-                let allowed = "a cache that is not quantized, or other attention";
+                let allowed = "an unquantized cache, or other attention";
                 return Err(LoadError::InputScheme { module, scheme, given, allowed });
             }
             flow.kv = Some(match quant.scheme.source {

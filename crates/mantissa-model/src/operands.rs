@@ -41,7 +41,7 @@ pub struct AttentionOperands {
 /// The text does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "attention operands \"{text}\": found {found}, allowed int8, fp8, q=SCHEME, k=SCHEME, v=SCHEME, p=ELEMENT, rotate, smooth"
+    "attention operands \"{text}\": expected int8, fp8, q=SCHEME, k=SCHEME, v=SCHEME, p=ELEMENT, rotate or smooth, got {found}"
 )]
 pub struct OperandsError {
     text: String,
@@ -195,7 +195,10 @@ mod tests {
         let fp8: AttentionOperands = "fp8,rotate".parse().unwrap();
         assert_eq!(fp8.to_string(), "q=fp8-e4m3-head,k=fp8-e4m3-head,v=fp8-e4m3-head,p=fp8-e4m3,rotate");
         for text in ["", "int9", "p=nf4", "p=int8-head", "q=", "w=int8-head", "rotated"] {
-            assert!(text.parse::<AttentionOperands>().unwrap_err().to_string().contains("allowed"), "{text}");
+            assert!(
+                text.parse::<AttentionOperands>().unwrap_err().to_string().contains("expected"),
+                "{text}"
+            );
         }
     }
 

@@ -210,7 +210,7 @@ fn windows_that_the_model_cannot_run_are_refused_first() {
         let error = Evaluation::new(&source, "w", vec![Sequence { tokens, from: 1 }], None).unwrap_err();
         error.to_string()
     };
-    assert!(refused(vec![1, 96]).contains("found id 96, allowed 0 to 95"));
+    assert!(refused(vec![1, 96]).contains("expected ids from 0 to 95, got 96"));
     assert!(refused(vec![1; 65]).contains("allowed 64"));
 }
 

@@ -43,7 +43,10 @@ pub(super) fn tojson(value: &Value, positional: Rest<Value>, options: Kwargs) ->
         None => None,
         Some(given) => {
             let spaces = usize::try_from(given.clone()).ok().filter(|n| *n <= MAX_INDENT);
-            Some(spaces.ok_or_else(|| invalid(format!("indent {given}, allowed up to {MAX_INDENT}")))?)
+            Some(
+                spaces
+                    .ok_or_else(|| invalid(format!("indent: expected at most {MAX_INDENT}, got {given}")))?,
+            )
         }
     };
     let sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);

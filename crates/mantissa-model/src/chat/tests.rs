@@ -144,7 +144,7 @@ fn templates_are_found_where_models_keep_them() {
     assert_eq!((both.get("default"), both.get("tool_use"), both.names().count()), (Some("a"), Some("b"), 2));
     for bad in [json!({"chat_template": 7}), json!({"chat_template": [{"name": "default"}]})] {
         let error = load(bad).unwrap_err().to_string();
-        assert!(error.contains("tokenizer_config.json: chat_template: found"), "{error}");
+        assert!(error.contains("tokenizer_config.json: chat_template: expected"), "{error}");
     }
     let own = dir.path().join("chat_template.jinja");
     std::fs::write(&own, "of its own").unwrap();

@@ -66,7 +66,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             other => {
                 let name = other.map_or(String::new(), String::from);
                 return Err(format!(
-                    "%{name} in strftime_now, allowed one of %Y %y %m %B %b %d %e %j %A %a %H %I %p %M %S %F %T %Z %z %%"
+                    "strftime_now: expected one of %Y %y %m %B %b %d %e %j %A %a %H %I %p %M %S %F %T %Z %z %%, got %{name}"
                 ));
             }
         };

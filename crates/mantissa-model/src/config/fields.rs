@@ -15,7 +15,7 @@ pub(super) const MAX_POSITIONS: u64 = 1 << 31;
 
 /// A field of a configuration file that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}: {field}: found {found}, allowed {allowed}")]
+#[error("{file}: {field}: expected {allowed}, got {found}")]
 pub struct ConfigError {
     /// The file.
     pub file: String,

@@ -101,11 +101,11 @@ fn wrong_fields_are_named() {
 #[test]
 fn both_values_of_a_contradiction_are_given() {
     let error = parse(&with(json!({"num_attention_heads": 6}))).unwrap_err().to_string();
-    assert!(error.contains("found 6") && error.contains("64"), "{error}");
+    assert!(error.contains("got 6") && error.contains("64"), "{error}");
     let error = parse(&with(json!({"num_key_value_heads": 8}))).unwrap_err().to_string();
-    assert!(error.contains("found 8") && error.contains("which is 4"), "{error}");
+    assert!(error.contains("got 8") && error.contains("which is 4"), "{error}");
     let error = parse(&with(json!({"model_type": "bitnet", "head_dim": 32}))).unwrap_err().to_string();
-    assert!(error.contains("found 32") && error.contains("64 / 4"), "{error}");
+    assert!(error.contains("got 32") && error.contains("64 / 4"), "{error}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub enum KvCalibrationError {
         error: ForwardError,
     },
     /// The caller ended the run.
-    #[error("found a request to stop, allowed to run to the end")]
+    #[error("expected to run to the end, got a request to stop")]
     Stopped,
 }
 

@@ -45,7 +45,7 @@ pub struct KvPolicy {
 
 /// The text does not parse as a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("KV cache \"{text}\": found {found}, allowed {allowed}")]
+#[error("KV cache \"{text}\": expected {allowed}, got {found}")]
 pub struct KvParseError {
     text: String,
     found: String,
@@ -330,7 +330,7 @@ mod tests {
             "int8-head,sinks=1,sinks=2",
         ] {
             let error = text.parse::<KvPolicy>().unwrap_err().to_string();
-            assert!(error.contains("allowed"), "{error}");
+            assert!(error.contains("expected"), "{error}");
         }
     }
 

@@ -13,13 +13,13 @@ use crate::config::ConfigError;
 #[non_exhaustive]
 pub enum TokenizerError {
     /// There is no tokenizer.
-    #[error("{}: found no such file, allowed a tokenizer.json beside the weights; token windows need none", .path.display())]
+    #[error("{}: expected a tokenizer.json next to the weights, got no such file; fix: add it, or use token windows, which need none", .path.display())]
     Missing {
         /// Expected path.
         path: PathBuf,
     },
     /// The file cannot be read.
-    #[error("{}: found I/O error `{error}`, allowed a readable file", .path.display())]
+    #[error("{}: expected a readable file, got the I/O error `{error}`", .path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum TokenizerError {
         error: io::Error,
     },
     /// The file is too large.
-    #[error("{}: found more than {allowed} bytes, allowed up to that", .path.display())]
+    #[error("{}: expected at most {allowed} bytes, got more", .path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum TokenizerError {
         allowed: u64,
     },
     /// A field of the file contradicts another, or is not supported.
-    #[error("{}: {}: found {}, allowed {allowed}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
+    #[error("{}: {}: expected {allowed}, got {}; token windows need no tokenizer", .path.display(), Shown(.field), Shown(.found))]
     Field {
         /// The file.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum TokenizerError {
         allowed: String,
     },
     /// A text is too long to be encoded in one piece.
-    #[error("text: found {found} bytes, allowed {allowed} in one piece with {}; cut it into documents (--split)", .path.display())]
+    #[error("text: expected at most {allowed} bytes in one piece with {}, got {found}; fix: split it into documents (--split)", .path.display())]
     TextTooLong {
         /// The tokenizer's file.
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum TokenizerError {
         allowed: u64,
     },
     /// The file is not a tokenizer, or the library failed on a text.
-    #[error("{}: {operation}: found `{message}`, allowed a tokenizer that the tokenizers library accepts", .path.display())]
+    #[error("{}: {operation}: expected a tokenizer that the tokenizers library accepts, got `{message}`", .path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
@@ -67,13 +67,13 @@ pub enum TokenizerError {
         message: String,
     },
     /// A beginning-of-text token was requested and none is known.
-    #[error("{}: found no beginning-of-text token, allowed one in tokenizer_config.json or config.json; use --bos auto or never", .path.display())]
+    #[error("{}: expected a beginning-of-text token in tokenizer_config.json or config.json, got none; fix: use --bos auto or never", .path.display())]
     NoBos {
         /// The tokenizer's file.
         path: PathBuf,
     },
     /// The tokenizer has more tokens than the model.
-    #[error("{}: found token id {id}, allowed 0 to {}; the tokenizer belongs to another model", .path.display(), .vocab_size - 1)]
+    #[error("{}: expected token ids from 0 to {}, got {id}; the tokenizer belongs to another model", .path.display(), .vocab_size - 1)]
     Vocabulary {
         /// The tokenizer's file.
         path: PathBuf,

@@ -36,7 +36,7 @@ fn a_weight_file_of_a_folder_stands_for_the_folder() {
     fs::copy(&file, &other).unwrap();
     let line = fail(2, &[&["quantize", text(&other)], &recipe[..]].concat());
     assert!(
-        line.contains("other.safetensors: found no config.json") && line.contains("name the folder"),
+        line.contains("other.safetensors: expected a model folder") && line.contains("name the folder"),
         "{line}"
     );
 }
