@@ -12,7 +12,8 @@ use crate::error::{GateFailure, NotVerified, QuantError, Result};
 use crate::journal::Journal;
 use crate::plan::{Check, Plan};
 use crate::progress::{Progress, Tell};
-use crate::quality::{Evaluation, Figures, Quality};
+use crate::quality::figures::Evaluation;
+use crate::quality::{Figures, Quality};
 use crate::verify::{Against, Verification, load_check, verify_against};
 
 /// Measures the output that lies complete at `staged`, where `plan` asks for it. What an earlier run has measured on the

@@ -13,6 +13,7 @@
 //! Hessians have the same bits on any number of threads.
 
 mod beside;
+pub(crate) mod error;
 mod pass;
 mod sample;
 mod states;
@@ -24,70 +25,21 @@ use std::ops::ControlFlow;
 use mantissa_eval::Sequence;
 use mantissa_model::flow::MIN_ROWS;
 use mantissa_model::{
-    Buffers, ForwardError, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig,
-    Place, Products, WeightSource, load_embedding,
+    Buffers, InputQuantizer, Layer, Linear, LinearInput, LinearKind, LoadError, ModelConfig, Place, Products,
+    WeightSource, load_embedding,
 };
 use mantissa_num::stored::Map;
-use mantissa_store::ErrorClass;
 use mantissa_store::convention::{LinearWeight, Weight};
 
+pub use error::CalibrateError;
 use pass::Kept;
 pub(crate) use sample::Sample;
 pub(crate) use states::IN_MEMORY;
 pub use states::States;
 use worker::Worker;
 
-use crate::gptq::{GptqError, Hessian};
+use crate::gptq::Hessian;
 use crate::quality::TokenSet;
-
-/// Why a calibration stopped.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CalibrateError {
-    /// There is nothing to calibrate with.
-    #[error("calibration: found no tokens, allowed at least one window of one token")]
-    Empty,
-    /// A window holds no token.
-    #[error("calibration window {window}: expected at least one token, got none; fix: leave the window out")]
-    EmptyWindow {
-        /// Index of the window.
-        window: usize,
-    },
-    /// A weight, the memory or the context.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// A forward pass.
-    #[error("calibration window {window}: {error}")]
-    Forward {
-        /// Index of the window.
-        window: usize,
-        /// What is wrong.
-        error: ForwardError,
-    },
-    /// Memory for statistics.
-    #[error(transparent)]
-    Statistics(#[from] GptqError),
-    /// Hidden states that are kept in a file.
-    #[error(transparent)]
-    States(#[from] mantissa_store::Error),
-    /// The caller ended the run.
-    #[error("found a request to stop, allowed to run to the end")]
-    Interrupted,
-}
-
-impl CalibrateError {
-    /// Whether the input or the environment is at fault.
-    pub fn class(&self) -> ErrorClass {
-        match self {
-            CalibrateError::Load(error) => error.class(),
-            CalibrateError::States(error) => error.class(),
-            CalibrateError::Interrupted | CalibrateError::Statistics(GptqError::Memory { .. }) => {
-                ErrorClass::Environment
-            }
-            _ => ErrorClass::Input,
-        }
-    }
-}
 
 /// Asked between two steps of long work whether to go on.
 pub type Tick<'a> = dyn FnMut() -> ControlFlow<()> + 'a;

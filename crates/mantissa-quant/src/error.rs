@@ -9,10 +9,10 @@ use mantissa_num::TensorError;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::Container;
 
-use crate::calibrate::CalibrateError;
+use crate::calibrate::error::CalibrateError;
 use crate::quality::{Quality, TokenSet};
-use crate::recipe::RecipeError;
-use crate::verify::Verification;
+use crate::recipe::error::RecipeError;
+use crate::verify::verification::Verification;
 
 /// Result of the fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, QuantError>;

@@ -1,6 +1,6 @@
 //! The layers of a plan, quantized one after another by its method.
 
-pub(crate) use mantissa_methods::Solved;
+use mantissa_methods::Solved;
 use mantissa_methods::method::{SolveLayer, SolveWeight, WeightTask, Work};
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
@@ -123,7 +123,7 @@ impl<'a> Layers<'a> {
             None if solved.fallback.is_some() => rtn::NAME,
             None => self.plan.job.method(),
         };
-        Ok((tensors, LayerReport::new(self.plan, info, scheme, method, solved)))
+        Ok((tensors, self.plan.layer_report(info, scheme, method, solved)))
     }
 
     /// The scale of a layer's inputs that is stored, where the plan has such.
@@ -303,7 +303,7 @@ impl<'a> Layers<'a> {
         let empty = Quantized::empty(scheme.format.clone(), info.rows, info.cols);
         let notes = importance.map_or_else(Vec::new, |given| not_weighed(given, weights.is_none()));
         let solved = Solved { notes, ..Solved::rounded((empty, stats)) };
-        Ok(LayerReport::new(plan, info, scheme, plan.job.method(), solved))
+        Ok(plan.layer_report(info, scheme, plan.job.method(), solved))
     }
 
     /// Says that a layer is taken over from an unfinished run as it is stored.

@@ -8,6 +8,7 @@ pub mod allocate;
 mod assess;
 mod cache_scales;
 pub mod calibrate;
+mod config;
 mod convert;
 mod coverage;
 mod error;
@@ -42,6 +43,7 @@ pub use mantissa_methods::{autoround, awq, clip, gptq, hqq, qtip, registry, rtn,
 use mantissa_methods::{dequantize, error_stats, orthogonal};
 
 pub use cache_scales::of_source as stored_kv_scheme;
+pub use config::model_config;
 pub use convert::Changes;
 pub use coverage::{Coverage, InputCoverage, Traffic};
 pub use error::{GateFailure, NotVerified, QuantError, Result, Unfinished};
@@ -50,9 +52,10 @@ pub use importance::Importance;
 pub use jobs::{Outcome, run};
 pub use journal::{Start, key as plan_key};
 pub use judge::{Judgement, Output, Windows};
-pub use plan::{Check, Job, Options, Plan, PlannedLinear, model_config};
+pub use plan::{Check, Job, Options, Plan, PlannedLinear};
 pub use progress::Progress;
-pub use quality::{Evaluation, Figures, QUALITY_NAME, Quality, TokenSet, quality_path};
+pub use quality::figures::Evaluation;
+pub use quality::{Figures, QUALITY_NAME, Quality, TokenSet, quality_path};
 pub use recalibrate::Recalibration;
 pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;

@@ -21,7 +21,7 @@ use crate::gptq::Hessian;
 use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, Use, spec_bytes};
-use crate::quality::Evaluation;
+use crate::quality::figures::Evaluation;
 use crate::rtn;
 use crate::sequential::{
     learning_options, metrics_buffers, metrics_bytes, needs_drift, outputs_bytes, reads_last, uses_drift,

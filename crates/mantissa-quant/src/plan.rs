@@ -3,6 +3,7 @@
 pub(crate) mod calibration;
 mod job;
 mod output;
+mod report;
 mod texts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 
 use mantissa_methods::method::Fisher;
 use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{KvPolicy, LinearInfo, LoadError, ModelConfig, Products, StoredAs};
+use mantissa_model::{KvPolicy, LinearInfo, ModelConfig, Products, StoredAs};
 use mantissa_num::{Blocks, Rounding, Scheme};
 use mantissa_store::convention::{Container, Experts, LinearPlan, ModelFiles, Support, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
@@ -18,14 +19,15 @@ use mantissa_train::LayerTrainer;
 
 use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
+use crate::config::model_config;
 use crate::convert::Dense;
-use crate::coverage::Coverage;
+use crate::coverage::report::Coverage;
 use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::importance::Importance;
 use crate::input_scales::Observer;
 use crate::memory;
-use crate::quality::Evaluation;
+use crate::quality::figures::Evaluation;
 use crate::recipe::{Part, Recipe};
 use crate::rotate;
 use crate::stacks;
@@ -344,22 +346,6 @@ impl Plan {
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {
         layer_plan(&self.job, self.activations.as_ref(), info, scheme, self.by_group)
     }
-}
-
-/// The configuration of a model on disk.
-///
-/// # Errors
-/// [`mantissa_model::LoadError`] where there is none or a field is at fault.
-pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
-    let file = source.config_path().display().to_string();
-    let no_config = || {
-        // A weight file by itself, beside a config that is another model's.
-        let alone = source.checkpoint().files().next().filter(|_| source.dir().join("config.json").exists());
-        LoadError::NoConfig { location: alone.unwrap_or(source.dir()).display().to_string() }
-    };
-    let config =
-        ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
-    Ok(config)
 }
 
 fn planned(

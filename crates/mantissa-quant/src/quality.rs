@@ -5,27 +5,18 @@
 //! threads or places of files. [`mod@crate::verify`] holds it against what is there.
 
 pub(crate) mod check;
-mod figures;
-mod hashes;
+pub(crate) mod figures;
+pub(crate) mod hashes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mantissa_eval::Sequence;
-use mantissa_model::Products;
-use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Dtype, Error, FileDigest, TensorMeta, companion_path, json};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-pub use figures::{Evaluation, Figures};
-pub(crate) use hashes::SourceHashes;
-
-use crate::calibrate::CalibrationSet;
-use crate::coverage::Coverage;
-use crate::error::Result;
+use crate::coverage::report::Coverage;
 use crate::error_stats::ErrorReport;
-use crate::fold::Folded;
-use crate::plan::{Plan, Use};
 use crate::report::LayerReport;
 
 /// Name of the file in a folder; what follows the name of a single file in the name of its own.
@@ -35,7 +26,7 @@ pub const QUALITY_NAME: &str = "quality.json";
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Version of the layout, and the only one that is read.
-const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// Digests by file name.
 pub type Digests = BTreeMap<String, FileDigest>;
@@ -123,15 +114,6 @@ pub struct TensorReport {
 }
 
 impl TensorReport {
-    /// Of a tensor that is copied, or changed by a transform and stored in its dtype.
-    pub(crate) fn kept(meta: &TensorMeta, folded: &Folded<'_>) -> Self {
-        let copied = Self::copied(meta);
-        match folded.changes(&meta.name) {
-            true => TensorReport { scheme: format!("{}, folded", copied.scheme), ..copied },
-            false => copied,
-        }
-    }
-
     /// Of a tensor that is copied.
     pub(crate) fn copied(meta: &TensorMeta) -> Self {
         let scheme = match meta.dtype {
@@ -142,6 +124,50 @@ impl TensorReport {
         };
         TensorReport { tensor: meta.name.clone(), scheme, shape: meta.shape.clone(), error: None }
     }
+}
+
+/// What an artifact lost on a text. Means are over predicted tokens, standard errors over windows ([`mantissa_eval`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// The text.
+    pub text: TokenSet,
+    /// Predicted tokens.
+    pub predicted: u64,
+    /// Mean loss, nats.
+    pub nll: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub nll_se: f64,
+    /// `exp(nll)`.
+    pub ppl: f64,
+    /// Mean KL(source ‖ artifact), nats.
+    pub kl: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub kl_se: f64,
+    /// 99th percentile over positions.
+    pub kl_p99: f32,
+    /// Share of positions at which both have the same most probable token.
+    pub top1: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub top1_se: f64,
+    /// Loss minus the source's.
+    pub delta_nll: f64,
+    /// Its paired standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub delta_nll_se: f64,
+    /// KL(source ‖ source with its weights rounded to bf16), nats: what storing the model unquantized would lose. 0 for a
+    /// bf16 source.
+    pub noise_floor_kl: f64,
+    /// Its standard error.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub noise_floor_kl_se: f64,
+}
+
+/// A standard error that one position does not give is NaN, which JSON spells null.
+fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// Windows of tokens, identified by their ids.
@@ -175,58 +201,12 @@ impl TokenSet {
     }
 }
 
-/// What a run has found out beside its plan.
-pub(crate) struct Found {
-    pub(crate) layers: Vec<LayerReport>,
-    pub(crate) tensors: Vec<TensorReport>,
-    pub(crate) source: Digests,
-    pub(crate) weights: Digests,
-}
-
 impl Quality {
-    /// Of an output that `plan` made of `source`, not evaluated.
-    pub(crate) fn new(plan: &Plan, source: &ModelFiles, found: Found) -> Self {
-        let Found { layers, tensors, source: source_hashes, weights } = found;
-        let (bytes, parameters) = (plan.output_bytes(), plan.config.parameters());
-        // Notes may name files of the source by their place on this machine.
-        let place = format!("{}/", source.dir().display());
-        let fallbacks = layers.iter().filter(|layer| layer.fallback.is_some());
-        Quality {
-            version: VERSION,
-            tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
-            recipe: plan.job.label(),
-            method: plan.job.method_name(),
-            weights: plan.weights.to_string(),
-            activations: plan.activations.as_ref().map(ToString::to_string),
-            kv: plan.cache(),
-            container: plan.container.name().to_owned(),
-            linear_bits_per_weight: plan.linear_bits_per_weight(),
-            linear_stored_bits_per_weight: Some(plan.linear_stored_bits_per_weight()),
-            bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
-            bytes,
-            parameters,
-            hashes: Hashes { source: source_hashes, recipe: plan.job.sha256(), weights },
-            calibration: plan.text().or(plan.text_for(Use::Cache)).map(CalibrationSet::identity),
-            calibration_dtype: match plan.options.products {
-                Products::F32 => None,
-                rounded => Some(rounded.name().to_owned()),
-            },
-            coverage: plan.coverage.clone(),
-            held_out: plan.held_out().map(|set| set.identity()),
-            evaluation: None,
-            fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
-            kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),
-            notes: plan.notes.iter().map(|note| note.replace(&place, "")).collect(),
-            layers,
-            tensors,
-        }
-    }
-
     /// Reads the file of the model folder or single file `artifact`; `None` where there is none.
     ///
     /// # Errors
     /// [`mantissa_store::Error`] where it cannot be read, is malformed or of another version.
-    pub fn read(artifact: &Path) -> Result<Option<Self>> {
+    pub fn read(artifact: &Path) -> Result<Option<Self>, Error> {
         let path = quality_path(artifact);
         if !path.exists() {
             return Ok(None);
@@ -236,7 +216,7 @@ impl Quality {
         if version != Some(VERSION.into()) {
             let found = version.map_or_else(|| "no number".to_owned(), |v| v.to_string());
             let hint = "it was written by another version of mantissa";
-            return Err(Error::field(&path, "version", found, VERSION.to_string(), hint).into());
+            return Err(Error::field(&path, "version", found, VERSION.to_string(), hint));
         }
         let quality = serde_json::from_value(value);
         Ok(Some(quality.map_err(|e| {
@@ -245,7 +225,7 @@ impl Quality {
     }
 
     /// The text of the file.
-    pub(crate) fn to_json(&self) -> Result<String> {
+    pub(crate) fn to_json(&self) -> Result<String, Error> {
         let spell = |error: serde_json::Error| Error::Io {
             path: QUALITY_NAME.into(),
             operation: "spell as JSON",

@@ -1,14 +1,10 @@
 //! What is said of each quantized layer.
 
-use mantissa_model::LinearInfo;
-use mantissa_num::Scheme;
-use mantissa_num::{Code, format::Format};
 use serde::{Deserialize, Serialize};
 
+use mantissa_methods::judge::Judgement;
+
 use crate::error_stats::ErrorReport;
-use crate::judge::Judgement;
-use crate::layers::Solved;
-use crate::plan::Plan;
 
 /// The error of one layer's weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,39 +41,4 @@ pub struct LayerReport {
     /// Error figures of the weight.
     #[serde(flatten)]
     pub error: ErrorReport,
-}
-
-impl LayerReport {
-    /// Of a layer that was stored as `plan` says, by `method`.
-    pub(crate) fn new(plan: &Plan, info: &LinearInfo, scheme: &Scheme, method: &str, solved: Solved) -> Self {
-        LayerReport {
-            module: info.module.clone(),
-            scheme: scheme.to_string(),
-            method: method.to_owned(),
-            fallback: solved.fallback.or_else(|| plan.fallbacks.get(&info.module).cloned()),
-            scale_dtype: scale_dtype(&scheme.format).to_owned(),
-            shape: [info.rows, info.cols],
-            bits_per_weight: plan.bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
-            stored_bits_per_weight: Some(
-                plan.stored_bits(info, scheme) as f64 / (info.rows * info.cols).max(1) as f64,
-            ),
-            outliers: Some(plan.job.outliers(info.rows, info.cols)).filter(|&count| count > 0),
-            output_error: solved.output_error,
-            judged: solved.judged,
-            notes: solved.notes,
-            error: solved.stats.report(),
-        }
-    }
-}
-
-fn scale_dtype(format: &Format) -> &'static str {
-    if format.codec().is_some() {
-        return "in blocks";
-    }
-    match format.scale().map(|scale| scale.code) {
-        None => "none",
-        Some(Code::Float(float)) => float.name,
-        Some(Code::E8m0) => "e8m0",
-        Some(_) => "f32",
-    }
 }

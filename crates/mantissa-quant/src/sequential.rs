@@ -35,9 +35,10 @@ use crate::fold::Folded;
 use crate::gptq::{Drift, Hessian};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
-use crate::layers::{Solved, round_to_nearest, whole};
+use crate::layers::{round_to_nearest, whole};
 use crate::plan::Plan;
 use crate::source::{DenseTensor, Scratch};
+use mantissa_methods::Solved;
 
 pub(crate) use drift::{needs_drift, reads_last, uses_drift};
 pub(crate) use fisher::{metrics_buffers, metrics_bytes, outputs_bytes};

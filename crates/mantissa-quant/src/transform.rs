@@ -19,12 +19,13 @@ use crate::fold::record::storable;
 use crate::fold::sites::{Site, sites};
 use crate::fold::{Folded, Folds, Record};
 use crate::judge::{Judgement, Output, Windows};
-use crate::layers::{Solved, whole};
+use crate::layers::whole;
 use crate::plan::{Plan, Use};
 use crate::rtn;
 use crate::smooth;
 use crate::source::{DenseTensor, Scratch};
 use crate::spin;
+use mantissa_methods::Solved;
 
 /// Tokens that searches multiply.
 pub(crate) const TOKENS: usize = 512;

@@ -21,6 +21,7 @@ mod manifest;
 mod memory;
 mod reference;
 mod trellis;
+pub(crate) mod verification;
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -38,7 +39,6 @@ use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::gguf::GgmlType;
 use mantissa_store::{ErrorClass, Manifest};
 use mantissa_verify::gguf::BlockType;
-use serde::Serialize;
 
 pub use independent::decode;
 use independent::{Independent, Stored, expert};
@@ -47,13 +47,14 @@ pub(crate) use load::loadable;
 use manifest::check_manifest;
 pub use memory::{stored_by_module, verify_bytes};
 use reference::source_weight;
+pub use verification::Verification;
 
+use crate::config::model_config;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::fold::{Folded, Folds, Record};
-use crate::plan::model_config;
-use crate::quality::{Figures, check};
+use crate::quality::check;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
@@ -67,33 +68,6 @@ const COMPARED: u64 = 1 << 19;
 
 /// Tokens of the logit comparison.
 const LOGIT_TOKENS: usize = 32;
-
-/// What was checked and what was found.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Verification {
-    /// Whether everything held.
-    pub ok: bool,
-    /// Files whose hash was checked; 0 without a manifest.
-    pub files: usize,
-    /// Files of the source whose hash was compared with the recorded one.
-    pub source_files: usize,
-    /// Quantized weights decoded; of a GGUF file, all its tensors.
-    pub weights: usize,
-    /// Tensors compared with the source.
-    pub compared: usize,
-    /// Largest error against the source in units of the scheme's bound (at most 1 for round-to-nearest).
-    pub max_error_in_bounds: Option<f64>,
-    /// Largest difference of logits; absent where they were not compared.
-    pub max_logit_difference: Option<f32>,
-    /// The recorded figures as measured again.
-    pub figures: Option<Figures>,
-    /// What did not hold.
-    pub faults: Vec<String>,
-    /// What was not checked, and why.
-    pub notes: Vec<String>,
-    /// Those of the notes that say which bytes no hash vouches for: there is no manifest, or it omits a file.
-    pub unhashed: Vec<String>,
-}
 
 /// What an artifact is verified against.
 #[derive(Clone, Copy, Debug, Default)]

@@ -25,15 +25,16 @@ use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
 use crate::cache_scales;
+use crate::config::model_config;
 use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::input_scales::Observer;
-use crate::layers::Solved;
-use crate::plan::{Check, EXPERTS_APART, Job, Options, Plan, PlannedLinear, model_config, output_of_linears};
+use crate::plan::{Check, EXPERTS_APART, Job, Options, Plan, PlannedLinear, output_of_linears};
 use crate::rtn;
 use crate::stacks::{self, stack_of};
 use crate::verify::loadable;
+use mantissa_methods::Solved;
 
 use around::group_order;
 

@@ -8,7 +8,7 @@ use mantissa_store::convention::ModelFiles;
 
 use super::sites::sites;
 use super::{Folded, Folds};
-use crate::plan::model_config;
+use crate::config::model_config;
 use crate::rotate::{self, RotateOptions, Rotations};
 
 fn tiny_models() -> Vec<PathBuf> {

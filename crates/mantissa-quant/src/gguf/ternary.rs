@@ -10,9 +10,9 @@ use mantissa_num::{CodecId, Codes, Format, Quantized, Scheme, TensorError};
 use mantissa_store::convention::gguf::has_factor;
 
 use crate::error_stats::ErrorStats;
-use crate::layers::Solved;
 use crate::plan::{Job, Plan};
 use crate::rtn;
+use mantissa_methods::Solved;
 
 /// The block types that hold -1, 0 and 1 under a scale of 1.
 const TERNARY: [CodecId; 3] = [CodecId::Tq1_0, CodecId::Tq2_0, CodecId::Q4_0];

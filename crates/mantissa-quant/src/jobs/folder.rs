@@ -20,6 +20,7 @@ use mantissa_store::{
 };
 use serde_json::{Map, Value};
 
+use super::describe::Found;
 use super::{Destination, Published, Task};
 use crate::cache_scales;
 use crate::error::{QuantError, Result, Unfinished};
@@ -28,7 +29,8 @@ use crate::journal::{self, Journal, Start};
 use crate::layers::Layers;
 use crate::plan::{Plan, work_of};
 use crate::progress::{Progress, Tell};
-use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
+use crate::quality::hashes::SourceHashes;
+use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
 use crate::sidecars::copy_sidecars;
 use crate::transform::{self, Prepared};

@@ -1,6 +1,7 @@
 //! Carries out plans. Every job runs in the same frame: it begins a work folder beside the output, fills it, measures and verifies
 //! what lies there, and only then puts it in place. What differs is the [`Destination`].
 
+mod describe;
 mod folder;
 mod gguf_file;
 
@@ -17,9 +18,10 @@ use crate::error::{QuantError, Result};
 use crate::journal::{Journal, Start};
 use crate::plan::Plan;
 use crate::progress::{Progress, Tell};
-use crate::quality::{Found, Quality};
-use crate::verify::Verification;
+use crate::quality::Quality;
+use crate::verify::verification::Verification;
 
+use describe::Found;
 use folder::Folder;
 use gguf_file::GgufFiles;
 

@@ -11,7 +11,7 @@ use mantissa_store::{FileDigest, Manifest, hash_file};
 use super::{Digests, Figures, QUALITY_NAME, Quality, TokenSet, hashes};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorReport;
-use crate::verify::Verification;
+use crate::verify::verification::Verification;
 
 /// Error figures of a weight agree when they differ by no more than this share: the sums have other parts.
 const ERROR_TOLERANCE: f64 = 1e-6;

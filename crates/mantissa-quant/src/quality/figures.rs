@@ -7,9 +7,8 @@ use mantissa_kernels::kernels;
 use mantissa_model::{Decoder, LoadError, ModelConfig, SourceView, WeightSource};
 use mantissa_store::Dtype;
 use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, Stack, Weight};
-use serde::{Deserialize, Deserializer, Serialize};
 
-use super::TokenSet;
+use super::{Figures, TokenSet};
 use crate::error::Result;
 
 /// A text to evaluate an output on before it is put in place, and what it may lose there.
@@ -38,7 +37,7 @@ impl Evaluation {
         sequences: Vec<Sequence>,
         max_kl: Option<f64>,
     ) -> Result<Self> {
-        let config = crate::plan::model_config(source)?;
+        let config = crate::config::model_config(source)?;
         check_sequences(&config, &sequences)?;
         let text = TokenSet::new(name, &sequences);
         let (source_bytes, floor_runs) = (source.checkpoint().total_bytes(), !is_bf16(source, &config));
@@ -49,50 +48,6 @@ impl Evaluation {
     pub fn work(&self) -> u64 {
         self.text.tokens * if self.floor_runs { 2 } else { 1 }
     }
-}
-
-/// What an artifact lost on a text. Means are over predicted tokens, standard errors over windows ([`mantissa_eval`]).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
-    /// The text.
-    pub text: TokenSet,
-    /// Predicted tokens.
-    pub predicted: u64,
-    /// Mean loss, nats.
-    pub nll: f64,
-    /// Its standard error.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub nll_se: f64,
-    /// `exp(nll)`.
-    pub ppl: f64,
-    /// Mean KL(source ‖ artifact), nats.
-    pub kl: f64,
-    /// Its standard error.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub kl_se: f64,
-    /// 99th percentile over positions.
-    pub kl_p99: f32,
-    /// Share of positions at which both have the same most probable token.
-    pub top1: f64,
-    /// Its standard error.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub top1_se: f64,
-    /// Loss minus the source's.
-    pub delta_nll: f64,
-    /// Its paired standard error.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub delta_nll_se: f64,
-    /// KL(source ‖ source with its weights rounded to bf16), nats: what storing the model unquantized would lose. 0 for a
-    /// bf16 source.
-    pub noise_floor_kl: f64,
-    /// Its standard error.
-    #[serde(deserialize_with = "null_is_nan")]
-    pub noise_floor_kl_se: f64,
-}
-
-/// A standard error that one position does not give is NaN, which JSON spells null.
-fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// One figure with how far a second measurement may lie from it.

@@ -52,6 +52,7 @@
 //! metric = "fisher"              # of errors of a layer's output: fisher, mse
 //! ```
 
+pub(crate) mod error;
 mod file_type;
 mod name;
 mod toml_file;
@@ -64,55 +65,14 @@ use std::sync::Arc;
 use mantissa_methods::method::Work;
 use mantissa_model::KvPolicy;
 use mantissa_num::Scheme;
-use mantissa_store::Shown;
 use mantissa_store::convention::{Container, LinearPlan};
 
+pub use error::RecipeError;
 pub use file_type::{FILE_TYPES, FileType, Part, smaller};
 pub use mantissa_methods::{METHODS, Method, TRANSFORMS, Transform};
 pub use name::ALIASES;
 
 use crate::input_scales::Observer;
-
-/// Why a recipe cannot be used. What is quoted of its text is escaped, and cut where it is long.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RecipeError {
-    /// The name is neither an alias nor composed as names are.
-    #[error("recipe \"{}\": found {}, allowed {allowed}; see `mantissa recipes`", Shown(.name), Shown(.found))]
-    Name {
-        /// The recipe's name.
-        name: String,
-        /// The part at fault.
-        found: String,
-        /// What may stand there.
-        allowed: String,
-    },
-    /// A scheme in the recipe is not one.
-    #[error("recipe \"{}\": {field}: {error}", Shown(.name))]
-    Scheme {
-        /// The recipe's name or file.
-        name: String,
-        /// Where.
-        field: String,
-        /// What is wrong with it.
-        error: mantissa_num::ParseError,
-    },
-    /// A key, or a value, of the file.
-    #[error("{file}: {}: found {}, allowed {allowed}", Shown(.field), Shown(.found))]
-    File {
-        /// The file.
-        file: String,
-        /// The key.
-        field: String,
-        /// What it holds.
-        found: String,
-        /// What it may hold, and the nearest of it where something is misspelt.
-        allowed: String,
-    },
-    /// The file is not there or cannot be read.
-    #[error(transparent)]
-    Read(mantissa_store::Error),
-}
 
 /// A rule for some layers.
 #[derive(Clone, Debug, PartialEq)]

@@ -20,10 +20,11 @@ use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, Sta
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::judge::{self, Judgement, Output};
-use crate::layers::{Solved, round_to_nearest, whole};
+use crate::layers::{round_to_nearest, whole};
 use crate::metric::Metric;
 use crate::plan::{Plan, Use};
 use crate::source::{DenseTensor, Scratch};
+use mantissa_methods::Solved;
 
 /// A linear layer whose rounding is to be learned.
 #[derive(Clone, Copy)]

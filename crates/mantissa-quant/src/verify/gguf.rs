@@ -15,11 +15,11 @@ use serde_json::Value;
 
 use super::reference::reference_fault;
 use super::{Rows, Verification, Worst, compare_readers};
+use crate::config::model_config;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::gguf::{dense_name, linear_of, parameters};
-use crate::plan::model_config;
 use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
 
 /// Tensors of rotary factors, which the configuration holds.

@@ -5,27 +5,9 @@ use std::path::Path;
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::{Manifest, Mismatch, interrupted_publication, manifest_path, verify_manifest};
 
-use super::Verification;
+use super::verification::Verification;
 use crate::error::Result;
 use crate::quality::{QUALITY_NAME, quality_path};
-
-impl Verification {
-    /// The same, where bytes that no hash vouches for are a fault.
-    #[must_use]
-    pub fn strictly(mut self) -> Self {
-        let unhashed = std::mem::take(&mut self.unhashed);
-        self.notes.retain(|note| !unhashed.contains(note));
-        self.faults.extend(unhashed);
-        self.ok = self.faults.is_empty();
-        self
-    }
-
-    /// Notes that no hash vouches for some bytes.
-    fn note_unhashed(&mut self, note: String) {
-        self.unhashed.push(note.clone());
-        self.notes.push(note);
-    }
-}
 
 /// Compares the files with the manifest, if there is one, and returns it.
 ///

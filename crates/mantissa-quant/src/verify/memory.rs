@@ -6,9 +6,9 @@ use mantissa_model::{Buffers, LinearInfo, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 
 use super::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
+use crate::config::model_config;
 use crate::error::Result;
 use crate::memory::logits_buffers;
-use crate::plan::model_config;
 use crate::source::PANEL;
 
 /// Code tables, the pieces in which files are hashed and compared, and holes of the heap; measured.

@@ -18,6 +18,7 @@ use mantissa_store::gguf::{GgufSplitWriter, GgufTensorSpec, Value, split};
 use mantissa_store::{Committed, Error, FileDigest, Manifest};
 use serde_json::Map;
 
+use super::describe::Found;
 use super::{Destination, Published, Task};
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
@@ -27,7 +28,8 @@ use crate::importance::Importance;
 use crate::layers::{Layers, refuse_overflow};
 use crate::plan::{Plan, Use, work_of};
 use crate::progress::{Progress, Tell};
-use crate::quality::{Found, QUALITY_NAME, Quality, SourceHashes, TensorReport};
+use crate::quality::hashes::SourceHashes;
+use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::source::{DenseError, DenseTensor, Source, Tail, require_finite};

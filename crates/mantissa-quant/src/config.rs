@@ -1,0 +1,22 @@
+//! The configuration of a model on disk.
+
+use mantissa_model::{LoadError, ModelConfig};
+use mantissa_store::convention::ModelFiles;
+
+use crate::error::Result;
+
+/// Reads the configuration of a model.
+///
+/// # Errors
+/// [`LoadError`] if there is none or a field is wrong.
+pub fn model_config(source: &ModelFiles) -> Result<ModelConfig> {
+    let file = source.config_path().display().to_string();
+    let no_config = || {
+        // A weight file by itself, beside a config that is another model's.
+        let alone = source.checkpoint().files().next().filter(|_| source.dir().join("config.json").exists());
+        LoadError::NoConfig { location: alone.unwrap_or(source.dir()).display().to_string() }
+    };
+    let config =
+        ModelConfig::from_json(source.config().ok_or_else(no_config)?, &file).map_err(LoadError::from)?;
+    Ok(config)
+}

@@ -1,0 +1,74 @@
+//! `quality.json` of an output that a plan made.
+
+use mantissa_model::Products;
+use mantissa_store::TensorMeta;
+use mantissa_store::convention::ModelFiles;
+
+use crate::calibrate::CalibrationSet;
+use crate::fold::Folded;
+use crate::plan::{Plan, Use};
+use crate::quality::{Digests, Hashes, Quality, TensorReport, VERSION};
+use crate::report::LayerReport;
+
+/// Results of filling an output.
+pub(super) struct Found {
+    /// Quantized layers.
+    pub(super) layers: Vec<LayerReport>,
+    /// All other tensors.
+    pub(super) tensors: Vec<TensorReport>,
+    /// Digests of the files of the source.
+    pub(super) source: Digests,
+    /// Digests of the weight files written.
+    pub(super) weights: Digests,
+}
+
+impl TensorReport {
+    /// Describes a tensor that is copied, or changed by a transform and stored in its dtype.
+    pub(super) fn kept(meta: &TensorMeta, folded: &Folded<'_>) -> Self {
+        let copied = Self::copied(meta);
+        match folded.changes(&meta.name) {
+            true => TensorReport { scheme: format!("{}, folded", copied.scheme), ..copied },
+            false => copied,
+        }
+    }
+}
+
+impl Quality {
+    /// Describes an output that `plan` made of `source`, before it is evaluated.
+    pub(super) fn new(plan: &Plan, source: &ModelFiles, found: Found) -> Self {
+        let Found { layers, tensors, source: source_hashes, weights } = found;
+        let (bytes, parameters) = (plan.output_bytes(), plan.config.parameters());
+        // Notes may name files of the source by their place on this machine.
+        let place = format!("{}/", source.dir().display());
+        let fallbacks = layers.iter().filter(|layer| layer.fallback.is_some());
+        Quality {
+            version: VERSION,
+            tool: concat!("mantissa ", env!("CARGO_PKG_VERSION")).to_owned(),
+            recipe: plan.job.label(),
+            method: plan.job.method_name(),
+            weights: plan.weights.to_string(),
+            activations: plan.activations.as_ref().map(ToString::to_string),
+            kv: plan.cache(),
+            container: plan.container.name().to_owned(),
+            linear_bits_per_weight: plan.linear_bits_per_weight(),
+            linear_stored_bits_per_weight: Some(plan.linear_stored_bits_per_weight()),
+            bits_per_weight: bytes as f64 * 8.0 / parameters.max(1) as f64,
+            bytes,
+            parameters,
+            hashes: Hashes { source: source_hashes, recipe: plan.job.sha256(), weights },
+            calibration: plan.text().or(plan.text_for(Use::Cache)).map(CalibrationSet::identity),
+            calibration_dtype: match plan.options.products {
+                Products::F32 => None,
+                rounded => Some(rounded.name().to_owned()),
+            },
+            coverage: plan.coverage.clone(),
+            held_out: plan.held_out().map(|set| set.identity()),
+            evaluation: None,
+            fallbacks: fallbacks.map(|layer| layer.module.clone()).collect(),
+            kept: plan.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone()).collect(),
+            notes: plan.notes.iter().map(|note| note.replace(&place, "")).collect(),
+            layers,
+            tensors,
+        }
+    }
+}

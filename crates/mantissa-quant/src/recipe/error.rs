@@ -1,0 +1,44 @@
+//! Errors of recipes.
+
+use mantissa_store::Shown;
+
+/// Error of a recipe. Quoted text is escaped, and cut if it is long.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecipeError {
+    /// The name is neither an alias nor composed as names are.
+    #[error("recipe \"{}\": found {}, allowed {allowed}; see `mantissa recipes`", Shown(.name), Shown(.found))]
+    Name {
+        /// The recipe's name.
+        name: String,
+        /// The part at fault.
+        found: String,
+        /// What may stand there.
+        allowed: String,
+    },
+    /// A scheme in the recipe is not one.
+    #[error("recipe \"{}\": {field}: {error}", Shown(.name))]
+    Scheme {
+        /// The recipe's name or file.
+        name: String,
+        /// Where.
+        field: String,
+        /// What is wrong with it.
+        error: mantissa_num::ParseError,
+    },
+    /// A key, or a value, of the file.
+    #[error("{file}: {}: found {}, allowed {allowed}", Shown(.field), Shown(.found))]
+    File {
+        /// The file.
+        file: String,
+        /// The key.
+        field: String,
+        /// What it holds.
+        found: String,
+        /// What it may hold, and the nearest of it where something is misspelt.
+        allowed: String,
+    },
+    /// The file is not there or cannot be read.
+    #[error(transparent)]
+    Read(mantissa_store::Error),
+}
