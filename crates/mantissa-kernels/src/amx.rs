@@ -47,7 +47,7 @@ struct TileRow([u32; SIDE]);
 #[derive(Default)]
 struct Packed {
     a: Vec<TileRow>,
-    /// Of each block of k.
+    /// Packed tiles of each block of k.
     b: Vec<Vec<TileRow>>,
 }
 
@@ -55,7 +55,7 @@ thread_local! {
     static PACKED: Cell<Packed> = Cell::default();
 }
 
-/// What the rows of a packed tile are.
+/// Order of the rows of a packed tile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     /// A line's pairs along k: left operands.
@@ -389,7 +389,7 @@ fn store_transposed(rows: &[__m512i; SIDE], out: &mut [TileRow; SIDE]) {
     }
 }
 
-/// Whether this process may use tiles of bf16 and the processor has those that this module is written for. Asks the
+/// True if this process may use tiles of bf16 and the processor has those that this module is written for. Asks the
 /// system for leave, which holds for all threads of the process, those that run already too (Linux,
 /// Documentation/arch/x86/xstate.rst).
 pub(crate) fn is_available() -> bool {

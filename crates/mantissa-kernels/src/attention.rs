@@ -33,14 +33,14 @@ pub struct CausalAttention {
     pub window: Option<usize>,
 }
 
-/// What some models do to the scores between their scale and the softmax.
+/// Change that some models make to the scores between their scale and the softmax.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScoreRules<'a> {
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub softcap: Option<f32>,
     /// One score for each query head that takes its share of the softmax and has no value (gpt-oss; Xiao et al. 2023).
     pub sinks: Option<&'a [f32]>,
-    /// What the weights are rounded to before the values are weighted. They are `exp(score - greatest)`, in [0, 1], and 1
+    /// Rounding of the weights before the values are weighted. They are `exp(score - greatest)`, in [0, 1], and 1
     /// becomes the greatest element: one scale for all, as in SageAttention2 (Zhang et al. 2024, arXiv 2411.10958, sec. 3.3).
     /// Their sum is that of the unrounded ones.
     pub weights: Option<Element>,

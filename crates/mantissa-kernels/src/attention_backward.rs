@@ -25,7 +25,7 @@ impl CausalAttention {
     }
 }
 
-/// What the forward of one sequence read and gave, for [`Kernels::attention_causal_backward`].
+/// Inputs and results of the forward pass of one sequence, for [`Kernels::attention_causal_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSaved<'a> {
     /// Queries, `[t, heads * head_dim]`.
@@ -43,11 +43,11 @@ pub struct AttentionSaved<'a> {
 /// Gradients that [`Kernels::attention_causal_backward`] writes.
 #[derive(Debug)]
 pub struct AttentionGrads<'a> {
-    /// Of the queries.
+    /// Gradient of the queries.
     pub q: &'a mut [f32],
-    /// Of the keys.
+    /// Gradient of the keys.
     pub k: &'a mut [f32],
-    /// Of the values.
+    /// Gradient of the values.
     pub v: &'a mut [f32],
 }
 

@@ -25,7 +25,10 @@ pub struct NotPositiveDefinite {
 impl fmt::Display for NotPositiveDefinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pivot, value } = self;
-        write!(f, "pivot {pivot}: found {value:e}, allowed positive: the matrix is not positive definite")
+        write!(
+            f,
+            "pivot {pivot}: expected a positive value, got {value:e}: the matrix is not positive definite"
+        )
     }
 }
 

@@ -61,7 +61,7 @@ impl Kernels {
         self.isa
     }
 
-    /// Whether bf16 products run on the processor's own dot product (`VDPBF16PS` of AVX-512 BF16, at level amx
+    /// True if bf16 products run on the processor's own dot product (`VDPBF16PS` of AVX-512 BF16, at level amx
     /// `TDPBF16PS`) and not by widening to f32. [`Self::new`] chooses it where the processor has it and is faster with it.
     pub fn bf16_dot(&self) -> bool {
         self.bf16_dot

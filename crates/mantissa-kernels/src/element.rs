@@ -1,6 +1,6 @@
 //! Rounding in place to the elements of a format, the scale given: what simulated quantization does to activations.
 
-/// What a scaled value is rounded to.
+/// Element that a scaled value is rounded to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Element {
     /// Integers.

@@ -9,7 +9,7 @@ pub(crate) const ENV: &str = "MANTISSA_ISA";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
-    /// What the compilation target guarantees (SSE2 on x86-64).
+    /// Instructions that the compilation target guarantees (SSE2 on x86-64).
     Scalar,
     /// x86-64 with AVX2 and FMA.
     Avx2,
@@ -36,7 +36,7 @@ impl Isa {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Whether this processor (and operating system) can run the level. Asking for [`Self::Amx`] makes the process one
+    /// True if this processor (and operating system) can run the level. Asking for [`Self::Amx`] makes the process one
     /// that may use tiles, where the system lets it.
     pub fn is_available(self) -> bool {
         match self {
@@ -91,7 +91,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Why a requested level cannot be used.
+/// Reason why a requested level cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IsaError {
@@ -131,13 +131,13 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512dq")
 }
 
-/// Whether the level avx512 may use AVX-512 BF16 (`VDPBF16PS`).
+/// True if the level avx512 may use AVX-512 BF16 (`VDPBF16PS`).
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_bf16_dot() -> bool {
     has_avx512() && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Whether `VDPBF16PS` is faster than widening to f32. On AMD it is: twice the f32 peak, measured on Zen 5. On
+/// True if `VDPBF16PS` is faster than widening to f32. On AMD it is: twice the f32 peak, measured on Zen 5. On
 /// Emerald Rapids it is half of the f32 peak (one begins every other cycle, against two f32 multiply-adds in
 /// each), and the fast bf16 unit is AMX. Intel's processors of that line are told by AVX-512 FP16, which came
 /// with it. A rule and not a measurement, so that one processor always takes one path.

@@ -9,7 +9,7 @@ use crate::{Kernels, TrellisValues};
 /// Constraint lengths (16 bits) of a search on either side of the seam.
 const AROUND: usize = 5;
 
-/// What a search works in: 2^(16 - k) bytes for each weight of the ring.
+/// Scratch memory of a search: 2^(16 - k) bytes for each weight of the ring.
 #[derive(Clone, Debug)]
 pub struct TrellisScratch {
     costs: Vec<f32>,

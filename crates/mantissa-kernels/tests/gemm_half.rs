@@ -246,7 +246,7 @@ fn is_intel() -> bool {
     false
 }
 
-/// How a caller cuts rows, columns, or k at whole blocks, cannot show in the result.
+/// Tests that cuts of rows, columns, or k at whole blocks cannot show in the result.
 #[test]
 fn splits_change_no_bit() {
     let (m, n, k) = (203, 810, 2 * DEPTH + 101);

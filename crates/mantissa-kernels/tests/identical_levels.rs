@@ -432,7 +432,7 @@ fn error_sums() {
     });
 }
 
-/// Of random blocks, whose scales may be infinite or NaN, at a length of which no power of two is a part.
+/// Tests random blocks, whose scales may be infinite or NaN, at a length of which no power of two is a part.
 #[test]
 fn error_sums_of_blocks_are_those_of_their_values() {
     let mut random = Random(19);

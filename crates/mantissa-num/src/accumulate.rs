@@ -1,4 +1,4 @@
-//! How a matrix unit adds the products of 8-bit floats.
+//! Accumulators of matrix units: sums of products of 8-bit floats.
 //!
 //! Hopper's tensor cores keep about 14 bits of the sum: the 32 products of one step, and what was summed before, are shifted
 //! to the greatest exponent among them and cut off below the 14th bit, toward zero; the sum is kept with as many bits
@@ -46,7 +46,7 @@ impl fmt::Display for Accumulator {
 
 /// The text names no accumulator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("accumulator: found \"{0}\", allowed f32, hopper, hopper-128 or another multiple of 32")]
+#[error("accumulator: expected f32, hopper, hopper-128 or another multiple of 32, got \"{0}\"")]
 pub struct AccumulatorError(String);
 
 impl FromStr for Accumulator {

@@ -15,14 +15,14 @@ use crate::scheme::{Rule, Scheme};
 
 pub use nested::nest;
 
-/// What a block's scale depends on.
+/// Statistics of a block from which its scale follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// Smallest value, NaN aside.
     pub min: f32,
     /// Largest value, NaN aside.
     pub max: f32,
-    /// Whether a NaN was seen.
+    /// True if a NaN was seen.
     pub nan: bool,
     /// Sum of the magnitudes.
     pub abs_sum: f64,
@@ -31,11 +31,11 @@ pub struct Range {
 }
 
 impl Range {
-    /// Of no values.
+    /// Range of no values.
     pub const EMPTY: Range =
         Range { min: f32::INFINITY, max: f32::NEG_INFINITY, nan: false, abs_sum: 0.0, count: 0 };
 
-    /// Of `x`.
+    /// Computes the range of `x`.
     pub fn of(x: &[f32]) -> Self {
         x.iter().fold(Self::EMPTY, |range, &v| range.with(v))
     }
@@ -132,13 +132,13 @@ impl Block {
         Block { scale, zero: 0, bias: 0.0, step }
     }
 
-    /// How a value is brought to the element's grid, for loops over many elements.
+    /// Step that brings a value to the element's grid, for loops over many elements.
     pub const fn step(&self) -> Step {
         self.step
     }
 }
 
-/// How a value is brought to the element's grid.
+/// Step that brings a value to the element's grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     /// As it is.
@@ -229,7 +229,7 @@ impl Format {
         })
     }
 
-    /// How a block with this stored scale, zero point and tensor-wide scale decodes, its bias aside
+    /// Decoder of a block with this stored scale, zero point and tensor-wide scale, its bias aside
     /// ([`Decoder::with_bias`]). Blocks under double quantization decode as [`Nested::scale`](crate::Nested::scale) says.
     pub fn decoder(&self, scale: u32, zero: i32, outer: Option<f32>) -> Decoder {
         let Some(tree) = self.scale() else { return Decoder::scaled(1.0) };

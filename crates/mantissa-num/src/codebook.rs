@@ -16,7 +16,7 @@ pub enum Book {
     /// The signed dynamic map of 4 bits (torchao's `create_dynamic_map(True, 3, 4)`).
     Dyn4,
     /// The signed linear map of 8 bits (`create_linear_map` of bitsandbytes): 255 even levels over [-1, 1], and zero.
-    /// What the dynamic map is measured against: below 1/510 of the largest value of its block it has nothing.
+    /// Smallest step of the dynamic map: below 1/510 of the largest value of its block it has no levels.
     Lin8,
     /// The unsigned linear map of 8 bits: 256 even levels over [0, 1].
     Lin8Unsigned,
@@ -106,7 +106,7 @@ impl Book {
         if self.is_state_map() { 256 } else { 64 }
     }
 
-    /// Whether the book is one of the maps of optimizer state, which bitsandbytes' CPU code quantizes through a table of
+    /// True if the book is one of the maps of optimizer state, which bitsandbytes' CPU code quantizes through a table of
     /// 65 536 entries ([`encode_by_table`](Self::encode_by_table)).
     pub const fn is_state_map(self) -> bool {
         !matches!(self, Book::Nf4 | Book::Fp4Bnb)

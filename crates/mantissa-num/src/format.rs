@@ -85,7 +85,7 @@ impl Code {
     }
 }
 
-/// Which elements of a `[rows, cols]` tensor share a scale. Leading axes are folded into rows.
+/// Elements of a `[rows, cols]` tensor that share a scale. Leading axes are folded into rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Blocks {
@@ -174,13 +174,13 @@ impl Blocks {
         }
     }
 
-    /// Whether every block lies within one row, so that rows can be processed by themselves.
+    /// True if every block lies within one row, so that rows can be processed by themselves.
     pub const fn within_rows(self) -> bool {
         matches!(self, Blocks::Row | Blocks::Group(_))
     }
 }
 
-/// What a stored outer scale means for the numbers below it.
+/// Meaning of a stored outer scale for the numbers below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sense {
@@ -201,9 +201,9 @@ pub enum Sense {
 /// The scale of a block: its own code, and, where scales are themselves scaled, the level above.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScaleTree {
-    /// How the scale is stored.
+    /// Code of the stored scale.
     pub code: Code,
-    /// What it means.
+    /// Meaning of the scale for the level below.
     pub sense: Sense,
     /// The level above: which of *these* scales share one, and that level's own tree.
     pub outer: Option<(Blocks, Box<ScaleTree>)>,
@@ -225,13 +225,13 @@ impl ScaleTree {
         self.outer.as_ref().filter(|(blocks, _)| *blocks == Blocks::Tensor).map(|(_, tree)| &**tree)
     }
 
-    /// Which of these scales share one of the level above, and that level's tree, in double quantization.
+    /// Blocks of these scales that share one of the level above, and that level's tree, in double quantization.
     pub fn nested(&self) -> Option<(Blocks, &ScaleTree)> {
         self.outer.as_ref().filter(|(_, tree)| tree.sense == Sense::Residual).map(|(b, tree)| (*b, &**tree))
     }
 }
 
-/// Whether codes are shifted before they are scaled.
+/// Shift of codes before they are scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Offset {
@@ -249,7 +249,7 @@ pub enum Offset {
 pub struct Affine {
     /// The element.
     pub code: Code,
-    /// Which elements share a scale. [`Blocks::Tensor`] where there is none.
+    /// Elements that share a scale. [`Blocks::Tensor`] where there is none.
     pub blocks: Blocks,
     /// The scale; `None` for a plain cast.
     pub scale: Option<ScaleTree>,
@@ -286,13 +286,13 @@ impl Affine {
 pub struct Table {
     /// The table.
     pub book: Book,
-    /// Which elements share a scale.
+    /// Elements that share a scale.
     pub blocks: Blocks,
     /// The scale (the block's amax).
     pub scale: ScaleTree,
 }
 
-/// How a tensor is stored, as far as a reader must know.
+/// Stored form of a tensor: all that a reader needs, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
@@ -312,7 +312,7 @@ impl Format {
         Format::Affine(Affine { code, blocks: Blocks::Tensor, scale: None, offset: Offset::None })
     }
 
-    /// Which elements share a scale, or are encoded together.
+    /// Elements that share a scale, or are encoded together.
     pub const fn blocks(&self) -> Blocks {
         match self {
             Format::Affine(a) => a.blocks,
@@ -340,12 +340,12 @@ impl Format {
         }
     }
 
-    /// Whether there is a zero point per block.
+    /// True if there is a zero point per block.
     pub const fn has_zero(&self) -> bool {
         matches!(self, Format::Affine(Affine { offset: Offset::Zero, .. }))
     }
 
-    /// Whether there is an f32 bias per block.
+    /// True if there is an f32 bias per block.
     pub const fn has_bias(&self) -> bool {
         matches!(self, Format::Affine(Affine { offset: Offset::Bias, .. }))
     }

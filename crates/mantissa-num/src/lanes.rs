@@ -51,7 +51,7 @@ pub trait Lanes: Copy {
     /// The bits of the f16 nearest to each lane, ties to even, infinite where none is near; no lane is NaN.
     #[inline(always)]
     fn halves(self, a: Self::V) -> [u16; LANES] {
-        self.to_array(a).map(crate::codec::f16_bits)
+        self.to_array(a).map(crate::minifloat::f16_bits)
     }
 }
 

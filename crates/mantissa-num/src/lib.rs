@@ -1,4 +1,4 @@
-//! What a number format *is*: bits ↔ value, rounding, [`Scheme`]s, block and packing layouts as data.
+//! Number formats as data: bits ↔ value, rounding, [`Scheme`]s, block and packing layouts.
 //!
 //! Pure: no I/O, no threads, no unsafe code. It is the specification that every faster path of mantissa is compared with.
 //!
@@ -21,6 +21,7 @@ pub mod codebook;
 pub mod codec;
 mod codes;
 pub mod e8m0;
+mod error;
 pub mod format;
 pub mod grammar;
 pub mod hadamard;
@@ -35,15 +36,17 @@ pub mod stored;
 pub mod swizzle;
 mod tensor;
 pub mod trellis;
+mod unfold;
 pub mod variant;
 
 pub use accumulate::{Accumulator, AccumulatorError};
 pub use codec::CodecId;
 pub use codes::Codes;
+pub use error::TensorError;
 pub use format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Table};
 pub use grammar::{ParseError, parse_activation, parse_weight};
 pub use hadamard::Hadamard;
 pub use level::{Nested, Offsets, ScaleLevel};
 pub use round::Rounding;
 pub use scheme::{Encoder, RowKind, Rule, ScaleFloor, Scheme, Source};
-pub use tensor::{Given, Quantized, TensorError, code_unit, fake_quantize, quantize};
+pub use tensor::{Given, Quantized, code_unit, fake_quantize, quantize};

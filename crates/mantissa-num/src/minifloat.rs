@@ -8,7 +8,7 @@
 
 use crate::round::Rounding;
 
-/// How the codes with the largest exponent field are used.
+/// Meaning of the codes with the largest exponent field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Special {
@@ -22,7 +22,7 @@ pub enum Special {
     Fnuz,
 }
 
-/// What a value beyond the largest finite one becomes.
+/// Result of encoding a value beyond the largest finite one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
     /// The largest finite value of the same sign, for infinities too.
@@ -166,7 +166,7 @@ impl MiniFloat {
         (self.max_code() >> self.mantissa_bits) as i32 - self.bias
     }
 
-    /// Whether some code decodes to NaN.
+    /// True if some code decodes to NaN.
     pub const fn has_nan(&self) -> bool {
         !matches!(self.special, Special::Finite)
     }
@@ -216,6 +216,21 @@ impl MiniFloat {
 /// `2^e` for `-1022 <= e <= 1023`.
 pub(crate) fn pow2(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
+}
+
+/// Rounds to the nearest f16, ties to even. Values that are normal in f16, as most scales are, take integer operations alone.
+#[inline]
+pub(crate) fn f16_bits(x: f32) -> u16 {
+    const DROPPED: u32 = 23 - 10;
+    const REBIAS: u32 = (127 - 15) << 23;
+    let (bits, magnitude) = (x.to_bits(), x.abs());
+    if (1.0 / 16384.0..=65504.0).contains(&magnitude) {
+        let magnitude = magnitude.to_bits() - REBIAS;
+        let odd = magnitude >> DROPPED & 1;
+        let rounded = (magnitude + (1 << (DROPPED - 1)) - 1 + odd) >> DROPPED;
+        return (bits >> 16 & 0x8000 | rounded) as u16;
+    }
+    F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16
 }
 
 #[cfg(test)]
@@ -300,5 +315,18 @@ mod tests {
         // Five standard errors of a binomial share.
         assert!((p - 0.3).abs() < 5.0 * (0.3 * 0.7 / n as f64).sqrt(), "{p}");
         assert!((0..1000).all(|i| E4M3.encode(1.125, Overflow::Saturate, rounding, i) == 0b0_0111_001));
+    }
+
+    #[test]
+    fn f16_scales_are_those_of_the_reference() {
+        let reference = |x| F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16;
+        for code in 0..=0x7c00u16 {
+            let (x, next) = (F16.decode(code.into()), F16.decode((code + 1).min(0x7bff).into()));
+            let tie = x + (next - x) / 2.0;
+            for x in [x, x.next_up(), x.next_down(), tie, tie.next_up(), tie.next_down()] {
+                assert_eq!(f16_bits(x), reference(x), "{x:e}");
+                assert_eq!(f16_bits(-x), reference(-x), "-{x:e}");
+            }
+        }
     }
 }

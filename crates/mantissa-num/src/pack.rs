@@ -1,6 +1,6 @@
 //! Packing orders, as data: how codes of fewer than 8 bits share bytes in each on-disk convention.
 
-/// Which end of a unit the first code takes.
+/// End of a unit that the first code takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum First {
     /// Code `i` occupies bits `[i·b, (i+1)·b)` of the little-endian byte stream.
@@ -18,9 +18,9 @@ pub struct Packing {
     pub unit_bytes: usize,
     /// Order within the stream.
     pub first: First,
-    /// Whether signed codes are stored plus `2^(bits-1)` (offset binary) instead of two's complement.
+    /// True if signed codes are stored plus `2^(bits-1)` (offset binary) instead of two's complement.
     pub offset_binary: bool,
-    /// Whether the whole array is one line; otherwise each row is a line.
+    /// True if the whole array is one line; otherwise each row is a line.
     pub flat: bool,
 }
 
@@ -241,7 +241,7 @@ pub struct Strided {
     pub unit_bytes: usize,
     /// Codes of a unit.
     pub fields: usize,
-    /// Whether field 0 is the lowest; otherwise field `fields - 1`.
+    /// True if field 0 is the lowest; otherwise field `fields - 1` is.
     pub first: First,
 }
 

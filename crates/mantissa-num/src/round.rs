@@ -3,7 +3,7 @@
 //! Philox4x32-10: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. The counter is the element's
 //! index in its tensor and the key the seed, so that a result depends neither on order nor on threads.
 
-/// How a real value becomes one of its two neighbouring codes.
+/// Rounding of a real value to one of its two neighbouring codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearest code, ties to the even code (RNE).

@@ -6,7 +6,7 @@ use crate::format::{Affine, Blocks, Code, Format, Offset, ScaleTree, Sense, Tabl
 use crate::minifloat;
 use crate::round::Rounding;
 
-/// How a writer picks a block's scale and codes, where public implementations differ. `golden/README.md` of the reference
+/// Rule by which a writer picks a block's scale and codes, where implementations differ. `golden/README.md` of the reference
 /// data lists the formulas; [`blockwise`](crate::blockwise) implements them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -62,14 +62,14 @@ pub enum Rule {
     AbsMean,
 }
 
-/// What a writer decides and a reader never needs.
+/// Decisions of a writer that a reader never needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Encoder {
-    /// How scales and codes are chosen.
+    /// Choice of scales and codes.
     pub rule: Rule,
     /// Smallest scale of a block.
     pub floor: ScaleFloor,
-    /// How values become codes.
+    /// Rounding of values to codes.
     pub rounding: Rounding,
 }
 
@@ -117,9 +117,9 @@ pub(crate) const FOUR_OVER_SIX_SCALE: u32 = 6 * 256;
 /// A way of storing a tensor, as a user names it. Parses from and prints to text: see [`grammar`](crate::grammar).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheme {
-    /// What a reader needs.
+    /// Stored format, all that a reader needs.
     pub format: Format,
-    /// What the writer decides.
+    /// Decisions of the writer.
     pub encoder: Encoder,
     /// When scales are taken.
     pub source: Source,

@@ -1,4 +1,4 @@
-//! What stands around the codes of a stored linear layer: DESIGN's `Stored = Format + … + [Diag | Hadamard | Perm]… + [Columns | Sparse | LowRank]…`.
+//! Transforms around the codes of a stored linear layer: `Stored = Format + … + [Diag | Hadamard | Perm]… + [Columns | Sparse | LowRank]…`.
 //!
 //! `y = After(W · Before(x)) + Extras(x)`, with `W` `[rows, cols]` the decoded codes, `x` `[cols]` and `y` `[rows]`. GPTQ's act-order (`g_idx`) is a
 //! permutation before a weight whose columns are sorted by group, AWQ's and SmoothQuant's scales that are not folded are a diagonal, EXL3's and
@@ -17,7 +17,7 @@ pub enum Map {
     Hadamard(Hadamard),
 }
 
-/// What is added to the product.
+/// Term added to the product.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Extra {
     /// `y += V · x[index]`, `V` `[rows, index.len()]` row-major.
@@ -60,13 +60,13 @@ pub struct Transforms {
 
 /// A transform does not fit the layer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: found {found}, allowed {allowed}")]
+#[error("{what}: expected {allowed}, got {found}")]
 pub struct MisfitError {
-    /// Which one.
+    /// Part that does not fit.
     pub what: &'static str,
-    /// What it is.
+    /// Value of the part.
     pub found: String,
-    /// What fits.
+    /// Values that fit.
     pub allowed: String,
 }
 
@@ -86,7 +86,7 @@ fn columns(what: &'static str, index: &[u32], cols: usize) -> Result<(), MisfitE
 }
 
 impl Map {
-    /// Whether it maps vectors of `width` values.
+    /// Checks that the map takes vectors of `width` values.
     ///
     /// # Errors
     /// [`MisfitError`]: another length, or no permutation.
@@ -140,7 +140,7 @@ impl Map {
 }
 
 impl Extra {
-    /// Whether it belongs to a layer `[rows, cols]`.
+    /// Checks that the term belongs to a layer `[rows, cols]`.
     ///
     /// # Errors
     /// [`MisfitError`].
@@ -229,12 +229,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl Transforms {
-    /// Whether there is nothing around the codes.
+    /// True if there is nothing around the codes.
     pub fn is_empty(&self) -> bool {
         self.before.is_empty() && self.after.is_empty() && self.extras.is_empty()
     }
 
-    /// Whether all belong to a layer `[rows, cols]`.
+    /// Checks that all transforms belong to a layer `[rows, cols]`.
     ///
     /// # Errors
     /// [`MisfitError`] names the first that does not.
@@ -329,11 +329,11 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         for (map, part) in [
-            (Map::Perm(vec![0, 1, 1, 3]), "permutation: found 1"),
-            (Map::Perm(vec![0, 1, 2, 9]), "permutation: found 9"),
-            (Map::Perm(vec![0]), "permutation: found 1, allowed 4 values"),
+            (Map::Perm(vec![0, 1, 1, 3]), "permutation: expected each of 0 to 4 once, got 1"),
+            (Map::Perm(vec![0, 1, 2, 9]), "permutation: expected each of 0 to 4 once, got 9"),
+            (Map::Perm(vec![0]), "permutation: expected 4 values, got 1"),
             (Map::Diag(vec![1.0]), "diagonal"),
-            (Map::Hadamard(Hadamard::new(8).unwrap()), "Hadamard block: found 8, allowed divisors of 4"),
+            (Map::Hadamard(Hadamard::new(8).unwrap()), "Hadamard block: expected divisors of 4, got 8"),
         ] {
             let message = map.check(4).unwrap_err().to_string();
             assert!(message.contains(part), "{message}");

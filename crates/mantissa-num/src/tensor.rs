@@ -5,6 +5,7 @@ use std::ops::Range as Rows;
 use crate::blockwise::{Block, Decoder, Range, nest};
 use crate::codec::Codec;
 use crate::codes::Codes;
+use crate::error::TensorError;
 use crate::format::{Blocks, Code, Format};
 use crate::level::{Nested, ScaleLevel};
 use crate::scheme::{Rule, Scheme};
@@ -13,7 +14,7 @@ use crate::trellis::Trellis;
 /// A quantized `[rows, cols]` tensor, unpacked: one code per element, row-major, or the blocks of a codec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
-    /// How to read it.
+    /// Format of codes and scales.
     pub format: Format,
     /// Product of all axes but the last.
     pub rows: usize,
@@ -25,106 +26,7 @@ pub struct Quantized {
     pub scales: ScaleLevel,
 }
 
-/// Why a tensor could not be quantized or a quantized tensor not be read.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TensorError {
-    /// NaN or infinity where the format has no code for it.
-    #[error(
-        "found {count} non-finite values, the first ({value}) at element {index}, allowed finite values only"
-    )]
-    NonFinite {
-        /// How many.
-        count: usize,
-        /// Flat index of the first.
-        index: usize,
-        /// The first.
-        value: f32,
-    },
-    /// A list does not have the length that the shape requires.
-    #[error("{what}: found {found}, allowed {expected} for shape [{rows}, {cols}]")]
-    Length {
-        /// Which list.
-        what: &'static str,
-        /// Its length.
-        found: usize,
-        /// The length required.
-        expected: usize,
-        /// Rows of the tensor.
-        rows: usize,
-        /// Columns of the tensor.
-        cols: usize,
-    },
-    /// The tiles of a trellis do not divide the tensor.
-    #[error("found [{rows}, {cols}], allowed multiples of 16 for tiles of a trellis")]
-    Tiles {
-        /// Rows of the tensor.
-        rows: usize,
-        /// Columns of the tensor.
-        cols: usize,
-    },
-    /// Values that are coded together, by a search.
-    #[error(
-        "found {scheme}, whose values are coded together; allowed schemes of elements or blocks, or the method qtip"
-    )]
-    Searched {
-        /// The scheme.
-        scheme: String,
-    },
-    /// A codec's blocks do not divide a row.
-    #[error("found rows of {cols} elements, allowed multiples of {block} for {codec}")]
-    Ragged {
-        /// Columns of the tensor.
-        cols: usize,
-        /// Elements of a block.
-        block: usize,
-        /// The codec.
-        codec: &'static str,
-    },
-    /// Blocks of a codec whose scale would be infinite.
-    #[error(
-        "found {count} blocks that {codec} can store as infinity only, the first at element {index} of magnitude {amax:e}, allowed what a scale of at most 65504, the largest f16, reaches; keep this tensor or store it as bf16 or f32"
-    )]
-    ScaleOverflow {
-        /// How many.
-        count: usize,
-        /// Flat index of the first element of the first.
-        index: usize,
-        /// Its largest magnitude.
-        amax: f32,
-        /// The codec.
-        codec: &'static str,
-    },
-    /// Finite values whose code in a plain cast is infinity, where none may be written.
-    #[error(
-        "found magnitude {amax:e}, allowed up to {allowed} in {element}; keep this tensor or store it as bf16 or f32"
-    )]
-    ValueOverflow {
-        /// The largest magnitude.
-        amax: f32,
-        /// The largest magnitude that the element holds.
-        allowed: f32,
-        /// The element.
-        element: &'static str,
-    },
-}
-
-impl TensorError {
-    /// The error of a part that begins at element `first`, with its index in the whole.
-    pub fn shifted(self, first: usize) -> Self {
-        match self {
-            TensorError::NonFinite { count, index, value } => {
-                TensorError::NonFinite { count, index: first + index, value }
-            }
-            TensorError::ScaleOverflow { count, index, amax, codec } => {
-                TensorError::ScaleOverflow { count, index: first + index, amax, codec }
-            }
-            other => other,
-        }
-    }
-}
-
-/// What a caller may fix beforehand.
+/// Parameters that a caller may fix beforehand.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Given {
     /// Tensor-wide scale as stored, instead of one from this tensor's amax: fused partners share theirs, and a static
@@ -275,7 +177,7 @@ impl Quantized {
         codec.decode(&bytes[rows.start * row_bytes..rows.end * row_bytes], out);
     }
 
-    /// Whether all lists match the shape and the format.
+    /// Checks that all lists match the shape and the format.
     ///
     /// # Errors
     /// [`TensorError::Length`] names the first list that does not, [`TensorError::Ragged`] a codec that does not divide rows,
@@ -321,7 +223,7 @@ impl Quantized {
         }
     }
 
-    /// How elements of `block` decode, in the order of [`Blocks::grid`]. The tensor must have passed [`check`](Self::check).
+    /// Decoder of the elements of `block`, in the order of [`Blocks::grid`]. The tensor must have passed [`check`](Self::check).
     pub fn block_decoder(&self, block: usize) -> Decoder {
         let scale = if self.scales.is_empty() { 0 } else { self.scales.get(block) };
         if let (Some(nested), Some(tree)) = (self.nested(), self.format.scale()) {

@@ -18,7 +18,7 @@ pub const TILE: usize = 16;
 /// Weights of a tile.
 pub const TILE_WEIGHTS: usize = TILE * TILE;
 
-/// How a state becomes a value.
+/// Map from a state to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TrellisBook {
     /// "3INST": the two halves, masked to small f16, of a linear congruence.
@@ -64,7 +64,7 @@ impl TrellisBook {
         }
     }
 
-    /// Of every state.
+    /// Values of all states.
     pub fn table(self) -> Vec<u16> {
         (0..=u16::MAX).map(|state| self.value(state)).collect()
     }

@@ -1,4 +1,4 @@
-//! What every scheme promises, whatever the values.
+//! Properties of every scheme, for any values.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use mantissa_num::grammar::catalogue;

@@ -6,7 +6,7 @@
 
 use super::{clamp, round_even_i32};
 
-/// How an element is brought to its code's grid.
+/// Step that brings an element to its code's grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     /// `x / scale`.
@@ -26,18 +26,18 @@ pub struct MinifloatLayout {
     pub sign_bit: u32,
     /// Code of the largest finite value, to which everything beyond it saturates.
     pub max_code: u8,
-    /// Whether a negative zero keeps its sign (in the `fnuz` formats its code is NaN).
+    /// True if a negative zero keeps its sign (in the `fnuz` formats its code is NaN).
     pub signed_zero: bool,
 }
 
-/// What integer codes are made of.
+/// Grid of integer codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IntGrid {
     /// The least code.
     pub low: i8,
     /// The greatest code.
     pub high: i8,
-    /// Whether the zero point is added after rounding (torchao) instead of before (compressed-tensors).
+    /// True if the zero point is added after rounding (torchao) instead of before (compressed-tensors).
     pub zero_after_rounding: bool,
 }
 

@@ -1,4 +1,4 @@
-//! How far an approximation is from its source, and the range of each group.
+//! Error of an approximation against its source, and the range of each group.
 
 use super::reduce::{amax, min_max};
 use super::tree;
@@ -27,7 +27,7 @@ pub(crate) fn error_sums<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> ErrorSums {
 pub(super) struct Running<S: Simd> {
     error: S::F64,
     value: S::F64,
-    /// Of the differences in f64: rounded to f32 the greatest stays the greatest.
+    /// Largest difference, in f64: rounded to f32 the greatest stays the greatest.
     max: S::F64,
 }
 

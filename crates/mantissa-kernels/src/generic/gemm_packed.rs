@@ -72,12 +72,12 @@ impl<T> Operand<'_, T> {
     }
 }
 
-/// How operands lie in panels, and the step of the product that reads them.
+/// Layout of operands in panels, and the step of the product that reads them.
 ///
 /// A panel holds a few lines, filled up with zeros, for one block of k: step by step, and within a step line by
 /// line. A step is one 32-bit value of every line.
 pub(crate) trait Panels: Copy {
-    /// What operands hold.
+    /// Element type of the operands.
     type Element: Copy + Default;
     /// The level whose accumulators the sums are.
     type Level: Simd;
@@ -85,7 +85,7 @@ pub(crate) trait Panels: Copy {
     type Vector: Copy;
     /// Steps of every two elements along k.
     const STEPS: usize;
-    /// Whether sums are pairs of chains of [`CHAINED`] steps, added to C one after another, and not one chain of a block.
+    /// True if sums are pairs of chains of [`CHAINED`] steps, added to C one after another, and not one chain of a block.
     const PAIRED: bool;
 
     fn level(self) -> Self::Level;

@@ -9,7 +9,7 @@ use super::{clamp, round_even_i32};
 use crate::simd::Simd;
 use std::fmt;
 
-/// What replaces a scale of zero (a group of zeros, or one so small that the quotient underflows).
+/// Smallest scale, in place of zero (a group of zeros, or one so small that the quotient underflows).
 const ZERO_SCALE: f32 = f32::EPSILON;
 
 /// A group that has no scale, because an element is NaN or infinite.

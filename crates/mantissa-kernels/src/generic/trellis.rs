@@ -17,7 +17,7 @@ pub struct TrellisValues {
 }
 
 impl TrellisValues {
-    /// Of `table`, the value of each state, for codes of `bits`; `None` for other than 65 536 values and 1 to 8 bits.
+    /// Prepares a search over `table`, the value of each state, for codes of `bits`; `None` for other than 65 536 values and 1 to 8 bits.
     pub fn new(bits: u32, table: &[f32]) -> Option<Self> {
         if table.len() != 1 << 16 || !(1..=8).contains(&bits) {
             return None;

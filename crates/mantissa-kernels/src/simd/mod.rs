@@ -15,7 +15,7 @@ pub(crate) const LANES: usize = 16;
 
 /// The operations of a level on 16 lanes.
 pub(crate) trait Simd: Copy {
-    /// Whether there are 32 vector registers, so that a tile of a product may hold 24 accumulators.
+    /// True if there are 32 vector registers, so that a tile of a product may hold 24 accumulators.
     const WIDE: bool;
 
     /// 16 f32 lanes.

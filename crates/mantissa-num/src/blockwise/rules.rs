@@ -1,4 +1,4 @@
-//! How each rule chooses a block's scale from its range.
+//! Block scales from the range of a block, by rule.
 //!
 //! A group per family of formats; the formulas are those of `golden/README.md`, one f32 operation at a time.
 
@@ -155,7 +155,7 @@ pub(super) fn four(range: Range, tree: &ScaleTree, outer: f32) -> Block {
     transformer_engine(range.amax() * (encode * (1.0 / E2M1.max())) * 1.5, encode)
 }
 
-/// What Transformer Engine multiplies a tensor of amax `outer` by before it is cut into blocks.
+/// Factor by which Transformer Engine multiplies a tensor of amax `outer` before it is cut into blocks.
 pub(super) fn encode_scale(tree: Option<&ScaleTree>, outer: f32) -> f32 {
     let full_scale = match tree.and_then(ScaleTree::tensor_wide).map(|tree| tree.sense) {
         Some(Sense::Amax { full_scale }) => full_scale as f32,

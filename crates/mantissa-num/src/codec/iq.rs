@@ -76,7 +76,7 @@ pub(super) const IQ2_LEVELS: [f32; 4] = [8.0, 25.0, 43.0, 0.0];
 pub(super) const IQ3_XXS_LEVELS: [f32; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
 pub(super) const IQ3_S_LEVELS: [f32; 8] = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0];
 
-/// What a searched block holds, before it is packed.
+/// Parts of a searched block, before they are packed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lattice {
     /// The f16 scale.

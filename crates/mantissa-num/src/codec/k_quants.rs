@@ -169,7 +169,7 @@ fn encode_q8_k(x: &[f32], block: &mut [u8]) {
     }
 }
 
-/// What a searched super-block holds, before it is packed.
+/// Parts of a searched super-block, before they are packed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SuperBlock {
     /// f16 scales of the integer scales and minima.
@@ -178,7 +178,7 @@ pub(super) struct SuperBlock {
     /// One per sub-block, as far as there are sub-blocks.
     pub(super) scales: [i8; 16],
     pub(super) mins: [u8; 16],
-    /// What is multiplied: signed where the type has no minimum, in IQ4_XS a level.
+    /// Factor of the scale: signed where the type has no minimum, in IQ4_XS a level.
     pub(super) codes: [i8; 256],
 }
 

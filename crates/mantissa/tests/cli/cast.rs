@@ -210,7 +210,7 @@ fn what_cannot_be_cast_is_refused_and_named() {
     };
     for scheme in ["int4-g32", "int8-tensor", "nf4", "nvfp4", "fp8-e4m3-channel"] {
         let line = cast(scheme, &[]);
-        assert!(line.contains("\"x\"") && line.contains("found 2 non-finite"), "{line}");
+        assert!(line.contains("\"x\"") && line.contains("got 2 non-finite"), "{line}");
         assert!(line.contains("element 70"), "{line}");
     }
     assert!(cast("int9-g32", &[]).contains("int9-g32"));

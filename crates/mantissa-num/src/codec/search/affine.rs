@@ -4,7 +4,7 @@ use super::super::k_quants::{self, SuperBlock};
 use super::sub_blocks::{Coder, SubBlocks, nearest};
 use super::{INFINITE, LANES, Lanes, MOST, Target, extremes, inverse, least, round, total, uneven};
 
-/// What distinguishes the types.
+/// Differences between the types.
 struct Kind {
     /// Elements of a sub-block.
     sub: usize,
@@ -17,7 +17,7 @@ struct Kind {
     to: f32,
     step: f32,
     cuts: usize,
-    /// How often codes and scales are fitted to each other before anything is rounded.
+    /// Number of times that codes and scales are fitted to each other before anything is rounded.
     fits: usize,
     /// Pairs of f16 scales that are tried (of an [uneven] block, sixteen), and how often the integers are chosen under
     /// each.
@@ -95,7 +95,7 @@ impl<L: Lanes> Coder<L> for Steps<L::V> {
     }
 }
 
-/// What stays the same while a block is searched.
+/// State that stays the same while a block is searched.
 struct Job<'a, L: Lanes> {
     l: L,
     kind: &'a Kind,

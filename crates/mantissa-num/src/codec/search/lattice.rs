@@ -1,4 +1,4 @@
-//! What the lattice types share, and IQ2 and IQ3: magnitudes are a point of a grid, signs stand apart.
+//! Shared parts of the lattice types, and IQ2 and IQ3: magnitudes are a point of a grid, signs are stored apart.
 //!
 //! The nearest point of the grid is found exactly, for the weights at hand, by looking at all of them: sixteen at a time,
 //! with `w (t - s g)² = w t² + g (s² w g - 2 s w t)` for coordinate `g` of a point.
@@ -11,7 +11,7 @@ use super::{INFINITE, LANES, Lanes, MOST, Target, inverse, least, round, ternary
 /// Coordinates of sixteen points, coordinate by coordinate, for point after point of a grid.
 type Planes = [[f32; LANES]];
 
-/// What distinguishes the types.
+/// Differences between the types.
 pub(super) struct Kind {
     /// Elements that share a scale: 16 or 32.
     pub(super) span: usize,
@@ -30,7 +30,7 @@ pub(super) struct Kind {
     pub(super) choice: Choice,
 }
 
-/// What else is chosen beside points.
+/// Choices of a span other than its points.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     /// Every sign.
@@ -43,7 +43,7 @@ pub(super) enum Choice {
     ShiftOfPoint,
 }
 
-/// How a span is met under some scale.
+/// Fit of a span under some scale.
 #[derive(Clone, Copy)]
 pub(super) struct Met {
     pub(super) span: Span,
@@ -318,7 +318,7 @@ pub(super) fn coordinate(kind: &Kind, point: usize, i: usize) -> f32 {
     kind.planes[point / LANES * kind.coords + i][point % LANES]
 }
 
-/// What a span becomes under scale `s`.
+/// Returns the fit of a span under scale `s`.
 #[inline(always)]
 fn meet<L: Lanes>(l: L, kind: &Kind, x: &[f32], w: &[f32], s: f32) -> Met {
     match kind.choice {

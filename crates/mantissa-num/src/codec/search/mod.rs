@@ -1,6 +1,6 @@
 //! The searches behind the encoders of the K- and IQ-types: the bytes of a block that lose least.
 //!
-//! What is minimised is `sum w (x - y)²` over a block, `y` being what the decoder makes of the bytes and `w` the importance
+//! The search minimises `sum w (x - y)²` over a block, `y` being what the decoder makes of the bytes and `w` the importance
 //! of each column (1 where none is given; otherwise the mean square of the layer's input, as in llama.cpp's importance
 //! matrix, which makes it the expected squared error of the layer's output under independent inputs).
 //!
@@ -75,7 +75,7 @@ struct Target {
     x: [f32; MOST],
     /// Weights, at most 1, and never quite 0: columns of no importance are still met where that costs the others nothing.
     w: [f32; MOST],
-    /// Whether not all weights are 1.
+    /// True if not all weights are 1.
     weighted: bool,
     /// The largest `|x|`: 1 or more, below 2; or 0.
     amax: f32,
@@ -141,7 +141,7 @@ impl Target {
         (code, (f64::from(F16.decode(code.into())) * pow2(-self.exponent)) as f32)
     }
 
-    /// Whether a value is further out than the largest f16 scale reaches with `reach` times it.
+    /// True if a value is further out than the largest f16 scale reaches with `reach` times it.
     #[inline(always)]
     fn beyond(&self, value: f32, reach: f32) -> bool {
         f64::from(value) * pow2(self.exponent) > LARGEST_HALF * f64::from(reach)
@@ -202,7 +202,7 @@ fn total<L: Lanes>(l: L, a: L::V) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-/// Whether the sub-blocks of a block are of such different scales that which of them is met exactly decides its error, as it
+/// True if the sub-blocks of a block have such different scales that the exact fit of one of them decides its error, as it
 /// is where a single element dwarfs the rest. Then it pays to try many block scales.
 fn uneven(scales: &[f32]) -> bool {
     const RATIO: f32 = 2.5;

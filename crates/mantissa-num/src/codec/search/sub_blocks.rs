@@ -3,7 +3,7 @@
 
 use super::{LANES, Lanes, MOST, ROUND, Target, round};
 
-/// Which code an element takes, and what that leaves of it. A trait and not a closure: closures are not inlined for certain,
+/// Picks the code of an element and the error it leaves. A trait and not a closure: closures are not inlined for certain,
 /// and outside of the function that enables an instruction set each of its instructions would be a call.
 pub(super) trait Coder<L: Lanes> {
     /// The code of an element.
@@ -24,7 +24,7 @@ pub(super) struct SubBlocks<L: Lanes> {
 }
 
 impl<L: Lanes> SubBlocks<L> {
-    /// Of sub-blocks of `sub` elements: 16 or 32.
+    /// Starts on sub-blocks of `sub` elements: 16 or 32.
     #[inline(always)]
     pub(super) fn new(l: L, target: &Target, sub: usize) -> Self {
         let halves = sub == 2 * DEEP;

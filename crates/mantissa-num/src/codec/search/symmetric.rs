@@ -10,7 +10,7 @@ use super::super::k_quants::{self, SuperBlock};
 use super::sub_blocks::{Coder, SubBlocks, nearest};
 use super::{INFINITE, LANES, Lanes, MOST, Target, choose_scales, inverse, total, uneven};
 
-/// What a code stands for before scaling.
+/// Value of a code before scaling.
 pub(super) trait Element: Copy {
     /// The least and the largest value.
     const RANGE: (f32, f32);
@@ -49,7 +49,7 @@ impl Element for Table {
     }
 }
 
-/// What distinguishes the types with sub-blocks.
+/// Differences between the types with sub-blocks.
 struct Kind {
     /// Elements of a sub-block.
     sub: usize,
@@ -59,12 +59,12 @@ struct Kind {
     step: f32,
     /// First guesses of a sub-block's scale: what the search fits from.
     guesses: (f32, f32),
-    /// How often codes and scales are fitted to each other for each guess.
+    /// Number of times that codes and scales are fitted to each other for each guess.
     fits: usize,
     /// Block scales that are tried (of an [uneven] block, all sixteen), and how often the integers are chosen under each.
     starts: usize,
     rounds: usize,
-    /// How far integers are tried around the nearest to a sub-block's own scale, and in later rounds.
+    /// Distance around the nearest integer to a sub-block's own scale that is tried, and in later rounds.
     reach: (i32, i32),
     later: (i32, i32),
 }
@@ -165,7 +165,7 @@ impl<E: Element, L: Lanes> Coder<L> for Steps<E, L::V> {
     }
 }
 
-/// What stays the same while a block is searched.
+/// State that stays the same while a block is searched.
 struct Job<'a, L: Lanes> {
     l: L,
     kind: &'a Kind,
