@@ -57,7 +57,7 @@ impl Checksum {
         self.held = rest.len();
     }
 
-    /// The checksum of all bytes so far.
+    /// Checksum of all bytes so far.
     pub fn finish(&self) -> u64 {
         let mut hash = if self.total < STRIPE as u64 {
             P5

@@ -138,7 +138,7 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
 /// Moves a name to one at which there must be nothing.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] where something is there; as the system.
+/// [`io::ErrorKind::AlreadyExists`] if something is there; as the system.
 pub fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     change(Change::Rename(from, to), || match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // File systems without the flag: looked up first, which leaves a moment between.
@@ -150,7 +150,7 @@ pub fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     })
 }
 
-/// Exchanges two names in one step; `None` where the file system cannot.
+/// Exchanges two names in one step; `None` if the file system cannot.
 ///
 /// # Errors
 /// As the system.
@@ -173,7 +173,7 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     change(Change::RemoveFile(path), || fs::remove_file(path))
 }
 
-/// Removes a file, where there is one.
+/// Removes a file, if there is one.
 ///
 /// # Errors
 /// As the system.

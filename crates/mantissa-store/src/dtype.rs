@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How one element of a tensor is stored.
+/// Data type of a tensor's elements.
 ///
 /// Variants stand in the order of the reference implementation, by ascending alignment: its writer lays tensors
 /// out by descending [`Ord`], so the order is part of what [`crate::SafetensorsWriter`] puts on disk.
@@ -16,7 +16,7 @@ pub enum Dtype {
     F6E2M3,
     /// OCP FP6 E3M2, four to three bytes.
     F6E3M2,
-    /// Unsigned 8-bit integer, and the container of packed codes.
+    /// Unsigned 8-bit integer, and the format of packed codes.
     U8,
     /// Signed 8-bit integer.
     I8,
@@ -81,12 +81,12 @@ impl Dtype {
         Self::U64,
     ];
 
-    /// The dtype with this name in a safetensors header, for example `F8_E4M3`. Case matters.
+    /// Dtype with this name in a safetensors header, for example `F8_E4M3`. Case matters.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// The name in a safetensors header.
+    /// Name in a safetensors header.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",

@@ -1,4 +1,4 @@
-//! What can be wrong with a file, and whose fault it is.
+//! Errors of files and paths, and who must act on them.
 //!
 //! Every message is one line, `<file>: <tensor or field>: expected X, got Y; <cause or fix>`. Text that comes from a
 //! file is escaped and cut to 200 characters, so that a hostile name can neither forge a line nor flood a log.
@@ -16,7 +16,7 @@ pub use fault::{HeaderFault, IndexFault, JsonFault, OutputFault, TensorFault, Wr
 /// Result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Who must act on an error. The binary maps `Input` to exit code 2 and `Environment` to 3.
+/// Party that must act on an error. The binary maps `Input` to exit code 2 and `Environment` to 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
     /// The files or paths given are at fault; running again gives the same error.
@@ -34,7 +34,7 @@ pub enum Error {
     Missing {
         /// The path.
         path: PathBuf,
-        /// What was looked for.
+        /// The file or folder that was expected.
         expected: &'static str,
     },
     /// A path is a folder, device or pipe where something else is needed.
@@ -42,9 +42,9 @@ pub enum Error {
     WrongKind {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         found: &'static str,
-        /// What it should be.
+        /// The expected kind.
         expected: &'static str,
     },
     /// The operating system refused an operation.
@@ -53,7 +53,7 @@ pub enum Error {
     Io {
         /// The path operated on.
         path: PathBuf,
-        /// What was being done, for example `read header`.
+        /// The failed operation, for example `read header`.
         operation: &'static str,
         /// The system's answer.
         error: io::Error,
@@ -71,12 +71,12 @@ pub enum Error {
         /// Bytes asked for.
         bytes: u64,
     },
-    /// The file is something else, recognised by its first bytes or its name.
+    /// File is something else, recognised by its first bytes or its name.
     #[error("{}: expected safetensors weights, got {}; {}", ShownPath(.path), kind.found(), kind.hint())]
     Foreign {
         /// The file or folder.
         path: PathBuf,
-        /// What it is.
+        /// Its kind.
         kind: ForeignKind,
     },
     /// A safetensors header is malformed as a whole.
@@ -84,7 +84,7 @@ pub enum Error {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         fault: HeaderFault,
     },
     /// A GGUF file is malformed.
@@ -92,7 +92,7 @@ pub enum Error {
     Gguf {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         fault: Box<crate::gguf::GgufFault>,
     },
     /// One tensor's entry in a safetensors header is malformed.
@@ -102,7 +102,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor's name, as in the file.
         tensor: String,
-        /// What is wrong.
+        /// The fault.
         fault: TensorFault,
     },
     /// A JSON file is malformed.
@@ -110,7 +110,7 @@ pub enum Error {
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         fault: JsonFault,
     },
     /// A field of a JSON file, or of a header's metadata, has a value that is not allowed.
@@ -121,7 +121,7 @@ pub enum Error {
     Index {
         /// The index file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         fault: IndexFault,
     },
     /// A folder holds several weight files and nothing says which to read.
@@ -159,7 +159,7 @@ pub enum Error {
         /// Its dtype.
         dtype: Dtype,
     },
-    /// A weight or scale holds values that are no numbers.
+    /// A weight or scale holds non-finite values.
     #[error(
         "{}: tensor \"{}\": expected finite values, got {count} non-finite values, the first ({value}) at element {index}; the file is damaged or its training diverged",
         ShownPath(.path), Shown(.tensor)
@@ -169,7 +169,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// How many.
+        /// Number of non-finite values.
         count: u64,
         /// Flat index of the first.
         index: u64,
@@ -197,7 +197,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The fault.
         fault: WriteFault,
     },
     /// An output path cannot be used.
@@ -205,13 +205,13 @@ pub enum Error {
     Output {
         /// The output path.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         fault: OutputFault,
     },
 }
 
 impl Error {
-    /// Whether the input or the environment is at fault.
+    /// Tells whether the input or the environment is at fault.
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Io { .. } | Self::Memory { .. } | Self::Output { fault: OutputFault::Busy { .. }, .. } => {
@@ -238,8 +238,8 @@ impl Error {
         }))
     }
 
-    /// What a failed `operation` on a file that the caller named means: one that is not there, or a folder, is bad input; anything
-    /// else is the environment's. `expected` says what was looked for.
+    /// Classifies a failed `operation` on a file that the caller named: a missing file or a folder is bad input; anything else is the
+    /// environment's fault. `expected` names what was looked for.
     pub fn opening(path: &Path, expected: &'static str, operation: &'static str, error: io::Error) -> Self {
         let path = path.to_owned();
         match error.kind() {
@@ -287,7 +287,7 @@ pub struct FieldFault {
     pub found: String,
     /// The values allowed.
     pub allowed: String,
-    /// What to do; may be empty.
+    /// Cause or fix; may be empty.
     pub hint: String,
 }
 

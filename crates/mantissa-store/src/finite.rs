@@ -1,4 +1,4 @@
-//! Values that are no numbers, counted while a tensor's bytes pass by.
+//! Non-finite values, counted while a tensor's bytes pass by.
 //!
 //! A NaN among the weights makes every logit NaN, and an infinity makes every other weight of its block 0. Both are
 //! refused where a weight is read, by name, before anything is computed from them.
@@ -41,7 +41,7 @@ impl FiniteScan {
         }
     }
 
-    /// [`Error::NonFinite`] where there was one. `path` and `tensor` say of what.
+    /// [`Error::NonFinite`] if there was one. `path` and `tensor` say of what.
     ///
     /// # Errors
     /// That one.
@@ -64,7 +64,7 @@ impl FiniteScan {
     }
 }
 
-/// Which of the three it is: all of these dtypes but E4M3, which has no infinity, keep it in sign and mantissa.
+/// Decodes a non-finite element as NaN or an infinity of its sign: the mantissa tells them apart, except in E4M3, which has no infinity.
 fn value(dtype: Dtype, element: &[u8]) -> f32 {
     let wide = match element {
         [a] => u64::from(*a),
@@ -85,7 +85,7 @@ fn value(dtype: Dtype, element: &[u8]) -> f32 {
     }
 }
 
-/// [`Error::NonFinite`] where one of `values` is no number.
+/// [`Error::NonFinite`] if one of `values` is not finite.
 pub(crate) fn require_finite(values: &[f32], path: &Path, tensor: &str) -> Result<()> {
     let finite = |part: &[f32]| part.iter().fold(true, |all, v| all & v.is_finite());
     if values.chunks(STRIDE).all(finite) {

@@ -37,7 +37,7 @@ pub(crate) fn parse(path: &Path, json: &[u8]) -> Result<Parsed> {
         .map_err(|error| scope.into_inner().error(path, position(text, &error), json::message(&error)))
 }
 
-/// Where in the header the parser is, and what is wrong there if a visitor has said so.
+/// Position of the parser in the header, with the fault that a visitor has found there.
 enum Scope {
     Root,
     Metadata,
@@ -232,7 +232,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 }
 
-/// Which numbers an array holds, for the fault that a bad one gives.
+/// Kind of the numbers of an array, which chooses the fault of a bad one.
 #[derive(Clone, Copy)]
 enum Number {
     Dimension,

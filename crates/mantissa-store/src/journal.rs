@@ -39,7 +39,7 @@ impl Journal {
         Ok(Self { path, file })
     }
 
-    /// The whole lines of the journal of the folder `dir`, in order; `None` where there is no journal that can be read.
+    /// Whole lines of the journal of the folder `dir`, in order; `None` if there is no journal that can be read.
     pub fn read(dir: &Path) -> Option<Vec<String>> {
         let file = open(&dir.join(JOURNAL_NAME), false).ok()?;
         let mut bytes = Vec::new();

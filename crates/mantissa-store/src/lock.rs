@@ -40,7 +40,7 @@ impl Lock {
     /// Takes the lock of the output or run at `path`, whose parent folders are created if they do not exist.
     ///
     /// # Errors
-    /// [`Error::Output`] with [`OutputFault::Busy`] and the owner's process id and start, [`OutputFault::NotALock`] where a file of
+    /// [`Error::Output`] with [`OutputFault::Busy`] and the owner's process id and start, [`OutputFault::NotALock`] if a file of
     /// somebody else has the lock's name, [`Error::Io`].
     pub fn of(path: &Path) -> Result<Self> {
         let closed = |error: &io::Error| {

@@ -26,19 +26,19 @@ const HISTORY: &str = "history";
 /// The layout version that this crate writes, and the only one it reads.
 const VERSION: u64 = 1;
 
-/// Where the manifest of the model folder or single file `model` lies.
+/// Path of the manifest of the model folder or single file `model`.
 pub fn manifest_path(model: &Path) -> PathBuf {
     companion_path(model, MANIFEST_NAME)
 }
 
-/// Where the file `name` of the model folder or single file `model`, which need not exist, lies: in the folder, or
+/// Path of the file `name` of the model folder or single file `model`, which need not exist: in the folder, or
 /// [beside the file](beside).
 pub fn companion_path(model: &Path, name: &str) -> PathBuf {
     let is_file = || model.is_file() || model.extension().is_some_and(|extension| extension == "gguf");
     if !model.is_dir() && is_file() { beside(model, name) } else { model.join(name) }
 }
 
-/// The path of the file `name` that belongs to the single file `model`: `model.name`.
+/// Path of the file `name` that belongs to the single file `model`: `model.name`.
 pub fn beside(model: &Path, name: &str) -> PathBuf {
     let mut path = model.as_os_str().to_owned();
     path.push(".");
@@ -46,14 +46,14 @@ pub fn beside(model: &Path, name: &str) -> PathBuf {
     path.into()
 }
 
-/// What an output folder holds and what made it.
+/// Record of an output folder: its files, and the runs that made them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// Program and version, for example `mantissa 0.1.0`.
     pub tool: String,
     /// Every other file of the folder, by its path relative to the folder with `/` between parts.
     pub files: BTreeMap<String, FileDigest>,
-    /// What the caller says about the run: recipe, source and so on.
+    /// Fields that the caller records of the run: recipe, source and so on.
     pub run: Map<String, Value>,
 }
 
@@ -95,7 +95,7 @@ impl Manifest {
         }
     }
 
-    /// The fields `run` of what is made of the model at `source`: with what made that, under `history`, where it is known. So a
+    /// The fields `run` of what is made of the model at `source`: with what made that, under `history`, if it is known. So a
     /// model that was fine-tuned and then quantized is told from one that was quantized and then fine-tuned.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Manifest {
         Ok(found)
     }
 
-    /// The text of the manifest file.
+    /// Text of the manifest file.
     pub fn to_json(&self) -> String {
         let files: Map<String, Value> = self
             .files
@@ -160,7 +160,7 @@ impl Manifest {
     }
 }
 
-/// How a folder differs from its manifest.
+/// Difference between a folder and its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
@@ -199,7 +199,7 @@ pub enum Mismatch {
 }
 
 impl Mismatch {
-    /// How the file at `path` differs from what a manifest says of it; `None` when it does not.
+    /// Difference between the file at `path` and its entry in a manifest; `None` if they agree.
     ///
     /// # Errors
     /// [`Error::Io`] when a file that exists cannot be read.

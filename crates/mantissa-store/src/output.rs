@@ -81,7 +81,7 @@ impl Output {
         &self.path
     }
 
-    /// The path `path`, by the same rule: a file that belongs to this output, such as the manifest beside a GGUF file.
+    /// Path `path`, by the same rule: a file that belongs to this output, such as the manifest beside a GGUF file.
     pub fn at(&self, path: impl Into<PathBuf>) -> Self {
         Output { path: path.into(), rule: self.rule.clone() }
     }
@@ -137,7 +137,7 @@ impl Output {
     /// Refuses to write the folder `path` over what is there; gives what may be replaced.
     ///
     /// # Errors
-    /// [`Error::Output`], [`Error::WrongKind`] where it is no folder, [`Error::Io`].
+    /// [`Error::Output`], [`Error::WrongKind`] if it is no folder, [`Error::Io`].
     pub(crate) fn check_folder(&self, path: &Path) -> Result<Found> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::nothing()),
@@ -237,7 +237,7 @@ fn attribute(path: &Path) -> Option<String> {
     String::from_utf8(bytes.get(..len)?.to_vec()).ok()
 }
 
-/// Where the file system has no attributes the output is replaced only with `--overwrite`.
+/// Marks an output as ours. On a file system without attributes the output is replaced only with `--overwrite`.
 fn mark(path: &Path, text: &str) -> Result<()> {
     disk::mark(path, ATTRIBUTE, text).map_err(|e| Error::io(path, "set an attribute", e))
 }

@@ -23,11 +23,11 @@ pub enum Kind {
     Folder,
     /// A GGUF model: a file, or parts of one, with files beside it.
     Gguf,
-    /// The folder of a training run, which refuses what is there by rules of its own; it may lie in an input's folder.
+    /// Folder of a training run, which refuses what is there by rules of its own; it may lie in an input's folder.
     Run,
 }
 
-/// The paths of a command.
+/// Paths of a command.
 #[derive(Clone, Debug, Default)]
 pub struct Paths {
     reads: Vec<Read>,
@@ -135,7 +135,7 @@ fn belongs(write: &Write, model: &Path, file: &Path) -> bool {
     file == model || is_part_of(&model, file)
 }
 
-/// The files that exist of the GGUF model at `path`: itself, its parts, and what lies beside.
+/// Files that exist of the GGUF model at `path`: itself, its parts, and what lies beside.
 fn gguf_files(path: &Path) -> Vec<PathBuf> {
     let mut files = vec![path.to_owned()];
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -150,7 +150,7 @@ fn gguf_files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Where outputs may go, once all paths are checked.
+/// Permission to write the outputs, given when all paths are checked.
 #[derive(Clone, Debug)]
 pub struct Permits {
     job: Job,
@@ -159,7 +159,7 @@ pub struct Permits {
 }
 
 impl Permits {
-    /// The output at `path`; `None` where the command has not named it among its [`Paths`].
+    /// Output at `path`; `None` if the command has not named it among its [`Paths`].
     pub fn output(&self, path: &Path) -> Option<Output> {
         self.writes.iter().find(|write| write.path == path).map(|write| self.of(write))
     }
@@ -169,7 +169,7 @@ impl Permits {
     }
 }
 
-/// The inputs that exist.
+/// Inputs that exist.
 struct Inputs {
     /// Resolved paths with the names that they were given by.
     paths: Vec<(PathBuf, PathBuf)>,

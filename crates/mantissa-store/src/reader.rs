@@ -60,7 +60,7 @@ impl Source {
     }
 }
 
-/// The whole of a JSON or text file of at most `cap` bytes.
+/// Whole of a JSON or text file of at most `cap` bytes.
 pub(crate) fn read_capped(path: &Path, cap: u64, expected: &'static str) -> Result<Vec<u8>> {
     let source = Source::open(path, expected)?;
     if source.len() > cap {

@@ -23,7 +23,7 @@ pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of the header-length field.
 pub(crate) const LENGTH_BYTES: u64 = 8;
 
-/// Where one tensor lies and how it is stored.
+/// Place, dtype and shape of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
     /// The name, an opaque key: never to be used as a path.
@@ -78,7 +78,7 @@ impl SafeTensors {
         &self.header.tensors
     }
 
-    /// The tensor with this name.
+    /// Tensor with this name.
     pub fn get(&self, name: &str) -> Option<&TensorMeta> {
         self.header.get(name)
     }
@@ -88,7 +88,7 @@ impl SafeTensors {
         &self.header.metadata
     }
 
-    /// The bytes of a tensor of this file.
+    /// Bytes of a tensor of this file.
     ///
     /// # Errors
     /// [`Error::Range`] when `meta` does not lie in this file, [`Error::Memory`], [`Error::Io`].
@@ -172,7 +172,7 @@ impl Header {
         &self.tensors
     }
 
-    /// The tensor with this name.
+    /// Tensor with this name.
     pub fn get(&self, name: &str) -> Option<&TensorMeta> {
         let found = self.by_name.binary_search_by(|&at| self.tensors[at].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.by_name[found]])
@@ -212,7 +212,7 @@ fn header_len(source: &Source) -> Result<u64> {
     }
 }
 
-/// What the file is when its first bytes tell, else the fault.
+/// Names the kind of file if its first bytes tell it, else returns the fault.
 fn foreign_or(source: &Source, fault: HeaderFault) -> Error {
     let path: PathBuf = source.path().to_owned();
     let mut head = [0; 64];

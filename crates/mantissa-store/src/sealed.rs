@@ -30,7 +30,7 @@ pub fn reserve(metadata: &mut BTreeMap<String, String>) {
 /// Writes the checksum into the finished file at `path`, whose metadata have [room](reserve) for it, and makes it durable.
 ///
 /// # Errors
-/// [`Error::Field`] where there is no room, [`Error::Io`].
+/// [`Error::Field`] if there is no room, [`Error::Io`].
 pub fn seal(path: &Path) -> Result<()> {
     let (sum, at, _) = sum(path)?;
     let file =
@@ -43,7 +43,7 @@ pub fn seal(path: &Path) -> Result<()> {
 /// Checks the file at `path` against its checksum.
 ///
 /// # Errors
-/// [`Error::Field`] where it has none or another, which means damage; [`Error::Missing`], [`Error::Io`].
+/// [`Error::Field`] if it has none or another, which means damage; [`Error::Missing`], [`Error::Io`].
 pub fn check(path: &Path) -> Result<()> {
     let (sum, _, stated) = sum(path)?;
     if stated == format!("{sum:016x}") {
@@ -58,7 +58,7 @@ pub fn is_damage(error: &Error) -> bool {
     matches!(error, Error::Field(fault) if fault.field == KEY)
 }
 
-/// The checksum of a file, where its digits stand, and what they are.
+/// Checksum of a file, where its digits stand, and what they are.
 fn sum(path: &Path) -> Result<(u64, u64, String)> {
     let source = Source::open(path, "a safetensors file")?;
     let missing = || Error::field(path, KEY, "no checksum", "16 hexadecimal digits", "the file is damaged");
@@ -84,7 +84,7 @@ fn sum(path: &Path) -> Result<(u64, u64, String)> {
     Ok((sum.finish(), at, stated))
 }
 
-/// The header after its length field; `None` where the length cannot be true.
+/// The header after its length field; `None` if the length cannot be true.
 fn header_text(source: &Source) -> Result<Option<Vec<u8>>> {
     if source.len() < 8 {
         return Ok(None);

@@ -14,7 +14,7 @@ use crate::writer::{SafetensorsWriter, TensorSpec, refuse_bad_names};
 /// Default bound on the tensor bytes of one file: 5 GB, as `save_pretrained` has it.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// File name of the only weight file, where there is one.
+/// File name of the only weight file, if there is one.
 pub const SINGLE_NAME: &str = "model.safetensors";
 
 /// File name of the index of several weight files.
@@ -31,7 +31,7 @@ pub struct Shard {
     pub bytes: u64,
 }
 
-/// Which tensor goes to which file.
+/// Assignment of tensors to files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardPlan {
     shards: Vec<Shard>,
@@ -133,7 +133,7 @@ impl ShardedWriter {
         writer
     }
 
-    /// Counts these tensors as written where all of them are on disk with these [checksums](crate::Checksum); says whether
+    /// Counts these tensors as written where all of them are on disk with these [checksums](crate::Checksum); returns whether
     /// they are.
     ///
     /// # Errors

@@ -51,19 +51,19 @@ impl Checkpoint {
         self.files.iter().flat_map(SafeTensors::tensors)
     }
 
-    /// The tensor with this name.
+    /// Tensor with this name.
     pub fn get(&self, name: &str) -> Option<&TensorMeta> {
         self.locate(name).map(|(_, meta)| meta)
     }
 
-    /// The tensor with this name and the file that holds it.
+    /// Tensor with this name and the file that holds it.
     pub fn locate(&self, name: &str) -> Option<(&SafeTensors, &TensorMeta)> {
         let &(file, at) = self.by_name.get(name)?;
         let file = &self.files[file];
         Some((file, &file.tensors()[at]))
     }
 
-    /// The bytes of a tensor.
+    /// Bytes of a tensor.
     ///
     /// # Errors
     /// [`Error::NoTensor`], else as [`SafeTensors::read`].
@@ -119,7 +119,7 @@ impl Checkpoint {
         &self.dir
     }
 
-    /// What is odd and was accepted, one line each.
+    /// Oddities that were accepted, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -156,7 +156,7 @@ impl Checkpoint {
         Ok(opened)
     }
 
-    /// The files of a GGUF model: tensors as they are stored, and the config made from the metadata. The "folder" is the
+    /// Files of a GGUF model: tensors as they are stored, and the config made from the metadata. The "folder" is the
     /// (first) file.
     pub(crate) fn of_gguf(path: &Path, files: Vec<SafeTensors>, config: Option<Value>) -> Self {
         let by_name = index(&files);

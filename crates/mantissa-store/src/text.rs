@@ -15,7 +15,7 @@ const PIECE: usize = 64 << 10;
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// The text before a separator or the end.
+    /// Text before a separator or the end.
     Text(&'a str),
     /// Nothing is left.
     End,
@@ -42,7 +42,7 @@ impl TextFile {
     /// Opens a regular file or a pipe.
     ///
     /// # Errors
-    /// [`Error::Missing`] and [`Error::WrongKind`] where there is no such file, or a folder; [`Error::Field`] for a device or a
+    /// [`Error::Missing`] and [`Error::WrongKind`] if there is no such file, or a folder; [`Error::Field`] for a device or a
     /// socket; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |error| Error::opening(path, "a UTF-8 text", "read text", error);
@@ -73,7 +73,7 @@ impl TextFile {
         self.size
     }
 
-    /// The whole text; `None` where it has more than `most` bytes.
+    /// Whole text; `None` if it has more than `most` bytes.
     ///
     /// # Errors
     /// [`Error::Field`] for a text that is not UTF-8, with the byte; [`Error::Io`].
@@ -190,7 +190,7 @@ impl TextFile {
     }
 }
 
-/// The name of what is neither a regular file nor a pipe nor a folder, which reading tells of by itself.
+/// Name of what is neither a regular file nor a pipe nor a folder, which reading tells of by itself.
 fn device(kind: &std::fs::Metadata) -> Option<&'static str> {
     use std::os::unix::fs::FileTypeExt;
     let kind = kind.file_type();

@@ -48,7 +48,7 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// What is known once there is more than `hashed` bytes, or will not be more.
+    /// State of the file once it has more than `hashed` bytes, or will not have more.
     fn more_than(&self, hashed: u64) -> State {
         let waiting = |state: &mut State| state.written <= hashed && !state.ended;
         *self.changed.wait_while(self.state(), waiting).unwrap_or_else(PoisonError::into_inner)
@@ -70,12 +70,12 @@ impl TrailingHash {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The first `written` bytes of the file are there for good.
+    /// First `written` bytes of the file are there for good.
     pub(crate) fn advance(&self, written: u64) {
         self.shared.set(State { written, ended: false });
     }
 
-    /// The digest of the file, which is `len` bytes long and complete.
+    /// Digest of the file, which is `len` bytes long and complete.
     ///
     /// # Errors
     /// It could not be read back.

@@ -40,7 +40,7 @@ pub(crate) struct Work {
 pub(crate) struct Left {
     /// The folder.
     pub(crate) path: PathBuf,
-    /// Key of the plan that it was made by; `None` where the process was killed before it was marked, and the folder is empty.
+    /// Key of the plan that it was made by; `None` if the process was killed before it was marked, and the folder is empty.
     pub(crate) key: Option<String>,
 }
 
@@ -255,7 +255,7 @@ fn is_ours(text: &str, name: &str) -> bool {
     value["tool"] == "mantissa" && value["output"] == name
 }
 
-/// The text of a mark; `None` where there is none that can be read.
+/// Text of a mark; `None` if there is none that can be read.
 fn mark_text(path: &Path) -> Option<String> {
     let mut options = fs::File::options();
     // Not through a link, which in a shared folder somebody else may have planted, and not waiting for a pipe.

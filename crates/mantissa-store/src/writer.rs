@@ -91,7 +91,7 @@ impl SafetensorsWriter {
         Ok(Self::of(path, file, tensors, end))
     }
 
-    /// Opens a file that [`Self::create`] has begun with the same arguments and nobody has finished; `None` where there is
+    /// Opens a file that [`Self::create`] has begun with the same arguments and nobody has finished; `None` if there is
     /// no such file. Every byte counts as missing until [`Self::count_as_written`] says otherwise.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl SafetensorsWriter {
         self.advance_hash();
     }
 
-    /// Whether the tensor's bytes on disk have this [`Checksum`].
+    /// True if the tensor's bytes on disk have this [`Checksum`].
     ///
     /// # Errors
     /// [`Error::Write`] when the name is unknown, [`Error::Io`].
@@ -145,7 +145,7 @@ impl SafetensorsWriter {
         self.claim(at, 0, self.tensors[at].0.len)
     }
 
-    /// Makes what was written durable.
+    /// Flushes written data to disk (fsync).
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -181,7 +181,7 @@ impl SafetensorsWriter {
         self.write_at(at, byte_offset, bytes)
     }
 
-    /// Where each tensor lies, in file order.
+    /// Tensors with their places, in file order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorMeta> {
         self.tensors.iter().map(|(meta, _)| meta)
     }
@@ -245,7 +245,7 @@ impl SafetensorsWriter {
             .map_err(|offset| Error::write(&self.path, &meta.name, WriteFault::Twice { offset }))
     }
 
-    /// Of the tensor's bytes on disk.
+    /// Checksum of the tensor's bytes on disk.
     fn checksum(&self, at: usize) -> Result<u64> {
         let meta = &self.tensors[at].0;
         let mut sum = Checksum::default();
@@ -262,7 +262,7 @@ impl SafetensorsWriter {
     }
 }
 
-/// What a file will look like.
+/// Layout of a file to be written.
 pub(crate) struct Layout {
     header: Vec<u8>,
     tensors: Vec<(TensorMeta, Written)>,
@@ -287,7 +287,7 @@ impl Layout {
     }
 }
 
-/// The bytes of a tensor that have been written: disjoint spans, begin to end, neighbours joined.
+/// Bytes of a tensor that have been written: disjoint spans, begin to end, neighbours joined.
 #[derive(Debug, Default)]
 struct Written {
     spans: BTreeMap<u64, u64>,

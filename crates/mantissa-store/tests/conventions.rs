@@ -28,7 +28,7 @@ fn open(dir: &Path) -> Result<(ModelFiles, LinearWeight), Error> {
     Ok((files, linear))
 }
 
-/// The weight that the layer multiplies with.
+/// Weight that the layer multiplies with.
 fn values(linear: &LinearWeight) -> Vec<f32> {
     let mut w = match &linear.weight {
         Weight::Quantized(q) => q.dequantize().unwrap(),
@@ -110,7 +110,7 @@ impl Copy {
         }
     }
 
-    /// The file with `from` in its header replaced by `to` of the same length.
+    /// File with `from` in its header replaced by `to` of the same length.
     fn header(&self, from: &str, to: &str) -> Vec<u8> {
         assert_eq!(from.len(), to.len());
         let at = self.good.windows(from.len()).position(|w| w == from.as_bytes()).expect(from);
@@ -119,7 +119,7 @@ impl Copy {
         bytes
     }
 
-    /// The file with bytes of a tensor replaced.
+    /// File with bytes of a tensor replaced.
     fn tensor(&self, suffix: &str, at: usize, bytes: &[u8]) -> Vec<u8> {
         let files = ModelFiles::open(&self.dir.path().join("good")).unwrap();
         let (_, meta) = files.checkpoint().locate(&format!("{MODULE}.{suffix}")).unwrap();

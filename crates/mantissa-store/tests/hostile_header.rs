@@ -244,7 +244,7 @@ fn reads_stay_within_the_tensor_and_the_file() {
     assert!(matches!(opened.read_f32(&forged), Err(Error::Range { .. })));
 }
 
-/// The files of the reference collection, where it lies beside the repository.
+/// Files of the reference collection, where it lies beside the repository.
 #[test]
 fn reference_collection() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/reference/hostile-files");

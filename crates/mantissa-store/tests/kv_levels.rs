@@ -1,4 +1,4 @@
-//! Levels of a KV cache in the native container: what is written reads back, and damage is refused by name.
+//! Levels of a KV cache in the native format: what is written reads back, and damage is refused by name.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use mantissa_store::convention::{KeyLevels, KvLevels, ModelFiles};

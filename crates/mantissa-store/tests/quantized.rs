@@ -230,7 +230,7 @@ fn native_zero_points_are_codes() {
     }
 }
 
-/// A weight of the native container with scales of 16 bits and two outliers in each of its rows.
+/// A weight of the native format with scales of 16 bits and two outliers in each of its rows.
 struct WithOutliers {
     counts: Vec<u16>,
     columns: Vec<u16>,

@@ -1,4 +1,4 @@
-//! What the writers write is what was given, for our reader and for the reference implementation.
+//! Round trips: our reader and the reference implementation read back what the writers were given.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

@@ -40,7 +40,7 @@ pub struct Staging {
 /// A published output folder.
 #[derive(Debug)]
 pub struct Committed {
-    /// The output folder, links resolved.
+    /// Output folder, links resolved.
     pub path: PathBuf,
     /// The manifest now in it.
     pub manifest: Manifest,
@@ -59,7 +59,7 @@ impl Staging {
     }
 
     /// As [`Self::begin`], but resumes in the first work folder of a dead process that has the plan's `key` and that `fits`, given the
-    /// folder of its journal, accepts; says whether there was one. Of such a folder the weight files and the journal are left, which
+    /// folder of its journal, accepts; returns whether there was one. Of such a folder the weight files and the journal are left, which
     /// the caller must check.
     ///
     /// # Errors
@@ -278,7 +278,7 @@ fn replace_in_two_steps(new: &Path, path: &Path, aside: &Path) -> Result<()> {
     })
 }
 
-/// Settles what a dead process has left of an exchange: puts an old output back that was moved aside, and says whether the work
+/// Settles what a dead process has left of an exchange: puts an old output back that was moved aside, and returns whether the work
 /// folder holds nothing but what was replaced.
 pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
     let (path, aside) = (target.path(), work.join(OLD));

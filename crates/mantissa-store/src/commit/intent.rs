@@ -18,7 +18,7 @@ use crate::work;
 /// Name of the intent within a work folder.
 const INTENT: &str = "publish.json";
 
-/// The files of a publication.
+/// Files of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Intent {
     /// Names of old files that are moved away before anything is put in place, each with its inode.
@@ -121,7 +121,7 @@ fn put(new: &Path, at: &Path, there: bool, done: &mut Vec<Done>) -> Result<()> {
     Ok(())
 }
 
-/// Completes a publication that a dead process has begun; says whether the work folder then holds nothing but what was replaced.
+/// Completes a publication that a dead process has begun; returns whether the work folder then holds nothing but what was replaced.
 pub(super) fn settle(target: &Target, work: &Path) -> Result<bool> {
     let Some(intent) = Intent::read(work) else { return Ok(false) };
     if !intent.has_begun(target.parent(), work) {

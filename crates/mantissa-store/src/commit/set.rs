@@ -19,7 +19,7 @@ pub struct FileSet {
     pub beside: Vec<String>,
 }
 
-/// The files of an output being written. Dropped without [`Self::publish`], it removes what was written.
+/// Files of an output being written. Dropped without [`Self::publish`], it removes what was written.
 #[derive(Debug)]
 pub struct StagedSet {
     begun: Begun,
@@ -45,7 +45,7 @@ impl StagedSet {
         Ok(staged)
     }
 
-    /// The folder in which the files are written, under their names.
+    /// Folder in which the files are written, under their names.
     pub fn path(&self) -> PathBuf {
         self.begun.new_path()
     }
@@ -66,7 +66,7 @@ impl StagedSet {
     /// Makes every file durable: the set is complete, and can be opened and verified before [`Self::publish`].
     ///
     /// # Errors
-    /// [`Error::Io`] where one is missing or cannot be made durable.
+    /// [`Error::Io`] if one is missing or cannot be made durable.
     pub fn seal(&self) -> Result<()> {
         for name in self.names() {
             let path = self.path().join(name);

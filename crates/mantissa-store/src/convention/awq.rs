@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{Dtype, Error, Result, TensorSpec};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "awq";
 
 const BITS: u32 = 4;
@@ -29,7 +29,7 @@ const BITS: u32 = 4;
 /// Codes of a word.
 const PER_WORD: usize = 8;
 
-/// The parsed `quantization_config`.
+/// Parsed `quantization_config`.
 #[derive(Clone, Debug)]
 pub struct Config {
     path: PathBuf,
@@ -41,7 +41,7 @@ impl Config {
     /// Parses the value of `quantization_config` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    /// [`Error::Field`] names the key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let key = |name: &str| format!("quantization_config.{name}");
         let show = |name: &str| value.get(name).map_or("nothing".to_owned(), Value::to_string);
@@ -82,7 +82,7 @@ impl Config {
         Layer { bits: BITS, group: self.group }
     }
 
-    /// The weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
+    /// Weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the config says.
@@ -110,7 +110,7 @@ impl Config {
     }
 }
 
-/// The unsigned fields of a tensor `[lines, n / 8]`, in their own order.
+/// Unsigned fields of a tensor `[lines, n / 8]`, in their own order.
 fn fields(files: &ModelFiles, name: &str, lines: usize, n: usize) -> Result<Vec<u8>> {
     let bytes = files.read_exact(name, &[Dtype::I32], &[lines, n / PER_WORD])?;
     let packing = Packing { offset_binary: false, ..Packing::gptq(BITS) };
@@ -119,15 +119,15 @@ fn fields(files: &ModelFiles, name: &str, lines: usize, n: usize) -> Result<Vec<
     Ok(scatter_runs(&fields, &AWQ_NIBBLES))
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     int_groups("awq", plan, &[BITS])?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     if !rows.is_multiple_of(PER_WORD) {
-        let why = format!("{module}: {rows} rows are not a multiple of {PER_WORD}; use the native container");
+        let why = format!("{module}: {rows} rows are not a multiple of {PER_WORD}; fix: --format native");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let groups = scheme.format.blocks().count(1, cols);
@@ -139,10 +139,10 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     ])
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
-/// [`NotStorable`] where scales are in another code than f16.
+/// [`NotStorable`] if scales are in another code than f16.
 pub fn tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -165,11 +165,11 @@ pub fn tensors(
     ])
 }
 
-/// `quantization_config` for modules of one group size, and the modules `kept` as they are. Zero points are always stored,
+/// `quantization_config` for modules of one group size, and the unquantized modules `kept`. Zero points are always stored,
 /// and so `zero_point` is always true: symmetric codes have the middle one.
 ///
 /// # Errors
-/// [`NotStorable`] where group sizes differ: there is one for the model.
+/// [`NotStorable`] if group sizes differ: there is one for the model.
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     kept: &[String],
@@ -181,8 +181,9 @@ pub fn quantization_config(
     let first = groups.first().map_or(-1, |(scheme, ..)| size(scheme));
     if let Some((scheme, _, modules)) = groups.iter().find(|(scheme, ..)| size(scheme) != first) {
         let module = modules.first().map_or("", String::as_str);
-        let why =
-            format!("{module}: awq has one group size for the model, {first} in other layers; use gptq");
+        let why = format!(
+            "{module}: awq has one group size for the model, {first} in other layers; fix: --format gptq"
+        );
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     Ok(json!({

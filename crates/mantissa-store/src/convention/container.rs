@@ -138,7 +138,7 @@ pub trait Convention: fmt::Debug + Send + Sync {
     /// Opens `path` if it is one file of this format.
     ///
     /// # Errors
-    /// The file is malformed.
+    /// File is malformed.
     fn open_file(&self, _path: &Path) -> Result<Option<(Checkpoint, Box<dyn Opened>)>> {
         Ok(None)
     }

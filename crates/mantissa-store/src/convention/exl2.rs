@@ -26,7 +26,7 @@ use crate::{Dtype, Result, TensorSpec};
 
 pub use write::{Squares, quantization_config, specs, square_scale, squares, store, tensors};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "exl2";
 
 const WIDTHS: [usize; 6] = [2, 3, 4, 5, 6, 8];
@@ -44,7 +44,7 @@ struct Group {
     columns: (usize, usize),
 }
 
-/// The weight of `module`, `[rows, cols]`, with its columns in the order of the codes.
+/// Weight of `module`, `[rows, cols]`, with its columns in the order of the codes.
 ///
 /// # Errors
 /// A tensor of the module is missing, has another dtype or shape, or contradicts another.
@@ -167,7 +167,7 @@ fn f16(x: f32) -> u16 {
     F16.encode(x, Overflow::Special, Rounding::NearestEven, 0) as u16
 }
 
-/// The column at each place of the codes; `None` where they are in their own order.
+/// The column at each place of the codes; `None` if they are in their own order.
 fn order(files: &ModelFiles, name: &str, cols: usize) -> Result<Option<Vec<u32>>> {
     if !files.has(name) {
         return Ok(None);

@@ -21,13 +21,13 @@ use crate::{Dtype, Result, TensorSpec};
 
 pub use write::{FILE_NAME, quantization_config, specs, tensor_storage, tensors};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "exl3";
 
 /// Order of the rotations.
 const ROTATED: usize = 128;
 
-/// The weight of `module`, `[rows, cols]`, with the rotations around it.
+/// Weight of `module`, `[rows, cols]`, with the rotations around it.
 ///
 /// # Errors
 /// A tensor of the module is missing or has another dtype or shape.

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{Dtype, Error, Result, TensorMeta, TensorSpec};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "fp8";
 
 /// Name of the format that is written.
@@ -29,15 +29,15 @@ pub const NAME: &str = "deepseek-fp8";
 
 const E4M3: Code = Code::Float(minifloat::E4M3);
 
-/// The parsed `quantization_config`.
+/// Parsed `quantization_config`.
 #[derive(Clone, Debug)]
 pub struct Config {
     path: PathBuf,
     /// Rows and columns of a block.
     block: Option<(u32, u32)>,
-    /// Whether the scale of inputs is stored.
+    /// True if the scale of the inputs is stored.
     fixed: bool,
-    /// Whether scales are powers of two.
+    /// True if scales are powers of two.
     powers: bool,
 }
 
@@ -45,7 +45,7 @@ impl Config {
     /// Parses the value of `quantization_config` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    /// [`Error::Field`] names the key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let fault = |key: &str, allowed: &str| {
             let found = value.get(key).map_or("nothing".to_owned(), Value::to_string);
@@ -78,7 +78,7 @@ impl Config {
         Ok(Config { path: path.to_owned(), block, fixed, powers })
     }
 
-    /// The weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is left as it is.
+    /// Weight of `module`, `[rows, cols]`, and the quantization of its input. A weight that is not FP8 is left as it is.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the config says.
@@ -143,7 +143,7 @@ fn block_sides(value: &Value) -> Option<(u32, u32)> {
     }
 }
 
-/// The scheme of inputs: a scale for each token and `cols` columns, a power of two where scales are.
+/// Scheme of inputs: a scale for each token and `cols` columns, a power of two where scales are.
 fn dynamic(cols: u32, powers: bool) -> Scheme {
     match powers {
         true => Scheme::power_of_two_tiles(E4M3, Blocks::Tile { rows: 1, cols }),
@@ -177,10 +177,10 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<((u32,
     Ok(((*rows, *cols), dtype))
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme.
+/// [`NotStorable`] if the format cannot hold the scheme.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let (_, scale) = layout(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
@@ -191,7 +191,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     ])
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -204,10 +204,10 @@ pub fn tensors(
     Ok(vec![(name("weight"), q.codes.to_le_bytes()), (name("weight_scale_inv"), q.scales.to_le_bytes())])
 }
 
-/// The tensors of a layer as it was read.
+/// Tensors of a layer as it was read.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all of it.
 pub fn store(
     module: &str,
     layer: &LinearWeight,
@@ -224,10 +224,10 @@ pub fn store(
     Ok(specs(&plan)?.into_iter().zip(bytes).collect())
 }
 
-/// `quantization_config` for modules of one block size, and the modules `kept` as they are.
+/// `quantization_config` for modules of one block size, and the unquantized modules `kept`.
 ///
 /// # Errors
-/// [`NotStorable`] where blocks differ: there is one size for the model.
+/// [`NotStorable`] if blocks differ: there is one size for the model.
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     kept: &[String],

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{Dtype, Result, TensorSpec};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "mxfp4";
 
 /// Elements that share a scale, and bytes of their codes.
@@ -58,7 +58,7 @@ pub fn names(name: &str) -> [String; 2] {
     [format!("{name}_blocks"), format!("{name}_scales")]
 }
 
-/// The tensors of projection `name`, `[rows, cols]` for each of `experts`.
+/// Tensors of projection `name`, `[rows, cols]` for each of `experts`.
 pub fn stacked_specs(name: &str, experts: usize, rows: usize, cols: usize) -> [TensorSpec; 2] {
     let [blocks, scales] = names(name);
     let groups = cols / BLOCK;
@@ -68,14 +68,14 @@ pub fn stacked_specs(name: &str, experts: usize, rows: usize, cols: usize) -> [T
     ]
 }
 
-/// What one layer's part of the stacked tensors is: its codes and scales, as if it stood by itself.
+/// Tensors of one layer's part of a stack: its codes and scales, as if it were stored alone.
 ///
 /// # Errors
 /// [`NotStorable`] for another scheme than MXFP4, columns that 32 does not divide, or inputs that are to be quantized.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let refuse = |why: String| Err(NotStorable { scheme: plan.scheme.to_string(), why });
     if plan.scheme.format != Scheme::mx(Code::Float(minifloat::E2M1)).format {
-        return refuse("this container holds mxfp4 only".to_owned());
+        return refuse("mxfp4 holds MXFP4 weights only".to_owned());
     }
     if plan.input.is_some() {
         return refuse("it has no quantization of inputs".to_owned());
@@ -86,7 +86,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     Ok(stacked_specs(plan.module, 1, plan.rows, plan.cols).into())
 }
 
-/// The bytes of the tensors that [`specs`] declares.
+/// Bytes of the tensors that [`specs`] declares.
 ///
 /// # Errors
 /// As [`specs`].
@@ -102,7 +102,7 @@ pub fn part(
     Ok(tensors.into_iter().map(|(spec, bytes)| (spec.name, bytes)).collect())
 }
 
-/// The tensors of projection `name` for its experts, all of one shape and in MXFP4; `None` where one is not.
+/// Tensors of projection `name` for its experts, all of one shape and in MXFP4; `None` if one is not.
 pub fn tensors(name: &str, experts: &[Quantized]) -> Option<[(TensorSpec, Vec<u8>); 2]> {
     let format = Scheme::mx(Code::Float(minifloat::E2M1)).format;
     let (rows, cols) = experts.first().map(|q| (q.rows, q.cols))?;

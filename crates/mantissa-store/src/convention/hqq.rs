@@ -17,7 +17,7 @@ use super::sound::{self, Names};
 use super::{Candidate, Convention, ModelFiles, Opened, Parts, Weight};
 use crate::{Dtype, Result};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "hqq";
 
 /// Longest text that stands for a name.
@@ -29,11 +29,11 @@ struct Layout {
     /// Lines and columns of the array.
     lines: usize,
     cols: usize,
-    /// Whether a group is a line of it, and not a column.
+    /// True if a group is a line of the array, false if it is a column.
     by_line: bool,
 }
 
-/// The weight of `module`, `[rows, cols]`. A module without `W_q` is dense.
+/// Weight of `module`, `[rows, cols]`. A module without `W_q` is dense.
 ///
 /// # Errors
 /// A tensor of the module is missing, has another dtype or shape, or contradicts another; scales that are quantized themselves.
@@ -82,7 +82,7 @@ fn weight(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<
     Ok(Weight::Quantized(q))
 }
 
-/// What the small tensors of a module say of its codes.
+/// Reads the layout of a module's codes from its small tensors.
 fn layout(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Layout> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     for flag in ["quant_scale", "quant_zero", "view_as_float"].map(name) {

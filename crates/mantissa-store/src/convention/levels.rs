@@ -1,4 +1,4 @@
-//! Levels of a KV cache that a calibration text has decided, stored with a model in the native container.
+//! Levels of a KV cache that a calibration text has decided, stored with a model in the native format.
 //!
 //! `config.json` has the policy, as text, under `quantization_config.kv_levels`. Beside the scales of an attention module `m` stand
 //! `m.k_levels` F32 `[codes]`, the level of each code of the keys, ascending; `m.k_ranges` F32 `[2, width]`, of each channel of the
@@ -9,7 +9,7 @@ use super::files::ModelFiles;
 use crate::finite::require_finite;
 use crate::{Dtype, Error, Result, TensorSpec};
 
-/// Key of the native container's `quantization_config`.
+/// Key of the native format's `quantization_config`.
 pub(super) const KEY: &str = "kv_levels";
 
 /// Names of the tensors of an attention module.
@@ -18,14 +18,14 @@ pub const SUFFIXES: [&str; 3] = ["k_levels", "k_ranges", "v_levels"];
 /// Most levels: those of 8 bits.
 const MOST: usize = 256;
 
-/// What a text has decided of the cache of one layer.
+/// Levels of the KV cache of one layer, found by calibration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KvLevels {
-    /// How keys and values are stored, in the words of `--kv`.
+    /// KV-cache policy, as in `--kv`.
     pub policy: String,
-    /// Of the keys, where they have levels.
+    /// Levels of the keys, if they have any.
     pub keys: Option<KeyLevels>,
-    /// Levels of the values, ascending, where they have such.
+    /// Levels of the values, ascending, if they have any.
     pub values: Option<Vec<f32>>,
 }
 
@@ -41,7 +41,7 @@ pub struct KeyLevels {
 }
 
 impl KvLevels {
-    /// The tensors of the attention `module`, with their bytes.
+    /// Tensors of the attention `module`, with their bytes.
     pub fn tensors(&self, module: &str) -> Vec<(TensorSpec, Vec<u8>)> {
         let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         let tensor = |suffix: &str, shape: Vec<usize>, values: &[f32]| {
@@ -60,15 +60,15 @@ impl KvLevels {
 }
 
 impl ModelFiles {
-    /// How keys and values are stored under levels that the model brings, in the words of `--kv`; `None` where it brings none.
+    /// KV-cache policy of a model that stores levels, as in `--kv`; `None` if it stores none.
     pub fn kv_policy(&self) -> Option<&str> {
         self.opened().kv_policy()
     }
 
-    /// The levels of the attention `module`, of whose keys a token has `width` values.
+    /// Reads the levels of the attention `module`, whose keys have `width` values to the token.
     ///
     /// # Errors
-    /// A tensor has another dtype or shape, or holds what is no number, levels that do not ascend or a width below 0.
+    /// A tensor has another dtype or shape, or holds what is not finite, levels that do not ascend or a width below 0.
     pub fn kv_levels(&self, module: &str, width: usize) -> Result<Option<KvLevels>> {
         let Some(policy) = self.kv_policy() else { return Ok(None) };
         let [k_levels, k_ranges, v_levels] = SUFFIXES.map(|suffix| format!("{module}.{suffix}"));

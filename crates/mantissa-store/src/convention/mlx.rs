@@ -25,7 +25,7 @@ use crate::{Dtype, Error, Result, TensorSpec};
 /// Name of the convention, for people.
 pub const NAME: &str = "mlx";
 
-/// What a code stands for.
+/// Meaning of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Affine,
@@ -47,7 +47,7 @@ struct Layer {
     group: u32,
 }
 
-/// The parsed `quantization`.
+/// Parsed `quantization`.
 #[derive(Clone, Debug)]
 pub struct Config {
     default: Layer,
@@ -55,7 +55,7 @@ pub struct Config {
     layers: BTreeMap<String, Option<Layer>>,
 }
 
-/// The object that describes the quantization, in a config of this convention.
+/// The object that describes the quantization, in a config of this format.
 fn found(config: &Value) -> Option<&Value> {
     let object =
         |key: &str| config.get(key).filter(|v| v.get("group_size").is_some() && v.get("bits").is_some());
@@ -67,7 +67,7 @@ impl Config {
     /// Parses the value of `quantization` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    /// [`Error::Field`] names the key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let default = layer(path, "quantization", value)?;
         let mut layers = BTreeMap::new();
@@ -83,7 +83,7 @@ impl Config {
         Ok(Config { default, layers })
     }
 
-    /// The weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
+    /// Weight of `module`, `[rows, cols]`. Which layers are quantized follows from their tensors.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the config says.
@@ -132,7 +132,7 @@ impl Config {
 }
 
 impl Layer {
-    /// How codes lie in words. Affine ones are numbers around 0 here, which is what offset binary makes of unsigned codes.
+    /// Layout of codes in words. Affine codes are signed here: offset binary makes them of the unsigned ones.
     fn packing(self) -> Packing {
         Packing { offset_binary: self.mode == Mode::Affine, unit_bytes: 4, ..Packing::rows(self.bits) }
     }
@@ -180,7 +180,7 @@ fn layer(path: &Path, key: &str, value: &Value) -> Result<Layer> {
     Ok(Layer { mode, bits, group })
 }
 
-/// How a scheme is stored.
+/// Mode, bits and group size in which a scheme is stored.
 ///
 /// # Errors
 /// [`NotStorable`] of schemes that no mode is.
@@ -216,16 +216,16 @@ fn layer_of(scheme: &Scheme, input: Option<&Scheme>) -> std::result::Result<Laye
     }
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let layer = layer_of(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let bits = cols * layer.bits as usize;
     if !bits.is_multiple_of(32) || !cols.is_multiple_of(layer.group as usize) {
-        let why = format!("{module}: {cols} columns are no whole words and groups; use the native container");
+        let why = format!("{module}: {cols} columns are not whole words and groups; fix: --format native");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let grid = scheme.format.blocks().grid(rows, cols);
@@ -241,7 +241,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     Ok(all)
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`].

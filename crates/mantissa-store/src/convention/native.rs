@@ -44,7 +44,7 @@ pub const NAME: &str = "native";
 /// `quant_method` of the format.
 pub const QUANT_METHOD: &str = "mantissa";
 
-/// What `config.json` adds to the tensors, by module: activation schemes and rotations of inputs.
+/// Parsed `quantization_config`: activation schemes and rotations of inputs, by module.
 #[derive(Clone, Debug)]
 pub struct Config {
     inputs: BTreeMap<String, Scheme>,
@@ -54,12 +54,11 @@ pub struct Config {
     levels: Option<String>,
 }
 
-/// The key under which rotations of inputs are listed.
+/// Key under which rotations of inputs are listed.
 const ROTATIONS: &str = "input_rotations";
 
-/// How the codes of a format are packed in this container: integers as compressed-tensors packs them, code books of 4 bits
-/// as bitsandbytes does, other codes low bits first. `None` of codes wider than a byte, which stand one per unit, and of
-/// codecs.
+/// Packing of the codes of a format: integers as in compressed-tensors, code books of 4 bits as in bitsandbytes, other codes low
+/// bits first. `None` for codes wider than a byte, which take a unit each, and for codecs.
 pub fn packing(format: &Format) -> Option<Packing> {
     match format {
         Format::Table(table) if table.book.bits() == 4 => Some(Packing::bitsandbytes()),
@@ -118,7 +117,7 @@ pub fn scale_specs(n: &str, format: &Format, rows: usize, cols: usize) -> Vec<Te
     all
 }
 
-/// How a scale of this code is stored.
+/// Dtype of stored scales of this code.
 fn scale_dtype(code: Code) -> Dtype {
     match code {
         Code::Float(F16) => Dtype::F16,
@@ -128,13 +127,13 @@ fn scale_dtype(code: Code) -> Dtype {
     }
 }
 
-/// How the zero points of `format` are stored.
+/// Dtype of stored zero points of `format`.
 fn zero_dtype(format: &Format) -> Dtype {
     let short = format.scale().is_some_and(|scale| scale_dtype(scale.code).bits() == 16);
     if short { Dtype::I8 } else { Dtype::I32 }
 }
 
-/// The bytes of the tensors that [`scale_specs`] declares.
+/// Bytes of the tensors that [`scale_specs`] declares.
 pub fn scale_tensors(n: &str, q: &Quantized) -> Vec<(String, Vec<u8>)> {
     if let Some(trellis) = q.format.trellis() {
         return trellis::scale_tensors(n, &trellis, q);
@@ -176,7 +175,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 /// All tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the blocks of a codec do not divide a row, or tiles of a trellis the weight.
+/// [`NotStorable`] if the blocks of a codec do not divide a row, or tiles of a trellis the weight.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let n = format!("{}.weight", plan.module);
     if let Some(codec) = plan.scheme.format.codec() {
@@ -201,7 +200,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     Ok(all)
 }
 
-/// The name of the stored scale of a module's input.
+/// Name of the stored scale of a module's input.
 fn input_scale(module: &str) -> String {
     format!("{module}.input_scale")
 }
@@ -254,7 +253,7 @@ pub fn metadata(plan: &LinearPlan<'_>) -> (String, String) {
     (format!("{}.weight", plan.module), format!("{} [{}, {}]", plan.scheme, plan.rows, plan.cols))
 }
 
-/// `quantization_config` of this container.
+/// `quantization_config` of this format.
 pub fn quantization_config(inputs: &BTreeMap<String, Scheme>) -> Value {
     let inputs: serde_json::Map<_, _> =
         inputs.iter().map(|(m, s)| (m.clone(), json!(s.to_string()))).collect();
@@ -268,8 +267,7 @@ fn rotate_inputs<'a>(config: &mut Value, modules: impl IntoIterator<Item = (&'a 
     config[ROTATIONS] = Value::Object(all);
 }
 
-/// Says in `config`, a `quantization_config`, that keys and values are stored as `policy` says, under levels that stand beside the
-/// weights.
+/// Adds the KV-cache policy whose levels are stored beside the weights to `config`, a `quantization_config`.
 pub fn declare_levels(config: &mut Value, policy: &str) {
     config[levels::KEY] = json!(policy);
 }
@@ -278,7 +276,7 @@ impl Config {
     /// Reads the activation schemes and rotations.
     ///
     /// # Errors
-    /// [`Error::Field`] where one is not a scheme, or no power of two.
+    /// [`Error::Field`] if one is not a scheme, or no power of two.
     pub fn parse(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.dir().join("config.json");
         let quantization = checkpoint.config().and_then(|c| c.get("quantization_config"));
@@ -325,7 +323,7 @@ impl Config {
     /// Quantization of keys and values of the attention `module`.
     ///
     /// # Errors
-    /// A scale is there and has another shape, or is no number greater than 0; one is not there.
+    /// A scale is there and has another shape, or is not greater than 0; one is not there.
     fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = &self.kv else { return Ok(None) };
         if scheme.source == Source::Dynamic {
@@ -340,7 +338,7 @@ impl Config {
         Ok(Some(KvQuant { scheme, k_scale: scale("k_scale")?, v_scale: scale("v_scale")? }))
     }
 
-    /// The weight of `module`, the quantization of its input and its rotation.
+    /// Weight of `module`, the quantization of its input and its rotation.
     ///
     /// # Errors
     /// A tensor is missing or does not have the shape that the scheme requires; a rotation does not divide the input.

@@ -33,10 +33,10 @@ use super::{
 use crate::protobuf::Message;
 use crate::{Dtype, Error, Result, TensorSpec};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "onnx";
 
-/// The file of the graph.
+/// File of the graph.
 pub const FILE_NAME: &str = "model.onnx";
 
 /// Version of the operators.
@@ -45,7 +45,7 @@ const OPSET: u64 = 21;
 /// Version of the file format, the first that has this [`OPSET`].
 const IR_VERSION: u64 = 10;
 
-/// The bytes of 4-bit integers.
+/// Bytes of 4-bit integers.
 const NIBBLES: Packing =
     Packing { bits: 4, unit_bytes: 1, first: First::Low, offset_binary: false, flat: true };
 
@@ -57,7 +57,7 @@ struct Layer {
     cols: usize,
 }
 
-/// The parsed `quantization_config`.
+/// Parsed `quantization_config`.
 #[derive(Clone, Debug)]
 pub struct Config {
     layers: BTreeMap<String, Layer>,
@@ -67,7 +67,7 @@ impl Config {
     /// Parses the value of `quantization_config` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the layer and key, what it holds and what it may hold.
+    /// [`Error::Field`] names the layer and key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let fault = |key: String, found: Option<&Value>, allowed: &str| {
             let found = found.map_or("nothing".to_owned(), Value::to_string);
@@ -96,7 +96,7 @@ impl Config {
         Ok(Config { layers })
     }
 
-    /// The weight of `module`, `[rows, cols]`. A module that the config does not list is dense.
+    /// Weight of `module`, `[rows, cols]`. A module that the config does not list is dense.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its scheme says.
@@ -141,7 +141,7 @@ fn names(module: &str) -> [String; 3] {
     ["weight_quantized", "weight_scale", "weight_zero_point"].map(|suffix| format!("{module}.{suffix}"))
 }
 
-/// What the codes of a scheme are: in safetensors, and the number of `TensorProto.DataType`.
+/// Element type of a scheme: its dtype in safetensors, and its number in `TensorProto.DataType`.
 ///
 /// # Errors
 /// Why a DequantizeLinear node does not compute the scheme.
@@ -196,10 +196,10 @@ fn layer_specs(module: &str, scheme: &Scheme, rows: usize, cols: usize) -> Vec<T
     all
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotStorable> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
@@ -210,14 +210,12 @@ pub fn specs(plan: &LinearPlan<'_>) -> std::result::Result<Vec<TensorSpec>, NotS
     if let Blocks::Group(group) = scheme.format.blocks()
         && !cols.is_multiple_of(group as usize)
     {
-        return no(format!(
-            "{module}: {cols} columns are not a multiple of {group}; use the native container"
-        ));
+        return no(format!("{module}: {cols} columns are not a multiple of {group}; fix: --format native"));
     }
     Ok(layer_specs(module, scheme, rows, cols))
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -250,7 +248,7 @@ fn quantization_config(model: &ModelPlan<'_>) -> Value {
     json!({"quant_method": QUANT_METHOD, "file": FILE_NAME, "layers": layers})
 }
 
-/// The bytes of [`FILE_NAME`] for a model of this convention; `None` of any other.
+/// Bytes of [`FILE_NAME`] for a model of this convention; `None` of any other.
 ///
 /// # Errors
 /// A tensor of a layer is missing.

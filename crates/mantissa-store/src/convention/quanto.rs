@@ -32,13 +32,13 @@ use crate::{Dtype, Error, Result};
 /// Name of the convention, for people.
 pub const NAME: &str = "quanto";
 
-/// The file by which a folder is known for one of this convention.
+/// The file by which a folder is known for one of this format.
 pub const FILE_NAME: &str = "quanto_qmap.json";
 
 /// Longest [`FILE_NAME`] read: it lists every layer.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// How the weight of a module is stored.
+/// Storage of a module's weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Int8,
@@ -57,7 +57,7 @@ const KINDS: [(&str, Kind); 7] = [
     ("qfloat8_e5m2", Kind::Float(minifloat::E5M2, Dtype::F8E5M2)),
 ];
 
-/// The parsed map.
+/// Parsed map.
 #[derive(Clone, Debug)]
 pub struct Config {
     modules: BTreeMap<String, Kind>,
@@ -65,7 +65,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads [`FILE_NAME`] in `dir`; `None` where there is none.
+    /// Reads [`FILE_NAME`] in `dir`; `None` if there is none.
     ///
     /// # Errors
     /// [`Error::Field`] names the module and the key; as [`read_strict`].
@@ -97,7 +97,7 @@ impl Config {
         Ok(Some(Config { modules, notes: (active > 0).then_some(note).into_iter().collect() }))
     }
 
-    /// The weight of `module`, `[rows, cols]`. A module that the map does not name is dense.
+    /// Weight of `module`, `[rows, cols]`. A module that the map does not name is dense.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than the map says.

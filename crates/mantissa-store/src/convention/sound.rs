@@ -1,5 +1,4 @@
-//! What every honest quantized weight keeps to, whichever convention stores it: values that are numbers, and zero points
-//! that a code of the element could be.
+//! Checks of quantized weights in every convention: finite values, and zero points in the range of the codes.
 
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::{Code, Codes, Quantized};
@@ -7,7 +6,7 @@ use mantissa_num::{Code, Codes, Quantized};
 use super::ModelFiles;
 use crate::{Error, Result};
 
-/// The tensors that the parts of a weight came from, for messages.
+/// Tensors that the parts of a weight came from, for messages.
 #[derive(Clone, Copy)]
 pub(super) struct Names<'a> {
     pub(super) codes: &'a str,
@@ -15,7 +14,7 @@ pub(super) struct Names<'a> {
     pub(super) zeros: &'a str,
 }
 
-/// Refuses a weight with a code, a scale or a dequantized value that is no number, or a zero point out of range.
+/// Refuses a weight with a code, a scale or a dequantized value that is not finite, or a zero point out of range.
 /// Lists of a wrong length are left to [`Quantized::check`].
 ///
 /// # Errors
@@ -55,7 +54,7 @@ fn check_codes(files: &ModelFiles, name: &str, q: &Quantized) -> Result<f32> {
     Ok(table.iter().filter(|v| v.is_finite()).fold(0f32, |amax, v| amax.max(v.abs())))
 }
 
-/// Refuses blocks whose scale, or whose largest possible value, is no number.
+/// Refuses blocks whose scale, or whose largest possible value, is not finite.
 fn check_scales(files: &ModelFiles, name: &str, q: &Quantized, largest: f32) -> Result<()> {
     let Some(tree) = q.format.scale() else { return Ok(()) };
     let scale = |i| tree.code.decode(q.scales.get(i));

@@ -4,7 +4,7 @@ use super::files::ModelFiles;
 use super::weight::Weight;
 use crate::{Dtype, Result};
 
-/// The place of one expert's weight `[rows, cols]` in a tensor `[experts, cols, turns · rows]` of all: element (row, col) is
+/// Place of one expert's weight `[rows, cols]` in a tensor `[experts, cols, turns · rows]` of all: element (row, col) is
 /// element `[expert, col, turns · row + turn]`. Its bias has the same place in `{tensor}_bias` `[experts, turns · rows]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
@@ -12,11 +12,11 @@ pub struct Stack {
     pub tensor: String,
     /// Experts in it.
     pub experts: usize,
-    /// Which one.
+    /// Its index.
     pub expert: usize,
     /// Projections whose outputs take turns in it: two where gate and up are one.
     pub turns: usize,
-    /// Which one.
+    /// Its index.
     pub turn: usize,
 }
 
@@ -44,14 +44,14 @@ impl Stack {
 }
 
 impl ModelFiles {
-    /// Whether linear layer `module` is stored by itself, dense or quantized, in whatever convention.
+    /// True if linear layer `module` is stored by itself, unquantized or quantized, in any convention.
     pub fn has_linear(&self, module: &str) -> bool {
         const CODES: [&str; 6] =
             ["weight", "weight_packed", "qweight", "weight.packed", "q_weight", "trellis"];
         CODES.iter().any(|name| self.has(&format!("{module}.{name}")))
     }
 
-    /// Whether a tensor of this name is stored with floats of at least 16 bits: values, not codes.
+    /// True if a tensor of this name is stored in floats of at least 16 bits: values, not codes.
     pub fn is_dense(&self, tensor: &str) -> bool {
         let dtype = self.checkpoint().get(tensor).map(|meta| meta.dtype);
         matches!(dtype, Some(Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16))
@@ -60,7 +60,7 @@ impl ModelFiles {
     /// The weight `[rows, cols]` of one of stacked experts: unquantized, or in MXFP4 ([`gpt_oss`](super::gpt_oss)). Of the tensor only its part is read.
     ///
     /// # Errors
-    /// A tensor is missing, has another dtype or shape, or holds values that are no numbers.
+    /// A tensor is missing, has another dtype or shape, or holds non-finite values.
     pub fn expert(&self, stack: &Stack, rows: usize, cols: usize) -> Result<Weight> {
         let quantized = self.opened().expert_tensors(&stack.tensor).is_some();
         if quantized && !self.has(&stack.tensor) {

@@ -3,7 +3,7 @@
 use mantissa_num::stored::Transforms;
 use mantissa_num::{Codes, Quantized, Scheme};
 
-/// The weight of a linear layer, `[rows, cols]` = `[out, in]`, row-major.
+/// Weight of a linear layer, `[rows, cols]` = `[out, in]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
     clippy::large_enum_variant,

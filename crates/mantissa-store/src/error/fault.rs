@@ -1,11 +1,11 @@
-//! What can be wrong, by the part of the input or output that is at fault.
+//! Faults by the part of the input or output that has them.
 
 use std::path::PathBuf;
 
 use super::{Shown, ShownPath};
 use crate::dtype::Dtype;
 
-/// What is wrong with a safetensors file as a whole.
+/// Fault of a safetensors file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderFault {
@@ -35,13 +35,13 @@ pub enum HeaderFault {
         /// Bytes after the length field.
         available: u64,
     },
-    /// The header is not UTF-8.
+    /// Header is not UTF-8.
     #[error("header: expected JSON text, got invalid UTF-8 at header byte {position}")]
     NotUtf8 {
         /// Position from the start of the header.
         position: usize,
     },
-    /// The header is not the JSON it should be.
+    /// Header is not the JSON it should be.
     #[error("header: expected a JSON object of tensor entries, got {} at header byte {position}", Shown(.message))]
     Json {
         /// Position from the start of the header.
@@ -78,7 +78,7 @@ pub enum HeaderFault {
     },
 }
 
-/// What is wrong with one tensor's header entry.
+/// Fault of one tensor's header entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorFault {
@@ -111,7 +111,7 @@ pub enum TensorFault {
         /// The field.
         field: String,
     },
-    /// The dtype is not one of the format's.
+    /// Dtype is not one of the format's.
     #[error("dtype: expected {}, got \"{}\"", Dtype::known(), Shown(.found))]
     UnknownDtype {
         /// The dtype's name.
@@ -193,7 +193,7 @@ pub enum TensorFault {
     },
 }
 
-/// What is wrong with a JSON file.
+/// Fault of a JSON file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JsonFault {
@@ -205,13 +205,13 @@ pub enum JsonFault {
         /// The cap.
         cap: u64,
     },
-    /// The text is not UTF-8.
+    /// Text is not UTF-8.
     #[error("expected JSON text, got invalid UTF-8 at byte {position}")]
     NotUtf8 {
         /// Byte position.
         position: usize,
     },
-    /// The text is not JSON, or nests deeper than 128.
+    /// Text is not JSON, or nests deeper than 128.
     #[error("expected strict JSON at most 128 levels deep, got {} at line {line} column {column}", Shown(.message))]
     Syntax {
         /// Line, from 1.
@@ -233,7 +233,7 @@ pub enum JsonFault {
     },
 }
 
-/// Where the index of a sharded checkpoint and its shards disagree.
+/// Contradiction between the index of a sharded checkpoint and its shards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexFault {
@@ -281,17 +281,17 @@ pub enum IndexFault {
     },
 }
 
-/// Why a tensor cannot be written.
+/// Reason why a tensor cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteFault {
-    /// The name is not among the specs given at creation.
+    /// Name is not among the specs given at creation.
     #[error("expected a name given when the file was created, got another")]
     Unknown,
-    /// The name is given twice.
+    /// Name is given twice.
     #[error("name: expected a unique name, got a second tensor of this name")]
     Duplicate,
-    /// The name is the format's own key.
+    /// Name is the format's own key.
     #[error("name: expected a name other than the reserved key, got that key")]
     Reserved,
     /// Dtype and shape give no byte length.
@@ -302,7 +302,7 @@ pub enum WriteFault {
         /// The dtype.
         dtype: Dtype,
     },
-    /// The name is longer than readers of the format accept.
+    /// Name is longer than readers of the format accept.
     #[error("name: expected at most {allowed} bytes, got {found}")]
     NameTooLong {
         /// Bytes of the name.
@@ -313,7 +313,7 @@ pub enum WriteFault {
     /// The type's blocks do not fit the shape.
     #[error("{what}")]
     Blocks {
-        /// What was found and what is allowed.
+        /// Message of the block type.
         what: String,
     },
     /// A write reaches beyond the tensor or is not all of it.
@@ -323,7 +323,7 @@ pub enum WriteFault {
         offset: u64,
         /// Bytes given.
         len: u64,
-        /// What would be right.
+        /// The accepted range.
         allowed: String,
     },
     /// Bytes are written a second time.
@@ -332,7 +332,7 @@ pub enum WriteFault {
         /// First byte that was written before.
         offset: u64,
     },
-    /// The file is finished before the tensor is complete.
+    /// File is finished before the tensor is complete.
     #[error("expected {size} bytes written, got {written}")]
     Incomplete {
         /// Bytes written.
@@ -342,7 +342,7 @@ pub enum WriteFault {
     },
 }
 
-/// Why an output path cannot be used.
+/// Reason why an output path cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputFault {
@@ -412,7 +412,7 @@ pub enum OutputFault {
     /// Files of a GGUF model in another number of parts lie beside the output.
     #[error("output: expected no other files of this model, got \"{}\"; fix: remove it, or replace it with --overwrite", Shown(.entry))]
     OtherParts {
-        /// The first of them.
+        /// First of them.
         entry: String,
     },
     /// Output and input are the same, or one holds the other.

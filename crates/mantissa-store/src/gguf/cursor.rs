@@ -10,7 +10,7 @@ use crate::reader::{Source, reserve};
 /// Bytes read ahead.
 const WINDOW: u64 = 64 << 10;
 
-/// Where the bytes come from.
+/// Source of the bytes.
 pub(super) enum Input<'a> {
     File(&'a Source),
     Bytes(&'a Path, &'a [u8]),

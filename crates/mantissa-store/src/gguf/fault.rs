@@ -1,4 +1,4 @@
-//! What can be wrong with a GGUF file.
+//! Faults of GGUF files.
 
 use crate::error::Shown;
 
@@ -11,9 +11,9 @@ pub enum GgufFault {
         "{part}: expected at least {needed} bytes at byte {at}, got {available}; the file is truncated or corrupt"
     )]
     Truncated {
-        /// What was being read.
+        /// The part being read.
         part: String,
-        /// Where it begins.
+        /// Its offset.
         at: u64,
         /// Bytes left.
         available: u64,
@@ -56,7 +56,7 @@ pub enum GgufFault {
         "{field}: expected at most {allowed} (what the {remaining} bytes after it can hold), got {found}"
     )]
     Count {
-        /// Which count.
+        /// The count at fault.
         field: String,
         /// It, as an unsigned number.
         found: u64,
@@ -68,7 +68,7 @@ pub enum GgufFault {
     /// Metadata and tensor infos take more memory than any model needs.
     #[error("{part}: expected at most {allowed} bytes of metadata in memory, got more; the file is corrupt")]
     Budget {
-        /// What was being read.
+        /// The part being read.
         part: String,
         /// The budget.
         allowed: u64,
@@ -84,7 +84,7 @@ pub enum GgufFault {
     /// A key, name or text is not UTF-8.
     #[error("{part}: expected UTF-8 text, got invalid bytes")]
     NotUtf8 {
-        /// What was being read.
+        /// The part being read.
         part: String,
     },
     /// A key has no characters.
@@ -101,7 +101,7 @@ pub enum GgufFault {
         /// The byte.
         found: u8,
     },
-    /// The type of a value is not defined.
+    /// Type of a value is not defined.
     #[error("key \"{}\": expected value type 0 to 12, got {found}", Shown(.key))]
     ValueType {
         /// The key.
@@ -116,7 +116,7 @@ pub enum GgufFault {
         key: String,
         /// The type found.
         found: String,
-        /// The type that it must have.
+        /// Type that it must have.
         allowed: &'static str,
     },
     /// A key stands twice.
@@ -138,7 +138,7 @@ pub enum GgufFault {
     Tensor {
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The fault.
         fault: TensorFault,
     },
 }
@@ -168,7 +168,7 @@ pub enum TensorFault {
         /// Dimensions as in the file.
         shape: Vec<u64>,
     },
-    /// The type is not defined.
+    /// Type is not defined.
     #[error("expected type {allowed}, got {found}")]
     Type {
         /// The number.

@@ -32,7 +32,7 @@ pub struct GgufHeader {
     by_name: HashMap<String, usize>,
 }
 
-/// Where one tensor lies and how it is stored.
+/// Place and type of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
     /// The name, an opaque key.
@@ -79,7 +79,7 @@ impl GgufHeader {
         parse(Cursor::new(Input::File(source)))
     }
 
-    /// The tensor with this name.
+    /// Tensor with this name.
     pub fn get(&self, name: &str) -> Option<&GgufTensor> {
         self.position(name).map(|at| &self.tensors[at])
     }
@@ -157,7 +157,7 @@ fn parse_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<Metadata> {
     Ok(metadata)
 }
 
-/// What a pair takes beside its key's bytes: the entry and its place in the map, with the slack of growing both.
+/// Memory of a pair beyond its key's bytes: the entry and its place in the map, with the slack of growing both.
 const PAIR_MEMORY: usize = 2 * (size_of::<(String, Value)>() + size_of::<(String, usize)>());
 
 fn parse_type(cursor: &mut Cursor<'_>, key: &str) -> Result<ValueType> {
@@ -266,7 +266,7 @@ fn parse_tensors(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<GgufTensor>>
     Ok(tensors)
 }
 
-/// What a tensor takes beside its name's bytes: info, dimensions, entries of set and map, with the slack of growing.
+/// Memory of a tensor beyond its name's bytes: info, dimensions, entries of set and map, with the slack of growing.
 const TENSOR_MEMORY: usize = 2 * (size_of::<GgufTensor>() + 32 + 2 * size_of::<(String, usize)>());
 
 fn parse_tensor(cursor: &mut Cursor<'_>, name: String) -> Result<GgufTensor> {

@@ -30,13 +30,13 @@ use crate::error::Result;
 use crate::reader::Source;
 use crate::safetensors::{SafeTensors, TensorMeta};
 
-/// What metadata and tensor infos may take in memory. The largest tokenizers need a twentieth of it.
+/// Memory budget of metadata and tensor infos, in bytes. The largest tokenizers need a twentieth of it.
 pub const MAX_METADATA_BYTES: u64 = 512 << 20;
 
 /// Largest `general.alignment` accepted.
 pub const MAX_ALIGNMENT: u64 = 64 << 10;
 
-/// The alignment where the file states none.
+/// The alignment if the file states none.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// Nested arrays deeper than this are refused.
@@ -48,7 +48,7 @@ pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 /// An open GGUF file: its metadata in memory, its tensors read on demand.
 #[derive(Debug)]
 pub struct Gguf {
-    /// Of the first file; tensors of all files, one file after another.
+    /// Header of the first file, with the tensors of all files, one file after another.
     header: GgufHeader,
     files: Vec<SafeTensors>,
     /// The first tensor of each file.
@@ -73,12 +73,12 @@ impl Gguf {
     /// Opens the file and, where it is the first of a model split by llama.cpp (`split.count`), all others of it.
     ///
     /// # Errors
-    /// As [`open`](Self::open) of each; [`Error::Field`](crate::Error::Field) where files do not belong together.
+    /// As [`open`](Self::open) of each; [`Error::Field`](crate::Error::Field) if files do not belong together.
     pub fn open_model(path: &Path) -> Result<Self> {
         split::open(Self::open(path)?)
     }
 
-    /// Whether the file begins as a GGUF file does; `false` where it cannot be read.
+    /// True if the file begins as a GGUF file does; false if it cannot be read.
     pub fn sniff(path: &Path) -> bool {
         let mut head = [0; 4];
         Source::open(path, "a file").and_then(|s| s.read_exact(0, &mut head, "read header")).is_ok()
@@ -100,12 +100,12 @@ impl Gguf {
         &self.header.tensors
     }
 
-    /// The tensor with this name.
+    /// Tensor with this name.
     pub fn get(&self, name: &str) -> Option<&GgufTensor> {
         self.header.get(name)
     }
 
-    /// The bytes of a tensor of this file.
+    /// Bytes of a tensor of this file.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory), [`Error::Io`](crate::Error::Io).
@@ -126,7 +126,7 @@ impl Gguf {
         self.files[0].path()
     }
 
-    /// The file that holds a tensor of this model.
+    /// File that holds a tensor of this model.
     fn file_of(&self, tensor: &GgufTensor) -> &SafeTensors {
         let at = self.header.position(&tensor.name).unwrap_or(0);
         &self.files[self.first.partition_point(|first| *first <= at) - 1]
@@ -139,7 +139,7 @@ impl Gguf {
 }
 
 impl GgufTensor {
-    /// How the tensor looks to a reader that knows bytes only.
+    /// The tensor as a reader of plain bytes sees it.
     pub(crate) fn as_stored(&self) -> TensorMeta {
         let (dtype, shape) = self.stored_shape();
         TensorMeta { name: self.name.clone(), dtype, shape, offset: self.offset, len: self.len }

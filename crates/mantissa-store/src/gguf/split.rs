@@ -56,7 +56,7 @@ fn require_number(part: &Gguf, number: u64, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// The name of file `number` (from 0) of `count`.
+/// Name of file `number` (from 0) of `count`.
 pub(super) fn part_name(stem: &str, number: u64, count: u64) -> String {
     format!("{stem}-{:05}-of-{count:05}.gguf", number + 1)
 }
@@ -71,7 +71,7 @@ pub fn is_part_of(model: &str, file: &str) -> bool {
         .is_some_and(|(number, count)| five(number) && five(count))
 }
 
-/// The name of file `number` (from 0) beside the first. What stands around the ending, in the name of a file that is not yet in its
+/// Name of file `number` (from 0) beside the first. What stands around the ending, in the name of a file that is not yet in its
 /// place, stays.
 fn part_path(first: &Path, number: u64, count: u64) -> Result<PathBuf> {
     let ending = part_name("", 0, count);

@@ -11,7 +11,7 @@ use crate::hash::FileDigest;
 /// Most files: their count is a u16.
 const MAX_FILES: usize = u16::MAX as usize;
 
-/// The tensors of each file, in order, so that those of a file have at most `max_bytes` together; a larger tensor has a file of its
+/// Tensors of each file, in order, so that those of a file have at most `max_bytes` together; a larger tensor has a file of its
 /// own. Without a limit all are in one.
 pub fn split(specs: &[GgufTensorSpec], max_bytes: Option<u64>) -> Vec<Vec<GgufTensorSpec>> {
     let mut files: Vec<Vec<GgufTensorSpec>> = vec![Vec::new()];
@@ -32,7 +32,7 @@ pub fn split(specs: &[GgufTensorSpec], max_bytes: Option<u64>) -> Vec<Vec<GgufTe
     files
 }
 
-/// The paths of a model's `count` files: `out` where it is one, else `NAME-00001-of-00003.gguf` and so on for `NAME.gguf`.
+/// Paths of a model's `count` files: `out` where it is one, else `NAME-00001-of-00003.gguf` and so on for `NAME.gguf`.
 ///
 /// # Errors
 /// [`Error::Field`] for more files than can be numbered.
@@ -49,7 +49,7 @@ pub fn split_paths(out: &Path, count: usize) -> Result<Vec<PathBuf>> {
     Ok((0..count).map(|number| out.with_file_name(part_name(stem, number as u64, count as u64))).collect())
 }
 
-/// The files of a model being written.
+/// Files of a model being written.
 #[derive(Debug)]
 pub struct GgufSplitWriter {
     files: Vec<GgufWriter>,
@@ -86,7 +86,7 @@ impl GgufSplitWriter {
         Ok(GgufSplitWriter { files, of })
     }
 
-    /// The file that holds a tensor; of an unknown one the first, which refuses it by name.
+    /// File that holds a tensor; of an unknown one the first, which refuses it by name.
     fn file(&mut self, name: &str) -> &mut GgufWriter {
         let number = self.of.get(name).copied().unwrap_or(0);
         &mut self.files[number]
@@ -115,7 +115,7 @@ impl GgufSplitWriter {
         self.file(name).write_range(name, byte_offset, bytes)
     }
 
-    /// Makes what was written durable.
+    /// Flushes written data to disk (fsync).
     ///
     /// # Errors
     /// [`Error::Io`].

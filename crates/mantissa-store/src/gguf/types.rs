@@ -12,11 +12,11 @@ pub struct GgmlType {
     pub id: u32,
     /// ggml's name.
     pub name: &'static str,
-    /// What its bytes are.
+    /// Meaning of its bytes.
     pub storage: Storage,
 }
 
-/// What the bytes of a tensor type are.
+/// Meaning of the bytes of a tensor type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// One number after another.
@@ -78,7 +78,7 @@ types! {
 }
 
 impl GgmlType {
-    /// The type with this number.
+    /// Type with this number.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.iter().copied().find(|ty| ty.id == id)
     }
@@ -104,7 +104,7 @@ impl GgmlType {
         }
     }
 
-    /// Bytes of a row of `cols` elements; `None` where blocks do not divide it, or on overflow.
+    /// Bytes of a row of `cols` elements; `None` if blocks do not divide it, or on overflow.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         let (elements, bytes) = self.block();
         if cols.is_multiple_of(elements) { (cols / elements).checked_mul(bytes) } else { None }

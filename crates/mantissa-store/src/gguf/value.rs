@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// The type of a metadata value, in the order of its number.
+/// Type of a metadata value, in the order of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // Named as the format names them.
 pub enum ValueType {
@@ -37,7 +37,7 @@ pub enum Value {
     F32(f32),
     Bool(bool),
     String(String),
-    /// The type of the elements, and the elements.
+    /// Type of the elements, and the elements.
     Array(ValueType, Vec<Value>),
     U64(u64),
     I64(i64),
@@ -62,7 +62,7 @@ impl ValueType {
         Self::F64,
     ];
 
-    /// The type with this number.
+    /// Type with this number.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
@@ -122,7 +122,7 @@ impl Value {
         }
     }
 
-    /// What it is, for messages.
+    /// Names the type, for messages.
     pub fn kind(&self) -> String {
         match self {
             Self::Array(items, values) => format!("an array of {} {}", values.len(), items.name()),
@@ -207,7 +207,7 @@ impl Metadata {
     /// An integer that is not negative.
     ///
     /// # Errors
-    /// [`Error::Field`] where the key holds something else.
+    /// [`Error::Field`] if the key holds something else.
     pub fn uint(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "an integer that is not negative", Value::as_u64)
     }

@@ -48,7 +48,7 @@ impl GgufTensorSpec {
         self.shape.iter().rev().map(|&dim| dim as u64).collect()
     }
 
-    /// Bytes of the tensor; `None` where blocks do not divide a row, or on overflow.
+    /// Bytes of the tensor; `None` if blocks do not divide a row, or on overflow.
     pub fn byte_len(&self) -> Option<u64> {
         byte_len(self.ty, &self.dims()).ok().map(|(_, len)| len)
     }
@@ -104,7 +104,7 @@ impl GgufWriter {
         self.0.write_range(name, byte_offset, bytes)
     }
 
-    /// Makes what was written durable.
+    /// Flushes written data to disk (fsync).
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -65,7 +65,7 @@ pub fn quantized(linear: &LinearWeight) -> &Quantized {
     q
 }
 
-/// The weight that the layer multiplies with.
+/// Weight that the layer multiplies with.
 pub fn values(linear: &LinearWeight) -> Vec<f32> {
     let mut w = quantized(linear).dequantize().unwrap();
     linear.transforms.check(linear.rows, linear.cols).unwrap();

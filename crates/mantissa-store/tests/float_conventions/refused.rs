@@ -1,4 +1,4 @@
-//! What is not held, contradicts itself or is damaged is refused by name.
+//! Refusals by name: schemes that are not held, contradictions, damage.
 
 use super::*;
 

@@ -384,7 +384,9 @@ fn artifacts_of_public_tools_break_no_rule_of_their_engines() {
         let engines: &[&str] = match name {
             // Three bits: vLLM has no kernel for them without an option, which is so.
             "gptqm_w3_g32_sym_gar" => &["transformers", "sglang"],
-            "llmc_gptq_w3_g32_asym_static" => &["transformers"],
+            // Packed zero points, at which from_pretrained stops (tests/interop/README.md).
+            "llmc_gptq_w3_g32_asym_static" => &[],
+            "llmc_rtn_w4_g32_asym" => &["vllm", "sglang"],
             // Act-order on 352 columns, which Marlin does not pad.
             "gptqm_w4_g32_sym_descact" => &["transformers"],
             _ if name.starts_with("mo_") => &["tensorrt-llm", "vllm", "sglang"],

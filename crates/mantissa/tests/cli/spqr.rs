@@ -71,8 +71,8 @@ fn what_cannot_hold_outliers_is_refused_before_any_work() {
     let rotated = recipe(temp.path(), "r", "weights = \"int4-g32\"\ntransform = \"rotate\"\n");
     let moved = recipe(temp.path(), "m", "weights = \"int4-g32\"\n[gptq]\ngroups = \"current\"\n");
     for (recipe, format, says) in [
-        ("spqr-int4-g32", "gptq", "gptq holds no single weights beside its codes; use native"),
-        ("spqr-int4-g32", "compressed-tensors", "compressed-tensors holds no single weights"),
+        ("spqr-int4-g32", "gptq", "gptq stores no outliers beside its codes; fix: --format native"),
+        ("spqr-int4-g32", "compressed-tensors", "compressed-tensors stores no outliers"),
         ("spqr-int4-g32+int8-token", "native", "no scheme of activations"),
         (text(&rotated), "native", "online = false in [rotate]"),
         (text(&moved), "native", "needs a g_idx"),

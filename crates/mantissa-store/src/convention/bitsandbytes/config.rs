@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use crate::{Error, Result};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "bitsandbytes";
 
-/// `llm_int8_threshold` where the config does not say.
+/// `llm_int8_threshold` if the config does not state it.
 const DEFAULT_THRESHOLD: f32 = 6.0;
 
-/// Which of the two ways weights are quantized.
+/// One of the two ways in which weights are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `load_in_4bit`: a code book. Which one, every layer says itself.
@@ -21,11 +21,11 @@ pub enum Kind {
     EightBit,
 }
 
-/// The parsed `quantization_config`.
+/// Parsed `quantization_config`.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub(super) kind: Kind,
-    /// Magnitude from which on values of the input are not quantized; `None` where all are.
+    /// Magnitude from which on values of the input are not quantized; `None` if all are.
     pub(super) threshold: Option<f32>,
 }
 
@@ -33,7 +33,7 @@ impl Config {
     /// Parses the value of `quantization_config` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    /// [`Error::Field`] names the key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let key = |name: &str| format!("quantization_config.{name}");
         let flag = |name: &str| match value.get(name).or_else(|| value.get(format!("_{name}"))) {

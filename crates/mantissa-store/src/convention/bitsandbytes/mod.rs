@@ -39,17 +39,17 @@ const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
 /// Codes of the scales that share one of the level above.
 const NESTED_BLOCK: u32 = 256;
 
-/// What `SCB` is divided by to give the scale.
+/// Divisor of `SCB` that gives the scale.
 const INT8_LEVELS: f32 = 127.0;
 
-/// The inputs of LLM.int8().
+/// Inputs of LLM.int8().
 fn int8_input() -> Scheme {
     let mut scheme = Scheme::int_symmetric(8, Blocks::Row);
     scheme.encoder.rule = Rule::Restricted;
     scheme.with_rows(RowKind::Token)
 }
 
-/// The weights of LLM.int8().
+/// Weights of LLM.int8().
 fn int8_weight() -> Scheme {
     let mut scheme = Scheme::int_symmetric(8, Blocks::Row);
     scheme.encoder.rule = Rule::Restricted;

@@ -24,7 +24,7 @@ const MAX_STATE: u64 = 4096;
 const LEVEL_TOLERANCE: f32 = 1e-3;
 
 impl Config {
-    /// The weight of `module`, `[rows, cols]`, and of LLM.int8() the quantization of its input. Which layers are quantized
+    /// Weight of `module`, `[rows, cols]`, and of LLM.int8() the quantization of its input. Which layers are quantized
     /// follows from their tensors.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ struct Reader<'a> {
     cols: usize,
 }
 
-/// What the JSON of a quantization state says.
+/// Fields of the JSON of a quantization state.
 struct State {
     block: u32,
     /// Mean of the block scales and how many of their codes share an amax, in double quantization.

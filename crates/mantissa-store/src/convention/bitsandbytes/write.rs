@@ -12,14 +12,14 @@ use crate::{Dtype, TensorSpec};
 
 type Groups = [(Scheme, Option<Scheme>, Vec<String>)];
 
-/// Magnitude from which on values of the input are not quantized, where nothing else is asked for.
+/// Magnitude from which on values of the input are not quantized, unless the recipe asks for another.
 const THRESHOLD: f32 = 6.0;
 
 /// Bytes kept for the mean of the scales in the JSON of double quantization, the shortest text of any f32 as a double:
 /// the size of a tensor is declared before its values are known, and JSON may end in spaces.
 const MEAN_WIDTH: usize = 26;
 
-/// How a scheme is stored.
+/// Storage of a scheme.
 struct Layout {
     kind: Kind,
     /// The code book, its name and its block.
@@ -62,10 +62,10 @@ fn layout(scheme: &Scheme, input: Option<&Scheme>) -> Result<Layout, NotStorable
     Ok(Layout { kind: Kind::EightBit, table: None, doubled: false })
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme.
+/// [`NotStorable`] if the format cannot hold the scheme.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let layout = layout(plan.scheme, plan.input)?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
@@ -95,7 +95,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -151,10 +151,10 @@ fn state(layout: &Layout, rows: usize, cols: usize, mean: Option<f32>) -> Vec<u8
     format!("{text:width$}").into_bytes()
 }
 
-/// The tensors of a layer as it was read.
+/// Tensors of a layer as it was read.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all of it.
 pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let mut scheme = Scheme::new(q.format.clone(), Rule::Amax);
@@ -175,10 +175,10 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
     Ok(specs(&plan)?.into_iter().zip(bytes).collect())
 }
 
-/// `quantization_config` for modules of one scheme, and the modules `kept` as they are.
+/// `quantization_config` for modules of one scheme, and the unquantized modules `kept`.
 ///
 /// # Errors
-/// [`NotStorable`] where schemes differ: there is one for the model.
+/// [`NotStorable`] if schemes differ: there is one for the model.
 pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, NotStorable> {
     let mut layouts = Vec::new();
     for (scheme, input, modules) in groups {
@@ -186,9 +186,8 @@ pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, No
         let same = |first: &Layout| (first.kind, first.doubled) == (layout.kind, layout.doubled);
         if layouts.first().is_some_and(|first| !same(first)) {
             let module = modules.first().map_or("", String::as_str);
-            let why = format!(
-                "{module}: bitsandbytes has one kind of weight for the model; use the native container"
-            );
+            let why =
+                format!("{module}: bitsandbytes has one kind of weight for the model; fix: --format native");
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
         layouts.push(layout);

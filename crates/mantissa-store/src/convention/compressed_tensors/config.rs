@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::transform::{self, Rotation};
 use crate::{Error, Result};
 
-/// How the tensors of a module are packed (`CompressionFormat`).
+/// Packing of a module's tensors (`CompressionFormat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackFormat {
     /// Integer codes as a bit stream in int32 words.
@@ -97,7 +97,7 @@ enum Strategy {
 }
 
 impl fmt::Display for Kind {
-    /// The name in a config.
+    /// Name in a config.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Kind::Int => "int",
@@ -107,7 +107,7 @@ impl fmt::Display for Kind {
 }
 
 impl fmt::Display for Strategy {
-    /// The name in a config.
+    /// Name in a config.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Strategy::Tensor => "tensor",
@@ -150,7 +150,7 @@ pub(super) enum Target {
     Pattern(Regex),
 }
 
-/// What tables of embeddings are called in the architectures that are read.
+/// Names of embedding tables in the supported architectures.
 const EMBEDDINGS: [&str; 5] = ["embed_tokens", "embed_in", "wte", "wpe", "word_embeddings"];
 
 impl Target {
@@ -163,7 +163,7 @@ impl Target {
     }
 }
 
-/// The parsed `quantization_config`.
+/// Parsed `quantization_config`.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(super) path: PathBuf,
@@ -178,7 +178,7 @@ impl Config {
     /// Parses the value of `quantization_config` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    /// [`Error::Field`] names the key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let groups = value.get("config_groups").and_then(Value::as_object);
         let groups = groups.ok_or_else(|| fault(path, "config_groups", "nothing", "an object of groups"))?;
@@ -215,7 +215,7 @@ impl Config {
         self.groups.iter().find(|group| group.targets.iter().any(|target| target.matches(module)))
     }
 
-    /// The scheme of the KV cache, where there is one that is applied.
+    /// Scheme of the KV cache, if there is one that is applied.
     pub(super) fn kv_scheme(&self) -> Option<Scheme> {
         self.kv.as_ref().map(Args::cache_scheme)
     }
@@ -227,7 +227,7 @@ impl Config {
 }
 
 impl Args {
-    /// The scheme of a weight whose scales are stored in `scale`.
+    /// Scheme of a weight whose scales are stored in `scale`.
     pub(super) fn weight_scheme(&self, path: &Path, scale: Code) -> Result<Scheme> {
         let mut scheme = self.scheme(path)?;
         if !scheme.has_outer_scale() {
@@ -236,7 +236,7 @@ impl Args {
         Ok(scheme)
     }
 
-    /// The scheme of an input. Static inputs need a stored scale.
+    /// Scheme of an input. Static inputs need a stored scale.
     pub(super) fn input_scheme(&self, path: &Path) -> Result<Scheme> {
         let mut scheme = self.scheme(path)?;
         if scheme.format.blocks() == Blocks::Row {
@@ -270,12 +270,12 @@ impl Args {
         Ok(scheme)
     }
 
-    /// Whether the columns of the weight may stand in another order than their groups (`weight_g_idx`).
+    /// True if the columns of the weight may be in another order than their groups (`weight_g_idx`).
     pub(super) fn ordered_by_group(&self) -> bool {
         matches!(&self.actorder, Value::String(order) if matches!(order.as_str(), "group" | "dynamic"))
     }
 
-    /// Why a KV cache is not quantized so; `None` where it can be.
+    /// Why a KV cache is not quantized so; `None` if it can be.
     fn not_of_a_cache(&self) -> Option<&'static str> {
         let fixed = self.dynamic == Value::Bool(false) || self.dynamic.is_null();
         match self.strategy {

@@ -22,7 +22,7 @@ mod write;
 
 pub use config::{Args, Config, Group, PackFormat};
 pub use transform::rotated_inputs;
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "compressed-tensors";
 
 pub use write::{pack_format, quantization_config, specs, tensors};

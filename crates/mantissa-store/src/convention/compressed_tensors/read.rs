@@ -14,7 +14,7 @@ use crate::convention::{ActivationQuant, KvQuant, ModelFiles, Weight};
 use crate::{Dtype, Result};
 
 impl Config {
-    /// The weight of `module`, the quantization of its input, and the order of its columns.
+    /// Weight of `module`, the quantization of its input, and the order of its columns.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its group says.
@@ -38,10 +38,10 @@ impl Config {
         Ok(Parts { weight, input, transforms })
     }
 
-    /// The scales of the KV cache of the attention `module`, one or one per head of `kv_heads`.
+    /// Scales of the KV cache of the attention `module`, one or one per head of `kv_heads`.
     ///
     /// # Errors
-    /// One is there and has another dtype or shape, or is no number.
+    /// One is there and has another dtype or shape, or is not finite.
     pub(super) fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = self.kv_scheme() else { return Ok(None) };
         let scale = |suffix: &str| files.read_cache_scale(&format!("{module}.{suffix}"), kv_heads);

@@ -9,10 +9,10 @@ use super::config::PackFormat;
 use crate::convention::{LinearPlan, NotStorable, scale_dtype};
 use crate::{Dtype, TensorSpec};
 
-/// The packing that holds `scheme` for weights and `input` for activations.
+/// Packing that holds `scheme` for weights and `input` for activations.
 ///
 /// # Errors
-/// [`NotStorable`] says why this convention cannot hold them.
+/// [`NotStorable`] with the reason why this format cannot hold them.
 pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat, NotStorable> {
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
     let Format::Affine(Affine { code, blocks, scale: Some(scale), .. }) = &scheme.format else {
@@ -45,10 +45,10 @@ pub fn pack_format(scheme: &Scheme, input: Option<&Scheme>) -> Result<PackFormat
     }
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let LinearPlan { module, scheme, input, rows, cols, .. } = *plan;
     let format = pack_format(scheme, input)?;
@@ -56,7 +56,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     if let Blocks::Group(group) | Blocks::Tile { cols: group, .. } = blocks
         && !cols.is_multiple_of(group as usize)
     {
-        let why = format!("{module}: {cols} columns are not a multiple of {group}; use the native container");
+        let why = format!("{module}: {cols} columns are not a multiple of {group}; fix: --format native");
         return Err(NotStorable { scheme: scheme.to_string(), why });
     }
     let spec = |suffix: &str, dtype, shape: Vec<usize>| TensorSpec {
@@ -105,7 +105,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-/// The name of the stored scale of the input: NVFP4's is for the level above the blocks.
+/// Name of the stored scale of the input: NVFP4's is for the level above the blocks.
 fn input_scale_name(plan: &LinearPlan<'_>) -> &'static str {
     if plan.input.is_some_and(Scheme::has_outer_scale) { "input_global_scale" } else { "input_scale" }
 }
@@ -119,7 +119,7 @@ fn refuse_groups(plan: &LinearPlan<'_>, format: PackFormat) -> Result<(), NotSto
     Err(NotStorable { scheme: plan.scheme.to_string(), why })
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of neighbours.
+/// Bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of neighbours.
 ///
 /// # Errors
 /// As [`specs`]; and where the input has a stored scale that the plan does not give.
@@ -145,7 +145,7 @@ pub fn tensors(
     Ok(all)
 }
 
-/// The tensors of the weight alone.
+/// Tensors of the weight alone.
 fn weight_tensors(module: &str, format: PackFormat, q: &Quantized) -> Vec<(String, Vec<u8>)> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     let Codes::U8(codes) = &q.codes else { return Vec::new() };

@@ -20,7 +20,7 @@ const MAX_ROOT: u8 = 16;
 /// Groups fill whole words whatever the width of their codes.
 const WORD: usize = 32;
 
-/// The scales of a group: squares of small whole numbers times one f16.
+/// Scales of a group: squares of small whole numbers times one f16.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Squares {
     /// The f16 pattern of `q_scale_max`.
@@ -34,7 +34,7 @@ pub fn square_scale(root: u8, unit: u16) -> u16 {
     f16(f32::from(root) * f32::from(root) * F16.decode(unit.into()))
 }
 
-/// `scales` (f16 patterns) as squares times one f16; `None` where they are none.
+/// `scales` (f16 patterns) as squares times one f16; `None` if they are none.
 pub fn squares(scales: &[u16]) -> Option<Squares> {
     let value = |scale: u16| F16.decode(scale.into());
     let top = scales.iter().copied().max_by(|a, b| value(*a).total_cmp(&value(*b)))?;
@@ -88,10 +88,10 @@ fn layout(plan: &LinearPlan<'_>) -> Result<(u32, usize), NotStorable> {
     Ok((*bits, group))
 }
 
-/// The tensors of a quantized linear layer, all of whose groups have one width.
+/// Tensors of a quantized linear layer, all of whose groups have one width.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let (bits, group) = layout(plan)?;
     let words = plan.cols * bits as usize / 32;
@@ -118,7 +118,7 @@ struct Span {
     squares: Squares,
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`]; and where the scales of a group are no squares times one f16.
@@ -146,7 +146,7 @@ fn squares_of(plan: &LinearPlan<'_>, q: &Quantized, block: usize) -> Result<Squa
     })
 }
 
-/// The tensors of spans that hold the columns of `q` one after another; `order` is the column of the weight at each place.
+/// Tensors of spans that hold the columns of `q` one after another; `order` is the column of the weight at each place.
 fn bytes(module: &str, q: &Quantized, spans: &[Span], order: &[u32]) -> Vec<(String, Vec<u8>)> {
     let name = |suffix: &str| format!("{module}.{suffix}");
     let Codes::U8(codes) = &q.codes else { return Vec::new() };
@@ -179,11 +179,11 @@ fn bytes(module: &str, q: &Quantized, spans: &[Span], order: &[u32]) -> Vec<(Str
     ]
 }
 
-/// The tensors of a layer as it was read. Blocks that share their scales are one group again, and a group takes the fewest bits that hold
+/// Tensors of a layer as it was read. Blocks that share their scales are one group again, and a group takes the fewest bits that hold
 /// its codes; groups come from the widest to the narrowest, as kernels run through them.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all of it.
 pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
@@ -227,7 +227,7 @@ pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<
     Ok(specs.into_iter().zip(bytes).collect())
 }
 
-/// The narrowest width that holds the codes of some columns.
+/// Narrowest width that holds the codes of some columns.
 fn width_of(codes: &[u8], cols: usize, columns: std::ops::Range<usize>) -> usize {
     let lines = codes.chunks_exact(cols.max(1)).flat_map(|row| &row[columns.clone()]);
     let (low, high) = lines.fold((0, 0), |(low, high): (i8, i8), &code| {

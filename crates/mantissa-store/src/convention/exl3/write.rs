@@ -13,10 +13,10 @@ use crate::{Dtype, TensorSpec};
 /// The version of the convention that is written.
 const VERSION: &str = "0.0.6";
 
-/// The file beside `config.json` that lists what is stored of each module.
+/// File beside `config.json` that lists what is stored of each module.
 pub const FILE_NAME: &str = "quantization_config.json";
 
-/// The trellis of a layer that this convention holds.
+/// Trellis of a layer that this convention holds.
 fn layout(plan: &LinearPlan<'_>) -> Result<Trellis, NotStorable> {
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     let no = |why: String| Err(NotStorable { scheme: scheme.to_string(), why });
@@ -34,21 +34,21 @@ fn layout(plan: &LinearPlan<'_>) -> Result<Trellis, NotStorable> {
     }
     if !rows.is_multiple_of(ROTATED) || !cols.is_multiple_of(ROTATED) {
         return no(format!(
-            "{module}: [{rows}, {cols}] are no multiples of {ROTATED}; the native container takes them"
+            "{module}: [{rows}, {cols}] are not multiples of {ROTATED}; fix: --format native"
         ));
     }
     Ok(trellis)
 }
 
-/// Whether the scalar tensor that names the code book is there, and under what name.
+/// Name of the scalar tensor that chooses the code book; `None` if its absence does.
 fn marker(book: TrellisBook) -> Option<&'static str> {
     (book != TrellisBook::ThreeInst).then(|| book.name())
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let trellis = layout(plan)?;
     let (rows, cols) = (plan.rows, plan.cols);
@@ -64,7 +64,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(all)
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`].
@@ -90,7 +90,7 @@ pub fn quantization_config(bits: f64, first: &Scheme) -> Value {
     })
 }
 
-/// The content of [`FILE_NAME`]: `config`, the `quantization_config`, and what is stored of each module, `specs` being all tensors of the model.
+/// Content of [`FILE_NAME`]: `config`, the `quantization_config`, and what is stored of each module, `specs` being all tensors of the model.
 pub fn tensor_storage(config: &Value, specs: &[TensorSpec]) -> Value {
     let mut modules: BTreeMap<&str, Vec<&TensorSpec>> = BTreeMap::new();
     for spec in specs {

@@ -7,17 +7,17 @@ use super::{Architecture, RowOrder};
 use crate::error::Result;
 use crate::gguf::{Gguf, Metadata, Value};
 
-/// The tensor of what frequencies are divided by (Llama 3's scaling).
+/// Tensor of what frequencies are divided by (Llama 3's scaling).
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Those of LongRoPE: for contexts longer than the original one, and for others.
 pub const LONG_ROPE: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// What the metadata say.
+/// Model description from the metadata.
 pub(super) struct Parsed {
-    /// `None` where the file names no architecture.
+    /// `None` if the file names no architecture.
     pub config: Option<Json>,
-    /// The architecture, where it is known.
+    /// The architecture, if it is known.
     pub architecture: Option<Architecture>,
     pub order: RowOrder,
     pub notes: Vec<String>,
@@ -35,7 +35,7 @@ pub(super) fn parse(gguf: &Gguf) -> Result<Parsed> {
     }
 }
 
-/// What the metadata of a known architecture are read by.
+/// Reader of the metadata of a known architecture.
 pub(super) struct Reader<'a> {
     pub(super) gguf: &'a Gguf,
     pub(super) architecture: Architecture,
@@ -251,7 +251,7 @@ impl Reader<'_> {
         Ok(Some(Json::Object(scaling)))
     }
 
-    /// The tensor `name`: what each frequency is divided by.
+    /// Tensor `name`: what each frequency is divided by.
     fn factors(&self, name: &str, rotated: Option<u64>) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = self.gguf.get(name) else { return Ok(None) };
         let expected = rotated.unwrap_or(0) / 2;

@@ -1,4 +1,4 @@
-//! What only some architectures have: experts, windows, caps, partial rotation; and what is refused.
+//! Features of single architectures: experts, windows, caps, partial rotation; and refused metadata.
 //!
 //! The fields are those of transformers' configs, the rules that have no key are llama.cpp's (`llama-model.cpp`, one loader
 //! for each architecture).
@@ -29,7 +29,7 @@ const UNSUPPORTED: [(&str, &[f64]); 14] = [
 ];
 
 impl Architecture {
-    /// The keys of [`UNSUPPORTED`] that it has.
+    /// Keys of [`UNSUPPORTED`] that it has.
     fn has_key(self, key: &str) -> bool {
         match key {
             "expert_count" => self.may_have_experts(),
@@ -48,7 +48,7 @@ impl Architecture {
         matches!(self, Self::Llama | Self::Qwen2Moe | Self::Qwen3Moe | Self::Deepseek2 | Self::GptOss)
     }
 
-    /// The layers without a window are the last of so many each, where the file does not say otherwise; `None` where no layer
+    /// The layers without a window are the last of so many each, where the file does not say otherwise; `None` if no layer
     /// has a window in llama.cpp.
     pub fn default_window_period(self) -> Option<u32> {
         match self {
@@ -58,8 +58,8 @@ impl Architecture {
         }
     }
 
-    /// What the scores of the attention are multiplied by the inverse root of: the width of a head, or, in the largest model
-    /// of Gemma 2 and 3, which llama.cpp tells by its layers, what every head would have of the residual stream.
+    /// Square of the divisor of attention scores: the width of a head or, in the largest models of Gemma 2 and 3, which llama.cpp
+    /// tells by their layers, the width of the residual stream per head.
     pub fn query_scale(self, layers: u64, hidden: u64, heads: u64, head_dim: u64) -> u64 {
         let largest = match self {
             Self::Gemma2 => layers == 46,

@@ -16,7 +16,7 @@ use super::names::layer;
 pub enum Joined {
     /// Biases of experts, under these names; of several, elements take turns.
     Biases(Vec<String>),
-    /// What makes keys and what makes values of the latent.
+    /// Projections of the latent to keys and to values.
     KeysAndValues([String; 2]),
 }
 
@@ -32,8 +32,8 @@ pub struct JoinedPart<T> {
 }
 
 impl Architecture {
-    /// How the tensor with this Hugging Face name is taken apart, where it is. A file of before llama.cpp did so has the
-    /// projection of [`Joined::KeysAndValues`] whole, where [`Architecture::place`] says.
+    /// Parts of the tensor with this Hugging Face name, if the file has it in several. Older files have the projection of
+    /// [`Joined::KeysAndValues`] whole, at [`Architecture::place`].
     pub fn joined(self, hf: &str) -> Option<Joined> {
         let (layer, module) = layer(hf.strip_prefix("model.layers.")?)?;
         let stored = |name: &str| format!("blk.{layer}.{name}");
@@ -62,7 +62,7 @@ impl Joined {
     }
 
     /// The shapes of the parts of a tensor `[rows, cols]`; of [`Joined::KeysAndValues`] with `heads` heads whose keys have
-    /// `unrotated` rows. `None` where the rows are no such.
+    /// `unrotated` rows. `None` if the rows are no such.
     pub fn shapes(
         &self,
         rows: usize,
@@ -111,7 +111,7 @@ impl Joined {
         Some(named.map(|((name, shape), values)| JoinedPart { name, shape, values }).collect())
     }
 
-    /// The inverse of [`Self::split`]: the tensor `[rows, cols]`; `None` where shapes do not fit together.
+    /// The inverse of [`Self::split`]: the tensor `[rows, cols]`; `None` if shapes do not fit together.
     pub fn join<T: Copy>(&self, parts: &[(&[usize], &[T])], rows: usize, cols: usize) -> Option<Vec<T>> {
         let heads = match (self, parts.first()) {
             (Joined::KeysAndValues(_), Some(([heads, _, unrotated], _))) => (*heads, *unrotated),

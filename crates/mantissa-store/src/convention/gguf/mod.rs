@@ -119,7 +119,7 @@ impl Architecture {
         Self::NAMES.into_iter().find(|(.., known)| *known == written).map(|(architecture, ..)| architecture)
     }
 
-    /// Which rows move where the model has so many heads.
+    /// Row order in a model with these numbers of heads.
     pub fn row_order(self, heads: usize, kv_heads: usize) -> RowOrder {
         RowOrder {
             interleaved: matches!(self, Self::Llama | Self::Olmo).then_some((heads, kv_heads)),
@@ -127,22 +127,22 @@ impl Architecture {
         }
     }
 
-    /// Whether the tensor with this Hugging Face name is stored with 1 added, as the norms of Gemma are.
+    /// True if the tensor with this Hugging Face name is stored with 1 added, as the norms of Gemma are.
     pub fn adds_one(self, hf: &str) -> bool {
         matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3) && hf.ends_with("norm.weight")
     }
 
-    /// Whether there are norms after attention and MLP.
+    /// True if there are norms after attention and MLP.
     pub(super) fn norms_results(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3 | Self::Olmo2)
     }
 
-    /// Whether a part of each head may be rotated alone.
+    /// True if RoPE may cover only a part of each head.
     pub(super) fn rotates_in_part(self) -> bool {
         matches!(self, Self::Phi2 | Self::Phi3 | Self::GptNeox)
     }
 
-    /// Whether its norms are LayerNorms, whose epsilon has another key.
+    /// True if the norms are LayerNorms, whose epsilon has another key.
     pub fn has_layer_norms(self) -> bool {
         matches!(self, Self::Phi2 | Self::Olmo | Self::GptNeox | Self::Gpt2)
     }
@@ -251,7 +251,7 @@ pub struct Model {
     notes: Vec<String>,
 }
 
-/// Whether `path` is to be opened as GGUF: by its extension or, for a file of another name, by its first bytes.
+/// True if `path` is a GGUF file by its extension or, for a file of another name, by its first bytes.
 fn is_gguf(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let folder = path.is_dir();
@@ -277,7 +277,7 @@ impl Model {
         &self.header.tensors
     }
 
-    /// Whether the file has the tensor with this Hugging Face (or GGUF) name, whole or in parts.
+    /// True if the file has the tensor with this Hugging Face (or GGUF) name, whole or in parts.
     pub fn has(&self, name: &str) -> bool {
         self.tensor(name).is_some() || self.joined(name).is_some()
     }
@@ -288,13 +288,13 @@ impl Model {
         joined.names().iter().all(|part| self.header.get(part).is_some()).then_some(joined)
     }
 
-    /// The tensor that has this Hugging Face name, or, where that stands for none, this GGUF name.
+    /// Tensor that has this Hugging Face name, or, where that stands for none, this GGUF name.
     /// Of an expert it is the tensor that holds it.
     pub fn tensor(&self, name: &str) -> Option<&GgufTensor> {
         self.place(name).and_then(|place| self.header.get(&place.tensor)).or_else(|| self.header.get(name))
     }
 
-    /// Where the tensor with this Hugging Face name lies.
+    /// Place of the tensor with this Hugging Face name.
     pub fn place(&self, name: &str) -> Option<Place> {
         match self.architecture {
             Some(architecture) => architecture.place(name),
@@ -302,12 +302,12 @@ impl Model {
         }
     }
 
-    /// The architecture, where it is one that is read.
+    /// The architecture, if it is one that is read.
     pub fn architecture(&self) -> Option<Architecture> {
         self.architecture
     }
 
-    /// Which rows lie where.
+    /// Row order of the file.
     pub fn row_order(&self) -> RowOrder {
         self.order
     }

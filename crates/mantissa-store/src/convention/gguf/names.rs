@@ -19,14 +19,14 @@ const TOP: [(&str, &str); 13] = [
     ("ln_f", "output_norm"),
 ];
 
-/// What the names of a layer's tensors begin with.
+/// Prefixes of the names of a layer's tensors.
 const LAYERS: [&str; 4] = ["model.layers.", "gpt_neox.layers.", "transformer.h.", "h."];
 
 /// Tensors of a layer that no module has as its weight or bias.
 const VECTORS: [(&str, &str); 2] =
     [("self_attn.sinks", "attn_sinks.weight"), ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")];
 
-/// Where two modules have one name in GGUF, the first is Llama's.
+/// Modules of a layer and their names in GGUF. If two modules share a name, the first is Llama's.
 const LAYER: [(&str, &str); 46] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
@@ -76,10 +76,10 @@ const LAYER: [(&str, &str); 46] = [
     ("mlp.router", "ffn_gate_inp"),
 ];
 
-/// Where the norm of this name stands after the attention (Gemma 2 and 3, OLMo 2), or is called so (gpt-oss).
+/// Name of the norm that follows the attention (Gemma 2 and 3, OLMo 2) or is called so (gpt-oss).
 const AFTER_ATTENTION: (&str, &str) = ("post_attention_layernorm", "post_attention_norm");
 
-/// The weight of one expert is a part of the tensor of all.
+/// Weight of one expert is a part of the tensor of all.
 const EXPERT: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
@@ -89,17 +89,17 @@ const EXPERT: [(&str, &str); 6] = [
     ("w2", "ffn_down_exps"),
 ];
 
-/// Where a tensor of a Hugging Face checkpoint lies in a GGUF file.
+/// Place of a Hugging Face tensor in a GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The GGUF tensor.
     pub tensor: String,
-    /// Which part of it along the outermost dimension: the experts of a layer are one tensor `[experts, rows, cols]`.
+    /// Index along the outermost dimension: the experts of a layer are one tensor `[experts, rows, cols]`.
     pub expert: Option<usize>,
 }
 
 impl Architecture {
-    /// Where the tensor with this Hugging Face name lies, `.weight` or `.bias` included.
+    /// Place of the tensor with this Hugging Face name, `.weight` or `.bias` included.
     pub fn place(self, hf: &str) -> Option<Place> {
         let Some((module, part)) = split(hf) else { return place(hf) };
         let called_so = self.norms_results() || self == Self::GptOss;
@@ -111,8 +111,8 @@ impl Architecture {
     }
 }
 
-/// Where the tensor with this Hugging Face name lies. Of linear layers, embedding and head this is true in every
-/// architecture; of norms see [`Architecture::place`].
+/// Place of the tensor with this Hugging Face name. For linear layers, embedding and head it is the same in every architecture;
+/// for norms see [`Architecture::place`].
 pub fn place(hf: &str) -> Option<Place> {
     if let Some(tensor) = stored_name(hf) {
         return Some(Place { tensor, expert: None });
@@ -142,7 +142,7 @@ pub fn stored_name(hf: &str) -> Option<String> {
     Some(format!("blk.{layer}.{stored}.{part}"))
 }
 
-/// The name that a tensor of a GGUF file has in Llama's checkpoints, or in those of an architecture that alone has it.
+/// Name that a tensor of a GGUF file has in Llama's checkpoints, or in those of an architecture that alone has it.
 pub fn hf_name(stored: &str) -> Option<String> {
     let (module, part) = split(stored)?;
     if let Some((hf, _)) = TOP.iter().find(|(_, name)| *name == module) {

@@ -4,16 +4,16 @@
 //! and `2i + 1`; so the converter interleaves the halves of every head (llama, olmo). GPT-NeoX joins query, key and value head
 //! by head; in GGUF all queries come first, then all keys, then all values. Whole rows move: block types stay as they are.
 
-/// Which rows move.
+/// Row order of a model, as far as it differs from Hugging Face's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowOrder {
-    /// Heads of q and of k whose halves are interleaved; `None` where rows stand as in Hugging Face.
+    /// Heads of q and of k whose halves are interleaved; `None` if rows stand as in Hugging Face.
     pub interleaved: Option<(usize, usize)>,
     /// Heads of a projection that Hugging Face joins head by head.
     pub by_head: Option<usize>,
 }
 
-/// How the rows of one tensor move.
+/// Permutation of the rows of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// The halves of so many heads are interleaved.
@@ -23,7 +23,7 @@ pub enum Moved {
 }
 
 impl RowOrder {
-    /// How the rows of the tensor with this Hugging Face name move, where they do.
+    /// Permutation of the rows of the tensor with this Hugging Face name, if they move.
     pub fn of(self, name: &str) -> Option<Moved> {
         let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
         if module.ends_with("attention.query_key_value") {

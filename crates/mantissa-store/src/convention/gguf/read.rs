@@ -12,12 +12,12 @@ use crate::{Dtype, TensorMeta};
 #[derive(Clone, Copy)]
 struct Found<'a> {
     tensor: &'a GgufTensor,
-    /// Which part, and of how many.
+    /// Index of the part, and number of parts.
     part: (usize, usize),
 }
 
 impl Found<'_> {
-    /// The bytes of the part.
+    /// Bytes of the part.
     fn read(&self, files: &ModelFiles) -> Result<Vec<u8>> {
         let (which, of) = self.part;
         if of == 1 {
@@ -69,7 +69,7 @@ impl Model {
         if self.joined(name).is_some() { Ok(()) } else { self.expect(files, name, shape).map(|_| ()) }
     }
 
-    /// The values of a tensor, or of its part, in the order of the file.
+    /// Values of a tensor, or of its part, in the order of the file.
     fn values(&self, files: &ModelFiles, found: Found<'_>, shape: &[usize]) -> Result<Vec<f32>> {
         let tensor = found.tensor;
         Ok(match tensor.ty.storage {
@@ -92,7 +92,7 @@ impl Model {
         Ok((tensor.shape.clone(), read(Found { tensor, part: (0, 1) }, &tensor.shape)?))
     }
 
-    /// The tensor `shape` of the parts that `read` gives.
+    /// Tensor `shape` of the parts that `read` gives.
     fn joined_values<T: Copy>(
         &self,
         files: &ModelFiles,
@@ -113,7 +113,7 @@ impl Model {
         })
     }
 
-    /// The weight of a layer that is several tensors here: in 16 bits where all of them are, else widened.
+    /// Weight of a layer that is several tensors here: in 16 bits where all of them are, else widened.
     fn joined_weight(&self, files: &ModelFiles, joined: &Joined, rows: usize, cols: usize) -> Result<Weight> {
         let all = |dtype| {
             let stored = joined.names().iter().filter_map(|part| self.header.get(part));
@@ -136,7 +136,7 @@ impl Model {
         self.joined_values(files, joined, &[rows, cols], values).map(Weight::F32)
     }
 
-    /// The weight of linear layer `module` as it is stored, `[rows, cols]`.
+    /// Weight of linear layer `module` as it is stored, `[rows, cols]`.
     pub(super) fn weight(
         &self,
         files: &ModelFiles,
@@ -203,7 +203,7 @@ impl Model {
         Ok(Weight::F32(values))
     }
 
-    /// The tensor of factors beside a weight, one for each matrix.
+    /// Tensor of factors beside a weight, one for each matrix.
     fn beside(&self, found: Found<'_>) -> Option<&GgufTensor> {
         let name = found.tensor.name.strip_suffix(".weight").map(|module| format!("{module}.scale"));
         name.and_then(|name| self.header.get(&name))
@@ -250,7 +250,7 @@ impl Model {
     }
 }
 
-/// Values that are -1, 0 and 1 as codes, with a factor for all; `None` where others are among them.
+/// Values that are -1, 0 and 1 as codes, with a factor for all; `None` if others are among them.
 fn ternary(values: &[f32], rows: usize, cols: usize, factor: f32) -> Option<Quantized> {
     let trits = values.iter().all(|value| [-1.0, 0.0, 1.0].contains(value));
     trits.then(|| {

@@ -1,4 +1,4 @@
-//! What a linear layer becomes in GGUF, and the metadata of a model.
+//! Linear layers in GGUF, and the metadata of a model.
 
 use super::{Architecture, place};
 use crate::convention::{LinearPlan, NotStorable};
@@ -9,7 +9,7 @@ use mantissa_num::{
     minifloat,
 };
 
-/// The GGUF type that holds `format` without loss, where there is one.
+/// The GGUF type that holds `format` without loss, if there is one.
 pub fn block_type(format: &Format) -> Option<GgmlType> {
     match format {
         Format::Codec(id) => GgmlType::of_codec(*id),
@@ -35,7 +35,7 @@ pub fn block_type(format: &Format) -> Option<GgmlType> {
     }
 }
 
-/// Whether a factor stands beside what holds `format`: that of NVFP4 with a scale for the tensor, and of ternary weights.
+/// True if a factor is stored beside a tensor of `format`: for NVFP4 with a global scale, and for ternary weights.
 pub fn has_factor(format: &Format) -> bool {
     is_ternary(format) || format.scale().is_some_and(|scale| scale.outer.is_some())
 }
@@ -45,10 +45,10 @@ fn is_ternary(format: &Format) -> bool {
     *format == Scheme::ternary(Blocks::Tensor).format
 }
 
-/// The tensors of a linear layer: its weight, and the factor beside it where there is one.
+/// Tensors of a linear layer: its weight, and the factor beside it where there is one.
 ///
 /// # Errors
-/// [`NotStorable`] where GGUF has no type for the scheme, its blocks do not divide a row, or the input is to be quantized.
+/// [`NotStorable`] if GGUF has no type for the scheme, its blocks do not divide a row, or the input is to be quantized.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let ty = stored_type(plan)?;
     let name = stored(plan, "weight")?;
@@ -63,7 +63,7 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     Ok(specs)
 }
 
-/// The bytes of the tensors that [`specs`] declares, rows in the order of `q`.
+/// Bytes of the tensors that [`specs`] declares, rows in the order of `q`.
 ///
 /// # Errors
 /// As [`specs`].
@@ -149,7 +149,7 @@ fn factor(format: &Format, outer: f32) -> f32 {
     }
 }
 
-/// The metadata that say what the model is, without tokenizer, rotary scaling and what only some architectures have. `file_type` is
+/// Metadata that say what the model is, without tokenizer, rotary scaling and what only some architectures have. `file_type` is
 /// llama.cpp's number for its mixture of types, `quantized` says whether any weight is in blocks.
 pub fn metadata(
     architecture: Architecture,
@@ -189,7 +189,7 @@ pub fn metadata(
     all
 }
 
-/// The key of what is added to the variance in norms.
+/// Key of what is added to the variance in norms.
 pub(super) fn epsilon_key(architecture: Architecture) -> &'static str {
     if architecture.has_layer_norms() {
         "attention.layer_norm_epsilon"

@@ -18,7 +18,7 @@ pub const AUTO_ROUND: [&str; 3] = ["auto-round", "auto_round", "intel/auto-round
 /// File in which AutoRound repeats its `quantization_config`.
 pub const AUTO_ROUND_FILE: &str = "quantization_config.json";
 
-/// How the codes of a word are laid out.
+/// Layout of the codes in a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// One bit stream along the packed axis.
@@ -37,7 +37,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Which elements of a weight with `cols` columns share a scale.
+    /// Blocks of a weight with `cols` columns whose elements share a scale.
     pub fn blocks(self, cols: usize) -> Blocks {
         match self.group {
             Some(group) if (group as usize) < cols => Blocks::Group(group),
@@ -46,7 +46,7 @@ impl Layer {
     }
 }
 
-/// What differs from the model's settings, for the modules that a pattern matches.
+/// Settings of the modules that a pattern matches, other than the model's.
 #[derive(Clone, Debug)]
 struct Override {
     pattern: Regex,
@@ -54,7 +54,7 @@ struct Override {
     layer: Option<Layer>,
 }
 
-/// The parsed `quantization_config`.
+/// Parsed `quantization_config`.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(super) layout: Layout,
@@ -69,7 +69,7 @@ impl Config {
     /// Parses the value of `quantization_config` in the config at `path`.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold.
+    /// [`Error::Field`] names the key, its value and the accepted values.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
         let keys = Keys { path, value };
         let (layout, version) = keys.checkpoint_format()?;
@@ -116,17 +116,17 @@ impl Config {
         }
     }
 
-    /// Which zero points the file stores, as decided from its data where they leave no doubt.
+    /// Version of the zero points, decided from the data if they leave no doubt.
     pub fn version(&self) -> ZeroVersion {
         self.version
     }
 
-    /// How codes lie in words.
+    /// Layout of codes in words.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Bits and group of `module`; `None` where it is left dense.
+    /// Bits and group of `module`; `None` if it is left dense.
     pub fn layer(&self, module: &str) -> Option<Layer> {
         let found = self.overrides.iter().find(|rule| rule.pattern.is_match(module));
         found.map_or(Some(self.default), |rule| rule.layer)
@@ -137,13 +137,13 @@ impl Config {
         self.auto_round
     }
 
-    /// What the user should know.
+    /// Notes for the user.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 }
 
-/// What AutoRound calls the layout of its tensors: `auto_round:auto_gptq`.
+/// AutoRound's name for the layout of its tensors: `auto_round:auto_gptq`.
 pub fn packing_format(value: &Value) -> &str {
     let key = |key: &str| value.get(key).and_then(Value::as_str);
     key("packing_format").or_else(|| key("backend")).unwrap_or("auto_round")

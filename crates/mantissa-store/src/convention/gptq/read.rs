@@ -12,7 +12,7 @@ use crate::convention::{ModelFiles, Weight, scale_code};
 use crate::{Dtype, Result};
 
 impl Config {
-    /// The weight of `module`, `[rows, cols]`, with its columns sorted by group where `g_idx` has them in another order.
+    /// Weight of `module`, `[rows, cols]`, with its columns sorted by group where `g_idx` has them in another order.
     ///
     /// # Errors
     /// A tensor of the module is missing or has another dtype or shape than its settings say.

@@ -1,4 +1,4 @@
-//! Which zero points a file stores. `gptq` (v1) files hold the zero point less one, `gptq_v2` files the zero point, and the
+//! Version of the zero points in a file. `gptq` (v1) files hold the zero point less one, `gptq_v2` files the zero point, and the
 //! label is at times the other one's: converted files kept an old config, and tools wrote v2 under the old name.
 
 use mantissa_num::pack::{PLANAR_BLOCK, Packing, planar_block};
@@ -6,7 +6,7 @@ use mantissa_num::pack::{PLANAR_BLOCK, Packing, planar_block};
 use super::config::{Config, Layer, Layout};
 use crate::{Checkpoint, Dtype};
 
-/// How a file stores zero points.
+/// Version of stored zero points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroVersion {
     /// Less one (`gptq`).
@@ -29,7 +29,7 @@ impl ZeroVersion {
 const MODULES: usize = 8;
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What the zero points of some modules show; `None` where they leave doubt.
+/// Version that the zero points of some modules show; `None` if they leave doubt.
 ///
 /// A symmetric file has one zero point everywhere, `2^(b-1)`: v2 stores that number, v1 the one below. Otherwise the zero
 /// point is the code of a weight of 0, and weights of a trained layer are 0 on average, to a small part of a step: the mean
@@ -114,7 +114,7 @@ fn column_fields(config: &Config, checkpoint: &Checkpoint, name: &str, bits: u32
     lines(config.layout, &transpose_words(&bytes, down, across), bits, down)
 }
 
-/// The unsigned fields of lines of `words` words.
+/// Unsigned fields of lines of `words` words.
 pub(super) fn lines(layout: Layout, bytes: &[u8], bits: u32, words: usize) -> Option<Vec<u8>> {
     match layout {
         Layout::Stream => {

@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 use crate::convention::{LinearPlan, NotStorable};
 use crate::{Dtype, TensorSpec};
 
-/// The file that repeats `quantization_config` for loaders that do not look into `config.json`.
+/// File that repeats `quantization_config` for loaders that do not look into `config.json`.
 pub const FILE_NAME: &str = "quantize_config.json";
 
-/// What `quantization_config` says of the method.
+/// Settings of the method in `quantization_config`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Whether some `g_idx` has columns in another order than their own.
+    /// True if some `g_idx` has columns in another order than their own (act-order).
     pub desc_act: bool,
     /// Damping of the Hessian, where GPTQ was the method.
     pub damp: Option<f64>,
@@ -24,7 +24,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// [`NotStorable`] of any other scheme, of quantized inputs, and of groups that do not divide a row: the kernels that read
-/// these containers need whole ones.
+/// these formats need whole ones.
 pub(in crate::convention) fn int_groups(
     container: &str,
     plan: &LinearPlan<'_>,
@@ -52,25 +52,24 @@ pub(in crate::convention) fn int_groups(
         Blocks::Row => Ok((*bits, None)),
         Blocks::Group(group) if plan.cols.is_multiple_of(*group as usize) => Ok((*bits, Some(*group))),
         Blocks::Group(group) => no(format!(
-            "{}: {} columns are not a multiple of {group}; use the native container",
+            "{}: {} columns are not a multiple of {group}; fix: --format native",
             plan.module, plan.cols
         )),
         _ => no(format!("{container} holds {} in groups or by channel", list())),
     }
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let (bits, _) = int_groups("gptq", plan, &[2, 3, 4, 8])?;
     let LinearPlan { module, scheme, rows, cols, .. } = *plan;
     for (what, n) in [("columns", cols), ("rows", rows)] {
         if !(n * bits as usize).is_multiple_of(32) {
-            let why = format!(
-                "{module}: {n} {what} of {bits} bits do not fill 32-bit words; use the native container"
-            );
+            let why =
+                format!("{module}: {n} {what} of {bits} bits do not fill 32-bit words; fix: --format native");
             return Err(NotStorable { scheme: scheme.to_string(), why });
         }
     }
@@ -85,11 +84,11 @@ pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     ])
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of
+/// Bytes of the tensors that [`specs`] declares, by name. `g_idx` is the group of each column where groups are not of
 /// neighbours; `v2` stores zero points as they are.
 ///
 /// # Errors
-/// [`NotStorable`] where scales are in another code than f16.
+/// [`NotStorable`] if scales are in another code than f16.
 pub fn tensors(
     plan: &LinearPlan<'_>,
     q: &Quantized,
@@ -103,7 +102,7 @@ pub fn tensors(
     };
     let packing = Packing::gptq(q.format.code_bits());
     let (groups, size) = (q.format.blocks().count(1, q.cols), q.format.blocks().len(1, q.cols).max(1));
-    // In v1 a zero point of 0 would not fit its field; it is only written where there are none.
+    // In v1 a zero point of 0 would not fit its field; it is only written if there are none.
     let lowered = i32::from(!v2);
     let zeros: Vec<u8> = match q.zeros().is_empty() {
         true => vec![(-lowered) as u8; groups * q.rows],
@@ -126,7 +125,7 @@ pub fn tensors(
 /// of 0 needs v2.
 ///
 /// # Errors
-/// [`NotStorable`] where only some schemes have zero points: one version counts for all tensors.
+/// [`NotStorable`] if only some schemes have zero points: one version counts for all tensors.
 pub fn quantization_config(
     groups: &[(Scheme, Option<Scheme>, Vec<String>)],
     kept: &[String],

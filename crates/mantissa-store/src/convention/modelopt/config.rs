@@ -9,16 +9,16 @@ use serde_json::Value;
 use crate::json::read_strict;
 use crate::{Error, Result};
 
-/// `quant_method` of this convention.
+/// `quant_method` of this format.
 pub const QUANT_METHOD: &str = "modelopt";
 
-/// The file that says the same beside `config.json`, and in older checkpoints alone.
+/// File that says the same beside `config.json`, and in older checkpoints alone.
 pub const FILE_NAME: &str = "hf_quant_config.json";
 
 /// Longest [`FILE_NAME`] read: it may list every layer.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// How the tensors of a module are quantized (`quant_algo`).
+/// Quantization of a module's tensors (`quant_algo`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algo {
     /// FP8 with a scale for the weight and one for all inputs.
@@ -57,7 +57,7 @@ impl Algo {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(super) path: PathBuf,
-    /// Of every quantized layer; `None` where each has its own.
+    /// Algorithm of every quantized layer; `None` if each has its own.
     default: Option<Algo>,
     /// By name, in a model of mixed precision.
     layers: BTreeMap<String, Algo>,
@@ -68,11 +68,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parses the `quantization_config` of the config at `path`, where it has one, and [`FILE_NAME`] in its folder, where
-    /// that is. `None` where neither is.
+    /// Parses the `quantization_config` of the config at `path`, if it has one, and [`FILE_NAME`] in its folder, where
+    /// that is. `None` if neither is.
     ///
     /// # Errors
-    /// [`Error::Field`] names the key, what it holds and what it may hold; as [`read_strict`].
+    /// [`Error::Field`] names the key, its value and the accepted values; as [`read_strict`].
     pub fn open(path: &Path, value: Option<&Value>) -> Result<Option<Self>> {
         let beside = path.with_file_name(FILE_NAME);
         let file = match beside.is_file() {
@@ -87,18 +87,18 @@ impl Config {
         }
     }
 
-    /// How `module` is quantized, where it is.
+    /// Algorithm of `module`, if it is quantized.
     pub fn algo(&self, module: &str) -> Option<Algo> {
         self.default.or_else(|| self.layers.get(module).copied())
     }
 
-    /// What is asked for and not applied.
+    /// Requests of the configuration that this reader ignores.
     pub(super) fn notes(&self) -> &[String] {
         &self.notes
     }
 }
 
-/// Where keys are looked up: the file of the convention, and `config.json` for what it lacks.
+/// Sources of keys: the format's own file, and `config.json` for what it lacks.
 struct Keys<'a> {
     path: &'a Path,
     first: &'a Value,
@@ -157,7 +157,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// The scheme of the KV cache, where it is one that is applied.
+    /// Scheme of the KV cache, if it is one that is applied.
     fn cache(&self, notes: &mut Vec<String>) -> Option<Scheme> {
         let name = self.get("kv_cache_quant_algo").and_then(Value::as_str);
         let scheme = self.get("kv_cache_scheme");

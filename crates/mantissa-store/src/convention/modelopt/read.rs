@@ -15,7 +15,7 @@ use crate::{Dtype, Result};
 const NVFP4_BLOCK: u32 = 16;
 
 impl Config {
-    /// The weight of `module`, what its input is multiplied by, and the quantization of that. A weight whose dtype is a
+    /// Weight of `module`, what its input is multiplied by, and the quantization of that. A weight whose dtype is a
     /// float's of 16 bits or more is left as it is.
     ///
     /// # Errors
@@ -48,10 +48,10 @@ impl Config {
         Ok(Parts { weight: Weight::Quantized(q), input, transforms })
     }
 
-    /// The scales of the KV cache of the attention `module`.
+    /// Scales of the KV cache of the attention `module`.
     ///
     /// # Errors
-    /// One is there and has another shape, or is no number; affine caches.
+    /// One is there and has another shape, or is not finite; affine caches.
     pub(super) fn cache(&self, files: &ModelFiles, module: &str, kv_heads: usize) -> Result<Option<KvQuant>> {
         let Some(scheme) = self.kv.clone() else { return Ok(None) };
         for bias in ["k_proj.k_bias", "v_proj.v_bias"].map(|name| format!("{module}.{name}")) {

@@ -27,7 +27,7 @@ pub fn as_stored(scheme: Scheme) -> Scheme {
 /// The algorithm of weights in `scheme` and inputs in `input`.
 ///
 /// # Errors
-/// [`NotStorable`] says why this convention cannot hold them.
+/// [`NotStorable`] with the reason why this format cannot hold them.
 fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
     let no = |why: &str| Err(NotStorable { scheme: scheme.to_string(), why: why.to_owned() });
     let Format::Affine(Affine { code, blocks, scale: Some(scale), offset: Offset::None }) = &scheme.format
@@ -72,10 +72,10 @@ fn algo(scheme: &Scheme, input: Option<&Scheme>) -> Result<Algo, NotStorable> {
     }
 }
 
-/// The tensors of a quantized linear layer.
+/// Tensors of a quantized linear layer.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold the scheme on this shape.
+/// [`NotStorable`] if the format cannot hold the scheme, or not on this shape.
 pub fn specs(plan: &LinearPlan<'_>) -> Result<Vec<TensorSpec>, NotStorable> {
     let mut all = weight_specs(plan, algo(plan.scheme, plan.input)?)?;
     if plan.stores_input_scale() {
@@ -90,12 +90,10 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, No
     if let Blocks::Group(group) = scheme.format.blocks()
         && !cols.is_multiple_of(group as usize)
     {
-        return no(format!(
-            "{module}: {cols} columns are not a multiple of {group}; use the native container"
-        ));
+        return no(format!("{module}: {cols} columns are not a multiple of {group}; fix: --format native"));
     }
     if algo == Algo::Int4Awq && !rows.is_multiple_of(2) {
-        return no(format!("{module}: {rows} rows do not make pairs; use the native container"));
+        return no(format!("{module}: {rows} rows do not make pairs; fix: --format native"));
     }
     let spec =
         |suffix: &str, dtype, shape: Vec<usize>| TensorSpec::new(format!("{module}.{suffix}"), dtype, shape);
@@ -117,7 +115,7 @@ fn weight_specs(plan: &LinearPlan<'_>, algo: Algo) -> Result<Vec<TensorSpec>, No
     Ok(all)
 }
 
-/// The bytes of the tensors that [`specs`] declares, by name.
+/// Bytes of the tensors that [`specs`] declares, by name.
 ///
 /// # Errors
 /// As [`specs`]; and where the input has a stored scale that the plan does not give.
@@ -150,10 +148,10 @@ fn weight_tensors(plan: &LinearPlan<'_>, q: &Quantized) -> Result<Vec<(String, V
     Ok(all)
 }
 
-/// The tensors of a layer as it was read, with the scale of its inputs and what they are multiplied by.
+/// Tensors of a layer as it was read, with the scale of its inputs and what they are multiplied by.
 ///
 /// # Errors
-/// [`NotStorable`] where the convention cannot hold all of it.
+/// [`NotStorable`] if the format cannot hold all of it.
 pub fn store(module: &str, layer: &LinearWeight) -> Result<Vec<(TensorSpec, Vec<u8>)>, NotStorable> {
     let Weight::Quantized(q) = &layer.weight else { return Ok(Vec::new()) };
     let scheme = Scheme::new(q.format.clone(), Rule::Amax);
@@ -196,7 +194,7 @@ pub fn quantization_config(groups: &Groups, kept: &[String]) -> Result<Value, No
     Ok(config)
 }
 
-/// The content of [`FILE_NAME`](super::FILE_NAME) for the same, with the scheme of keys and values.
+/// Content of [`FILE_NAME`](super::FILE_NAME) for the same, with the scheme of keys and values.
 ///
 /// # Errors
 /// As [`specs`].

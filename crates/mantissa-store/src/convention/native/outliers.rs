@@ -9,7 +9,7 @@ use mantissa_num::stored::{Extra, MisfitError};
 use crate::convention::{LinearPlan, ModelFiles, NotStorable};
 use crate::{Dtype, Result, TensorSpec};
 
-/// What follows the name of a weight in those of its outliers' tensors.
+/// Suffixes of the tensors that hold the outliers of a weight.
 pub const OUTLIER_PARTS: [&str; 3] = ["outlier_counts", "outlier_columns", "outlier_values"];
 
 /// Tensors of `count` outliers of the weight `n`.
@@ -29,7 +29,7 @@ pub fn outlier_bits(rows: usize, cols: usize, count: usize) -> u64 {
     specs("", (rows, cols), count).iter().map(bits).sum()
 }
 
-/// The bytes of the tensors that [`specs`] declares. Values that f16 does not reach are its largest.
+/// Bytes of the tensors that [`specs`] declares. Values that f16 does not reach are its largest.
 ///
 /// # Errors
 /// [`NotStorable`] of anything but as many single weights as `plan` says, of its shape.
@@ -69,7 +69,7 @@ pub(super) fn tensors(
     Ok(specs.into_iter().map(|spec| spec.name).zip(bytes).collect())
 }
 
-/// The outliers of the weight `n`, where it has some.
+/// The outliers of the weight `n`, if it has some.
 pub(super) fn read(files: &ModelFiles, n: &str, (rows, cols): (usize, usize)) -> Result<Option<Extra>> {
     let [counts, columns, _] = OUTLIER_PARTS.map(|part| format!("{n}.{part}"));
     if !files.has(&counts) && !files.has(&columns) {

@@ -41,7 +41,7 @@ pub(super) fn scale_specs(n: &str, trellis: &Trellis, rows: usize, cols: usize) 
     }
 }
 
-/// The bytes of the tensors that [`scale_specs`] declares.
+/// Bytes of the tensors that [`scale_specs`] declares.
 pub(super) fn scale_tensors(n: &str, trellis: &Trellis, q: &Quantized) -> Vec<(String, Vec<u8>)> {
     let name = format!("{n}.scale");
     let Codes::U16(scales) = &q.scales.codes else { return Vec::new() };
