@@ -217,7 +217,7 @@ pub(super) fn same_but_for_reciprocal(a: &Quantized, b: &Quantized) -> Option<Wh
         (Some(Sense::Multiplier), Some(Sense::Divisor)) => (1.0 / b.outer()?, a.outer()?),
         _ => return None,
     };
-    if a.codes != b.codes || a.scales != b.scales {
+    if a.codes != b.codes || a.scales.codes != b.scales.codes {
         return Some(Err("codes or block scales differ".to_owned()));
     }
     let apart = x.to_bits().abs_diff(y.to_bits());
