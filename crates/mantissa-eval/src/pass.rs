@@ -20,12 +20,12 @@ pub(crate) struct Runner<'a> {
 
 /// Forward pass over one window.
 pub(crate) struct Pass<'a> {
-    source: Source<'a>,
+    source: PassKind<'a>,
     logits: &'a mut [f32],
     vocabulary: usize,
 }
 
-enum Source<'a> {
+enum PassKind<'a> {
     Whole(Hidden<'a>),
     Decode { decoder: &'a Decoder, buffers: &'a mut Buffers, cache: &'a mut KvCache, prefill: usize },
 }
@@ -56,10 +56,10 @@ impl<'a> Runner<'a> {
     pub(crate) fn begin(&mut self, tokens: &[u32]) -> Result<Pass<'_>, ForwardError> {
         let Runner { decoder, buffers, logits, decode } = self;
         let source = match decode {
-            None => Source::Whole(decoder.forward(&Batch { tokens, lens: &[tokens.len()] }, buffers)?),
+            None => PassKind::Whole(decoder.forward(&Batch { tokens, lens: &[tokens.len()] }, buffers)?),
             Some((cache, prefill)) => {
                 cache.truncate(0);
-                Source::Decode { decoder, buffers, cache, prefill: *prefill }
+                PassKind::Decode { decoder, buffers, cache, prefill: *prefill }
             }
         };
         Ok(Pass { source, logits, vocabulary: decoder.config().vocab_size })
@@ -74,8 +74,8 @@ impl Pass<'_> {
         let vocabulary = self.vocabulary;
         let out = &mut self.logits[..rows.len() * vocabulary];
         match &mut self.source {
-            Source::Whole(hidden) => hidden.logits(rows, out)?,
-            Source::Decode { decoder, buffers, cache, prefill } => {
+            PassKind::Whole(hidden) => hidden.logits(rows, out)?,
+            PassKind::Decode { decoder, buffers, cache, prefill } => {
                 for (position, out) in rows.zip(out.chunks_exact_mut(vocabulary.max(1))) {
                     // A prompt as long as the window ends at the window's last position.
                     let prompt = (*prefill).min(tokens.len());

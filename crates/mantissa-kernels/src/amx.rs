@@ -45,14 +45,14 @@ struct TileRow([u32; SIDE]);
 
 /// Packed operands, which a thread keeps: fresh memory would cost as much as the product.
 #[derive(Default)]
-struct Packed {
+struct PackedOperands {
     a: Vec<TileRow>,
     /// Packed tiles of each block of k.
     b: Vec<Vec<TileRow>>,
 }
 
 thread_local! {
-    static PACKED: Cell<Packed> = Cell::default();
+    static PACKED: Cell<PackedOperands> = Cell::default();
 }
 
 /// Order of the rows of a packed tile.

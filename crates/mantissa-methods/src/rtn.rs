@@ -16,7 +16,7 @@ use mantissa_num::{Blocks, Codes, Given, Quantized, ScaleLevel, Scheme, TensorEr
 
 use crate::error_stats::ErrorStats;
 use crate::method::{Feature, Method, Work, refused_by_most};
-use crate::source::{self, PANEL, Scratch, Source};
+use crate::source::{self, PANEL, Scratch, WeightReader};
 pub use blocks::{Sink, quantize_blocks, stream_blocks};
 use panel::Elements;
 
@@ -50,7 +50,7 @@ pub fn quantize(
 ///
 /// # Errors
 /// Those of `source`, and [`TensorError::NonFinite`] as there.
-pub fn quantize_source<S: Source + ?Sized>(
+pub fn quantize_source<S: WeightReader + ?Sized>(
     scheme: &Scheme,
     source: &S,
     rows: usize,
@@ -106,7 +106,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn panels<S: Source + ?Sized>(
+    fn panels<S: WeightReader + ?Sized>(
         &self,
         source: &S,
         rows: usize,

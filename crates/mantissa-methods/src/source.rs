@@ -20,7 +20,7 @@ pub struct Scratch {
 }
 
 /// A flattened tensor that can be read in pieces, by several threads at once.
-pub trait Source: Sync {
+pub trait WeightReader: Sync {
     /// Why it could not be read, or its values not be quantized.
     type Error: From<TensorError> + Send;
 
@@ -35,7 +35,7 @@ pub trait Source: Sync {
     ) -> Result<&'a [f32], Self::Error>;
 }
 
-impl Source for [f32] {
+impl WeightReader for [f32] {
     type Error = TensorError;
 
     fn elements<'a>(&'a self, range: Range<usize>, _: &'a mut Scratch) -> Result<&'a [f32], TensorError> {
@@ -51,7 +51,7 @@ pub struct Tail<'a, S: ?Sized> {
     pub first: usize,
 }
 
-impl<S: Source + ?Sized> Source for Tail<'_, S> {
+impl<S: WeightReader + ?Sized> WeightReader for Tail<'_, S> {
     type Error = S::Error;
 
     fn elements<'a>(&'a self, range: Range<usize>, scratch: &'a mut Scratch) -> Result<&'a [f32], S::Error> {
@@ -62,8 +62,8 @@ impl<S: Source + ?Sized> Source for Tail<'_, S> {
 /// The greatest magnitude among the `len` elements of `source`; NaN if one is NaN.
 ///
 /// # Errors
-/// As [`Source::elements`].
-pub fn amax<S: Source + ?Sized>(source: &S, len: usize, threads: usize) -> Result<f32, S::Error> {
+/// As [`WeightReader::elements`].
+pub fn amax<S: WeightReader + ?Sized>(source: &S, len: usize, threads: usize) -> Result<f32, S::Error> {
     // Positive floats, infinity and NaN are ordered as their bits are.
     let parts = map_panels(source, len, threads, |x| kernels().amax(x).to_bits())?;
     Ok(f32::from_bits(parts.into_iter().max().unwrap_or(0)))
@@ -72,8 +72,8 @@ pub fn amax<S: Source + ?Sized>(source: &S, len: usize, threads: usize) -> Resul
 /// The least and the greatest of the `len` elements of `source`; `None` if one is not finite.
 ///
 /// # Errors
-/// As [`Source::elements`].
-pub(crate) fn min_max<S: Source + ?Sized>(
+/// As [`WeightReader::elements`].
+pub(crate) fn min_max<S: WeightReader + ?Sized>(
     source: &S,
     len: usize,
     threads: usize,
@@ -85,7 +85,7 @@ pub(crate) fn min_max<S: Source + ?Sized>(
 }
 
 /// `f` of every panel, in order.
-fn map_panels<S: Source + ?Sized, T: Send>(
+fn map_panels<S: WeightReader + ?Sized, T: Send>(
     source: &S,
     len: usize,
     threads: usize,

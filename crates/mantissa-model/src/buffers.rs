@@ -2,7 +2,7 @@
 
 use crate::config::{MlpForm, ModelConfig, NormPlaces, QkvForm};
 use crate::error::{ForwardError, LoadError};
-use crate::flow::operators::{Activations, Choice, Extra, MIN_ROWS, MlpRows};
+use crate::flow::operators::{Activations, Choice, ExtraScratch, MIN_ROWS, MlpRows};
 use crate::linear::Linear;
 use crate::memory::{check_context, zeros};
 
@@ -44,7 +44,7 @@ pub struct Buffers {
     /// Cosines for layers with their own rotary parameters.
     pub(crate) local_cos: Vec<f32>,
     pub(crate) local_sin: Vec<f32>,
-    /// See [`Extra`], as for all that follows.
+    /// See [`ExtraScratch`], as for all that follows.
     pub(crate) wide: Vec<f32>,
     pub(crate) logits: Vec<f32>,
     pub(crate) gathered: Vec<f32>,
@@ -278,7 +278,7 @@ impl Buffers {
             scores: &mut self.scores,
             cos: if local { &self.local_cos } else { &self.cos },
             sin: if local { &self.local_sin } else { &self.sin },
-            extra: Extra {
+            extra: ExtraScratch {
                 wide: &mut self.wide,
                 logits: &mut self.logits,
                 gathered: &mut self.gathered,
@@ -300,7 +300,7 @@ fn widest_mlp(config: &ModelConfig) -> usize {
     shared.max(routed).max(if dense { config.intermediate_size } else { 0 })
 }
 
-/// Width of [`Extra::wide`].
+/// Width of [`ExtraScratch::wide`].
 fn widest_extra(config: &ModelConfig) -> usize {
     let joined = match config.qkv {
         QkvForm::Separate => 0,

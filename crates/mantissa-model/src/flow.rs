@@ -21,7 +21,7 @@ use crate::graph::kinds::{NormKind, VectorKind};
 use crate::kv::quantizer::KvQuantizer;
 use crate::operands::OperandRounding;
 
-pub use self::operators::{Activations, Choice, Extra, Job, MIN_ROWS, MlpRows, Operators, Sequences};
+pub use self::operators::{Activations, Choice, ExtraScratch, Job, MIN_ROWS, MlpRows, Operators, Sequences};
 
 /// Features of a layer that its computation depends on.
 #[derive(Clone, Debug, PartialEq)]

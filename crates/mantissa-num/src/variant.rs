@@ -14,12 +14,12 @@ pub struct Variant {
     pub name: &'static str,
     /// Encoder rule.
     pub rule: Rule,
-    stored: Stored,
+    stored: Part,
 }
 
 /// Part of the format that a variant decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stored {
+enum Part {
     /// Nothing.
     Any,
     /// Offset of asymmetric integers.
@@ -31,19 +31,19 @@ enum Stored {
 }
 
 const fn variant(name: &'static str, rule: Rule) -> Variant {
-    Variant { name, rule, stored: Stored::Any }
+    Variant { name, rule, stored: Part::Any }
 }
 
 const fn offset(name: &'static str, rule: Rule, offset: Offset) -> Variant {
-    Variant { name, rule, stored: Stored::Offset(offset) }
+    Variant { name, rule, stored: Part::Offset(offset) }
 }
 
 const fn tiles(name: &'static str, rule: Rule, powers_of_two: bool) -> Variant {
-    Variant { name, rule, stored: Stored::PowersOfTwo(powers_of_two) }
+    Variant { name, rule, stored: Part::PowersOfTwo(powers_of_two) }
 }
 
 const fn nvfp4(name: &'static str, rule: Rule, global: Option<Sense>, tiles: bool) -> Variant {
-    Variant { name, rule, stored: Stored::Nvfp4(global, tiles) }
+    Variant { name, rule, stored: Part::Nvfp4(global, tiles) }
 }
 
 const PLAIN: [Variant; 1] = [variant("amax", Rule::Amax)];
@@ -105,15 +105,13 @@ impl Variant {
     /// Turns a format of the family into the one that the variant stores.
     fn write(&self, format: &mut Format) {
         match (self.stored, &mut *format) {
-            (Stored::Offset(offset), Format::Affine(affine)) => affine.offset = offset,
-            (Stored::PowersOfTwo(wanted), Format::Affine(Affine { scale: Some(scale), .. })) => {
-                match wanted {
-                    true => scale.code = Code::E8m0,
-                    false if scale.code == Code::E8m0 => scale.code = Code::F32,
-                    false => {}
-                }
-            }
-            (Stored::Nvfp4(global, tiles), _) => {
+            (Part::Offset(offset), Format::Affine(affine)) => affine.offset = offset,
+            (Part::PowersOfTwo(wanted), Format::Affine(Affine { scale: Some(scale), .. })) => match wanted {
+                true => scale.code = Code::E8m0,
+                false if scale.code == Code::E8m0 => scale.code = Code::F32,
+                false => {}
+            },
+            (Part::Nvfp4(global, tiles), _) => {
                 *format = Scheme::nvfp4(global).format;
                 if let (true, Format::Affine(affine)) = (tiles, format) {
                     affine.blocks = Blocks::Tile { rows: 16, cols: 16 };

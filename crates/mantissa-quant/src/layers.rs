@@ -24,7 +24,7 @@ use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rtn;
 use crate::sequential::{Sequential, ToLearn, method_error};
-use crate::source::{self, DenseError, DenseTensor, Scratch, Source as _};
+use crate::source::{self, DenseError, DenseTensor, Scratch, WeightReader as _};
 use crate::spqr;
 use crate::transform::{self, Prepared};
 
@@ -414,7 +414,7 @@ pub(crate) fn refuse_overflow<S>(
     threads: usize,
 ) -> std::result::Result<(), DenseError>
 where
-    S: source::Source<Error = DenseError> + ?Sized,
+    S: source::WeightReader<Error = DenseError> + ?Sized,
 {
     let amax = source::amax(w, len, threads)?;
     match &scheme.format {

@@ -59,4 +59,4 @@ pub use quality::{Figures, QUALITY_NAME, Quality, TokenSet, quality_path};
 pub use recalibrate::Recalibration;
 pub use recipe::{Recipe, RecipeError};
 pub use report::LayerReport;
-pub use source::{Source, amax};
+pub use source::{WeightReader, amax};

@@ -11,7 +11,7 @@ use mantissa_store::convention::{ModelFiles, Weight};
 use mantissa_store::{Dtype, FiniteScan};
 
 pub(crate) use mantissa_methods::source::{PANEL, Tail};
-pub use mantissa_methods::source::{Scratch, Source, amax};
+pub use mantissa_methods::source::{Scratch, WeightReader, amax};
 
 use crate::error::QuantError;
 use crate::fold::Folded;
@@ -140,7 +140,7 @@ fn widened(weight: Weight) -> Vec<f32> {
     }
 }
 
-impl Source for DenseTensor<'_> {
+impl WeightReader for DenseTensor<'_> {
     type Error = DenseError;
 
     fn elements<'a>(

@@ -41,7 +41,7 @@ use mantissa_store::{ErrorClass, Manifest};
 use mantissa_verify::gguf::BlockType;
 
 pub use independent::decode;
-use independent::{Independent, Stored, expert};
+use independent::{CheckpointTensors, Independent, expert};
 pub use load::load_check;
 pub(crate) use load::loadable;
 use manifest::check_manifest;
@@ -57,7 +57,7 @@ use crate::fold::{Folded, Folds, Record};
 use crate::quality::check;
 use crate::report::LayerReport;
 use crate::rtn;
-use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
+use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 use crate::stacks::stack_of;
 
 /// Models up to this many parameters have their logits compared: two copies are held in memory as f32.
@@ -245,7 +245,7 @@ impl WeightCheck<'_> {
             }
         };
         found.weights += 1;
-        let stored = Stored(self.files);
+        let stored = CheckpointTensors(self.files);
         let ours = match stack_of(self.info).filter(|_| !self.info.is_by_rows(self.files)) {
             Some(stack) => mantissa_verify::open_stacked(&stored, &expert(stack), *rows, *cols)?,
             None => mantissa_verify::open(&stored, module, *rows, *cols)?,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::Result;
-use crate::reader::Source;
+use crate::reader::RegularFile;
 
 /// Bytes per read: large enough that the hash, not the system call, is the cost.
 const CHUNK: usize = 1 << 20;
@@ -90,7 +90,7 @@ impl FileDigest {
 /// # Errors
 /// [`crate::Error::Missing`], [`crate::Error::WrongKind`] or [`crate::Error::Io`] when it cannot be read.
 pub fn hash_file(path: &Path) -> Result<FileDigest> {
-    let source = Source::open(path, "a file to hash")?;
+    let source = RegularFile::open(path, "a file to hash")?;
     let mut hasher = Sha256::new();
     each_piece(&source, &mut vec![0; CHUNK], &mut |piece, _| {
         hasher.update(piece);
@@ -109,7 +109,7 @@ pub fn hash_file_while(
     buffer: &mut [u8],
     go_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<FileDigest>> {
-    let source = Source::open(path, "a file to hash")?;
+    let source = RegularFile::open(path, "a file to hash")?;
     let mut hasher = Sha256::new();
     let whole = each_piece(&source, buffer, &mut |piece, done| {
         hasher.update(piece);
@@ -119,7 +119,11 @@ pub fn hash_file_while(
 }
 
 /// Hands a file to `take` piece by piece, with the number of bytes read so far; false where `take` has ended it.
-fn each_piece(source: &Source, buffer: &mut [u8], take: &mut dyn FnMut(&[u8], u64) -> bool) -> Result<bool> {
+fn each_piece(
+    source: &RegularFile,
+    buffer: &mut [u8],
+    take: &mut dyn FnMut(&[u8], u64) -> bool,
+) -> Result<bool> {
     let mut at = 0;
     while at < source.len() {
         let n = buffer.len().min(usize::try_from(source.len() - at).unwrap_or(usize::MAX));

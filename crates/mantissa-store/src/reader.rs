@@ -11,13 +11,13 @@ use crate::failpoint;
 ///
 /// A file truncated later gives an I/O error on the read that meets its end, never a signal.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct RegularFile {
     path: PathBuf,
     file: File,
     len: u64,
 }
 
-impl Source {
+impl RegularFile {
     /// Opens `path`, which must be a regular file. `expected` names what was looked for.
     pub(crate) fn open(path: &Path, expected: &'static str) -> Result<Self> {
         // Looked at before it is opened: opening a pipe would wait for its writer.
@@ -62,7 +62,7 @@ impl Source {
 
 /// Whole of a JSON or text file of at most `cap` bytes.
 pub(crate) fn read_capped(path: &Path, cap: u64, expected: &'static str) -> Result<Vec<u8>> {
-    let source = Source::open(path, expected)?;
+    let source = RegularFile::open(path, expected)?;
     if source.len() > cap {
         let fault = JsonFault::TooLarge { found: source.len(), cap };
         return Err(Error::Json { path: path.to_owned(), fault });
@@ -97,11 +97,11 @@ mod tests {
     #[test]
     fn only_regular_files_open() {
         let dir = tempfile::tempdir().unwrap();
-        let missing = Source::open(&dir.path().join("no"), "a file").unwrap_err();
+        let missing = RegularFile::open(&dir.path().join("no"), "a file").unwrap_err();
         assert!(matches!(missing, Error::Missing { .. }), "{missing}");
-        let folder = Source::open(dir.path(), "a file").unwrap_err();
+        let folder = RegularFile::open(dir.path(), "a file").unwrap_err();
         assert!(matches!(folder, Error::WrongKind { found: "a folder", .. }), "{folder}");
-        let device = Source::open(Path::new("/dev/null"), "a file").unwrap_err();
+        let device = RegularFile::open(Path::new("/dev/null"), "a file").unwrap_err();
         assert!(matches!(device, Error::WrongKind { .. }), "{device}");
     }
 
@@ -110,7 +110,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         fs::write(&path, [7; 64]).unwrap();
-        let source = Source::open(&path, "a file").unwrap();
+        let source = RegularFile::open(&path, "a file").unwrap();
         assert_eq!(source.read_vec(60, 4, "t", "read").unwrap(), [7; 4]);
         fs::write(&path, [7; 8]).unwrap();
         let error = source.read_vec(60, 4, "t", "read").unwrap_err();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::dtype::{Dtype, SizeFault, byte_len};
 use crate::error::{Error, ForeignKind, HeaderFault, Result, TensorFault};
 use crate::header_json::{self, Entry};
-use crate::reader::Source;
+use crate::reader::RegularFile;
 
 /// Longest header accepted, in bytes; the reference implementation's cap.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -48,7 +48,7 @@ impl TensorMeta {
 /// An open safetensors file: its header checked, its tensors read on demand.
 #[derive(Debug)]
 pub struct SafeTensors {
-    source: Source,
+    source: RegularFile,
     header: Header,
 }
 
@@ -59,7 +59,7 @@ impl SafeTensors {
     /// [`Error::Missing`], [`Error::WrongKind`] or [`Error::Io`] when it cannot be read, [`Error::Foreign`] when
     /// it is recognised as something else, [`Error::Header`] or [`Error::Tensor`] when it is malformed.
     pub fn open(path: &Path) -> Result<Self> {
-        let source = Source::open(path, "a .safetensors file")?;
+        let source = RegularFile::open(path, "a .safetensors file")?;
         let header_len = header_len(&source)?;
         let json = source.read_vec(LENGTH_BYTES, header_len, "header", "read header")?;
         let header = Header::parse(path, &json, source.len())?;
@@ -67,7 +67,7 @@ impl SafeTensors {
     }
 
     /// Another format's file, its tensors already checked against it.
-    pub(crate) fn of_parts(source: Source, tensors: Vec<TensorMeta>) -> Self {
+    pub(crate) fn of_parts(source: RegularFile, tensors: Vec<TensorMeta>) -> Self {
         let mut by_name: Vec<usize> = (0..tensors.len()).collect();
         by_name.sort_by(|&a, &b| tensors[a].name.cmp(&tensors[b].name));
         Self { source, header: Header { tensors, by_name, metadata: BTreeMap::new() } }
@@ -192,7 +192,7 @@ impl Entry {
 }
 
 /// The header's length, checked against the cap and the file; recognises other kinds of files.
-fn header_len(source: &Source) -> Result<u64> {
+fn header_len(source: &RegularFile) -> Result<u64> {
     let path = source.path();
     if source.len() < LENGTH_BYTES {
         return Err(foreign_or(source, HeaderFault::TooShort { found: source.len() }));
@@ -213,7 +213,7 @@ fn header_len(source: &Source) -> Result<u64> {
 }
 
 /// Names the kind of file if its first bytes tell it, else returns the fault.
-fn foreign_or(source: &Source, fault: HeaderFault) -> Error {
+fn foreign_or(source: &RegularFile, fault: HeaderFault) -> Error {
     let path: PathBuf = source.path().to_owned();
     let mut head = [0; 64];
     let n = head.len().min(usize::try_from(source.len()).unwrap_or(usize::MAX));

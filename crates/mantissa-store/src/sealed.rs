@@ -10,7 +10,7 @@ use crate::checksum::Checksum;
 use crate::disk;
 use crate::error::{Error, Result};
 use crate::failpoint;
-use crate::reader::Source;
+use crate::reader::RegularFile;
 use crate::safetensors::MAX_HEADER_BYTES;
 
 /// Metadata key of the checksum.
@@ -60,7 +60,7 @@ pub fn is_damage(error: &Error) -> bool {
 
 /// Checksum of a file, where its digits stand, and what they are.
 fn sum(path: &Path) -> Result<(u64, u64, String)> {
-    let source = Source::open(path, "a safetensors file")?;
+    let source = RegularFile::open(path, "a safetensors file")?;
     let missing = || Error::field(path, KEY, "no checksum", "16 hexadecimal digits", "the file is damaged");
     let header = header_text(&source)?.ok_or_else(missing)?;
     let key = format!("\"{KEY}\":\"");
@@ -85,7 +85,7 @@ fn sum(path: &Path) -> Result<(u64, u64, String)> {
 }
 
 /// The header after its length field; `None` if the length cannot be true.
-fn header_text(source: &Source) -> Result<Option<Vec<u8>>> {
+fn header_text(source: &RegularFile) -> Result<Option<Vec<u8>>> {
     if source.len() < 8 {
         return Ok(None);
     }

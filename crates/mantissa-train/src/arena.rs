@@ -8,7 +8,7 @@ use std::ops::Range;
 use mantissa_model::{LoadError, ModelConfig, Role, TensorInfo, WeightSource};
 use mantissa_num::round::philox4x32_10;
 
-use crate::store::{Precision, Store, Stored};
+use crate::store::{Precision, Store, StoreRef};
 
 /// Alignment of tensors in f32 values (64 bytes, one cache line). Padding is 0 and stays 0.
 const ALIGN: usize = 16;
@@ -221,8 +221,8 @@ impl Parameters {
     /// Returns the stored little-endian bytes of a range.
     pub(crate) fn stored_bytes(&self, range: Range<usize>) -> Vec<u8> {
         match self.store.get(range) {
-            Stored::F32(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            Stored::Bf16(bits) | Stored::F16(bits) => bits.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            StoreRef::F32(values) => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            StoreRef::Bf16(bits) | StoreRef::F16(bits) => bits.iter().flat_map(|v| v.to_le_bytes()).collect(),
         }
     }
 
@@ -241,7 +241,7 @@ impl Parameters {
     }
 
     /// Returns the stored values of a range.
-    pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
+    pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
         self.store.get(range)
     }
 

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::data::Cursor;
 use crate::error::TrainError;
 use crate::optim::{Array, ArrayMut};
-use crate::store::Stored;
+use crate::store::StoreRef;
 use crate::trainer::{Progress, Trainer};
 
 const KEY: &str = "mantissa-train";
@@ -160,11 +160,11 @@ fn state_name(name: &str) -> String {
     format!("optimizer.{name}")
 }
 
-fn stored_array(stored: Stored<'_>) -> Array<'_> {
+fn stored_array(stored: StoreRef<'_>) -> Array<'_> {
     match stored {
-        Stored::F32(values) => Array::F32(values),
-        Stored::Bf16(bits) => Array::Bf16(bits),
-        Stored::F16(bits) => Array::F16(bits),
+        StoreRef::F32(values) => Array::F32(values),
+        StoreRef::Bf16(bits) => Array::Bf16(bits),
+        StoreRef::F16(bits) => Array::F16(bits),
     }
 }
 

@@ -63,7 +63,9 @@ use crate::policy::Policy;
 use crate::scaling::SCALING_OPTIONS;
 use crate::schedule::{Decay, Schedule};
 
-pub use keys::{CheckpointConfig, Data, Model, Optimizer, Precision, RunConfig, ScheduleConfig, Telemetry};
+pub use keys::{
+    CheckpointConfig, Data, Model, Optimizer, PrecisionKeys, RunConfig, ScheduleConfig, Telemetry,
+};
 
 /// Values of `optimizer.moments`, for messages.
 const MOMENTS: &str =

@@ -2,7 +2,7 @@
 //! parameter arena.
 
 use mantissa_kernels::{for_each, kernels};
-use mantissa_model::flow::{Activations, Extra, Job, MlpRows, Operators, Sequences, parts};
+use mantissa_model::flow::{Activations, ExtraScratch, Job, MlpRows, Operators, Sequences, parts};
 use mantissa_model::graph::NormKind;
 use mantissa_model::{Batch, ForwardError, LinearInput};
 
@@ -167,7 +167,7 @@ impl TrainModel {
                 scores: &mut scratch.scores,
                 cos: &scratch.cos,
                 sin: &scratch.sin,
-                extra: Extra::default(),
+                extra: ExtraScratch::default(),
             };
             // The residual stream is overwritten in place, so the input of each half is copied for the backward.
             keep(activations.residual, &mut saved.residual);

@@ -6,7 +6,7 @@ use mantissa_kernels::kernels;
 use mantissa_model::{LoadError, zeros};
 
 use crate::arena::ParamTable;
-use crate::store::{Precision, Store, Stored};
+use crate::store::{Precision, Store, StoreRef};
 
 /// Arena of gradients.
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ impl Gradients {
     }
 
     /// Returns the gradients at `range`.
-    pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
+    pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
         self.store.get(range)
     }
 

@@ -14,7 +14,7 @@ use crate::gradients::Gradients;
 use crate::operand::Operand;
 use crate::policy::LinearPolicy;
 use crate::rows::rows_mut;
-use crate::store::{Precision, Stored};
+use crate::store::{Precision, StoreRef};
 
 /// Minimum rows of `X` or `dY` per thread. A part of [`parts`] has more than half of that, hence more than 64
 /// rows, from which on a row's result does not depend on the number of rows.
@@ -105,7 +105,7 @@ impl LinearOp {
     pub(crate) fn fprop(
         &self,
         params: &Parameters,
-        x: Stored<'_>,
+        x: StoreRef<'_>,
         out: &mut [f32],
         accumulate: bool,
         threads: usize,
@@ -145,7 +145,7 @@ impl LinearOp {
     /// # Panics
     /// As [`fprop`](Self::fprop).
     pub(crate) fn fprop_f32(&self, params: &Parameters, x: &[f32], out: &mut [f32], threads: usize) {
-        self.fprop(params, Stored::F32(x), out, false, threads);
+        self.fprop(params, StoreRef::F32(x), out, false, threads);
     }
 
     /// Computes `dx = dy W`, or `dx += dy W` if `accumulate`; `dy` `[t, rows]`, `dx` `[t, cols]`.
@@ -155,7 +155,7 @@ impl LinearOp {
     pub(crate) fn dgrad(
         &self,
         params: &Parameters,
-        dy: Stored<'_>,
+        dy: StoreRef<'_>,
         dx: &mut [f32],
         accumulate: bool,
         threads: usize,
@@ -186,7 +186,7 @@ impl LinearOp {
     ///
     /// # Panics
     /// If a slice has the wrong shape.
-    pub(crate) fn wgrad(&self, dy: Stored<'_>, x: Stored<'_>, grads: &mut Gradients, threads: usize) {
+    pub(crate) fn wgrad(&self, dy: StoreRef<'_>, x: StoreRef<'_>, grads: &mut Gradients, threads: usize) {
         grads.add(self.weight.clone(), |dw| self.wgrad_into(dy, x, dw, threads));
     }
 
@@ -198,7 +198,7 @@ impl LinearOp {
     pub(crate) fn gradients(
         &self,
         (dy, rounded): (&[f32], &Operand),
-        x: Stored<'_>,
+        x: StoreRef<'_>,
         grads: &mut Gradients,
         threads: usize,
     ) {
@@ -219,7 +219,7 @@ impl LinearOp {
     }
 
     /// Adds `dyᵀ x` to `dw` `[rows, cols]`.
-    pub(crate) fn wgrad_into(&self, dy: Stored<'_>, x: Stored<'_>, dw: &mut [f32], threads: usize) {
+    pub(crate) fn wgrad_into(&self, dy: StoreRef<'_>, x: StoreRef<'_>, dw: &mut [f32], threads: usize) {
         let t = self.tokens(x.len(), dy.len());
         if t == 0 {
             return;
@@ -274,8 +274,8 @@ enum Pair<'a> {
 /// Rounds both operands to their dtypes and passes them to `product`. Two operands of the same 16-bit dtype
 /// stay 16 bits, with f32 accumulation; others are widened to f32.
 fn multiply<T>(
-    (left, to_left): (Stored<'_>, Precision),
-    (right, to_right): (Stored<'_>, Precision),
+    (left, to_left): (StoreRef<'_>, Precision),
+    (right, to_right): (StoreRef<'_>, Precision),
     product: impl FnOnce(Pair<'_>) -> T,
 ) -> T {
     // Taken out, not borrowed: `product` may multiply on this thread again.
@@ -329,20 +329,20 @@ mod tests {
         let close = |got: f32, exact: f64| assert!((wide(got) - exact).abs() < 1e-4, "{got} for {exact}");
 
         let mut out = vec![0.5; t * rows];
-        op.fprop(&params, Stored::F32(&x), &mut out, true, 1);
+        op.fprop(&params, StoreRef::F32(&x), &mut out, true, 1);
         for (i, got) in out.iter().enumerate() {
             let (s, r) = (i / rows, i % rows);
             let dot: f64 = (0..cols).map(|c| wide(x[s * cols + c]) * wide(w[r * cols + c])).sum();
             close(*got, dot + wide(b[r]) + 0.5);
         }
         let mut dx = vec![0.5; t * cols];
-        op.dgrad(&params, Stored::F32(&dy), &mut dx, true, 1);
+        op.dgrad(&params, StoreRef::F32(&dy), &mut dx, true, 1);
         for (i, got) in dx.iter().enumerate() {
             let (s, c) = (i / cols, i % cols);
             close(*got, 0.5 + (0..rows).map(|r| wide(dy[s * rows + r]) * wide(w[r * cols + c])).sum::<f64>());
         }
         let mut grads = Gradients::bare(vec![0.25; values.len()]);
-        op.wgrad(Stored::F32(&dy), Stored::F32(&x), &mut grads, 1);
+        op.wgrad(StoreRef::F32(&dy), StoreRef::F32(&x), &mut grads, 1);
         op.bias_grad(&dy, &mut grads);
         let grads = grads.to_f32();
         for (i, got) in grads[3..3 + rows * cols].iter().enumerate() {
@@ -365,9 +365,9 @@ mod tests {
             let run = |threads| {
                 let (mut out, mut dx) = (vec![0.0; t * rows], vec![0.0; t * cols]);
                 let mut grads = Gradients::bare(vec![0.0; values.len()]);
-                op.fprop(&params, Stored::F32(&x), &mut out, false, threads);
-                op.dgrad(&params, Stored::F32(&dy), &mut dx, false, threads);
-                op.wgrad(Stored::F32(&dy), Stored::F32(&x), &mut grads, threads);
+                op.fprop(&params, StoreRef::F32(&x), &mut out, false, threads);
+                op.dgrad(&params, StoreRef::F32(&dy), &mut dx, false, threads);
+                op.wgrad(StoreRef::F32(&dy), StoreRef::F32(&x), &mut grads, threads);
                 [out, dx, grads.to_f32().to_vec()].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             let one = run(1);
@@ -388,9 +388,9 @@ mod tests {
             let params = Parameters::bare(values.to_vec());
             let (mut out, mut dx) = (vec![0.0; t * rows], vec![0.0; t * cols]);
             let mut grads = Gradients::bare(vec![0.0; values.len()]);
-            op.fprop(&params, Stored::F32(x), &mut out, false, 2);
-            op.dgrad(&params, Stored::F32(dy), &mut dx, false, 2);
-            op.wgrad(Stored::F32(dy), Stored::F32(x), &mut grads, 2);
+            op.fprop(&params, StoreRef::F32(x), &mut out, false, 2);
+            op.dgrad(&params, StoreRef::F32(dy), &mut dx, false, 2);
+            op.wgrad(StoreRef::F32(dy), StoreRef::F32(x), &mut grads, 2);
             [out, dx, grads.to_f32().to_vec()].concat()
         };
         let f32_op = LinearOp::new("m", (rows, cols), places().0, places().1, &LinearPolicy::f32()).unwrap();

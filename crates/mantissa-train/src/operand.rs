@@ -12,7 +12,7 @@ use mantissa_model::{InputQuantizer, zeros};
 use mantissa_num::Blocks;
 
 use crate::rows::{PART, rows, rows_mut};
-use crate::store::{Precision, Stored};
+use crate::store::{Precision, StoreRef};
 
 /// Rounded copy of an f32 operand: 16-bit values, or the decoded values of a quantizer. Empty if the matmuls
 /// share no rounded operand.
@@ -131,20 +131,20 @@ impl Operand {
 
     /// Returns the operand for rows from `first` on (`width` values each), which were rounded from `values`;
     /// `values` themselves if the matmuls read f32 or round by themselves.
-    pub(crate) fn at_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> Stored<'a> {
+    pub(crate) fn at_row<'a>(&'a self, first: usize, width: usize, values: &'a [f32]) -> StoreRef<'a> {
         let bits = || &self.bits[first * width..][..values.len()];
         match self.precision {
             Precision::F32 if self.quantizer.is_some() => {
-                Stored::F32(&self.values[first * width..][..values.len()])
+                StoreRef::F32(&self.values[first * width..][..values.len()])
             }
-            Precision::F32 => Stored::F32(values),
-            Precision::Bf16 => Stored::Bf16(bits()),
-            Precision::F16 => Stored::F16(bits()),
+            Precision::F32 => StoreRef::F32(values),
+            Precision::Bf16 => StoreRef::Bf16(bits()),
+            Precision::F16 => StoreRef::F16(bits()),
         }
     }
 
     /// Returns the operand for all rows, rounded from `values`.
-    pub(crate) fn of<'a>(&'a self, values: &'a [f32]) -> Stored<'a> {
+    pub(crate) fn of<'a>(&'a self, values: &'a [f32]) -> StoreRef<'a> {
         self.at_row(0, 0, values)
     }
 

@@ -53,7 +53,7 @@ pub(crate) enum Store {
 
 /// Borrowed values of a [`Store`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Stored<'a> {
+pub(crate) enum StoreRef<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
     F16(&'a [u16]),
@@ -84,11 +84,11 @@ impl Store {
         }
     }
 
-    pub(crate) fn get(&self, range: Range<usize>) -> Stored<'_> {
+    pub(crate) fn get(&self, range: Range<usize>) -> StoreRef<'_> {
         match self {
-            Store::F32(values) => Stored::F32(&values[range]),
-            Store::Bf16(bits) => Stored::Bf16(&bits[range]),
-            Store::F16(bits) => Stored::F16(&bits[range]),
+            Store::F32(values) => StoreRef::F32(&values[range]),
+            Store::Bf16(bits) => StoreRef::Bf16(&bits[range]),
+            Store::F16(bits) => StoreRef::F16(&bits[range]),
         }
     }
 
@@ -103,11 +103,11 @@ impl Store {
     }
 }
 
-impl<'a> Stored<'a> {
+impl<'a> StoreRef<'a> {
     /// Returns the values as f32, exactly; copies 16-bit values.
     pub(crate) fn widened(self) -> Cow<'a, [f32]> {
         match self {
-            Stored::F32(values) => Cow::Borrowed(values),
+            StoreRef::F32(values) => Cow::Borrowed(values),
             _ => {
                 let mut values = vec![0.0; self.len()];
                 self.widen(&mut values);
@@ -118,36 +118,36 @@ impl<'a> Stored<'a> {
 
     pub(crate) fn len(self) -> usize {
         match self {
-            Stored::F32(values) => values.len(),
-            Stored::Bf16(bits) | Stored::F16(bits) => bits.len(),
+            StoreRef::F32(values) => values.len(),
+            StoreRef::Bf16(bits) | StoreRef::F16(bits) => bits.len(),
         }
     }
 
     /// Returns a range of the values.
-    pub(crate) fn slice(self, range: Range<usize>) -> Stored<'a> {
+    pub(crate) fn slice(self, range: Range<usize>) -> StoreRef<'a> {
         match self {
-            Stored::F32(values) => Stored::F32(&values[range]),
-            Stored::Bf16(bits) => Stored::Bf16(&bits[range]),
-            Stored::F16(bits) => Stored::F16(&bits[range]),
+            StoreRef::F32(values) => StoreRef::F32(&values[range]),
+            StoreRef::Bf16(bits) => StoreRef::Bf16(&bits[range]),
+            StoreRef::F16(bits) => StoreRef::F16(&bits[range]),
         }
     }
 
     /// Writes the values as f32, exactly. Panics if `out` has another length.
     pub(crate) fn widen(self, out: &mut [f32]) {
         match self {
-            Stored::F32(values) => out.copy_from_slice(values),
-            Stored::Bf16(bits) => kernels().bf16_to_f32(bits, out),
-            Stored::F16(bits) => kernels().f16_to_f32(bits, out),
+            StoreRef::F32(values) => out.copy_from_slice(values),
+            StoreRef::Bf16(bits) => kernels().bf16_to_f32(bits, out),
+            StoreRef::F16(bits) => kernels().f16_to_f32(bits, out),
         }
     }
 
     /// Returns the values rounded to `precision`, as f32; uses `scratch` if rounding or widening is needed.
     pub(crate) fn rounded(self, precision: Precision, scratch: &'a mut Vec<f32>) -> &'a [f32] {
         let exact = match self {
-            Stored::F32(values) if precision == Precision::F32 => return values,
-            Stored::Bf16(_) => precision != Precision::F16,
-            Stored::F16(_) => precision != Precision::Bf16,
-            Stored::F32(_) => false,
+            StoreRef::F32(values) if precision == Precision::F32 => return values,
+            StoreRef::Bf16(_) => precision != Precision::F16,
+            StoreRef::F16(_) => precision != Precision::Bf16,
+            StoreRef::F32(_) => false,
         };
         scratch.resize(self.len(), 0.0);
         self.widen(scratch);
@@ -160,7 +160,7 @@ impl<'a> Stored<'a> {
     /// Returns the bits in `precision`, a 16-bit format; uses `scratch` if rounding is needed.
     pub(crate) fn bits(self, precision: Precision, scratch: &'a mut Vec<u16>) -> &'a [u16] {
         match (self, precision) {
-            (Stored::Bf16(bits), Precision::Bf16) | (Stored::F16(bits), Precision::F16) => return bits,
+            (StoreRef::Bf16(bits), Precision::Bf16) | (StoreRef::F16(bits), Precision::F16) => return bits,
             _ => scratch.resize(self.len(), 0),
         }
         let values = self.widened();
@@ -216,10 +216,10 @@ mod tests {
             let found = store.get(1..6).widened();
             assert!(found.iter().zip(expected).all(|(a, b)| a == &b || (a - b).abs() < 1e-15), "{found:?}");
             let (mut direct, mut scratch) = (Vec::new(), Vec::new());
-            assert_eq!(Stored::F32(&values).rounded(precision, &mut direct), &found[..]);
+            assert_eq!(StoreRef::F32(&values).rounded(precision, &mut direct), &found[..]);
             assert_eq!(store.get(1..6).rounded(precision, &mut scratch), &found[..]);
             let (mut direct, mut scratch) = (Vec::new(), Vec::new());
-            let bits = Stored::F32(&values).bits(precision, &mut direct);
+            let bits = StoreRef::F32(&values).bits(precision, &mut direct);
             assert_eq!(store.get(1..6).bits(precision, &mut scratch), bits);
         }
     }

@@ -15,7 +15,7 @@ use crate::values::values;
 type Result<T> = std::result::Result<T, AdviseError>;
 
 /// Linear layers of one decoder layer as stored, in forward order.
-pub(super) type Stored = Vec<(LinearInfo, LinearWeight)>;
+pub(super) type LayerWeights = Vec<(LinearInfo, LinearWeight)>;
 
 impl Alternative {
     /// Applies this alternative to layer `at` of `stored`; `None` if nothing changes. A weight that cannot be
@@ -26,7 +26,7 @@ impl Alternative {
     pub(super) fn linear(
         self,
         config: &ModelConfig,
-        stored: &Stored,
+        stored: &LayerWeights,
         at: usize,
     ) -> Result<Option<LinearWeight>> {
         let (info, weight) = &stored[at];
@@ -129,7 +129,7 @@ fn with(of: &LinearWeight, weight: Weight) -> LinearWeight {
 }
 
 /// Returns up for gate, and gate for up.
-fn partner(stored: &Stored, kind: LinearKind) -> Option<&LinearWeight> {
+fn partner(stored: &LayerWeights, kind: LinearKind) -> Option<&LinearWeight> {
     let kind = match kind {
         LinearKind::Gate => LinearKind::Up,
         LinearKind::Up => LinearKind::Gate,

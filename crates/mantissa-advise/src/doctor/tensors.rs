@@ -13,7 +13,7 @@ use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, We
 use serde::Serialize;
 
 use super::ALTERNATIVES;
-use super::change::Stored;
+use super::change::LayerWeights;
 use super::pair::{Comparing, beyond};
 use crate::error::AdviseError;
 use crate::values::{relative_error, values};
@@ -137,7 +137,7 @@ fn table_row(of: &Comparing<'_>, name: &str, named: &str) -> Result<Option<Tenso
 pub(super) fn linear_rows(of: &Comparing<'_>, layer: usize) -> Result<(Vec<TensorRow>, Vec<RoundedLinear>)> {
     let mut counterparts: BTreeMap<LinearKind, LinearInfo> =
         of.theirs.layer_linears(layer).into_iter().map(|info| (info.kind, info)).collect();
-    let (mut stored, mut sources) = (Stored::new(), Vec::new());
+    let (mut stored, mut sources) = (LayerWeights::new(), Vec::new());
     for info in of.config.layer_linears(layer) {
         let Some(source) = counterparts.remove(&info.kind) else { continue };
         // Either model may store the weight transposed or stacked.
@@ -157,7 +157,7 @@ pub(super) fn linear_rows(of: &Comparing<'_>, layer: usize) -> Result<(Vec<Tenso
 /// Compares layer `at` of `stored` with its counterpart `source`, and rounds that under the same scheme.
 fn linear_row(
     of: &Comparing<'_>,
-    stored: &Stored,
+    stored: &LayerWeights,
     at: usize,
     source: &LinearInfo,
 ) -> Result<(TensorRow, RoundedLinear)> {

@@ -9,7 +9,7 @@ use mantissa_store::convention::ModelFiles;
 use serde::Serialize;
 
 use super::alternative::Unit;
-use super::change::Stored;
+use super::change::LayerWeights;
 use super::score::{Gain, LEAST_UNITS, PART_ERRORS, Score, WHOLE_ERRORS, entropy, with_and_without};
 use super::{ALTERNATIVES, Alternative, Baseline, Diagnosis, Entry, Fault};
 use crate::error::AdviseError;
@@ -166,7 +166,7 @@ impl<'a> Trying<'a> {
         ShiftedNorms { files: self.files, by, norms: norms.map(|tensor| tensor.name).collect() }
     }
 
-    fn stored(&self, layer: usize) -> Result<Stored> {
+    fn stored(&self, layer: usize) -> Result<LayerWeights> {
         let infos = self.config.layer_linears(layer).into_iter();
         let apart = infos.filter(|info| info.is_by_rows(self.files));
         apart
@@ -183,7 +183,7 @@ impl<'a> Trying<'a> {
         alternative: Alternative,
         number: usize,
         layer: &Layer,
-        stored: &Stored,
+        stored: &LayerWeights,
     ) -> Result<Option<(Layer, usize)>> {
         if let Some(by) = alternative.of_norms() {
             let shifted = self.shifted(by);
@@ -199,7 +199,7 @@ impl<'a> Trying<'a> {
         &self,
         alternative: Alternative,
         layer: &Layer,
-        stored: &Stored,
+        stored: &LayerWeights,
         part: &[usize],
     ) -> Result<Option<(Layer, usize)>> {
         let mut altered: Option<Layer> = None;
@@ -294,7 +294,7 @@ impl<'a> Trying<'a> {
     fn first_of(
         &self,
         alternative: Alternative,
-        stored: &Stored,
+        stored: &LayerWeights,
         part: &[usize],
         layer: usize,
     ) -> Result<String> {
@@ -433,7 +433,7 @@ impl<'a> Trying<'a> {
 }
 
 /// Returns the parts of a layer to try an alternative on: indices into `stored`, and a description.
-fn parts(alternative: Alternative, layer: usize, stored: &Stored) -> Vec<(Vec<usize>, String)> {
+fn parts(alternative: Alternative, layer: usize, stored: &LayerWeights) -> Vec<(Vec<usize>, String)> {
     let of = |kinds: &[LinearKind]| -> Vec<usize> {
         (0..stored.len()).filter(|&at| kinds.contains(&stored[at].0.kind)).collect()
     };

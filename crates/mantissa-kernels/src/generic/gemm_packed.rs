@@ -33,14 +33,14 @@ const TRANSPOSED: usize = 8;
 
 /// Packed blocks of the left and of the right operand.
 #[derive(Default)]
-struct Packed {
+struct PackedOperands {
     a: Vec<u32>,
     b: Vec<u32>,
 }
 
 thread_local! {
     /// Kept between products: they are many and small, and fresh memory would be cleared for each.
-    static PACKED: Cell<Packed> = const { Cell::new(Packed { a: Vec::new(), b: Vec::new() }) };
+    static PACKED: Cell<PackedOperands> = const { Cell::new(PackedOperands { a: Vec::new(), b: Vec::new() }) };
 }
 
 /// `len` values of whatever was in `buffer`, which grows where it is too short.
@@ -157,8 +157,8 @@ pub(crate) fn gemm_f32<S: Simd>(
 fn widened<S: Simd, E: Widen>(
     simd: S,
     kernel: &str,
-    a: Operand<'_, E::Stored>,
-    b: Operand<'_, E::Stored>,
+    a: Operand<'_, E::Bits>,
+    b: Operand<'_, E::Bits>,
     c: MatMut<'_>,
     accumulate: bool,
 ) {
@@ -173,18 +173,18 @@ fn widened<S: Simd, E: Widen>(
 /// A float type, by how it widens.
 trait Widen: Copy {
     /// As operands hold it.
-    type Stored: Copy + Default;
+    type Bits: Copy + Default;
     /// As [`Panels::PAIRED`].
     const PAIRED: bool;
 
-    fn widen(stored: Self::Stored) -> f32;
+    fn widen(stored: Self::Bits) -> f32;
 }
 
 #[derive(Clone, Copy)]
 struct F32;
 
 impl Widen for F32 {
-    type Stored = f32;
+    type Bits = f32;
     const PAIRED: bool = false;
 
     #[inline(always)]
@@ -197,7 +197,7 @@ impl Widen for F32 {
 struct Bf16;
 
 impl Widen for Bf16 {
-    type Stored = u16;
+    type Bits = u16;
     const PAIRED: bool = true;
 
     #[inline(always)]
@@ -210,7 +210,7 @@ impl Widen for Bf16 {
 struct F16;
 
 impl Widen for F16 {
-    type Stored = u16;
+    type Bits = u16;
     const PAIRED: bool = false;
 
     #[inline(always)]
@@ -227,7 +227,7 @@ struct Widened<S, E> {
 }
 
 impl<S: Simd, E: Widen> Panels for Widened<S, E> {
-    type Element = E::Stored;
+    type Element = E::Bits;
     type Level = S;
     type Vector = S::F32;
     const STEPS: usize = 2;
@@ -239,7 +239,7 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
     }
 
     #[inline(always)]
-    fn along_k(self, row: &[E::Stored], out: &mut [u32; DEPTH]) {
+    fn along_k(self, row: &[E::Bits], out: &mut [u32; DEPTH]) {
         for (step, &x) in out.iter_mut().zip(row) {
             *step = E::widen(x).to_bits();
         }
@@ -249,13 +249,7 @@ impl<S: Simd, E: Widen> Panels for Widened<S, E> {
     }
 
     #[inline(always)]
-    fn across<const G: usize>(
-        self,
-        low: &[E::Stored; G],
-        high: &[E::Stored; G],
-        width: usize,
-        out: &mut [u32],
-    ) {
+    fn across<const G: usize>(self, low: &[E::Bits; G], high: &[E::Bits; G], width: usize, out: &mut [u32]) {
         let (first, second) = out.split_at_mut(width);
         for (out, step) in [(first, low), (second, high)] {
             for (out, &x) in out[..G].iter_mut().zip(step) {

@@ -8,7 +8,7 @@ use mantissa_num::{Codes, Format, Given, Quantized, Scheme, TensorError, miniflo
 
 use super::pieces_of;
 use crate::error_stats::ErrorStats;
-use crate::source::{PANEL, Scratch, Source};
+use crate::source::{PANEL, Scratch, WeightReader};
 
 /// Takes the blocks of a panel, and the offset of their first byte in the tensor. Threads call it in any order.
 pub type Sink<'a, E> = dyn Fn(u64, &[u8]) -> Result<(), E> + Sync + 'a;
@@ -19,7 +19,7 @@ pub type Sink<'a, E> = dyn Fn(u64, &[u8]) -> Result<(), E> + Sync + 'a;
 /// # Errors
 /// Those of `source`; [`TensorError::Ragged`], [`TensorError::Length`] of `importance`, [`TensorError::NonFinite`],
 /// [`TensorError::ScaleOverflow`].
-pub fn quantize_blocks<S: Source + ?Sized>(
+pub fn quantize_blocks<S: WeightReader + ?Sized>(
     codec: &'static Codec,
     source: &S,
     rows: usize,
@@ -45,7 +45,7 @@ pub fn quantize_blocks<S: Source + ?Sized>(
 ///
 /// # Errors
 /// As there, and those of `sink`.
-pub fn stream_blocks<S: Source + ?Sized>(
+pub fn stream_blocks<S: WeightReader + ?Sized>(
     codec: &'static Codec,
     source: &S,
     (rows, cols): (usize, usize),
@@ -78,7 +78,7 @@ struct Cut<'a, S: ?Sized> {
     grain: usize,
 }
 
-impl<'a, S: Source + ?Sized> Cut<'a, S> {
+impl<'a, S: WeightReader + ?Sized> Cut<'a, S> {
     fn new(
         codec: &'static Codec,
         source: &'a S,

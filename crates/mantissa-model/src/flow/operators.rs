@@ -111,12 +111,12 @@ pub struct Activations<'a> {
     /// `[positions, head_dim / 2]`.
     pub sin: &'a [f32],
     /// Scratch of particular architectures; empty for the others.
-    pub extra: Extra<'a>,
+    pub extra: ExtraScratch<'a>,
 }
 
 /// Scratch of particular architectures.
 #[derive(Debug, Default)]
-pub struct Extra<'a> {
+pub struct ExtraScratch<'a> {
     /// Joined projections, latents, or a result to be normed before it is added: `[rows, widest of them]`.
     pub wide: &'a mut [f32],
     /// Logits of a router, `[rows of a part, experts]`.

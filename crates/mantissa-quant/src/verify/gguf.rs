@@ -20,7 +20,7 @@ use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::gguf::{dense_name, linear_of, parameters};
-use crate::source::{DenseError, DenseTensor, PANEL, Scratch, Source};
+use crate::source::{DenseError, DenseTensor, PANEL, Scratch, WeightReader};
 
 /// Tensors of rotary factors, which the configuration holds.
 const ROPE_FACTORS: [&str; 3] =

@@ -6,7 +6,7 @@ use super::gguf::{TensorCheck, worst_of_row};
 use super::{Verification, Worst};
 use crate::error::Result;
 use crate::gguf::heads;
-use crate::source::{Scratch, Source as _};
+use crate::source::{Scratch, WeightReader as _};
 
 impl TensorCheck<'_> {
     /// Compares such a tensor as a whole with the ordinary reader's, and each part, row by row as it is stored, with the source.

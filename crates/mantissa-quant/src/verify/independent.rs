@@ -13,9 +13,9 @@ use serde_json::Value;
 use super::column_order;
 
 /// The stored tensors of a model, for [`mantissa_verify`].
-pub(super) struct Stored<'a>(pub(super) &'a ModelFiles);
+pub(super) struct CheckpointTensors<'a>(pub(super) &'a ModelFiles);
 
-impl Tensors for Stored<'_> {
+impl Tensors for CheckpointTensors<'_> {
     type Error = Error;
 
     fn convention(&self) -> &str {
@@ -67,7 +67,7 @@ impl Tensors for Stored<'_> {
 /// # Errors
 /// A tensor that is missing or does not hold enough bytes.
 pub fn decode(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Vec<f32>, Error> {
-    Ok(mantissa_verify::open(&Stored(files), module, rows, cols)?.whole(rows))
+    Ok(mantissa_verify::open(&CheckpointTensors(files), module, rows, cols)?.whole(rows))
 }
 
 /// One expert of a stack.
@@ -114,13 +114,15 @@ impl WeightSource for Independent<'_> {
         let ordinary = self.files.linear(module, rows, cols, bias)?;
         if !matches!(ordinary.weight, Weight::Quantized(_)) && !ordinary.transforms.is_empty() {
             // The rotations around a trellis are the weight's own.
-            return Ok(match mantissa_verify::trellis::open(&Stored(self.files), module, rows, cols)? {
-                Some(trellis) => {
-                    let weight = Weight::F32(trellis.whole());
-                    LinearWeight { weight, transforms: Transforms::default(), ..ordinary }
-                }
-                None => ordinary,
-            });
+            return Ok(
+                match mantissa_verify::trellis::open(&CheckpointTensors(self.files), module, rows, cols)? {
+                    Some(trellis) => {
+                        let weight = Weight::F32(trellis.whole());
+                        LinearWeight { weight, transforms: Transforms::default(), ..ordinary }
+                    }
+                    None => ordinary,
+                },
+            );
         }
         let weight = Weight::F32(decode(self.files, module, rows, cols)?);
         // What is decoded here has its columns in their own order.
@@ -145,7 +147,8 @@ impl WeightSource for Independent<'_> {
         if self.files.is_dense(&stack.tensor) {
             return Ok(self.files.expert(stack, rows, cols)?);
         }
-        let stored = mantissa_verify::open_stacked(&Stored(self.files), &expert(stack), rows, cols)?;
+        let stored =
+            mantissa_verify::open_stacked(&CheckpointTensors(self.files), &expert(stack), rows, cols)?;
         Ok(Weight::F32(stored.whole(rows)))
     }
 

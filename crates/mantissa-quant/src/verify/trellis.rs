@@ -5,12 +5,12 @@ use mantissa_num::stored::{Map, Transforms};
 use mantissa_store::convention::{LinearWeight, Weight};
 use mantissa_verify::trellis::{self, Trellis};
 
-use super::independent::Stored;
+use super::independent::CheckpointTensors;
 use super::reference::source_weight;
 use super::{WeightCheck, check};
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
-use crate::source::{Scratch, Source as _};
+use crate::source::{Scratch, WeightReader as _};
 
 use super::Verification;
 
@@ -19,7 +19,7 @@ impl WeightCheck<'_> {
     /// weight with the one recorded. Whether the rotations are where they belong the logits show.
     pub(super) fn trellis(&self, linear: &LinearWeight, found: &mut Verification) -> Result<()> {
         let (module, rows, cols) = (&self.info.module, linear.rows, linear.cols);
-        let Some(ours) = trellis::open(&Stored(self.files), module, rows, cols)? else {
+        let Some(ours) = trellis::open(&CheckpointTensors(self.files), module, rows, cols)? else {
             found.notes.push(format!("{module}: its codes have one reader: it was not decoded twice"));
             return Ok(());
         };

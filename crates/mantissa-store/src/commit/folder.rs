@@ -14,7 +14,7 @@ use crate::failpoint;
 use crate::hash::{FileDigest, hash_file};
 use crate::manifest::{MANIFEST_NAME, Manifest, files_under};
 use crate::output::{Found, Output};
-use crate::reader::Source;
+use crate::reader::RegularFile;
 use crate::target::Target;
 use crate::work::remove_marked;
 
@@ -144,7 +144,7 @@ impl Staging {
     /// # Errors
     /// [`Error::Missing`], [`Error::WrongKind`], [`Error::Io`] naming the file that could not be read or written.
     pub fn copy(&mut self, from: &Path, file: &str) -> Result<()> {
-        let source = Source::open(from, "a file to copy")?;
+        let source = RegularFile::open(from, "a file to copy")?;
         let path = self.path.join(file);
         let out = create_new(&path)?;
         let mut piece = vec![0; COPY.min(usize::try_from(source.len()).unwrap_or(COPY))];

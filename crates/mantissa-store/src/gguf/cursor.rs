@@ -5,14 +5,14 @@ use std::path::Path;
 use super::MAX_METADATA_BYTES;
 use super::fault::GgufFault;
 use crate::error::{Error, Result};
-use crate::reader::{Source, reserve};
+use crate::reader::{RegularFile, reserve};
 
 /// Bytes read ahead.
 const WINDOW: u64 = 64 << 10;
 
 /// Source of the bytes.
 pub(super) enum Input<'a> {
-    File(&'a Source),
+    File(&'a RegularFile),
     Bytes(&'a Path, &'a [u8]),
 }
 

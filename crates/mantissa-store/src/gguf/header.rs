@@ -10,7 +10,7 @@ use super::value::{Metadata, Value, ValueType};
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_ARRAY_DEPTH};
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::reader::{Source, reserve};
+use crate::reader::{RegularFile, reserve};
 
 /// Fewest bytes of a key-value pair: length, type, one byte of value.
 const MIN_PAIR: u64 = 8 + 4 + 1;
@@ -75,7 +75,7 @@ impl GgufHeader {
         parse(Cursor::new(Input::Bytes(path, bytes)))
     }
 
-    pub(super) fn read(source: &Source) -> Result<Self> {
+    pub(super) fn read(source: &RegularFile) -> Result<Self> {
         parse(Cursor::new(Input::File(source)))
     }
 

@@ -27,7 +27,7 @@ pub use value::{Metadata, Value, ValueType};
 pub use writer::{GgufTensorSpec, GgufWriter};
 
 use crate::error::Result;
-use crate::reader::Source;
+use crate::reader::RegularFile;
 use crate::safetensors::{SafeTensors, TensorMeta};
 
 /// Memory budget of metadata and tensor infos, in bytes. The largest tokenizers need a twentieth of it.
@@ -64,7 +64,7 @@ impl Gguf {
     /// [`Error::Io`](crate::Error::Io) when it cannot be read, [`Error::Gguf`](crate::Error::Gguf) when it is
     /// malformed.
     pub fn open(path: &Path) -> Result<Self> {
-        let source = Source::open(path, "a .gguf file")?;
+        let source = RegularFile::open(path, "a .gguf file")?;
         let header = GgufHeader::read(&source)?;
         let stored = header.tensors.iter().map(GgufTensor::as_stored).collect();
         Ok(Self { files: vec![SafeTensors::of_parts(source, stored)], first: vec![0], header })
@@ -81,7 +81,7 @@ impl Gguf {
     /// True if the file begins as a GGUF file does; false if it cannot be read.
     pub fn sniff(path: &Path) -> bool {
         let mut head = [0; 4];
-        Source::open(path, "a file").and_then(|s| s.read_exact(0, &mut head, "read header")).is_ok()
+        RegularFile::open(path, "a file").and_then(|s| s.read_exact(0, &mut head, "read header")).is_ok()
             && head == MAGIC
     }
 

@@ -15,7 +15,7 @@ pub struct RunConfig {
     pub model: Model,
     pub data: Data,
     #[serde(default)]
-    pub precision: Precision,
+    pub precision: PrecisionKeys,
     pub optimizer: Optimizer,
     pub schedule: ScheduleConfig,
     #[serde(default)]
@@ -57,7 +57,7 @@ pub struct Data {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[expect(missing_docs, reason = "the text of the parent module describes every key")]
-pub struct Precision {
+pub struct PrecisionKeys {
     pub policy: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scaling: Option<String>,
@@ -182,9 +182,9 @@ fn min_ratio() -> f64 {
     0.1
 }
 
-impl Default for Precision {
+impl Default for PrecisionKeys {
     fn default() -> Self {
-        Precision { policy: "fp32".to_owned(), scaling: None }
+        PrecisionKeys { policy: "fp32".to_owned(), scaling: None }
     }
 }
 

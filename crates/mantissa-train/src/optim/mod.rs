@@ -20,7 +20,7 @@ use crate::health::WeightCounts;
 use crate::model::TrainModel;
 use crate::policy::Policy;
 use crate::profile::Part;
-use crate::store::Stored;
+use crate::store::StoreRef;
 pub use decay::{DecayGroups, NoSuchTensor};
 pub use map::StateMap;
 pub(crate) use master::MasterCopy;
@@ -89,7 +89,7 @@ struct Piece<'a> {
     working: WorkingMut<'a>,
     master: MasterMut<'a>,
     moments: MomentsMut<'a>,
-    grads: Stored<'a>,
+    grads: StoreRef<'a>,
 }
 
 /// Constants of one step, for parameters with or without weight decay.
@@ -228,7 +228,7 @@ impl AdamW {
 impl Piece<'_> {
     fn update(self, factors: &Factors, steps: u64, counts: Option<&WeightCounts>) {
         let Piece { first, mut working, mut master, mut moments, grads } = self;
-        if let (WorkingMut::F32(p), MasterMut::None, MomentsMut::F32 { m, v }, Stored::F32(g), None) =
+        if let (WorkingMut::F32(p), MasterMut::None, MomentsMut::F32 { m, v }, StoreRef::F32(g), None) =
             (&mut working, &master, &mut moments, grads, counts)
         {
             kernels().adamw(&factors.step, p, g, m, v);

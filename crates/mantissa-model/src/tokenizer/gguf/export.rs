@@ -32,8 +32,11 @@ pub fn export(dir: &Path, rows: usize) -> Result<Exported, TokenizerError> {
         return Ok(without("there is no tokenizer.json"));
     };
     let tokenizer = Tokenizer::load(dir)?;
-    let source =
-        Source { json: &json, own: read_json(&dir.join("tokenizer_config.json"))?, tokenizer: &tokenizer };
+    let source = TokenizerJson {
+        json: &json,
+        own: read_json(&dir.join("tokenizer_config.json"))?,
+        tokenizer: &tokenizer,
+    };
     match source.kind() {
         Err(why) => Ok(without(why)),
         Ok(kind) => source.export(&kind, rows),
@@ -51,13 +54,13 @@ enum Kind {
     SentencePiece { prefix: bool, trim: bool },
 }
 
-struct Source<'a> {
+struct TokenizerJson<'a> {
     json: &'a Json,
     own: Option<Json>,
     tokenizer: &'a Tokenizer,
 }
 
-impl Source<'_> {
+impl TokenizerJson<'_> {
     fn kind(&self) -> Result<Kind, &'static str> {
         let model = &self.json["model"];
         if model["type"].as_str().is_some_and(|ty| ty != "BPE") || !model["vocab"].is_object() {

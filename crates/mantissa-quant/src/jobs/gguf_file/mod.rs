@@ -32,7 +32,7 @@ use crate::quality::hashes::SourceHashes;
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
 use crate::rtn;
-use crate::source::{DenseError, DenseTensor, Source, Tail, require_finite};
+use crate::source::{DenseError, DenseTensor, Tail, WeightReader, require_finite};
 
 use publish::Output;
 
@@ -345,7 +345,7 @@ impl Run<'_, '_> {
         cols: usize,
     ) -> Result<(Vec<u8>, ErrorStats)>
     where
-        S: Source<Error = DenseError> + ?Sized,
+        S: WeightReader<Error = DenseError> + ?Sized,
     {
         let threads = self.plan.threads();
         let of_tensor = |error: DenseError| error.of(self.source, &info.name, &info.name);

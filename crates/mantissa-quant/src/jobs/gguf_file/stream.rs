@@ -19,7 +19,7 @@ use crate::plan::Plan;
 use crate::recipe::Recipe;
 use crate::report::LayerReport;
 use crate::rtn;
-use crate::source::{DenseError, Source};
+use crate::source::{DenseError, WeightReader};
 
 impl Plan {
     /// The blocks of a layer of a GGUF file that can be found and written panel by panel: it is a tensor by itself, and its
@@ -57,7 +57,7 @@ impl Run<'_, '_> {
         values: &S,
     ) -> Result<std::result::Result<ErrorStats, DenseError>>
     where
-        S: Source<Error = DenseError> + ?Sized,
+        S: WeightReader<Error = DenseError> + ?Sized,
     {
         let (stored, threads) = (self.stored(linear)?, self.plan.threads());
         let sink = into(&mut self.writer, &stored);
