@@ -14,7 +14,9 @@ use crate::plan::{Check, Plan};
 use crate::progress::{Progress, Tell};
 use crate::quality::figures::Evaluation;
 use crate::quality::{Figures, Quality};
-use crate::verify::{Against, Verification, load_check, verify_against};
+use crate::verify::load::load_check;
+use crate::verify::verification::Verification;
+use crate::verify::{Against, verify_against};
 
 /// Measures the output that lies complete at `staged`, where `plan` asks for it. What an earlier run has measured on the
 /// same text, and left in its `journal`, is taken over.

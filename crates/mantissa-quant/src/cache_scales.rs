@@ -10,18 +10,13 @@ use mantissa_num::{RowKind, Scheme, Source};
 use mantissa_store::TensorSpec;
 use mantissa_store::convention::{Container, KvLevels, ModelFiles, cache};
 
+use crate::calibrate::windows::check_windows;
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::{QuantError, Result};
 use crate::input_scales::scale;
-use crate::plan::calibration::check_windows;
 use crate::plan::{Options, Plan, Use, model_not_storable};
 use crate::recipe::Recipe;
 use crate::unquantized::Unquantized;
-
-/// True if an output holds scales or levels of keys and values under this scheme or policy.
-pub(crate) fn stores(scheme: Option<&Scheme>, levels: Option<&KvPolicy>) -> bool {
-    scheme.is_some_and(|scheme| scheme.source == Source::Static) || levels.is_some()
-}
 
 /// The tensors of scales or levels of keys and values that `recipe` stores.
 ///

@@ -17,6 +17,7 @@ pub(crate) mod error;
 mod pass;
 mod sample;
 mod states;
+pub(crate) mod windows;
 mod worker;
 
 use std::collections::BTreeMap;

@@ -4,6 +4,7 @@
 //! head are f16 unless a rule of the recipe names them, norms and other vectors f32, as llama.cpp requires.
 
 mod architecture;
+pub(crate) mod layout;
 mod parameters;
 mod ternary;
 
@@ -12,40 +13,19 @@ use std::collections::HashMap;
 use mantissa_model::{LinearKind, ModelConfig, Role, TensorInfo};
 use mantissa_num::{Code, CodecId, Format, Rule, Scheme, minifloat};
 use mantissa_store::convention::ModelFiles;
-use mantissa_store::convention::gguf::{self, Architecture, Place, RowOrder, block_type};
+use mantissa_store::convention::gguf::{self, Architecture, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec, Storage, Value};
-use mantissa_store::{Dtype, Error, TensorSpec};
+use mantissa_store::{Dtype, Error};
 
-use crate::error::{QuantError, Result};
+use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear};
 use crate::recipe::{LayerRule, Part, smaller};
 
 use architecture::{family_metadata, rope_factors, rope_metadata, sizes};
+use layout::{Cast, Layout, fault};
 use parameters::Adding;
-pub(crate) use parameters::{JoinedCast, dense_name, heads, linear_of, parameters, values};
+pub(crate) use parameters::{dense_name, heads, linear_of, parameters, values};
 pub(crate) use ternary::quantize as quantize_ternary;
-
-/// Everything of the file that the plan of the linear layers does not say.
-#[derive(Clone, Debug)]
-pub(crate) struct Layout {
-    pub(crate) metadata: Vec<(String, Value)>,
-    pub(crate) tensors: Vec<GgufTensorSpec>,
-    pub(crate) casts: Vec<Cast>,
-    pub(crate) joined: Vec<JoinedCast>,
-    pub(crate) architecture: Architecture,
-    pub(crate) order: RowOrder,
-    /// Of each, the tensor's name.
-    pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,
-    pub(crate) notes: Vec<String>,
-}
-
-/// A tensor that is not a quantized linear layer.
-#[derive(Clone, Debug)]
-pub(crate) struct Cast {
-    pub(crate) info: TensorInfo,
-    pub(crate) place: Place,
-    pub(crate) scheme: Scheme,
-}
 
 /// Replaces schemes whose blocks do not divide a row by f16; gives the modules, each with the reason.
 /// What becomes several tensors is no layer here.
@@ -134,11 +114,6 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The tensors of the file as bytes under their names, blocks as rows of bytes.
-    pub(crate) fn specs(&self) -> Vec<TensorSpec> {
-        self.tensors.iter().map(GgufTensorSpec::as_stored).collect()
-    }
-
     fn add(
         &mut self,
         adding: &mut Adding<'_>,
@@ -225,10 +200,6 @@ impl Layout {
 /// Experts of a layer that has them.
 fn experts(config: &ModelConfig) -> usize {
     config.experts.as_ref().map_or(0, |experts| usize::from(experts.count))
-}
-
-pub(crate) fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, allowed: &str) -> QuantError {
-    Error::field(&source.config_path(), field, found, allowed, "write it in another container").into()
 }
 
 /// The scheme of a tensor that is not quantized as a layer.

@@ -11,7 +11,6 @@ use mantissa_store::convention::{Beside, LinearPlan, ModelFiles};
 
 use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
-use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::error_stats::ErrorStats;
 use crate::exl2;
@@ -19,6 +18,7 @@ use crate::fold::Folded;
 use crate::gguf;
 use crate::importance::Importance;
 use crate::input_scales::{self, InputScales};
+use crate::jobs::convert;
 use crate::plan::{Job, Plan, Use};
 use crate::recipe::Recipe;
 use crate::report::LayerReport;

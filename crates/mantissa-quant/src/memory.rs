@@ -16,7 +16,7 @@ use mantissa_train::LayerTrainer;
 use solving::Solving;
 
 use crate::calibrate::{Calibration, CalibrationSet};
-use crate::gguf;
+use crate::gguf::layout::Layout;
 use crate::gptq::Hessian;
 use crate::input_scales;
 use crate::judge::Judge;
@@ -111,7 +111,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
         }
         stages.push(with_holes_of_calibration("find what errors cost".to_owned(), buffers));
     }
-    if let Some(values) = plan.gguf.as_ref().map(gguf::Layout::largest_joined).filter(|&n| n > 0) {
+    if let Some(values) = plan.gguf.as_ref().map(Layout::largest_joined).filter(|&n| n > 0) {
         let buffers =
             vec![("values", 4 * values), ("values of the parts", 4 * values), ("packed tensors", 4 * values)];
         stages.push(Stage { name: "take tensors apart".to_owned(), buffers });

@@ -1,37 +1,30 @@
 //! What a quantization will do, decided before any work: schemes of all layers, tensors of the output, memory.
 
-pub(crate) mod calibration;
 mod job;
 mod output;
 mod report;
-mod texts;
+pub(crate) mod texts;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use mantissa_methods::method::Fisher;
-use mantissa_model::graph::{EMBEDDING, HEAD};
-use mantissa_model::{KvPolicy, LinearInfo, ModelConfig, Products, StoredAs};
+use mantissa_model::{KvPolicy, LinearInfo, ModelConfig, Products};
 use mantissa_num::{Blocks, Rounding, Scheme};
-use mantissa_store::convention::{Container, Experts, LinearPlan, ModelFiles, Support, native};
+use mantissa_store::convention::{Container, LinearPlan, native};
 use mantissa_store::{DEFAULT_SHARD_BYTES, TensorMeta, TensorSpec};
 use mantissa_train::LayerTrainer;
 
-use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
-use crate::config::model_config;
-use crate::convert::Dense;
 use crate::coverage::report::Coverage;
-use crate::error::{QuantError, Refused, Result};
-use crate::gguf;
+use crate::error::{QuantError, Refused};
+use crate::gguf::layout::Layout;
 use crate::importance::Importance;
 use crate::input_scales::Observer;
+use crate::jobs::convert::rewritten::Dense;
 use crate::memory;
 use crate::quality::figures::Evaluation;
 use crate::recipe::{Part, Recipe};
-use crate::rotate;
-use crate::stacks;
-use crate::verify::loadable;
 
 pub use job::Job;
 pub(crate) use texts::Use;
@@ -148,118 +141,10 @@ pub struct Plan {
     /// Unquantized tensors that are not copied byte by byte.
     pub(crate) dense: Vec<Dense>,
     /// The rest of a GGUF file; `None` for a folder.
-    pub(crate) gguf: Option<gguf::Layout>,
+    pub(crate) gguf: Option<Layout>,
 }
 
 impl Plan {
-    /// Decides what `recipe` does to `source`.
-    ///
-    /// # Errors
-    /// [`QuantError::AlreadyQuantized`]; [`QuantError::NoCalibration`], [`QuantError::Calibrate`] and
-    /// [`QuantError::Method`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
-    /// [`QuantError::NothingToDo`]; a source that could not be run, with the tensor or the file that it lacks.
-    pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
-        if source.is_quantized() || source.gguf().is_some() {
-            let (path, convention) = (source.dir().to_owned(), source.convention_name());
-            return Err(QuantError::AlreadyQuantized { path, convention });
-        }
-        let config = model_config(source)?;
-        let container = options.container.unwrap_or_else(|| recipe.container());
-        let mut linears: Vec<_> = config
-            .decoder_linears()
-            .map(|info| planned(source, &recipe, &config, container, &options, info))
-            .collect::<Result<_>>()?;
-        if container.facts().experts == Experts::Stacked {
-            stacks::require(&config)?;
-            stacks::keep_others(&mut linears)?;
-        }
-        if linears.iter().all(|linear| linear.scheme.is_none()) {
-            return Err(QuantError::NothingToDo { recipe: recipe.name });
-        }
-        let fallbacks =
-            if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
-        let job = Job::Quantize(Box::new(recipe.clone()));
-        let input = recipe.activations.as_ref();
-        let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
-        let asked = calibration::Asked {
-            source,
-            recipe: &recipe,
-            container,
-            config: &config,
-            linears: &linears,
-            options: &options,
-        };
-        let calibrating = asked.notes()?;
-        let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
-        let copied = copied_tensors(source, &linears);
-        let mut notes = notes(source, &recipe, container, &config, &copied);
-        notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
-        notes.extend(calibrating);
-        if let Support::OnRequest(note) = container.facts().group_order
-            && recipe.method.follows_order()
-        {
-            notes.push(note.to_owned());
-        }
-        let fallbacks = fallbacks.into_iter().collect();
-        let gguf = match container.facts().one_file {
-            true => Some(gguf::Layout::new(source, &job, &recipe.weights, &config, &linears, &options)?),
-            false => None,
-        };
-        let mut specs: Vec<_> = match &gguf {
-            Some(layout) => {
-                notes.extend(layout.notes.iter().cloned());
-                layout.specs()
-            }
-            None => {
-                let copied = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
-                copied.chain(quantized).chain(cached).collect()
-            }
-        };
-        let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
-        let untied = rotation.filter(|options| rotate::unties(&config, *options));
-        let untied = untied.map(|_| [config.head_module().to_owned(), config.embedding_module()]);
-        let untied =
-            untied.map(|[head, embedding]| (format!("{head}.weight"), format!("{embedding}.weight")));
-        if let Some((head, embedding)) = &untied
-            && let Some(meta) = source.checkpoint().get(embedding)
-            && !source.has(head)
-        {
-            specs.push(TensorSpec::new(head, meta.dtype, meta.shape.clone()));
-        }
-        let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
-        let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
-        let plan = Plan {
-            uses: Use::all(&recipe, container, &linears, &options),
-            by_group: recipe.method.follows_order(),
-            rotations: rotated.collect(),
-            untied,
-            dense: Vec::new(),
-            observer: recipe.observer,
-            weights: recipe.weights,
-            activations: recipe.activations,
-            kv: recipe.kv,
-            kv_levels: recipe.kv_levels,
-            job,
-            container,
-            config,
-            linears,
-            specs,
-            copied,
-            notes,
-            fallbacks,
-            evaluation: None,
-            check: Check::default(),
-            coverage: None,
-            options,
-            gguf,
-        };
-        // What only the layers together cannot be stored as.
-        plan.output_config(source)?;
-        // What the source lacks, the output would lack.
-        loadable(source)?;
-        Ok(plan)
-    }
-
     /// Threads that a run may use.
     pub(crate) fn threads(&self) -> usize {
         self.options.threads
@@ -273,7 +158,7 @@ impl Plan {
 
     /// True if the output holds scales or levels of keys and values.
     pub(crate) fn stores_cache_scales(&self) -> bool {
-        cache_scales::stores(self.kv.as_ref(), self.kv_levels.as_ref())
+        texts::stores_cache_scales(self.kv.as_ref(), self.kv_levels.as_ref())
     }
 
     /// Scheme or policy of keys and values, as reports name it.
@@ -348,36 +233,6 @@ impl Plan {
     }
 }
 
-fn planned(
-    source: &ModelFiles,
-    recipe: &Recipe,
-    config: &ModelConfig,
-    container: Container,
-    options: &Options,
-    info: LinearInfo,
-) -> Result<PlannedLinear> {
-    let (name, shape) = info.dense_tensor();
-    let no_tensor =
-        || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
-    let meta = source.checkpoint().get(&name).ok_or_else(no_tensor)?;
-    if meta.shape != shape {
-        let what = (format!("shape {:?}", meta.shape), format!("{shape:?}"));
-        return Err(mantissa_store::Error::field(
-            source.dir(),
-            &name,
-            what.0,
-            what.1,
-            "config.json and weights differ",
-        )
-        .into());
-    }
-    let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
-        scheme.encoder.rounding = options.rounding;
-        recipe.method.stored_scheme(container.as_stored(scheme, meta.dtype))
-    });
-    Ok(PlannedLinear { info, scheme })
-}
-
 /// The scheme that a recipe has for a layer: a rule goes before a file type.
 pub(crate) fn scheme_of(
     recipe: &Recipe,
@@ -392,35 +247,8 @@ pub(crate) fn scheme_of(
     of_type.or_else(|| recipe.weights_of(&info.module).cloned())
 }
 
-pub(crate) fn output_of_linears(
-    job: &Job,
-    input: Option<&Scheme>,
-    container: Container,
-    linears: &[PlannedLinear],
-    by_group: bool,
-) -> Result<Vec<TensorSpec>> {
-    let (mut specs, mut faults) = (Vec::new(), Vec::new());
-    for PlannedLinear { info, scheme } in linears {
-        let Some(scheme) = scheme else { continue };
-        match container.specs(&layer_plan(job, input, info, scheme, by_group)) {
-            // A graph names the weights of a model as its dense checkpoint does.
-            Ok(_) if container.facts().experts == Experts::AsInSource && stacks::stack_of(info).is_some() => {
-                faults
-                    .push(format!("{}: the source stores its experts stacked, as ONNX cannot", info.module));
-            }
-            Ok(all) => specs.extend(all),
-            Err(fault) => faults.push(fault.to_string()),
-        }
-    }
-    match faults.is_empty() {
-        true if container.facts().experts == Experts::Stacked => Ok(stacks::specs(linears)),
-        true => Ok(specs),
-        false => Err(not_storable(container, linears.len(), faults)),
-    }
-}
-
 /// What is to be stored of a layer. Groups of a whole row have no order.
-fn layer_plan<'a>(
+pub(crate) fn layer_plan<'a>(
     job: &Job,
     input: Option<&'a Scheme>,
     info: &'a LinearInfo,
@@ -433,7 +261,7 @@ fn layer_plan<'a>(
 }
 
 /// Whether the output holds scales of inputs that calibration finds.
-fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
+pub(crate) fn stores_input_scales(recipe: &Recipe, container: Container) -> bool {
     let plan = LinearPlan::new("", &recipe.weights, recipe.activations.as_ref(), (1, 1));
     container.facts().input_scales && plan.stores_input_scale()
 }
@@ -446,73 +274,6 @@ pub(crate) fn not_storable(container: Container, total: usize, faults: Vec<Strin
 /// What of the model as a whole the container cannot hold, or what does not go together.
 pub(crate) fn model_not_storable(container: Container, why: impl Into<String>) -> QuantError {
     QuantError::not_storable(container, 0, &Refused::whole(why))
-}
-
-/// Every tensor of the source that is not the weight of a quantized layer, by name. Stacked experts are kept where one of them
-/// stays as it is.
-fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorMeta> {
-    let tensors = |quantized: bool| {
-        let of_kind = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
-        of_kind.map(|linear| linear.info.dense_tensor().0).collect::<BTreeSet<String>>()
-    };
-    let quantized = &tensors(true) - &tensors(false);
-    let mut copied: Vec<_> =
-        source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
-    copied.sort_by(|a, b| a.name.cmp(&b.name));
-    copied
-}
-
-fn notes(
-    source: &ModelFiles,
-    recipe: &Recipe,
-    container: Container,
-    config: &ModelConfig,
-    copied: &[TensorMeta],
-) -> Vec<String> {
-    let mut notes = source.notes();
-    notes.extend(source.checkpoint().warnings().iter().cloned());
-    let known: std::collections::BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
-    let unknown: Vec<_> =
-        copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
-    if let Some(first) = unknown.first() {
-        let fate = if container.facts().one_file { "left out" } else { "copied" };
-        notes.push(format!(
-            "{} tensors that the architecture does not use are {fate}, the first is {first}",
-            unknown.len()
-        ));
-    }
-    notes.extend(of_other_orders(config, container));
-    let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
-    if container.facts().one_file {
-        modules.extend([EMBEDDING, HEAD].map(str::to_owned));
-    }
-    for rule in &recipe.layers {
-        for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
-            notes.push(format!("recipe pattern {glob:?} matches no layer"));
-        }
-    }
-    notes
-}
-
-/// What is said of a container that has no stacked experts.
-pub(crate) const EXPERTS_APART: &str = "experts that the source stores stacked are stored one by one, which mantissa reads; other servers expect them stacked";
-
-/// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
-fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
-    // GGUF has one order for all models; the other has that of the source.
-    let facts = container.facts();
-    if matches!(facts.experts, Experts::OwnNames | Experts::Stacked) {
-        return None;
-    }
-    let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
-    match first.stored {
-        StoredAs::Stacked(_) => Some(EXPERTS_APART.to_owned()),
-        _ if facts.conv1d => None,
-        _ => Some(format!(
-            "the source stores its layers as Conv1D, [in, out]: mantissa reads them in {}, other readers only with --format gptq",
-            container.name()
-        )),
-    }
 }
 
 /// Measure of a layer's work, in bytes read ([`Plan::work_bytes`]).

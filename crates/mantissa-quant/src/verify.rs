@@ -16,7 +16,7 @@
 mod gguf;
 mod gguf_parts;
 mod independent;
-mod load;
+pub(crate) mod load;
 mod manifest;
 mod memory;
 mod reference;
@@ -43,7 +43,6 @@ use mantissa_verify::gguf::BlockType;
 pub use independent::decode;
 use independent::{CheckpointTensors, Independent, expert};
 pub use load::load_check;
-pub(crate) use load::loadable;
 use manifest::check_manifest;
 pub use memory::{stored_by_module, verify_bytes};
 use reference::source_weight;

@@ -9,7 +9,7 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Architecture, LONG_ROPE, ROPE_FACTORS, Sizes};
 use mantissa_store::gguf::Value;
 
-use super::fault;
+use super::layout::fault;
 use crate::error::Result;
 
 /// Base of the rotation in layers with a window where no key says it.

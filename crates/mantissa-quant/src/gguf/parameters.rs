@@ -8,18 +8,11 @@ use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{self, Joined, Place, block_type};
 use mantissa_store::gguf::{GgmlType, GgufTensorSpec};
 
-use super::{Layout, fault, fitting, source_scheme};
-use crate::convert::values_of;
+use super::layout::{JoinedCast, Layout, fault};
+use super::{fitting, source_scheme};
 use crate::error::Result;
 use crate::plan::{Job, Options, PlannedLinear, scheme_of};
-
-/// A tensor of the checkpoint that becomes several, each under a scheme.
-#[derive(Clone, Debug)]
-pub(crate) struct JoinedCast {
-    pub(crate) info: TensorInfo,
-    pub(crate) joined: Joined,
-    pub(crate) schemes: Vec<Scheme>,
-}
+use crate::values::values_of;
 
 /// Every parameter: linear layers as `[out, in]` and experts one by one, whatever checkpoints do.
 pub(crate) fn parameters(config: &ModelConfig) -> Vec<TensorInfo> {
@@ -133,12 +126,6 @@ impl Adding<'_> {
 }
 
 impl Layout {
-    /// Elements of the largest tensor that becomes several.
-    pub(crate) fn largest_joined(&self) -> u64 {
-        let elements = |cast: &JoinedCast| cast.info.shape.iter().map(|&n| n as u64).product();
-        self.joined.iter().map(elements).max().unwrap_or(0)
-    }
-
     /// Declares the parts of a tensor: biases in f32, weights under the scheme of the layer, or what stands in for it.
     pub(super) fn add_joined(
         &mut self,

@@ -1,9 +1,13 @@
 //! Carries out plans. Every job runs in the same frame: it begins a work folder beside the output, fills it, measures and verifies
 //! what lies there, and only then puts it in place. What differs is the [`Destination`].
 
+pub(crate) mod convert;
 mod describe;
 mod folder;
 mod gguf_file;
+mod quantize;
+pub(crate) mod recalibrate;
+mod tensors;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +17,6 @@ use mantissa_store::{Committed, Manifest, Output, refuse_overlap};
 use serde_json::{Map, Value, json};
 
 use crate::assess;
-use crate::convert;
 use crate::error::{QuantError, Result};
 use crate::journal::{Journal, Start};
 use crate::plan::Plan;

@@ -7,7 +7,6 @@ use mantissa_store::convention::{ModelFiles, ModelPlan, NotStorable, PlannedLaye
 use serde_json::Value;
 
 use super::{Plan, model_not_storable};
-use crate::convert::named_class;
 use crate::error::{QuantError, Result};
 
 impl Plan {
@@ -80,5 +79,23 @@ impl Plan {
         let kept = self.linears.iter().filter(|l| l.scheme.is_none()).map(|l| l.info.module.clone());
         let sides = self.config.tensors().into_iter().filter(|t| matches!(t.role, Role::Side { .. }));
         kept.chain(sides.filter_map(|t| t.name.strip_suffix(".weight").map(str::to_owned))).collect()
+    }
+}
+
+/// Adds the class that loaders ask for to the config of a model that was a GGUF file.
+fn named_class(config: &mut Value) {
+    const CLASSES: [(&str, &str); 4] = [
+        ("llama", "LlamaForCausalLM"),
+        ("qwen2", "Qwen2ForCausalLM"),
+        ("qwen3", "Qwen3ForCausalLM"),
+        ("gpt_oss", "GptOssForCausalLM"),
+    ];
+    let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else {
+        return;
+    };
+    let class = fields.get("model_type").and_then(Value::as_str);
+    let class = CLASSES.iter().find(|(name, _)| Some(*name) == class).map(|(_, class)| *class);
+    if let Some(class) = class {
+        fields.insert("architectures".to_owned(), serde_json::json!([class]));
     }
 }

@@ -1,10 +1,11 @@
 //! Uses of the calibration text.
 
+use mantissa_model::KvPolicy;
 use mantissa_num::codec::Codec;
+use mantissa_num::{Scheme, Source};
 use mantissa_store::convention::Container;
 
 use super::{Options, Plan, PlannedLinear, stores_input_scales};
-use crate::cache_scales;
 use crate::calibrate::CalibrationSet;
 use crate::recipe::Recipe;
 
@@ -27,7 +28,7 @@ pub(crate) enum Use {
 
 impl Use {
     /// The uses that `recipe` has for a text, whether there is one or not.
-    pub(super) fn all(
+    pub(crate) fn all(
         recipe: &Recipe,
         container: Container,
         linears: &[PlannedLinear],
@@ -39,7 +40,7 @@ impl Use {
             (Use::Importance, options.importance.is_none() && weighs(recipe, container, linears)),
             (Use::Transform, recipe.transform.as_ref().is_some_and(|transform| transform.needs_text())),
             (Use::Inputs, recipe.activations.is_some() && stores_input_scales(recipe, container)),
-            (Use::Cache, cache_scales::stores(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
+            (Use::Cache, stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref())),
         ];
         uses.into_iter().filter(|(_, used)| *used).map(|(of, _)| of).collect()
     }
@@ -70,7 +71,7 @@ impl Plan {
 
 impl Options {
     /// The held-out windows under the name of the calibration text, if there are any.
-    pub(super) fn held_out_set(&self) -> Option<CalibrationSet> {
+    pub(crate) fn held_out_set(&self) -> Option<CalibrationSet> {
         let (windows, set) = (&self.held_out, self.calibration.as_ref()?);
         let name = format!("{} (held out)", set.name);
         (!windows.is_empty()).then(|| CalibrationSet { name, windows: windows.clone() })
@@ -78,7 +79,7 @@ impl Options {
 }
 
 /// True if blocks of some layer depend on the importance of columns where it is known.
-pub(super) fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
+pub(crate) fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLinear]) -> bool {
     let searched = |linear: &PlannedLinear| {
         linear.scheme.as_ref().and_then(|s| s.format.codec()).is_some_and(Codec::takes_importance)
     };
@@ -86,7 +87,12 @@ pub(super) fn weighs(recipe: &Recipe, container: Container, linears: &[PlannedLi
 }
 
 /// True if the method needs no text, and its solutions can be compared with RTN on one.
-pub(super) fn is_judged(recipe: &Recipe, container: Container) -> bool {
+pub(crate) fn is_judged(recipe: &Recipe, container: Container) -> bool {
     let needs = recipe.method.needs();
     needs.judged && !needs.text && !container.facts().square_scales
+}
+
+/// True if an output holds scales or levels of keys and values under this scheme or policy.
+pub(crate) fn stores_cache_scales(scheme: Option<&Scheme>, levels: Option<&KvPolicy>) -> bool {
+    scheme.is_some_and(|scheme| scheme.source == Source::Static) || levels.is_some()
 }

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use mantissa_model::{LinearInfo, linear_weight};
 use mantissa_num::stored::{Map, Transforms};
 
-use crate::convert::values_of;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::source::DenseTensor;
 use crate::stacks::stack_of;
+use crate::values::values_of;
 
 /// The weight of the source that the codes of a layer stand for, around which `around` stands in the model at `dir`.
 pub(super) fn source_weight<'a>(

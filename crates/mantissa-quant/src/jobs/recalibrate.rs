@@ -18,15 +18,15 @@ use mantissa_store::{
 use serde_json::Value;
 
 use crate::cache_scales;
+use crate::calibrate::windows::check_windows;
 use crate::calibrate::{Calibration, CalibrationSet, Tick};
 use crate::error::Result;
 use crate::input_scales::{Observer, scale};
-use crate::plan::calibration::check_windows;
 use crate::plan::spec_bytes;
 use crate::quality::{QUALITY_NAME, Quality};
 use crate::sidecars::copy_sidecars;
 use crate::unquantized::Unquantized;
-use crate::verify::{load_check, loadable};
+use crate::verify::load::{load_check, loadable};
 
 /// The new scales of an artifact.
 #[derive(Clone, Debug, Default, PartialEq)]

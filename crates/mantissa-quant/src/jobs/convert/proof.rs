@@ -6,9 +6,10 @@ use mantissa_model::LinearInfo;
 use mantissa_num::RowKind;
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 
-use super::{recode, values_of, weight_of};
+use super::recode;
 use crate::error::{QuantError, Refused, Result};
 use crate::plan::{Job, Plan, PlannedLinear};
+use crate::values::{values_of, weight_of};
 
 /// Compares every layer of the output that lies at `staged` with the source.
 ///

@@ -3,22 +3,15 @@
 use mantissa_model::{LinearInfo, ModelConfig, Role, StoredAs, TensorInfo};
 use mantissa_num::pack::transpose;
 use mantissa_num::{Codes, Quantized, Scheme};
+use mantissa_store::Dtype;
 use mantissa_store::convention::{Container, ModelFiles, Weight};
-use mantissa_store::{Dtype, TensorSpec};
 
-use super::{values_of, weight_of};
+use super::rewritten::Dense;
 use crate::error::{QuantError, Refused, Result};
 use crate::gguf;
 use crate::plan::PlannedLinear;
 use crate::stacks::stack_of;
-
-/// A dense tensor of the output that is no tensor of the source.
-#[derive(Clone, Debug)]
-pub(crate) struct Dense {
-    /// Name and shape.
-    pub(crate) info: TensorInfo,
-    dtype: Dtype,
-}
+use crate::values::{values_of, weight_of};
 
 /// The dense tensors of a GGUF model. Each takes the narrowest dtype that holds its values exactly.
 pub(super) fn of_gguf(
@@ -100,20 +93,11 @@ fn narrowest(values: &[f32]) -> Dtype {
     if values.iter().all(bf16) {
         return Dtype::BF16;
     }
-    let words = crate::convert::recode::f16_words(values);
+    let words = super::recode::f16_words(values);
     if words.is_some() { Dtype::F16 } else { Dtype::F32 }
 }
 
 impl Dense {
-    pub(super) fn spec(&self) -> TensorSpec {
-        TensorSpec::new(&self.info.name, self.dtype, self.info.shape.clone())
-    }
-
-    /// The module whose weight it is.
-    pub(super) fn module(&self) -> Option<&str> {
-        self.info.name.strip_suffix(".weight")
-    }
-
     /// Its bytes.
     ///
     /// # Errors
@@ -123,7 +107,7 @@ impl Dense {
         Ok(match self.dtype {
             Dtype::BF16 => values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect(),
             Dtype::F16 => {
-                let words = crate::convert::recode::f16_words(&values).unwrap_or_default();
+                let words = super::recode::f16_words(&values).unwrap_or_default();
                 words.into_iter().flat_map(u16::to_le_bytes).collect()
             }
             _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),

@@ -1,7 +1,5 @@
 //! What a plan calibrates on: whether method, container and text fit one another, and what the user should know of it.
 
-use std::path::Path;
-
 use mantissa_methods::MethodError;
 use mantissa_methods::method::{Feature, Fisher, Lack, Work};
 use mantissa_methods::transform::Change;
@@ -10,13 +8,13 @@ use mantissa_num::{Format, Rounding, Rule, Scheme, Source};
 use mantissa_store::convention::{ActivationQuant, Container, ModelFiles, Support};
 use mantissa_train::LayerTrainer;
 
-use super::texts::{is_judged, weighs};
-use super::{Options, PlannedLinear, model_not_storable, stores_input_scales};
-use crate::cache_scales;
-use crate::calibrate::{CalibrateError, CalibrationSet};
+use crate::calibrate::CalibrationSet;
+use crate::calibrate::windows::check_windows;
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::input_scales::Observer;
+use crate::plan::texts::{is_judged, stores_cache_scales, weighs};
+use crate::plan::{Options, PlannedLinear, model_not_storable, stores_input_scales};
 use crate::recipe::Recipe;
 use crate::rotate;
 use crate::sequential::{method_error, train_error};
@@ -81,7 +79,7 @@ impl Asked<'_> {
         let set = options
             .calibration
             .as_ref()
-            .filter(|_| !cache_scales::stores(recipe.kv.as_ref(), recipe.kv_levels.as_ref()));
+            .filter(|_| !stores_cache_scales(recipe.kv.as_ref(), recipe.kv_levels.as_ref()));
         notes.extend(set.map(|set| format!("{}: {} does not calibrate", set.name, recipe.method_name())));
         Ok(notes)
     }
@@ -265,25 +263,4 @@ impl Asked<'_> {
         let note = format!("{}: no importance of {missing} layers", importance.name);
         Ok((missing > 0).then_some(note).into_iter().collect())
     }
-}
-
-pub(crate) fn check_windows(set: &CalibrationSet, config: &ModelConfig) -> Result<()> {
-    let fault = |window: usize, found: String, allowed: String| {
-        let path = Path::new(&set.name);
-        QuantError::from(mantissa_store::Error::field(path, format!("window {window}"), found, allowed, ""))
-    };
-    for (i, window) in set.windows.iter().enumerate() {
-        if window.is_empty() && set.tokens() > 0 {
-            return Err(CalibrateError::EmptyWindow { window: i }.into());
-        }
-        if let Some(id) = window.iter().find(|&&id| id as usize >= config.vocab_size) {
-            let allowed = format!("below {}, the model's vocabulary", config.vocab_size);
-            return Err(fault(i, format!("token {id}"), allowed));
-        }
-        if window.len() > config.max_position_embeddings {
-            let allowed = format!("at most {}, the model's context", config.max_position_embeddings);
-            return Err(fault(i, format!("{} tokens", window.len()), allowed));
-        }
-    }
-    if set.tokens() == 0 { Err(CalibrateError::Empty.into()) } else { Ok(()) }
 }

@@ -10,11 +10,12 @@ mod around;
 mod dense;
 mod proof;
 mod recode;
+pub(crate) mod rewritten;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use mantissa_model::graph::EMBEDDING;
-use mantissa_model::{LinearInfo, LinearKind, ModelConfig, linear_weight};
+use mantissa_model::{LinearInfo, LinearKind, ModelConfig};
 use mantissa_num::{Code, Scheme, minifloat};
 use mantissa_store::convention::{
     Container, Experts, LayerKind, LinearPlan, LinearWeight, ModelFiles, Weight, gpt_oss, gptq as gptq_files,
@@ -22,7 +23,6 @@ use mantissa_store::convention::{
 };
 use mantissa_store::gguf::Storage;
 use mantissa_store::{Dtype, TensorMeta};
-use serde_json::Value;
 
 use crate::cache_scales;
 use crate::config::model_config;
@@ -30,15 +30,18 @@ use crate::error::{QuantError, Refused, Result};
 use crate::error_stats::ErrorStats;
 use crate::gguf;
 use crate::input_scales::Observer;
-use crate::plan::{Check, EXPERTS_APART, Job, Options, Plan, PlannedLinear, output_of_linears};
+use crate::plan::{Check, Job, Options, Plan, PlannedLinear};
 use crate::rtn;
 use crate::stacks::{self, stack_of};
-use crate::verify::loadable;
+use crate::verify::load::loadable;
 use mantissa_methods::Solved;
 
+use super::tensors::{EXPERTS_APART, output_of_linears};
+use crate::gguf::layout::Layout;
+use crate::values::{values_of, weight_of};
 use around::group_order;
+use rewritten::Dense;
 
-pub(crate) use dense::Dense;
 pub(crate) use proof::prove;
 
 /// What a change of container may change beside it.
@@ -226,11 +229,6 @@ fn is_quantized(weight: &LinearWeight) -> bool {
     matches!(weight.weight, Weight::Quantized(_))
 }
 
-/// The weight of a layer, however it is stored, without its bias.
-fn weight_of(source: &ModelFiles, info: &LinearInfo) -> Result<LinearWeight> {
-    Ok(linear_weight(source, &LinearInfo { bias: false, ..info.clone() })?)
-}
-
 /// The scheme under which the container holds a layer as it is; `None` leaves it dense.
 fn decide(
     info: &LinearInfo,
@@ -325,7 +323,7 @@ fn finish(
     let first = linears.iter().find_map(|linear| linear.scheme.clone());
     let weights = first.unwrap_or_else(|| job.table().cloned().unwrap_or(Scheme::plain(Code::F32)));
     let gguf = match container.facts().one_file {
-        true => Some(gguf::Layout::new(source, &job, &weights, &config, &linears, &options)?),
+        true => Some(Layout::new(source, &job, &weights, &config, &linears, &options)?),
         false => None,
     };
     let specs = match &gguf {
@@ -473,35 +471,4 @@ pub(crate) fn layer(
 pub(crate) fn amax(source: &ModelFiles, info: &LinearInfo) -> Result<f32> {
     let weight = weight_of(source, info)?;
     Ok(values_of(info, weight)?.iter().fold(0f32, |amax, v| amax.max(v.abs())))
-}
-
-/// The weight that a layer multiplies with.
-pub(crate) fn values_of(info: &LinearInfo, mut weight: LinearWeight) -> Result<Vec<f32>> {
-    let transforms = std::mem::take(&mut weight.transforms);
-    weight.input = None;
-    let linear = mantissa_model::Linear::new(&info.module, weight)?;
-    let mut values = vec![0.0; info.rows * info.cols];
-    for (row, out) in values.chunks_exact_mut(info.cols.max(1)).enumerate() {
-        linear.row(row, out);
-    }
-    transforms.fold(&mut values, info.rows, info.cols);
-    Ok(values)
-}
-
-/// The config of a model that was a GGUF file: what its metadata say, with the class that loaders ask for.
-pub(crate) fn named_class(config: &mut Value) {
-    const CLASSES: [(&str, &str); 4] = [
-        ("llama", "LlamaForCausalLM"),
-        ("qwen2", "Qwen2ForCausalLM"),
-        ("qwen3", "Qwen3ForCausalLM"),
-        ("gpt_oss", "GptOssForCausalLM"),
-    ];
-    let Some(fields) = config.as_object_mut().filter(|fields| !fields.contains_key("architectures")) else {
-        return;
-    };
-    let class = fields.get("model_type").and_then(Value::as_str);
-    let class = CLASSES.iter().find(|(name, _)| Some(*name) == class).map(|(_, class)| *class);
-    if let Some(class) = class {
-        fields.insert("architectures".to_owned(), serde_json::json!([class]));
-    }
 }

@@ -1,0 +1,58 @@
+//! The contents of a GGUF file as decided, before it is written.
+
+use mantissa_model::TensorInfo;
+use mantissa_num::Scheme;
+use mantissa_store::convention::ModelFiles;
+use mantissa_store::convention::gguf::{Architecture, Joined, Place, RowOrder};
+use mantissa_store::gguf::{GgufTensorSpec, Value};
+use mantissa_store::{Error, TensorSpec};
+
+use crate::error::QuantError;
+
+/// Everything of the file that the plan of the linear layers does not say.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) metadata: Vec<(String, Value)>,
+    pub(crate) tensors: Vec<GgufTensorSpec>,
+    pub(crate) casts: Vec<Cast>,
+    pub(crate) joined: Vec<JoinedCast>,
+    pub(crate) architecture: Architecture,
+    pub(crate) order: RowOrder,
+    /// Of each, the tensor's name.
+    pub(crate) rope_factors: Vec<(&'static str, Vec<f32>)>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// A tensor that is not a quantized linear layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Cast {
+    pub(crate) info: TensorInfo,
+    pub(crate) place: Place,
+    pub(crate) scheme: Scheme,
+}
+
+/// A tensor of the checkpoint that becomes several, each under a scheme.
+#[derive(Clone, Debug)]
+pub(crate) struct JoinedCast {
+    pub(crate) info: TensorInfo,
+    pub(crate) joined: Joined,
+    pub(crate) schemes: Vec<Scheme>,
+}
+
+impl Layout {
+    /// The tensors of the file as bytes under their names, blocks as rows of bytes.
+    pub(crate) fn specs(&self) -> Vec<TensorSpec> {
+        self.tensors.iter().map(GgufTensorSpec::as_stored).collect()
+    }
+
+    /// Elements of the largest tensor that becomes several.
+    pub(crate) fn largest_joined(&self) -> u64 {
+        let elements = |cast: &JoinedCast| cast.info.shape.iter().map(|&n| n as u64).product();
+        self.joined.iter().map(elements).max().unwrap_or(0)
+    }
+}
+
+/// A part of the model that GGUF or llama.cpp has no place for.
+pub(crate) fn fault(source: &ModelFiles, field: &str, found: impl Into<String>, allowed: &str) -> QuantError {
+    Error::field(&source.config_path(), field, found, allowed, "write it in another container").into()
+}

@@ -1,0 +1,23 @@
+//! Dense tensors of an output that are no tensors of its source.
+
+use mantissa_model::TensorInfo;
+use mantissa_store::{Dtype, TensorSpec};
+
+/// A dense tensor of the output that is no tensor of the source.
+#[derive(Clone, Debug)]
+pub(crate) struct Dense {
+    /// Name and shape.
+    pub(crate) info: TensorInfo,
+    pub(super) dtype: Dtype,
+}
+
+impl Dense {
+    pub(super) fn spec(&self) -> TensorSpec {
+        TensorSpec::new(&self.info.name, self.dtype, self.info.shape.clone())
+    }
+
+    /// The module whose weight it is.
+    pub(super) fn module(&self) -> Option<&str> {
+        self.info.name.strip_suffix(".weight")
+    }
+}

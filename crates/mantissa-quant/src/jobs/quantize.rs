@@ -1,0 +1,226 @@
+//! Quantizes a dense model by a recipe: everything is decided here, before any work.
+
+mod checks;
+
+use std::collections::BTreeSet;
+
+use mantissa_model::graph::{EMBEDDING, HEAD};
+use mantissa_model::{LinearInfo, ModelConfig, StoredAs};
+use mantissa_store::convention::{Container, Experts, ModelFiles, Support};
+use mantissa_store::{TensorMeta, TensorSpec};
+
+use super::tensors::{EXPERTS_APART, output_of_linears};
+use crate::cache_scales;
+use crate::config::model_config;
+use crate::error::{QuantError, Result};
+use crate::gguf;
+use crate::gguf::layout::Layout;
+use crate::plan::{Check, Job, Options, Plan, PlannedLinear, Use, scheme_of};
+use crate::recipe::Recipe;
+use crate::rotate;
+use crate::stacks;
+use crate::verify::load::loadable;
+
+impl Plan {
+    /// Decides what `recipe` does to `source`.
+    ///
+    /// # Errors
+    /// [`QuantError::AlreadyQuantized`]; [`QuantError::NoCalibration`], [`QuantError::Calibrate`] and
+    /// [`QuantError::Method`] where the method or what it is to calibrate on does not fit; [`QuantError::NotStorable`] with the layers that the container cannot hold;
+    /// [`QuantError::NothingToDo`]; a source that could not be run, with the tensor or the file that it lacks.
+    pub fn new(source: &ModelFiles, recipe: Recipe, options: Options) -> Result<Self> {
+        if source.is_quantized() || source.gguf().is_some() {
+            let (path, convention) = (source.dir().to_owned(), source.convention_name());
+            return Err(QuantError::AlreadyQuantized { path, convention });
+        }
+        let config = model_config(source)?;
+        let container = options.container.unwrap_or_else(|| recipe.container());
+        let mut linears: Vec<_> = config
+            .decoder_linears()
+            .map(|info| planned(source, &recipe, &config, container, &options, info))
+            .collect::<Result<_>>()?;
+        if container.facts().experts == Experts::Stacked {
+            stacks::require(&config)?;
+            stacks::keep_others(&mut linears)?;
+        }
+        if linears.iter().all(|linear| linear.scheme.is_none()) {
+            return Err(QuantError::NothingToDo { recipe: recipe.name });
+        }
+        let fallbacks =
+            if container.facts().one_file { gguf::fall_back(&config, &mut linears) } else { Vec::new() };
+        let job = Job::Quantize(Box::new(recipe.clone()));
+        let input = recipe.activations.as_ref();
+        let quantized = output_of_linears(&job, input, container, &linears, recipe.method.follows_order())?;
+        let asked = checks::Asked {
+            source,
+            recipe: &recipe,
+            container,
+            config: &config,
+            linears: &linears,
+            options: &options,
+        };
+        let calibrating = asked.notes()?;
+        let cached = cache_scales::planned(source, &recipe, container, &config, &options)?;
+        let copied = copied_tensors(source, &linears);
+        let mut notes = notes(source, &recipe, container, &config, &copied);
+        notes.extend(fallbacks.iter().map(|(module, why)| format!("{module}: {why}")));
+        notes.extend(calibrating);
+        if let Support::OnRequest(note) = container.facts().group_order
+            && recipe.method.follows_order()
+        {
+            notes.push(note.to_owned());
+        }
+        let fallbacks = fallbacks.into_iter().collect();
+        let gguf = match container.facts().one_file {
+            true => Some(Layout::new(source, &job, &recipe.weights, &config, &linears, &options)?),
+            false => None,
+        };
+        let mut specs: Vec<_> = match &gguf {
+            Some(layout) => {
+                notes.extend(layout.notes.iter().cloned());
+                layout.specs()
+            }
+            None => {
+                let copied = copied.iter().map(|m| TensorSpec::new(&m.name, m.dtype, m.shape.clone()));
+                copied.chain(quantized).chain(cached).collect()
+            }
+        };
+        let rotation = recipe.transform.as_ref().and_then(|transform| transform.rotation());
+        let untied = rotation.filter(|options| rotate::unties(&config, *options));
+        let untied = untied.map(|_| [config.head_module().to_owned(), config.embedding_module()]);
+        let untied =
+            untied.map(|[head, embedding]| (format!("{head}.weight"), format!("{embedding}.weight")));
+        if let Some((head, embedding)) = &untied
+            && let Some(meta) = source.checkpoint().get(embedding)
+            && !source.has(head)
+        {
+            specs.push(TensorSpec::new(head, meta.dtype, meta.shape.clone()));
+        }
+        let rotated = rotation.map(|options| rotate::rotated_inputs(&config, options));
+        let rotated = rotated.into_iter().flatten().map(|(info, matrix)| (info.module, matrix.order()));
+        let plan = Plan {
+            uses: Use::all(&recipe, container, &linears, &options),
+            by_group: recipe.method.follows_order(),
+            rotations: rotated.collect(),
+            untied,
+            dense: Vec::new(),
+            observer: recipe.observer,
+            weights: recipe.weights,
+            activations: recipe.activations,
+            kv: recipe.kv,
+            kv_levels: recipe.kv_levels,
+            job,
+            container,
+            config,
+            linears,
+            specs,
+            copied,
+            notes,
+            fallbacks,
+            evaluation: None,
+            check: Check::default(),
+            coverage: None,
+            options,
+            gguf,
+        };
+        // What only the layers together cannot be stored as.
+        plan.output_config(source)?;
+        // What the source lacks, the output would lack.
+        loadable(source)?;
+        Ok(plan)
+    }
+}
+
+fn planned(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    config: &ModelConfig,
+    container: Container,
+    options: &Options,
+    info: LinearInfo,
+) -> Result<PlannedLinear> {
+    let (name, shape) = info.dense_tensor();
+    let no_tensor =
+        || mantissa_store::Error::NoTensor { path: source.dir().to_owned(), tensor: name.clone() };
+    let meta = source.checkpoint().get(&name).ok_or_else(no_tensor)?;
+    if meta.shape != shape {
+        let what = (format!("shape {:?}", meta.shape), format!("{shape:?}"));
+        return Err(mantissa_store::Error::field(
+            source.dir(),
+            &name,
+            what.0,
+            what.1,
+            "config.json and weights differ",
+        )
+        .into());
+    }
+    let scheme = scheme_of(recipe, config, options, &info).map(|mut scheme| {
+        scheme.encoder.rounding = options.rounding;
+        recipe.method.stored_scheme(container.as_stored(scheme, meta.dtype))
+    });
+    Ok(PlannedLinear { info, scheme })
+}
+
+/// Every tensor of the source that is not the weight of a quantized layer, by name. Stacked experts are kept where one of them
+/// stays as it is.
+fn copied_tensors(source: &ModelFiles, linears: &[PlannedLinear]) -> Vec<TensorMeta> {
+    let tensors = |quantized: bool| {
+        let of_kind = linears.iter().filter(move |linear| linear.scheme.is_some() == quantized);
+        of_kind.map(|linear| linear.info.dense_tensor().0).collect::<BTreeSet<String>>()
+    };
+    let quantized = &tensors(true) - &tensors(false);
+    let mut copied: Vec<_> =
+        source.checkpoint().tensors().filter(|meta| !quantized.contains(&meta.name)).cloned().collect();
+    copied.sort_by(|a, b| a.name.cmp(&b.name));
+    copied
+}
+
+fn notes(
+    source: &ModelFiles,
+    recipe: &Recipe,
+    container: Container,
+    config: &ModelConfig,
+    copied: &[TensorMeta],
+) -> Vec<String> {
+    let mut notes = source.notes();
+    notes.extend(source.checkpoint().warnings().iter().cloned());
+    let known: std::collections::BTreeSet<String> = config.tensors().into_iter().map(|t| t.name).collect();
+    let unknown: Vec<_> =
+        copied.iter().filter(|m| !known.contains(&m.name)).map(|m| m.name.as_str()).collect();
+    if let Some(first) = unknown.first() {
+        let fate = if container.facts().one_file { "left out" } else { "copied" };
+        notes.push(format!(
+            "{} tensors that the architecture does not use are {fate}, the first is {first}",
+            unknown.len()
+        ));
+    }
+    notes.extend(of_other_orders(config, container));
+    let mut modules: Vec<_> = config.decoder_linears().map(|l| l.module).collect();
+    if container.facts().one_file {
+        modules.extend([EMBEDDING, HEAD].map(str::to_owned));
+    }
+    for rule in &recipe.layers {
+        for glob in rule.modules.iter().filter(|glob| !modules.iter().any(|m| glob.matches(m))) {
+            notes.push(format!("recipe pattern {glob:?} matches no layer"));
+        }
+    }
+    notes
+}
+
+/// What the user should know of layers that no dense checkpoint stores as `[out, in]` by themselves.
+fn of_other_orders(config: &ModelConfig, container: Container) -> Option<String> {
+    // GGUF has one order for all models; the other has that of the source.
+    let facts = container.facts();
+    if matches!(facts.experts, Experts::OwnNames | Experts::Stacked) {
+        return None;
+    }
+    let first = config.decoder_linears().find(|info| info.stored != StoredAs::Rows)?;
+    match first.stored {
+        StoredAs::Stacked(_) => Some(EXPERTS_APART.to_owned()),
+        _ if facts.conv1d => None,
+        _ => Some(format!(
+            "the source stores its layers as Conv1D, [in, out]: mantissa reads them in {}, other readers only with --format gptq",
+            container.name()
+        )),
+    }
+}
