@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Mutex;
 
-use mantissa_methods::METHODS;
+use mantissa_methods::{METHODS, TRANSFORMS};
 use mantissa_model::Architecture;
 use mantissa_store::convention::Container;
 
@@ -38,6 +38,12 @@ fn every_method_is_named_and_explained() {
         let text = fs::read_to_string(root().join(page)).unwrap();
         for method in METHODS {
             assert!(text.contains(&format!("`{}`", method.name)), "{page}: no `{}`", method.name);
+        }
+    }
+    for page in ["docs/reference/recipes.md", "docs/explain/transforms.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        for transform in TRANSFORMS {
+            assert!(text.contains(&format!("`{}`", transform.name)), "{page}: no `{}`", transform.name);
         }
     }
 }

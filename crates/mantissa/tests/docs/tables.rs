@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::fs;
 
-use mantissa_methods::METHODS;
-use mantissa_methods::registry;
+use mantissa_methods::options::{Setting, TableSpec};
+use mantissa_methods::{METHODS, TRANSFORMS, registry};
 use mantissa_num::{Blocks, Scheme};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -119,41 +119,61 @@ pub fn recipes() -> String {
     table
 }
 
-/// The tables of methods in recipe files, with their keys.
+/// The tables of methods and transforms in recipe files, with their keys.
 pub fn keys() -> String {
     let scheme = Scheme::int_symmetric(4, Blocks::Row);
-    let methods: Vec<_> = METHODS.iter().map(|row| (row.name, (row.new)(&scheme))).collect();
+    let methods = METHODS.iter().map(|row| {
+        let method = (row.new)(&scheme);
+        Owner { name: row.name, tables: method.tables(), settings: method.settings() }
+    });
+    let transforms = TRANSFORMS.iter().map(|row| {
+        let transform = (row.new)();
+        Owner { name: row.name, tables: transform.tables(), settings: transform.settings() }
+    });
+    let owners: Vec<Owner> = methods.chain(transforms).collect();
     let mut page = "| table | key | default | meaning |\n|---|---|---|---|\n".to_owned();
-    for table in registry::tables() {
-        let users: Vec<_> = methods
-            .iter()
-            .filter(|(_, method)| method.tables().iter().any(|own| own.name == table.name))
-            .collect();
-        let names: Vec<_> = users.iter().map(|(name, _)| format!("`{name}`")).collect();
+    for table in registry::tables().into_iter().chain(registry::transform_tables()) {
+        let users: Vec<_> =
+            owners.iter().filter(|owner| owner.tables.iter().any(|own| own.name == table.name)).collect();
+        let names: Vec<_> = users.iter().map(|owner| format!("`{}`", owner.name)).collect();
         writeln!(page, "| `[{}]` | | | with {} |", table.name, names.join(", ")).unwrap();
         for key in table.keys {
-            let default = |of: &str| {
-                let settings =
-                    users.iter().find(|(name, _)| *name == of).map(|(_, method)| method.settings());
-                let found = settings?.into_iter().find(|set| (set.table, set.key) == (table.name, key.name));
-                found.map(|set| format!("`{}`", set.value))
-            };
-            // Variants of a method differ in their defaults.
-            let mut defaults: Vec<(String, &str)> = Vec::new();
-            for (name, _) in &users {
-                let value = default(name).unwrap_or_default();
-                if !value.is_empty() && defaults.iter().all(|(known, _)| *known != value) {
-                    defaults.push((value, name));
-                }
-            }
-            let shown: Vec<_> = match defaults.as_slice() {
-                [(only, _)] => vec![only.clone()],
-                several => several.iter().map(|(value, name)| format!("{value} ({name})")).collect(),
-            };
-            writeln!(page, "| | `{}` | {} | {} |", key.name, shown.join(", "), key.help).unwrap();
+            writeln!(
+                page,
+                "| | `{}` | {} | {} |",
+                key.name,
+                defaults(&users, table.name, key.name),
+                key.help
+            )
+            .unwrap();
         }
     }
     page
+}
+
+/// A method or transform with its tables and defaults.
+struct Owner {
+    name: &'static str,
+    tables: &'static [TableSpec],
+    settings: Vec<Setting>,
+}
+
+/// The default of a key; where methods that share a table differ, each with its name.
+fn defaults(users: &[&Owner], table: &str, key: &str) -> String {
+    let mut found: Vec<(String, &str)> = Vec::new();
+    for owner in users {
+        let set = owner.settings.iter().find(|set| set.table == table && set.key == key);
+        let value = set.map(|set| format!("`{}`", set.value));
+        if let Some(value) = value.filter(|value| found.iter().all(|(known, _)| known != value)) {
+            found.push((value, owner.name));
+        }
+    }
+    match found.as_slice() {
+        [(only, _)] => only.clone(),
+        several => {
+            several.iter().map(|(value, name)| format!("{value} ({name})")).collect::<Vec<_>>().join(", ")
+        }
+    }
 }
 
 /// The elements and named formats.
