@@ -47,6 +47,14 @@ pub fn check_scheme(scheme: &Scheme) -> Result<(), &'static str> {
     if fits { Ok(()) } else { Err("codes with a scale per group of a row or per channel, such as int4-g128") }
 }
 
+/// Columns that share a clip.
+pub fn group_of(scheme: &Scheme, cols: usize) -> usize {
+    match scheme.format.blocks() {
+        Blocks::Group(group) => group as usize,
+        _ => cols,
+    }
+}
+
 /// Quantizes `w` (`[rows, cols]`) by `scheme` with the range of least error for each block. `outer` is the
 /// tensor-wide scale where fused partners share one; `None` takes it from `w`.
 ///

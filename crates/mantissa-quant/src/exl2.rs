@@ -9,15 +9,11 @@
 use std::ops::Range;
 
 use mantissa_kernels::for_each;
-use mantissa_model::LinearInfo;
 use mantissa_num::format::{Affine, Format};
 use mantissa_num::minifloat::{F16, Overflow};
 use mantissa_num::{Blocks, Code, Codes, Quantized, Rounding, Scheme};
-use mantissa_store::Error;
 use mantissa_store::convention::exl2::square_scale;
 
-use crate::error::QuantError;
-use crate::fold::Folded;
 use crate::gptq::OF_ROUNDING;
 
 /// The largest root of a scale.
@@ -83,12 +79,6 @@ pub(crate) fn with_f16_scales(scheme: &Scheme) -> Scheme {
     let mut scheme = scheme.clone();
     scheme.format = scheme.format.with_scale_code(Code::Float(F16));
     scheme
-}
-
-/// That a weight has no such scales.
-pub(crate) fn out_of_reach(source: &Folded<'_>, info: &LinearInfo) -> QuantError {
-    let found = "values that are no numbers, or beyond what f16 scales reach";
-    Error::field(source.path(), &info.module, found, "weights whose scales are f16", "").into()
 }
 
 /// A weight `w` (`[rows, cols]`) as codes and scales; `None` of other schemes than symmetric integers in groups, of values that are no

@@ -24,8 +24,6 @@ use mantissa_store::convention::{KvLevels, KvQuant, LinearWeight, ModelFiles, We
 use mantissa_store::{Dtype, TensorMeta};
 use serde_json::Value;
 
-pub(crate) use record::{FILE_NAME, Record};
-
 use crate::awq;
 use crate::orthogonal::Orthogonal;
 

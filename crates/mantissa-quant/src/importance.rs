@@ -10,12 +10,13 @@ mod file;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use mantissa_model::{LinearInfo, ModelConfig};
+use mantissa_model::{LinearInfo, LinearInput, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 use mantissa_store::convention::gguf::{Place, place};
 
 use crate::calibrate::{Calibration, CalibrationSet, Squares};
 use crate::error::Result;
+use crate::gptq::Hessian;
 
 /// Importance of the columns of some weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,7 +117,7 @@ impl Importance {
 
     /// Predicted peak memory of [`collect`](Self::collect): hidden states, a layer in f32 and what its layers read.
     pub fn bytes_needed(config: &ModelConfig, set: &CalibrationSet, threads: usize) -> u64 {
-        crate::memory::importance_buffers(config, set, threads).iter().map(|(_, bytes)| bytes).sum()
+        buffers(config, set, threads).iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// The importance of the columns of a linear layer's weight, of an expert its own.
@@ -143,6 +144,24 @@ impl Importance {
             means => Ok(means),
         }
     }
+}
+
+/// Memory of a pass over all windows that sums the squares of inputs; layers are alike.
+pub(crate) fn buffers(
+    config: &ModelConfig,
+    set: &CalibrationSet,
+    threads: usize,
+) -> Vec<(&'static str, u64)> {
+    let layer = config.layer_linears(0).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum();
+    let of_input = |&input| {
+        let all = Calibration::statistics_bytes(config, set, input, threads);
+        all.saturating_sub(Hessian::bytes_needed(config.input_width(input)))
+    };
+    vec![
+        ("states and buffers of the calibration", Calibration::held_bytes(config, set, threads)),
+        ("layer in f32", layer),
+        ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
+    ]
 }
 
 #[cfg(test)]

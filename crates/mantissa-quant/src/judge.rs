@@ -7,8 +7,8 @@ use mantissa_num::Scheme;
 
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
-use crate::layers::{round_to_nearest, whole};
 use crate::plan::Plan;
+use crate::rounding::{round_to_nearest, whole};
 use crate::source::{DenseTensor, Scratch};
 
 pub use mantissa_methods::judge::{Judgement, Output, Windows};

@@ -4,16 +4,15 @@ use mantissa_methods::Solved;
 use mantissa_methods::method::{SolveLayer, SolveWeight, WeightTask, Work};
 use mantissa_model::{FusedGroup, LinearInfo};
 use mantissa_num::codec::Codec;
-use mantissa_num::format::Affine;
-use mantissa_num::{Code, CodecId, Format, Quantized, Scheme, TensorError};
+use mantissa_num::{CodecId, Quantized, Scheme};
 use mantissa_store::Error;
 use mantissa_store::convention::{Beside, LinearPlan, ModelFiles};
 
 use crate::awq;
 use crate::calibrate::{CalibrateError, Tick};
-use crate::error::{QuantError, Result};
+use crate::clip;
+use crate::error::Result;
 use crate::error_stats::ErrorStats;
-use crate::exl2;
 use crate::fold::Folded;
 use crate::gguf;
 use crate::importance::Importance;
@@ -22,11 +21,11 @@ use crate::jobs::convert;
 use crate::plan::{Job, Plan, Use};
 use crate::recipe::Recipe;
 use crate::report::LayerReport;
+use crate::rounding::{dense_error, method_error, round_to_nearest, whole};
 use crate::rtn;
-use crate::sequential::{Sequential, ToLearn, method_error};
-use crate::source::{self, DenseError, DenseTensor, Scratch, WeightReader as _};
-use crate::spqr;
-use crate::transform::{self, Prepared};
+use crate::sequential::{Sequential, ToLearn};
+use crate::source::{self, DenseError, DenseTensor, Scratch};
+use crate::transform::Prepared;
 
 /// The tensors that a layer becomes, by name, and its error.
 pub(crate) type QuantizedLayer = (Vec<(String, Vec<u8>)>, LayerReport);
@@ -262,7 +261,7 @@ impl<'a> Layers<'a> {
         let mut scratch = Scratch::default();
         let w = whole(self.source, info, w, &mut scratch)?;
         let mut clipped = w.to_vec();
-        let group = transform::group_of(scheme, info.cols);
+        let group = clip::group_of(scheme, info.cols);
         awq::clip_groups(&mut clipped, info.cols, group, |i| clips.get(i).copied().unwrap_or(0));
         let threads = self.plan.options.threads;
         let found = rtn::quantize(scheme, &clipped, info.rows, info.cols, outer, threads);
@@ -348,84 +347,4 @@ impl<'a> Layers<'a> {
 /// What is said of a layer whose importance is `unknown`.
 fn not_weighed(importance: &Importance, unknown: bool) -> Vec<String> {
     Vec::from_iter(unknown.then(|| format!("no importance in {}", importance.name)))
-}
-
-/// All of a weight, in f32.
-pub(crate) fn whole<'w>(
-    source: &Folded<'_>,
-    info: &LinearInfo,
-    w: &'w DenseTensor<'_>,
-    scratch: &'w mut Scratch,
-) -> Result<&'w [f32]> {
-    w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
-}
-
-/// Rounds a weight to nearest, under the scales that its container has.
-pub(crate) fn round_to_nearest(
-    plan: &Plan,
-    source: &Folded<'_>,
-    info: &LinearInfo,
-    scheme: &Scheme,
-    w: &DenseTensor<'_>,
-    outer: Option<f32>,
-) -> Result<Solved> {
-    if plan.container.facts().square_scales {
-        let mut scratch = Scratch::default();
-        let w = whole(source, info, w, &mut scratch)?;
-        let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
-        let quantized = quantized.ok_or_else(|| exl2::out_of_reach(source, info))?;
-        let stats = ErrorStats::of(w, &quantized);
-        return Ok(Solved::rounded((quantized, stats)));
-    }
-    let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
-    let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
-    if !solved.stats.is_finite() {
-        let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
-        whole.map_err(|error| dense_error(source, info, error))?;
-    }
-    match plan.job.outliers(info.rows, info.cols) {
-        0 => Ok(solved),
-        count => with_outliers(source, info, w, count, solved),
-    }
-}
-
-/// A weight rounded to nearest, with the weights beside the codes that it leaves furthest off.
-fn with_outliers(
-    source: &Folded<'_>,
-    info: &LinearInfo,
-    w: &DenseTensor<'_>,
-    count: usize,
-    solved: Solved,
-) -> Result<Solved> {
-    let mut scratch = Scratch::default();
-    let w = whole(source, info, w, &mut scratch)?;
-    let tensor = |error: TensorError| dense_error(source, info, error.into());
-    let outliers = Some(spqr::furthest(w, &solved.quantized, count).map_err(tensor)?);
-    let solved = Solved { outliers, ..solved };
-    let stats = ErrorStats::of_rows(w, &solved.values().map_err(tensor)?, info.cols);
-    Ok(Solved { stats, ..solved })
-}
-
-/// A plain cast turns what its element does not reach into infinity, which is an error where the `len` elements of `w` are finite.
-pub(crate) fn refuse_overflow<S>(
-    scheme: &Scheme,
-    w: &S,
-    len: usize,
-    threads: usize,
-) -> std::result::Result<(), DenseError>
-where
-    S: source::WeightReader<Error = DenseError> + ?Sized,
-{
-    let amax = source::amax(w, len, threads)?;
-    match &scheme.format {
-        Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if amax.is_finite() => {
-            Err(TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name }.into())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// An error of a layer's weight, with its name.
-pub(crate) fn dense_error(source: &Folded<'_>, info: &LinearInfo, error: DenseError) -> QuantError {
-    error.of(source.files(), &info.dense_tensor().0, &format!("{}.weight", info.module))
 }

@@ -27,6 +27,7 @@ pub mod quality;
 pub mod recipe;
 mod report;
 pub mod rotate;
+mod rounding;
 mod sequential;
 mod sidecars;
 mod source;

@@ -18,6 +18,7 @@ use solving::Solving;
 use crate::calibrate::{Calibration, CalibrationSet};
 use crate::gguf::layout::Layout;
 use crate::gptq::Hessian;
+use crate::importance;
 use crate::input_scales;
 use crate::judge::Judge;
 use crate::plan::{Plan, Use, spec_bytes};
@@ -79,12 +80,12 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     if let Some(set) = plan.text_for(Use::Importance) {
         stages.push(embedding_windows(plan, set));
-        let buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        let buffers = importance::buffers(&plan.config, set, plan.options.threads);
         stages.push(Stage { name: "find the importance".to_owned(), buffers });
     }
     if let Some(set) = plan.text_for(Use::Inputs).filter(|_| plan.text_for(Use::Solve).is_none()) {
         stages.push(embedding_windows(plan, set));
-        let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
         if plan.observer.samples() {
             buffers.push(("tokens of each input", 2 * sample_bytes(plan, set, input_scales::TOKENS)));
         }
@@ -118,7 +119,7 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     }
     if let Some(set) = plan.text_for(Use::Cache) {
         stages.push(embedding_windows(plan, set));
-        let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
+        let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
         if plan.kv_levels.is_some() {
             buffers.push(("keys, values, weights and places", level_bytes(&plan.config, set)));
         }
@@ -154,6 +155,13 @@ pub fn peak_stage(plan: &Plan, verified: bool) -> Stage {
     let tensors = (plan.specs.len() + plan.linears.len() + plan.copied.len()) as u64;
     peak.buffers.push(("base", BASE + tensors * PER_TENSOR));
     peak
+}
+
+impl Plan {
+    /// Predicted peak of anonymous memory; `verified` says that the output is read back.
+    pub fn peak_bytes(&self, verified: bool) -> u64 {
+        peak_stage(self, verified).bytes()
+    }
 }
 
 /// Sizes of a layer and of what it becomes, in bytes.
@@ -278,7 +286,7 @@ fn sample_bytes(plan: &Plan, set: &CalibrationSet, most: usize) -> u64 {
 
 /// The search for the scales and clips of a transform.
 fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
-    let mut buffers = importance_buffers(&plan.config, set, plan.options.threads);
+    let mut buffers = importance::buffers(&plan.config, set, plan.options.threads);
     let largest = plan.quantized().map(|(info, _)| 4 * (info.rows * info.cols) as u64).max().unwrap_or(0);
     let groups = plan.quantized().map(|(info, scheme)| scheme.format.blocks().count(info.rows, info.cols));
     buffers.push(("tokens of each input", sample_bytes(plan, set, transform::TOKENS)));
@@ -287,25 +295,6 @@ fn searching(plan: &Plan, set: &CalibrationSet) -> Stage {
     buffers.push(("weights in f32", 6 * largest));
     buffers.push(("clips", 17 * groups.sum::<usize>() as u64));
     Stage { name: "search the transform".to_owned(), buffers }
-}
-
-/// All windows of a layer, whose inputs are squared and summed.
-pub(crate) fn importance_buffers(
-    config: &ModelConfig,
-    set: &CalibrationSet,
-    threads: usize,
-) -> Vec<(&'static str, u64)> {
-    // Layers are alike.
-    let layer = config.layer_linears(0).iter().map(|l| 4 * (l.rows * l.cols) as u64).sum();
-    let of_input = |&input| {
-        let all = Calibration::statistics_bytes(config, set, input, threads);
-        all.saturating_sub(Hessian::bytes_needed(config.input_width(input)))
-    };
-    vec![
-        ("states and buffers of the calibration", Calibration::held_bytes(config, set, threads)),
-        ("layer in f32", layer),
-        ("inputs of a window per thread", LinearInput::PLAIN.iter().map(of_input).sum()),
-    ]
 }
 
 /// Keys and values of a layer, each with a weight, and again beside its place, as their levels are found.

@@ -22,7 +22,6 @@ use crate::gguf::layout::Layout;
 use crate::importance::Importance;
 use crate::input_scales::Observer;
 use crate::jobs::convert::rewritten::Dense;
-use crate::memory;
 use crate::quality::figures::Evaluation;
 use crate::recipe::{Part, Recipe};
 
@@ -221,11 +220,6 @@ impl Plan {
     pub fn work_bytes(&self) -> u64 {
         self.quantized().map(|(info, _)| work_of(info)).sum::<u64>()
             + self.copied.iter().map(|m| m.len).sum::<u64>()
-    }
-
-    /// Predicted peak of anonymous memory; `verified` says that the output is read back. See [`crate::memory`].
-    pub fn peak_bytes(&self, verified: bool) -> u64 {
-        memory::peak_stage(self, verified).bytes()
     }
 
     pub(crate) fn linear_plan<'a>(&'a self, info: &'a LinearInfo, scheme: &'a Scheme) -> LinearPlan<'a> {

@@ -20,7 +20,6 @@ mod learning;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mantissa_methods::MethodError;
 use mantissa_methods::method::{InputSolver, InputTask, Prepared, SolveInput, Solver, WeightTask, Work};
 use mantissa_model::{InputQuantizer, LinearInfo, LinearInput, LinearKind};
 use mantissa_num::minifloat::F16;
@@ -35,14 +34,15 @@ use crate::fold::Folded;
 use crate::gptq::{Drift, Hessian};
 use crate::input_scales::{self, InputScales};
 use crate::judge::{Case, Judge};
-use crate::layers::{round_to_nearest, whole};
 use crate::plan::Plan;
+use crate::rounding::{method_error, round_to_nearest, whole};
 use crate::source::{DenseTensor, Scratch};
 use mantissa_methods::Solved;
 
 pub(crate) use drift::{needs_drift, reads_last, uses_drift};
+pub(crate) use fisher::options as learning_options;
 pub(crate) use fisher::{metrics_buffers, metrics_bytes, outputs_bytes};
-pub(crate) use learning::{ToLearn, options as learning_options, train_error};
+pub(crate) use learning::ToLearn;
 
 pub(crate) struct Sequential<'a> {
     plan: &'a Plan,
@@ -316,16 +316,6 @@ impl<'a> Sequential<'a> {
         inputs.dedup();
         inputs.truncate(EXPERTS_AT_ONCE);
         inputs
-    }
-}
-
-/// The error of a method with the model and the layer or input `what`.
-pub(crate) fn method_error(source: &Folded<'_>, what: &str, error: MethodError) -> QuantError {
-    let path = source.path().to_owned();
-    match error {
-        MethodError::Weight(error) => QuantError::Tensor { path, tensor: format!("{what}.weight"), error },
-        MethodError::Stopped => QuantError::Interrupted,
-        error => QuantError::Method { path, what: what.to_owned(), error: Box::new(error) },
     }
 }
 

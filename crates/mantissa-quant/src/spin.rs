@@ -350,7 +350,7 @@ impl<'a> Learner<'a> {
         let (rounded, mut of_ranges) = (parameters.values(), vec![0.0; gradients.len()]);
         for (info, scheme) in self.plan.quantized() {
             let Some(param) = parameters.table().by_name(&info.dense_tensor().0) else { continue };
-            let block = crate::transform::group_of(scheme, info.cols).clamp(1, info.cols.max(1));
+            let block = crate::clip::group_of(scheme, info.cols).clamp(1, info.cols.max(1));
             let rows = param.range.clone().step_by(info.cols.max(1));
             let blocks = rows.flat_map(|row| {
                 let end = row + info.cols;

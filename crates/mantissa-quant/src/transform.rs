@@ -8,19 +8,19 @@ use std::ops::ControlFlow;
 
 use mantissa_methods::transform::{Change, Channels, ScaleChannels};
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
-use mantissa_num::{Blocks, Given, Scheme, Source};
+use mantissa_num::{Given, Scheme, Source};
 use mantissa_store::convention::ModelFiles;
 
 use crate::awq::{self, Reader};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Sample};
 use crate::clip;
 use crate::error::Result;
-use crate::fold::record::storable;
+use crate::fold::record::{Record, storable};
 use crate::fold::sites::{Site, sites};
-use crate::fold::{Folded, Folds, Record};
+use crate::fold::{Folded, Folds};
 use crate::judge::{Judgement, Output, Windows};
-use crate::layers::whole;
 use crate::plan::{Plan, Use};
+use crate::rounding::whole;
 use crate::rtn;
 use crate::smooth;
 use crate::source::{DenseTensor, Scratch};
@@ -56,14 +56,6 @@ impl Prepared {
         } else {
             solved.notes.extend(given_up);
         }
-    }
-}
-
-/// Columns that share a clip.
-pub(crate) fn group_of(scheme: &Scheme, cols: usize) -> usize {
-    match scheme.format.blocks() {
-        Blocks::Group(group) => group as usize,
-        _ => cols,
     }
 }
 
@@ -298,7 +290,7 @@ impl Search<'_> {
             }
             let quantize = quantizer(&weight, threads);
             let reader = Reader { weight: &weight.values, quantize: &quantize };
-            let group = group_of(scheme, info.cols);
+            let group = clip::group_of(scheme, info.cols);
             let found = awq::clips(&x, &reader, info.cols, group, threads);
             let mut clipped = weight.values.clone();
             awq::clip_groups(&mut clipped, info.cols, group, |i| found[i]);

@@ -101,7 +101,7 @@ impl Folder {
             write_json(staging, name, &content)?;
         }
         if let Some(record) = &prepared.record {
-            staging.write(fold::FILE_NAME, &record.to_json()?)?;
+            staging.write(fold::record::FILE_NAME, &record.to_json()?)?;
         }
         let finished = || ModelFiles::open(staging.path());
         if let Some((name, bytes)) = plan.container.companion(&finished)? {

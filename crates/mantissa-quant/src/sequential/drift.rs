@@ -4,12 +4,12 @@ use mantissa_model::{LinearInfo, LinearInput};
 
 use mantissa_methods::method::Solver;
 
-use super::{Sequential, method_error};
+use super::Sequential;
 use crate::calibrate::{CalibrateError, CalibratedLayer, Calibration, Tick};
 use crate::error::Result;
 use crate::gptq::{Drift, Hessian};
-use crate::layers::whole;
 use crate::plan::Plan;
+use crate::rounding::{method_error, whole};
 use crate::source::{DenseTensor, Scratch};
 
 /// The unquantized model, as far as the quantized one is.

@@ -4,30 +4,33 @@
 use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
+use mantissa_methods::method::Work;
 use mantissa_model::{LinearInfo, LinearKind, ModelConfig, WeightSource};
-use mantissa_train::{LayerTrainer, Options, SampledHead};
+use mantissa_train::{LayerTrainer, Options, Policy, SampledHead};
 
-use super::{Sequential, learning};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, IN_MEMORY, States, Tick, go_on};
 use crate::gptq::Hessian;
 use crate::metric::Metric;
-use crate::plan::{Plan, Use};
+use crate::plan::Plan;
 
-impl Sequential<'_> {
-    /// Finds what errors of outputs cost, where that is asked for.
-    pub(super) fn find_outputs(&mut self, tick: &mut Tick<'_>) -> crate::error::Result<()> {
-        let plan = self.plan;
-        let Some(set) = plan.text_for(Use::Solve).filter(|_| plan.weighs_outputs() && self.outputs.is_none())
-        else {
-            return Ok(());
-        };
-        let options = learning::options(plan, set);
-        let linears = plan.quantized().map(|(info, _)| info);
-        let found = output_moments(self.source, &plan.config, set, &options, linears, tick);
-        self.outputs =
-            Some(found.map_err(|error| learning::metrics_error(self.source, plan.job.method(), error))?);
-        Ok(())
-    }
+/// Tokens of a step of the way back, for methods that do not say.
+const BATCH_TOKENS: usize = 512;
+
+/// Options of the trainer of a layer.
+pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
+    let batch_tokens = match plan.job.work() {
+        Some(Work::Layer(method)) => method.batch_tokens(),
+        _ => BATCH_TOKENS,
+    };
+    let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
+        .into_iter()
+        .flatten()
+        .map(|set| {
+            let each = (batch_tokens / set.longest().max(1)).max(1);
+            (each.min(set.windows.len().max(1)).saturating_mul(set.longest()), set.longest())
+        })
+        .fold((0, 0), |(tokens, len), of| (tokens.max(of.0), len.max(of.1)));
+    Options { max_tokens, max_len, threads: plan.options.threads, policy: Policy::fp32() }
 }
 
 /// Why there are none.

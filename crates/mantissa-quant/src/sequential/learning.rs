@@ -6,23 +6,20 @@ use std::collections::BTreeMap;
 
 use mantissa_kernels::kernels;
 use mantissa_methods::MethodError;
-use mantissa_methods::method::{
-    Block, Fisher, LayerSolver, Learned, Run, SolveLayer, WeightTask, Windows, Work,
-};
+use mantissa_methods::method::{Block, Fisher, LayerSolver, Learned, Run, SolveLayer, WeightTask, Windows};
 use mantissa_model::{LinearInfo, LinearInput, LinearKind};
 use mantissa_num::Scheme;
-use mantissa_store::ErrorClass;
-use mantissa_train::{LayerTrainer, Options, Policy, TrainError};
+use mantissa_train::LayerTrainer;
 
-use super::fisher::{MetricsError, metrics};
-use super::{Sequential, dequantized, method_error, put};
+use super::fisher::{MetricsError, metrics, options, output_moments};
+use super::{Sequential, dequantized, put};
 use crate::calibrate::{CalibrateError, Calibration, CalibrationSet, Squares, States, Tick};
 use crate::error::{QuantError, Result};
 use crate::fold::Folded;
 use crate::judge::{self, Judgement, Output};
-use crate::layers::{round_to_nearest, whole};
 use crate::metric::Metric;
-use crate::plan::{Plan, Use};
+use crate::plan::Use;
+use crate::rounding::{method_error, round_to_nearest, train_error, whole};
 use crate::source::{DenseTensor, Scratch};
 use mantissa_methods::Solved;
 
@@ -46,26 +43,6 @@ pub(crate) struct Learning<'a> {
     metrics: Option<Vec<Option<Metric>>>,
     /// Results of the layer at hand, by module.
     solved: BTreeMap<String, Solved>,
-}
-
-/// Tokens of a step of the way back, for methods that do not say.
-const BATCH_TOKENS: usize = 512;
-
-/// Options of the trainer of a layer.
-pub(crate) fn options(plan: &Plan, set: &CalibrationSet) -> Options {
-    let batch_tokens = match plan.job.work() {
-        Some(Work::Layer(method)) => method.batch_tokens(),
-        _ => BATCH_TOKENS,
-    };
-    let (max_tokens, max_len) = [Some(set), plan.held_out().as_ref()]
-        .into_iter()
-        .flatten()
-        .map(|set| {
-            let each = (batch_tokens / set.longest().max(1)).max(1);
-            (each.min(set.windows.len().max(1)).saturating_mul(set.longest()), set.longest())
-        })
-        .fold((0, 0), |(tokens, len), of| (tokens.max(of.0), len.max(of.1)));
-    Options { max_tokens, max_len, threads: plan.options.threads, policy: Policy::fp32() }
 }
 
 impl<'a> Sequential<'a> {
@@ -207,6 +184,20 @@ impl<'a> Sequential<'a> {
         Ok(())
     }
 
+    /// Finds what errors of outputs cost, where that is asked for.
+    pub(super) fn find_outputs(&mut self, tick: &mut Tick<'_>) -> Result<()> {
+        let plan = self.plan;
+        let Some(set) = plan.text_for(Use::Solve).filter(|_| plan.weighs_outputs() && self.outputs.is_none())
+        else {
+            return Ok(());
+        };
+        let options = options(plan, set);
+        let linears = plan.quantized().map(|(info, _)| info);
+        let found = output_moments(self.source, &plan.config, set, &options, linears, tick);
+        self.outputs = Some(found.map_err(|error| metrics_error(self.source, plan.job.method(), error))?);
+        Ok(())
+    }
+
     /// Takes the windows in the unquantized model to what layer `index` gives.
     fn reference(&mut self, index: usize, tick: &mut Tick<'_>) -> Result<()> {
         let (plan, source) = (self.plan, self.source);
@@ -310,19 +301,6 @@ impl Windows for States {
 
     fn append_to(&self, index: usize, out: &mut Vec<f32>) -> std::result::Result<(), MethodError> {
         States::append_to(self, index, out).map_err(|error| MethodError::Environment(error.into()))
-    }
-}
-
-/// A layer that cannot be run or differentiated.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}; gptq needs no gradients")]
-struct NoGradients(#[source] TrainError);
-
-/// An error of training as that of a method.
-pub(crate) fn train_error(error: TrainError) -> MethodError {
-    match error.class() {
-        ErrorClass::Environment => MethodError::Environment(NoGradients(error).into()),
-        _ => MethodError::input(NoGradients(error)),
     }
 }
 

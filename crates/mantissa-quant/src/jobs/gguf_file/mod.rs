@@ -26,12 +26,13 @@ use crate::fold::Folded;
 use crate::gguf::layout::{Cast, JoinedCast, Layout, fault};
 use crate::gguf::{heads, linear_of, values};
 use crate::importance::Importance;
-use crate::layers::{Layers, refuse_overflow};
+use crate::layers::Layers;
 use crate::plan::{Plan, Use, work_of};
 use crate::progress::{Progress, Tell};
 use crate::quality::hashes::SourceHashes;
 use crate::quality::{QUALITY_NAME, Quality, TensorReport};
 use crate::report::LayerReport;
+use crate::rounding::refuse_overflow;
 use crate::rtn;
 use crate::source::{DenseError, DenseTensor, Tail, WeightReader, require_finite};
 

@@ -17,7 +17,7 @@ use crate::plan::texts::{is_judged, stores_cache_scales, weighs};
 use crate::plan::{Options, PlannedLinear, model_not_storable, stores_input_scales};
 use crate::recipe::Recipe;
 use crate::rotate;
-use crate::sequential::{method_error, train_error};
+use crate::rounding::{method_error, train_error};
 use crate::spin;
 
 /// What is known of a plan when its calibration is checked.

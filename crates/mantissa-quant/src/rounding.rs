@@ -1,0 +1,127 @@
+//! Rounding to nearest of a layer's weight as its format stores it, the weight's values as methods read them, and errors with the
+//! layer's name.
+
+use mantissa_methods::{MethodError, Solved};
+use mantissa_model::LinearInfo;
+use mantissa_num::format::Affine;
+use mantissa_num::{Code, Format, Scheme, TensorError};
+use mantissa_store::{Error, ErrorClass};
+use mantissa_train::TrainError;
+
+use crate::error::{QuantError, Result};
+use crate::error_stats::ErrorStats;
+use crate::exl2;
+use crate::fold::Folded;
+use crate::plan::Plan;
+use crate::rtn;
+use crate::source::{self, DenseError, DenseTensor, Scratch, WeightReader as _};
+use crate::spqr;
+
+/// All of a weight, in f32.
+pub(crate) fn whole<'w>(
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    w: &'w DenseTensor<'_>,
+    scratch: &'w mut Scratch,
+) -> Result<&'w [f32]> {
+    w.elements(0..info.rows * info.cols, scratch).map_err(|error| dense_error(source, info, error))
+}
+
+/// Rounds a weight to nearest, under the scales that its container has.
+pub(crate) fn round_to_nearest(
+    plan: &Plan,
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    scheme: &Scheme,
+    w: &DenseTensor<'_>,
+    outer: Option<f32>,
+) -> Result<Solved> {
+    if plan.container.facts().square_scales {
+        let mut scratch = Scratch::default();
+        let w = whole(source, info, w, &mut scratch)?;
+        let quantized = exl2::quantize(scheme, w, info.rows, info.cols);
+        let quantized = quantized.ok_or_else(|| out_of_reach(source, info))?;
+        let stats = ErrorStats::of(w, &quantized);
+        return Ok(Solved::rounded((quantized, stats)));
+    }
+    let quantized = rtn::quantize_source(scheme, w, info.rows, info.cols, outer, plan.options.threads);
+    let solved = quantized.map(Solved::rounded).map_err(|error| dense_error(source, info, error))?;
+    if !solved.stats.is_finite() {
+        let whole = refuse_overflow(scheme, w, info.rows * info.cols, plan.options.threads);
+        whole.map_err(|error| dense_error(source, info, error))?;
+    }
+    match plan.job.outliers(info.rows, info.cols) {
+        0 => Ok(solved),
+        count => with_outliers(source, info, w, count, solved),
+    }
+}
+
+/// A weight rounded to nearest, with the weights beside the codes that it leaves furthest off.
+fn with_outliers(
+    source: &Folded<'_>,
+    info: &LinearInfo,
+    w: &DenseTensor<'_>,
+    count: usize,
+    solved: Solved,
+) -> Result<Solved> {
+    let mut scratch = Scratch::default();
+    let w = whole(source, info, w, &mut scratch)?;
+    let tensor = |error: TensorError| dense_error(source, info, error.into());
+    let outliers = Some(spqr::furthest(w, &solved.quantized, count).map_err(tensor)?);
+    let solved = Solved { outliers, ..solved };
+    let stats = ErrorStats::of_rows(w, &solved.values().map_err(tensor)?, info.cols);
+    Ok(Solved { stats, ..solved })
+}
+
+/// A plain cast turns what its element does not reach into infinity, which is an error where the `len` elements of `w` are finite.
+pub(crate) fn refuse_overflow<S>(
+    scheme: &Scheme,
+    w: &S,
+    len: usize,
+    threads: usize,
+) -> std::result::Result<(), DenseError>
+where
+    S: source::WeightReader<Error = DenseError> + ?Sized,
+{
+    let amax = source::amax(w, len, threads)?;
+    match &scheme.format {
+        Format::Affine(Affine { code: Code::Float(float), scale: None, .. }) if amax.is_finite() => {
+            Err(TensorError::ValueOverflow { amax, allowed: float.max(), element: float.name }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An error of a layer's weight, with its name.
+pub(crate) fn dense_error(source: &Folded<'_>, info: &LinearInfo, error: DenseError) -> QuantError {
+    error.of(source.files(), &info.dense_tensor().0, &format!("{}.weight", info.module))
+}
+
+/// The error of a weight whose scales the format does not hold.
+fn out_of_reach(source: &Folded<'_>, info: &LinearInfo) -> QuantError {
+    let found = "values that are no numbers, or beyond what f16 scales reach";
+    Error::field(source.path(), &info.module, found, "weights whose scales are f16", "").into()
+}
+
+/// The error of a method with the model and the layer or input `what`.
+pub(crate) fn method_error(source: &Folded<'_>, what: &str, error: MethodError) -> QuantError {
+    let path = source.path().to_owned();
+    match error {
+        MethodError::Weight(error) => QuantError::Tensor { path, tensor: format!("{what}.weight"), error },
+        MethodError::Stopped => QuantError::Interrupted,
+        error => QuantError::Method { path, what: what.to_owned(), error: Box::new(error) },
+    }
+}
+
+/// A layer that cannot be run or differentiated.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; gptq needs no gradients")]
+struct NoGradients(#[source] TrainError);
+
+/// An error of training as that of a method.
+pub(crate) fn train_error(error: TrainError) -> MethodError {
+    match error.class() {
+        ErrorClass::Environment => MethodError::Environment(NoGradients(error).into()),
+        _ => MethodError::input(NoGradients(error)),
+    }
+}
