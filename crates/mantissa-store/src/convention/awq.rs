@@ -282,6 +282,10 @@ impl Opened for Config {
         if self.auto_round { "auto-round" } else { QUANT_METHOD }
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("qweight", &["qzeros", "scales"])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }

@@ -249,6 +249,10 @@ impl Opened for Exl2 {
         QUANT_METHOD
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("q_weight", &["q_groups", "q_scale", "q_scale_max"])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(weight(files, module, rows, cols)?.into())
     }

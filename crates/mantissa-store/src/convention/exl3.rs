@@ -177,6 +177,10 @@ impl Opened for Exl3 {
         QUANT_METHOD
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("trellis", &[])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         weight(files, module, rows, cols)
     }

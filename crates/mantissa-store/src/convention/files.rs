@@ -27,6 +27,30 @@ pub trait Opened: Any + Debug + Send + Sync {
         Vec::new()
     }
 
+    /// Suffixes of the tensors that may hold the codes of a layer under another name than `weight`, each with the tensors without
+    /// which they cannot be decoded.
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[]
+    }
+
+    /// Suffixes of the scales, one of which belongs to codes that are a tensor `weight`.
+    fn weight_scales(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Checks by the headers that the tensors of linear layer `module` are there, whose codes are not a tensor `weight`.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] names the first that is missing; [`Error::Field`] for one in another shape.
+    fn check_codes(&self, files: &ModelFiles, module: &str, _rows: usize, _cols: usize) -> Result<()> {
+        let name = |suffix: &str| format!("{module}.{suffix}");
+        let Some((_, beside)) = self.code_tensors().iter().find(|(codes, _)| files.has(&name(codes))) else {
+            // A missing layer is reported under the name of an unquantized weight.
+            return files.meta(&name("weight")).map(|_| ());
+        };
+        beside.iter().try_for_each(|suffix| files.meta(&name(suffix)).map(|_| ()))
+    }
+
     /// Weight of linear layer `module`, `[rows, cols]`, and everything stored with it except the bias.
     ///
     /// # Errors

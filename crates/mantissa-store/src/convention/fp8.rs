@@ -312,6 +312,10 @@ impl Opened for Config {
         <[usize; 2]>::try_from(codes.shape.as_slice()).ok().map(Into::into)
     }
 
+    fn weight_scales(&self) -> &'static [&'static str] {
+        &["weight_scale_inv", "weight_scale"]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         self.layer(files, module, rows, cols)
     }

@@ -1,21 +1,8 @@
 //! Checks of a model by its headers alone: every tensor that a reader will ask for is there, in its shape. No weight is read.
 
 use super::files::ModelFiles;
-use super::native;
 use super::stacked::Stack;
 use crate::{Result, TensorMeta};
-
-/// Tensors of codes, and the tensors without which they decode to nothing.
-const CODES: [(&str, &[&str]); 8] = [
-    ("weight_packed", &["weight_scale"]),
-    ("qweight", &["qzeros", "scales"]),
-    ("q_weight", &["q_groups", "q_scale", "q_scale_max"]),
-    ("W_q", &["scale", "zero", "shape", "packing"]),
-    ("weight_quantized", &["weight_scale"]),
-    ("weight._data._data", &["weight._scale", "weight._shift"]),
-    ("weight._data", &["weight._scale"]),
-    ("trellis", &[]),
-];
 
 impl ModelFiles {
     /// Checks that [`tensor_f32`](Self::tensor_f32) finds a tensor of this name and shape.
@@ -42,7 +29,7 @@ impl ModelFiles {
         match self.checkpoint().get(&weight) {
             Some(meta) if self.is_dense(&weight) => self.expect_shape(meta, &[rows, cols]),
             Some(meta) => self.check_one_code_each(meta, module, rows, cols),
-            None => self.check_codes(module, rows, cols),
+            None => self.opened().check_codes(self, module, rows, cols),
         }
     }
 
@@ -60,7 +47,7 @@ impl ModelFiles {
         self.expect_float(meta)
     }
 
-    /// Codes under the weight's own name: of FP8, ModelOpt, bitsandbytes, MLX and compressed-tensors.
+    /// Checks codes that are a tensor `weight`.
     fn check_one_code_each(&self, meta: &TensorMeta, module: &str, rows: usize, cols: usize) -> Result<()> {
         if let Some(found) = self.coded_shape(module).filter(|found| *found != (rows, cols)) {
             let hint = "config.json and the weights must belong together";
@@ -71,25 +58,13 @@ impl ModelFiles {
                 hint,
             ));
         }
-        const SCALES: [&str; 5] = ["weight_scale", "weight_scale_inv", "weight.absmax", "SCB", "scales"];
-        if SCALES.iter().any(|scale| self.has(&format!("{module}.{scale}"))) {
+        let scales = self.opened().weight_scales();
+        if scales.iter().any(|scale| self.has(&format!("{module}.{scale}"))) {
             return Ok(());
         }
         let found = format!("dtype {} without scales", meta.dtype);
-        let allowed = format!("floats, or {} beside the codes", SCALES.join(", "));
+        let beside = scales.join(" or ");
+        let allowed = if scales.is_empty() { "floats".to_owned() } else { format!("floats, or {beside}") };
         Err(self.fault(&meta.name, found, allowed, ""))
-    }
-
-    /// Codes under a name that says how they are packed.
-    fn check_codes(&self, module: &str, rows: usize, cols: usize) -> Result<()> {
-        let name = |suffix: &str| format!("{module}.{suffix}");
-        if self.has(&name("weight.packed")) {
-            return native::check(self, module, rows, cols);
-        }
-        let Some((_, beside)) = CODES.iter().find(|(codes, _)| self.has(&name(codes))) else {
-            // The name that a dense model has: what the reader would ask for.
-            return self.meta(&name("weight")).map(|_| ());
-        };
-        beside.iter().try_for_each(|suffix| self.meta(&name(suffix)).map(|_| ()))
     }
 }

@@ -186,6 +186,10 @@ impl Opened for Hqq {
         QUANT_METHOD
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("W_q", &["scale", "zero", "shape", "packing"])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(weight(files, module, rows, cols)?.into())
     }

@@ -331,6 +331,10 @@ impl Opened for Config {
         NAME
     }
 
+    fn weight_scales(&self) -> &'static [&'static str] {
+        &["scales"]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }

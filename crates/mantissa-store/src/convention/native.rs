@@ -406,7 +406,7 @@ impl Config {
 ///
 /// # Errors
 /// As [`Config::linear`] for what the headers show.
-pub(super) fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
+fn check(files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
     let n = format!("{module}.weight");
     let format = stored_scheme(files, &n, rows, cols)?.format;
     files.expect_shape(files.meta(&format!("{n}.packed"))?, &[packed_bytes(&format, rows, cols)])?;

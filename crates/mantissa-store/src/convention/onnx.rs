@@ -413,6 +413,10 @@ impl Opened for Config {
         QUANT_METHOD
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("weight_quantized", &["weight_scale"])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }

@@ -195,6 +195,10 @@ impl Opened for Config {
         self.notes.clone()
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("weight._data._data", &["weight._scale", "weight._shift"]), ("weight._data", &["weight._scale"])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }

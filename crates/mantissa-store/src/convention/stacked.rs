@@ -46,9 +46,8 @@ impl Stack {
 impl ModelFiles {
     /// True if linear layer `module` is stored by itself, unquantized or quantized, in any convention.
     pub fn has_linear(&self, module: &str) -> bool {
-        const CODES: [&str; 6] =
-            ["weight", "weight_packed", "qweight", "weight.packed", "q_weight", "trellis"];
-        CODES.iter().any(|name| self.has(&format!("{module}.{name}")))
+        let codes = self.opened().code_tensors().iter().map(|(codes, _)| *codes);
+        codes.chain(["weight"]).any(|name| self.has(&format!("{module}.{name}")))
     }
 
     /// True if a tensor of this name is stored in floats of at least 16 bits: values, not codes.

@@ -143,6 +143,14 @@ impl Opened for Config {
         self.cache(files, module, kv_heads)
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("weight_packed", &["weight_scale"])]
+    }
+
+    fn weight_scales(&self) -> &'static [&'static str] {
+        &["weight_scale"]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         self.layer(files, module, rows, cols)
     }

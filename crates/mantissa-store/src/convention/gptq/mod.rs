@@ -129,6 +129,10 @@ impl Opened for Config {
         self.notes().to_vec()
     }
 
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("qweight", &["qzeros", "scales"])]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         Ok(self.weight(files, module, rows, cols)?.into())
     }

@@ -142,6 +142,10 @@ impl Opened for Config {
         }
     }
 
+    fn weight_scales(&self) -> &'static [&'static str] {
+        &["weight_scale"]
+    }
+
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
         self.layer(files, module, rows, cols)
     }

@@ -7,8 +7,8 @@ use mantissa_num::{Quantized, Scheme};
 use serde_json::{Value, json};
 
 use super::{
-    Config, NAME, QUANT_METHOD, all_tensors, declare_levels, metadata, quantization_config, rotate_inputs,
-    specs, store,
+    Config, NAME, QUANT_METHOD, all_tensors, check, declare_levels, metadata, quantization_config,
+    rotate_inputs, specs, store,
 };
 use crate::convention::cache;
 use crate::convention::container::store_plain;
@@ -116,6 +116,17 @@ impl Opened for Config {
 
     fn kv_policy(&self) -> Option<&str> {
         self.levels.as_deref()
+    }
+
+    fn code_tensors(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("weight.packed", &[])]
+    }
+
+    fn check_codes(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<()> {
+        match files.has(&format!("{module}.weight.packed")) {
+            true => check(files, module, rows, cols),
+            false => files.meta(&format!("{module}.weight")).map(|_| ()),
+        }
     }
 
     fn linear(&self, files: &ModelFiles, module: &str, rows: usize, cols: usize) -> Result<Parts> {
