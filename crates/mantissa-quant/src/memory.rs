@@ -31,6 +31,7 @@ use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
 use crate::verify::MAX_LOGIT_PARAMETERS;
+use crate::verify::memory::logits_buffers;
 
 /// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared;
 /// measured. The thread that hashes the source has a piece of its own.
@@ -52,9 +53,6 @@ const HOLES_OF_CALIBRATION: f64 = 0.18;
 
 /// Share of a calibration's blocks of the heap that it still holds when all of them are freed; measured.
 const LEFT_BY_CALIBRATION: f64 = 0.25;
-
-/// Share that holes add to a model that is loaded once; measured.
-const HOLES_OF_MODEL: f64 = 0.05;
 
 /// A part of a run and the buffers that it holds at its peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -453,22 +451,4 @@ fn evaluating(plan: &Plan, evaluation: &Evaluation) -> Stage {
 /// through its stored bytes, its bytes as f32 and its values before it is kept.
 fn comparing_logits(plan: &Plan) -> Stage {
     Stage { name: "compare logits".to_owned(), buffers: logits_buffers(&plan.config, stored_table(plan)) }
-}
-
-/// The same of a model whose embedding is stored in `stored` bytes.
-pub(crate) fn logits_buffers(config: &ModelConfig, stored: u64) -> Vec<(&'static str, u64)> {
-    let linears: u64 = config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
-    let table = config.vocab_size as u64 * config.hidden_size as u64;
-    let passing = stored + 8 * table;
-    let kept = if config.tie_word_embeddings { linears } else { linears + 4 * table };
-    let buffers = if config.tie_word_embeddings && passing > 4 * table + linears {
-        vec![("embedding as it is read", passing)]
-    } else if config.tie_word_embeddings {
-        vec![("embedding", 4 * table), ("linear layers", linears)]
-    } else {
-        vec![("linear layers and embedding", kept), ("head as it is read", passing)]
-    };
-    let model: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
-    let holes = ("holes of the heap", (model as f64 * HOLES_OF_MODEL) as u64);
-    buffers.into_iter().chain([holes]).collect()
 }

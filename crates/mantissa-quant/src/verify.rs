@@ -18,7 +18,7 @@ mod gguf_parts;
 mod independent;
 pub(crate) mod load;
 mod manifest;
-mod memory;
+pub(crate) mod memory;
 mod reference;
 mod trellis;
 pub(crate) mod verification;

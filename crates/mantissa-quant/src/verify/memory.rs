@@ -8,7 +8,6 @@ use mantissa_store::convention::ModelFiles;
 use super::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
 use crate::config::model_config;
 use crate::error::Result;
-use crate::memory::logits_buffers;
 use crate::source::PANEL;
 
 /// Code tables, the pieces in which files are hashed and compared, and holes of the heap; measured.
@@ -86,4 +85,26 @@ fn comparing(files: &ModelFiles, config: &ModelConfig) -> u64 {
 
 fn largest(files: &ModelFiles) -> u64 {
     files.checkpoint().tensors().map(|meta| meta.len).max().unwrap_or(0)
+}
+
+/// Share that holes of the heap add to a model that is loaded once; measured.
+const HOLES_OF_MODEL: f64 = 0.05;
+
+/// Memory of the second of two models whose logits are compared, decoded to f32. The first is smaller and freed by then. The embedding
+/// is stored in `stored` bytes.
+pub(crate) fn logits_buffers(config: &ModelConfig, stored: u64) -> Vec<(&'static str, u64)> {
+    let linears: u64 = config.decoder_linears().map(|info| (info.rows * info.cols) as u64 * 4).sum();
+    let table = config.vocab_size as u64 * config.hidden_size as u64;
+    let passing = stored + 8 * table;
+    let kept = if config.tie_word_embeddings { linears } else { linears + 4 * table };
+    let buffers = if config.tie_word_embeddings && passing > 4 * table + linears {
+        vec![("embedding as it is read", passing)]
+    } else if config.tie_word_embeddings {
+        vec![("embedding", 4 * table), ("linear layers", linears)]
+    } else {
+        vec![("linear layers and embedding", kept), ("head as it is read", passing)]
+    };
+    let model: u64 = buffers.iter().map(|(_, bytes)| bytes).sum();
+    let holes = ("holes of the heap", (model as f64 * HOLES_OF_MODEL) as u64);
+    buffers.into_iter().chain([holes]).collect()
 }
