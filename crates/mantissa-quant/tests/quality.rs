@@ -211,7 +211,7 @@ fn windows_that_the_model_cannot_run_are_refused_first() {
         error.to_string()
     };
     assert!(refused(vec![1, 96]).contains("expected ids from 0 to 95, got 96"));
-    assert!(refused(vec![1; 65]).contains("allowed 64"));
+    assert!(refused(vec![1; 65]).contains("at most 64 tokens"));
 }
 
 /// Changes `quality.json`, and the manifest so that it agrees.

@@ -286,11 +286,11 @@ mod tests {
         let good = dat(&[("blk.0.attn_q.weight", 4, &[8.0, 2.0])], &[]);
         for (bytes, part) in [
             (good[..good.len() - 1].to_vec(), "to the end of the file"),
-            (dat(&[], &[]), "entries: found none"),
+            (dat(&[], &[]), "got none"),
             (dat(&[("a", 1, &[f32::NAN])], &[]), "NaN"),
             (dat(&[("a", 1, &[-1.0])], &[]), "-1"),
             (dat(&[("a", 1, &[1.0]), ("a", 1, &[1.0])], &[]), "again"),
-            (dat(&[("a", -1, &[1.0])], &[]), "calls of \"a\": found -1"),
+            (dat(&[("a", -1, &[1.0])], &[]), "got -1"),
             (dat(&[("a", 1, &[])], &[]), "0 sums"),
             (vec![0xff; 8], "entries"),
             (vec![1, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f], "length of entry 0"),
