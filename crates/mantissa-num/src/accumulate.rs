@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(text.parse::<Accumulator>().unwrap().to_string(), text);
         }
         for text in ["", "hopper-0", "hopper-100", "hopper-", "f16", "hopper-99999999"] {
-            assert!(text.parse::<Accumulator>().unwrap_err().to_string().contains("allowed"), "{text}");
+            assert!(text.parse::<Accumulator>().unwrap_err().to_string().contains("expected"), "{text}");
         }
     }
 }
