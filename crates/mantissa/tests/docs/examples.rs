@@ -27,7 +27,7 @@ struct Outcome {
 fn every_command_of_readme_and_guide_runs() {
     let pages = Mutex::new(guide());
     let total = Mutex::new(Outcome::default());
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..cores {
             scope.spawn(|| {

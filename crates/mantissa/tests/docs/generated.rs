@@ -73,7 +73,7 @@ fn every_generated_part_is_checked() {
 
 /// Compares all parts of this name with `text`, or writes them where `UPDATE_DOCS` is set.
 fn part(name: &str, text: &str, agree: &dyn Fn(&str, &str) -> bool) {
-    let _writing = WRITING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _writing = WRITING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let begin = format!("{BEGIN}{name} -->\n");
     let mut found = 0;
     for page in pages() {
