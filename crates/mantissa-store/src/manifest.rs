@@ -81,9 +81,9 @@ impl Manifest {
         Self::from_value(path, &value)
     }
 
-    /// What made the model at `model`, a folder or a single file: the runs that its manifest records, oldest first, the last of them
-    /// its own. Each has the fields of the run (`command` and so on), `tool`, and under `weights` the SHA-256 of each weight file that
-    /// it wrote, by which a reader sees whether the next run found them unchanged. Empty where there is no manifest.
+    /// Reads the runs that made the model at `model`, a folder or a single file, from its manifest: oldest first, its own last. Each
+    /// has the fields of the run (`command` and so on), `tool`, and under `weights` the SHA-256 of each weight file that it wrote, by
+    /// which a reader sees whether the next run found them unchanged. Empty without a manifest.
     ///
     /// # Errors
     /// As [`Self::read`], but for a manifest that is not there.

@@ -5,15 +5,14 @@
 //!
 //! # Adding a format
 //!
-//! A new writable format touches three source files:
+//! 1. `convention/NAME.rs`: a unit struct that implements [`Convention`], a parsed configuration that implements [`Opened`], and
+//!    `pub const CONTAINER`. The module is declared below.
+//! 2. `convention/registry.rs`: one row.
+//! 3. `mantissa-verify`: one arm in `reader.rs`, with a decoder written from the format's own description; a layout of its own
+//!    takes a module there.
 //!
-//! 1. `convention/NAME.rs` (or a folder): a unit struct that implements [`Convention`], a parsed configuration that implements
-//!    [`Opened`], and `pub const CONTAINER`;
-//! 2. `convention/registry.rs`: one row, and `convention/mod.rs`: one `mod` line;
-//! 3. the independent reader that `mantissa verify` uses (crate `mantissa-verify`): a second decoder, written from the format's
-//!    own description.
-//!
-//! Commands, recipes, conversion, memory plans and help read the rest from the trait.
+//! Commands, recipes, conversion, memory plans and help read the rest from the trait. Engines that load the format are rules of
+//! the serving contract (`mantissa-plan`).
 
 pub mod awq;
 pub mod bitsandbytes;
