@@ -63,7 +63,7 @@ fn the_loss_is_that_of_the_recorded_logits() {
 
 #[test]
 fn divergence_and_agreement_follow_the_definitions() {
-    // Two variants of one architecture with the same vocabulary are as good as a model and its quantization.
+    // Two variants of one architecture with the same vocabulary serve as model and quantized model.
     let (sequences, p) = expected("llama-rope-linear");
     let q = {
         let model = decoder("llama3-rope");
@@ -125,7 +125,7 @@ fn different_vocabularies_and_foreign_tokens_are_refused() {
     let foreign = [Sequence { tokens: vec![1, 4_000_000], from: 1 }];
     let error = evaluate(&a, None, &foreign, 1, &|_| {}).unwrap_err().to_string();
     assert!(error.contains("window 0") && error.contains("4000000"), "{error}");
-    // The same is said before the work.
+    // The same error before any work.
     assert_eq!(check_sequences(a.config(), &foreign).unwrap_err().to_string(), error);
     let long = [Sequence { tokens: vec![1; a.config().max_position_embeddings + 1], from: 1 }];
     let error = evaluate(&a, None, &long, 1, &|_| {}).unwrap_err().to_string();

@@ -57,7 +57,7 @@ fn another_file_is_not_one_of_tokens() {
 fn an_epoch_shows_every_window_once_and_a_cursor_goes_on() {
     let temp = TempDir::new().unwrap();
     let path = temp.path().join("t.safetensors");
-    // 10 windows of 8 and the token after them; two more tokens are never seen.
+    // 10 windows of 8 and the token after them; two more tokens are never used.
     let ids: Vec<u32> = (0..83).collect();
     write_tokens(&path, 100, &ids);
     let batches = |cursor| Batches::new(TokenFile::open(&path).unwrap(), 8, 5, cursor).unwrap();
@@ -78,7 +78,7 @@ fn an_epoch_shows_every_window_once_and_a_cursor_goes_on() {
         assert_eq!(seen, ids[..80]);
     }
     assert_ne!(order[..80], order[80..160]);
-    // Stopped after every batch, gone on with from the cursor.
+    // Stopped after every batch and resumed from the cursor.
     let mut cursor = Cursor::default();
     let mut resumed = Vec::new();
     for _ in 0..7 {

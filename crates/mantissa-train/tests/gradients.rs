@@ -49,13 +49,13 @@ fn gradients_are_the_slopes_of_the_loss() {
         for param in params {
             let gradient = &gradients[param.range.clone()];
             let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-            // Keys' biases move no softmax: their gradient is rounding.
+            // Key biases do not change the softmax: their gradient is rounding error.
             if norm < 1e-5 * whole {
                 assert!(param.tensor.name.ends_with("k_proj.bias"), "{} {}", name(&dir), param.tensor.name);
                 continue;
             }
             let along: Vec<f32> = gradient.iter().map(|g| (f64::from(*g) / norm) as f32).collect();
-            // Every other element of it: a wrong factor on some elements cannot hide in the norm.
+            // Every other element, so that a wrong factor on some elements cannot hide in the norm.
             let half: Vec<f32> =
                 along.iter().enumerate().map(|(i, v)| if i % 3 == 0 { -*v } else { 0.5 * *v }).collect();
             for direction in [along, half] {
@@ -65,7 +65,7 @@ fn gradients_are_the_slopes_of_the_loss() {
                     let mut at = |h| moved(&mut model, param.range.start, &direction, h, &batch, &targets);
                     (at(h) - at(-h)) / (2.0 * h)
                 };
-                // Richardson: the error of order h² cancels between two steps.
+                // Richardson extrapolation: the error of order h² cancels between two steps.
                 let h = 1e-2;
                 let got = (4.0 * slope(h) - slope(2.0 * h)) / 3.0;
                 let bound = 2e-3 * norm + 2e-5 * whole;

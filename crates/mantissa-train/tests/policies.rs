@@ -75,7 +75,7 @@ fn small_gradients_vanish_in_f16_unless_the_loss_is_scaled() {
     println!("f16, loss × 2^14, 2^0, 2^-8, 2^-30: {errors:?}");
     assert!(errors[0] < 5e-3 && errors[1] < 2e-2, "{errors:?}");
     assert!(errors[2] > 4.0 * errors[0] && errors[3] > 0.9, "{errors:?}");
-    // bf16 has f32's range: the scale makes no difference.
+    // bf16 has the range of f32, so the scale makes no difference.
     let near = relative_error(&gradients(&Policy::bf16(), 1.0), &expected, 1.0);
     let small = relative_error(&gradients(&Policy::bf16(), 2f32.powi(-30)), &expected, 2f32.powi(-30));
     assert!(near < 3e-2 && small < 1.01 * near, "{near} {small}");
@@ -119,7 +119,7 @@ fn steps_have_the_same_bits_on_any_number_of_threads_and_from_a_state() {
             let mut losses = Vec::new();
             for step in 0..4 {
                 if step == stop {
-                    // Everything that a checkpoint holds, into a new run.
+                    // Restores everything that a checkpoint holds into a new run.
                     let (mut other, first) = model(&policy, threads);
                     other.parameters_mut().set(0, &trained.parameters().values());
                     let mut again = AdamW::new(&first, &policy, options).unwrap();
@@ -222,12 +222,12 @@ fn memory_of_weights_gradients_and_states_is_that_of_the_table() {
     for (policy, moments, expected) in rows {
         let weights = policy.weights.bytes() * table.len() as u64;
         let state = AdamW::bytes(&table, &policy, moments);
-        // But for the sums of the largest parameter, which are of no parameter's size.
+        // Except for the staging buffer, which is not per parameter.
         let staged = 4 * 1024 * 256;
         let gradients = Gradients::bytes(&table, policy.gradients);
         let gradients = if policy.gradients.bytes() == 2 { gradients - staged } else { gradients };
         let found = (weights + gradients + state) as f64 / n;
-        // Norms are too small for 8 bits.
+        // Norms are too small for 8-bit moments.
         assert!((found - expected).abs() < 0.03, "{} {moments:?}: {found} for {expected}", policy.name);
     }
 }

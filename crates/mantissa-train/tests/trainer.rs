@@ -96,7 +96,7 @@ fn a_run_that_is_stopped_goes_on_with_the_same_bits() {
         let losses = run(&mut whole, 6);
         skipped += whole.progress().skipped;
         let path = temp.path().join("checkpoint.safetensors");
-        // Each policy and each kind of moments meets every stop.
+        // Every policy and moment format is tried with every stop.
         let (stop, threads) = [(1, 1), (3, 2), (5, 1)][(i + i / kinds().len()) % 3];
         let mut first = new(threads);
         let mut found = run(&mut first, stop);
@@ -247,7 +247,7 @@ fn measured_steps_change_nothing_and_show_stalled_weights() {
         }
         assert!(bits(&plain) == bits(&measured), "{name}");
         let health = last.unwrap();
-        // 2 layers of 7 linears and the head, of x, w and dy each.
+        // 2 layers of 7 linears and the head, with x, w and dy each.
         assert_eq!(health.operands.len(), 15 * 3, "{name}");
         assert!(health.operands.iter().all(|operand| operand.amax.is_some_and(|amax| amax > 0.0)));
         let matrices = health.weights.iter().filter(|weight| weight.tensor.contains("proj"));
@@ -275,7 +275,7 @@ fn saturated_and_underflowed_operands_are_counted() {
     };
     let (small, large) = (share(2f32.powi(-12)), share(2f32.powi(40)));
     assert!(small.0 > 0.2 && small.1 == 0.0 && small.2 && !small.3, "{small:?}");
-    // Beyond the head all is infinite already.
+    // After the head everything is infinite already.
     assert!(large.1 > 0.05 && !large.2 && large.3, "{large:?}");
 }
 

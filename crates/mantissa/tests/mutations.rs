@@ -1,5 +1,6 @@
-//! The entry functions of the fuzz targets on mutations of valid files: a fixed ten thousand for each parser, the same on
-//! every machine. What the fuzzer explores for hours on a nightly toolchain, this touches everywhere.
+//! Runs the entry functions of the fuzz targets on mutated valid files: a fixed ten thousand per parser, the
+//! same on every machine. A fuzzer on a nightly toolchain explores for hours; this test touches every target
+//! everywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -9,10 +10,10 @@ use std::path::{Path, PathBuf};
 #[path = "../../../fuzz/entries.rs"]
 mod entries;
 
-/// Mutations of each parser's seeds.
+/// Mutations per parser.
 const ROUNDS: u64 = 10_000;
 
-/// Numbers and marks that parsers stumble over.
+/// Numbers and characters that break parsers.
 const WORDS: [&[u8]; 28] = [
     b"\0",
     b"\xff",
@@ -53,7 +54,7 @@ impl Random {
     }
 }
 
-/// One file made of the seeds: a few changes of bytes, of ranges, or of what another seed has in its place.
+/// Mutates the seeds into one file: changed bytes, changed ranges, or ranges of another seed.
 fn mutate(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut bytes = seeds[random.below(seeds.len())].clone();
     for _ in 0..=random.below(4) {
@@ -86,7 +87,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The files below a folder of the repository whose names end so, in the order of their names.
+/// Returns the files below a repository folder with this suffix, sorted by name.
 fn seeds(folder: &str, ending: &str) -> Vec<Vec<u8>> {
     let entries = fs::read_dir(root().join(folder)).unwrap();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -115,7 +116,7 @@ fn safetensors() {
 
 #[test]
 fn gguf() {
-    // A whole model, its tokenizer included, and small files.
+    // A whole model with its tokenizer, and small files.
     let all = [seeds("fuzz/seeds/gguf", ".gguf"), seeds("tests/data/hostile", ".gguf")].concat();
     survives("gguf", entries::gguf, &all);
 }
@@ -135,7 +136,7 @@ fn floats() {
     survives("floats", entries::floats, &modules("tests/data/float_conventions"));
 }
 
-/// The weight files of modules in the layouts of other tools.
+/// Returns the weight files of modules in other tools' layouts.
 fn modules(folder: &str) -> Vec<Vec<u8>> {
     let folders = fs::read_dir(root().join(folder)).unwrap();
     let mut paths: Vec<_> = folders.map(|entry| entry.unwrap().path().join("model.safetensors")).collect();
@@ -143,7 +144,7 @@ fn modules(folder: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// Few: each is a model that is written, opened and run.
+/// Few cases: each writes, opens and runs a model.
 #[test]
 fn conventions() {
     let mut random = Random(77, 0);
@@ -175,7 +176,7 @@ fn windows() {
     for round in 0..ROUNDS {
         let input = match round % 2 {
             0 => mutate(&seeds, &mut random),
-            // Many short windows, some of them empty, ids in and out of the vocabulary.
+            // Many short windows, some empty, with ids inside and outside the vocabulary.
             _ => {
                 let mut byte =
                     || [250, random.below(200), random.below(200), random.below(256)][random.below(4)];

@@ -1,5 +1,5 @@
-//! The figures that the binary must reach on real models and on checkpoints of other tools. Runs where `../shared` stands
-//! beside the checkout, and says so where it does not.
+//! Figures that the binary must reach on real models and on checkpoints of other tools. Needs `../shared`
+//! next to the checkout; prints a note without it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ fn loss_of_ref_8m_on_its_five_sets() {
     }
 }
 
-/// `models/README.md`, protocols A1 and A2: one document a sequence, `<s>` in front, cut to the context.
+/// `models/README.md`, protocols A1 and A2: one document per sequence, `<s>` first, cut to the context.
 #[test]
 fn perplexity_of_stories_by_text() {
     let Some(text) = shared("text/tinystories-train-first1000.txt") else { return };
@@ -116,7 +116,7 @@ fn perplexity_of_prose_by_windows() {
     }
 }
 
-/// Round-to-nearest rows of the peers' table: KL within 2 % or half a unit of the last digit given.
+/// RTN rows of the peers' table: KL within 2 % or half a unit of the last digit.
 #[test]
 fn divergence_of_round_to_nearest() {
     let Some(model) = shared("models/babyllama-105") else { return };
@@ -142,7 +142,7 @@ fn divergence_of_round_to_nearest() {
     }
 }
 
-/// GPTQ on the peers' calibration windows: the best of the peers' figures, a little rounded up.
+/// GPTQ on the peers' calibration windows: the best of the peers' figures, slightly rounded up.
 #[test]
 fn divergence_of_gptq() {
     let Some(model) = shared("models/babyllama-105") else { return };
@@ -152,7 +152,7 @@ fn divergence_of_gptq() {
         ("gptq-int4-g32", 0.0195),
         ("gptq-int4-g32-asym", 0.0145),
         ("gptq-int3-g32-asym", 0.0725),
-        // Whose weights make up for what their inputs have become: no peer is as good without learning.
+        // Its weights compensate for quantized inputs: no peer matches that without learning.
         ("gptaq-int4-g32", 0.0125),
     ];
     for (recipe, limit) in limits {

@@ -22,9 +22,9 @@ pub type Figures = BTreeMap<String, f64>;
 /// What a run came to.
 #[derive(Clone, Debug)]
 pub struct Trained {
-    /// See `Arm::Train`.
+    /// As `Arm::Train`.
     pub figures: Figures,
-    /// The weights it ended with.
+    /// Final weights.
     pub params: Parameters,
 }
 
@@ -36,12 +36,12 @@ pub struct Lab {
     config: ModelConfig,
     temp: TempDir,
     threads: usize,
-    /// Runs by the settings they had and the weights they began with.
+    /// Runs by settings and initial weights.
     done: HashMap<String, Trained>,
 }
 
 impl Lab {
-    /// Of the folder `dir`, whose text becomes tokens.
+    /// Prepares the folder `dir`, whose text is tokenized.
     pub fn new(dir: &Path) -> Result<Self, Box<dyn Error>> {
         let path = dir.join("base.toml");
         let base_name = path.display().to_string();
@@ -62,7 +62,7 @@ impl Lab {
         let cut = ids.len() - (ids.len() as f64 * HELD_OUT) as usize;
         let (trained, held_out) = ids.split_at(cut);
         let temp = TempDir::new()?;
-        // The products are too small to share.
+        // The matmuls are too small to share between threads.
         let lab = Lab { base, base_name, config, temp, threads: 1, done: HashMap::new() };
         for (name, ids) in [("trained", trained), ("held-out", held_out)] {
             let mut writer = TokenWriter::new(lab.config.vocab_size);
@@ -72,25 +72,25 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A file of this session.
+    /// Returns a path of this session.
     pub fn file(&self, name: &str) -> PathBuf {
         self.temp.path().join(format!("{name}.safetensors"))
     }
 
-    /// The base settings with `changes`; `seed` stands unless they have one.
+    /// Returns the base settings with `changes`; `seed` applies unless they set one.
     pub fn settings(&self, seed: u64, changes: &[String]) -> Result<RunConfig, TrainError> {
         let mut all = vec![format!("seed={seed}")];
         all.extend_from_slice(changes);
         RunConfig::parse(&self.base_name, &self.base, &all)
     }
 
-    /// Windows of the text in an order of `seed`.
+    /// Returns windows of the text in the order of `seed`.
     pub fn batches(&self, part: &str, settings: &RunConfig, seed: u64) -> Result<Batches, TrainError> {
         let tokens = TokenFile::open(&self.file(part))?;
         Ok(Batches::new(tokens, settings.data.length, seed, Cursor::default())?)
     }
 
-    /// A model of the weights `params`.
+    /// Makes a model with the weights `params`.
     pub fn model(
         &self,
         settings: &RunConfig,
@@ -102,7 +102,7 @@ impl Lab {
         TrainModel::new(self.config.clone(), params, options)
     }
 
-    /// A run that has not begun, of the weights `from` or of fresh ones.
+    /// Prepares a run with the weights `from`, or with fresh ones.
     pub fn trainer(
         &self,
         settings: &RunConfig,
@@ -125,7 +125,7 @@ impl Lab {
         Ok(Trainer::new(model, optimizer, self.batches("trained", settings, settings.seed)?, options)?)
     }
 
-    /// Trains as `settings` say, once for the same settings and the same `from`, the name and result of another run.
+    /// Trains with `settings`, or returns the cached result for the same settings and initial weights.
     pub fn train(
         &mut self,
         settings: &RunConfig,
@@ -153,7 +153,7 @@ impl Lab {
         let loss = if diverged { f64::INFINITY } else { self.held_out(settings, &params)? };
         let (a, b) = (before.values(), params.values());
         let changed = a.iter().zip(&*b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-        // What lies between tensors is 0 and stays 0.
+        // Padding between tensors is 0 and stays 0.
         let all: usize = params.table().iter().map(|param| param.range.len()).sum();
         let figures = [
             ("start", start),
@@ -168,7 +168,7 @@ impl Lab {
         Ok(trained)
     }
 
-    /// Mean loss of the text that is not trained on.
+    /// Returns the mean loss on the validation text.
     fn held_out(&self, settings: &RunConfig, params: &Parameters) -> Result<f64, TrainError> {
         let policy = settings.policy().unwrap_or_default();
         let mut model = self.model(settings, policy, params.clone())?;

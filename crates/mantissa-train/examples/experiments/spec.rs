@@ -9,15 +9,15 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiment {
-    /// What it asks.
+    /// Question of the experiment.
     pub title: String,
-    /// The experiment is done with each; `seed=` among an arm's changes keeps that arm to one.
+    /// Seeds to run; `seed=` among an arm's changes limits that arm to one.
     #[serde(default = "one")]
     pub seeds: Vec<u64>,
-    /// What is run.
+    /// Arms of the experiment.
     #[serde(rename = "arm")]
     pub arms: Vec<Arm>,
-    /// What must hold of it.
+    /// Checks on the results.
     #[serde(rename = "check")]
     pub checks: Vec<Check>,
 }
@@ -30,62 +30,65 @@ fn one() -> Vec<u64> {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Arm {
-    /// Trains. Figures: validation loss before and after (`start`, `loss`, infinite where the run diverged) and their difference
-    /// `gain`, the greatest loss of a step `worst`, and the share of stored weights that are other than before, `changed`.
+    /// Trains. Figures: validation loss before and after (`start`, `loss`, infinite if the run diverged),
+    /// their difference `gain`, the largest step loss `worst`, and the share `changed` of stored weights that
+    /// differ from the initial ones.
     Train {
         /// Name.
         name: String,
-        /// The arm whose weights it begins with; fresh ones without.
+        /// Arm whose weights it starts from; fresh ones if absent.
         from: Option<String>,
         /// Changes of the base settings.
         #[serde(default)]
         set: Vec<String>,
     },
-    /// Gradients of one batch, of the mean loss times 2^`log2_scale`, divided by that again, against those in f32 of the same
-    /// weights. Figures over the decoder's linear weights: `error`, the norm of the difference over the norm, and `zeros`, the
-    /// share of gradients that are 0 and should not be. `scale` is the whole factor of the loss, as a power of two.
+    /// Gradients of one batch for the mean loss times 2^`log2_scale`, divided by that again, compared with
+    /// those in f32 for the same weights. Figures over the decoder's linear weights: `error`, the norm of the
+    /// difference over the norm, and `zeros`, the share of gradients that are wrongly 0. `scale` is the total
+    /// loss factor as a power of two.
     Gradients {
         /// Name.
         name: String,
-        /// The arm whose weights it takes.
+        /// Arm whose weights it uses.
         from: String,
         /// Changes of the base settings.
         #[serde(default)]
         set: Vec<String>,
-        /// Power of two that the loss is multiplied by.
+        /// Loss scale as a power of two.
         log2_scale: i32,
-        /// Whether PyTorch's dynamic loss scale is found first and applied too.
+        /// True if PyTorch's dynamic loss scale is found first and applied too.
         #[serde(default)]
         dynamic: bool,
-        /// How operands of the decoder's linear layers are stored, `dgrad.left` for example, instead of what the policy says.
+        /// Operand dtypes of the decoder's linear layers, such as `dgrad.left`, that override the policy.
         #[serde(default)]
         operands: BTreeMap<String, String>,
     },
-    /// The loss scales of steps of which some overflow. Figure: `wrong`, the number that are not as expected.
+    /// Loss scales of steps of which some overflow. Figure: `wrong`, the number of unexpected scales.
     Scaler {
         /// Name.
         name: String,
         /// `pytorch` or `megatron`.
         rule: String,
-        /// The first scale.
+        /// Initial scale.
         initial: f32,
         /// Good steps before it grows.
         interval: u32,
-        /// Steps, from 1, that overflow.
+        /// Steps (from 1) that overflow.
         overflows: Vec<usize>,
-        /// The scale of each step.
+        /// Expected scale of each step.
         expected: Vec<f32>,
     },
-    /// Runs that are stopped, saved and gone on with, for each policy, rule of loss scaling and kind of moments. Figures:
-    /// `combinations`, and `different`, the number of losses and weights that differ from those of the run that was not stopped.
+    /// Runs that are stopped, saved and resumed, for each policy, loss scaling rule and moment format.
+    /// Figures: `combinations`, and `different`, the number of losses and weights that differ from the
+    /// uninterrupted run's.
     Resume {
         /// Name.
         name: String,
         /// Changes of the base settings.
         set: Vec<String>,
-        /// Policies; `fp16:megatron` has a rule of loss scaling.
+        /// Policies; `fp16:megatron` includes a loss scaling rule.
         policies: Vec<String>,
-        /// `optimizer.moments`.
+        /// Values of `optimizer.moments`.
         moments: Vec<String>,
         /// Steps after which runs are stopped, one after the other.
         stops: Vec<usize>,
@@ -93,7 +96,7 @@ pub enum Arm {
 }
 
 impl Arm {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         match self {
             Arm::Train { name, .. }
@@ -108,22 +111,22 @@ impl Arm {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// What it says.
+    /// Statement of the check.
     pub says: String,
-    /// A figure, `arm.figure`.
+    /// Figure, as `arm.figure`.
     pub of: String,
-    /// A figure that is subtracted.
+    /// Figure to subtract.
     pub minus: Option<String>,
-    /// A figure that the rest is divided by.
+    /// Figure to divide by.
     pub over: Option<String>,
-    /// Whether the sign counts.
+    /// True if the sign counts.
     #[serde(default)]
     pub abs: bool,
-    /// Least value.
+    /// Minimum value.
     pub min: Option<f64>,
-    /// Greatest value.
+    /// Maximum value.
     pub max: Option<f64>,
-    /// What was published, or measured by others.
+    /// Published value, or one measured by others.
     #[serde(default)]
     pub published: String,
 }
@@ -132,7 +135,7 @@ impl Experiment {
     /// Reads `file`.
     ///
     /// # Errors
-    /// A text that names the file and what is wrong with it.
+    /// A message with the file and its fault.
     pub fn read(file: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))

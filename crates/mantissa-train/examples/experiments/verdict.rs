@@ -11,7 +11,7 @@ pub struct Report<'a> {
     name: &'a str,
     experiment: &'a Experiment,
     outcomes: &'a Outcomes,
-    /// Of each check, its value with each seed.
+    /// Value of each check per seed.
     values: Vec<Vec<f64>>,
 }
 
@@ -50,7 +50,7 @@ fn mean(values: &[f64]) -> f64 {
 }
 
 fn holds(check: &Check, value: f64) -> bool {
-    // A value that is no number is in no interval.
+    // NaN is in no interval.
     check.min.is_none_or(|min| value >= min) && check.max.is_none_or(|max| value <= max) && !value.is_nan()
 }
 
@@ -63,12 +63,12 @@ fn number(value: f64) -> String {
 }
 
 impl Report<'_> {
-    /// Whether every check holds.
+    /// True if every check holds.
     pub fn holds(&self) -> bool {
         self.experiment.checks.iter().zip(&self.values).all(|(check, values)| holds(check, mean(values)))
     }
 
-    /// Checks and figures as Markdown.
+    /// Formats checks and figures as Markdown.
     pub fn table(&self) -> String {
         let mut out = "| check | ours | published | allowed | verdict |\n|---|---|---|---|---|\n".to_owned();
         for (check, values) in self.experiment.checks.iter().zip(&self.values) {
@@ -100,7 +100,7 @@ impl Report<'_> {
         out
     }
 
-    /// All figures; what is not finite is null.
+    /// Returns all figures; non-finite ones are null.
     pub fn json(&self) -> Value {
         let checks = self.experiment.checks.iter().zip(&self.values).map(|(check, values)| {
             json!({

@@ -1,4 +1,4 @@
-//! Methods that calibrate, as a user calls them.
+//! Calibrated methods through the command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,11 +47,11 @@ fn gptq_from_text_has_the_same_bytes_on_any_number_of_threads() {
     assert_eq!((&done["method"], &done["layers"][0]["method"]), (&"gptq".into(), &"gptq".into()));
     assert!(done["layers"][0]["output_error"].as_f64().unwrap() > 0.0);
     assert_eq!(quantize("two", &["--samples", "9", "--threads", "2"]).1, one);
-    // Other windows of the same text are another calibration.
+    // Other windows of the same text are a different calibration.
     assert_ne!(quantize("more", &["--samples", "12"]).1, one);
 }
 
-/// Statistics, solver and rounding have one arithmetic at every level of the instruction set and any number of threads.
+/// Statistics, solver and rounding give the same bytes at every instruction set level and thread count.
 #[test]
 fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
     let temp = TempDir::new().unwrap();
@@ -108,7 +108,7 @@ fn methods_that_calibrate_have_the_same_bytes_at_every_level() {
     }
 }
 
-/// Products in bf16 are another calibration, which says so; what has no use for them says that.
+/// bf16 calibration differs and is recorded; recipes that cannot use it say so.
 #[test]
 fn a_calibration_in_bf16_is_recorded_or_refused() {
     let temp = TempDir::new().unwrap();
@@ -137,8 +137,8 @@ fn a_calibration_in_bf16_is_recorded_or_refused() {
     }
 }
 
-/// Rounding that was learned reproduces the layers' outputs better, has the same bytes at every level and number of threads and from the
-/// unfinished output, and an architecture whose layers have no backward is refused before any work.
+/// Learned rounding lowers the layers' output error, and gives the same bytes at every level and thread count
+/// and after a resume. An architecture without a backward pass is refused before any work.
 #[test]
 fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
     let temp = TempDir::new().unwrap();
@@ -202,7 +202,8 @@ fn autoround_learns_and_has_the_same_bytes_however_it_is_run() {
     assert!(refused.contains("norm") && refused.contains("gptq") && !out.exists(), "{refused}");
 }
 
-/// Experts are calibrated on the tokens that are routed to them. Of one token most see none, which is said of each.
+/// Experts are calibrated on the tokens routed to them. With one token most see none, which is reported per
+/// expert.
 #[test]
 fn experts_are_calibrated_on_their_own_tokens() {
     let temp = TempDir::new().unwrap();
@@ -226,12 +227,12 @@ fn experts_are_calibrated_on_their_own_tokens() {
     }
 }
 
-/// Scales of inputs that a file stores are found on the calibration, and are those of a read-back; a container without a place for them is
-/// refused; without a calibration nothing is begun.
+/// Static activation scales come from the calibration and survive a round trip. A format without a place for
+/// them is refused, and nothing starts without a calibration.
 #[test]
 fn static_scales_of_inputs_are_calibrated() {
     let temp = TempDir::new().unwrap();
-    // Rows of NVFP4 are of whole blocks of 16.
+    // NVFP4 rows must be whole blocks of 16.
     let model = crate::lint::synthetic_of(temp.path(), "bf16");
     let windows = temp.path().join("w.json");
     let many: Vec<Vec<usize>> =
@@ -261,7 +262,7 @@ fn static_scales_of_inputs_are_calibrated() {
         let file = crate::support::File::open(&one.join("model.safetensors"));
         let scales: Vec<_> = file.names().into_iter().filter(|name| name.ends_with(suffix)).collect();
         assert_eq!(scales.len(), 14, "{recipe} {format}");
-        // Queries, keys and values read the same.
+        // q, k and v read the same input.
         let of = |module: &str| file.f32(&format!("model.layers.1.self_attn.{module}.{suffix}"));
         assert_eq!(of("q_proj"), of("v_proj"));
         assert!(of("q_proj")[0] > 0.0 && of("q_proj") != of("o_proj"));
@@ -270,7 +271,7 @@ fn static_scales_of_inputs_are_calibrated() {
         assert!(fail(2, &without).contains("--calibration TEXT"), "{recipe}");
         assert!(!out.exists());
     }
-    // There and back: the same tensors, each global scale within one unit of the other's reciprocal.
+    // Round trip: the same tensors, each global scale within one unit of the other's reciprocal.
     let (from, there, back) =
         (temp.path().join("nvfp-modelopt-1"), temp.path().join("there"), temp.path().join("back"));
     for (from, format, out) in [(&from, "compressed-tensors", &there), (&there, "modelopt", &back)] {
@@ -305,7 +306,7 @@ fn a_calibration_is_asked_for_and_checked() {
     fs::write(&windows, "[[1, 2, 99999]]").unwrap();
     let message = refused(2, &["--calibration-tokens", text(&windows)]);
     assert!(message.contains("w.json: window 0: token 2: ") && message.contains("got 99999"), "{message}");
-    // Too few windows are said, and an error for those who asked for that.
+    // Too few windows are a warning, and an error under --strict.
     let mut arguments =
         vec!["quantize", text(&model), "--recipe", "gptq-int4-g8", "--out", text(&out), "--strict"];
     arguments.extend(with(["--samples", "100000"]));
@@ -332,18 +333,19 @@ fn token_windows_are_used_as_they_are() {
         text(&out),
         "--calibration-tokens",
         &format!("{}:a", text(&windows)),
-        // Of no meaning here.
+        // Not comparable here.
         "--samples",
         "1",
         "--length",
         "2",
     ]);
     assert_eq!(done.status.code(), Some(0), "{}", stderr(&done));
-    // Six tokens say little of a Hessian this wide.
+    // Six tokens are too few for a Hessian this wide.
     assert!(stderr(&done).contains("w.json:a: 6 tokens for layers of"), "{}", stderr(&done));
 }
 
-/// What a calibration does not show is said before any layer is solved, with what is done about it, and is an error under --strict then.
+/// Coverage gaps are reported before any layer is solved, with the consequence, and are an error under
+/// --strict.
 #[test]
 fn coverage_is_said_before_anything_is_solved() {
     let temp = TempDir::new().unwrap();
@@ -394,7 +396,7 @@ fn coverage_is_said_before_anything_is_solved() {
         assert_eq!(experts.iter().map(|(tokens, _)| tokens).sum::<u64>(), 4 * experts_of_a_token, "{name}");
         assert!(experts.iter().all(|(tokens, why)| (*tokens == 0) == why.contains("rounded to nearest")));
         assert_eq!(of("q k v", 0)[0].0, 4);
-        // And so it was done.
+        // The output matches the report.
         let unseen = experts.iter().filter(|(tokens, _)| *tokens == 0).count();
         let fell_back = done["fallbacks"].as_array().unwrap().iter();
         let fell_back = fell_back.filter(|module| module.as_str().unwrap().contains("layers.1.")).count();
@@ -403,7 +405,7 @@ fn coverage_is_said_before_anything_is_solved() {
     }
 }
 
-/// Several texts by their weights; how far they are from another; windows held out.
+/// Several texts share the samples by weight; distance to another text; held-out windows.
 #[test]
 fn texts_are_mixed_compared_and_held_out() {
     let temp = TempDir::new().unwrap();
@@ -441,7 +443,7 @@ fn texts_are_mixed_compared_and_held_out() {
     assert_eq!((&done["calibration"]["windows"], &done["held_out"]["windows"]), (&12.into(), &3.into()));
     let judged = &done["layers"][0]["judged"];
     assert_eq!((&judged["of"], &judged["windows"]), (&"layer".into(), &"held-out".into()));
-    // Without any of that text, more of it is new.
+    // Without any of that text, more of it is unseen.
     let other = &done["coverage"]["traffic"];
     let figure = |of: &serde_json::Value, name: &str, i: usize| of[name][i].as_f64().unwrap();
     for i in 0..3 {
@@ -458,8 +460,8 @@ fn texts_are_mixed_compared_and_held_out() {
     assert!(refused(&["--calibration", text(&a), "--traffic", text(&empty)]).contains("got no token"));
 }
 
-/// Conversations are calibrated on as the model's template writes them, documents as they are; the same tokens by hand give the same
-/// bytes.
+/// Conversations are rendered with the model's chat template, documents used as they are; the same tokens
+/// passed by hand give the same bytes.
 #[test]
 fn conversations_are_calibrated_on_in_the_form_of_the_template() {
     let temp = TempDir::new().unwrap();

@@ -79,7 +79,7 @@ fn ranks_0_and_1_are_one_row_and_empty_tensors_pass() {
         let file = cast(dir.path(), &[0, 64], &[], scheme, &["--packed"]);
         assert_eq!(file.bytes("x.dequant"), [0u8; 0], "{scheme}");
     }
-    // Scales of a tensor without elements are bounded.
+    // The number of scales of a tensor without elements is bounded.
     let huge = dir.path().join("huge.safetensors");
     write(&huge, &[("x", Dtype::F32, &[1 << 40, 0], Vec::new())]);
     let out = dir.path().join("huge-out.safetensors");
@@ -88,7 +88,7 @@ fn ranks_0_and_1_are_one_row_and_empty_tensors_pass() {
     assert!(line.contains("\"x\""), "{line}");
 }
 
-/// Tensors of several panels, cut in every way, against one call of the reference.
+/// Tensors of several panels, in every split, equal one call of the reference.
 #[test]
 fn panels_give_what_the_whole_tensor_gives_at_any_thread_count() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ fn stochastic_rounding_follows_the_seed() {
     let first = bytes("7", "1");
     assert!(first == bytes("7", "2"));
     assert!(first != bytes("8", "1"));
-    // Nearest rounding has no randomness for a seed to change.
+    // Nearest rounding does not depend on the seed.
     cast(dir.path(), &[300, 1000], &x, "int4-g50", &["--seed", "1"]);
     let nearest = fs::read(dir.path().join("out.safetensors")).unwrap();
     cast(dir.path(), &[300, 1000], &x, "int4-g50", &["--seed", "2"]);

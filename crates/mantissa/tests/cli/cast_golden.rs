@@ -1,16 +1,16 @@
-//! `mantissa cast` against the reference data of `tests/data/golden`, one family at a time. The library is held to all of it by its own
-//! tests; these hold the command to its layout, names and signs.
+//! `mantissa cast` against the reference data of `tests/data/golden`, by family. The library's own tests
+//! cover all values; these check the command's layout, names and signs.
 
 use crate::support::{File, root, succeed, text, write_x};
 
-/// Casts tensor `x` of a golden file with `--packed`; gives the golden file and the output.
+/// Casts tensor `x` of a golden file with `--packed`; returns the golden file and the output.
 fn cast(golden: &str, x: &str, scheme: &str) -> (File, File) {
     let dir = tempfile::tempdir().unwrap();
     let (input, out) = (dir.path().join("in.safetensors"), dir.path().join("out.safetensors"));
     let file = File::open(&root().join("tests/data/golden").join(golden));
     write_x(&input, &file.shape(x), &file.f32(x));
     succeed(&["cast", text(&input), "--scheme", scheme, "--out", text(&out), "--packed"]);
-    // The output stays readable after its folder is gone: the file is open.
+    // The open file stays readable after its folder is gone.
     (file, File::open(&out))
 }
 
@@ -84,7 +84,8 @@ fn nf4_matches_bitsandbytes_on_ragged_rows() {
     let (golden, out) = cast("bnb_blockwise.safetensors", "ragged.x", "nf4-g64");
     assert_eq!(out.f32("x.scale"), golden.f32("ragged.nf4_b64.absmax"));
     same_values("nf4", &out.f32("x.dequant"), &golden.f32("ragged.nf4_b64.dequant_f32"));
-    // The first element is in the high nibble. 707 codes leave half a byte, where bitsandbytes happens to have the code of zero.
+    // The first element is in the high nibble. 707 codes leave half a byte, where bitsandbytes has the code
+    // of zero.
     let codes = |packed: Vec<u8>| packed.iter().flat_map(|b| [b >> 4, b & 15]).take(707).collect::<Vec<_>>();
     let expected = codes(golden.bytes("ragged.nf4_b64.packed"));
     assert_eq!(out.bytes("x.codes"), expected);
@@ -98,7 +99,7 @@ fn double_quantization_matches_bitsandbytes() {
         let (golden, out) = cast("bnb_blockwise.safetensors", "rows.x", scheme);
         let at = |name: &str| format!("{case}.{name}");
         assert_eq!(out.bytes("x.scale"), golden.bytes(&at("absmax_codes")), "{scheme}");
-        // The mean is a sum of another order there.
+        // The mean sums in another order there.
         let close = |found: &[f32], expected: &[f32], what: &str| {
             assert_eq!(found.len(), expected.len(), "{what}");
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 4e-7 * b.abs();

@@ -1,5 +1,5 @@
-//! Every scheme of the catalogue, and rules that store something else, through the binary: cast, and quantized into the
-//! native container, verified and evaluated.
+//! Every scheme of the catalogue, and rules that store something else: cast, and quantized into the native
+//! format, verified and evaluated.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::support::{File, fail, json, le, succeed, text, values, write, write_x};
 
-/// What the catalogue has, and what else differs in what is stored.
+/// Schemes of the catalogue, and variants that are stored differently.
 fn schemes() -> Vec<Scheme> {
     let more = [
         "int8-tensor",
@@ -151,7 +151,7 @@ fn block_types_that_cannot_be_written_are_refused() {
     assert!(!out.exists());
 }
 
-/// A model of one layer whose rows every block divides.
+/// Model of one layer whose rows every block size divides.
 fn model(dir: &Path) -> PathBuf {
     let out = dir.join("model");
     let sizes = [
@@ -161,7 +161,7 @@ fn model(dir: &Path) -> PathBuf {
     out
 }
 
-/// Rewrites the weights of the linear layers of `model`, fake-quantized, into `out`.
+/// Writes `model` with fake-quantized linear weights to `out`.
 fn fake_quantized(model: &Path, scheme: &Scheme, out: &Path) {
     let source = SafeTensors::open(&model.join("model.safetensors")).unwrap();
     let specs = source.tensors().iter().map(|t| TensorSpec::new(&t.name, t.dtype, t.shape.clone())).collect();
@@ -179,7 +179,7 @@ fn fake_quantized(model: &Path, scheme: &Scheme, out: &Path) {
     writer.finish().unwrap();
 }
 
-/// NVFP4's global scale is shared by fused partners, which each by itself would not have.
+/// Fused layers share NVFP4's global scale, which single layers would not have.
 fn is_shared(scheme: &Scheme) -> bool {
     scheme.has_outer_scale()
 }
@@ -233,6 +233,6 @@ fn every_scheme_goes_through_the_native_container() {
         }
         fs::remove_dir_all(&out).unwrap();
     }
-    // All but the casts that hold every f32.
+    // All except casts that hold every f32.
     assert!(moved >= schemes().len() - 3, "{moved}");
 }

@@ -1,4 +1,4 @@
-//! `mantissa run --chat`: conversations through the model's template, and templates that are out for harm.
+//! `mantissa run --chat`: chat templates, including malicious ones.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::{fail, json as run_json, root, succeed, text};
 
-/// A tiny model with this chat template.
+/// Makes a tiny model with this chat template.
 pub fn model(dir: &Path, template: &Value) -> String {
     let from = root().join("tests/data/tiny/llama2-gqa-tied");
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
@@ -32,13 +32,13 @@ fn a_conversation_is_rendered_encoded_and_continued() {
     let report = run_json(&chat);
     let rendered = "<s>[system] Be kind.\n[user] Hi\n[assistant]";
     assert_eq!(report["rendered"], rendered);
-    // The template's <s> is the token, once; no other is put before it.
+    // The template's <s> becomes the token once; no other BOS is added.
     let plain = run_json(&["run", &folder, "-n", "4", "--json", "--quiet", "-p", rendered, "--bos", "never"]);
     assert_eq!((&report["tokens"], &report["prompt_tokens"]), (&plain["tokens"], &plain["prompt_tokens"]));
     assert!(plain.get("rendered").is_none());
     assert!(!succeed(&["run", &folder, "--chat", "-n", "4", "-p", "Hi", "--quiet"]).is_empty());
 
-    // The same from a file of its own, which counts first, and of several the default.
+    // The same template in its own file, which takes precedence; of several, the default is used.
     fs::write(temp.path().join("chat_template.jinja"), "{{ messages[0].content }}!").unwrap();
     assert_eq!(run_json(&chat)["rendered"], "Be kind.!");
     fs::remove_file(temp.path().join("chat_template.jinja")).unwrap();
@@ -88,11 +88,11 @@ fn what_is_no_template_or_refuses_is_said_in_one_line() {
     let line = fail(2, &["run", &folder, "--chat", "--bos", "always", "-p", "x"]);
     assert!(line.contains("--bos"), "{line}");
     assert!(fail(2, &["run", &folder, "--system", "s", "-p", "x"]).contains("--chat"));
-    // The command behind it takes nothing but requests.
+    // The hidden command behind it accepts only requests.
     assert!(fail(2, &["render-chat"]).contains("standard input"));
 }
 
-/// Strings that are built and never printed: nothing in the engine counts them, the process that renders is limited.
+/// Strings that are built but never printed: the engine does not count them, the process limits do.
 #[test]
 fn bombs_of_memory_and_time_end_with_an_error() {
     let temp = tempfile::tempdir().unwrap();
@@ -102,7 +102,7 @@ fn bombs_of_memory_and_time_end_with_an_error() {
     let joined = "{% set x = 'a' * 100000000 %}{{ [x, x, x, x, x, x, x, x, x, x]|join|length }}";
     let captured = "{% set ns = namespace(x='aaaaaaaaaaaaaaaa') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}";
     let nested = "{% set ns = namespace(x=[]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
-    // A level for every step: the stack ends before the steps do.
+    // One nesting level per step: the stack ends before the steps do.
     let lists = format!(
         "{{% set ns = namespace(x=[]) %}}{{% for i in range(1500) %}}{{% set ns.x = {}ns.x{} %}}{{% endfor %}}{{{{ ns.x }}}}",
         "[".repeat(100),
@@ -139,7 +139,7 @@ fn bombs_of_memory_and_time_end_with_an_error() {
         let shown: String = bomb.chars().take(80).collect();
         assert!(started.elapsed() < Duration::from_secs(30), "{shown}: {:?}", started.elapsed());
         match output.status.code() {
-            // What the engine or the sizes make harmless.
+            // Templates that the engine or the sizes make harmless.
             Some(0) => {}
             Some(2) => {
                 assert!(
@@ -152,7 +152,7 @@ fn bombs_of_memory_and_time_end_with_an_error() {
         }
         println!("{shown}: {:?} {:.0?} {said}", output.status.code(), started.elapsed());
     }
-    // Those that only the limits of the process end.
+    // Templates that only the process limits stop.
     for bomb in [doubled, &set, captured, joined] {
         let folder = model(temp.path(), &json!(bomb));
         let line = fail(2, &["run", &folder, "--chat", "-n", "1", "-p", "Hi", "--quiet"]);

@@ -1,4 +1,4 @@
-//! Containers that one package each reads, through the binary: written, verified by the second decoder, and read back to the same figures.
+//! Formats of single packages: written, verified by the second decoder, and read back to the same figures.
 
 use std::fs;
 
@@ -37,7 +37,7 @@ fn what_is_written_is_verified_and_computes_the_same() {
         quantize(format, &out);
         let verified = json(&["verify", text(&out), "--reference", text(&model), "--json", "--quiet"]);
         assert_eq!(verified["ok"], true, "{recipe} {format}: {verified}");
-        // Exl2's scales are its own; the others hold what the native container does.
+        // EXL2 has its own scales; the others hold what the native format does.
         quantize("native", &native);
         let compared = json(&[
             "eval",
@@ -57,7 +57,7 @@ fn what_is_written_is_verified_and_computes_the_same() {
     let searched =
         ["quantize", text(&model), "--recipe", "rtn-mse-int4-g32", "--format", "exl2", "--out", text(&out)];
     assert!(fail(2, &searched).contains("use rtn- or gptq-"));
-    // A graph of ONNX says where in the weight file each tensor lies.
+    // An ONNX graph records the place of each tensor in the weight file.
     let graph = fs::read(temp.path().join("1/model.onnx")).unwrap();
     let file = mantissa_store::SafeTensors::open(&temp.path().join("1/model.safetensors")).unwrap();
     let has = |part: &str| graph.windows(part.len()).any(|window| window == part.as_bytes());
@@ -71,7 +71,7 @@ fn what_is_written_is_verified_and_computes_the_same() {
     assert!(has("DequantizeLinear") && has("block_size") && has("model.safetensors"));
 }
 
-/// GPTQ under the scales of EXL2, two widths in one model: nearer to the source than the same widths rounded to nearest.
+/// GPTQ with EXL2 scales and two widths in one model is closer to the source than RTN at the same widths.
 #[test]
 fn gptq_into_exl2_loses_less_than_rounding() {
     let temp = TempDir::new().unwrap();
@@ -140,7 +140,7 @@ fn the_second_decoder_reads_what_other_packages_wrote() {
     assert_eq!(seen, 13);
 }
 
-/// What the codes would not follow, or no engine and not even `eval` could run, is refused before anything is written.
+/// Outputs that no engine or reader could run are refused before anything is written.
 #[test]
 fn what_is_not_done_is_not_accepted() {
     let temp = TempDir::new().unwrap();

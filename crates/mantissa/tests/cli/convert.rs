@@ -1,4 +1,4 @@
-//! `convert`: the table of lossless changes of container, there and back; refusals; what requantizing costs.
+//! `convert`: lossless conversions there and back; refusals; the quality loss of requantizing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn quantize(model: &Path, recipe: &str, format: &str, out: &Path) {
     ]);
 }
 
-/// Converts, and checks what is reported.
+/// Converts, and checks the report.
 fn convert(from: &Path, format: &str, out: &Path) {
     convert_of(from, format, out, 14);
 }
@@ -35,7 +35,8 @@ fn convert_of(from: &Path, format: &str, out: &Path, layers: usize) {
     assert_eq!(done["layers"].as_array().unwrap().len(), layers);
 }
 
-/// Tensors of quantized layers that two folders have under the same names, byte for byte but for `reciprocal`.
+/// Compares the tensors of quantized layers that two folders share by name, byte for byte except
+/// `reciprocal`.
 fn same_layers(a: &Path, b: &Path, reciprocal: &str) {
     let open = |dir: &Path| SafeTensors::open(&dir.join("model.safetensors")).unwrap();
     let (a, b) = (open(a), open(b));
@@ -55,7 +56,7 @@ fn same_layers(a: &Path, b: &Path, reciprocal: &str) {
     assert!(compared >= 28, "{compared}");
 }
 
-/// The figures of both models on the same windows differ by no more than rounding of a global scale.
+/// The figures of both models on the same windows differ by at most the rounding of a global scale.
 fn same_results(a: &Path, b: &Path, dir: &Path) {
     let tokens = crate::main_job::windows(dir);
     let compared = json(&["eval", text(a), "--reference", text(b), "--tokens", &tokens, "--json", "--quiet"]);
@@ -63,8 +64,8 @@ fn same_results(a: &Path, b: &Path, dir: &Path) {
     assert!(kl.abs() < 1e-9, "{kl}");
 }
 
-/// A row of the table: dtype of the model, recipe, container, the other, and the tensor that may differ by one unit in the last
-/// place.
+/// Row of the table: model dtype, recipe, format, target format, and the tensor that may differ by one unit
+/// in the last place.
 type Row = (&'static str, &'static str, &'static str, &'static str, &'static str);
 
 /// Model of two layers whose rows are whole tiles of 128.
@@ -76,7 +77,7 @@ fn wide(dir: &Path, dtype: &str) -> PathBuf {
     path
 }
 
-/// Converts there and back: codes and scales are the same bytes, and so are the figures.
+/// Converts there and back: codes, scales and figures are unchanged.
 fn there_and_back(rows: &[Row], model: fn(&Path, &str) -> PathBuf) {
     for &(dtype, recipe, from, to, reciprocal) in rows {
         let temp = TempDir::new().unwrap();
@@ -96,7 +97,7 @@ fn there_and_back(rows: &[Row], model: fn(&Path, &str) -> PathBuf) {
         }
         convert(&there, from, &back);
         same_layers(&first, &back, reciprocal);
-        // The same again gives the same file.
+        // The same command gives the same file.
         if to == "gguf" {
             let again = temp.path().join("again.gguf");
             convert(&first, to, &again);
@@ -127,7 +128,7 @@ fn integers_go_there_and_back() {
         ("f16", "rtn-int4-g32-asym", "compressed-tensors", "gptq", ""),
         ("f16", "rtn-int4-g32-asym", "compressed-tensors", "awq", ""),
         ("f16", "rtn-int4-g32-asym", "awq", "compressed-tensors", ""),
-        // Scales in f16 of a model in bf16 stay what they are between conventions that both keep them in f16.
+        // f16 scales of a bf16 model survive between formats that keep them in f16.
         ("bf16", "rtn-int4-g32-asym", "gptq", "awq", ""),
         ("bf16", "rtn-int4-g32-asym", "awq", "gptq", ""),
         ("f16", "rtn-int8-g32", "gptq", "compressed-tensors", ""),
@@ -135,10 +136,10 @@ fn integers_go_there_and_back() {
         ("f16", "rtn-int8-g32", "compressed-tensors", "gguf", ""),
         ("bf16", "rtn-int4-g32", "compressed-tensors", "modelopt", ""),
         ("bf16", "rtn-int4-g32-asym", "compressed-tensors", "native", ""),
-        // Float minima in place of zero points.
+        // Float minima instead of zero points.
         ("bf16", "rtn-int4-g32-asym:minmax", "mlx", "native", ""),
         ("bf16", "rtn-int4-g32-asym:minmax", "native", "mlx", ""),
-        // Rows of 64 are one group of 64, where those of others are two.
+        // Rows of 64 are one group of 64 here, and two in other formats.
         ("bf16", "rtn-int4-g64-asym", "awq", "gptq", ""),
         ("bf16", "rtn-int4-g64-asym", "gptq", "awq", ""),
     ];
@@ -154,18 +155,18 @@ fn fp8_goes_there_and_back() {
         ("bf16", "nf4", "bitsandbytes", "native", ""),
     ];
     there_and_back(ROWS, wide);
-    // A model whose scales of inputs and weights are per token and per row.
+    // A model with per-token activation scales and per-row weight scales.
     there_and_back(&[("f32", "fp8-dynamic", "compressed-tensors", "modelopt", "")], wide);
 }
 
-/// Both versions of GPTQ's zero points, and act-order, become AWQ's or stay; what cannot be is said.
+/// Both GPTQ zero point versions, and act-order, become AWQ's form or are refused with a reason.
 #[test]
 fn both_versions_of_gptq_are_read_alike() {
     let temp = TempDir::new().unwrap();
     let model = synthetic_of(temp.path(), "f16");
     let (v1, v2) = (temp.path().join("v1"), temp.path().join("v2"));
     quantize(&model, "rtn-int4-g32", "gptq", &v1);
-    // The same file as v2 has it: every zero point one more.
+    // The same file in v2: every zero point one more.
     fs::create_dir(&v2).unwrap();
     for entry in fs::read_dir(&v1).unwrap() {
         let path = entry.unwrap().path();
@@ -186,7 +187,7 @@ fn both_versions_of_gptq_are_read_alike() {
     same_layers(&a, &b, "");
 }
 
-/// Tokenizer, generation settings and templates go along; what describes the old convention does not.
+/// Tokenizer, generation settings and chat templates are copied; the old format's description is not.
 #[test]
 fn what_stands_beside_the_weights_goes_along() {
     let temp = TempDir::new().unwrap();
@@ -202,7 +203,7 @@ fn what_stands_beside_the_weights_goes_along() {
         assert!(fs::read(out.join(name)).unwrap() == fs::read(first.join(name)).unwrap(), "{name}");
     }
     assert!(!out.join("quantization_config.json").exists() && !out.join("quantize_config.json").exists());
-    // From MLX, whose config has its description twice.
+    // From MLX, whose config describes the quantization twice.
     let (mlx, out) = (temp.path().join("mlx"), temp.path().join("ct"));
     quantize(Path::new("demo"), "mxfp4", "mlx", &mlx);
     convert_of(&mlx, "compressed-tensors", &out, 35);
@@ -214,7 +215,7 @@ fn what_stands_beside_the_weights_goes_along() {
     );
 }
 
-/// What a file holds beside codes and scales, and another container has no place for: each is refused by its name.
+/// Everything next to codes and scales that the target format cannot hold is refused by name.
 #[test]
 fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
     let Some(artifacts) = shared("artifacts") else { return };
@@ -222,7 +223,7 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
     let out = temp.path().join("out");
     for (artifact, format, why) in [
         ("llmc_kv_fp8_static", "gptq", "KV cache"),
-        // f16 scales of a model in bf16, before its order of groups is looked at.
+        // f16 scales of a bf16 model, refused before its group order is checked.
         ("gptqm_w4_g32_sym_descact", "compressed-tensors", "is no bf16"),
         ("bnb_int8", "compressed-tensors", "activations"),
     ] {
@@ -230,10 +231,11 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
         let arguments = ["convert", text(&source), "--format", format, "--out", text(&out), "--quiet"];
         let line = fail(2, &arguments);
         assert!(line.contains(why) && line.contains("without loss") && !out.exists(), "{artifact}: {line}");
-        // The KV cache is no layer.
+        // The KV cache is not a layer.
         assert_eq!(line.contains("error: the model, 35 of 35 layers among it,"), why == "KV cache", "{line}");
     }
-    // Stored scales of inputs go along: two conventions' names for the same numbers, or (NVFP4) for their reciprocals.
+    // Static activation scales are copied: two formats' names for the same numbers, or (NVFP4) for their
+    // reciprocals.
     let tokens = shared("reference").unwrap().join("peers/babyllama-105-tokens.json");
     let tokens = format!("{}:eval_in", text(&tokens));
     let nll = |model: &Path| {
@@ -252,12 +254,12 @@ fn cache_scales_stored_inputs_and_rotations_are_not_lost() {
     }
 }
 
-/// A rotation of inputs that both say goes along; where it has no place it is refused.
+/// A rotation that both formats record is copied; elsewhere it is refused.
 #[test]
 fn rotated_inputs_stay_rotated() {
     const ROWS: &[Row] = &[
         ("bf16", "rotate-rtn-int4-g32", "compressed-tensors", "native", ""),
-        // In f32, since compressed-tensors keeps scales in the dtype of the model, and native in f32.
+        // In f32, since compressed-tensors keeps scales in the model's dtype, and native in f32.
         ("f32", "rotate-rtn-int4-g32", "native", "compressed-tensors", ""),
     ];
     there_and_back(ROWS, synthetic_of);
@@ -293,16 +295,16 @@ fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
         assert!(line.contains("without loss") && line.contains("--requantize") && !out.exists(), "{line}");
         line
     };
-    // A type that no other convention has.
+    // A type that no other format has.
     let gguf = temp.path().join("q5_0.gguf");
     quantize(&model, "rtn-q5_0", "gguf", &gguf);
     let line = refused(&gguf, "compressed-tensors");
     assert!(line.contains("14 of 14 layers") && line.contains("model.layers.0.self_attn.q_proj"), "{line}");
-    // Scales in f16 of a model in bf16, which loaders would round.
+    // f16 scales of a bf16 model, which loaders would round.
     let gptq = temp.path().join("gptq");
     quantize(&model, "rtn-int4-g32", "gptq", &gptq);
     assert!(refused(&gptq, "compressed-tensors").contains("is no bf16"));
-    // Inputs that are quantized at run time, where there is no place for that; the user may leave them out.
+    // Run-time activation quantization without a place in the target; the user may drop it.
     let w8a8 = temp.path().join("w8a8");
     quantize(&model, "w8a8", "compressed-tensors", &w8a8);
     assert!(refused(&w8a8, "gguf").contains("inputs"));
@@ -311,7 +313,7 @@ fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
     let done = json(&[&arguments[..], &["--json", "--quiet"]].concat());
     assert_eq!((&done["lossless"], &done["dropped_inputs"]), (&true.into(), &true.into()));
     assert!(done["activations"].is_null(), "{done}");
-    // Zero points where there is no place for them.
+    // Zero points without a place in the target.
     let asym = temp.path().join("asym");
     quantize(&model, "rtn-int4-g32-asym", "gptq", &asym);
     assert!(refused(&asym, "gguf").contains("zero point"));
@@ -325,7 +327,7 @@ fn what_cannot_be_kept_is_refused_and_requantizing_says_what_it_costs() {
     assert_eq!(done["method"], "rtn");
     let said = succeed(&[&arguments[..], &[text(&temp.path().join("again.gguf")), "--quiet"]].concat());
     assert!(said.contains("rounded anew") && said.contains("SQNR"), "{said}");
-    // What it loses against the source as it is, and a bound that it passes or not.
+    // The quality loss against the source, and a bound that it passes or fails.
     let tokens = temp.path().join("tokens.json");
     fs::write(&tokens, "[[1, 2, 3, 4, 5, 6, 7, 8], [9, 8, 7, 6, 5, 4, 3, 2]]").unwrap();
     let measured = temp.path().join("measured.gguf");

@@ -1,4 +1,4 @@
-//! The embedded model: the demo, and `demo` wherever a model is asked for.
+//! The embedded model: `mantissa demo`, and `demo` as MODEL.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::{command, root, stderr, text};
 
-/// Runs the binary in `dir` with a folder for temporary files of its own, which must be empty afterwards.
+/// Runs the binary in `dir` with its own folder for temporary files, which must be empty afterwards.
 fn run_in(dir: &Path, arguments: &[&str]) -> Output {
     let temporary = dir.join("temporary");
     fs::create_dir_all(&temporary).unwrap();
@@ -48,7 +48,7 @@ fn the_demo_measures_and_draws() {
     }
 }
 
-/// What the model has to be worth: crates/mantissa/demo/training/bigram.py.
+/// Minimum quality of the model: crates/mantissa/demo/training/bigram.py.
 #[test]
 fn the_model_beats_a_bigram_model_in_every_domain() {
     let dir = TempDir::new().unwrap();
@@ -62,7 +62,7 @@ fn the_model_beats_a_bigram_model_in_every_domain() {
         assert_eq!(figures["tokens"], bigram[domain]["tokens"], "{domain}: other windows");
         assert!(ours + 3.0 * se < theirs, "{domain}: {ours} ± {se} nats, the bigram model {theirs}");
     }
-    // As bf16, the model is itself.
+    // In bf16 the model equals itself.
     assert_eq!(report["recipes"][0]["domains"][0]["kl"], 0.0);
 }
 

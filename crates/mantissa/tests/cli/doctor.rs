@@ -1,4 +1,5 @@
-//! `doctor` on checkpoints with planted faults, with the source and without, and on sound ones, which it must not accuse.
+//! `doctor` on checkpoints with planted faults, with and without the source, and on sound ones, which it must
+//! not accuse.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 use crate::lint::{rewrite, synthetic_of};
 use crate::support::{fail, mantissa, root, shared, stderr, succeed, text};
 
-/// Runs `doctor`; gives the exit code and the report.
+/// Runs `doctor`; returns the exit code and the report.
 fn doctor(model: &str, arguments: &[&str]) -> (i32, Value) {
     let output = mantissa(&[&["doctor", model, "--json", "--quiet"], arguments].concat());
     let report =
@@ -19,14 +20,14 @@ fn doctor(model: &str, arguments: &[&str]) -> (i32, Value) {
     (output.status.code().unwrap(), report)
 }
 
-/// Fails where a sound model is accused.
+/// Fails if a sound model is accused.
 pub fn never_accused(model: &str, arguments: &[&str]) -> Value {
     let (code, report) = doctor(model, arguments);
     assert!(code == 0 && report["fault"].is_null(), "{model} {arguments:?}: {report}");
     report
 }
 
-/// Fails where the fault that is found, if one is, is another than the tensor and what repairs it.
+/// Fails unless the fault found has this tensor and this repair.
 fn named(model: &Path, arguments: &[&str], tensor: &str, repair: Option<&str>) -> Value {
     let (code, report) = doctor(text(model), arguments);
     let fault = &report["fault"];
@@ -40,7 +41,7 @@ fn quantize(model: &str, recipe: &str, out: &Path) {
     succeed(&["quantize", model, "--recipe", recipe, "--out", text(out), "--quiet"]);
 }
 
-/// A model in bf16 and the same quantized by `recipe`.
+/// Makes a model in bf16, and the same quantized by `recipe`.
 fn models(dir: &Path, recipe: &str) -> (PathBuf, PathBuf) {
     let (model, out) = (synthetic_of(dir, "bf16"), dir.join("q"));
     quantize(text(&model), recipe, &out);
@@ -56,12 +57,12 @@ fn reciprocal(bytes: &mut [u8]) {
     bytes.copy_from_slice(&(1.0 / scale).to_le_bytes());
 }
 
-/// Each 4-bit field less one.
+/// Decrements each 4-bit field.
 fn one_less(bytes: &mut [u8]) {
     bytes.iter_mut().for_each(|b| *b = (*b & 15).saturating_sub(1) | (*b >> 4).saturating_sub(1) << 4);
 }
 
-/// Applies `change` to the tensors of the output whose names hold `module` and end with `part`.
+/// Applies `change` to the output's tensors whose names contain `module` and end with `part`.
 fn plant(out: &Path, module: &str, part: &str, change: &dyn Fn(&mut [u8])) {
     rewrite(&out.join("model.safetensors"), |name, bytes| {
         if name.contains(module) && name.ends_with(part) {
@@ -94,13 +95,13 @@ fn a_sound_model_has_no_fault() {
     }
 }
 
-/// Weights that the source holds transposed, under other names, or as codes with a factor beside them.
+/// Weights that the source stores transposed, under other names, or as codes with a scale factor.
 #[test]
 fn an_artifact_with_another_layout_than_its_source_has_no_fault() {
     let temp = TempDir::new().unwrap();
     for (model, recipe, file, quantized) in [
         ("gpt2", "rtn-int4-channel", "folder", 8),
-        // Rows of 24 are no blocks of 32.
+        // Rows of 24 are not divisible into blocks of 32.
         ("gpt2", "rtn-q8_0", "q.gguf", 6),
         ("gpt-oss", "rtn-int4-channel", "folder", 32),
         ("bitnet-silu", "rtn-q4_0", "q.gguf", 12),
@@ -110,7 +111,7 @@ fn an_artifact_with_another_layout_than_its_source_has_no_fault() {
         quantize(text(&source), recipe, &out);
         let report = never_accused(text(&out), &["--reference", text(&source)]);
         assert_eq!(report["verdict"], "sound", "{model} {recipe}");
-        // Rounding is what explains the deviation of its linear layers.
+        // Rounding explains the deviation of its linear layers.
         let rounded = |row: &&Value| row["expected"].as_f64().unwrap() > 0.0;
         let count = report["tensors"].as_array().unwrap().iter().filter(rounded).count();
         assert_eq!(count, quantized, "{model} {recipe}: {report}");
@@ -118,7 +119,7 @@ fn an_artifact_with_another_layout_than_its_source_has_no_fault() {
     }
 }
 
-/// A fault in a transposed weight, and one in an expert that the source holds among the others.
+/// A fault in a transposed weight, and one in an expert that the source stores stacked.
 #[test]
 fn faults_are_named_where_the_source_has_another_layout() {
     let temp = TempDir::new().unwrap();
@@ -134,7 +135,7 @@ fn faults_are_named_where_the_source_has_another_layout() {
     }
 }
 
-/// Each fault in one tensor of the second layer: it is named, and so is what repairs it.
+/// Each fault in one tensor of the second layer: the tensor and its repair are named.
 #[test]
 fn planted_faults_are_named_with_their_repair() {
     let plus_one = |bytes: &mut [u8]| {
@@ -166,7 +167,7 @@ fn planted_faults_are_named_with_their_repair() {
     }
 }
 
-/// Swapped tensors, and scales of columns that no norm undoes, in a dense model.
+/// Swapped tensors, and column scales that no norm undoes, in a dense model.
 #[test]
 fn faults_of_dense_models_are_named() {
     let temp = TempDir::new().unwrap();
@@ -188,7 +189,7 @@ fn faults_of_dense_models_are_named() {
     plant(&swapped, "layers.1.mlp.up_proj", "weight", &|bytes| bytes.copy_from_slice(&gate));
     let gate = "model.layers.1.mlp.gate_proj.weight";
     named(&swapped, &["--reference", text(&model)], gate, Some("gate and up swapped"));
-    // Every other column times 8: three more in the exponents of bf16.
+    // Every other column times 8: three more in the bf16 exponent.
     let scaled = copy("scaled");
     plant(&scaled, "layers.1.mlp.up_proj", "weight", &|bytes| {
         for word in bytes.chunks_exact_mut(4) {
@@ -201,7 +202,7 @@ fn faults_of_dense_models_are_named() {
     named(&scaled, &["--reference", text(&model)], up, Some("column scales undone"));
 }
 
-/// A fault outside the weights: the config, the tokenizer.
+/// A fault outside the weights: config or tokenizer.
 #[test]
 fn a_config_and_a_tokenizer_of_another_model_are_named() {
     let temp = TempDir::new().unwrap();
@@ -220,7 +221,7 @@ fn a_config_and_a_tokenizer_of_another_model_are_named() {
     });
     named(&out, &["--reference", "demo"], "config.json: rms_norm_eps", None);
     fs::write(out.join("config.json"), &original).unwrap();
-    // Another order of merges.
+    // Another merge order.
     let path = out.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     tokenizer["model"]["merges"].as_array_mut().unwrap().drain(..200);
@@ -234,7 +235,7 @@ fn a_config_and_a_tokenizer_of_another_model_are_named() {
 fn a_gguf_file_without_the_permutation_is_named() {
     let temp = TempDir::new().unwrap();
     let out = temp.path().join("m.gguf");
-    // A model that has learnt something: of random weights attention hardly depends on positions.
+    // A trained model: with random weights, attention hardly depends on positions.
     let quantize =
         ["quantize", "demo", "--recipe", "rtn-q8_0", "--format", "gguf", "--out", text(&out), "--quiet"];
     succeed(&quantize);
@@ -253,11 +254,11 @@ fn a_gguf_file_without_the_permutation_is_named() {
     fs::write(&out, bytes).unwrap();
     let (tensor, repair) = ("model.layers.0.self_attn.q_proj.weight", Some("q and k rows interleaved"));
     named(&out, &["--reference", "demo"], tensor, repair);
-    // The loss shows it, too.
+    // The loss shows it too.
     named(&out, &a_text(), tensor, repair);
 }
 
-/// Blocks of GGUF whose 4-bit fields were written in pairs of neighbours, and in swapped nibbles.
+/// GGUF blocks whose 4-bit fields were written in adjacent pairs or with swapped nibbles.
 #[test]
 fn the_order_of_fields_in_blocks_is_named() {
     let temp = TempDir::new().unwrap();
@@ -302,13 +303,13 @@ fn the_order_of_fields_in_blocks_is_named() {
     }
 }
 
-/// A little of the text inside the program, to spare time.
+/// A short part of the built-in text, to save time.
 fn a_text() -> Vec<&'static str> {
     const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/demo/text/stories.txt");
     vec!["--text", TEXT, "--context", "64", "--limit", "504"]
 }
 
-/// Without the source, the loss on a text says it: on the model inside, which has learnt something.
+/// Without the source, the loss on a text decides, on the trained built-in model.
 #[test]
 fn a_text_tells_the_fault_of_a_trained_model() {
     let whole = |recipe: &str, part: &str, change: &dyn Fn(&mut [u8]), repair: &str| {
@@ -331,7 +332,7 @@ fn a_text_tells_the_fault_of_a_trained_model() {
     whole("rtn-int4-g32-asym", "weight_zero_point", &one_less, "zero points + 1");
 }
 
-/// Scales that were written group by group.
+/// Scales written group by group.
 #[test]
 fn transposed_scales_are_named() {
     let temp = TempDir::new().unwrap();
@@ -362,7 +363,7 @@ fn a_text_tells_the_tensor() {
     assert_eq!(report["fault"]["layers"], serde_json::json!([1]));
 }
 
-/// A model that is broken in a way that is not tried: nothing is named that is not at fault.
+/// A model with an untested fault: nothing is wrongly named.
 #[test]
 fn what_is_not_tried_is_not_named() {
     let temp = TempDir::new().unwrap();
@@ -374,7 +375,7 @@ fn what_is_not_tried_is_not_named() {
     never_accused(text(&out), &a_text());
 }
 
-/// Models that have learnt nothing are as good in any order, which is said.
+/// Untrained models are equally good in any order, so the verdict is undecided.
 #[test]
 fn random_models_are_not_accused() {
     let temp = TempDir::new().unwrap();
@@ -395,7 +396,7 @@ fn random_models_are_not_accused() {
     }
 }
 
-/// Every model and artifact that may stand beside the checkout, on texts that they know and on others.
+/// Every model and checkpoint of the data next to the checkout, on in-domain and other texts.
 #[test]
 fn no_model_beside_the_checkout_is_accused() {
     let (Some(models), Some(artifacts)) = (shared("models"), shared("artifacts")) else { return };
@@ -405,7 +406,7 @@ fn no_model_beside_the_checkout_is_accused() {
         all.into_iter().filter(|path| path.join("config.json").is_file()).collect::<Vec<_>>()
     };
     let reference = models.join("babyllama-105");
-    // Five beginnings of windows that it knows.
+    // The first tokens of five in-domain windows.
     let known = fs::read(models.join("../reference/peers/babyllama-105-tokens.json")).unwrap();
     let known: Value = serde_json::from_slice(&known).unwrap();
     let windows: Vec<&[Value]> =

@@ -19,7 +19,7 @@ fn the_budget_goes_where_it_saves_most() {
     let temp = TempDir::new().unwrap();
     let (model, out, tokens) = (tiny("llama2-gqa-tied"), temp.path().join("fit"), windows(temp.path()));
     let (model, out_text, recipe) = (text(&model), text(&out), temp.path().join("found.toml"));
-    // int2-g8, int4-g8 and int8-g8 with scales in f32 take 6, 8 and 12 bits.
+    // int2-g8, int4-g8 and int8-g8 with f32 scales take 6, 8 and 12 bits.
     let fit = ["fit", model, "--schemes", "int2-g8,int4-g8,int8-g8", "--tokens", &tokens, "--quiet"];
     let asked = ["--budget", "9bpw", "--out", out_text, "--save-recipe", text(&recipe), "--json"];
     let done = json(&[&fit[..], &asked].concat());
@@ -37,7 +37,7 @@ fn the_budget_goes_where_it_saves_most() {
     assert_eq!((done["windows"].as_u64(), done["verification"]["ok"].as_bool()), (Some(2), Some(true)));
     assert_eq!(done["evaluation"]["text"]["windows"], 1);
     assert!(!temp.path().join("fit.fit").exists());
-    // A unit alone costs what the model does with everything else left as it is.
+    // The KL of a unit equals that of a model with only this unit quantized.
     let unit = &units[7];
     assert_eq!(unit["modules"], serde_json::json!(["model.layers.1.mlp.down_proj"]));
     let alone = temp.path().join("alone.toml");
@@ -52,7 +52,7 @@ fn the_budget_goes_where_it_saves_most() {
     let eval = json(&["eval", text(&one), "--reference", model, "--tokens", &measured, "--json", "--quiet"]);
     let (found, expected) = (kl(&done, unit, "int2-g8"), eval["kl"].as_f64().unwrap());
     assert!((found - expected).abs() <= 1e-6 * expected, "{found} {expected}");
-    // The recipe gives the same weights again.
+    // The saved recipe gives the same weights.
     let again = temp.path().join("again");
     succeed(&["quantize", model, "--recipe", text(&recipe), "--out", text(&again), "--quiet"]);
     let weights = |dir: &std::path::Path| fs::read(dir.join("model.safetensors")).unwrap();
@@ -61,7 +61,7 @@ fn the_budget_goes_where_it_saves_most() {
     assert!(said.contains("int8-g8") && said.contains("KL of each unit alone"), "{said}");
 }
 
-/// Whatever a recipe name may begin with is a method here, and the recipe that is found says it.
+/// Every method of recipe names works, and the saved recipe names it.
 #[test]
 fn every_method_of_recipe_names_is_a_method_here() {
     let temp = TempDir::new().unwrap();
@@ -78,7 +78,7 @@ fn every_method_of_recipe_names_is_a_method_here() {
         assert_eq!(done["verification"]["ok"], true, "{done}");
         let found = fs::read_to_string(&recipe).unwrap();
         assert!(found.contains(said), "{found}");
-        // The recipe gives the same weights again.
+        // The saved recipe gives the same weights.
         let again = temp.path().join("again");
         let quantize = ["quantize", text(&model), "--recipe", text(&recipe), "--calibration-tokens", &tokens];
         succeed(&[&quantize[..], &["--out", text(&again), "--overwrite", "--quiet"]].concat());

@@ -1,5 +1,5 @@
-//! Every architecture that GGUF files are written of: a tiny model of it, written in f32, verified, and run from the file with
-//! the logits of its source.
+//! Every architecture with GGUF output: a tiny model written in f32, verified, and run from the file with the
+//! source's logits.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, fail, json as run, succeed, text, write};
 
-/// The committed model `name` with what llama.cpp cannot compute of it changed: `edits` of its config.
+/// Copies the committed model `name` with `edits` of its config for features that llama.cpp does not compute.
 fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
     let out = dir.join(name);
     std::fs::create_dir(&out).unwrap();
@@ -24,7 +24,7 @@ fn model(dir: &Path, name: &str, edits: &Value) -> PathBuf {
     out
 }
 
-/// Its first layer has no experts, which llama.cpp does not know in this architecture: the second alone.
+/// Removes the first layer, which has no experts: llama.cpp does not support that in this architecture.
 fn qwen2_moe(dir: &Path) -> PathBuf {
     let edits = json!({"num_hidden_layers": 1, "mlp_only_layers": [], "layer_types": ["full_attention"]});
     let out = model(dir, "qwen2-moe", &edits);

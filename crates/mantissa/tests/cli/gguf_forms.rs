@@ -1,4 +1,4 @@
-//! What single architectures have in GGUF files beside names: factors of ternary weights, experts in MXFP4 and NVFP4, several files.
+//! Architecture-specific GGUF forms: scale factors of ternary weights, MXFP4 and NVFP4 experts, split files.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::inspect::complete;
 use crate::main_job::{tiny, windows};
 use crate::support::{File, fail, json as run, le, succeed, text, write};
 
-/// The config of a tiny model with some fields changed.
+/// Config of a tiny model with some fields changed.
 fn config(name: &str, edits: &Value) -> Value {
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(tiny(name).join("config.json")).unwrap()).unwrap();
@@ -21,7 +21,7 @@ fn config(name: &str, edits: &Value) -> Value {
     config
 }
 
-/// A model of this config: norms 1, weights as `value` says by name and index.
+/// Writes a model with this config: norms 1, weights given by `value` from name and index.
 fn model(out: &Path, config: &Value, value: impl Fn(&str, usize) -> f32) -> PathBuf {
     std::fs::create_dir(out).unwrap();
     std::fs::write(out.join("config.json"), config.to_string()).unwrap();
@@ -38,7 +38,7 @@ fn model(out: &Path, config: &Value, value: impl Fn(&str, usize) -> f32) -> Path
     out.to_owned()
 }
 
-/// Something between -1 and 1 that f16 holds.
+/// Returns a value between -1 and 1 that is exact in f16.
 fn noise(name: &str, i: usize) -> f32 {
     let mut x = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (name.len() as u64) << 40;
     x = (x ^ (x >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -64,7 +64,7 @@ fn ternary_weights_are_carried_over_exactly() {
             "hidden_size": hidden, "intermediate_size": hidden, "num_hidden_layers": 1,
             "num_attention_heads": 4, "num_key_value_heads": 4
         });
-        // A factor that no f16 is near, for each matrix another.
+        // A different factor per matrix, none near an f16 value.
         let trit = |name: &str, i: usize| match name.contains("proj") {
             true => {
                 (noise(name, i) * 1.5).round().clamp(-1.0, 1.0) * (0.123_456_79 + name.len() as f32 * 1e-3)
@@ -88,7 +88,7 @@ fn ternary_weights_are_carried_over_exactly() {
             assert!(worst <= 1e-4, "{recipe}: {worst}");
         }
     }
-    // From one container to the other, and back as the other type.
+    // Convert to the other format, and back in the other type.
     let (native, back) = (dir.join("native"), dir.join("back.gguf"));
     let from = dir.join("256-rtn-tq1_0.gguf");
     for (from, format, to) in [(&from, "native", &native), (&native, "gguf", &back)] {
@@ -99,7 +99,7 @@ fn ternary_weights_are_carried_over_exactly() {
     assert!(apart(&logits(dir, &from, &tokens), &logits(dir, &back, &tokens)) <= 1e-5);
 }
 
-/// A gpt-oss model as it is published: its experts in MXFP4.
+/// gpt-oss model in its published form, with MXFP4 experts.
 fn gpt_oss(out: &Path) -> PathBuf {
     let edits = json!({
         "intermediate_size": 64, "swiglu_limit": 7.0, "quantization_config": {"quant_method": "mxfp4"}
@@ -137,7 +137,7 @@ fn gpt_oss(out: &Path) -> PathBuf {
     out.to_owned()
 }
 
-/// `inspect --stats` reads experts of a gpt-oss model wherever they stand, and finds the same numbers.
+/// `inspect --stats` reads gpt-oss experts in every format and finds the same statistics.
 fn statistics_agree(source: &Path, gguf: &Path) {
     let stats = |path: &Path, name: &str| {
         let report = run(&["inspect", text(path), "--stats", "--json"]);
@@ -153,7 +153,7 @@ fn statistics_agree(source: &Path, gguf: &Path) {
     assert_eq!(theirs, ours);
     let (amax, kurtosis) = (theirs["amax"].as_f64().unwrap(), theirs["kurtosis"].as_f64().unwrap());
     assert!(amax > 0.0 && kurtosis > 1.0 && theirs["row_amax"]["max"].as_f64() == Some(amax), "{theirs}");
-    // Gate and up are one projection there, and two here.
+    // Gate and up are one projection in one format, and two in the other.
     let joined = stats(source, "1.mlp.experts.gate_up_proj");
     let [gate, up] = ["gate", "up"].map(|of| stats(gguf, &format!("blk.1.ffn_{of}_exps.weight")));
     let mean = |stats: &Value| stats["mean"].as_f64().unwrap();
@@ -183,7 +183,7 @@ fn experts_of_gpt_oss_are_carried_over_bit_for_bit() {
     assert_eq!((up.ty.name, &up.shape[..]), ("MXFP4", &[4, 64, 32][..]));
     assert_eq!(file.get("blk.1.ffn_up_exps.bias").unwrap().shape, [4, 64]);
     assert_eq!(file.get("blk.0.attn_sinks.weight").unwrap().shape, [4]);
-    // Row 7 of `up` of expert 2 is row 15 of the joined projection.
+    // Row 7 of expert 2's `up` is row 15 of the fused projection.
     let theirs = File::open(&source.join("model.safetensors"));
     let name = "model.layers.1.mlp.experts.gate_up_proj";
     let row = 2 * 128 + 15;
@@ -264,7 +264,7 @@ fn experts_are_stacked_and_taken_apart_bit_for_bit() {
         assert_eq!(ours.names(), theirs.names(), "{format}");
         for name in theirs.names() {
             assert_eq!(ours.shape(&name), theirs.shape(&name), "{format}: {name}");
-            // GGUF's dense tensors come back in the narrowest dtype that holds them.
+            // Unquantized GGUF tensors come back in the narrowest dtype that holds them.
             match name.ends_with("_blocks") || name.ends_with("_scales") || format != "gguf" {
                 true => assert!(ours.bytes(&name) == theirs.bytes(&name), "{format}: {name}"),
                 false => assert!(ours.f32(&name) == theirs.f32(&name), "{format}: {name}"),
@@ -301,7 +301,7 @@ fn only_experts_are_stored_in_the_published_layout() {
         let arguments = ["convert", text(from), "--format", "mxfp4", "--out", text(out), "--json", "--quiet"];
         [&arguments[..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
-    // Attention is quantized as well: it has no place there, but decoded.
+    // Attention is quantized too: the target can only hold it decoded.
     let (all, out) = (dir.join("all"), dir.join("out"));
     quantize("rtn-mxfp4", "compressed-tensors", &all);
     let line = fail(2, &convert(&all, &out, &[]));
@@ -310,7 +310,7 @@ fn only_experts_are_stored_in_the_published_layout() {
     assert_eq!((&done["lossless"], &done["verification"]["ok"]), (&false.into(), &true.into()), "{done}");
     assert_eq!(done["max_relative_error"], 0.0, "what is rounded already stays: {done}");
     assert!(apart(&logits(dir, &all, &tokens), &logits(dir, &out, &tokens)) <= 1e-5);
-    // The experts are those that are quantized into this layout from the beginning.
+    // Experts converted to this layout equal experts quantized into it.
     let direct = dir.join("direct");
     quantize("rtn-mxfp4", "mxfp4", &direct);
     let open = |dir: &Path| File::open(&dir.join("model.safetensors"));
@@ -319,7 +319,7 @@ fn only_experts_are_stored_in_the_published_layout() {
     for name in theirs.names().iter().filter(|name| name.contains("experts")) {
         assert!(ours.bytes(name) == theirs.bytes(name), "{name}");
     }
-    // Experts in another scheme, and a model without any.
+    // Experts in another scheme, and a model without experts.
     let int4 = dir.join("int4");
     quantize("rtn-int4-g32", "compressed-tensors", &int4);
     assert!(fail(2, &convert(&int4, &dir.join("no"), &[])).contains("mxfp4 only"));
@@ -373,7 +373,7 @@ fn a_large_model_is_split_as_gguf_split_does() {
         run(&[&arguments[..], more, &["--json", "--quiet"]].concat())
     };
     quantize(&whole, &[]);
-    // Twice: what stands there is replaced.
+    // Twice: the second run replaces the first's files.
     for _ in 0..2 {
         let done = quantize(&out, &["--max-shard-size", "10000"]);
         assert_eq!(done["verification"]["ok"], true, "{done}");
@@ -398,7 +398,7 @@ fn a_large_model_is_split_as_gguf_split_does() {
     };
     assert!(tensors(&model) == tensors(&Gguf::open(&whole).unwrap()));
     assert_eq!(apart(&logits(dir, &whole, &tokens), &logits(dir, &first, &tokens)), 0.0);
-    // A part of another model among them.
+    // A file of another model among them.
     let second = dir.join("m-00002-of-00003.gguf");
     let mut bytes = std::fs::read(&second).unwrap();
     let at = bytes.len() - 40;

@@ -1,4 +1,4 @@
-//! llama.cpp's file types and importance matrices, as a user has them: quantize, imatrix, verify, eval.
+//! llama.cpp's file types and importance matrices through the command line: quantize, imatrix, verify, eval.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::main_job::{tiny, windows};
 use crate::support::{command, fail, json, succeed, text};
 
-/// A small Llama whose rows hold blocks of 256, with the layers that the rules tell apart.
+/// Small Llama whose rows hold blocks of 256, with the layers that the rules distinguish.
 fn model(dir: &Path) -> PathBuf {
     let out = dir.join("model");
     let sizes = ["--hidden", "256", "--layers", "8", "--heads", "4", "--kv-heads", "2", "--ffn", "512"];
@@ -19,7 +19,7 @@ fn model(dir: &Path) -> PathBuf {
     out
 }
 
-/// The type of every tensor of a file.
+/// Returns the type of every tensor of a file.
 fn types(path: &Path) -> BTreeMap<String, &'static str> {
     Gguf::open(path).unwrap().tensors().iter().map(|t| (t.name.clone(), t.ty.name)).collect()
 }
@@ -65,7 +65,7 @@ fn bytes_do_not_depend_on_threads_or_instruction_sets() {
     assert!(all[0] == all[1] && all[1] == all[2]);
 }
 
-/// Two layers, for what is slow.
+/// Two layers, for slow tests.
 fn tiny_of(dir: &Path) -> PathBuf {
     let out = dir.join("model");
     let sizes = ["--hidden", "256", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--ffn", "256"];
@@ -103,7 +103,7 @@ fn importance_is_found_written_read_and_recorded() {
     let blind = quantize(&outs[0], &[]);
     let given = quantize(&outs[1], &["--imatrix", text(&imatrix)]);
     let collected = quantize(&outs[2], &["--calibration-tokens", &tokens]);
-    // The same weights, whether importance comes from the file or is found on the way; and others than without.
+    // The same weights whether importance comes from a file or is computed; different ones without it.
     assert_eq!(given["layers"], collected["layers"]);
     assert_ne!(given["layers"], blind["layers"]);
     let metadata =
@@ -111,7 +111,7 @@ fn importance_is_found_written_read_and_recorded() {
     assert_eq!((metadata(&outs[0]), metadata(&outs[1])), (None, Some(Value::U32(14))));
 }
 
-/// Experts are one entry with the sums and the tokens of each, and each is weighed by its own.
+/// Experts are one entry with sums and token counts per expert, each weighted by its own.
 #[test]
 fn experts_have_an_importance_each() {
     let temp = TempDir::new().unwrap();
@@ -129,7 +129,7 @@ fn experts_have_an_importance_each() {
         let (shape, sums) = values(&format!("blk.1.ffn_{part}_exps.weight.in_sum2"));
         assert_eq!(shape, [4, cols]);
         let (_, counts) = values(&format!("blk.1.ffn_{part}_exps.weight.counts"));
-        // Two experts a token.
+        // Two experts per token.
         assert_eq!((counts.len(), counts.iter().sum::<f32>()), (4, 2.0 * 72.0));
         let seen = sums.chunks(cols).zip(&counts);
         assert!(seen.into_iter().all(|(sums, count)| (sums.iter().sum::<f32>() > 0.0) == (*count > 0.0)));

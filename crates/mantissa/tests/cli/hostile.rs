@@ -1,4 +1,4 @@
-//! Files and numbers made to break a reader, through the binary: judged as documented, in little time and memory.
+//! Hostile files and numbers through the binary: documented verdicts, bounded time and memory.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::support::{fail, root, shared, stderr, succeed, text};
 
-/// Address space and time that a verdict on a hostile file may take. `ulimit` counts in KiB.
+/// Address space and time allowed for a verdict on a hostile file. `ulimit` counts in KiB.
 const ADDRESS_SPACE: u64 = 1_000_000_000 / 1024;
 const TIME: Duration = Duration::from_secs(2);
 
-/// Runs the binary under the limit of the address space, and fails where it takes too long or does not end in order.
+/// Runs the binary with limited address space; fails if it is slow or does not end orderly.
 pub fn confined(arguments: &[&str]) -> Output {
     let mut command = Command::new("sh");
     let script = format!("ulimit -v {ADDRESS_SPACE}; exec \"$0\" \"$@\"");
@@ -28,7 +28,7 @@ pub fn confined(arguments: &[&str]) -> Output {
     output
 }
 
-/// Judges every file that `EXPECT.tsv` of the folder lists.
+/// Checks every file listed in the folder's `EXPECT.tsv`.
 fn judged(folder: &Path) -> usize {
     let expected = fs::read_to_string(folder.join("EXPECT.tsv")).unwrap();
     let mut files = 0;
@@ -68,7 +68,7 @@ fn collected_hostile_files_are_judged_as_expected() {
     assert!(judged(&folder) >= 33);
 }
 
-/// The one file of the collection that is not small enough to commit.
+/// The one file of the collection that is too large to commit.
 #[test]
 fn a_header_nested_a_hundred_thousand_deep_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ fn a_header_nested_a_hundred_thousand_deep_is_refused() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
 
-/// A copy of a tiny model with one edit of its config.
+/// Copies a tiny model with one edit of its config.
 fn model(dir: &Path, edit: impl Fn(&mut Value)) -> String {
     let from = root().join("tests/data/tiny/llama2-gqa-tied");
     for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
@@ -109,7 +109,7 @@ fn contexts_are_checked_by_arithmetic_before_anything_is_allocated() {
     let steps = ["--stride", "18446744073709551615"].map(str::to_owned);
     assert!(fail(2, &[&eval("8")[..], &steps].concat()).contains("--stride"));
     succeed(&eval("8"));
-    // As many new tokens as a count can say are cut to the context, and said to be.
+    // A huge number of new tokens is cut to the context, with a warning.
     let output = crate::support::mantissa(&["run", &plain, "-p", "the cat", "-n", "18446744073709551615"]);
     assert!(
         output.status.success() && stderr(&output).contains("the model's context of"),
@@ -130,7 +130,7 @@ fn a_cache_that_no_memory_holds_is_said_in_bytes() {
     let long = model(temp.path(), |config| config["max_position_embeddings"] = json!(1_000_000_000));
     let started = Instant::now();
     let line = fail(3, &["run", &long, "-p", "the cat", "-n", "999999000"]);
-    // 2 layers, keys and values of 2 heads of 8 in f32, for 10^9 tokens: 256 GB, beside the tables of positions.
+    // 2 layers with keys and values of 2 heads of 8 in f32, for 10^9 tokens: 256 GB, plus position tables.
     assert!(line.contains("needs") && line.contains("available"), "{line}");
     assert!(line.contains(" GB") || line.contains(" TB"), "{line}");
     assert!(started.elapsed() < TIME, "{:?}", started.elapsed());
@@ -152,7 +152,7 @@ fn texts_that_are_no_utf8_or_too_long_are_refused() {
     );
 }
 
-/// NaN and infinity in a weight: named by tensor, count and first index by every command that would compute with it.
+/// NaN or infinity in a weight: every command that would compute with it names tensor, count and first index.
 #[test]
 fn weights_that_are_no_numbers_are_named_by_every_command() {
     let temp = tempfile::tempdir().unwrap();
@@ -182,14 +182,14 @@ fn weights_that_are_no_numbers_are_named_by_every_command() {
         assert!(line.contains(&says), "{arguments:?}: {line}");
         assert!(!out.exists());
     }
-    // Looking at it is allowed: that is how one finds out.
+    // `inspect` still works, so that users can find out.
     let report = crate::support::json(&["inspect", &broken, "--stats", "--json"]);
     let tensors = report["tensors"].as_array().unwrap();
     let stats = &tensors.iter().find(|t| t["name"] == name).unwrap()["stats"];
     assert_eq!((&stats["nan"], &stats["inf"]), (&json!(1), &json!(1)));
 }
 
-/// `docs/reference/hostile-input.md` names the tests that hold it to its word; each is there.
+/// Every test named in `docs/reference/hostile-input.md` exists.
 #[test]
 fn every_test_that_the_documentation_names_exists() {
     let mut sources = String::new();
@@ -218,6 +218,6 @@ fn every_test_that_the_documentation_names_exists() {
             assert!(sources.contains(&format!("fn {name}(")), "case {}: no test `{name}`", cells[0]);
         }
     }
-    // 43 to 46 are about a server, which there is not.
+    // Cases 43 to 46 concern a server, which does not exist.
     assert_eq!(cases, (1..=42).chain(47..=54).collect::<Vec<_>>());
 }

@@ -1,4 +1,4 @@
-//! Files that a command is given: weight files of a folder, files that are not there, token windows that do not fit.
+//! Input files: weight files of a folder, missing files, token windows that do not fit.
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,9 +29,9 @@ fn a_weight_file_of_a_folder_stands_for_the_folder() {
         json(&["eval", model, "--tokens", text(&tokens), "--json", "--quiet"])["nll"].clone()
     };
     assert_eq!(eval(text(&file)), eval(text(&dir)));
-    // To look at, a file is a file.
+    // `inspect` treats a weight file as a single file.
     assert!(json(&["inspect", text(&file), "--json"])["model_type"].is_null());
-    // A weight file that is not the folder's is refused, with what to do.
+    // A foreign weight file in a model folder is refused, with a fix.
     let other = dir.join("other.safetensors");
     fs::copy(&file, &other).unwrap();
     let line = fail(2, &[&["quantize", text(&other)], &recipe[..]].concat());
@@ -78,7 +78,7 @@ fn every_input_that_is_not_there_exits_2_and_is_named() {
     ] {
         let line = fail(2, &arguments);
         assert!(line.starts_with("error: no/") && line.contains(", got no such file"), "{line}");
-        // A folder is no file either.
+        // A folder is not accepted as a file.
         let folder = text(temp.path());
         if let Some(file) = arguments.iter_mut().find(|a| **a == "no/file") {
             *file = folder;

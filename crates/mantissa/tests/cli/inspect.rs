@@ -148,7 +148,7 @@ fn quantized_models_count_logical_weights() {
         let tensors = report["tensors"].as_array().unwrap();
         let quantized: Vec<_> = tensors.iter().filter(|t| t["scheme"] == scheme).collect();
         assert_eq!(quantized.len(), 35, "{name}");
-        // Weights of this model have a standard deviation of a few hundredths: they were dequantized.
+        // Weights of this model have a standard deviation of a few hundredths, so they were dequantized.
         assert!(
             quantized.iter().all(|t| (0.001..0.2).contains(&t["stats"]["std"].as_f64().unwrap())),
             "{name}"
@@ -169,7 +169,7 @@ fn quantized_models_count_logical_weights() {
         let tensors = report["tensors"].as_array().unwrap();
         assert_eq!(tensors.iter().filter(|t| t["scheme"] == scheme).count(), 35, "{name}");
     }
-    // Of a convention that nobody knows, the architecture still says how many parameters there are.
+    // For an unknown format, the architecture still gives the number of parameters.
     let foreign = tempfile::tempdir().unwrap();
     for file in fs::read_dir(artifacts.join("gptqm_w4_g32_sym_gar")).unwrap() {
         let path = file.unwrap().path();
@@ -200,14 +200,14 @@ fn the_native_container_is_shown_by_its_schemes() {
     ]);
     let report = json(&["inspect", text(&out), "--json"]);
     assert_eq!(report["convention"], "native");
-    // A four-bit code and a group's scale and zero point, 32 bits each.
+    // A 4-bit code, and a 32-bit scale and zero point per group.
     assert_eq!(report["linear_bits_per_weight"], 6.0);
     assert_eq!(report["parameters"], json(&["inspect", text(&model), "--json"])["parameters"]);
     let quantized = report["tensors"].as_array().unwrap().iter().filter(|t| t["scheme"] == "int4-g32-asym");
     assert_eq!(quantized.count(), 2 * 7);
 }
 
-/// Fails where a model that was made from `source` does not have all of its tensors, or not as many parameters.
+/// A quantized model that lacks tensors or parameters of its source fails.
 pub fn complete(model: &Path, source: &Path) -> Value {
     let [report, of_source] = [model, source].map(|path| json(&["inspect", text(path), "--json"]));
     let what = model.display();
@@ -217,14 +217,14 @@ pub fn complete(model: &Path, source: &Path) -> Value {
     report
 }
 
-/// Containers whose tensors do not say the shapes of the weights.
+/// Formats whose tensors do not record the weight shapes.
 #[test]
 fn every_container_counts_logical_weights() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model");
     succeed(&["synth", "--preset", "tiny", "--out", text(&model)]);
     for (format, recipe, bits) in [
-        // Scales of 4 bits by a 16-bit one, and where groups and rows lie; scale and offset in f32 of each group.
+        // 4-bit scales with a 16-bit one, and group and row indices; f32 scale and offset per group.
         ("exl2", "rtn-int4-g32", 4.0..5.0),
         ("mlx", "rtn-int4-g32-asym:minmax", 6.0..6.0001),
         ("onnx", "rtn-int8-channel", 8.0..8.6),

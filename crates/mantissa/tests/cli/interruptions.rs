@@ -1,4 +1,5 @@
-//! Kills, signals, full disks and rival writers: the old output stays whole, and the same command ends in the same bytes.
+//! Kills, signals, full disks and concurrent writers: the old output stays whole, and the same command
+//! resumes to the same bytes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::support::{command, fail, json, mantissa, stderr, succeed, text};
 
-/// A model of 4.2 million parameters, whose quantization takes a few tenths of a second.
+/// Model of 4.2 million parameters, whose quantization takes a few tenths of a second.
 fn model(dir: &Path) -> PathBuf {
     synth(
         dir,
@@ -26,7 +27,7 @@ fn synth(dir: &Path, name: &str, sizes: &[&str]) -> PathBuf {
     out
 }
 
-/// Arguments of a quantization into several files, so that some are complete when it is ended.
+/// Arguments of a quantization into several files, so that some are complete when it is killed.
 fn arguments<'a>(model: &'a Path, out: &'a Path) -> Vec<&'a str> {
     let (model, out) = (text(model), text(out));
     vec![
@@ -48,7 +49,7 @@ fn start<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Child {
     command().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Names and contents of a folder's files, folders within it left out.
+/// Returns names and contents of a folder's files, without subfolders.
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let read = |name: String| {
         let bytes = fs::read(dir.join(&name)).unwrap();
@@ -68,13 +69,13 @@ fn strays(dir: &Path) -> Vec<String> {
     names_in(dir).into_iter().filter(|name| name.contains(".mantissa-")).collect()
 }
 
-/// Sends a signal, by its name without SIG.
+/// Sends a signal, named without SIG.
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
 
-/// Waits until something holds; false after a minute or when the child has ended.
+/// Waits for a condition; false after a minute or when the child has ended.
 fn wait_until(child: &mut Child, holds: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(60) {
@@ -89,7 +90,7 @@ fn wait_until(child: &mut Child, holds: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Lines of the journal beside the output, its key not counted.
+/// Returns the journal lines next to the output, without the key.
 fn units_done(dir: &Path) -> usize {
     let partial = names_in(dir).into_iter().find(|name| name.contains(".mantissa-partial"));
     let journal = partial.and_then(|name| fs::read(dir.join(name).join(".mantissa-journal")).ok());
@@ -199,10 +200,10 @@ fn a_gguf_file_stays_whole_under_kills() {
         sleep(whole.mul_f64(1.2 * f64::from(random_u32(5, trial)) / f64::from(u32::MAX)));
         child.kill().unwrap();
         child.wait().unwrap();
-        // Those of a dead process are cleaned at the next start, locks too.
+        // The next start removes files and locks of dead processes.
         let found: Vec<_> =
             files(dir).into_iter().filter(|(name, _)| GGUF_FILES.contains(&name.as_str())).collect();
-        // The file comes first, its quality.json after it, the manifest last.
+        // The file is published first, then its quality.json, then the manifest.
         let bare = found.len() < 3 && found.iter().all(|(name, _)| !name.ends_with("manifest.json"));
         let is = |whole: &[(String, Vec<u8>)]| {
             found == whole || (bare && found[0] == whole[0] && found.iter().all(|file| whole.contains(file)))
@@ -250,7 +251,7 @@ fn a_second_signal_ends_at_once_and_loses_nothing() {
     let out = dir.join("out");
     let mut child = start(&arguments(&model, &out));
     assert!(wait_until(&mut child, || units_done(&dir) >= 12));
-    // Both are pending when the process goes on, so that the second comes before it has acted on the first.
+    // Both signals are pending when the process continues, so the second arrives before the first is handled.
     signal(&child, "STOP");
     signal(&child, "INT");
     signal(&child, "TERM");
@@ -330,7 +331,7 @@ fn outputs_that_cannot_be_written_are_refused() {
         quantize(Path::new("/proc/mantissa")).status.code() == Some(3),
         "a file system that takes no folders"
     );
-    // Through a link to another folder the link stays.
+    // A link to another folder stays a link.
     let (real, link) = (temp.path().join("real"), temp.path().join("other-link"));
     fs::create_dir(&real).unwrap();
     std::os::unix::fs::symlink("real", &link).unwrap();
@@ -340,7 +341,7 @@ fn outputs_that_cannot_be_written_are_refused() {
     assert_eq!(strays(temp.path()), [""; 0]);
 }
 
-/// Writes of a file fail from a length on that grows until the run succeeds.
+/// Limits the size of written files, raising the limit until the run succeeds.
 #[test]
 fn a_limit_on_the_length_of_files() {
     let temp = TempDir::new().unwrap();
@@ -382,7 +383,7 @@ fn a_limit_on_the_length_of_files() {
     assert_eq!(names_in(&dir), ["out"]);
 }
 
-/// A file system of 1 MiB, in a mount namespace of its own.
+/// File system of 1 MiB in its own mount namespace.
 #[test]
 fn a_full_file_system() {
     let temp = TempDir::new().unwrap();
@@ -401,7 +402,8 @@ fn a_full_file_system() {
             return;
         }
     }
-    // 0.15 MB of embedding and, as nf4, 0.25 MB of layers, in files of 0.2 MB: the second does not fit beside the filler.
+    // 0.15 MB of embedding and 0.25 MB of nf4 layers, in files of 0.2 MB: the second does not fit next to the
+    // filler.
     synth(temp.path(), "model", &["--hidden", "128", "--ffn", "256", "--vocab", "600", "--layers", "3"]);
     let script = "
         run() { \"$0\" quantize \"$2\" --recipe \"$1\" --out out --max-shard-size 200k --verify=false --overwrite --json; }
@@ -426,8 +428,8 @@ fn a_full_file_system() {
     assert_eq!(lines[4].trim(), "out", "{found}");
 }
 
-/// Methods that calibrate, killed ten times one after another at moments of a seed and gone on with each time, end in the bytes of a run that
-/// was never disturbed.
+/// Calibrated methods, killed ten times at seeded moments and resumed each time, give the bytes of an
+/// undisturbed run.
 #[test]
 fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
     let temp = TempDir::new().unwrap();
@@ -467,7 +469,7 @@ fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
             let share = f64::from(random_u32(40 + seed as u64, trial)) / f64::from(u32::MAX);
             sleep(whole.mul_f64(share));
             child.kill().unwrap();
-            // A run that had ended is begun anew.
+            // A run that had finished starts anew.
             match child.wait().unwrap().success() {
                 true => fs::remove_dir_all(&out).unwrap(),
                 false => kills += 1,
@@ -484,7 +486,7 @@ fn ten_kills_change_no_byte_of_a_method_that_calibrates() {
     }
 }
 
-/// An interrupted `fit` says what it leaves beside its output; the same command ends as if nothing had been.
+/// An interrupted `fit` names the work folder it leaves; the same command then finishes as if undisturbed.
 #[test]
 fn a_fit_that_is_interrupted_says_what_it_leaves() {
     let temp = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! `--kv`: keys and values in any scheme.
+//! `--kv`: KV cache schemes.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::{fail, json, mantissa, root, shared, stderr, succeed, text};
 
-/// `eval demo --reference demo` on a short text.
+/// Runs `eval demo --reference demo` on a short text.
 fn eval(more: &[&str]) -> Value {
     let readme = root().join("README.md");
     let fixed = ["eval", "demo", "--reference", "demo", "--text", text(&readme), "--context", "64"];
@@ -19,7 +19,7 @@ fn number(report: &Value, field: &str) -> f64 {
     report[field].as_f64().unwrap()
 }
 
-/// Five layers of four heads of 32: what is reported is what the scheme takes.
+/// Five layers of four heads of 32: the reported bytes are those of the scheme.
 #[test]
 fn fewer_bits_cost_more_and_take_less() {
     let mut least = 0.0;
@@ -44,7 +44,7 @@ fn a_window_is_measured_by_decoding() {
     assert!(number(&none, "kl") < 1e-9 && number(&none, "kl") < number(&some, "kl"), "{none} {some}");
     assert!(number(&some, "kl") < number(&all, "kl"), "{some} {all}");
     assert_eq!(all["prefill"], 16);
-    // Positions from the last of the prompt on.
+    // Positions count from the last prompt token on.
     let whole = eval(&["--kv", "int4-head"]);
     assert!(number(&all, "tokens") < number(&whole, "tokens"));
 }
@@ -70,7 +70,7 @@ fn run_says_how_it_kept_keys_and_values() {
     }
 }
 
-/// Quantizes the model with cache scales of the calibration text.
+/// Quantizes the model with cache scales from the calibration text.
 fn quantize(out: &Path, recipe: &str, more: &[&str]) {
     let model = root().join("tests/data/tiny/llama2-gqa-tied");
     let fixed = ["quantize", text(&model), "--recipe", recipe, "--out", text(out), "--quiet"];
@@ -87,7 +87,7 @@ fn scale(dir: &Path, name: &str) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Static scales come from the calibration text, are read back, and go from one container to another.
+/// Static scales come from the calibration text, are read back, and survive conversions.
 #[test]
 fn cache_scales_are_stored_and_carried() {
     let temp = TempDir::new().unwrap();
@@ -121,7 +121,7 @@ fn cache_scales_are_stored_and_carried() {
     assert!(line.contains("keys and values"), "{line}");
 }
 
-/// One per head, integers, and schemes that take scales as they write, which our own container names.
+/// Per-head scales, integers, and dynamic schemes are stored in the native format only.
 #[test]
 fn recipes_name_schemes_of_the_cache() {
     let temp = TempDir::new().unwrap();
@@ -149,8 +149,8 @@ fn recipes_name_schemes_of_the_cache() {
     }
 }
 
-/// llm-compressor's artifact with an FP8 cache: the same recipe on the same windows. Its observer averages the extremes of windows,
-/// ours takes the greatest: never below by more than rounding of weights makes, and little above.
+/// Compares with llm-compressor's FP8 cache: same recipe, same windows. Its observer averages the extremes of
+/// windows, ours takes the maximum: never lower beyond weight rounding, and little higher.
 #[test]
 fn cache_scales_are_near_those_of_llm_compressor() {
     let (Some(artifacts), Some(models), Some(peers)) =
@@ -175,7 +175,7 @@ fn cache_scales_are_near_those_of_llm_compressor() {
     }
 }
 
-/// Scales are found anew on other windows, and nothing else is touched.
+/// `recalibrate` recomputes the scales on other windows and changes nothing else.
 #[test]
 fn recalibration_changes_scales_alone() {
     let temp = TempDir::new().unwrap();
@@ -190,7 +190,7 @@ fn recalibration_changes_scales_alone() {
     let report = recalibrate(&windows, &new);
     assert_eq!((&report["input_scales"], &report["cache_scales"]), (&14.into(), &4.into()));
     recalibrate(&old.with_extension("json"), &same);
-    // Its report goes along, without what was measured.
+    // The quality report is copied without the measured figures.
     assert_eq!(json(&["verify", text(&new), "--json", "--quiet"])["ok"], true);
     let quality: serde_json::Value =
         serde_json::from_slice(&std::fs::read(new.join("quality.json")).unwrap()).unwrap();
@@ -213,7 +213,7 @@ fn recalibration_changes_scales_alone() {
         let is_scale = ["input_scale", "k_scale", "v_scale"].iter().any(|end| meta.name.ends_with(end));
         assert!(is_scale || of(&old) == of(&new), "{}", meta.name);
         changed += usize::from(of(&old) != of(&new));
-        // What quantize found on the same windows.
+        // Equals what quantize computes on the same windows.
         assert!(!meta.name.contains("attn.k_scale") || of(&old) == of(&same), "{}", meta.name);
     }
     assert!(changed >= 10, "{changed}");
@@ -223,7 +223,7 @@ fn recalibration_changes_scales_alone() {
     assert!(line.contains("found") && !none.exists(), "{line}");
 }
 
-/// Levels that a text or a density gives cost less than even ones in as many bits, and those of a text need one.
+/// Learned or density-based levels lose less than uniform ones of the same width; learned ones need a text.
 #[test]
 fn levels_are_found_on_a_text_or_known() {
     let readme = root().join("README.md");
@@ -246,7 +246,7 @@ fn levels_are_found_on_a_text_or_known() {
     succeed(&[&run[..], &["--samples", "2", "--length", "64"]].concat());
 }
 
-/// Levels are found once and go along with the model: it then runs as with the same text at its start.
+/// Levels are learned once and stored with the model, which then runs as with the same text.
 #[test]
 fn levels_go_along_with_a_model() {
     const POLICY: &str = "nuq3-10%,pre-rope";
@@ -277,7 +277,7 @@ fn levels_go_along_with_a_model() {
     let line = fail(2, &["eval", text(&at("with")), "--tokens", text(&windows), "--kv", "nuq2"]);
     assert!(line.contains("--calibration"), "{line}");
     assert_eq!(json(&["verify", text(&at("with")), "--json", "--quiet"])["ok"], true);
-    // Added to weights that stay, and found anew: the levels of the same text are the same.
+    // Adding levels keeps the weights; the same text gives the same levels.
     let recalibrate = |from: &str, tokens: &Path, more: &[&str], to: &str| {
         let (from, to) = (at(from), at(to));
         let arguments = ["recalibrate", text(&from), "--tokens", text(tokens), "--out", text(&to), "--json"];
@@ -302,7 +302,7 @@ fn levels_go_along_with_a_model() {
         levels += usize::from(is_level);
     }
     assert_eq!(levels, 6, "three of each layer");
-    // In several files the last has them.
+    // In a sharded model the last file has the levels.
     let arguments = ["--format", "native", "--max-shard-size", "20000"];
     quantize(&at("sharded"), "rtn-int4-g8", &arguments);
     recalibrate("sharded", &windows, &["--kv", POLICY], "sharded-levels");
@@ -310,7 +310,7 @@ fn levels_go_along_with_a_model() {
     assert_eq!(json(&["verify", text(&at("sharded-levels")), "--json", "--quiet"])["ok"], true);
 }
 
-/// Levels have a place in the native container alone, and need a text.
+/// Only the native format stores levels, and learning them needs a text.
 #[test]
 fn levels_that_have_no_place_are_refused() {
     let temp = TempDir::new().unwrap();
@@ -337,13 +337,13 @@ fn levels_that_have_no_place_are_refused() {
     ] {
         refused(&["recalibrate", text(&at(from)), "--tokens", tokens, "--kv", kv], says);
     }
-    // Rounding anew leaves them out, and says so.
+    // Requantizing drops the levels and says so.
     let (with, anew) = (at("with"), at("anew"));
     let arguments = ["convert", text(&with), "--format", "native", "--requantize", "int8-channel"];
     let done = json(&[&arguments[..], &["--out", text(&anew), "--json", "--quiet"]].concat());
     assert!(done["notes"].to_string().contains("levels of the KV cache are left out"), "{done}");
     assert!(json(&["inspect", text(&anew), "--json"])["kv_cache"].is_null());
-    // A model that says one thing and holds another.
+    // A model whose config and tensors disagree.
     let config = at("with").join("config.json");
     let wrong = std::fs::read_to_string(&config).unwrap().replace("\"nuq3\"", "\"nuq4\"");
     std::fs::write(&config, wrong).unwrap();
@@ -351,7 +351,7 @@ fn levels_that_have_no_place_are_refused() {
     assert!(line.contains("nuq4") && line.contains("levels"), "{line}");
 }
 
-/// Operands of attention in 8 bits, and products added as a matrix unit adds them.
+/// 8-bit attention operands, and FP8 accumulators of matrix units.
 #[test]
 fn arithmetic_is_simulated() {
     let (all, weights) =

@@ -1,4 +1,4 @@
-//! `lint` on artifacts with planted faults, and `quantize --for`.
+//! `lint` on checkpoints with planted faults, and `quantize --for`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::{fail, mantissa, stderr, succeed, text};
 
-/// A Llama of two layers whose rows are whole groups of 32: 64 columns, 128 in the MLP.
+/// Llama of two layers whose rows are whole groups of 32: 64 columns, 128 in the MLP.
 fn synthetic(dir: &Path) -> PathBuf {
     synthetic_of(dir, "bf16")
 }
@@ -39,7 +39,7 @@ pub fn synthetic_of(dir: &Path, dtype: &str) -> PathBuf {
     path
 }
 
-/// Lints a model; gives the exit code and the report of the only engine.
+/// Lints a model; returns the exit code and the report of the only engine.
 fn lint(model: &Path, arguments: &[&str]) -> (i32, Value) {
     let output = mantissa(&[&["lint", text(model), "--json", "--quiet"], arguments].concat());
     let report: Value =
@@ -48,13 +48,13 @@ fn lint(model: &Path, arguments: &[&str]) -> (i32, Value) {
     (output.status.code().unwrap(), report["reports"][0].clone())
 }
 
-/// The tensors of the findings under a rule.
+/// Returns the tensors of a rule's findings.
 fn tensors<'a>(report: &'a Value, rule: &str) -> Vec<&'a str> {
     let findings = report["findings"].as_array().unwrap().iter();
     findings.filter(|f| f["rule"] == rule).map(|f| f["tensor"].as_str().unwrap()).collect()
 }
 
-/// Rewrites a safetensors file with `change` applied to each tensor's bytes.
+/// Rewrites a safetensors file, applying `change` to each tensor's bytes.
 pub fn rewrite(path: &Path, change: impl Fn(&str, &mut Vec<u8>)) {
     let file = SafeTensors::open(path).unwrap();
     let metas: Vec<_> = file.tensors().to_vec();
@@ -114,7 +114,7 @@ fn groups_that_do_not_divide_a_partition_are_refused_before_and_after() {
         "{found:?}"
     );
     assert_eq!(lint(&out, &["--for", "vllm"]).0, 0);
-    // Not an engine's convention at all.
+    // A format that the engine does not read.
     let (code, report) = lint(&out, &["--for", "llama.cpp"]);
     assert_eq!((code, tensors(&report, "llama-cpp-convention")), (1, vec!["quantization_config"]));
 }
@@ -155,7 +155,7 @@ fn a_gguf_file_whose_rows_were_not_permuted_is_named() {
     let (code, report) = lint(&out, &against);
     let named = ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.1.attn_q.weight", "blk.1.attn_k.weight"];
     assert_eq!((code, tensors(&report, "gguf-row-order")), (1, named.to_vec()), "{report}");
-    // Without the source it is said that this was not decided.
+    // Without the source this rule is reported as unchecked.
     let (_, report) = lint(&out, &["--for", "llama.cpp"]);
     let unchecked = report["unchecked"].to_string();
     assert!(unchecked.contains("gguf-row-order") && unchecked.contains("doctor"), "{unchecked}");
@@ -187,7 +187,7 @@ fn a_gptq_checkpoint_with_the_wrong_label_is_named() {
     let (model, dir) = (synthetic(temp.path()), temp.path().join("g"));
     fs::create_dir(&dir).unwrap();
     let mut config: Value = serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();
-    // Zero points of 8 as v2 stores them, and as v1 does: each under its label, and under the other's.
+    // Zero points of 8 as v2 and as v1 store them, each under its own label and under the other's.
     for (zeros, right, wrong) in [(0x88, "gptq_v2", "gptq"), (0x77, "gptq", "gptq_v2")] {
         let layers = gptq_files(&model, &dir, zeros);
         for (label, findings) in [(wrong, layers), (right, 0)] {
@@ -204,10 +204,10 @@ fn a_gptq_checkpoint_with_the_wrong_label_is_named() {
     }
 }
 
-/// The tensors of a safetensors file, to be changed.
+/// Reads the tensors of a safetensors file for editing.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// Rewrites a safetensors file with `change` applied to its tensors.
+/// Rewrites a safetensors file, applying `change` to its tensors.
 fn edit(path: &Path, change: impl FnOnce(&mut Tensors)) {
     let file = SafeTensors::open(path).unwrap();
     let read = |meta: &mantissa_store::TensorMeta| {
@@ -257,7 +257,7 @@ fn a_router_that_is_quantized_is_named() {
     assert!(code == 1 && found.len() == 1 && found[0].ends_with(".gate"), "{report}");
 }
 
-/// A KV cache in FP8: without scales engines take 1, and one per head only some kernels read.
+/// An FP8 KV cache: engines use 1 for missing scales, and only some kernels read per-head scales.
 #[test]
 fn scales_of_the_cache_that_are_missing_or_many_are_named() {
     let temp = TempDir::new().unwrap();
@@ -289,7 +289,7 @@ fn scales_of_the_cache_that_are_missing_or_many_are_named() {
     });
     let (_, report) = lint(&out, &["--for", "vllm"]);
     assert_eq!(tensors(&report, "cache-scale"), ["model.layers.0.self_attn.k_scale"], "{report}");
-    // A shape that no engine reads does not even load here.
+    // A shape that no engine reads does not load here either.
     edit(&out.join("model.safetensors"), |tensors| {
         let name = missing.as_flattened()[0].clone();
         tensors.insert(name, (Dtype::BF16, vec![3], vec![0x80, 0x3f, 0x80, 0x3f, 0x80, 0x3f]));
@@ -312,7 +312,7 @@ fn fp8_on_a_gpu_without_it_is_named() {
     let (code, report) = lint(&out, &["--for", "vllm:gpu=a100"]);
     assert_eq!((code, tensors(&report, "fp8-gpu").len()), (0, 1), "{report}");
     assert_eq!(tensors(&lint(&out, &["--for", "vllm:gpu=h100"]).1, "fp8-gpu"), Vec::<&str>::new());
-    // Before any work, too.
+    // Also before any work.
     let again = temp.path().join("again");
     let line = fail(
         1,
@@ -331,7 +331,7 @@ fn fp8_on_a_gpu_without_it_is_named() {
     assert!(line.contains("[trtllm-fp8-gpu]") && !again.exists(), "{line}");
 }
 
-/// A tokenizer whose two files disagree on the token that begins a text, and a GGUF file that does not say.
+/// A tokenizer whose two files disagree on the BOS token, and a GGUF file without the rule.
 #[test]
 fn a_tokenizer_without_a_rule_for_bos_is_named() {
     let temp = TempDir::new().unwrap();
@@ -344,9 +344,9 @@ fn a_tokenizer_without_a_rule_for_bos_is_named() {
         fs::write(&path, own.to_string()).unwrap();
         tensors(&lint(&out, &["--for", "transformers"]).1, "bos-rule").len()
     });
-    // What tokenizer.json does is the one or the other.
+    // tokenizer.json either adds a BOS or not.
     assert_eq!(findings.iter().sum::<usize>(), 1);
-    // The key of a GGUF file under another name, as where a converter left it out.
+    // A GGUF file without the key, as converters may leave it.
     let gguf = temp.path().join("m.gguf");
     succeed(&[
         "quantize",
@@ -373,7 +373,7 @@ fn a_tokenizer_without_a_rule_for_bos_is_named() {
     );
 }
 
-/// What the field's own tools wrote loads in the engines that they wrote it for: no rule is broken under which it would not.
+/// Checkpoints of other tools pass for the engines they were written for.
 #[test]
 fn artifacts_of_public_tools_break_no_rule_of_their_engines() {
     let Some(artifacts) = crate::support::shared("artifacts") else { return };
@@ -382,7 +382,7 @@ fn artifacts_of_public_tools_break_no_rule_of_their_engines() {
         let path = entry.unwrap().path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         let engines: &[&str] = match name {
-            // Three bits: vLLM has no kernel for them without an option, which is so.
+            // 3-bit weights: vLLM indeed has no kernel for them without an option.
             "gptqm_w3_g32_sym_gar" => &["transformers", "sglang"],
             // Packed zero points, at which from_pretrained stops (tests/interop/README.md).
             "llmc_gptq_w3_g32_asym_static" => &[],
@@ -403,7 +403,8 @@ fn artifacts_of_public_tools_break_no_rule_of_their_engines() {
     assert!(linted > 40, "{linted}");
 }
 
-/// A GPTQ checkpoint of the model's shapes, all codes 9, two zero points to a byte `zeros`; gives the number of its layers.
+/// Writes a GPTQ checkpoint with the model's shapes, all codes 9, two zero points per byte `zeros`; returns
+/// the number of layers.
 fn gptq_files(model: &Path, dir: &Path, zeros: u8) -> usize {
     let source = SafeTensors::open(&model.join("model.safetensors")).unwrap();
     let (mut specs, mut all, mut layers) = (Vec::new(), Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! The binary from the outside: what scripts rely on.
+//! The binary from the outside: the behavior that scripts rely on.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod calibrated;

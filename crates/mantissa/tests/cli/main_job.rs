@@ -1,4 +1,4 @@
-//! The main job as a user does it: quantize, verify, eval, run - on the tiny models in the repository.
+//! Main workflow: quantize, verify, eval, run, on the repository's tiny models.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub fn tiny(name: &str) -> PathBuf {
     root().join("tests/data/tiny").join(name)
 }
 
-/// Token windows for the tiny models, whose vocabularies hold at least 64 ids.
+/// Token windows for the tiny models, whose vocabularies have at least 64 ids.
 pub fn windows(dir: &Path) -> String {
     let path = dir.join("windows.json");
     let window =
@@ -41,24 +41,26 @@ fn quantize_verify_and_measure() {
         assert!(result[field].is_f64(), "{field}: {result}");
     }
     let inspected = json(&["inspect", out, "--json"]);
-    // What is on disk: also the two int64 of `weight_shape`, which weigh in a layer this small.
+    // Includes the two int64 values of `weight_shape`, which matter in a layer this small.
     let bits = inspected["linear_bits_per_weight"].as_f64().unwrap();
     assert!((8.0..8.2).contains(&bits), "{bits}");
     let stored = done["linear_stored_bits_per_weight"].as_f64().unwrap();
     assert!((stored - bits).abs() < 1e-9, "{stored} {bits}");
 }
 
-/// A container's zero points, groups of columns and shapes count in what is said to be stored, as `inspect` finds it in the file.
+/// Reported bits as stored include a format's zero points, group indices and shapes, and match `inspect` on
+/// the file.
 #[test]
 fn bits_as_stored_are_those_of_the_file() {
     let temp = TempDir::new().unwrap();
     let model = crate::lint::synthetic_of(temp.path(), "bf16");
     for (i, (recipe, format, by_scheme, shown)) in [
-        // Of 32 weights 128 bits of codes, 16 of the scale and 4 of the zero point that symmetric codes have as well; of each column 32.
+        // Per 32 weights: 128 bits of codes, 16 of scale and 4 of the zero point that symmetric codes store
+        // too; 32 per column.
         ("rtn-int4-g32", "gptq", 4.5, true),
         ("rtn-int4-g32-asym", "gptq", 4.625, true),
         ("rtn-int4-g32-asym", "awq", 4.625, false),
-        // Zero points of 8 bits beside codes of 4.
+        // 8-bit zero points next to 4-bit codes.
         ("rtn-int4-g32-asym", "native", 5.125, true),
         ("rtn-int4-g32", "compressed-tensors", 4.5, true),
         ("rtn-mxfp4", "mlx", 4.25, false),
@@ -99,7 +101,7 @@ fn bits_as_stored_are_those_of_the_file() {
     }
 }
 
-/// Every architecture: what was quantized is verified against its source and loses little.
+/// Every architecture: the quantized model verifies against its source and loses little.
 #[test]
 fn architectures_quantize_verify_and_measure() {
     let temp = TempDir::new().unwrap();
@@ -128,7 +130,7 @@ fn architectures_quantize_verify_and_measure() {
         let planned = json(&["quantize", model, "--recipe", "nf4", "--out", out, "--dry-run", "--json"]);
         assert!(planned["predicted_peak_memory"].as_u64().unwrap() > 0, "{name}: {planned}");
         let gptq = ["gptq-int4-g8", "--calibration-tokens", &tokens];
-        // In the container that servers read, and in one that holds groups that do not divide a row.
+        // In a format that servers read, and in one that allows ragged groups.
         for (recipe, format, most) in
             [(&["rtn-int8-channel"][..], "compressed-tensors", 0.05), (&gptq, "native", 0.2)]
         {
@@ -154,13 +156,13 @@ fn architectures_quantize_verify_and_measure() {
     }
 }
 
-/// Linear layers of the decoder layers of a model.
+/// Returns the linear layers of a model's decoder layers.
 fn linears(model: &Path) -> usize {
     let files = mantissa_store::convention::ModelFiles::open(model).unwrap();
     mantissa_quant::model_config(&files).unwrap().decoder_linears().count()
 }
 
-/// Conv1D is said to be known by GPTQ's readers only, and GPTQ's container holds it.
+/// Conv1D is reported as known to GPTQ readers only, and the GPTQ format holds it.
 #[test]
 fn transposed_weights_and_stacked_experts_are_said() {
     let temp = TempDir::new().unwrap();
@@ -290,7 +292,7 @@ fn text_is_cut_into_documents_or_windows() {
     assert_eq!(eval(&["--split", "==", "--bos", "always"])["windows"], 3);
     let two = eval(&["--split", "==", "--docs", "2..3", "--bos", "always"]);
     assert_eq!(two["windows"], 2);
-    // End to end or overlapping, every token after the first window's context is predicted once.
+    // With or without overlap, every token after the first window's context is predicted once.
     let whole = eval(&["--bos", "never", "--context", "8", "--stride", "4"]);
     assert!(whole["tokens"].as_u64().unwrap() > 7);
     let limited = eval(&["--bos", "never", "--context", "8", "--limit", "5"]);
@@ -383,7 +385,7 @@ fn a_damaged_gguf_file_does_not_verify() {
         "--quiet",
     ]);
     let whole = std::fs::read(&out).unwrap();
-    // In the data; in the version, which makes the file unreadable; and its last bytes lost.
+    // Damage in the data, in the version (unreadable file), and truncation.
     for (at, more) in [(whole.len() - 9, ""), (4, "version")] {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x80;
@@ -394,7 +396,7 @@ fn a_damaged_gguf_file_does_not_verify() {
     std::fs::write(&out, &whole[..whole.len() - 40]).unwrap();
     let line = fail(1, &["verify", text(&out), "--quiet"]);
     assert!(line.contains("expected ") && line.contains(" bytes"), "{line}");
-    // Without its manifest and quality.json nothing is known of it.
+    // Without manifest and quality.json nothing is recorded.
     for suffix in ["mantissa-manifest.json", "quality.json"] {
         std::fs::remove_file(temp.path().join(format!("m.gguf.{suffix}"))).unwrap();
     }

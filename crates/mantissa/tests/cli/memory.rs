@@ -1,4 +1,5 @@
-//! Memory is refused before it is taken, in words, and running out of it is an error like any other.
+//! Memory limits: work is refused with a message before it starts, and running out of memory is an ordinary
+//! error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -55,7 +56,7 @@ fn tokenizer() -> Option<PathBuf> {
     Some(folder)
 }
 
-/// Under every limit of the address space a command works or says in one line that it cannot.
+/// Under every address space limit a command works, or reports in one line that it cannot.
 #[test]
 fn every_limit_of_the_address_space_ends_in_success_or_an_error() {
     let temp = TempDir::new().unwrap();
@@ -96,7 +97,7 @@ fn every_limit_of_the_address_space_ends_in_success_or_an_error() {
     }
 }
 
-/// Runs the binary in an address space of so many MiB.
+/// Runs the binary in an address space of this many MiB.
 fn limited(mib: u32, arguments: &[&str]) -> Output {
     let mut command = Command::new("sh");
     let script = format!("ulimit -v {}; exec \"$0\" \"$@\"", mib * 1024);
@@ -104,8 +105,8 @@ fn limited(mib: u32, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Runs the binary and looks at its memory every millisecond: how it ended, and the largest anonymous memory that was seen; `None` where
-/// the system does not say.
+/// Runs the binary and samples its memory every millisecond; returns its status and the largest anonymous
+/// memory seen, `None` if unknown.
 fn measured(arguments: &[&str]) -> (Output, Option<u64>) {
     let mut command = command();
     let mut child = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -117,7 +118,7 @@ fn measured(arguments: &[&str]) -> (Output, Option<u64>) {
             let line = found.lines().find_map(|line| line.strip_prefix(name))?;
             Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
         };
-        // The largest resident memory so far, without the pages of files.
+        // Peak resident memory without file pages.
         let now = field("VmHWM:").zip(field("RssFile:")).map(|(all, files)| all.saturating_sub(files));
         peak = peak.max(now.max(field("RssAnon:")));
         std::thread::sleep(Duration::from_millis(1));
@@ -125,13 +126,13 @@ fn measured(arguments: &[&str]) -> (Output, Option<u64>) {
     (child.wait_with_output().unwrap(), peak)
 }
 
-/// What the commands of the table read.
+/// Inputs of the commands in the table.
 struct Inputs {
     dir: TempDir,
 }
 
 impl Inputs {
-    /// A model of 5 million parameters with a tokenizer, its quantized forms, texts and token windows.
+    /// Makes a model of 5 million parameters with a tokenizer, its quantized forms, texts and token windows.
     fn new() -> Self {
         let inputs = Inputs { dir: TempDir::new().unwrap() };
         let at = |name: &str| inputs.at(name);
@@ -172,7 +173,7 @@ impl Inputs {
         text(&self.dir.path().join(name)).to_owned()
     }
 
-    /// Runs a command, whose words that begin with `@` are files, under a ceiling.
+    /// Runs a command under a ceiling; words that begin with `@` are files.
     fn run(&self, line: &str, memory: u64) -> (Output, Option<u64>) {
         let words: Vec<String> = line
             .split(' ')
@@ -187,7 +188,7 @@ impl Inputs {
         measured(&arguments)
     }
 
-    /// Removes what a command has written.
+    /// Removes the outputs of a command.
     fn clean(&self) {
         for entry in std::fs::read_dir(self.dir.path()).unwrap() {
             let path = entry.unwrap().path();
@@ -203,7 +204,7 @@ impl Inputs {
     }
 }
 
-/// Every command that has a ceiling, and the forms of it that hold other things.
+/// Every command with a ceiling, in the forms that hold different things.
 const COMMANDS: [&str; 35] = [
     "demo --recipe rtn-q4_0 --report @out.html",
     "inspect @model",
@@ -242,7 +243,7 @@ const COMMANDS: [&str; 35] = [
     "synth --preset tiny --hidden 256 --ffn 1024 --heads 4 --out @out",
 ];
 
-/// Under any ceiling a command holds to it, or refuses before it has written anything, with both sizes.
+/// Under any ceiling a command keeps to it, or refuses with both sizes before writing anything.
 #[test]
 fn a_ceiling_is_kept_or_refused_by_every_command() {
     let inputs = Inputs::new();
@@ -252,7 +253,7 @@ fn a_ceiling_is_kept_or_refused_by_every_command() {
             let (output, peak) = inputs.run(line, memory);
             let said = stderr(&output);
             match output.status.code() {
-                // 1: a gate of `lint` or `doctor`, which have done their work.
+                // 1: a gate of `lint` or `doctor`, which did their work.
                 Some(0 | 1) => {
                     assert!(peak.is_none_or(|peak| peak <= memory), "{line}: {peak:?} under {memory}");
                     report.push(format!("{} MB: {}", memory / 1_000_000, peak.unwrap_or(0) / 1_000_000));
@@ -278,7 +279,7 @@ fn a_ceiling_is_kept_or_refused_by_every_command() {
     }
 }
 
-/// The ceiling of training: the tokens of its texts, and the run.
+/// Ceiling of training: the tokens of its texts, and the run.
 #[test]
 fn training_keeps_its_ceiling() {
     let temp = TempDir::new().unwrap();
@@ -318,7 +319,7 @@ fn training_keeps_its_ceiling() {
     assert!(line.contains("endless.txt") && line.contains("needs"), "{line}");
 }
 
-/// What never ends, or is far too long, is refused within the ceiling, or with the limit where there is one without it.
+/// Endless or far too long input is refused within the ceiling, or with the reader's own limit.
 #[test]
 fn texts_without_end_are_refused_with_the_limit() {
     let temp = TempDir::new().unwrap();
@@ -355,7 +356,7 @@ fn texts_without_end_are_refused_with_the_limit() {
         assert!(peak.is_none_or(|peak| peak <= ceiling), "{arguments:?}: {peak:?}");
     }
     assert!(!temp.path().join("out").exists());
-    // A long text with few words that differ is learned from a piece at a time.
+    // A long text with few distinct words is processed piece by piece.
     let learn = ["tokenizer", &long, "--vocab", "262", "--out", &out, "--memory", "40M", "--threads", "2"];
     let (output, peak) = measured(&learn);
     assert!(
@@ -365,7 +366,7 @@ fn texts_without_end_are_refused_with_the_limit() {
     );
 }
 
-/// A pipe is read no further than memory goes.
+/// A pipe is read no further than memory allows.
 #[test]
 fn a_pipe_that_never_ends_is_read_to_the_limit() {
     for (rest, code, words) in [

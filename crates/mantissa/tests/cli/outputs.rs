@@ -1,4 +1,4 @@
-//! Outputs never replace inputs, nor what another command or somebody else wrote; what does not verify replaces nothing.
+//! Outputs never replace inputs or foreign files; an output that does not verify replaces nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::support::{fail, json, mantissa, stderr, succeed, text};
 
-/// Every file below `dir` with its content; links are read through.
+/// Returns every file below `dir` with its content, following links.
 fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -24,7 +24,7 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     all
 }
 
-/// A model, a text of token windows, and links to the model's files.
+/// Makes a model, a file of token windows, and links to the model's files.
 fn inputs(dir: &Path) -> PathBuf {
     let model = dir.join("model");
     succeed(&["synth", "--preset", "tiny", "--out", text(&model)]);
@@ -85,7 +85,7 @@ fn what_another_command_wrote_is_replaced_only_on_request() {
     let line = fail(2, &[&quantize[..], &[text(&dense)]].concat());
     assert!(line.contains("--overwrite") && line.contains(text(&dense)), "{line}");
     assert!(contents(&dense) == before);
-    // A folder that no manifest vouches for is not replaced on request either.
+    // A folder without a manifest is not replaced even on request.
     let foreign = at("foreign");
     fs::create_dir(&foreign).unwrap();
     for name in ["config.json", "model.safetensors"] {
@@ -100,11 +100,11 @@ fn what_another_command_wrote_is_replaced_only_on_request() {
     assert!(quantized != before);
     succeed(&[&quantize[..], &[text(&dense), "--threads", "1"]].concat());
     assert!(contents(&dense) == quantized);
-    // An edited output is not this command's any more.
+    // An edited output no longer belongs to this command.
     fs::write(dense.join("config.json"), "{}").unwrap();
     fail(2, &[&quantize[..], &[text(&dense)]].concat());
     assert_eq!(fs::read(dense.join("config.json")).unwrap(), b"{}");
-    // Single files likewise.
+    // The same for single files.
     let report = at("report.json");
     fs::write(&report, "notes").unwrap();
     let inspect = ["inspect", text(&model), &format!("--json={}", report.display())];
@@ -140,7 +140,7 @@ fn an_output_that_does_not_verify_replaces_nothing() {
     };
     succeed(&to(&out, "rtn-int8-channel"));
     succeed(&to(&file, "rtn-q8_0"));
-    // Norms so large that every logit overflows: the weights are numbers, what they compute is not.
+    // Norms so large that every logit overflows: the weights are finite, the output is not.
     let weights = model.join("model.safetensors");
     let meta = {
         let open = SafeTensors::open(&weights).unwrap();
@@ -163,7 +163,7 @@ fn an_output_that_does_not_verify_replaces_nothing() {
 fn fit_works_in_a_folder_of_its_own() {
     let temp = TempDir::new().unwrap();
     let model = inputs(temp.path());
-    // A folder of the name that fit once took for its own, with the input in it.
+    // A folder with a work folder's name that holds an input must be left alone.
     let strangers = temp.path().join("o.fit");
     fs::create_dir(&strangers).unwrap();
     fs::write(strangers.join("thesis.tex"), "years of work").unwrap();

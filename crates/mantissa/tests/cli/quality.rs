@@ -1,4 +1,4 @@
-//! `quality.json`, the gate of `quantize` and the rechecks of `verify`, as a user meets them.
+//! `quality.json`, the gate of `quantize`, and the rechecks of `verify`.
 
 use std::fs;
 
@@ -36,7 +36,7 @@ fn an_output_is_measured_gated_and_measured_again() {
         assert!(written.get(field).is_some(), "{field}");
     }
     assert!(!out.join("mantissa-report.json").exists());
-    // The same figures as eval's.
+    // The same figures as those of eval.
     let eval = json(&["eval", out_text, "--reference", model, "--tokens", &tokens, "--json", "--quiet"]);
     for field in ["nll", "nll_se", "ppl", "kl", "kl_se", "top1", "top1_se", "delta_nll", "delta_nll_se"] {
         assert_eq!(written["evaluation"][field], eval[field], "{field}");
@@ -47,7 +47,7 @@ fn an_output_is_measured_gated_and_measured_again() {
     assert_eq!(found["source_files"], 2);
     let said = succeed(&["verify", out_text, "--reference", model, "--tokens", &tokens, "--quiet"]);
     assert!(said.contains("measured again on windows.json:w") && said.contains("noise floor"), "{said}");
-    // Other windows are not what the figures were measured on.
+    // The figures were not measured on these windows.
     let line = fail(2, &["verify", out_text, "--tokens", &tokens, "--limit", "30", "--quiet"]);
     assert!(line.contains("SHA-256") && line.contains("windows.json:w"), "{line}");
 }
@@ -88,7 +88,7 @@ fn options_without_a_text_are_mistakes() {
     assert!(!out.exists());
 }
 
-/// What predicts nothing has no figures, and passes no gate.
+/// Input that predicts nothing has no figures, and passes no gate.
 #[test]
 fn nothing_to_predict_is_a_mistake() {
     let temp = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! SpQR, and what becomes of a model with single weights beside its codes, as a user calls them.
+//! SpQR, and models with sparse outliers next to codes, through the command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn outliers_are_stored_counted_and_read_twice() {
     assert_eq!((&done["container"], &done["method"]), (&"native".into(), &"spqr".into()));
     let layer = &done["layers"][0];
     assert_eq!((&layer["scale_dtype"], &layer["outliers"]), (&"f16".into(), &41.into()), "{layer}");
-    // Codes, a scale of 16 bits for 16 of them, a count of each row, and value and column of 41 of 4096 weights.
+    // Codes, a 16-bit scale per 16 of them, a count per row, and value and column for 41 of 4096 weights.
     let bits = 3.0 + 1.0 + 16.0 / 64.0 + 32.0 * 41.0 / 4096.0;
     assert!((layer["bits_per_weight"].as_f64().unwrap() - bits).abs() < 1e-9, "{layer}");
     let listed = json(&["inspect", text(&out), "--json"]);
@@ -37,7 +37,7 @@ fn outliers_are_stored_counted_and_read_twice() {
     assert!((stored.as_f64().unwrap() - planned.as_f64().unwrap()).abs() < 1e-3, "{stored} {planned}");
     let verified = json(&["verify", text(&out), "--reference", text(&model), "--json", "--quiet"]);
     assert_eq!(verified["ok"], true, "{verified}");
-    // What multiplies with the codes and adds the outliers is what is written with both in one.
+    // Decoded codes plus outliers equal the weight stored in one piece.
     let arguments =
         ["convert", text(&out), "--format", "native", "--requantize", "f32", "--out", text(&dense)];
     succeed(&[&arguments[..], &["--quiet"]].concat());
@@ -88,7 +88,7 @@ fn what_cannot_hold_outliers_is_refused_before_any_work() {
     }
 }
 
-/// A calibration that says nothing of others: what is stored instead is rounded to nearest, the furthest weights beside the codes.
+/// Without coverage, layers fall back to RTN, with the largest errors stored as outliers.
 #[test]
 fn what_is_given_up_keeps_its_furthest_weights() {
     let temp = TempDir::new().unwrap();

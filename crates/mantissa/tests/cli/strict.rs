@@ -1,4 +1,4 @@
-//! `verify --strict`: fails where no hash vouches for the bytes of a model.
+//! `verify --strict`: fails if no hash covers the bytes of a model.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::support::{fail, mantissa, stderr, succeed, text, write};
 use crate::unopenable::model;
 
-/// A flipped bit in `path`.
+/// Flips a bit in `path`.
 fn flip(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.len() - 100;
@@ -18,7 +18,7 @@ fn flip(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Writes the manifest at `path` without the file `name`.
+/// Rewrites the manifest at `path` without the file `name`.
 fn omit(path: &Path, name: &str) {
     let mut manifest: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     assert!(manifest["files"].as_object_mut().unwrap().remove(name).is_some(), "{name}: {manifest}");
@@ -44,15 +44,15 @@ fn strict_verification_fails_where_no_hash_vouches_for_bytes() {
     };
     write_out();
     verify(true, 0);
-    // A hidden file is what tools leave behind.
+    // Tools leave hidden files behind.
     fs::write(out.join(".gitattributes"), "x").unwrap();
     assert!(verify(true, 0).contains("note: .gitattributes: "));
-    // Flipped bytes under a manifest fail without --strict as well.
+    // Changed bytes under a manifest fail without --strict too.
     flip(&out.join("model.safetensors"));
     for strict in [false, true] {
         assert!(verify(strict, 1).contains("fault: model.safetensors: expected SHA-256"));
     }
-    // Of weights that the manifest omits nothing is known.
+    // Weights missing from the manifest are unchecked.
     write_out();
     omit(&manifest, "model.safetensors");
     assert!(verify(false, 0).contains("note: model.safetensors: the manifest does not list this file"));
@@ -75,7 +75,7 @@ fn strict_verification_fails_where_no_hash_vouches_for_bytes() {
     fs::remove_file(&manifest).unwrap();
     assert!(verify(false, 0).contains("note: no mantissa-manifest.json: hashes were not checked"));
     assert!(verify(true, 1).contains("error: verify: no mantissa-manifest.json: hashes were not checked"));
-    // Another file beside those of the manifest, such as weights that another reader would take.
+    // A file outside the manifest, such as weights that another reader would load.
     write_out();
     write(&out.join("more.safetensors"), &[("x", Dtype::F32, &[1], vec![0; 4])]);
     assert!(verify(true, 1).contains("error: verify: more.safetensors: "));

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use mantissa_store::{Dtype, SafeTensors, SafetensorsWriter, TensorSpec};
 use serde_json::Value;
 
-/// The binary, ready for arguments.
+/// Returns the binary, ready for arguments.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mantissa"));
     command.stdin(Stdio::null()).env_remove("MANTISSA_ISA");
@@ -20,7 +20,7 @@ pub fn mantissa<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     command().args(arguments).output().unwrap()
 }
 
-/// Runs the binary, which must succeed, and gives its standard output.
+/// Runs the binary, which must succeed; returns its standard output.
 pub fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     let output = mantissa(arguments);
     assert!(output.status.success(), "{:?}: {}", output.status, stderr(&output));
@@ -35,7 +35,8 @@ pub fn json<S: AsRef<OsStr>>(arguments: &[S]) -> Value {
     value
 }
 
-/// Runs the binary, which must exit with `code` and one line on standard error that begins with `error: `; gives that line.
+/// Runs the binary, which must exit with `code` and one line on standard error that starts with `error: `;
+/// returns that line.
 pub fn fail<S: AsRef<OsStr>>(code: i32, arguments: &[S]) -> String {
     let output = mantissa(arguments);
     let line = stderr(&output);
@@ -48,17 +49,17 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The text of a path of a test, which is UTF-8.
+/// Returns a test path as text; it is UTF-8.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A folder of the data that may stand beside the checkout; says so where it does not.
+/// Returns a folder of the data that may exist next to the checkout; prints a note if it does not.
 pub fn shared(folder: &str) -> Option<PathBuf> {
     let path = root().join("../shared").join(folder);
     if !path.is_dir() {
@@ -88,7 +89,7 @@ pub fn le(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// An open safetensors file.
+/// Opens a safetensors file.
 pub struct File(SafeTensors);
 
 impl File {
@@ -132,7 +133,7 @@ impl File {
     }
 }
 
-/// Values with signs, zeros, a wide range and no two rows alike; the same every time.
+/// Returns values with signs, zeros, a wide range and no two equal rows; always the same.
 pub fn values(n: usize) -> Vec<f32> {
     (0..n as u64)
         .map(|i| {

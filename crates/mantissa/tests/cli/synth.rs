@@ -1,4 +1,4 @@
-//! `mantissa synth`: a checkpoint like any other, a function of its seed.
+//! `mantissa synth`: a valid checkpoint, determined by its seed.
 
 use std::fs;
 use std::path::Path;

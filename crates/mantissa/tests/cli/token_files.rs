@@ -1,4 +1,5 @@
-//! Token windows of every length and every kind of damage, through every command that takes them: done, or refused in one line.
+//! Token windows of every length and every kind of damage, through every command that takes them: accepted,
+//! or refused in one line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,18 +9,18 @@ use tempfile::TempDir;
 
 use crate::support::{command, root, stderr, succeed, text};
 
-/// Windows that hold a token each, which methods calibrate on whatever their lengths.
+/// Windows with at least one token each, of unequal lengths.
 const UNEQUAL: [&str; 3] = [
     "[[1, 2, 3], [4]]",
     "[[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9]]",
     "LONGEST",
 ];
 
-/// Too little for some commands, enough for others.
+/// Windows that are too short for some commands.
 const EITHER: [&str; 6] =
     ["[[1]]", "[[1], [2, 3]]", "[[1], [1], [1]]", "[[1, 2], [3, 256]]", "LONGER", "VERY_LONG"];
 
-/// What no command can use, and what the message says of it.
+/// Windows that every command refuses, and a part of the message.
 const REFUSED: [(&str, &str); 17] = [
     ("[]", ": w: expected at least one window, a list of token ids, got an empty list"),
     ("[[]]", ": w[0]: expected at least one token id, got an empty list; fix: "),
@@ -40,8 +41,8 @@ const REFUSED: [(&str, &str); 17] = [
     ("[[1, 2], [3,", ": JSON: "),
 ];
 
-/// The commands: `W` stands for the windows, `OUT` for what is written, `MODEL`, `NATIVE` and `STATIC` for models, `TEXT` for windows that
-/// are as they should be. Those marked take [`UNEQUAL`] windows.
+/// Commands: `W` stands for the windows, `OUT` for the output, `MODEL`, `NATIVE` and `STATIC` for models,
+/// `TEXT` for valid windows. Marked commands accept [`UNEQUAL`] windows.
 const COMMANDS: [(bool, &str); 30] = [
     (true, "eval MODEL --tokens W"),
     (true, "eval MODEL --tokens W --reference MODEL"),
@@ -78,7 +79,7 @@ const COMMANDS: [(bool, &str); 30] = [
     (true, "quantize MODEL --recipe rtn-int8-channel+int8-tensor@static --calibration-tokens W --out OUT"),
 ];
 
-/// The models and files of a run, in a folder of its own.
+/// Models and files of a run, in their own folder.
 struct Bench(TempDir);
 
 impl Bench {
@@ -100,7 +101,7 @@ impl Bench {
         quantize("rtn-int8-channel+int8-tensor@static", calibration, &fixed);
         fs::create_dir(path("RECIPES")).unwrap();
         let recipe = |name: &str, content: &str| fs::write(path("RECIPES").join(name), content).unwrap();
-        // A few steps are as good as many here.
+        // A few steps are enough here.
         recipe(
             "autoround.toml",
             "method = \"autoround\"\nweights = \"int4-g32\"\n[autoround]\niterations = 3\n",
@@ -115,7 +116,8 @@ impl Bench {
         self.0.path().join(name)
     }
 
-    /// Runs a line of [`COMMANDS`] on windows. It must end with 0, or with 2, one line on standard error and nothing written.
+    /// Runs a line of [`COMMANDS`] on windows. It must exit with 0, or with 2, one line on standard error and
+    /// no output.
     fn run(&self, line: &str, windows: &str) -> (i32, String) {
         let out = self.path(if line.contains("q4_0") || line.contains("gguf") { "OUT.gguf" } else { "OUT" });
         let argument = |part: &str| match part {
@@ -147,7 +149,7 @@ impl Bench {
         (code, said)
     }
 
-    /// Every list of windows through the commands whose number leaves `rest` divided by 3.
+    /// Runs every list of windows through the commands whose index is `rest` modulo 3.
     fn table(&self, rest: usize) {
         let ids = |n: usize| (0..n).map(|i| i % 256).collect::<Vec<_>>();
         let file = self.path("t.json");
@@ -207,7 +209,7 @@ fn windows_of_any_length_are_used_or_refused_by_the_others() {
     Bench::new().table(2);
 }
 
-/// Lines without a token are windows without one.
+/// Lines without a token are refused like windows without one.
 #[test]
 fn lines_of_a_calibration_without_a_token_name_file_and_line() {
     let temp = TempDir::new().unwrap();
@@ -217,7 +219,7 @@ fn lines_of_a_calibration_without_a_token_name_file_and_line() {
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::copy(from.join(name), model.join(name)).unwrap();
     }
-    // Without the BOS that it puts first, an empty text has no token.
+    // Without the tokenizer's BOS, an empty text has no token.
     let path = model.join("tokenizer.json");
     let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     tokenizer["post_processor"] = serde_json::Value::Null;

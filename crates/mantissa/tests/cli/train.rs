@@ -1,4 +1,4 @@
-//! `mantissa train` from the outside: runs that end, are stopped, killed and gone on with.
+//! `mantissa train` through the command line: runs that finish, are stopped, killed and resumed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::support::{fail, json, mantissa, root, stderr, succeed, text};
 
 const STEPS: usize = 40;
 
-/// Settings, text and config of a small run in `dir`; `more` is put after the key `out`.
+/// Writes settings, text and config of a small run to `dir`; `more` follows the key `out`.
 fn settings(dir: &Path, policy: &str, moments: &str) -> PathBuf {
     let tokenizer = root().join("tests/data/tiny/llama2-gqa-tied");
     let model: Value = serde_json::from_slice(&fs::read(tokenizer.join("config.json")).unwrap()).unwrap();
@@ -47,7 +47,7 @@ fn start(arguments: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Losses of the log, by step, and the exported weights.
+/// Returns losses of the log by step, and the exported weights.
 fn result(dir: &Path) -> (Vec<f64>, Vec<u8>) {
     let log = fs::read_to_string(dir.join("run/log.jsonl")).unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -59,7 +59,7 @@ fn result(dir: &Path) -> (Vec<f64>, Vec<u8>) {
 fn checkpoints(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir.join("run/checkpoints")).unwrap();
     let names = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned());
-    // A killed process leaves what it was writing, under another name.
+    // A killed process leaves a partial file under another name.
     let whole = |name: &String| name.starts_with("step-") && name.ends_with(".safetensors");
     let mut names: Vec<_> = names.filter(whole).collect();
     names.sort();
@@ -78,17 +78,17 @@ fn a_run_learns_keeps_its_last_checkpoints_and_gives_a_model() {
     let (losses, _) = result(temp.path());
     assert!(losses[STEPS - 1] < 0.7 * losses[0], "{losses:?}");
     assert_eq!(checkpoints(temp.path()), ["step-0000000035.safetensors", "step-0000000040.safetensors"]);
-    // What it gives is a model like any other.
+    // The exported model is a normal model.
     let model = temp.path().join("run/model");
     assert_eq!(json(&["inspect", text(&model), "--json"])["convention"], "dense");
     succeed(&["run", text(&model), "-p", "Line 7 says", "-n", "8", "--quiet"]);
-    // A run is not begun twice unless asked for.
+    // A run is not started twice unless requested.
     assert!(fail(2, &["train", text(&config), "--quiet"]).contains("--resume or --restart"));
     let again = json(&["train", text(&config), "--resume", "--json", "--quiet"]);
     assert_eq!((&again["steps"], &again["loss"]), (&STEPS.into(), &Value::Null));
 }
 
-/// A model says what made it, and in which order.
+/// The history of a model lists the commands that made it, in order.
 #[test]
 fn the_runs_that_made_a_model_are_recorded_in_their_order() {
     let temp = TempDir::new().unwrap();
@@ -116,7 +116,7 @@ fn the_runs_that_made_a_model_are_recorded_in_their_order() {
     let twice = history(&temp.path().join("again/model"));
     let commands: Vec<_> = twice.as_array().unwrap().iter().map(|run| &run["command"]).collect();
     assert_eq!(commands, ["train", "train"]);
-    // What the second run found is what the first wrote.
+    // The second run read what the first wrote.
     let quality: Value = serde_json::from_slice(&fs::read(quantized.join("quality.json")).unwrap()).unwrap();
     let weights = &history(&quantized)[0]["weights"]["model.safetensors"];
     assert_eq!(&quality["hashes"]["source"]["model.safetensors"]["sha256"], weights);
@@ -140,7 +140,7 @@ fn killed_at_any_time_a_run_goes_on_to_the_same_bits() {
             let mut arguments = vec!["train", text(&config), "--threads", threads, "--quiet"];
             arguments.push(if begun { "--resume" } else { "--restart" });
             let mut child = start(&arguments);
-            // Longer and longer, so that a busy machine comes to its first checkpoint too.
+            // Waits longer each time, so that a busy machine also reaches its first checkpoint.
             sleep(Duration::from_millis(30 + 20 * trial + u64::from(random_u32(i as u64, trial) % 250)));
             let ended = child.try_wait().unwrap().is_some();
             child.kill().unwrap();
@@ -209,7 +209,7 @@ fn settings_and_data_that_cannot_be_are_named_and_leave_nothing() {
     assert!(line.contains("train: expected at most"), "{line}");
 }
 
-/// Of a model of some MB: every policy with every optimizer state.
+/// For a model of some MB: every policy with every optimizer state.
 #[test]
 fn the_memory_of_a_run_is_what_the_dry_run_says() {
     let temp = TempDir::new().unwrap();
@@ -250,7 +250,8 @@ fn the_memory_of_a_run_is_what_the_dry_run_says() {
     }
 }
 
-/// Writes of a file fail from a length on that grows until the run ends well; each run goes on from the last checkpoint.
+/// Limits the size of written files, raising the limit until the run succeeds; each run resumes from the last
+/// checkpoint.
 #[test]
 fn a_full_disk_loses_nothing() {
     let whole = TempDir::new().unwrap();
@@ -276,12 +277,12 @@ fn a_full_disk_loses_nothing() {
         ]);
         command.arg(more).output().unwrap()
     };
-    // Too small for a checkpoint: the first is not written, and nothing else pretends to be one.
+    // Too small for a checkpoint: the first is not written, and no partial file is taken for one.
     let output = limited(needs / 2, "--restart");
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert!(stderr(&output).contains("checkpoints/"), "names no path: {}", stderr(&output));
     assert_eq!(checkpoints(temp.path()), [""; 0]);
-    // With some checkpoints there, a limit stops the next: the last stays whole.
+    // With some checkpoints present, a limit stops the next: the last stays whole.
     let mut child = start(&["train", text(&config), "--threads", "1", "--quiet", "--restart"]);
     while !temp.path().join("run/checkpoints").exists() || checkpoints(temp.path()).len() < 2 {
         if child.try_wait().unwrap().is_some() {
@@ -304,7 +305,7 @@ fn a_full_disk_loses_nothing() {
     assert!(result(temp.path()) == expected);
 }
 
-/// Within a step too: the steps of this run take longer than a signal may.
+/// A stop also works within a step: the steps of this run take longer than the grace period.
 #[test]
 fn a_signal_ends_a_run_with_a_checkpoint_within_five_seconds() {
     let temp = TempDir::new().unwrap();
@@ -388,7 +389,7 @@ fn a_page_shows_a_run_and_an_artifact() {
     // Telemetry of steps 1, 10, 20, 30, 40.
     let telemetry = fs::read_to_string(run.join("telemetry.jsonl")).unwrap();
     assert_eq!(telemetry.lines().count(), 5);
-    // Damaged logs are named with their line.
+    // Damaged logs are reported with their line.
     let log = fs::read_to_string(run.join("log.jsonl")).unwrap();
     fs::write(run.join("log.jsonl"), log.replacen("{", "[", 1)).unwrap();
     assert!(fail(2, &["report", text(&run)]).contains("log.jsonl: line 1: expected"));
@@ -402,7 +403,7 @@ fn a_page_shows_a_run_and_an_artifact() {
     let page = fs::read_to_string(made["report"].as_str().unwrap()).unwrap();
     assert!(page.contains("Quantized model &lt;out&gt;") && page.contains("model.layers.0.mlp.down_proj"));
     assert!(page.contains("rtn-int4-g32") && !page.contains("<out>"));
-    // The artifact is as it was.
+    // The model is unchanged.
     let output = mantissa(&["verify", text(&out), "--quiet"]);
     assert!(output.status.success(), "{}", stderr(&output));
 }

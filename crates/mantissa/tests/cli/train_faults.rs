@@ -1,5 +1,5 @@
-//! Training runs that are killed, fail, are damaged or meet the files of others: inputs and the files of others stay, and the model is
-//! that of an undisturbed run, or the run is refused.
+//! Training runs that are killed, fail, are damaged or meet foreign files: inputs and foreign files stay, and
+//! the model equals that of an undisturbed run, or the run is refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use tempfile::TempDir;
 
 use crate::support::{command, root, stderr, text};
 
-/// Processes at a time.
+/// Number of concurrent processes.
 const WORKERS: usize = 4;
 
-/// A run of four steps and a few thousand weights, in a folder with its inputs.
+/// Run of four steps and a few thousand weights, in a folder with its inputs.
 struct Job {
     temp: TempDir,
 }
@@ -54,7 +54,7 @@ impl Job {
         self.temp.path().join(name)
     }
 
-    /// The command that trains into the folder `out`.
+    /// Returns the command that trains into the folder `out`.
     fn command(&self, out: &str, more: &[&str]) -> std::process::Command {
         let mut command = command();
         command.arg("train").arg(self.at("run.toml")).args([
@@ -77,7 +77,7 @@ impl Job {
         stderr(&output)
     }
 
-    /// Runs the command, which must be refused with this code, and gives its line.
+    /// Runs the command, which must be refused with this code; returns its line.
     fn refused(&self, code: i32, out: &str, more: &[&str]) -> String {
         let output = self.train(out, more);
         let said = stderr(&output);
@@ -90,7 +90,7 @@ impl Job {
         self.command(out, more).env("MANTISSA_FAULT", fault).output().unwrap()
     }
 
-    /// Runs the command to its end; gives its changes, one a line.
+    /// Runs the command to its end; returns its changes, one per line.
     fn trace(&self, out: &str, more: &[&str]) -> Vec<String> {
         let temp = TempDir::new().unwrap();
         let trace = temp.path().join("trace");
@@ -99,7 +99,8 @@ impl Job {
         fs::read_to_string(trace).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// A run `out` that was killed after four steps and before the checkpoint of the fourth: there are those of the first and second.
+    /// Makes a run `out` killed after four steps, before the fourth checkpoint: those of steps one and two
+    /// exist.
     fn half(&self, out: &str) {
         let trace = self.trace("traced", &[]);
         let listing = |line: &String| line.starts_with("mkdir") && line.contains("/.mantissa-run.json.");
@@ -125,7 +126,7 @@ impl Job {
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Every file below a folder with its bytes; of a link, where it leads.
+/// Returns every file below a folder with its bytes; for a link, its target.
 fn files(dir: &Path) -> Files {
     let mut files = Files::new();
     let mut folders = vec![dir.to_owned()];
@@ -156,7 +157,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Runs `work` for every number below `count`, some at a time.
+/// Runs `work` for every number below `count`, several at a time.
 fn each(count: usize, work: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     scope(|scope| {
@@ -181,7 +182,7 @@ const FOREIGN: [&str; 4] = [
     "report.html",
 ];
 
-/// Puts files of somebody else into the folder of a run.
+/// Puts foreign files into the folder of a run.
 fn plant(run: &Path) {
     for name in FOREIGN {
         let path = run.join(name);
@@ -190,7 +191,7 @@ fn plant(run: &Path) {
     }
 }
 
-/// The files of somebody else are there, and nothing that a dead process has left.
+/// Checks that the foreign files exist, and nothing left by a dead process.
 fn check_folder(job: &Job, out: &str, why: &str) {
     for name in FOREIGN {
         assert_eq!(fs::read(job.at(out).join(name)).unwrap(), b"mine", "{why}: {name}");
@@ -229,7 +230,7 @@ fn a_run_that_fails_at_any_change_of_a_file_ends_with_the_same_model() {
         let said = stderr(&output);
         match fault.starts_with("kill") {
             true => assert_eq!(output.status.code(), None, "{fault}: {said}"),
-            // Where something is only cleaned up, an error ends nothing.
+            // An error during cleanup stops nothing.
             false => assert!(matches!(output.status.code(), Some(0 | 3)), "{fault}: {said}"),
         }
         let resume = !job.checkpoints(&out).is_empty();
@@ -261,7 +262,7 @@ fn a_restart_removes_the_files_of_the_run_alone_and_can_be_killed() {
         .iter()
         .filter(|line| line.starts_with("unlink") && !line.contains("mantissa-partial"))
         .count();
-    // Two checkpoints, five or six files of the model, logs, settings and what the run says of itself.
+    // Two checkpoints, five or six files of the model, logs, settings and run.json.
     assert!(removed >= 11, "{removed}: {trace:?}");
     each(cleaned, |n| {
         let (fault, out) = (format!("kill:{n}"), format!("k{n}"));
@@ -273,7 +274,7 @@ fn a_restart_removes_the_files_of_the_run_alone_and_can_be_killed() {
         check_folder(&job, &out, &fault);
         fs::remove_dir_all(job.at(&out)).unwrap();
     });
-    // What stays is said.
+    // Foreign files that stay are reported.
     let said = job.succeed("base", &["--restart"]);
     assert!(said.contains("kept what this run did not write: notes.txt, checkpoints/"), "{said}");
 }
@@ -297,7 +298,7 @@ fn a_run_never_replaces_its_inputs_or_files_of_others() {
     refused(".", "contains the input", &init);
     refused(".", "contains the input", &[]);
     refused("model", "the input", &init);
-    // Inputs within the folder of the run.
+    // Inputs inside the run's folder.
     fs::create_dir(job.at("run")).unwrap();
     copy(&job.at("model"), &run("model"));
     refused("run", "contains the input", &["--set", "model.init=\"run/model\""]);
@@ -308,7 +309,7 @@ fn a_run_never_replaces_its_inputs_or_files_of_others() {
     refused("run", "contains the input", &["--set", "model.init=\"linked\""]);
     fs::copy(job.at("text.txt"), run("text.txt")).unwrap();
     refused("run", "contains the input", &["--set", "data.files=[\"run/text.txt\"]"]);
-    // A model that the run did not write, and files of the run's names.
+    // A foreign model, and foreign files with the run's names.
     refused("run", "run/model: expected nothing or a file that this run wrote", &[]);
     fs::remove_dir_all(run("model")).unwrap();
     fs::create_dir(run("checkpoints")).unwrap();
@@ -324,7 +325,7 @@ fn a_run_never_replaces_its_inputs_or_files_of_others() {
     symlink(job.at("model"), run("model")).unwrap();
     refused("run", "run/model: expected", &[]);
     fs::remove_file(run("model")).unwrap();
-    // Of a run too: found before the first step, not after the last.
+    // For a new run too: found before the first step, not after the last.
     job.succeed("run", &["--quiet"]);
     fs::write(run("model/thesis.tex"), "mine").unwrap();
     refused("run", "thesis.tex", &["--set", "schedule.steps=4"]);
@@ -397,7 +398,8 @@ fn a_run_has_one_owner_who_is_named() {
     wait(&mut owner, before + 3);
     owner.kill().unwrap();
     owner.wait().unwrap();
-    // The lock of a dead owner is taken over, and its half-written checkpoint removed, also after a signal that it was about to heed.
+    // A dead owner's lock is taken over and its partial checkpoint removed, also after a signal that it was
+    // about to handle.
     for round in 0..6 {
         let mut owner = start(&["--resume"]);
         let before = lines();
@@ -459,7 +461,7 @@ fn after_any_flipped_bit_the_model_is_the_same_or_the_run_is_refused() {
     each(flips.len(), |n| {
         let ((name, bit), out) = (flips[n], format!("f{n}"));
         copy(&job.at("half"), &job.at(&out));
-        // Settings name the folder, so that a copy takes the place of the first.
+        // Settings name the folder, so a copy replaces the first.
         let own = TempDir::new().unwrap();
         let moved = own.path().join("run.toml");
         let toml = fs::read_to_string(job.at("run.toml")).unwrap();
@@ -507,7 +509,7 @@ fn damage_that_cannot_be_mended_is_refused_with_a_fix() {
         fs::remove_dir_all(job.at("run")).unwrap();
         copy(&job.at("saved"), &job.at("run"));
     };
-    // Not UTF-8, no JSON, no object.
+    // Not UTF-8, not JSON, not an object.
     let mut log = fs::read(job.at("run/log.jsonl")).unwrap();
     log.extend(b"\xff\n[3]\nnull\n{\"step\"");
     fs::write(job.at("run/log.jsonl"), log).unwrap();
@@ -525,7 +527,7 @@ fn damage_that_cannot_be_mended_is_refused_with_a_fix() {
     assert!(files(&job.at("run/checkpoints")) == before);
     job.succeed("run", &["--restart", "--quiet"]);
     assert!(job.model("run") == expected);
-    // The list of the run's files is damaged: it is made again for a run that is resumed, and nothing is removed.
+    // The manifest of the run is damaged: a resume rebuilds it, and nothing is removed.
     again();
     fs::write(job.at("run/mantissa-run.json"), "{").unwrap();
     assert!(
@@ -536,7 +538,7 @@ fn damage_that_cannot_be_mended_is_refused_with_a_fix() {
     assert!(said.contains("mantissa-run.json: is damaged; made again"), "{said}");
     assert!(job.model("run") == expected);
     job.succeed("run", &["--restart", "--quiet"]);
-    // The data have changed: with the tokens of the run it is the same run, without them it is none.
+    // The data have changed: with the run's tokens it resumes, without them it is refused.
     again();
     let data = fs::read_to_string(job.at("text.txt")).unwrap();
     fs::write(job.at("text.txt"), data.replace("Line", "Row")).unwrap();
@@ -555,7 +557,7 @@ fn damage_that_cannot_be_mended_is_refused_with_a_fix() {
     fs::write(job.at("text.txt"), data).unwrap();
     job.succeed("run", &["--resume", "--quiet"]);
     assert!(job.model("run") == expected);
-    // Nothing to resume.
+    // No checkpoint to resume from.
     assert!(
         job.refused(2, "nowhere", &["--resume"]).contains("got no checkpoint; fix: rerun with"),
         "{line}"

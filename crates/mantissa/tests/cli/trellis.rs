@@ -1,4 +1,4 @@
-//! QTIP and the containers of its codes, as a user calls them.
+//! QTIP and the formats of its codes, through the command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// A layer whose widths 128 divides.
+/// Model of one layer whose widths are multiples of 128.
 fn wide(dir: &Path) -> PathBuf {
     let path = dir.join("wide");
     let sizes = ["--hidden", "128", "--ffn", "128", "--layers", "1", "--heads", "4", "--kv-heads", "4"];
@@ -49,7 +49,7 @@ fn a_bit_more_takes_a_quarter_of_the_error_and_verify_reads_it_twice() {
         let done = quantize(&model, &format!("qtip-trellis{bits}"), &tokens, &out, &[]);
         let found = &done["verification"];
         assert_eq!((&found["ok"], &found["weights"]), (&true.into(), &14.into()), "{found}");
-        // None of them has one reader alone.
+        // All are decoded by two readers.
         assert!(!found["notes"].to_string().contains("decoded twice"), "{found}");
         assert_eq!((&done["container"], &done["method"]), (&"native".into(), &"qtip".into()));
         // A sign for each of 64 inputs and 64 outputs, and one scale.
@@ -79,7 +79,7 @@ fn bytes_depend_on_neither_threads_nor_level() {
     same_bytes_everywhere(temp.path(), &model, text(&recipe), &tokens);
 }
 
-/// Quantizes at every level of the instruction set on one and two threads, into the same bytes.
+/// Quantizes at every instruction set level on one and two threads; the bytes must agree.
 pub fn same_bytes_everywhere(dir: &Path, model: &Path, recipe: &str, tokens: &str) {
     let mut first: Option<Vec<(String, Vec<u8>)>> = None;
     for level in mantissa_kernels::Isa::available() {
@@ -124,7 +124,7 @@ fn exl3_holds_the_codes_of_the_native_container() {
     assert_eq!(module["mcg_multiplier"], 0xCBAC_1FEDu32);
     let codes = &module["stored_tensors"]["model.layers.0.mlp.up_proj.trellis"];
     assert_eq!(codes["shape"], serde_json::json!([8, 8, 32]));
-    // Without the hashes it is decoded twice all the same.
+    // Without the hashes it is still decoded twice.
     fs::remove_file(exl3.join("mantissa-manifest.json")).unwrap();
     let again = json(&["verify", text(&exl3), "--reference", text(&model), "--json", "--quiet"]);
     assert_eq!(again["ok"], true, "{again}");

@@ -1,4 +1,4 @@
-//! Models that no command could open are refused before any work, and what a good run has written stays as it is.
+//! Models that no command can open are refused before any work, and earlier results stay unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::support::{fail, mantissa, root, succeed, text};
 
-/// A copy of a small model with its tokenizer.
+/// Copies a small model with its tokenizer.
 pub fn model(dir: &Path) {
     fs::create_dir(dir).unwrap();
     let from = root().join("tests/data/tiny/llama2-gqa-tied");
@@ -19,7 +19,7 @@ pub fn model(dir: &Path) {
     fs::write(dir.join("generation_config.json"), "{\"eos_token_id\": 2}").unwrap();
 }
 
-/// Takes a tensor out of the weights of `dir`, or gives it another shape.
+/// Removes a tensor from the weights of `dir`, or changes its shape.
 fn damage(dir: &Path, name: &str, missing: bool) {
     let path = dir.join("model.safetensors");
     let file = SafeTensors::open(&path).unwrap();
@@ -60,7 +60,7 @@ const FAULTS: [Fault; 9] = [
     ("tokenizer_config.json", |dir| fs::write(dir.join("tokenizer_config.json"), "[1").unwrap()),
 ];
 
-/// Every file below a folder with its bytes.
+/// Returns every file below a folder with its bytes.
 fn all_files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -73,14 +73,14 @@ fn all_files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// The same command once more, whose output is there.
+/// Runs the same command again over its existing output.
 fn again<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     let replacing = ["--overwrite"];
     [arguments, &replacing].concat()
 }
 
-/// Runs `arguments` on the model in `source`, with the output below `outputs`; then on the same model with each fault, which must
-/// change nothing that the first run has written and leave nothing beside it.
+/// Runs `arguments` on the model in `source`, with the output below `outputs`; then on the same model with
+/// each fault, which must not change earlier results or leave anything behind.
 fn refuses(source: &Path, outputs: &Path, arguments: &[&str]) {
     let whole = all_files(source);
     fs::create_dir(outputs).unwrap();
@@ -96,7 +96,7 @@ fn refuses(source: &Path, outputs: &Path, arguments: &[&str]) {
         fs::create_dir(source).unwrap();
         whole.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     }
-    // The same command still works on the model as it was.
+    // The same command still works on the intact model.
     succeed(&again(arguments));
 }
 
@@ -177,14 +177,14 @@ fn convert_recalibrate_and_fit_refuse_them_and_leave_the_old_output() {
     }
 }
 
-/// The check that is to stand before every output is put in place refuses none of those that the formats give.
+/// The check before publishing refuses no output of any format.
 #[test]
 fn what_is_written_passes_the_check() {
     let temp = TempDir::new().unwrap();
     let mut checked = 0;
     let mut written = |arguments: &[&str], out: &Path| {
         let output = mantissa(&[arguments, &["--out", text(out), "--quiet"]].concat());
-        // What a format cannot hold is refused.
+        // Combinations that the format cannot hold are refused.
         if output.status.success() {
             mantissa_quant::verify::load_check(out).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
             checked += 1;

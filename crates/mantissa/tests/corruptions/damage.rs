@@ -1,4 +1,4 @@
-//! What is done to a model.
+//! Corruptions of a model.
 
 use serde_json::{Value, json};
 
@@ -9,11 +9,11 @@ pub struct Case {
     pub what: String,
     pub subject: Subject,
     pub expect: Expect,
-    /// One of these must stand in the error.
+    /// The error must contain one of these.
     pub mentions: Vec<String>,
 }
 
-/// All corruptions of a model.
+/// Returns all corruptions of a model.
 pub fn of(subject: &Subject) -> Vec<Case> {
     let mut all = Cases { subject, cases: Vec::new() };
     for i in subject.victims() {
@@ -47,7 +47,7 @@ impl Cases<'_> {
         self.cases.push(Case { what: what.into(), subject, expect, mentions });
     }
 
-    /// A change of one of the victim's tensors.
+    /// Changes one of the victim's tensors.
     fn tensor(&mut self, i: usize, what: &str, expect: Expect, change: impl FnOnce(&mut Tensor)) {
         let tensor = &self.subject.tensors[i];
         let unread = self.subject.unread.iter().any(|suffix| tensor.name.ends_with(suffix));
@@ -76,7 +76,7 @@ impl Cases<'_> {
                 t.bytes.extend_from_within(..row);
             });
             if first > 1 {
-                // Zero points have two packings, in words and as a stream, of which one is shorter.
+                // Zero points have two packings, in words and as a stream, one of them shorter.
                 let packed = tensor.name.ends_with("weight_zero_point");
                 let expect = if packed { Expect::Either } else { Expect::Error };
                 self.tensor(i, "a row less", expect, |t| {
@@ -93,7 +93,7 @@ impl Cases<'_> {
         if let &[a, b] = shape.as_slice()
             && a != b
         {
-            // Lists `[n, 1]` are at times written `[1, n]`.
+            // Lists `[n, 1]` are sometimes written `[1, n]`.
             let expect = if a == 1 || b == 1 { Expect::Either } else { Expect::Error };
             self.tensor(i, "transposed", expect, |t| t.shape.swap(0, 1));
         }
@@ -125,12 +125,12 @@ impl Cases<'_> {
         }
     }
 
-    /// Values of floats, and of integers that are places.
+    /// Returns values for floats, and for integers that are indices.
     fn values(&mut self, i: usize) {
         let tensor = self.subject.tensors[i].clone();
         let index = ["g_idx", "q_invperm", "weight_shape"].iter().any(|suffix| tensor.name.ends_with(suffix));
         let scale_bytes = tensor.dtype == "U8" && tensor.name.ends_with("scales");
-        // Offsets of 3e38 are numbers, whose sums are none.
+        // Offsets of 3e38 are finite, but their sums overflow.
         let offsets = ["biases", "nested_offset"].iter().any(|suffix| tensor.name.ends_with(suffix));
         let greatest = if offsets { Expect::NotNumbers } else { Expect::Either };
         let specials: &[(&str, &[u8], Expect)] = match tensor.dtype.as_str() {
@@ -161,7 +161,7 @@ impl Cases<'_> {
                 &[("NaN", &[0xff], Expect::Error), ("least", &[0], Expect::Either)]
             }
             "I32" if index => &[
-                // compressed-tensors counts a list with a -1 as never filled.
+                // compressed-tensors treats a list with a -1 as never filled.
                 ("-1", &(-1i32).to_le_bytes(), Expect::Either),
                 ("-2", &(-2i32).to_le_bytes(), Expect::Error),
                 ("greatest", &i32::MAX.to_le_bytes(), Expect::Error),
@@ -198,7 +198,7 @@ impl Cases<'_> {
         let module = self.subject.victim.trim_end_matches('.').to_owned();
         for &i in &victims {
             let name = self.subject.tensors[i].name.clone();
-            // Where a tensor is absent from some honest files, `g_idx` says nothing that its absence does not.
+            // If some valid files lack a tensor, an absent `g_idx` reveals nothing.
             let optional = [
                 "g_idx",
                 "input_scale",
@@ -256,7 +256,7 @@ impl Cases<'_> {
         }
     }
 
-    /// Every field of the quantization, with values that no honest one has.
+    /// Every field of the quantization config, with invalid values.
     fn fields(&mut self) {
         let mut paths = Vec::new();
         for root in ["quantization_config", "quantization"] {
@@ -287,7 +287,7 @@ impl Cases<'_> {
                 };
                 let what = format!("{path} = {value}");
                 let module = self.subject.victim.trim_end_matches('.').to_owned();
-                // A transform stands before other layers too.
+                // A transform applies to other layers too.
                 let mentions = ["config.json", "model.safetensors", &key, &module, "self_attn.q_proj"];
                 self.push(what, expect, &mentions, |s| {
                     *s.config.pointer_mut(&path).unwrap() = value.clone();
@@ -296,7 +296,7 @@ impl Cases<'_> {
         }
     }
 
-    /// The whole quantization, and sizes of the model.
+    /// The whole quantization config, and sizes of the model.
     fn config(&mut self) {
         let module = self.subject.victim.trim_end_matches('.').to_owned();
         let root = if self.subject.config.get("quantization").is_some() {
@@ -332,7 +332,7 @@ impl Cases<'_> {
     }
 }
 
-/// The paths of all fields below `value` that are no objects.
+/// Returns the paths of all fields below `value` that are not objects.
 fn leaves(path: &str, value: &Value, paths: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -344,9 +344,9 @@ fn leaves(path: &str, value: &Value, paths: &mut Vec<String>) {
     }
 }
 
-/// Whether a field says how the tensors are laid out, and the value cannot.
+/// True if a field describes the tensor layout and the value is inconsistent with it.
 fn must_refuse(subject: &str, key: &str, was: &Value, value: &Value) -> bool {
-    // EXL2 and EXL3 say everything in their tensors; their `bits` are an average.
+    // EXL2 and EXL3 record everything in their tensors; their `bits` are an average.
     if subject.starts_with("exl") || !was.is_number() || value.is_null() {
         return false;
     }

@@ -1,4 +1,4 @@
-//! The same for GGUF: metadata, tensors and bytes of one file.
+//! Corruptions of GGUF: metadata, tensors and bytes of one file.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub struct Case {
     pub expect: Expect,
 }
 
-/// The parts of a file, which may contradict each other.
+/// Parts of a file, possibly inconsistent.
 #[derive(Clone)]
 struct Parts {
     metadata: Vec<(String, Value)>,
@@ -30,7 +30,7 @@ impl Parts {
         Parts { metadata, tensors: file.tensors().iter().map(tensor).collect() }
     }
 
-    /// The file, where its tensors have a size at all.
+    /// Returns the file, if its tensors have a defined size.
     fn bytes(&self, path: &Path) -> Option<Vec<u8>> {
         let _ = std::fs::remove_file(path);
         let specs: Vec<_> = self.tensors.iter().map(|(spec, _)| spec.clone()).collect();
@@ -45,7 +45,7 @@ impl Parts {
     }
 }
 
-/// Keys without which a model cannot be built.
+/// Keys that a model needs.
 const REQUIRED: [&str; 5] = [
     "general.architecture",
     ".block_count",
@@ -54,7 +54,7 @@ const REQUIRED: [&str; 5] = [
     ".attention.head_count",
 ];
 
-/// All corruptions of a small model; `path` is used to write them.
+/// Returns all corruptions of a small model; `path` is used to write them.
 pub fn cases(path: &Path) -> Vec<Case> {
     let seed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/gguf/model.gguf");
     let good = std::fs::read(&seed).unwrap();
@@ -77,7 +77,7 @@ pub fn cases(path: &Path) -> Vec<Case> {
             Value::F32(f32::NAN),
         ] {
             let mut changed = parts.clone();
-            // A name may be any, and so another architecture's is refused.
+            // Any name is valid, so another architecture's name is refused only by its tensors.
             let same = value.value_type() == odd.value_type() && key != "general.architecture";
             changed.metadata[i].1 = odd.clone();
             let zero = matches!(odd, Value::U32(0));

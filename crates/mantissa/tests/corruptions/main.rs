@@ -1,8 +1,8 @@
-//! Damaged models of every convention: seeded corruptions of tensors, of the file and of the configuration. Each is opened, every
-//! weight decoded and run once; what comes out is a typed error that names the tensor, the field or the file, or, where
-//! nothing can show the damage, logits that are numbers. Never a panic, a gigabyte or a second.
+//! Damaged models of every format: seeded corruptions of tensors, file and config. Each is opened, every
+//! weight decoded, and the model run once. The result must be a typed error that names the tensor, field or
+//! file or, if nothing can reveal the damage, finite logits. Never a panic, a gigabyte or a second.
 //!
-//! A line of [`subjects::all`] adds a convention.
+//! A line in [`subjects::all`] adds a format.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod damage;
@@ -19,27 +19,27 @@ use mantissa_quant::verify::load_check;
 use mantissa_store::ErrorClass;
 use mantissa_store::convention::ModelFiles;
 
-/// What must become of a damaged model.
+/// Required outcome for a damaged model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// The damage shows: an error.
+    /// An error.
     Error,
-    /// It may be what somebody meant: an error, or logits that are numbers.
+    /// An error or finite logits: the change could be intended.
     Either,
-    /// It shows as an error, or, in blocks that are not looked through, when the model runs.
+    /// An error or, in blocks that are not checked, a failure at run time.
     NotNumbers,
 }
 
-/// Address space of the process: no damaged file of 100 kB may make it ask for more.
+/// Address space of the process: no damaged file of 100 kB may request more.
 const MOST_BYTES: u64 = 2 << 30;
 
-/// Processor time of one model.
+/// CPU time limit per model.
 const MOST_TIME: Duration = Duration::from_secs(2);
 
-/// At least so many for each convention, and most of them errors.
+/// Minimum number of corruptions per format; most must be errors.
 const LEAST: usize = 30;
 
-/// Opens a model, decodes its weights and runs it on a few tokens: whether all logits are numbers.
+/// Opens a model, decodes its weights and runs it on a few tokens; returns true if all logits are finite.
 fn exercise(path: &Path) -> Result<bool, LoadError> {
     let files = ModelFiles::open(path)?;
     let _ = files.notes();
@@ -54,7 +54,7 @@ fn exercise(path: &Path) -> Result<bool, LoadError> {
     Ok(logits.iter().all(|v| v.is_finite()))
 }
 
-/// Why the outcome is not what it must be.
+/// Returns the reason why the outcome is not the required one.
 fn complaint(path: &Path, expect: Expect, mentions: &[String]) -> Option<String> {
     let start = cpu_time();
     let outcome = catch_unwind(AssertUnwindSafe(|| exercise(path)));
@@ -78,7 +78,8 @@ fn complaint(path: &Path, expect: Expect, mentions: &[String]) -> Option<String>
     }
 }
 
-/// Why the check by headers refuses a model that runs, if it does. A tokenizer is not asked for here.
+/// Returns the reason why the header check refuses a model that runs, if it does. No tokenizer is needed
+/// here.
 fn refused(path: &Path) -> Option<String> {
     match load_check(path) {
         Ok(()) | Err(QuantError::Tokenizer(_)) => None,
@@ -86,7 +87,7 @@ fn refused(path: &Path) -> Option<String> {
     }
 }
 
-/// Processor time of this thread, on which everything here runs.
+/// CPU time of this thread, on which everything here runs.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap()
@@ -99,7 +100,7 @@ fn limit_memory() {
     setrlimit(Resource::As, limit).unwrap();
 }
 
-/// Panics are caught and counted; their messages would drown the others.
+/// Panics are caught and counted; their messages would hide the others.
 fn quiet() {
     limit_memory();
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));

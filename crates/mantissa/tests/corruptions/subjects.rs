@@ -1,4 +1,4 @@
-//! Whole models of one layer, one of whose linear layers is stored in some convention.
+//! Models of one layer, with one linear layer stored in some format.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use mantissa_store::convention::{Beside, LinearPlan, gpt_oss, native};
 use mantissa_store::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-/// The layer that [`Subject::victim`] is in models made of the modules in `tests/data`.
+/// Name of [`Subject::victim`] in models made of the modules in `tests/data`.
 const MODULE: &str = "model.layers.0.mlp.up_proj";
 
 #[derive(Clone)]
 pub struct Tensor {
     pub name: String,
-    /// As files name it.
+    /// Name in files.
     pub dtype: String,
     pub shape: Vec<u64>,
     pub bytes: Vec<u8>,
@@ -28,7 +28,7 @@ impl Tensor {
         Tensor { name: name.into(), dtype: dtype.to_string(), shape, bytes }
     }
 
-    /// Small numbers from a seed.
+    /// Returns small seeded numbers.
     fn dense(name: &str, shape: &[usize], seed: u64) -> Self {
         let n: usize = shape.iter().product();
         let value = |i: usize| (random_u32(seed, i as u64) % 2001) as f32 / 10_000.0 - 0.1;
@@ -37,23 +37,23 @@ impl Tensor {
     }
 }
 
-/// A model in memory, which may contradict itself.
+/// Model in memory, possibly inconsistent.
 #[derive(Clone)]
 pub struct Subject {
     pub name: &'static str,
     pub config: Value,
     pub tensors: Vec<Tensor>,
     pub metadata: BTreeMap<String, String>,
-    /// What the names of the tensors begin with that are damaged.
+    /// Name prefix of the tensors to damage.
     pub victim: String,
-    /// Where the file ends early.
+    /// Length at which the file is truncated.
     pub cut: Option<usize>,
-    /// Tensors of the victim that a reader need not look at.
+    /// Tensors of the victim that a reader may ignore.
     pub unread: &'static [&'static str],
 }
 
 impl Subject {
-    /// Writes `config.json` and `model.safetensors`, whatever they hold.
+    /// Writes `config.json` and `model.safetensors` without checks.
     pub fn write(&self, dir: &Path) {
         std::fs::write(dir.join("config.json"), self.config.to_string()).unwrap();
         let mut header = serde_json::Map::new();
@@ -79,7 +79,7 @@ impl Subject {
         (0..self.tensors.len()).filter(|&i| self.tensors[i].name.starts_with(&self.victim)).collect()
     }
 
-    /// A Llama whose `up_proj` `[rows, cols]` is given by `tensors`, and everything else dense.
+    /// Makes a Llama whose `up_proj` `[rows, cols]` is given by `tensors`; everything else is dense.
     fn around(
         name: &'static str,
         quantization: &Value,
@@ -106,12 +106,12 @@ impl Subject {
         Subject { name, config, tensors, metadata: BTreeMap::new(), victim: own, cut: None, unread: &[] }
     }
 
-    /// A module of `tests/data`, in its layout.
+    /// Makes a module of `tests/data` in its layout.
     fn of_module(name: &'static str, folder: &str) -> Self {
         let dir = root().join("tests/data").join(folder);
         let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
         let mut config: Value = serde_json::from_str(&text).unwrap();
-        // Of compressed-tensors, the layers that a group is of; the others of the model are dense.
+        // Limits a compressed-tensors group to its layers; the others are dense.
         let groups = config.pointer_mut("/quantization_config/config_groups").and_then(Value::as_object_mut);
         for group in groups.into_iter().flat_map(serde_json::Map::values_mut) {
             group["targets"] = json!(["re:.*up_proj$"]);
@@ -132,7 +132,7 @@ impl Subject {
     }
 }
 
-/// The root of the repository; the fuzz targets use this too.
+/// Returns the root of the repository; the fuzz targets use this too.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().find(|dir| dir.join("tests/data").is_dir()).unwrap_or(here).to_owned()
@@ -149,7 +149,7 @@ fn auto_round() -> Subject {
     subject
 }
 
-/// mantissa's own container.
+/// The native format.
 fn native(name: &'static str, scheme: &str) -> Subject {
     let (rows, cols) = (32, 96);
     let scheme: Scheme = scheme.parse().unwrap();
@@ -198,12 +198,12 @@ fn stacked() -> Subject {
         metadata: BTreeMap::new(),
         victim: victim.to_owned(),
         cut: None,
-        // Dense, in any float.
+        // Dense, in any float dtype.
         unread: &["_bias"],
     }
 }
 
-/// Every convention but GGUF, some in several layouts.
+/// Every format except GGUF, some in several layouts.
 pub fn all() -> Vec<Subject> {
     let of = Subject::of_module;
     vec![

@@ -1,4 +1,4 @@
-//! Nothing is left out: every command is in the table, and every change of a file goes through one module.
+//! Checks completeness: every command is in the table, and every file change goes through one module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::rows::ROWS;
 use crate::support::{mantissa, root};
 
-/// Commands that are not in the table, with the reason.
+/// Commands outside the table, with the reason.
 const ELSEWHERE: [(&str, &str); 2] = [
     (
         "train",
@@ -27,7 +27,7 @@ fn every_command_is_in_the_table() {
         let elsewhere = ELSEWHERE.iter().any(|(name, _)| name == command);
         assert!(row != elsewhere, "{command} has no row in the table of tests/faults/rows.rs, or two places");
     }
-    // What the help shows is not of another list.
+    // The commands in the help are the same list.
     let help = String::from_utf8(mantissa(&["--help"]).stdout).unwrap();
     let shown = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
     let shown = shown.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
@@ -36,7 +36,7 @@ fn every_command_is_in_the_table() {
     }
 }
 
-/// The name that clap gives to a variant.
+/// Returns the name that clap gives to a variant.
 fn kebab(variant: &str) -> String {
     let mut name = String::new();
     for (i, letter) in variant.chars().enumerate() {
@@ -48,7 +48,7 @@ fn kebab(variant: &str) -> String {
     name
 }
 
-/// Calls that change files, or open them so that they can be changed.
+/// Calls that change files, or open them for writing.
 const CHANGES: [&str; 22] = [
     "fs::write(",
     "fs::create_dir(",
@@ -74,13 +74,14 @@ const CHANGES: [&str; 22] = [
     "renameat",
 ];
 
-/// Files of the store that may: the one module, and those beside it that pass their changes to its failpoints.
+/// Files of the store that may change files: the one module, and those that pass their changes to its
+/// failpoints.
 const MAY: [&str; 4] = ["disk.rs", "failpoint.rs", "lock.rs", "scratch.rs"];
 
-/// Files of the store that open a file that is there, and write to it through the one module.
+/// Files of the store that open an existing file and write to it through that module.
 const OPEN: [&str; 2] = ["sealed.rs", "writer.rs"];
 
-/// A file that changes another way is out of reach of every test in this folder.
+/// A file changed in another way would be out of reach of every test in this folder.
 #[test]
 fn every_change_of_a_file_goes_through_one_module() {
     let mut found = Vec::new();
@@ -103,14 +104,14 @@ fn every_change_of_a_file_goes_through_one_module() {
     assert!(found.is_empty(), "not through mantissa_store::disk:\n{}", found.join("\n"));
 }
 
-/// Lines of code with their numbers, up to the tests.
+/// Returns the lines of code with their numbers, up to the tests.
 fn code(text: &str) -> Vec<(usize, &str)> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
     let lines = lines.take_while(|(_, line)| line.trim() != "#[cfg(test)]");
     lines.filter(|(_, line)| !line.trim_start().starts_with("//")).collect()
 }
 
-/// Source files below a folder that are not tests.
+/// Returns the source files below a folder, without tests.
 fn sources(dir: &Path, files: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries {

@@ -1,11 +1,11 @@
-//! Runs a row of the table under faults, and says what must hold after each:
+//! Runs a row of the table under faults, and checks after each:
 //!
-//! 1. no byte of an input has changed,
-//! 2. nothing of anybody else beside the outputs has changed,
-//! 3. each output is the old one or the new one, and whole; of a GGUF model, which is several files, a kill may leave a part of the
-//!    old or of the new files, never of both, and then no command takes it for whole,
-//! 4. the same command once more, undisturbed, succeeds, and leaves exactly what an undisturbed run leaves: all bytes of the
-//!    outputs, and nothing of its own beside them,
+//! 1. no byte of an input has changed;
+//! 2. no foreign file next to the outputs has changed;
+//! 3. each output is the old or the new one, and whole; of a GGUF model in several files, a kill may leave some
+//!    of the old or of the new files, never of both, and then no command accepts it as whole;
+//! 4. the same command, undisturbed, succeeds and leaves exactly what an undisturbed run leaves: all bytes of
+//!    the outputs, and nothing else of its own;
 //! 5. the exit code is 3 with one line on standard error, and never that of a panic.
 
 use std::ffi::OsStr;
@@ -19,34 +19,34 @@ use tempfile::TempDir;
 use crate::support::{command, stderr};
 use crate::tree::{self, Tree};
 
-/// A command that writes.
+/// Command that writes.
 pub struct Case {
     /// Name of the row.
     pub name: &'static str,
-    /// Makes what the command reads, in the folder `in` of the room.
+    /// Writes the inputs into the folder `in` of the test folder.
     pub prepare: fn(&Room),
-    /// The command line, cut at spaces; it runs in the room, reads in `in` and writes in `out`.
+    /// Command line, split at spaces; it reads from `in` and writes to `out`.
     pub command: &'static str,
-    /// A command line that writes other outputs in the same places.
+    /// Command line that writes other outputs to the same paths.
     pub old: &'static str,
-    /// What is written.
+    /// Outputs.
     pub outputs: &'static [Out],
-    /// How many of its changes are disturbed.
+    /// Sampling of its changes.
     pub pace: Pace,
 }
 
-/// What a command writes in the folder `out`.
+/// Output in the folder `out`.
 #[derive(Clone, Copy)]
 pub enum Out {
     /// A file.
     File(&'static str),
-    /// A JSON report, in which numbers may be of the clock.
+    /// JSON report, whose numbers may be timings.
     Report(&'static str),
-    /// A page, in which digits may be of the clock.
+    /// HTML page, whose digits may be timings.
     Page(&'static str),
     /// A folder with a manifest.
     Folder(&'static str),
-    /// A GGUF model: the name it was asked for by, and all files of weights that the old and the new one may have.
+    /// GGUF model: its name, and all weight files of the old and the new one.
     Gguf(&'static str, &'static [&'static str]),
 }
 
@@ -61,7 +61,7 @@ impl Out {
         }
     }
 
-    /// The part of a tree of the folder `out` that is this output.
+    /// Returns the part of the tree `out` that belongs to this output.
     pub fn of(self, tree: &Tree) -> Tree {
         let Out::Gguf(_, parts) = self else { return tree::below(tree, self.name()) };
         let beside = ["", ".quality.json", ".mantissa-manifest.json"];
@@ -70,33 +70,34 @@ impl Out {
     }
 }
 
-/// How many changes of a command are disturbed. Of moves and removals beside its outputs each is: what they do cannot be undone.
+/// Sampling of a command's changes. Moves and removals of foreign files are always tried: they cannot be
+/// undone.
 #[derive(Clone, Copy)]
 pub struct Pace {
-    /// Every how many-th of the other changes that are no writes.
+    /// Stride over changes other than writes.
     pub others: usize,
-    /// How many of the writes.
+    /// Stride over writes.
     pub writes: usize,
-    /// After every how many-th fault the command is run again.
+    /// Stride over faults after which the command runs again.
     pub again: usize,
-    /// How many places of a full disk.
+    /// Number of full-disk positions.
     pub full: usize,
     /// Rounds of two processes started together.
     pub together: usize,
-    /// Changes before which one process is stopped while another runs.
+    /// Number of changes at which one process is stopped while another runs.
     pub stops: usize,
-    /// True if all of it is done over old outputs too.
+    /// True if everything is repeated over old outputs.
     pub over_old: bool,
 }
 
-/// All, and a few of the writes.
+/// All changes, and a sample of the writes.
 pub const ALL: Pace =
     Pace { others: 1, writes: 6, again: 1, full: 12, together: 3, stops: 8, over_old: true };
 
-/// Kinds of faults, as the environment names them.
+/// Kinds of faults, by their environment names.
 pub const KINDS: [&str; 3] = ["kill", "error", "full"];
 
-/// A folder in which a row is run.
+/// Folder in which a row runs.
 pub struct Room {
     temp: TempDir,
     case: &'static Case,
@@ -104,13 +105,13 @@ pub struct Room {
     strangers: Tree,
 }
 
-/// What is there before a command runs, and what an undisturbed run makes of it.
+/// State before a command, and the result of an undisturbed run.
 pub struct Scenario {
     pub name: &'static str,
     pub start: Tree,
     pub end: Tree,
     pub arguments: Vec<String>,
-    /// Lines of the trace: one for each change.
+    /// Lines of the trace, one per change.
     pub changes: Vec<String>,
 }
 
@@ -136,18 +137,18 @@ impl Room {
         self.temp.path().join(name)
     }
 
-    /// What is of somebody else in the folder `out`.
+    /// Returns the foreign files in the folder `out`.
     pub fn strangers(&self) -> &Tree {
         &self.strangers
     }
 
-    /// Makes the folder `out` hold this tree alone, and the folder for temporary files nothing.
+    /// Resets the folder `out` to this tree, and empties the folder for temporary files.
     pub fn reset(&self, out: &Tree) {
         tree::put(&self.path("out"), out);
         tree::put(&self.path("tmp"), &Tree::new());
     }
 
-    /// The binary with arguments, ready to run in the room.
+    /// Returns the binary with arguments, ready to run in the test folder.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = command();
         command.args(arguments).current_dir(self.temp.path()).env("TMPDIR", self.path("tmp"));
@@ -160,19 +161,20 @@ impl Room {
         assert!(output.status.success(), "{line}: {}", stderr(&output));
     }
 
-    /// What is in the folder `out`, without figures of the clock.
+    /// Returns the content of the folder `out`, without timings.
     pub fn found(&self) -> Tree {
         self.plain(&tree::read(&self.path("out")))
     }
 
-    /// The command over nothing, and with `--overwrite` over the outputs of another one; strangers are beside them in both.
+    /// Prepares two scenarios: over nothing, and with `--overwrite` over another command's outputs; foreign
+    /// files are present in both.
     pub fn scenarios(&self) -> Vec<Scenario> {
         let base = [words(self.case.command), words("--threads 1 --quiet")].concat();
         self.reset(&Tree::new());
         self.succeed(&format!("{} --threads 1 --quiet", self.case.old));
         let old = tree::joined(&tree::read(&self.path("out")), &self.strangers);
         let over = [base.clone(), words("--overwrite")].concat();
-        // Without attributes a command does not know its own output again.
+        // Without attributes a command cannot recognize its own output.
         let first = if keeps_attributes(self.temp.path()) { base } else { over.clone() };
         let mut scenarios = vec![self.scenario("nothing", self.strangers.clone(), first)];
         if self.case.pace.over_old {
@@ -202,7 +204,7 @@ impl Room {
         Scenario { name, start, end, arguments, changes }
     }
 
-    /// Runs the command with this fault, and again without, if `again`; gives what did not hold.
+    /// Runs the command with a fault and, if `again`, once more without; returns what failed.
     pub fn try_fault(&self, scenario: &Scenario, kind: &str, at: usize, again: bool) -> Vec<String> {
         self.reset(&scenario.start);
         let fault = format!("{kind}:{at}");
@@ -215,7 +217,7 @@ impl Room {
         wrong
     }
 
-    /// What does not hold of inputs, strangers and outputs after a run that was disturbed.
+    /// Checks inputs, foreign files and outputs after a disturbed run; returns what failed.
     pub fn state(&self, scenario: &Scenario, killed: bool, done: bool) -> Vec<String> {
         let (found, mut wrong, mut known) = (self.found(), self.inputs_changed(), self.strangers.clone());
         for output in self.case.outputs {
@@ -243,7 +245,7 @@ impl Room {
         wrong
     }
 
-    /// A part of a GGUF model's files: of the old or of the new ones, and nothing says that it is whole.
+    /// Checks a partial GGUF model: files of the old or of the new one only, and not accepted as whole.
     fn part(&self, now: &Tree, old: &Tree, new: &Tree, parts: &[&str]) -> Option<String> {
         let of = |whole: &Tree| now.iter().all(|(name, bytes)| whole.get(name) == Some(bytes));
         if !of(old) && !of(new) {
@@ -255,7 +257,7 @@ impl Room {
         output.status.success().then(|| format!("verify takes a part of a model for whole: {:?}", now.keys()))
     }
 
-    /// What does not hold after the same command has run undisturbed.
+    /// Checks the state after the same command ran undisturbed; returns what failed.
     pub fn again(&self, scenario: &Scenario) -> Vec<String> {
         let output = self.command(&scenario.arguments).output().unwrap();
         let mut wrong = self.inputs_changed();
@@ -274,7 +276,7 @@ impl Room {
         if difference.is_empty() { Vec::new() } else { vec![format!("inputs: {difference}")] }
     }
 
-    /// A tree of the folder `out` with the reports as [`Self::found`] gives them.
+    /// Returns a tree of the folder `out` with reports in the form of [`Self::found`].
     fn plain(&self, tree: &Tree) -> Tree {
         let mut tree = tree.clone();
         for output in self.case.outputs {
@@ -291,7 +293,7 @@ impl Room {
     }
 }
 
-/// Runs a row under every kind of fault and beside a twin.
+/// Runs a row under every kind of fault, and next to a second process.
 pub fn prove(case: &'static Case) {
     let room = Room::new(case);
     let (mut lines, mut failures) = (Vec::new(), Vec::new());
@@ -316,7 +318,7 @@ pub fn prove(case: &'static Case) {
 }
 
 impl Room {
-    /// A file of somebody else in an output folder: nothing is replaced, also with `--overwrite`.
+    /// Checks that a foreign file in an output folder stops the command, also with `--overwrite`.
     fn stranger_inside(&self, scenario: &Scenario) -> Option<String> {
         let folder = self.case.outputs.iter().find_map(|output| match output {
             Out::Folder(name) if scenario.start.contains_key(*name) => Some(*name),
@@ -347,7 +349,7 @@ pub fn line(case: &Case, scenario: &Scenario, kind: &str, figures: &Figures) -> 
     format!("{:24} over {:8} {kind:6} {tries:5} tries {failures:4} failures", case.name, scenario.name)
 }
 
-/// Numbers of the changes that are disturbed.
+/// Returns the numbers of the changes to disturb.
 fn moments(changes: &[String], kind: &str, pace: Pace) -> Vec<usize> {
     if kind == "full" {
         return spread((0..changes.len()).collect(), pace.full);
@@ -363,13 +365,13 @@ fn moments(changes: &[String], kind: &str, pace: Pace) -> Vec<usize> {
     moments
 }
 
-/// `count` of the items, from the first to the last.
+/// Returns `count` of the items, evenly from the first to the last.
 pub fn spread(items: Vec<usize>, count: usize) -> Vec<usize> {
     let count = count.min(items.len());
     (0..count).map(|i| items[i * (items.len() - 1) / (count - 1).max(1)]).collect()
 }
 
-/// What is wrong with how a disturbed process has ended.
+/// Returns what is wrong with the end of a disturbed process.
 fn exit(kind: &str, output: &Output) -> Vec<String> {
     let mut wrong = Vec::new();
     let line = stderr(output);
@@ -380,7 +382,7 @@ fn exit(kind: &str, output: &Output) -> Vec<String> {
         return wrong;
     }
     match output.status.code() {
-        // What fails after the output is in place, such as the removal of the lock, fails nothing.
+        // Failures after the output is in place, such as removing the lock, are not errors.
         Some(0) => {}
         Some(3) if line.starts_with("error: ") && line.trim_end().lines().count() == 1 => {}
         _ => wrong.push(format!("{}: {}", output.status, line.trim_end())),
@@ -388,18 +390,19 @@ fn exit(kind: &str, output: &Output) -> Vec<String> {
     wrong
 }
 
-/// True if the path is that of a work folder or lock of an output, or of what is in it.
+/// True if the path is, or lies in, a work folder or lock of an output.
 fn is_ours(path: &str, output: &Out) -> bool {
     path.starts_with(&format!(".{}.mantissa-", output.name()))
 }
 
-/// A temporary folder: in memory where that can be had with attributes, for an fsync takes longer than all the rest of a run.
+/// Makes a temporary folder, in memory if that supports attributes: an fsync on disk takes longer than the
+/// rest of a run.
 fn folder() -> TempDir {
     let in_memory = TempDir::new_in("/dev/shm").ok().filter(|dir| keeps_attributes(dir.path()));
     in_memory.unwrap_or_else(|| TempDir::new().unwrap())
 }
 
-/// True if the file system has the attributes by which a command knows what it wrote itself.
+/// True if the file system supports the attributes by which a command recognizes its own outputs.
 fn keeps_attributes(dir: &Path) -> bool {
     let run = || command().current_dir(dir).args(["schemes", "--json=report.json"]).output().unwrap();
     let both = [run(), run()].iter().all(|output| output.status.success());
@@ -407,7 +410,7 @@ fn keeps_attributes(dir: &Path) -> bool {
     both
 }
 
-/// Files and folders of somebody else, with names that are much like ours.
+/// Foreign files and folders, with names similar to ours.
 fn strangers(outputs: &[Out]) -> Tree {
     let mut tree = Tree::from([("notes.txt".to_owned(), Some(b"buy milk".to_vec()))]);
     for name in outputs.iter().map(|output| output.name()) {

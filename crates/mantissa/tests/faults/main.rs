@@ -1,11 +1,12 @@
-//! Nothing is lost: every command that writes, killed, failed and starved at each change that it makes to the disk, and beside a
-//! twin of itself.
+//! Fault injection: every writing command is killed, failed and starved of disk space at each change it makes
+//! to the disk, and run next to a second process of itself. Nothing may be lost.
 //!
-//! The commands are the rows of [`table`]; [`harness`] runs a row under faults and says what must hold after each. Faults come from
-//! the environment (`MANTISSA_FAULT`), and the numbers of the changes from a run that is traced (`MANTISSA_TRACE`); see
-//! `crates/mantissa-store/src/failpoint.rs`. [`power`] cuts the power at every fsync.
+//! Commands are the rows of [`table`]; [`harness`] runs a row under faults and checks the result. Faults are
+//! set through the environment (`MANTISSA_FAULT`), with change numbers from a traced run (`MANTISSA_TRACE`);
+//! see `crates/mantissa-store/src/failpoint.rs`. [`power`] simulates a power cut at every fsync.
 //!
-//! `cargo test --profile ci -p mantissa --test faults -- --nocapture` prints tries and failures for each command and fault.
+//! `cargo test --profile ci -p mantissa --test faults -- --nocapture` prints tries and failures per command
+//! and fault.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod completeness;

@@ -1,8 +1,8 @@
-//! A power cut at every fsync: the changes that a run has recorded are carried out anew as far as one, in the ways in which a disk
-//! may then look, and the same command is run again.
+//! Simulates a power cut at every fsync: replays a run's recorded changes up to that point, in each state the
+//! disk may then have, and runs the same command again.
 //!
-//! A file's bytes are sure to be there only once the file is synced, and names in order: those as of the last fsync of a folder at
-//! least, as file systems with a journal keep them.
+//! A file's bytes are certain only after the file is synced. Names are certain as of the last fsync of a
+//! folder, as journaling file systems keep them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -17,23 +17,23 @@ use crate::rows::{ROWS, with_tokenizer};
 use crate::support::stderr;
 use crate::tree::{self, Tree};
 
-/// Attribute that holds the job of an output.
+/// Extended attribute that holds the job of an output.
 const ATTRIBUTE: &str = "user.mantissa.job";
 
-/// What a disk may look like after a power cut.
+/// State of the disk after a power cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cut {
-    /// All is there.
+    /// Everything was written.
     Nothing,
-    /// Bytes that were not synced are absent.
+    /// Unsynced bytes are missing.
     Absent,
-    /// Bytes that were not synced are zero.
+    /// Unsynced bytes are zero.
     Zero,
     /// As [`Cut::Absent`], and names are those of the last fsync of a folder.
     Names,
 }
 
-/// Tried before and after each fsync.
+/// States tried before and after each fsync.
 const BEFORE: [Cut; 2] = [Cut::Absent, Cut::Zero];
 const AFTER: [Cut; 4] = [Cut::Nothing, Cut::Absent, Cut::Zero, Cut::Names];
 
@@ -57,7 +57,7 @@ fn fit_survives_power_cuts() {
     prove("fit");
 }
 
-/// A run of training is resumed from its last checkpoint that is whole, or begun anew where there is none yet.
+/// Resumes a training run from its last whole checkpoint, or starts anew if there is none yet.
 #[test]
 fn train_survives_power_cuts() {
     let room = Room::new(&TRAIN);
@@ -87,7 +87,7 @@ fn train_survives_power_cuts() {
     assert!(figures.tries > 30 && figures.failures.is_empty(), "{}", figures.failures.join("\n"));
 }
 
-/// Resumes a run, or begins anew where there is no checkpoint yet; gives what did not hold.
+/// Resumes a run, or starts anew without a checkpoint; returns what failed.
 fn go_on(room: &Room, arguments: &[String], whole: bool) -> Vec<String> {
     let run = |option| room.command(&[arguments, &words(option)].concat()).output().unwrap();
     let mut wrong = room.inputs_changed();
@@ -108,7 +108,7 @@ fn go_on(room: &Room, arguments: &[String], whole: bool) -> Vec<String> {
     wrong
 }
 
-/// A run of six steps.
+/// Training run of six steps.
 const TRAIN: Case =
     Case { name: "train", prepare: train, command: "", old: "", outputs: &[Out::Folder("run")], pace: ALL };
 
@@ -128,7 +128,7 @@ fn train(room: &Room) {
     fs::write(room.path("in/run.toml"), settings).unwrap();
 }
 
-/// Steps and losses of the log.
+/// Returns steps and losses of the log.
 fn losses(room: &Room) -> Vec<(u64, String)> {
     let log = fs::read_to_string(room.path("out/run/log.jsonl")).unwrap_or_default();
     let line = |line: &str| serde_json::from_str(line).unwrap_or(Value::Null);
@@ -169,7 +169,7 @@ fn prove(name: &str) {
     assert!(failures.is_empty(), "{name}: {} failures\n{}", failures.len(), failures.join("\n"));
 }
 
-/// The changes of a run, and the bytes that it wrote.
+/// Recorded changes of a run, and the bytes it wrote.
 fn recorded(room: &Room, start: &Tree, arguments: &[String]) -> (Vec<String>, Vec<u8>) {
     room.reset(start);
     let trace = room.path("trace");
@@ -182,23 +182,23 @@ fn recorded(room: &Room, start: &Tree, arguments: &[String]) -> (Vec<String>, Ve
     (lines, data)
 }
 
-/// A file or folder.
+/// File or folder.
 #[derive(Clone, Default)]
 struct Node {
-    /// Bytes, of a file.
+    /// Content of a file.
     bytes: Option<Vec<u8>>,
-    /// As they were synced.
+    /// Content as of the last sync.
     synced: Vec<u8>,
-    /// Attribute, and as it was synced.
+    /// Attribute, and its value as of the last sync.
     mark: Option<String>,
     synced_mark: Option<String>,
-    /// Of a file that lists inodes: the nodes that are meant.
+    /// Nodes referred to, for a file that lists inodes.
     listed: HashMap<u64, usize>,
 }
 
 type Names = BTreeMap<PathBuf, usize>;
 
-/// The disk as it becomes while changes are carried out.
+/// Simulated disk during the replay.
 struct Disk<'a> {
     room: &'a Room,
     out: PathBuf,
@@ -208,7 +208,7 @@ struct Disk<'a> {
 }
 
 impl<'a> Disk<'a> {
-    /// As it is before the run, all of it synced.
+    /// Starts with the disk before the run, all of it synced.
     fn new(room: &'a Room, start: &Tree) -> Self {
         let out = fs::canonicalize(room.path("out")).unwrap();
         let mut disk = Disk {
@@ -228,7 +228,7 @@ impl<'a> Disk<'a> {
     }
 
     fn create(&mut self, path: PathBuf, bytes: Option<Vec<u8>>) -> usize {
-        // Parents of a run's folder are made before it, not one by one.
+        // Parents of the run's folder are created before it, not one by one.
         let parent = path.parent().unwrap().to_owned();
         if parent.starts_with(&self.out) && !self.names.contains_key(&parent) {
             self.create(parent, None);
@@ -238,7 +238,7 @@ impl<'a> Disk<'a> {
         self.nodes.len() - 1
     }
 
-    /// Carries out a line of the trace.
+    /// Replays one line of the trace.
     fn apply(&mut self, change: &str, data: &[u8]) {
         let mut fields = change.split('\t');
         let (kind, path) = (fields.next().unwrap(), self.resolved(fields.next().unwrap()));
@@ -247,7 +247,7 @@ impl<'a> Disk<'a> {
             return;
         }
         match kind {
-            // A lock may be there already.
+            // The lock may exist already.
             "create" if self.names.contains_key(&path) => {}
             "create" => drop(self.create(path, Some(Vec::new()))),
             "mkdir" => drop(self.create(path, None)),
@@ -284,7 +284,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// An absolute path without `..`, which the names of this disk are.
+    /// Returns an absolute path without `..`, the form of this disk's names.
     fn resolved(&self, path: &str) -> PathBuf {
         let mut resolved = self.out.parent().unwrap().to_owned();
         for part in PathBuf::from(path).components() {
@@ -297,7 +297,7 @@ impl<'a> Disk<'a> {
         resolved
     }
 
-    /// True if a checkpoint is there as it was synced.
+    /// True if a checkpoint exists as it was synced.
     fn has_checkpoint(&self, cut: Cut) -> bool {
         let names = if cut == Cut::Names { &self.synced_names } else { &self.names };
         names.keys().any(|path| {
@@ -310,7 +310,7 @@ impl<'a> Disk<'a> {
         &mut self.nodes[node]
     }
 
-    /// Moves a name and all below it.
+    /// Moves a name and everything below it.
     fn rename(&mut self, from: &Path, to: &Path) {
         let moved: Vec<_> = self.names.keys().filter(|path| path.starts_with(from)).cloned().collect();
         for path in moved {
@@ -321,7 +321,7 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// Remembers which nodes a file of inodes means: on the disk that is put they have others.
+    /// Records which nodes a file of inodes refers to: on the restored disk they have other numbers.
     fn list(&mut self, path: &Path) {
         let (name, work) = (path.file_name().unwrap(), path.parent().unwrap().to_owned());
         let bytes = self.node(path).bytes.clone().unwrap();
@@ -346,7 +346,7 @@ impl<'a> Disk<'a> {
         self.node(path).listed = listed;
     }
 
-    /// Makes the folder `out` what a power cut may leave.
+    /// Fills the folder `out` with the state after a power cut.
     fn put(&self, cut: Cut) {
         self.room.reset(&BTreeMap::new());
         let names = if cut == Cut::Names { &self.synced_names } else { &self.names };
@@ -367,20 +367,20 @@ impl<'a> Disk<'a> {
             let mark = if cut == Cut::Nothing { &node.mark } else { &node.synced_mark };
             let Some(mark) = mark else { continue };
             let found = fs::metadata(path).unwrap();
-            // A file's says when the file was written.
+            // The attribute records when the file was written.
             let text = match (&node.bytes, mark.split_once(' ')) {
                 (Some(_), Some((job, _))) => {
                     format!("{job} {} {}.{:09}", found.len(), found.mtime(), found.mtime_nsec())
                 }
                 _ => mark.clone(),
             };
-            // Where there are no attributes the command is run with --overwrite.
+            // Without attributes the command runs with --overwrite.
             let _ = setxattr(path, ATTRIBUTE, text.as_bytes(), XattrFlags::empty());
         }
     }
 }
 
-/// The bytes of a file after a power cut; `None` for a folder.
+/// Returns a file's bytes after a power cut; `None` for a folder.
 fn content(node: &Node, cut: Cut) -> Option<Vec<u8>> {
     let bytes = node.bytes.as_ref()?;
     Some(match cut {
@@ -394,7 +394,7 @@ fn content(node: &Node, cut: Cut) -> Option<Vec<u8>> {
     })
 }
 
-/// A file of inodes with those of the files that are meant; as it is where it is not whole.
+/// Rewrites a file of inodes with the restored files' numbers; unchanged if it is incomplete.
 fn translated(bytes: &[u8], listed: &HashMap<u64, usize>, inodes: &HashMap<usize, u64>) -> Vec<u8> {
     let new = |inode: u64| listed.get(&inode).and_then(|node| inodes.get(node)).copied().unwrap_or(0);
     if let Some(inode) = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()) {

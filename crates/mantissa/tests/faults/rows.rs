@@ -1,4 +1,4 @@
-//! The table: every command that writes.
+//! Table of every command that writes.
 
 use std::fs;
 
@@ -21,10 +21,10 @@ macro_rules! rows {
     };
 }
 
-/// A few of the creations and fsyncs: for commands that make many.
+/// A sample of creations and fsyncs, for commands with many.
 const SOME: Pace = Pace { others: 4, writes: 3, ..ALL };
 
-/// As few as say something, and the command is not run again after each: for one that takes seconds.
+/// A minimal sample without reruns, for commands that take seconds.
 const FEW: Pace = Pace { others: 40, writes: 0, again: 8, full: 2, together: 1, stops: 1, over_old: false };
 
 rows! {
@@ -224,7 +224,7 @@ rows! {
 
 fn nothing(_: &Room) {}
 
-/// A model of one layer, and two sets of token windows.
+/// Model of one layer, and two sets of token windows.
 fn model(room: &Room) {
     room.succeed(
         "synth --preset tiny --hidden 32 --layers 1 --ffn 64 --heads 2 --kv-heads 1 --vocab 64 --context 64 --out in/model",
@@ -235,7 +235,7 @@ fn model(room: &Room) {
     fs::write(room.path("in/windows.json"), sets.to_string()).unwrap();
 }
 
-/// As [`model`], and quantized.
+/// As [`model`], quantized.
 fn quantized(room: &Room) {
     model(room);
     for (recipe, name) in
@@ -247,7 +247,7 @@ fn quantized(room: &Room) {
     }
 }
 
-/// A model with a tokenizer, and a text.
+/// Model with a tokenizer, and a text.
 pub fn with_tokenizer(room: &Room) {
     let from = root().join("tests/data/tiny/llama2-gqa-tied");
     fs::create_dir(room.path("in/words")).unwrap();

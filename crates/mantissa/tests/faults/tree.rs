@@ -1,4 +1,4 @@
-//! What is on the disk: trees of files in memory, to be compared and put back.
+//! Trees of files in memory, for comparing and restoring folders.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// Files below a folder by their relative paths, and folders as `None`.
+/// Files below a folder by relative path; folders are `None`.
 pub type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
-/// Reads the tree below `root`; links are not followed.
+/// Reads the tree below `root` without following links.
 pub fn read(root: &Path) -> Tree {
     let mut tree = Tree::new();
     read_into(root, "", &mut tree);
@@ -24,19 +24,19 @@ fn read_into(dir: &Path, prefix: &str, tree: &mut Tree) {
             read_into(&entry.path(), &format!("{name}/"), tree);
             tree.insert(name, None);
         } else {
-            // A work file of a process that has just been killed cannot vanish: nobody is left to remove it.
+            // A work file of a killed process cannot vanish: nobody removes it.
             tree.insert(name, Some(fs::read(entry.path()).unwrap()));
         }
     }
 }
 
-/// Makes the folder `root` hold this tree and nothing else.
+/// Makes the folder `root` hold exactly this tree.
 pub fn put(root: &Path, tree: &Tree) {
     if root.exists() {
         fs::remove_dir_all(root).unwrap();
     }
     fs::create_dir_all(root).unwrap();
-    // Sorted, so that a folder comes before what is in it.
+    // Sorted, so that a folder precedes its content.
     for (name, content) in tree {
         match content {
             None => fs::create_dir(root.join(name)).unwrap(),
@@ -45,7 +45,7 @@ pub fn put(root: &Path, tree: &Tree) {
     }
 }
 
-/// The part of a tree at `name` and below it.
+/// Returns the part of a tree at `name` and below.
 pub fn below(tree: &Tree, name: &str) -> Tree {
     let inside = format!("{name}/");
     tree.iter()
@@ -54,12 +54,12 @@ pub fn below(tree: &Tree, name: &str) -> Tree {
         .collect()
 }
 
-/// Two trees together.
+/// Merges two trees.
 pub fn joined(a: &Tree, b: &Tree) -> Tree {
     a.iter().chain(b).map(|(path, content)| (path.clone(), content.clone())).collect()
 }
 
-/// What differs between two trees, for people.
+/// Describes the difference between two trees.
 pub fn difference(found: &Tree, expected: &Tree) -> String {
     let mut said = Vec::new();
     for path in expected.keys().filter(|path| !found.contains_key(*path)) {
@@ -75,7 +75,7 @@ pub fn difference(found: &Tree, expected: &Tree) -> String {
     said.join(", ")
 }
 
-/// A report without the figures that are of the clock: every number is 0, the structure and the words stay.
+/// Masks timings in a report: every number becomes 0; structure and words stay.
 pub fn without_numbers(bytes: &[u8]) -> Option<Vec<u8>> {
     fn clear(value: &mut Value) {
         match value {
@@ -90,7 +90,7 @@ pub fn without_numbers(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(value.to_string().into_bytes())
 }
 
-/// A page without digits and points.
+/// Removes digits and points from a page.
 pub fn without_digits(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(bytes.iter().copied().filter(|byte| !byte.is_ascii_digit() && *byte != b'.').collect())
 }

@@ -1,4 +1,5 @@
-//! Two processes of one command at once: one works, and the other is told which; or the one comes after the other.
+//! Runs two processes of one command together: one works and the other is refused with its process id, or
+//! they run one after the other.
 
 use std::fs;
 use std::process::{Child, Output, Stdio};
@@ -9,7 +10,7 @@ use crate::harness::{Figures, Pace, Room, Scenario, spread};
 use crate::support::stderr;
 use crate::tree;
 
-/// Runs the command twice at once; gives tries and failures.
+/// Runs the command twice at once; returns tries and failures.
 pub fn twins(room: &Room, scenario: &Scenario, pace: Pace) -> Figures {
     let mut figures = Figures::default();
     for round in 0..pace.together {
@@ -33,7 +34,7 @@ pub fn twins(room: &Room, scenario: &Scenario, pace: Pace) -> Figures {
     figures
 }
 
-/// The second process runs from start to end while the first one is stopped.
+/// Runs the second process from start to end while the first is stopped.
 fn beside_stopped(room: &Room, scenario: &Scenario, at: usize) -> Vec<String> {
     room.reset(&scenario.start);
     let mut first = start(room, scenario, Some(at));
@@ -41,14 +42,14 @@ fn beside_stopped(room: &Room, scenario: &Scenario, at: usize) -> Vec<String> {
         return vec!["has not stopped".to_owned()];
     }
     let second = start(room, scenario, None).wait_with_output().unwrap();
-    // It holds the lock, and has not yet written into it who it is.
+    // The first holds the lock, but has not written its identity yet.
     let change = &scenario.changes[at];
     let unnamed = change.contains(".mantissa-") && change.contains("lock") && !change.starts_with("create");
     let mut wrong: Vec<String> = refused(&second, first.id(), unnamed).into_iter().collect();
     signal(&first, "CONT");
     let pid = first.id();
     let first = first.wait_with_output().unwrap();
-    // The second may have been done before the first took its lock; then the first writes the same again.
+    // The second may finish before the first takes its lock; the first then writes the same output again.
     if first.status.code() != Some(0) {
         wrong.push(format!("the first, {pid}: {}: {}", first.status, stderr(&first).trim()));
     }
@@ -57,7 +58,7 @@ fn beside_stopped(room: &Room, scenario: &Scenario, at: usize) -> Vec<String> {
     wrong
 }
 
-/// Both are done: the outputs are there and nothing else.
+/// Checks that both are done: the outputs exist and nothing else.
 fn after(room: &Room, scenario: &Scenario) -> Option<String> {
     let difference = tree::difference(&room.found(), &scenario.end);
     (!difference.is_empty()).then(|| format!("after both: {difference}"))
@@ -71,7 +72,7 @@ fn start(room: &Room, scenario: &Scenario, stop: Option<usize>) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What is wrong with how a process has ended beside `other`.
+/// Returns what is wrong with a process's end next to `other`.
 fn refused(output: &Output, other: u32, unnamed: bool) -> Option<String> {
     let line = stderr(output);
     match output.status.code() {
@@ -82,12 +83,12 @@ fn refused(output: &Output, other: u32, unnamed: bool) -> Option<String> {
     }
 }
 
-/// Waits until a process is stopped; false when it has ended, or after a minute.
+/// Waits until a process is stopped; false if it has ended, or after a minute.
 fn stopped(child: &mut Child) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(60) {
         let state = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
-        // The state comes after the name, which is in parentheses.
+        // The state follows the name, which is in parentheses.
         if state.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
             return true;
         }
