@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What 8-bit operands of attention cost, on a model as it is and with outliers planted where attention sees them.
+"""KL of 8-bit attention operands, on a model and on copies with outliers planted in keys and values.
 
     bench/attention_operands.py BINARY MODEL TOKENS.json:KEY WORK_FOLDER
 
-Each plant leaves the function as it is (the first line of the table measures that):
-- channels: of the keys of each head one pair of channels that are rotated together × 100, the same pair of its queries / 100;
-- values: of the values of each head one channel × 100, the columns of the output projection that read it / 100.
+Each change leaves the model's function unchanged (the first line of the table measures that):
+- channels: one RoPE pair of key channels per head × 100, the same pair of query channels / 100;
+- values: one value channel per head × 100, the columns of the output projection that read it / 100.
 Needs torch and safetensors.
 """
 
@@ -27,7 +27,7 @@ def plant_keys(tensors, heads, kv_heads, dim):
         prefix = f"model.layers.{layer}.self_attn."
         for projection, count, factor in [("k", kv_heads, FACTOR), ("q", heads, 1 / FACTOR)]:
             weight = tensors[f"{prefix}{projection}_proj.weight"].view(count, dim, -1)
-            # The slowest pair, which positions hardly turn.
+            # The slowest RoPE pair, which positions hardly rotate.
             weight[:, [dim // 2 - 1, dim - 1]] *= factor
 
 

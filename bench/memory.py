@@ -3,9 +3,9 @@
 
     bench/memory.py BINARY WORK_FOLDER [MODEL ...]
 
-Runs four recipes over each MODEL, and over a synthetic one of 0.2 GB made in WORK_FOLDER. Measured is the larger of the
-greatest RssAnon seen in /proc/PID/status, looked at about every millisecond, and VmHWM less the file pages at the end, which
-misses no peak. Exits with 1 where the prediction is more than 10 % off.
+Runs four recipes on each MODEL, and on a synthetic one of 0.2 GB made in WORK_FOLDER. The measured peak is the larger of the
+highest RssAnon in /proc/PID/status, sampled about every millisecond, and the final VmHWM minus file pages, which misses no
+peak. Exit code 1 if a prediction is more than 10 % off.
 """
 
 import json
@@ -18,7 +18,7 @@ RECIPES = ["rtn-int4-g128", "nvfp4", "gptq-int4-g128", "gptaq-int4-g128"]
 SYNTH = "--preset tiny --hidden 3072 --layers 1 --heads 24 --kv-heads 8 --ffn 8192 --vocab 2000".split()
 TOLERANCE = 0.10
 
-# Of 128 tokens each, ids below 100, to calibrate on.
+# Calibration windows of 128 tokens each, ids below 100.
 WINDOWS = 64
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Which methods survive outliers: KL of a model, of the same with outlier channels planted, and of the same with massive activations.
+"""Robustness to outliers: KL of methods on a model, on a copy with outlier channels, and on one with massive activations.
 
     bench/outliers.py BINARY MODEL TOKENS.json WORK_FOLDER [TABLE.md PLOT.svg]
 
-TOKENS.json holds windows of ids under `calib` and `eval_in`. Both changes leave the function as it is (the first column of the
-table measures that):
+TOKENS.json holds windows of ids under `calib` and `eval_in`. Both changes leave the model's function unchanged (the first column of
+the table measures that):
 - channels: of every norm before attention and MLP, the weight of each 32nd channel × 100, and the columns of the linear layers
   that read it / 100;
 - tokens: of every MLP, the row of up_proj whose product with the gate is the most concentrated on few tokens × 1000, and the
@@ -49,7 +49,7 @@ RECIPES = {
         "autoround-int4-g32",
     ],
 }
-# A method survives where it loses at most twice what it loses on the model as it was.
+# A method survives if its KL is at most twice that on the unchanged model.
 SURVIVES = 2.0
 
 
@@ -70,7 +70,7 @@ def plant_channels(tensors):
 
 
 def concentrated(model_dir, windows):
-    """Of each layer, the MLP channel with the largest ratio of its greatest value to its root mean square."""
+    """Returns for each layer the MLP channel with the largest ratio of amax to root mean square."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     seen = {}
 
@@ -168,7 +168,7 @@ def main():
 
 
 def plot(points, names):
-    """Dots of KL on a logarithmic axis, a line per recipe."""
+    """Draws KL as dots on a logarithmic axis, one line per recipe."""
     left, right, top, row = 350, 30, 50, 24
     width, height = 920, top + row * len(points) + 40
     values = [kl for _, kls in points for kl in kls if kl == kl and kl > 0]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A training step of mantissa beside PyTorch's, in turns: CPU time, and peak of resident memory.
+"""Compares a training step of mantissa with PyTorch's: CPU time, and peak resident memory.
 
     bench/training.py STEP_BINARY [ROUNDS] [STEPS]
 
 STEP_BINARY is the example `step` of mantissa-train; this interpreter needs torch. Both train the same architecture (a Llama of
-8.3 M parameters, 16 x 256 random tokens, AdamW) on one thread. Every figure is the least of STEPS steps of a process of its own;
-rounds take turns, and the medians over rounds, and of the ratios to torch's f32 within a round, are printed.
+8.3 M parameters, 16 x 256 random tokens, AdamW) on one thread. Each figure is the minimum over STEPS steps in a separate
+process; rounds alternate. Prints medians over rounds, and medians of the ratio to torch's f32 within a round.
 """
 
 import json
@@ -21,7 +21,7 @@ LAYERS, HIDDEN, HEADS, FFN, VOCAB, BATCH, LEN = 6, 288, 6, 768, 4096, 16, 256
 
 
 def peer(name, steps):
-    """Steps of PyTorch: prints CPU seconds of the best and the peak of resident bytes."""
+    """Runs steps of PyTorch; prints CPU seconds of the best step and peak resident bytes."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -75,7 +75,7 @@ def peer(name, steps):
 
 
 def ours(binary, policy, moments, steps):
-    """CPU seconds of the best step, peak of resident bytes."""
+    """Returns CPU seconds of the best step, and peak resident bytes."""
     out = subprocess.run([binary, str(steps), "1", policy, moments], capture_output=True, text=True, check=True).stdout
     times = [float(t) for t in re.findall(r"([\d.]+) CPU-s", out)]
     return min(times), float(re.search(r"peak resident +([\d.]+)", out)[1]) * 1e6

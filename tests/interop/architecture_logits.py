@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Logits of every tiny model by transformers, computed now, beside those of the binary.
+"""Compares the logits of every tiny model, computed by transformers, with those of the binary.
 
     python architecture_logits.py MANTISSA [MODEL_DIR…] [--tol 1e-4]
 
 Without directories: all under tests/data/tiny. Both run the recorded input_ids in float32, eager attention. Prints the
-largest difference of each model; exit code 1 where one is beyond the tolerance or not finite.
+largest difference of each model; exit code 1 if one exceeds the tolerance or is not finite.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 
     check_compressed_tensors.py MANTISSA MODEL TOKENS.json:KEY [--windows 4] [--tol 1e-3] [--recipes R ...]
 
-Recipes with activation quantization are compared on their weights: `input_activations` is taken out of a copy of the config,
+Recipes with activation quantization are compared on their weights: `input_activations` is removed from a copy of the config,
 because one flipped rounding in an activation changes every later token (README.md, "Tolerance").
-Exit 1 where some logit differs by more than the tolerance.
+Exit code 1 if a logit differs by more than the tolerance.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks a GGUF file of ours with the packages others read it with.
+"""Checks one of our GGUF files with third-party readers.
 
     check_gguf.py FILE.gguf --dense DENSE.safetensors
         the `gguf` package reads the file; every tensor it dequantizes equals DENSE (written by the example `dense` of
@@ -12,7 +12,7 @@
     check_gguf.py FILE.gguf --tokenizer FOLDER [--text FILE]
         llama.cpp's tokenizer gives the ids of FOLDER/tokenizer.json
 
-Exit 0 when all that was asked for holds, 1 when not.
+Exit code 0 if all requested checks pass, 1 if not.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def check_values(path, dense):
             theirs = dequantize(tensor.data, tensor.tensor_type).astype(np.float32).reshape(tensor.shape[::-1])
             scale = tensors.get(tensor.name.removesuffix(".weight") + ".scale")
             if scale is not None:
-                # Grouped as the product is: the block scale with the factor first.
+                # Same order of multiplication: the block scale times the factor first.
                 theirs = theirs * scale.data.astype(np.float32)[0]
             values = ours.get_tensor(name)
             which = stored_name(name).split(".")[-2]
@@ -84,7 +84,7 @@ def check_values(path, dense):
 
 
 def mask(values):
-    """Zeros compare equal whatever their sign: a block's -0 depends on the order of two factors."""
+    """Compares values; zeros are equal whatever their sign, since a block's -0 depends on the order of two factors."""
     return np.where(values == 0, np.uint32(0x7FFFFFFF), np.uint32(0xFFFFFFFF))
 
 
@@ -96,7 +96,7 @@ def windows_of(argument, limit):
 
 
 def llama(path, **options):
-    """A model of llama.cpp on its plain CPU kernels: the AMX ones of the pinned version crash on some machines, on files
+    """Loads a model with llama.cpp's plain CPU kernels: the AMX ones of the pinned version crash on some machines, on files
     that llama.cpp quantized itself too."""
     import llama_cpp
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Our quantizer into GGUF against llama.cpp's own (through llama-cpp-python), with the same importance.
+"""Compares our GGUF quantizer with llama.cpp's (through llama-cpp-python), with the same importance matrix.
 
     compare_quantizers.py MANTISSA MODEL TEXT --work DIR (--tokens WINDOWS.json[:KEY] | --text FILE [--limit TOKENS])
                           [--types q4_k_m ...] [--json OUT.json]
 
-MANTISSA is the binary and MODEL a dense Hugging Face folder. `mantissa imatrix` finds the importance on TEXT; both
-quantizers take it; `mantissa eval --reference MODEL` measures both files on the windows or the text. Prints a table with the
+MANTISSA is the binary and MODEL a dense Hugging Face folder. `mantissa imatrix` computes the importance
+matrix on TEXT; both quantizers use it; `mantissa eval --reference MODEL` measures both files on the windows or the text. Prints a table with the
 difference of the KLs in nats and its standard error, windows being the unit and the two files measured on the same ones
 (paired). llama.cpp quantizes a bf16 GGUF file that mantissa wrote, so that weights and tokenizer are the same.
-Exit 0 when no type of ours is worse by more than two standard errors.
+Exit code 0 if none of our types is worse by more than two standard errors.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def mantissa(binary, *args):
 
 
 def means(path):
-    """Mean squares by tensor, as llama-quantize takes them from a file."""
+    """Returns mean squares by tensor, as llama-quantize reads them from a file."""
     import numpy as np
     from gguf import GGUFReader
 
@@ -64,7 +64,7 @@ def llama_quantize(source, out, file_type, importance, threads):
 
 
 def measure(args, path):
-    """Figures, and the KL of each window."""
+    """Returns the figures, and the KL of each window."""
     windows = path + ".windows.json"
     on = ["--tokens", args.tokens] if args.tokens else ["--text", args.text_to_measure, *(["--limit", args.limit] if args.limit else [])]
     figures = mantissa(args.mantissa, "eval", path, "--reference", args.model, *on, "--overwrite", "--per-window", windows, "--json")
@@ -75,7 +75,7 @@ def measure(args, path):
 
 
 def paired(ours, theirs):
-    """Difference of mean KL per token and its standard error, windows weighted by their tokens."""
+    """Returns the difference of mean KL per token and its standard error, with windows weighted by their tokens."""
     total = sum(n for _, n in ours)
     differences = [(a - b, n) for (a, n), (b, _) in zip(ours, theirs)]
     mean = sum(d * n for d, n in differences) / total

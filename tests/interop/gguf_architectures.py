@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Every architecture that GGUF files are written of: the file's logits beside its source's and llama.cpp's.
+"""Compares GGUF files of every architecture with their source and with llama.cpp.
 
     python gguf_architectures.py MANTISSA [NAME…] [--recipe rtn-f32] [--work DIR] [--llama-tol 0.005]
 
-Each tiny model of tests/data/tiny, with what llama.cpp cannot compute of it changed in its config, becomes a GGUF file, which
-is verified and run: by the binary, whose logits must be those of the source bit for bit under rtn-f32, and by llama.cpp
-(llama-cpp-python, keys and values in f32). Exit code 1 where logits differ beyond that, or a file does not load.
+Each tiny model of tests/data/tiny, with features that llama.cpp lacks changed in its config, is written as a GGUF file,
+verified and run: by the binary, whose logits must equal the source's bit for bit under rtn-f32, and by llama.cpp
+(llama-cpp-python, keys and values in f32). Exit code 1 if logits differ more than that, or a file does not load.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 EPSILON = {"rms_norm_eps": 1e-6}
-# Changes of the config: {} where llama.cpp computes all of it.
+# Changes of the config; {} if llama.cpp supports the whole model.
 MODELS = {
     "llama3-rope": {},
     "llama-yarn": {},
@@ -42,10 +42,10 @@ MODELS = {
     "gpt-neox-serial": {"hidden_act": "gelu"},
     "bitnet-silu": {},
     "gpt2": {},
-    # 27 layers, or llama.cpp asks for a latent of the queries.
+    # 27 layers, otherwise llama.cpp expects a query latent.
     "deepseek-v2": {"topk_method": "greedy", "num_hidden_layers": 27, **EPSILON},
     "deepseek-v3": EPSILON,
-    # A base for which the ends of YaRN's ramp are whole numbers: llama.cpp rounds them, gpt-oss does not.
+    # A RoPE base for which the ends of YaRN's ramp are integers: llama.cpp rounds them, gpt-oss does not.
     "gpt-oss": {
         "swiglu_limit": 7.0,
         "rope_parameters": {
@@ -60,9 +60,9 @@ MODELS = {
 
 
 def renamed(tensors, name):
-    """The tensors of a model whose layers are others than the tiny one's."""
+    """Returns the tensors of a model with other layers than the tiny one."""
     if name == "qwen2-moe":
-        # Its first layer has no experts.
+        # The first layer has no experts.
         return {k.replace("layers.1.", "layers.0."): v for k, v in tensors.items() if "layers.0." not in k}
     if name == "deepseek-v2":
         more = {
@@ -98,7 +98,7 @@ def logits(binary, model, windows, folder):
 
 
 def peers(file, windows):
-    """The logits of llama.cpp; of a model with a second set of rotary factors, for a context that needs it or not."""
+    """Returns the logits of llama.cpp; for a model with a second set of RoPE factors, with a context that uses it or not."""
     from check_gguf import llama
 
     model = llama(str(file), n_ctx=64, n_batch=64, logits_all=True, type_k=0, type_v=0)  # f32

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What the quantized caches of transformers (quanto, HQQ) cost as text is generated.
+"""KL of transformers' quantized KV caches (quanto, HQQ) during generation.
 
     python kv_decode.py MODEL_DIR --tokens FILE.json:KEY [--last 32] [--prefill 32] [--backend quanto|hqq …] [--bits 4]
                         [--group 16 64] [--residual 0 128] [--keys-axis 0]
 
-The last windows of the file, all at once: --prefill tokens in one pass, then token by token through the cache. One JSON line for
-each combination: mean KL(whole pass in float32 || through the cache) over the positions from the last of the prompt on, and the
-bits per element that codes, scales and shifts of the quantized part take. Ours beside it:
+Runs the last windows of the file: --prefill tokens in one pass, then token by token through the cache. One JSON line per
+combination: mean KL(whole pass in float32 || through the cache) over the positions from the last of the prompt on, and the
+bits per element that codes, scales and shifts of the quantized part take. To compare with ours:
 
     mantissa eval MODEL_DIR --reference MODEL_DIR --tokens LAST.json --kv POLICY --prefill 32 --json
 
-Needs `pip install optimum-quanto==0.2.7 hqq==0.2.8.post1 ninja` and a C++ compiler beside requirements.txt.
+Needs `pip install optimum-quanto==0.2.7 hqq==0.2.8.post1 ninja` and a C++ compiler in addition to requirements.txt.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def one(args, model, windows, reference, backend, bits, group, residual):
 
 
 def stored_bits(cache):
-    """Bits per element of the quantized part: codes, scales and shifts as they are held."""
+    """Returns the bits per element of the quantized part: codes, scales and shifts as stored."""
     bits, elements = 0, 0
     for layer in cache.layers:
         for part in (layer._quantized_keys, layer._quantized_values):

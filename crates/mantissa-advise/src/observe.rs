@@ -249,14 +249,14 @@ impl Looking<'_> {
             self.see(
                 Observed::PreTokenizer,
                 "tokenizer.ggml.pre",
-                "no such key beside a byte-level tokenizer",
+                "no such key next to a byte-level tokenizer",
             );
         }
         self.examined.push(Observed::BosRule);
         let has = |key: &str| metadata.get(key).is_some();
         if has("tokenizer.ggml.bos_token_id") && !has("tokenizer.ggml.add_bos_token") {
             let field = "tokenizer.ggml.add_bos_token";
-            self.see(Observed::BosRule, field, "no such key beside tokenizer.ggml.bos_token_id");
+            self.see(Observed::BosRule, field, "no such key next to tokenizer.ggml.bos_token_id");
         }
         let listed = metadata.get(tokens).and_then(|value| value.as_array()).map(<[_]>::len);
         if let Some(n) = listed.filter(|&n| n != config.vocab_size) {

@@ -203,7 +203,7 @@ fn run_windows(
     }
 }
 
-/// Evaluates `model` against `reference`; returns the comparison beside the evaluation.
+/// Evaluates `model` against `reference`; returns the evaluation and the comparison.
 ///
 /// # Errors
 /// As [`evaluate_while`].

@@ -97,7 +97,7 @@ pub enum Master {
     },
     /// f32 master copy.
     F32,
-    /// Low 16 bits of the f32 value beside a bf16 working copy (Megatron-LM's `store_param_remainders`). The
+    /// Low 16 bits of the f32 value next to a bf16 working copy (Megatron-LM's `store_param_remainders`). The
     /// working copy is the value rounded to nearest, halves up.
     Remainder,
 }

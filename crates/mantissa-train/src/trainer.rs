@@ -17,7 +17,7 @@ use crate::schedule::Schedule;
 /// cannot shrink.
 const MOST_SKIPPED: u64 = 20;
 
-/// Settings of a run beside model, optimizer and data.
+/// Settings of a run other than model, optimizer and data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainerOptions {
     /// Windows per batch.

@@ -198,8 +198,7 @@ fn fused_alike(subject: &Subject) -> Vec<Violation> {
         for other in &members[1..] {
             let this = what(other);
             if this != first {
-                let text =
-                    format!("{} beside {} as {}", describe(&this), members[0].module, describe(&first));
+                let text = format!("{}, but {} has {}", describe(&this), members[0].module, describe(&first));
                 found.push((other.module.clone(), text));
             }
         }
@@ -231,7 +230,7 @@ fn fused_scales(subject: &Subject, scale: impl Fn(&Stored) -> Option<Option<f32>
         for (member, scale) in asked {
             let (name, expected) = *first.get_or_insert((&member.module, scale));
             if scale.to_bits() != expected.to_bits() {
-                found.push((member.module.clone(), format!("scale {scale:e} beside {expected:e} of {name}")));
+                found.push((member.module.clone(), format!("scale {scale:e}, but {expected:e} in {name}")));
             }
         }
     }

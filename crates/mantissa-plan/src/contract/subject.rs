@@ -217,7 +217,7 @@ pub enum Observed {
     IgnoredName,
     /// Neither a head nor a tied embedding.
     Head,
-    /// Separate head beside a tied embedding, with different values.
+    /// Separate head in addition to a tied embedding, with different values.
     TiedHead,
     /// GGUF norm or bias that is not F32.
     Norm,

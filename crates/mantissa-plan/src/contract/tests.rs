@@ -149,7 +149,7 @@ fn joined_layers_are_stored_alike_and_share_scales() {
     let [finding] = report.findings.as_slice() else { panic!("{report:?}") };
     assert_eq!((finding.rule, finding.severity), ("nvfp4-global", Severity::Wrong));
     assert_eq!(finding.tensor, "model.layers.0.mlp.up_proj");
-    assert!(finding.found.contains("beside 1e2 of model.layers.0.mlp.gate_proj"), "{}", finding.found);
+    assert!(finding.found.contains("1e2 in model.layers.0.mlp.gate_proj"), "{}", finding.found);
     model.linears[1].stored = None;
     let found = broken(&model, "vllm");
     assert_eq!(found[0], ("fused-alike", "model.layers.0.self_attn.k_proj".to_owned()));
@@ -166,7 +166,7 @@ fn joined_layers_are_stored_alike_and_share_scales() {
     };
     assert_eq!(fused(&model), None);
     model.convention = "native".to_owned();
-    let found = "a block type (q6_k) beside model.layers.0.self_attn.q_proj as a block type (q4_k)";
+    let found = "a block type (q6_k), but model.layers.0.self_attn.q_proj has a block type (q4_k)";
     assert_eq!(fused(&model).as_deref(), Some(found));
 }
 

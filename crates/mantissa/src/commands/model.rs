@@ -258,7 +258,7 @@ impl ModelPath {
         if !self.at.is_file() {
             return;
         }
-        // The other files of a split GGUF model, and the files beside it.
+        // The other files of a split GGUF model, and the files next to it.
         let name = name.to_string_lossy();
         let stem = name.rsplit_once("-00001-of-").map_or(&*name, |(stem, _)| stem);
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };

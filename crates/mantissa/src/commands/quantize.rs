@@ -32,7 +32,7 @@ use crate::output::bytes;
 /// that was killed, stopped or out of disk space resumes bit-exactly with the same command.
 ///
 /// With --text or --tokens the finished output is compared with the source before it appears at --out, and
-/// quality.json beside the weights records the quality loss. With --max-kl the output appears only if the
+/// quality.json next to the weights records the quality loss. With --max-kl the output appears only if the
 /// loss is within the limit.
 #[derive(clap::Args)]
 #[command(after_help = "EXAMPLES
@@ -262,7 +262,7 @@ fn options(args: &Args, source: &ModelFiles, context: &Context) -> Result<Option
     let loaded = args.calibration.load_apart(source, args.measure.split(), args.hold_out, context)?;
     if loaded.is_none() && (args.hold_out > 0 || args.traffic.is_some()) {
         let option = if args.hold_out > 0 { "--hold-out" } else { "--traffic" };
-        let allowed = "--calibration or --calibration-tokens beside it";
+        let allowed = "--calibration or --calibration-tokens with it";
         return Err(BadInput::new(option, "neither", allowed).into());
     }
     let (calibration, held_out) = loaded.unzip();

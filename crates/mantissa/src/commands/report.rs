@@ -29,7 +29,7 @@ use crate::memory::PROCESS;
 pub struct Args {
     /// Folder of a training run, or a quantized model (folder or .gguf file)
     run: PathBuf,
-    /// HTML file to write [default: report.html in the run's folder, or NAME.report.html beside the model]
+    /// HTML file to write [default: report.html in the run's folder, or NAME.report.html next to the model]
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ fn name(path: &Path) -> String {
     path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Returns a path beside the model, whose own folder holds only files listed in its manifest.
+/// Returns a path next to the model, whose own folder holds only files listed in its manifest.
 fn beside(model: &Path) -> PathBuf {
     let path = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     path.with_file_name(format!("{}.report.html", name(model)))

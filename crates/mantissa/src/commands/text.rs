@@ -106,7 +106,7 @@ impl TextArgs {
 
     fn read(&self, model: &Path, another: bool, context: &Context) -> Result<Option<Vec<Sequence>>> {
         if self.split.is_some() && self.text.is_none() && !another {
-            return Err(BadInput::new("--split", "no text to split", "--text beside it").into());
+            return Err(BadInput::new("--split", "no text to split", "--text with it").into());
         }
         let sequences = match (&self.tokens, &self.text) {
             (Some(tokens), _) => token_file(tokens, context.memory_left())?,

@@ -97,7 +97,7 @@ pub(super) const RULES: &[Rule] = &[
         servers: &[LlamaCpp],
         conventions: &["gguf"],
         severity: Warning,
-        requires: "tokenizer.ggml.add_bos_token beside bos_token_id: without it the tokenizer type decides",
+        requires: "tokenizer.ggml.add_bos_token next to bos_token_id: without it the tokenizer type decides",
         check: Check::Seen(Observed::BosRule),
         source: GGUF_VOCAB,
         fix: "write the key with the value of the source's tokenizer",
