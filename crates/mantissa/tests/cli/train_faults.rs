@@ -369,7 +369,7 @@ fn a_restart_that_cannot_begin_keeps_the_run_before() {
     let other = ["--restart", "--set", "model.config=\"wide.json\"", "--set", "model.init=\"model\""];
     let line = job.refused(2, "run", &other);
     assert!(line.contains("model.embed_tokens.weight"), "{line}");
-    assert!(job.refused(3, "run", &["--restart", "--memory", "1M"]).contains("needs"));
+    assert!(job.refused(3, "run", &["--restart", "--memory", "1M"]).contains("got a need of"));
     assert!(files(job.temp.path()) == before, "something changed");
 }
 
