@@ -151,65 +151,45 @@ impl Buffers {
             || LoadError::Memory { what: "buffers", bytes: Self::bytes_needed(config, max_tokens, max_len) };
         let sizes = Sizes::new(config, max_tokens, max_len);
         let lengths = sizes.lengths().ok_or_else(memory)?;
-        let mut fields = Vec::with_capacity(lengths.len());
-        for len in lengths {
-            fields.push(zeros(len).ok_or_else(memory)?);
-        }
-        let Ok(fields) = <[Vec<f32>; 21]>::try_from(fields) else { return Err(memory()) };
-        let [
-            residual,
-            normed,
-            q,
-            k,
-            v,
-            attended,
-            gate,
-            up,
-            inner,
-            quantized,
-            panel,
-            scores,
-            mut cos,
-            mut sin,
-            mut local_cos,
-            mut local_sin,
-            wide,
-            logits,
-            gathered,
-            result,
-            sum,
-        ] = fields;
-        config.rope.fill_tables(config.rotary_dim, max_len, &mut cos, &mut sin);
+        let mut buffers = Self::allocate(sizes, lengths).ok_or_else(memory)?;
+        config.rope.fill_tables(config.rotary_dim, max_len, &mut buffers.cos, &mut buffers.sin);
         if let Some(rope) = &config.local_rope {
-            rope.fill_tables(config.rotary_dim, max_len, &mut local_cos, &mut local_sin);
+            let Buffers { local_cos, local_sin, .. } = &mut buffers;
+            rope.fill_tables(config.rotary_dim, max_len, local_cos, local_sin);
         }
-        let mut choices = Vec::new();
         let most = sizes.mlp_rows().checked_mul(sizes.per_token).ok_or_else(memory)?;
-        choices.try_reserve_exact(most).map_err(|_| memory())?;
-        Ok(Buffers {
+        buffers.choices.try_reserve_exact(most).map_err(|_| memory())?;
+        Ok(buffers)
+    }
+
+    /// Allocates fields of these lengths, in the order of [`Sizes::lengths`]; `None` if there is not enough memory.
+    fn allocate(sizes: Sizes, lengths: [usize; 21]) -> Option<Self> {
+        let mut lengths = lengths.into_iter();
+        let mut next = || zeros(lengths.next()?);
+        Some(Buffers {
             sizes,
-            residual,
-            normed,
-            q,
-            k,
-            v,
-            attended,
-            gate,
-            up,
-            inner,
-            quantized,
-            panel,
-            scores,
-            cos,
-            sin,
-            local_cos,
-            local_sin,
-            wide,
-            logits,
-            gathered,
-            result,
-            sum,
-            choices,
+            residual: next()?,
+            normed: next()?,
+            q: next()?,
+            k: next()?,
+            v: next()?,
+            attended: next()?,
+            gate: next()?,
+            up: next()?,
+            inner: next()?,
+            quantized: next()?,
+            panel: next()?,
+            scores: next()?,
+            cos: next()?,
+            sin: next()?,
+            local_cos: next()?,
+            local_sin: next()?,
+            wide: next()?,
+            logits: next()?,
+            gathered: next()?,
+            result: next()?,
+            sum: next()?,
+            choices: Vec::new(),
         })
     }
 

@@ -67,39 +67,16 @@ impl KvCache {
             what: "KV cache",
             bytes: (0..count).map(|layer| layer_bytes(config, capacity, quantizer(layer))).sum(),
         };
-        if let Some(latent) = &config.latent {
-            let layer = |layer| LatentCache::plan(latent, quantizer(layer), capacity).map(Box::new);
-            let layers = (0..count).map(|index| layer(index).map(LayerCache::Latent));
-            let scratch = LatentScratch::plan(latent, config, capacity).ok_or_else(memory)?;
-            return Ok(KvCache {
-                layers: layers.collect::<Option<_>>().ok_or_else(memory)?,
-                scratch: None,
-                latent: Some(Box::new(scratch)),
-                len: 0,
-                capacity,
-                width: config.key_value_width(),
-            });
-        }
         let width = config.key_value_width();
         let len = capacity.checked_mul(width).ok_or_else(memory)?;
-        let layer = |layer| match quantizer(layer).filter(|quantizer| quantizer.stores_heads()) {
-            None => Some(LayerCache::Exact { keys: zeros(len)?, values: zeros(len)? }),
-            Some(quantizer) => {
-                let parts = quantizer.parts();
-                let (window, sinks) = (parts.window, parts.sinks);
-                let plan = |side: &Option<_>| {
-                    SideCache::plan(side.clone(), width, window, sinks, capacity).map(Box::new)
-                };
-                Some(LayerCache::Quantized { keys: plan(&parts.keys)?, values: plan(&parts.values)? })
-            }
-        };
+        let layer = |layer| layer_cache(config, capacity, quantizer(layer));
         let layers: Vec<_> = (0..count).map(layer).collect::<Option<_>>().ok_or_else(memory)?;
         let quantized = layers.iter().any(|layer| matches!(layer, LayerCache::Quantized { .. }));
-        let scratch = match quantized {
-            true => Some(Scratch::plan(len).ok_or_else(memory)?),
-            false => None,
-        };
-        Ok(KvCache { layers, scratch, latent: None, len: 0, capacity, width })
+        let scratch = quantized.then(|| Scratch::plan(len).ok_or_else(memory)).transpose()?;
+        let latent = config.latent.as_ref();
+        let latent = latent.map(|latent| LatentScratch::plan(latent, config, capacity).ok_or_else(memory));
+        let latent = latent.transpose()?.map(Box::new);
+        Ok(KvCache { layers, scratch, latent, len: 0, capacity, width })
     }
 
     /// Bytes that [`plan`](Self::plan) allocates; `u64::MAX` where the number overflows.
@@ -179,6 +156,23 @@ impl KvCache {
     pub(crate) fn commit(&mut self, tokens: usize) {
         self.len += tokens;
     }
+}
+
+/// Allocates one layer for `capacity` tokens; `None` if there is not enough memory.
+fn layer_cache(config: &ModelConfig, capacity: usize, quantizer: Option<&KvQuantizer>) -> Option<LayerCache> {
+    if let Some(latent) = &config.latent {
+        return LatentCache::plan(latent, quantizer, capacity).map(Box::new).map(LayerCache::Latent);
+    }
+    let width = config.key_value_width();
+    let Some(quantizer) = quantizer.filter(|quantizer| quantizer.stores_heads()) else {
+        let len = capacity.checked_mul(width)?;
+        return Some(LayerCache::Exact { keys: zeros(len)?, values: zeros(len)? });
+    };
+    let parts = quantizer.parts();
+    let plan = |side: &Option<_>| {
+        SideCache::plan(side.clone(), width, parts.window, parts.sinks, capacity).map(Box::new)
+    };
+    Some(LayerCache::Quantized { keys: plan(&parts.keys)?, values: plan(&parts.values)? })
 }
 
 /// Bytes of the scratch for latents.

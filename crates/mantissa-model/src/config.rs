@@ -111,11 +111,7 @@ impl ModelConfig {
         let fields = Fields::root(file, value)?;
         let architecture = find_architecture(fields)?;
         let fields = fields.named(architecture.aliases);
-        for &(flag, fixed) in architecture.fixed_flags {
-            if fields.flag(flag, fixed)? != fixed {
-                return Err(fields.error(flag, format!("{fixed} in {}", architecture.name)));
-            }
-        }
+        check_flags(fields, architecture)?;
         let num_hidden_layers = fields.size("num_hidden_layers", 1..=MAX_LAYERS)?;
         let max_position_embeddings = fields.size("max_position_embeddings", 1..=MAX_POSITIONS)?;
         let latent = Latent::parse(fields, architecture)?;
@@ -124,6 +120,7 @@ impl ModelConfig {
         let rope = rope::parse(fields, &architecture.rope, max_position_embeddings, rotated)?;
         let rules = architecture.experts.as_ref();
         let experts = rules.map(|rules| experts::parse(fields, rules, num_hidden_layers)).transpose()?;
+        let caps = architecture.softcaps;
         let windows = attention::windows(fields, architecture, num_hidden_layers)?;
         Ok(ModelConfig {
             architecture,
@@ -137,29 +134,16 @@ impl ModelConfig {
             max_position_embeddings,
             rms_norm_eps: parse_eps(fields, architecture.eps)?,
             norm: architecture.norm,
-            norm_places: match fields.resolve(architecture.parallel)? {
-                true => NormPlaces::Parallel,
-                false => architecture.norm_places,
-            },
+            norm_places: parse_norm_places(fields, architecture)?,
             head_norms: architecture.head_norms,
             tie_word_embeddings: fields.flag("tie_word_embeddings", architecture.tied)?,
             hidden_act: parse_activation(fields, architecture)?,
             biases: parse_biases(fields, architecture)?,
             attention_scale: attention_scale(fields, architecture, &heads, latent, &rope.global.scaling)?,
-            attention_softcap: softcap(
-                fields,
-                "attn_logit_softcapping",
-                architecture.softcaps.map(|caps| caps.attention),
-            )?,
-            logit_softcap: softcap(
-                fields,
-                "final_logit_softcapping",
-                architecture.softcaps.map(|caps| caps.logits),
-            )?,
-            clip_qkv: match architecture.clips_qkv {
-                true => fields.optional_positive("clip_qkv")?.map(|clip| clip as f32),
-                false => None,
-            },
+            attention_softcap: softcap(fields, "attn_logit_softcapping", caps.map(|caps| caps.attention))?,
+            logit_softcap: softcap(fields, "final_logit_softcapping", caps.map(|caps| caps.logits))?,
+            // Absent or null where values are not clipped.
+            clip_qkv: softcap(fields, "clip_qkv", architecture.clips_qkv.then_some(None))?,
             rotary_dim: if architecture.learned_positions { 0 } else { rope.rotated },
             rotated_layers: attention::rotated_layers(fields, architecture, &windows)?,
             windows,
@@ -260,6 +244,23 @@ fn find_architecture(fields: Fields<'_>) -> Result<&'static Architecture, Config
     known.ok_or_else(|| fields.error("model_type", Architecture::known()))
 }
 
+/// Refuses values of flags that are not supported.
+fn check_flags(fields: Fields<'_>, architecture: &Architecture) -> Result<(), ConfigError> {
+    for &(flag, fixed) in architecture.fixed_flags {
+        if fields.flag(flag, fixed)? != fixed {
+            return Err(fields.error(flag, format!("{fixed} in {}", architecture.name)));
+        }
+    }
+    Ok(())
+}
+
+fn parse_norm_places(fields: Fields<'_>, architecture: &Architecture) -> Result<NormPlaces, ConfigError> {
+    Ok(match fields.resolve(architecture.parallel)? {
+        true => NormPlaces::Parallel,
+        false => architecture.norm_places,
+    })
+}
+
 fn parse_ffn(fields: Fields<'_>, architecture: &Architecture, hidden: usize) -> Result<usize, ConfigError> {
     match architecture.default_ffn {
         Some(times) if fields.get("intermediate_size").is_none() => Ok(times * hidden),
@@ -320,7 +321,7 @@ fn attention_scale(
     Ok((width.powf(-0.5) * mscale * mscale) as f32)
 }
 
-/// Parses a cap that `rule` allows: the value of `field`, none if that is null, the default if it is absent.
+/// Parses a limit that `rule` allows: the value of `field`, none if that is null, the default if it is absent.
 fn softcap(fields: Fields<'_>, field: &str, rule: Option<Option<f64>>) -> Result<Option<f32>, ConfigError> {
     let given = match rule {
         Some(default) if !fields.has(field) => default,

@@ -80,11 +80,6 @@ impl Decoder {
         &self.layers
     }
 
-    /// Decoder layers, mutable: weights may be replaced.
-    pub fn layers_mut(&mut self) -> &mut [Layer] {
-        &mut self.layers
-    }
-
     /// Stores keys and values of every layer as `policy` says, instead of as the checkpoint asks. A pass over whole
     /// sequences sees every key and value except the sinks by its stored value;
     /// [`forward_cached`](Self::forward_cached) stores tokens as they leave the window.

@@ -79,9 +79,8 @@ impl Layer {
     /// As [`WeightSource`].
     pub fn load(source: &dyn WeightSource, config: &ModelConfig, layer: usize) -> Result<Self, LoadError> {
         let mut linears = BTreeMap::new();
-        let infos = config.layer_linears(layer);
-        for info in &infos {
-            linears.insert(info.kind, load_linear(source, info)?);
+        for info in config.layer_linears(layer) {
+            linears.insert(info.kind, load_linear(source, &info)?);
         }
         let norm = |(kind, width)| {
             let norm = Norm::load(source, config, &config.norm_module(layer, kind), width)?;
@@ -95,21 +94,7 @@ impl Layer {
         };
         let vector = |(kind, len)| Ok((kind, source.tensor_f32(&config.vector_name(layer, kind), &[len])?));
         let mut flow = LayerFlow::new(config, layer, 1);
-        let (module, heads) = (config.attention_module(layer), config.num_key_value_heads);
-        if let Some(quant) = source.kv_quant(&module, heads)? {
-            if config.latent.is_some() && quant.scheme.source == Source::Static {
-                let (scheme, given) = (quant.scheme.to_string(), "latent attention".to_owned());
-                let allowed = "an unquantized cache, or other attention";
-                return Err(LoadError::InputScheme { module, scheme, given, allowed });
-            }
-            flow.kv = Some(match quant.scheme.source {
-                Source::Dynamic => KvPolicy::of(&quant.scheme).quantizer(config)?,
-                _ => KvQuantizer::stored(&module, &quant, heads, config.head_dim)?,
-            });
-        }
-        if let Some(quantizer) = stored::of_layer(source, config, layer)? {
-            flow.kv = Some(quantizer);
-        }
+        flow.kv = cache_quantizer(source, config, layer)?;
         Ok(Layer {
             linears,
             norms: config.norms().map(norm).collect::<Result<_, LoadError>>()?,
@@ -354,6 +339,28 @@ impl Operators for Evaluate<'_, '_> {
     fn vector(&self, kind: VectorKind) -> Option<&[f32]> {
         self.layer.vectors.iter().find(|(of, _)| *of == kind).map(|(_, values)| values.as_slice())
     }
+}
+
+/// Builds the quantizer of keys and values that the checkpoint asks for; calibrated levels take precedence over a scheme.
+fn cache_quantizer(
+    source: &dyn WeightSource,
+    config: &ModelConfig,
+    layer: usize,
+) -> Result<Option<KvQuantizer>, LoadError> {
+    let (module, heads) = (config.attention_module(layer), config.num_key_value_heads);
+    let by_scheme = match source.kv_quant(&module, heads)? {
+        None => None,
+        Some(quant) if quant.scheme.source == Source::Dynamic => {
+            Some(KvPolicy::of(&quant.scheme).quantizer(config)?)
+        }
+        Some(quant) if config.latent.is_some() && quant.scheme.source == Source::Static => {
+            let (scheme, given) = (quant.scheme.to_string(), "latent attention".to_owned());
+            let allowed = "an unquantized cache, or other attention";
+            return Err(LoadError::InputScheme { module, scheme, given, allowed });
+        }
+        Some(quant) => Some(KvQuantizer::stored(&module, &quant, heads, config.head_dim)?),
+    };
+    Ok(stored::of_layer(source, config, layer)?.or(by_scheme))
 }
 
 fn load_linear(source: &dyn WeightSource, info: &LinearInfo) -> Result<Linear, LoadError> {

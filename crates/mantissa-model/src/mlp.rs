@@ -24,34 +24,11 @@ impl LayerFlow {
         let (d, ffn) = (self.hidden, self.intermediate);
         let len = rows.len() * ffn;
         let first = if a.mlp.keep { rows.start * ffn } else { 0 };
-        let x = &a.normed[rows.start * d..rows.end * d];
+        let rows = rows.start * d..rows.end * d;
+        let x = &a.normed[rows.clone()];
         let (gate, up) = (&mut a.gate[first..first + len], &mut a.up[first..first + len]);
         let inner = &mut a.inner[..len];
-        match self.mlp {
-            MlpForm::Gated => {
-                let mut jobs = [
-                    Job { kind: LinearKind::Gate, out: &mut *gate, accumulate: false },
-                    Job { kind: LinearKind::Up, out: &mut *up, accumulate: false },
-                ];
-                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-            }
-            MlpForm::GatedJoined => {
-                let joined = &mut a.extra.wide[..2 * len];
-                let mut jobs = [Job { kind: LinearKind::GateUp, out: &mut *joined, accumulate: false }];
-                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-                let parts = gate.chunks_exact_mut(ffn).zip(up.chunks_exact_mut(ffn));
-                for (joined, (gate, up)) in joined.chunks_exact(2 * ffn).zip(parts) {
-                    gate.copy_from_slice(&joined[..ffn]);
-                    up.copy_from_slice(&joined[ffn..]);
-                }
-            }
-            MlpForm::Plain => {
-                let mut jobs = [Job { kind: LinearKind::Up, out: &mut *gate, accumulate: false }];
-                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
-                // The kernels multiply by this.
-                up.fill(1.0);
-            }
-        }
+        self.gate_and_up(operators, x, real, [&mut *gate, &mut *up], a.extra.wide)?;
         self.activate(ffn, gate, up, inner);
         let x = if self.sub_norms {
             operators.norm(NormKind::MlpSub, inner, gate);
@@ -59,7 +36,6 @@ impl LayerFlow {
         } else {
             &*inner
         };
-        let rows = rows.start * d..rows.end * d;
         let residual = &mut a.residual[rows.clone()];
         if !self.norms_results() {
             let mut jobs = [Job { kind: LinearKind::Down, out: residual, accumulate: true }];
@@ -70,6 +46,43 @@ impl LayerFlow {
         operators.linears(LinearInput::Down, x, real, &mut jobs)?;
         Self::add_normed(operators, NormKind::AfterMlp, out, &mut a.extra.wide[..out.len()], residual);
         Ok(())
+    }
+
+    /// Projects `x` to gate and up, `[rows, intermediate]`. Without a gate, up stands in its place, next to ones.
+    fn gate_and_up(
+        &self,
+        operators: &mut impl Operators,
+        x: &[f32],
+        real: usize,
+        [gate, up]: [&mut [f32]; 2],
+        wide: &mut [f32],
+    ) -> Result<(), ForwardError> {
+        let accumulate = false;
+        match self.mlp {
+            MlpForm::Gated => {
+                let mut jobs = [
+                    Job { kind: LinearKind::Gate, out: gate, accumulate },
+                    Job { kind: LinearKind::Up, out: up, accumulate },
+                ];
+                operators.linears(LinearInput::GateUp, x, real, &mut jobs)
+            }
+            MlpForm::GatedJoined => {
+                let (ffn, joined) = (self.intermediate, &mut wide[..2 * gate.len()]);
+                let mut jobs = [Job { kind: LinearKind::GateUp, out: &mut *joined, accumulate }];
+                operators.linears(LinearInput::GateUp, x, real, &mut jobs)?;
+                let parts = gate.chunks_exact_mut(ffn).zip(up.chunks_exact_mut(ffn));
+                for (joined, (gate, up)) in joined.chunks_exact(2 * ffn).zip(parts) {
+                    gate.copy_from_slice(&joined[..ffn]);
+                    up.copy_from_slice(&joined[ffn..]);
+                }
+                Ok(())
+            }
+            MlpForm::Plain => {
+                up.fill(1.0);
+                let mut jobs = [Job { kind: LinearKind::Up, out: gate, accumulate }];
+                operators.linears(LinearInput::GateUp, x, real, &mut jobs)
+            }
+        }
     }
 
     /// Computes `inner = act(gate) · up`, all `[rows, width]`.

@@ -102,12 +102,9 @@ impl AttentionOperands {
         if config.latent.is_some() {
             return Err(refused("models whose cache holds heads, not latents"));
         }
-        let rotation = match self.rotate {
-            true => {
-                Some(Hadamard::new(head).ok_or_else(|| refused("heads of a width with a Hadamard matrix"))?)
-            }
-            false => None,
-        };
+        let hadamard =
+            || Hadamard::new(head).ok_or_else(|| refused("heads of a width with a Hadamard matrix"));
+        let rotation = self.rotate.then(hadamard).transpose()?;
         let side = |scheme: &Option<Scheme>, width: usize, rotation: &Option<Hadamard>| {
             let Some(scheme) = scheme else { return Ok(None) };
             let codec = RowCodec::new(scheme, if is_by_head(scheme) { head } else { width })

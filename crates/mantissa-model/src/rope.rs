@@ -104,12 +104,10 @@ impl Rope {
         match &self.scaling {
             RopeScaling::Default => powers.map(|p| 1.0 / p).collect(),
             RopeScaling::Linear { factor } => powers.map(|p| 1.0 / p / *factor as f32).collect(),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => powers
-                .map(|p| {
-                    let (low, high) = (*low_freq_factor, *high_freq_factor);
-                    llama3_frequency(1.0 / p, *factor as f32, low, high, *original_context as f64)
-                })
-                .collect(),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let (low, high, context) = (*low_freq_factor, *high_freq_factor, *original_context as f64);
+                powers.map(|p| llama3_frequency(1.0 / p, *factor as f32, low, high, context)).collect()
+            }
             RopeScaling::Long(long) => {
                 let factors = if positions > long.original_context { &long.long } else { &long.short };
                 powers.zip(factors).map(|(p, f)| 1.0 / (f * p)).collect()

@@ -5,10 +5,10 @@ mod common;
 
 use common::{expected, load, logits, max_difference, tiny};
 use mantissa_model::{
-    AttentionOperands, Buffers, Decoder, ForwardError, KvCache, KvPolicy, Linear, LinearKind,
+    AttentionOperands, Buffers, Decoder, ForwardError, KvCache, KvPolicy, LoadError, SourceView, WeightSource,
 };
 use mantissa_num::parse_activation;
-use mantissa_store::convention::{ActivationQuant, LinearWeight, Weight};
+use mantissa_store::convention::{ActivationQuant, LinearWeight, ModelFiles};
 
 const POLICIES: [&str; 7] = [
     "turbo8",
@@ -131,12 +131,28 @@ fn levels_of_a_text_store_its_keys_and_values() {
     }
 }
 
+/// A model whose projections of the latents of keys and values quantize their inputs.
+struct QuantizedLatents<'a>(&'a ModelFiles);
+
+impl SourceView for QuantizedLatents<'_> {
+    fn base(&self) -> &dyn WeightSource {
+        self.0
+    }
+
+    fn linear(&self, module: &str, rows: usize, cols: usize, bias: bool) -> Result<LinearWeight, LoadError> {
+        let weight = self.base().linear(module, rows, cols, bias)?;
+        let quant = || ActivationQuant::new(parse_activation("int8-token").unwrap(), None);
+        let input = module.ends_with("kv_b_proj").then(quant).or(weight.input.clone());
+        Ok(LinearWeight { input, ..weight })
+    }
+}
+
 /// Latent attention caches a latent and a rotated part, whatever the projection of the latent reads.
 #[test]
 fn latents_are_cached_as_such() {
     let mut models = 0;
     for dir in tiny() {
-        let mut decoder = load(&dir);
+        let decoder = load(&dir);
         let config = decoder.config().clone();
         let Some(latent) = config.latent else { continue };
         models += 1;
@@ -145,17 +161,8 @@ fn latents_are_cached_as_such() {
         let heads = 8 * (config.key_value_width() * config.num_hidden_layers * 512) as u64;
         assert!(KvCache::bytes_needed(&config, 512) < heads, "{}", dir.display());
         // A layer with a quantized input reads latents quantized, of earlier tokens too.
-        for layer in decoder.layers_mut() {
-            let stored = layer.linear_mut(LinearKind::KvB).unwrap();
-            let (rows, cols) = (stored.rows(), stored.cols());
-            let mut values = vec![0.0; rows * cols];
-            values.chunks_exact_mut(cols).enumerate().for_each(|(r, out)| stored.row(r, out));
-            let input = Some(ActivationQuant::new(parse_activation("int8-token").unwrap(), None));
-            let weight = Weight::F32(values);
-            let weight =
-                LinearWeight { rows, cols, weight, bias: None, input, transforms: Default::default() };
-            *stored = Linear::new("kv_b", weight).unwrap();
-        }
+        let files = ModelFiles::open(&dir).unwrap();
+        let mut decoder = Decoder::load(&QuantizedLatents(&files)).unwrap();
         let (sequences, _) = expected(&dir);
         let whole = logits(&decoder, &sequences[..1]);
         let exact = max_difference(&whole, &logits(&load(&dir), &sequences[..1]));

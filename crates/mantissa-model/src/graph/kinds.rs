@@ -150,29 +150,17 @@ impl LinearInput {
 
     /// Iterates over the linear layers that may read this input; a model has some of them.
     pub fn readers(self) -> impl Iterator<Item = LinearKind> {
+        use LinearKind as L;
         let readers: &[LinearKind] = match self {
-            LinearInput::Qkv => &[
-                LinearKind::Q,
-                LinearKind::K,
-                LinearKind::V,
-                LinearKind::Qkv,
-                LinearKind::QA,
-                LinearKind::KvA,
-            ],
-            LinearInput::O => &[LinearKind::O],
-            LinearInput::GateUp => &[
-                LinearKind::Gate,
-                LinearKind::Up,
-                LinearKind::GateUp,
-                LinearKind::SharedGate,
-                LinearKind::SharedUp,
-            ],
-            LinearInput::Down => &[LinearKind::Down],
-            LinearInput::QLatent => &[LinearKind::QB],
-            LinearInput::KvLatent => &[LinearKind::KvB],
-            LinearInput::Expert(e) => &[LinearKind::ExpertGate(e), LinearKind::ExpertUp(e)],
-            LinearInput::ExpertDown(e) => &[LinearKind::ExpertDown(e)],
-            LinearInput::SharedDown => &[LinearKind::SharedDown],
+            LinearInput::Qkv => &[L::Q, L::K, L::V, L::Qkv, L::QA, L::KvA],
+            LinearInput::O => &[L::O],
+            LinearInput::GateUp => &[L::Gate, L::Up, L::GateUp, L::SharedGate, L::SharedUp],
+            LinearInput::Down => &[L::Down],
+            LinearInput::QLatent => &[L::QB],
+            LinearInput::KvLatent => &[L::KvB],
+            LinearInput::Expert(e) => &[L::ExpertGate(e), L::ExpertUp(e)],
+            LinearInput::ExpertDown(e) => &[L::ExpertDown(e)],
+            LinearInput::SharedDown => &[L::SharedDown],
         };
         let readers: Vec<LinearKind> = readers.to_vec();
         readers.into_iter()

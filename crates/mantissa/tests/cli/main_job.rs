@@ -107,6 +107,11 @@ fn architectures_quantize_verify_and_measure() {
     let temp = TempDir::new().unwrap();
     let tokens = windows(temp.path());
     for name in [
+        "smollm3",
+        "seed-oss",
+        "arcee",
+        "exaone4",
+        "starcoder2",
         "gemma",
         "gemma2",
         "gemma3",
