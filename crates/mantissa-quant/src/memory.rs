@@ -30,7 +30,7 @@ use crate::sequential::{
 use crate::source::PANEL;
 use crate::spin;
 use crate::transform;
-use crate::verify::MAX_LOGIT_PARAMETERS;
+use crate::verify::logits::MAX_LOGIT_PARAMETERS;
 use crate::verify::memory::logits_buffers;
 
 /// Code, tables, arguments and the larger of the pieces in which files are copied, hashed and compared;

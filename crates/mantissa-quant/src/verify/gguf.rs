@@ -10,11 +10,13 @@ use mantissa_num::Quantized;
 use mantissa_store::convention::gguf::{self, Architecture, place};
 use mantissa_store::convention::{LinearWeight, ModelFiles, Weight};
 use mantissa_store::{Error, ErrorClass};
-use mantissa_verify::gguf::{BlockType, GgufFile, Key, Model, Place, Tensor, allowed, bound_group};
+use mantissa_verify::gguf::{BlockType, GgufFile, Key, Model, Place, Tensor};
 use serde_json::Value;
 
+use super::logits::compare_readers;
 use super::reference::reference_fault;
-use super::{Rows, Verification, Worst, compare_readers};
+use super::verification::Verification;
+use super::worst::{Rows, worst_of_row};
 use crate::config::model_config;
 use crate::dequantize::Dequantizer;
 use crate::error::{QuantError, Result};
@@ -445,27 +447,6 @@ impl TensorCheck<'_> {
                 let (path, tensor) = (self.files.dir().to_owned(), self.info.name.clone());
                 QuantError::Tensor { path, tensor, error }
             }
-        }
-    }
-}
-
-/// The largest error of row `row` in units of what its blocks allow; type, factor and weighing
-/// as in [`allowed`].
-pub(super) fn worst_of_row(
-    (ty, factor, weighed): (BlockType, f32, bool),
-    row: usize,
-    w: &[f32],
-    decoded: &[f32],
-    worst: &mut Worst,
-) {
-    let group = bound_group(ty);
-    for (block, (w, decoded)) in w.chunks(group).zip(decoded.chunks(group)).enumerate() {
-        let most = allowed(ty, w, factor, weighed);
-        for (i, (&source, &decoded)) in w.iter().zip(decoded).enumerate() {
-            let error = (f64::from(source) - f64::from(decoded)).abs();
-            let ratio = if error == 0.0 { 0.0 } else { error / most };
-            let ratio = if ratio.is_nan() { f64::INFINITY } else { ratio };
-            worst.take(Worst { ratio, row, col: block * group + i, source, decoded });
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use mantissa_verify::gguf::Parts;
 
-use super::gguf::{TensorCheck, worst_of_row};
-use super::{Verification, Worst};
+use super::gguf::TensorCheck;
+use super::verification::Verification;
+use super::worst::{Worst, worst_of_row};
 use crate::error::Result;
 use crate::gguf::heads;
 use crate::source::{Scratch, WeightReader as _};

@@ -3,14 +3,12 @@
 use std::path::Path;
 
 use mantissa_model::{LoadError, WeightSource};
-use mantissa_num::stored::Transforms;
+use mantissa_num::stored::{Extra, Map, Transforms};
 use mantissa_store::Error;
 use mantissa_store::convention::gptq::{Layout, ZeroVersion};
 use mantissa_store::convention::{KvQuant, LinearWeight, ModelFiles, Stack, Weight};
 use mantissa_verify::{Expert, Fault, Tensor, Tensors, WordOrder, Words};
 use serde_json::Value;
-
-use super::column_order;
 
 /// The stored tensors of a model, for [`mantissa_verify`].
 pub(super) struct CheckpointTensors<'a>(pub(super) &'a ModelFiles);
@@ -154,5 +152,18 @@ impl WeightSource for Independent<'_> {
 
     fn kv_quant(&self, module: &str, kv_heads: usize) -> Result<Option<KvQuant>, LoadError> {
         Ok(self.files.kv_quant(module, kv_heads)?)
+    }
+}
+
+/// The column of the weight at each column of its codes, where they differ and nothing else stands around the codes.
+pub(super) fn column_order(transforms: &Transforms) -> std::result::Result<Option<&[u32]>, &'static str> {
+    match (transforms.before.as_slice(), transforms.after.as_slice(), transforms.extras.as_slice()) {
+        ([], [], []) => Ok(None),
+        ([Map::Perm(order)], [], []) => Ok(Some(order)),
+        // Of a rotated input: the codes are of the weight that reads it so, as the source is folded.
+        ([Map::Hadamard(_)], [], []) => Ok(None),
+        // Single weights, which both decoders add.
+        ([], [], [Extra::Sparse { .. }]) => Ok(None),
+        _ => Err("maps and extras"),
     }
 }

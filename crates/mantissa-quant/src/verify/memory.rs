@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mantissa_model::{Buffers, LinearInfo, ModelConfig};
 use mantissa_store::convention::ModelFiles;
 
-use super::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
+use super::logits::{LOGIT_TOKENS, MAX_LOGIT_PARAMETERS};
 use crate::config::model_config;
 use crate::error::Result;
 use crate::source::PANEL;

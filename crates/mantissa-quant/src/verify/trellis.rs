@@ -7,12 +7,12 @@ use mantissa_verify::trellis::{self, Trellis};
 
 use super::independent::CheckpointTensors;
 use super::reference::source_weight;
-use super::{WeightCheck, check};
+use super::verification::Verification;
+use super::weights::WeightCheck;
 use crate::error::Result;
 use crate::error_stats::ErrorStats;
+use crate::quality::check;
 use crate::source::{Scratch, WeightReader as _};
-
-use super::Verification;
 
 impl WeightCheck<'_> {
     /// Compares what stands between the rotations, bit for bit, and the signs and scales around them; and the error of the whole
